@@ -1,0 +1,1 @@
+"""The command line (installed as the package harvester_cli)."""

@@ -1,0 +1,8 @@
+"""`harvester pump`."""
+
+from __future__ import annotations
+
+
+def pump() -> None:
+    """Not there yet."""
+    raise NotImplementedError

@@ -1,0 +1,8 @@
+"""`harvester start`."""
+
+from __future__ import annotations
+
+
+def start() -> None:
+    """Not there yet."""
+    raise NotImplementedError

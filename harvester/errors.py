@@ -1,0 +1,153 @@
+"""The tree of errors that the harvester raises on purpose, and the exit codes they end a process with.
+
+Every error carries `message` (what happened, to which record or server) and, where there is one, `hint`
+(what to do about it). The command line prints the two as one line each and exits with `exit_code`; nothing
+foreseeable reaches a user as a traceback.
+
+The codes follow sysexits.h where it has a fitting one, so that systemd can tell "do not restart"
+(configuration, schema) from "restart me" (everything else).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import IntEnum
+
+
+class ExitCode(IntEnum):
+    """How a harvester process ends. The table in docs/operations.md is kept equal to this by a test."""
+
+    OK = 0
+    FAILED = 1  # the command ran and its answer is no (a verdict that does not hold, a record refused)
+    USAGE = 2  # unknown option or argument
+    SCHEMA = 65  # the outbox table is missing or has the wrong shape: run `harvester init`
+    UNAVAILABLE = 69  # a server could not be reached within the time that was given
+    SOFTWARE = 70  # a bug: please report it
+    CRASH_LOOP = 71  # shards died more often than the restart budget allows
+    LEADERSHIP = 76  # the group cannot be used (it serves another outbox)
+    CONFIGURATION = 78  # the configuration is wrong: fix it, a restart does not help
+    FORCED = 130  # a second signal ended it before the drain was done
+
+
+class HarvesterError(Exception):
+    """Base of all; catching it catches everything foreseeable."""
+
+    exit_code: ExitCode = ExitCode.FAILED
+
+    def __init__(self, message: str, *, hint: str | None = None) -> None:
+        super().__init__(message)
+        self.message = message
+        self.hint = hint
+
+    def __str__(self) -> str:
+        return self.message
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """One thing wrong with a configuration: where (dotted path), what, and what would be right."""
+
+    path: str
+    message: str
+    allowed: str | None = None
+
+    def __str__(self) -> str:
+        allowed = f" (allowed: {self.allowed})" if self.allowed else ""
+        return f"{self.path}: {self.message}{allowed}"
+
+
+class ConfigurationError(HarvesterError):
+    """The configuration is wrong; `problems` lists everything that is, not just the first."""
+
+    exit_code = ExitCode.CONFIGURATION
+
+    def __init__(self, problems: Sequence[Problem], *, source: str | None = None, hint: str | None = None):
+        self.problems = tuple(problems)
+        self.source = source
+        where = f" in {source}" if source else ""
+        count = len(self.problems)
+        lines = "".join(f"\n  {problem}" for problem in self.problems)
+        noun = "problem" if count == 1 else "problems"
+        super().__init__(f"{count} configuration {noun}{where}:{lines}", hint=hint)
+
+
+class OutboxError(HarvesterError):
+    """Something about the database or a table of the outbox."""
+
+
+class DatabaseUnavailable(OutboxError):
+    """PostgreSQL cannot be reached, or ended the session. Retried with backoff wherever that is safe."""
+
+    exit_code = ExitCode.UNAVAILABLE
+
+
+class SchemaError(OutboxError):
+    """The outbox, term or quarantine table is missing or does not fit."""
+
+    exit_code = ExitCode.SCHEMA
+
+
+class TermLost(OutboxError):
+    """The term row names another term or holder: this process was deposed."""
+
+
+class RecordRejected(OutboxError):
+    """A record that could never be published was refused before it was written (stasher)."""
+
+
+class UndecodableRecord(OutboxError):
+    """A row that cannot be turned into a Kafka record; it goes to quarantine with this message."""
+
+
+class BrokerError(HarvesterError):
+    """Something about Kafka."""
+
+
+class BrokerUnavailable(BrokerError):
+    """No broker answered in time."""
+
+    exit_code = ExitCode.UNAVAILABLE
+
+
+class LeadershipError(HarvesterError):
+    """The election cannot go on."""
+
+    exit_code = ExitCode.LEADERSHIP
+
+
+class ForeignOutbox(LeadershipError):
+    """A member of the same group serves another outbox; `theirs` and `ours` name the two."""
+
+    def __init__(self, *, group: str, member: str, theirs: str, ours: str) -> None:
+        self.group, self.member, self.theirs, self.ours = group, member, theirs, ours
+        super().__init__(
+            f"group {group!r} is in use: its member {member!r} serves the outbox {theirs}, this one {ours}",
+            hint="give each outbox its own leader_group_id and leader_topic",
+        )
+
+
+class ShardError(HarvesterError):
+    """Something about a shard process."""
+
+
+class CrashLoop(ShardError):
+    """Shards died more often than the restart budget allows."""
+
+    exit_code = ExitCode.CRASH_LOOP
+
+
+class WireError(HarvesterError):
+    """Bytes on a pipe that are no frame; always a bug or a broken peer."""
+
+    exit_code = ExitCode.SOFTWARE
+
+
+class StackError(HarvesterError):
+    """The embedded servers could not be started, found or stopped."""
+
+    exit_code = ExitCode.UNAVAILABLE
+
+
+class VerificationFailed(HarvesterError):
+    """`verify` or `demo` found that a guarantee did not hold."""

@@ -1,0 +1,58 @@
+"""What a harvester tells its host (seeds 001/004, event handler).
+
+Events are delivered one at a time, in order, on one thread of their own. A handler's exception is logged and
+otherwise ignored. A slow handler delays later events only, never the relay; `LeaderRevoked` is the exception:
+the rebalance that hands leadership to another process goes on only when its handler has returned, or when the
+time Kafka allows for it is up.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from uuid import UUID
+
+
+@dataclass(frozen=True, slots=True)
+class LeaderAcquired:
+    """This process leads: work that only one process may do can begin."""
+
+    leader_id: UUID
+    term: int
+
+
+@dataclass(frozen=True, slots=True)
+class LeaderRefreshed:
+    """A remark: same process, same term, new leader id. Informational."""
+
+    leader_id: UUID
+    term: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class LeaderRevoked:
+    """The group takes leadership away in an orderly way; blocks the rebalance until the handler returns."""
+
+
+@dataclass(frozen=True, slots=True)
+class LeaderFenced:
+    """Trust ran out: another leader may exist already. Stop at once; nothing waits for the handler."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class MeterRead:
+    """Throughput of acknowledged records; emitted at most every `min_metrics_interval`, and only on acks."""
+
+    name: str
+    start: float  # UNIX time in seconds at which the meter began
+    total_count: int
+    total_rate_per_s: float
+    interval_count: int
+    interval_rate_per_s: float
+
+
+Event = LeaderAcquired | LeaderRefreshed | LeaderRevoked | LeaderFenced | MeterRead
+EventHandler = Callable[[Event], None]

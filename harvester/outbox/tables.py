@@ -1,0 +1,82 @@
+"""Names: of the outbox and the tables and channel that stand beside it.
+
+A name is given as in SQL: `outbox`, `billing.outbox`, `"My Schema"."the outbox"`; unquoted parts fold to lower
+case as PostgreSQL does. Everything that goes into SQL text is quoted here and nowhere else, so a name can never
+inject anything.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from dataclasses import dataclass
+
+from harvester.errors import SchemaError
+
+_PART = re.compile(r'\s*(?:"((?:[^"\x00]|"")+)"|([A-Za-z_\u0080-\uffff][\w$\u0080-\uffff]*))\s*')
+_MAX_NAME_BYTES = 63
+
+
+@dataclass(frozen=True, slots=True)
+class OutboxTable:
+    """The outbox's name; `schema` is None when the search path decides."""
+
+    schema: str | None
+    name: str
+
+    @classmethod
+    def parse(cls, text: str) -> OutboxTable:
+        """Read `[schema.]name`; raises SchemaError on anything else, or on a name too long for a suffix."""
+        parts: list[str] = []
+        at = 0
+        while True:
+            found = _PART.match(text, at)
+            if not found:
+                break
+            quoted, plain = found.groups()
+            parts.append(quoted.replace('""', '"') if quoted is not None else plain.lower())
+            at = found.end()
+            if at == len(text) or text[at] != ".":
+                break
+            at += 1
+        if at != len(text) or len(parts) not in (1, 2):
+            raise SchemaError(
+                f"{text!r} is not a table name",
+                hint='write it as in SQL: outbox, billing.outbox or "My Schema"."outbox"',
+            )
+        if len(f"{parts[-1]}_quarantine".encode()) > _MAX_NAME_BYTES:
+            raise SchemaError(
+                f"the table name {parts[-1]!r} is too long",
+                hint=f"it may have {_MAX_NAME_BYTES - len('_quarantine')} bytes, so that the tables beside it fit",
+            )
+        return cls(schema=parts[0] if len(parts) == 2 else None, name=parts[-1])
+
+    def _qualified(self, name: str) -> str:
+        return f"{_quote(self.schema)}.{_quote(name)}" if self.schema is not None else _quote(name)
+
+    @property
+    def sql(self) -> str:
+        """The outbox, quoted for SQL text."""
+        return self._qualified(self.name)
+
+    @property
+    def term(self) -> str:
+        """The table with the one term row."""
+        return self._qualified(f"{self.name}_term")
+
+    @property
+    def quarantine(self) -> str:
+        """The table that poison records go to."""
+        return self._qualified(f"{self.name}_quarantine")
+
+    @property
+    def channel(self) -> str:
+        """The NOTIFY channel of the optional trigger; unquoted it is a plain lower-case identifier."""
+        return f"harvester_{hashlib.sha256(self.sql.encode()).hexdigest()[:16]}"
+
+    def __str__(self) -> str:
+        return self.sql
+
+
+def _quote(identifier: str) -> str:
+    return '"' + identifier.replace('"', '""') + '"'

@@ -1,0 +1,35 @@
+"""The record: one row of the outbox, as writers give it and as shards publish it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+Headers = Sequence[tuple[str, str]]
+
+
+@dataclass(frozen=True, slots=True)
+class OutboxRecord:
+    """What a writer stashes. `value=None` is a tombstone; `key=None` gives up any order among records.
+
+    Order is kept per key, across topics. `headers` are pairs in order; a name may occur more than once.
+    """
+
+    topic: str
+    key: str | None
+    value: str | bytes | None = None
+    headers: Headers = ()
+    partition: int | None = None  # needs the column kafka_partition
+
+
+@dataclass(frozen=True, slots=True)
+class KafkaRecord:
+    """A decoded row, ready to be produced. `created_us` is microseconds since the UNIX epoch (server clock)."""
+
+    id: int
+    topic: str
+    key: bytes | None
+    value: bytes | None
+    headers: list[tuple[str, bytes]]
+    partition: int  # -1: chosen by the partitioner
+    created_us: int

@@ -1,0 +1,96 @@
+"""A snapshot of a running harvester: what the dashboard draws and what hosts may ask for.
+
+Frozen values only: taking a snapshot never waits for the relay, and rendering one needs nothing else.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import datetime
+from enum import StrEnum
+from uuid import UUID
+
+
+class State(StrEnum):
+    """Where the supervisor stands (design section 4)."""
+
+    CREATED = "created"
+    STARTING = "starting"  # connecting, spawning shards
+    STANDBY = "standby"  # a healthy member of the group that does not lead
+    LEADING = "leading"
+    REMARKING = "remarking"  # leading; queues were dropped, waiting for the shards' answers
+    DRAINING = "draining"  # revoked or stopping: finishing what is on the wire
+    FENCED = "fenced"  # trust ran out; still a member, may lead again
+    STOPPED = "stopped"
+    FAILED = "failed"
+
+
+class ShardState(StrEnum):
+    """Where one shard process stands."""
+
+    STARTING = "starting"
+    READY = "ready"
+    DEAD = "dead"  # waiting to be replaced
+
+
+@dataclass(frozen=True, slots=True)
+class ShardStatus:
+    """One shard. Counters run since the process of the shard started."""
+
+    index: int
+    state: ShardState
+    pid: int | None
+    queued: int  # marked, not sent
+    in_flight: int  # sent, not settled
+    parked: int  # keys waiting for a retry
+    delivered: int
+    rate_per_s: float
+    retries: int
+    errors: int
+    quarantined: int
+    restarts: int
+    cpu_percent: float | None  # of one core; None where it cannot be told
+
+
+@dataclass(frozen=True, slots=True)
+class Backlog:
+    """Rows that stand in the outbox. `records` stops counting at a bound; then `capped` is true."""
+
+    records: int
+    capped: bool
+    oldest_age_s: float | None  # None when empty
+
+
+@dataclass(frozen=True, slots=True)
+class LastEvent:
+    """A line for the event list: when (aware UTC) and what."""
+
+    at: datetime
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Status:
+    """Everything at one moment."""
+
+    at: datetime
+    name: str
+    outbox: str
+    state: State
+    leader_id: UUID | None
+    term: int | None
+    state_since_at: datetime
+    started_at: datetime
+    shards: tuple[ShardStatus, ...]
+    in_flight: int
+    max_in_flight: int
+    queued: int
+    delivered: int
+    quarantined: int
+    rate_per_s: float
+    rate_history: tuple[float, ...]  # records/s, one entry a second, oldest first, at most 60
+    p50_ms: float | None  # create_time -> acknowledged, over the last interval with traffic
+    p99_ms: float | None
+    backlog: Backlog | None  # None while unknown
+    problem: str | None  # what the harvester is waiting for, in words; None when all is well
+    events: tuple[LastEvent, ...]  # newest last, at most 20
