@@ -1,8 +1,92 @@
-"""`harvester init`."""
+"""`harvester init`: create, check and migrate the schema, or show it as SQL."""
 
 from __future__ import annotations
 
+from enum import StrEnum
+from typing import TYPE_CHECKING, Annotated
 
-def init() -> None:
-    """Not there yet."""
-    raise NotImplementedError
+import typer
+
+from .options import ConfigOption, JsonOption, LogLevelOption, SetOption, load
+
+if TYPE_CHECKING:
+    from harvester.config import Config
+
+
+class ValueType(StrEnum):
+    """The type of kafka_value in a new outbox."""
+
+    TEXT = "text"
+    BYTEA = "bytea"
+
+
+def init(
+    config: ConfigOption = None,
+    set_: SetOption = None,
+    log_level: LogLevelOption = None,
+    print_: Annotated[
+        bool, typer.Option("--print", help="Print the SQL for psql instead, and change nothing.")
+    ] = False,
+    notify: Annotated[
+        bool | None,
+        typer.Option(
+            "--notify/--no-notify",
+            help="Make or remove the trigger that wakes the leader at each commit. (default: leave as it is)",
+            show_default=False,
+        ),
+    ] = None,
+    value_type: Annotated[
+        ValueType, typer.Option(help="The type of kafka_value, if the outbox has to be created.")
+    ] = ValueType.TEXT,
+    json_: JsonOption = False,
+) -> None:
+    """Create the outbox and the tables beside it, or check and migrate those that are there.
+
+    Safe to run again and again, and by several at once. An outbox that exists already is never changed.
+    """
+    settings = load(config, set_, log_level)
+    if print_:
+        if json_:
+            raise typer.BadParameter("--print writes SQL, --json a result: choose one", param_hint="--json")
+        _print_sql(settings, notify=bool(notify), value_type=value_type)
+        return
+
+    from contextlib import closing
+
+    from rich.console import Console
+
+    from harvester.outbox.connect import connect
+    from harvester.outbox.schema import init as init_schema
+
+    # The spinner is for people only: rich shows none where stderr is no terminal.
+    with (
+        Console(stderr=True).status(f"setting up {settings.table} …"),
+        closing(connect(settings.dsn, application_name="harvester init")) as connection,
+    ):
+        done = init_schema(connection, settings.table, notify=notify, value_type=value_type.value)
+    if json_:
+        import json
+
+        typer.echo(json.dumps({"outbox": str(settings.table), "done": done}))
+        return
+    for line in done or ["nothing to do: the schema is complete"]:
+        typer.echo(line)
+
+
+def _print_sql(settings: Config, *, notify: bool, value_type: ValueType) -> None:
+    from contextlib import closing
+
+    from harvester.errors import DatabaseUnavailable
+    from harvester.outbox.connect import connect
+    from harvester.outbox.schema import find_shape, sql
+
+    # Migration tools often run where the database cannot be reached; then the tables are taken to be new.
+    try:
+        with closing(connect(settings.dsn, application_name="harvester init")) as connection:
+            shape = find_shape(connection, settings.table)
+        found = "the outbox that exists" if shape else "a new outbox"
+    except DatabaseUnavailable as error:
+        typer.echo(f"harvester: {error}; the SQL is for a new outbox", err=True)
+        shape, found = None, "a new outbox"
+    typer.echo(f"-- The schema of the harvester, for {found}. May be run more than once.")
+    typer.echo(sql(settings.table, shape, notify, value_type=value_type.value), nl=False)

@@ -1,8 +1,162 @@
-"""`harvester pump`."""
+"""`harvester pump`: write records whose number per key is known, for `harvester verify` to check."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Annotated
 
-def pump() -> None:
-    """Not there yet."""
-    raise NotImplementedError
+import typer
+
+from .options import ConfigOption, JsonOption, LogLevelOption, SetOption, load
+
+if TYPE_CHECKING:
+    import threading
+
+    from harvester.verify.load import Load
+    from harvester.verify.pump import PumpReport
+
+INTERRUPTED = 130
+DEFAULT_TOPIC = "pump"
+
+
+def pump(
+    config: ConfigOption = None,
+    set_: SetOption = None,
+    log_level: LogLevelOption = None,
+    records: Annotated[int, typer.Option(help="Records to commit.")] = 10_000,
+    keys: Annotated[int, typer.Option(help="Number of keys.")] = 1_000,
+    rate: Annotated[
+        float | None, typer.Option(help="Records per second; as fast as it goes if left out.", show_default=False)
+    ] = None,
+    size: Annotated[int, typer.Option(help="Bytes of each value.")] = 200,
+    rows_per_transaction: Annotated[int, typer.Option(help="Records in each transaction.")] = 1,
+    writers: Annotated[int, typer.Option(help="Sessions that write at the same time.")] = 4,
+    skew: Annotated[float, typer.Option(help="Zipf exponent over the keys; 0 is uniform.")] = 0.0,
+    late: Annotated[
+        float, typer.Option(help="Share of transactions that stay open while larger ids are committed.")
+    ] = 0.0,
+    rollbacks: Annotated[float, typer.Option(help="Share of transactions that are rolled back.")] = 0.0,
+    topic: Annotated[
+        list[str] | None,
+        typer.Option(help=f"Topic; several share the keys. [default: {DEFAULT_TOPIC}]", show_default=False),
+    ] = None,
+    headers: Annotated[int, typer.Option(help="Headers of each record.")] = 1,
+    seed: Annotated[int, typer.Option(help="The same seed plans the same load.")] = 1,
+    append: Annotated[bool, typer.Option("--append", help="Go on from the counts of an earlier pump.")] = False,
+    json_: JsonOption = False,
+) -> None:
+    """Write records into the outbox, many sessions at once, and count them per key in <outbox>_pump.
+
+    Counts and records are committed in the same transactions, so the counts are the truth that `verify` compares
+    Kafka with. Ctrl-C ends it early, with everything that was committed counted.
+    """
+    settings = load(config, set_, log_level)
+
+    import json
+
+    from rich.console import Console
+
+    from harvester.verify.load import Load
+    from harvester.verify.pump import pump as perform
+
+    planned = Load(
+        records=records,
+        topics=tuple(topic or [DEFAULT_TOPIC]),
+        keys=keys,
+        rate_per_s=rate,
+        value_bytes=size,
+        rows_per_transaction=rows_per_transaction,
+        writers=writers,
+        skew=skew,
+        late=late,
+        rollbacks=rollbacks,
+        headers=headers,
+        seed=seed,
+    )
+    with stop_on_signal() as stop, progress("Pumping", planned.records, hidden=json_) as advance:
+        report = perform(settings.dsn, settings.table, planned, append=append, stop=stop, on_progress=advance)
+    if json_:
+        print(json.dumps(_as_dict(report)))
+    else:
+        Console().print(_sentence(report, planned), highlight=False, soft_wrap=True)
+    if not report.complete:
+        raise typer.Exit(INTERRUPTED)
+
+
+@contextmanager
+def stop_on_signal() -> Iterator[threading.Event]:
+    """An event that the first SIGINT or SIGTERM sets; the second acts as ever."""
+    import signal
+    import threading
+    from types import FrameType
+
+    stop = threading.Event()
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+
+    def restore() -> None:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+    def handle(_number: int, _frame: FrameType | None) -> None:
+        stop.set()
+        restore()
+
+    for number in before:
+        signal.signal(number, handle)
+    try:
+        yield stop
+    finally:
+        restore()
+
+
+@contextmanager
+def progress(what: str, total: int | None, *, hidden: bool = False) -> Iterator[Callable[[int], None]]:
+    """A progress bar on standard error while it is a terminal; yields what to call with the number of records."""
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+    console = Console(stderr=True)
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TextColumn("{task.fields[rate]:>10}"),
+        TimeElapsedColumn(),
+    )
+    with Progress(*columns, console=console, transient=True, disable=hidden or not console.is_terminal) as bar:
+        task = bar.add_task(what, total=total, rate="")
+
+        def advance(records: int) -> None:
+            elapsed_s = bar.tasks[0].elapsed
+            rate = f"{records / elapsed_s:,.0f}/s" if elapsed_s else ""
+            bar.update(task, completed=records, rate=rate)
+
+        yield advance
+
+
+def _as_dict(report: PumpReport) -> dict[str, int | float | bool]:
+    return {
+        "records": report.records,
+        "transactions": report.transactions,
+        "late": report.late,
+        "overtaken": report.overtaken,
+        "rolled_back_records": report.rolled_back_records,
+        "duration_s": round(report.duration_s, 3),
+        "rate_per_s": round(report.rate_per_s, 1),
+        "complete": report.complete,
+    }
+
+
+def _sentence(report: PumpReport, planned: Load) -> str:
+    parts = [
+        f"{report.records:,} records committed in {report.transactions:,} transactions,"
+        f" {report.duration_s:.1f} s ({report.rate_per_s:,.0f}/s)"
+    ]
+    if planned.late:
+        parts.append(f"{report.late:,} transactions held open, {report.overtaken:,} of them overtaken by larger ids")
+    if planned.rollbacks:
+        parts.append(f"{report.rolled_back_records:,} records rolled back")
+    if not report.complete:
+        parts.append(f"stopped before all {planned.records:,} were written")
+    return "; ".join(parts)

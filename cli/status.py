@@ -1,8 +1,135 @@
-"""`harvester status`."""
+"""`harvester status`: what the database tells, whether or not a harvester runs."""
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING, Any
 
-def status() -> None:
-    """Not there yet."""
-    raise NotImplementedError
+import typer
+
+from .options import ConfigOption, JsonOption, LogLevelOption, SetOption, load
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from harvester.outbox.overview import Overview
+    from harvester.outbox.tables import OutboxTable
+
+
+def status(
+    config: ConfigOption = None,
+    set_: SetOption = None,
+    log_level: LogLevelOption = None,
+    json_: JsonOption = False,
+) -> None:
+    """Show who leads, what waits in the outbox and what stands in quarantine, from the database alone."""
+    settings = load(config, set_, log_level)
+
+    from contextlib import closing
+    from datetime import UTC, datetime
+
+    from harvester.outbox.connect import connect
+    from harvester.outbox.overview import read_overview
+
+    with closing(connect(settings.dsn, application_name="harvester status")) as connection:
+        overview = read_overview(connection, settings.table)
+    if json_:
+        import json
+
+        typer.echo(json.dumps(as_json(settings.table, overview)))
+        return
+
+    from rich.console import Console
+
+    Console().print(as_table(settings.table, overview, datetime.now(UTC)))
+
+
+def as_json(table: OutboxTable, overview: Overview) -> dict[str, Any]:
+    """The keys are a public interface; times are ISO 8601 with offset, ages seconds."""
+
+    def text(value: object) -> str | None:
+        return None if value is None else str(value)
+
+    shape, backlog, quarantine = overview.shape, overview.backlog, overview.quarantine
+    return {
+        "outbox": str(table),
+        "schema_version": overview.schema_version,
+        "outbox_id": str(overview.outbox_id),
+        "incarnation": str(overview.incarnation),
+        "delivery": overview.delivery,
+        "term": overview.term,
+        "holder": text(overview.holder),
+        "holder_name": overview.holder_name,
+        "acquired_at": overview.acquired_at.isoformat() if overview.acquired_at else None,
+        "backlog": {
+            "records": backlog.records,
+            "capped": backlog.capped,
+            "oldest_age_s": backlog.oldest_age_s,
+        },
+        "quarantine": {
+            "records": quarantine.records,
+            "capped": quarantine.capped,
+            "newest_at": quarantine.newest_at.isoformat() if quarantine.newest_at else None,
+            "newest_error": quarantine.newest_error,
+        },
+        "shape": {
+            "id": shape.id_type,
+            "key": shape.key_type,
+            "key_nullable": shape.key_nullable,
+            "value": shape.value_type,
+            "leader_id": shape.leader_id_type,
+            "partition": shape.has_partition,
+            "notify": shape.has_notify,
+        },
+    }
+
+
+def as_table(table: OutboxTable, overview: Overview, now: Any) -> Table:
+    """Two columns, name and value, for people."""
+    from rich.table import Table
+    from rich.text import Text
+
+    shape, backlog, quarantine = overview.shape, overview.backlog, overview.quarantine
+    leader = "none yet"
+    if overview.holder is not None:
+        leader = f"{overview.holder_name or overview.holder}, the last to take over"
+        if overview.acquired_at is not None:
+            leader += f", {_age((now - overview.acquired_at).total_seconds())} ago"
+    waiting = _count(backlog.records, capped=backlog.capped)
+    if backlog.oldest_age_s is not None:
+        waiting += f", the first for {_age(backlog.oldest_age_s)}"
+    given_up = _count(quarantine.records, capped=quarantine.capped)
+    if quarantine.newest_error:
+        given_up += f", the latest: {' '.join(quarantine.newest_error.split())}"
+    columns = (
+        f"id {shape.id_type}, key {shape.key_type}{' or null' if shape.key_nullable else ''}, value "
+        f"{shape.value_type}, leader_id {shape.leader_id_type}, {'a' if shape.has_partition else 'no'} partition"
+    )
+    grid = Table(title=Text(f"outbox {table}"), title_justify="left", show_header=False, box=None, pad_edge=False)
+    grid.add_column(style="bold")
+    grid.add_column(overflow="fold")
+    for name, value in (
+        ("term", str(overview.term)),
+        ("leader", leader),
+        ("backlog", waiting),
+        ("quarantine", given_up),
+        ("delivery", overview.delivery),
+        ("columns", columns),
+        ("notify", "a trigger wakes the leader" if shape.has_notify else "polling only"),
+        ("schema", f"version {overview.schema_version}"),
+        ("outbox id", f"{overview.outbox_id}, incarnation {overview.incarnation}"),
+    ):
+        # Text, not markup: names and errors may contain brackets.
+        grid.add_row(name, Text(value))
+    return grid
+
+
+def _count(records: int, *, capped: bool) -> str:
+    noun = "record" if records == 1 and not capped else "records"
+    return f"{'more than ' if capped else ''}{records:,} {noun}"
+
+
+def _age(seconds: float) -> str:
+    for size, unit in ((86_400, "d"), (3_600, "h"), (60, "min")):
+        if seconds >= size:
+            return f"{seconds / size:.1f} {unit}"
+    return f"{max(seconds, 0):.1f} s"

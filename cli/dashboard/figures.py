@@ -1,0 +1,82 @@
+"""Figures as a dashboard writes them: short, of bounded width, unit always given. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+COUNT_WIDTH = 6  # cells that short_count needs at most, below 10**15
+
+_SCALES = ((1_000, "k"), (1_000_000, "M"), (1_000_000_000, "G"), (1_000_000_000_000, "T"))
+_BARS, _ZERO = "▁▂▃▄▅▆▇█", "·"
+_ASCII_BARS, _ASCII_ZERO = "_:-=+*%#", "."
+
+
+def short_count(number: float) -> str:
+    """`1,234` up to 99,999, three significant digits with k, M, G or T above."""
+    whole = round(number)
+    if whole < 100_000:
+        return f"{whole:,}"
+    for unit, letter in _SCALES:
+        scaled = whole / unit
+        if round(scaled) < 1_000 or letter == "T":
+            # How many digits stand after the point follows from the rounded value: 9.996 is 10.0, not 10.00.
+            decimals = 2 if round(scaled, 2) < 10 else 1 if round(scaled, 1) < 100 else 0
+            return f"{scaled:.{decimals}f}{letter}"
+    raise AssertionError("the last scale takes every number")
+
+
+def duration(seconds: float) -> str:
+    """Two units at most: `0.4 s`, `59 s`, `4m 02s`, `3h 05m`, `12d 04h`; below zero (a clock step) `0.0 s`."""
+    if seconds < 9.95:
+        return f"{max(seconds, 0.0):.1f} s"
+    whole = round(seconds)
+    if whole < 60:
+        return f"{whole} s"
+    for unit, above, letter, below in ((60, 3_600, "m", "s"), (3_600, 86_400, "h", "m")):
+        if whole < above:
+            return f"{whole // unit}{letter} {whole % unit * 60 // unit:02}{below}"
+    return f"{whole // 86_400}d {whole % 86_400 // 3_600:02}h"
+
+
+def milliseconds(value: float | None) -> str:
+    """`0.12 ms`, `12.8 ms`, `980 ms`, then seconds and more; `-` for None."""
+    if value is None:
+        return "-"
+    if round(value) >= 1_000:
+        return duration(value / 1_000)
+    decimals = 2 if round(value, 2) < 1 else 1 if round(value, 1) < 100 else 0
+    return f"{max(value, 0.0):.{decimals}f} ms"
+
+
+def chart(values: Sequence[float], width: int, height: int, *, ascii_only: bool = False) -> list[str]:
+    """Bars from the newest value at the right end; `height` lines, top first, each `width` cells.
+
+    Scaled to the highest value shown. A value above zero shows at least the lowest bar and zero a dot, so that
+    a trickle differs from nothing, and nothing from a time of which nothing is known.
+    """
+    bars, zero = (_ASCII_BARS, _ASCII_ZERO) if ascii_only else (_BARS, _ZERO)
+    shown = list(values)[-width:] if width > 0 else []
+    top = max(shown, default=0.0)
+    steps = len(bars) * height
+    levels = [max(1, round(value / top * steps)) if top > 0 and value > 0 else 0 for value in shown]
+    lines = []
+    for row in range(height - 1, -1, -1):
+        floor = row * len(bars)
+        below = zero if row == 0 else " "
+        cells = "".join(bars[min(level - floor, len(bars)) - 1] if level > floor else below for level in levels)
+        lines.append(cells.rjust(max(width, 0)))
+    return lines
+
+
+def gauge(part: float, whole: float, width: int, *, ascii_only: bool = False) -> str:
+    """A bar of `width` cells, filled as `part` is of `whole`; anything above zero fills at least one cell."""
+    full, empty = ("#", ".") if ascii_only else ("█", "░")
+    if whole <= 0 or part <= 0:
+        return empty * width
+    filled = min(width, max(1, int(width * part / whole)))
+    return full * filled + empty * (width - filled)
+
+
+def one_line(text: str) -> str:
+    """Text that cannot move the cursor: everything unprintable, line breaks too, becomes a blank."""
+    return "".join(character if character.isprintable() else " " for character in text)

@@ -1,0 +1,74 @@
+"""A transactional-outbox relay from PostgreSQL to Kafka: loses nothing, keeps the order of each key."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from harvester.config import Config, Limits, load_config
+    from harvester.errors import ConfigurationError, HarvesterError
+    from harvester.events import (
+        Event,
+        LeaderAcquired,
+        LeaderFenced,
+        LeaderRefreshed,
+        LeaderRevoked,
+        MeterRead,
+    )
+    from harvester.harvester import Harvester
+    from harvester.neli.fake import FakeGroup
+    from harvester.outbox.async_stasher import AsyncStasher
+    from harvester.outbox.stasher import Stasher
+    from harvester.record import OutboxRecord
+    from harvester.status import State, Status
+
+# Loaded on first use: writers who only stash need no Kafka client, and `harvester --help` needs nothing at all.
+_HOMES = {
+    "AsyncStasher": "harvester.outbox.async_stasher",
+    "Config": "harvester.config",
+    "ConfigurationError": "harvester.errors",
+    "Event": "harvester.events",
+    "FakeGroup": "harvester.neli.fake",
+    "Harvester": "harvester.harvester",
+    "HarvesterError": "harvester.errors",
+    "LeaderAcquired": "harvester.events",
+    "LeaderFenced": "harvester.events",
+    "LeaderRefreshed": "harvester.events",
+    "LeaderRevoked": "harvester.events",
+    "Limits": "harvester.config",
+    "MeterRead": "harvester.events",
+    "OutboxRecord": "harvester.record",
+    "Stasher": "harvester.outbox.stasher",
+    "State": "harvester.status",
+    "Status": "harvester.status",
+    "load_config": "harvester.config",
+}
+
+__all__ = [
+    "AsyncStasher",
+    "Config",
+    "ConfigurationError",
+    "Event",
+    "FakeGroup",
+    "Harvester",
+    "HarvesterError",
+    "LeaderAcquired",
+    "LeaderFenced",
+    "LeaderRefreshed",
+    "LeaderRevoked",
+    "Limits",
+    "MeterRead",
+    "OutboxRecord",
+    "Stasher",
+    "State",
+    "Status",
+    "load_config",
+]
+
+
+def __getattr__(name: str) -> Any:
+    home = _HOMES.get(name)
+    if home is None:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(home), name)

@@ -1,0 +1,15 @@
+"""The clock that trust is measured by: it runs through suspend, so a machine that slept trusts nothing (P12)."""
+
+from __future__ import annotations
+
+import time
+
+
+def clock_s() -> float:
+    """Seconds of CLOCK_BOOTTIME."""
+    return time.clock_gettime(time.CLOCK_BOOTTIME)
+
+
+def clock_ns() -> int:
+    """The same in nanoseconds."""
+    return time.clock_gettime_ns(time.CLOCK_BOOTTIME)

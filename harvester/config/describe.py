@@ -1,0 +1,85 @@
+"""A configuration as it is in effect, for printing: every setting, where its value comes from, secrets masked."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from .durations import format_duration
+from .load import Loaded
+from .model import Config
+from .secrets import mask_options
+
+# Defaults that are computed, and from what.
+DERIVED = {
+    "limits.max_poll_interval": "heartbeat_timeout / 2",
+    "limits.session_timeout": "3 x heartbeat_timeout",
+    "limits.drain_interval": "the lower of max_poll_interval and queue_timeout",
+    "leader_topic": "leader_group_id + .neli",
+    "leader_group_id": "the main script's name",
+    "name": "host, process and start time",
+}
+_TABLES = ("base_kafka_config", "producer_kafka_config", "limits", "logging")
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """One line: the setting's path as in TOML, its value (masked), and where that comes from."""
+
+    table: str  # empty at the top
+    name: str
+    value: str | int
+    origin: str
+
+    @property
+    def toml(self) -> str:
+        """`name = value`; a name with dots is quoted."""
+        name = self.name if self.name.replace("_", "").isalnum() else json.dumps(self.name)
+        return f"{name} = {json.dumps(self.value, ensure_ascii=False)}"
+
+
+def settings_of(loaded: Loaded) -> Iterator[Setting]:
+    """Every setting, those at the top first, then table by table in the model's order."""
+    shown = loaded.config.masked()
+    for name in Config.model_fields:
+        if name not in _TABLES:
+            yield Setting("", name, shown[name], _origin(loaded, name))
+    for table in _TABLES:
+        for name, value in shown[table].items():
+            yield Setting(table, name, value, _origin(loaded, f"{table}.{name}"))
+
+
+def in_effect(config: Config) -> dict[str, str]:
+    """The times that follow from the settings and can only be seen here."""
+    return {
+        "delivery_timeout": format_duration(config.delivery_timeout),
+        "group_heartbeat_interval": format_duration(config.group_heartbeat_interval),
+        "rebalance_timeout": format_duration(config.rebalance_timeout),
+    }
+
+
+def as_json(loaded: Loaded) -> dict[str, Any]:
+    """All of it for scripts. Durations are text, as in the file."""
+    config = loaded.config
+    return {
+        "source": str(loaded.source) if loaded.source else None,
+        "settings": config.masked(),
+        "origins": {
+            f"{setting.table}.{setting.name}" if setting.table else setting.name: setting.origin
+            for setting in settings_of(loaded)
+        },
+        "in_effect": in_effect(config),
+        "producer_options": mask_options(config.producer_options()),
+        "consumer_options": mask_options(config.consumer_options()),
+    }
+
+
+def _origin(loaded: Loaded, path: str) -> str:
+    names = {path, "limits.send_concurrency"} if path == "limits.shards" else {path}
+    if names & loaded.overridden:
+        return "--set"
+    if names & loaded.given:
+        return "file"
+    return f"derived: {DERIVED[path]}" if path in DERIVED else "default"

@@ -1,0 +1,152 @@
+"""The kinds of values that settings have, each with what is allowed: durations, counts, names, tables of options."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Annotated
+
+from pydantic import BeforeValidator, PlainSerializer
+
+from harvester.errors import SchemaError
+from harvester.outbox.tables import OutboxTable
+
+from .dsn import FORM as DSN_FORM
+from .dsn import parse_dsn
+from .durations import FORM as DURATION_FORM
+from .durations import bare_number_hint, format_duration, parse_duration
+from .problems import echo, refuse
+
+MAX_DURATION = timedelta(hours=24)
+MAX_SESSION_TIMEOUT = timedelta(hours=1)  # librdkafka's bound
+_TOPIC = re.compile(r"[A-Za-z0-9._-]{1,249}", re.ASCII)
+_LONGEST_NAME = 200
+_LONGEST_GROUP = 255
+
+
+def duration_up_to(longest: timedelta) -> Callable[[object], timedelta]:
+    """A validator: text with a unit, or a timedelta, above zero and no longer than `longest`."""
+
+    def read(value: object) -> timedelta:
+        if isinstance(value, timedelta):
+            duration = value
+        elif isinstance(value, str):
+            try:
+                duration = parse_duration(value)
+            except ValueError as error:
+                refuse(str(error), DURATION_FORM)
+        elif isinstance(value, int | float) and not isinstance(value, bool):
+            refuse(f"{value} has no unit; write {bare_number_hint(value)}", DURATION_FORM)
+        else:
+            refuse("must be a duration", DURATION_FORM)
+        if not timedelta(0) < duration <= longest:
+            refuse(f"{echo(value)} is out of range", f"above 0, up to {format_duration(longest)}")
+        return duration
+
+    return read
+
+
+@dataclass(frozen=True, slots=True)
+class Conflict:
+    """Stands for the value of a setting that was given under two names, differently."""
+
+    alias: str
+
+
+def whole_number(low: int, high: int) -> Callable[[object], int]:
+    """A validator: an integer within bounds; also as decimal text, so that `${SHARDS}` can give one."""
+
+    def read(value: object) -> int:
+        allowed = f"a whole number from {low} to {high}"
+        if isinstance(value, Conflict):
+            refuse(f"and its alias {value.alias!r} differ", "one of the two")
+        if isinstance(value, str) and re.fullmatch(r"[0-9]{1,18}", value, re.ASCII):
+            value = int(value)
+        if not isinstance(value, int) or isinstance(value, bool):
+            refuse("must be a whole number", allowed)
+        if not low <= value <= high:
+            refuse(f"{value if abs(value) < 10**18 else 'it'} is out of range", allowed)
+        return value
+
+    return read
+
+
+def _text(value: object) -> str:
+    if not isinstance(value, str):
+        refuse("must be text", "a string in quotes")
+    return value
+
+
+def _printable(value: object, longest: int) -> str:
+    text = _text(value)
+    if not text.strip() or len(text) > longest or not text.isprintable():
+        refuse("is empty, too long or not printable", f"1 to {longest} printable characters")
+    return text
+
+
+def read_name(value: object) -> str:
+    """The instance's name: printable, for log lines."""
+    return _printable(value, _LONGEST_NAME)
+
+
+def read_group_id(value: object) -> str:
+    """A group id; empty when none could be derived from the main script."""
+    if value == "":
+        refuse(
+            "is not set, and this program's file name says nothing about the service",
+            "a name of the service, the same in all its processes",
+        )
+    return _printable(value, _LONGEST_GROUP)
+
+
+def read_topic(value: object) -> str:
+    """A legal Kafka topic name."""
+    text = _text(value)
+    if not _TOPIC.fullmatch(text) or text in (".", ".."):
+        refuse(
+            f"{echo(text)} is no Kafka topic name (unset, it is leader_group_id + '.neli')",
+            "1 to 249 of A-Z a-z 0-9 . _ -",
+        )
+    return text
+
+
+def read_table_name(value: object) -> str:
+    """A table name as in SQL."""
+    text = _text(value)
+    try:
+        OutboxTable.parse(text)
+    except SchemaError as error:
+        refuse(error.message, error.hint)
+    return text
+
+
+def read_data_source(value: object) -> str:
+    """A connection string; no part of it is ever repeated."""
+    text = _text(value)
+    try:
+        parse_dsn(text)
+    except ValueError as error:
+        refuse(str(error), DSN_FORM)
+    return text
+
+
+def one_of(*allowed: str, absent: str | None = None) -> Callable[[object], str]:
+    """A validator: one of some words, in any case. `absent` names a word that a later version will know."""
+    listed = ", ".join(allowed)
+
+    def read(value: object) -> str:
+        text = _text(value).strip().lower()
+        if absent is not None and text == absent:
+            refuse(f"{absent!r} does not exist in this version", listed)
+        if text not in allowed:
+            refuse(f"{echo(value)} is not known", listed)
+        return text
+
+    return read
+
+
+_as_text = PlainSerializer(format_duration, return_type=str, when_used="json")
+Duration = Annotated[timedelta, BeforeValidator(duration_up_to(MAX_DURATION)), _as_text]
+SessionDuration = Annotated[timedelta, BeforeValidator(duration_up_to(MAX_SESSION_TIMEOUT)), _as_text]

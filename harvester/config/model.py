@@ -1,0 +1,282 @@
+"""The configuration: every setting with its type and default (seeds 001/004, "Configuration").
+
+Constructing a model raises ConfigurationError with everything that is wrong. Defaults that follow from other
+settings are filled in, so a `Config` holds effective values only; `model_fields_set` tells what was given.
+A Config pickles whole; everything that prints it masks secrets.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from datetime import timedelta
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
+
+from harvester.errors import ConfigurationError, Problem
+from harvester.outbox.tables import OutboxTable
+
+from . import kafka_options, timing
+from .clients import ClientSettings
+from .dsn import effective_dsn, mask_dsn
+from .durations import format_duration, to_ms
+from .fields import (
+    Conflict,
+    Duration,
+    SessionDuration,
+    one_of,
+    read_data_source,
+    read_group_id,
+    read_name,
+    read_table_name,
+    read_topic,
+    whole_number,
+)
+from .identity import default_group_id, default_name
+from .problems import problems_from, refuse, refuse_all, under
+from .secrets import mask_options
+
+DEFAULT_BOOTSTRAP = "localhost:9092"
+DEFAULT_DATA_SOURCE = "host=localhost port=5432 user=postgres password= dbname=postgres sslmode=disable"
+LEVELS = ("trace", "debug", "info", "warning", "error")
+LEADER_TOPIC_SUFFIX = ".neli"
+
+
+def _derived(compute: Any) -> Any:
+    """A default computed from the fields above it (pydantic skips it when one of those is invalid)."""
+    return Field(default_factory=compute)
+
+
+class _Settings(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid", hide_input_in_errors=True, validate_default=True)
+
+    if not TYPE_CHECKING:  # type checkers keep the signature that the fields give
+
+        def __init__(self, /, **data: Any) -> None:
+            try:
+                super().__init__(**data)
+            except ValidationError as error:
+                # Not chained: pydantic's error holds the input, secrets included.
+                raise ConfigurationError(problems_from(error, _known_names(type(self)))) from None
+
+
+class Limits(_Settings):
+    """Times and amounts. All durations are above zero; see docs/configuration.md for how they depend on each other."""
+
+    poll_duration: Duration = timedelta(milliseconds=1)
+    min_poll_interval: Duration = timedelta(milliseconds=100)
+    heartbeat_timeout: Duration = timedelta(seconds=5)
+    max_poll_interval: Duration = _derived(lambda given: given["heartbeat_timeout"] / 2)
+    session_timeout: SessionDuration = _derived(lambda given: given["heartbeat_timeout"] * 3)
+    queue_timeout: Duration = timedelta(seconds=30)
+    drain_interval: Duration = _derived(
+        lambda given: timing.default_drain_interval(given["max_poll_interval"], given["queue_timeout"])
+    )
+    mark_backoff: Duration = timedelta(milliseconds=10)
+    mark_backoff_max: Duration = timedelta(milliseconds=100)
+    io_error_backoff: Duration = timedelta(milliseconds=500)
+    max_in_flight_records: Annotated[int, BeforeValidator(whole_number(1, 1_000_000))] = 1000
+    shards: Annotated[int, BeforeValidator(whole_number(1, 256))] = 8
+    send_buffer: Annotated[int, BeforeValidator(whole_number(1, 100_000))] = 10
+    max_queued_per_key: Annotated[int, BeforeValidator(whole_number(1, 1_000_000))] = 100
+    max_attempts: Annotated[int, BeforeValidator(whole_number(1, 1_000_000))] = 5
+    mark_query_records: Annotated[int, BeforeValidator(whole_number(1, 100_000))] = 100
+    min_metrics_interval: Duration = timedelta(seconds=5)
+    retry_backoff: Duration = timedelta(milliseconds=100)
+    retry_backoff_max: Duration = timedelta(seconds=10)
+    restart_budget: Annotated[int, BeforeValidator(whole_number(0, 10_000))] = 5
+    restart_window: Duration = timedelta(seconds=60)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _send_concurrency(cls, data: Any) -> Any:
+        if not isinstance(data, Mapping) or "send_concurrency" not in data:
+            return data
+        rest = {name: value for name, value in data.items() if name != "send_concurrency"}
+        alias = data["send_concurrency"]
+        differ = "shards" in rest and str(rest["shards"]) != str(alias)
+        return rest | {"shards": Conflict("send_concurrency") if differ else alias}
+
+
+class Logging(_Settings):
+    """What is logged."""
+
+    level: Annotated[str, BeforeValidator(one_of(*LEVELS))] = "info"
+
+
+def _nested(kind: type[_Settings], name: str) -> BeforeValidator:
+    def read(value: object) -> object:
+        if isinstance(value, kind):
+            return value
+        if not isinstance(value, Mapping):
+            refuse(f"must be a table ([{name}])")
+        try:
+            return kind(**{str(key): inner for key, inner in value.items()})
+        except ConfigurationError as error:
+            refuse_all(under(name, error.problems))
+
+    return BeforeValidator(read)
+
+
+def _kafka_table(name: kafka_options.Table) -> BeforeValidator:
+    def read(value: object) -> dict[str, str]:
+        if not isinstance(value, Mapping):
+            refuse(f"must be a table ([{name}])")
+        options, problems = kafka_options.read_options(value, name)
+        if problems:
+            refuse_all(problems)
+        if name == "base_kafka_config" and kafka_options.get(options, "bootstrap.servers") is None:
+            options = {"bootstrap.servers": DEFAULT_BOOTSTRAP} | options
+        return options
+
+    return BeforeValidator(read)
+
+
+class Config(_Settings):
+    """Everything a harvester needs to know. Immutable; safe to pass to another process."""
+
+    base_kafka_config: Annotated[dict[str, str], _kafka_table("base_kafka_config")] = Field(default_factory=dict)
+    producer_kafka_config: Annotated[dict[str, str], _kafka_table("producer_kafka_config")] = Field(
+        default_factory=dict
+    )
+    leader_group_id: Annotated[str, BeforeValidator(read_group_id)] = Field(default_factory=default_group_id)
+    leader_topic: Annotated[str, BeforeValidator(read_topic)] = _derived(
+        lambda given: given["leader_group_id"] + LEADER_TOPIC_SUFFIX
+    )
+    data_source: Annotated[str, BeforeValidator(read_data_source)] = DEFAULT_DATA_SOURCE
+    outbox_table: Annotated[str, BeforeValidator(read_table_name)] = "outbox"
+    name: Annotated[str, BeforeValidator(read_name)] = Field(default_factory=default_name)
+    delivery: Annotated[Literal["at-least-once"], BeforeValidator(one_of("at-least-once", absent="exactly-once"))] = (
+        "at-least-once"
+    )
+    limits: Annotated[Limits, _nested(Limits, "limits")] = Field(default_factory=Limits)
+    logging: Annotated[Logging, _nested(Logging, "logging")] = Field(default_factory=Logging)
+
+    @model_validator(mode="after")
+    def _check_relations(self) -> Config:
+        problems = [*self.timing.problems(), *_order_problems(self.limits), *self._linger_problems()]
+        if problems:
+            refuse_all(problems)
+        return self
+
+    @property
+    def delivery_timeout(self) -> timedelta:
+        """D: how long a produced record may wait for its acknowledgement."""
+        given = kafka_options.get(self.producer_kafka_config, "delivery.timeout.ms")
+        if given is not None:
+            return timedelta(milliseconds=int(given))
+        limits = self.limits
+        return timing.default_delivery_timeout(limits.session_timeout, limits.heartbeat_timeout, limits.drain_interval)
+
+    @property
+    def group_heartbeat_interval(self) -> timedelta:
+        """g: how often the Kafka client proves to the group that it lives."""
+        return timing.group_heartbeat_interval(self.limits.session_timeout)
+
+    @property
+    def rebalance_timeout(self) -> timedelta:
+        """R: how long the group waits for a member in a rebalance; Kafka's `max.poll.interval.ms`."""
+        given = kafka_options.get(self.base_kafka_config, "max.poll.interval.ms")
+        if given is not None:
+            return timedelta(milliseconds=int(given))
+        return timing.default_rebalance_timeout(self.limits.session_timeout, self.limits.drain_interval)
+
+    @property
+    def timing(self) -> timing.Timing:
+        """The limits that depend on each other, all in effect."""
+        limits = self.limits
+        return timing.Timing(
+            heartbeat_timeout=limits.heartbeat_timeout,
+            session_timeout=limits.session_timeout,
+            min_poll_interval=limits.min_poll_interval,
+            max_poll_interval=limits.max_poll_interval,
+            drain_interval=limits.drain_interval,
+            delivery_timeout=self.delivery_timeout,
+            delivery_given=kafka_options.get(self.producer_kafka_config, "delivery.timeout.ms") is not None,
+            rebalance_timeout=self.rebalance_timeout,
+        )
+
+    @property
+    def table(self) -> OutboxTable:
+        """The names of the outbox and of the tables beside it."""
+        return OutboxTable.parse(self.outbox_table)
+
+    @property
+    def dsn(self) -> str:
+        """What to connect with: `data_source`, only to a server that takes writes, named after this instance."""
+        return effective_dsn(self.data_source, application_name=f"harvester {self.name}")
+
+    # The values of the options are all text; Any, because some of the client's signatures ask for a wider type.
+
+    def common_options(self) -> dict[str, Any]:
+        """Options of the admin client and of the election's producer; a consumer has more: `consumer_options`."""
+        return self._clients().common()
+
+    def producer_options(self) -> dict[str, Any]:
+        """Options of a shard's producer, guards applied."""
+        return self._clients().for_producer()
+
+    def consumer_options(self) -> dict[str, Any]:
+        """Options of the member of the leader group, guards applied."""
+        return self._clients().for_consumer()
+
+    def masked(self) -> dict[str, Any]:
+        """All settings as plain values for printing: durations as text, secrets masked."""
+        shown: dict[str, Any] = self.model_dump(mode="json")
+        shown["data_source"] = mask_dsn(self.data_source)
+        shown["base_kafka_config"] = mask_options(self.base_kafka_config)
+        shown["producer_kafka_config"] = mask_options(self.producer_kafka_config)
+        return shown
+
+    def __repr_args__(self) -> Iterator[tuple[str, Any]]:
+        """Pydantic builds repr, str and rich's form from this: the one place to mask them all."""
+        yield from self.masked().items()
+
+    def _clients(self) -> ClientSettings:
+        return ClientSettings(
+            base=self.base_kafka_config,
+            producer=self.producer_kafka_config,
+            client_id=self.name,
+            log_level=self.logging.level,
+            delivery_timeout=self.delivery_timeout,
+            max_in_flight_records=self.limits.max_in_flight_records,
+            group_id=self.leader_group_id,
+            session_timeout=self.limits.session_timeout,
+            group_heartbeat_interval=self.group_heartbeat_interval,
+            rebalance_timeout=self.rebalance_timeout,
+            min_poll_interval=self.limits.min_poll_interval,
+        )
+
+    def _linger_problems(self) -> list[Problem]:
+        linger = kafka_options.get(self.producer_kafka_config, "linger.ms")
+        try:
+            too_long = linger is not None and float(linger) >= to_ms(self.delivery_timeout)
+        except ValueError:
+            too_long = False  # `harvester config check` asks librdkafka what it thinks of values
+        if not too_long or self.delivery_timeout < timing.MIN_DELIVERY_TIMEOUT:
+            return []
+        path = kafka_options.option_path("producer_kafka_config", "linger.ms")
+        return [Problem(path, "is no shorter than the delivery timeout", f"below {to_ms(self.delivery_timeout)}")]
+
+
+def _order_problems(limits: Limits) -> list[Problem]:
+    pairs = (("mark_backoff", "mark_backoff_max"), ("retry_backoff", "retry_backoff_max"))
+    found = []
+    for low, high in pairs:
+        least, most = getattr(limits, low), getattr(limits, high)
+        if least > most:
+            text = f"is {format_duration(most)}, below {low} ({format_duration(least)})"
+            found.append(Problem(f"limits.{high}", text, f"at least {format_duration(least)}"))
+    return found
+
+
+def _known_names(kind: type[_Settings]) -> dict[str, str]:
+    """Every name that a user may have in mind -> the path that is right, seen from inside `kind`."""
+    own = {name: name for name in kind.model_fields}
+    if kind is Config:
+        for table, nested in (("limits", Limits), ("logging", Logging)):
+            own |= {name: f"{table}.{name}" for name in nested.model_fields}
+        return own | {"send_concurrency": "limits.shards"}
+    if kind is Limits:
+        return own | {"send_concurrency": "shards"}
+    return own

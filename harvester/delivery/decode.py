@@ -1,0 +1,89 @@
+"""From the bytes of a row to the record that goes to Kafka. Pure.
+
+Input is one tuple of `COPY … (FORMAT BINARY)` with the columns id, kafka_key, kafka_topic, kafka_value,
+kafka_header_keys, kafka_header_values, create_time, kafka_partition, in this order (`harvester.outbox.queries`).
+A row that can be no record (unequal header arrays, a NULL element, an impossible topic) raises UndecodableRecord;
+it goes to quarantine with that message, and the others flow.
+"""
+
+from __future__ import annotations
+
+import re
+from struct import Struct
+
+from harvester.errors import UndecodableRecord
+from harvester.record import KafkaRecord
+
+_START = Struct(">hiqi")  # fields, length of id, id, length of key
+_INT = Struct(">i")
+_LONG = Struct(">q")
+_ARRAY = Struct(">iii")  # dimensions, has NULLs, element type
+_DIMENSION = Struct(">ii")  # elements, lower bound
+_POSTGRES_EPOCH_US = 946_684_800_000_000  # 2000-01-01 in microseconds since 1970-01-01
+_TOPIC = re.compile(r"[a-zA-Z0-9._-]{1,249}\Z")
+
+_EMPTY: list[tuple[str, bytes]] = []
+
+
+def decode(raw: bytes) -> KafkaRecord:
+    """The record in a row; raises UndecodableRecord with the reason."""
+    _, _, record_id, size = _START.unpack_from(raw)
+    at = _START.size
+    key: bytes | None = None
+    if size >= 0:
+        key = raw[at : at + size]
+        at += size
+    topic_bytes, at = _field(raw, at)
+    value, at = _field(raw, at)
+    names, at = _field(raw, at)
+    values, at = _field(raw, at)
+    created, at = _field(raw, at)
+    partition, at = _field(raw, at)
+    topic = (topic_bytes or b"").decode("utf-8", "replace")
+    if not _TOPIC.match(topic) or topic in {".", ".."}:
+        raise UndecodableRecord(f"invalid topic name {topic[:60]!r}: 1 to 249 of a-z A-Z 0-9 . _ - are allowed")
+    created_us = _LONG.unpack(created)[0] + _POSTGRES_EPOCH_US if created else 0
+    number = _INT.unpack(partition)[0] if partition else -1
+    if partition and number < 0:
+        raise UndecodableRecord(f"invalid partition {number}")
+    return KafkaRecord(record_id, topic, key, value, _headers(names, values), number, created_us)
+
+
+def _field(raw: bytes, at: int) -> tuple[bytes | None, int]:
+    (size,) = _INT.unpack_from(raw, at)
+    at += 4
+    if size < 0:
+        return None, at
+    return raw[at : at + size], at + size
+
+
+def _headers(names: bytes | None, values: bytes | None) -> list[tuple[str, bytes]]:
+    name_list = _elements(names, "kafka_header_keys")
+    value_list = _elements(values, "kafka_header_values")
+    if len(name_list) != len(value_list):
+        raise UndecodableRecord(f"{len(name_list)} header keys but {len(value_list)} header values")
+    if not name_list:
+        return _EMPTY
+    return [(name.decode(), value) for name, value in zip(name_list, value_list, strict=True)]
+
+
+def _elements(array: bytes | None, column: str) -> list[bytes]:
+    """The elements of a one-dimensional text[] in binary form."""
+    if array is None:
+        return []
+    dimensions, _, _ = _ARRAY.unpack_from(array)
+    if dimensions == 0:
+        return []
+    if dimensions != 1:
+        raise UndecodableRecord(f"{column} has {dimensions} dimensions; one is allowed")
+    count, _ = _DIMENSION.unpack_from(array, _ARRAY.size)
+    at = _ARRAY.size + _DIMENSION.size
+    elements: list[bytes] = []
+    for _ in range(count):
+        (size,) = _INT.unpack_from(array, at)
+        at += 4
+        if size < 0:
+            raise UndecodableRecord(f"{column} has a NULL element")
+        elements.append(array[at : at + size])
+        at += size
+    return elements

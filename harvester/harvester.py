@@ -1,0 +1,280 @@
+"""The harvester as an object: what the command line runs and what applications embed.
+
+    with Harvester(load_config(), on_event=print) as harvester:
+        harvester.wait()
+
+Starting is quick and does not need any server to be up: what is missing is waited for, and `status().problem` says
+what that is. A wrong schema, a group that serves another outbox, or a crash loop end the harvester; `wait` raises what
+did. It runs beside the host's threads, installs no signal handlers, and imports nothing of the host's main module.
+"""
+
+from __future__ import annotations
+
+import atexit
+import logging
+import threading
+import time
+from types import TracebackType
+from uuid import UUID
+
+from harvester.announcer import Announcer
+from harvester.assembly import Parts, assemble
+from harvester.config import Config, load_config
+from harvester.errors import DatabaseUnavailable, ExitCode, HarvesterError, OutboxError
+from harvester.events import EventHandler, LeaderRevoked
+from harvester.journal import Journal
+from harvester.neli.group import Group, GroupCallbacks, Identity
+from harvester.outbox.marker import MarkSession
+from harvester.relay.machine import Phase
+from harvester.status import State, Status
+from harvester.telemetry.logging import logger_for
+
+_STOP_MARGIN_S = 5.0
+
+
+class Harvester:
+    """One harvester. Create it, `start` it, `stop` it; it cannot be started twice."""
+
+    def __init__(
+        self,
+        config: Config | None = None,
+        *,
+        on_event: EventHandler | None = None,
+        logger: logging.Logger | None = None,
+        group: Group | None = None,
+        until_empty: bool = False,
+    ) -> None:
+        """`config` defaults to what `load_config()` finds; `logger` to the standard logger `harvester`.
+
+        `group` replaces Kafka's election (`harvester.neli.fake.FakeGroup`, for tests). With `until_empty` the
+        harvester stops by itself when it leads and finds the outbox empty.
+        """
+        self.config = config if config is not None else load_config()
+        self._base_logger = logger if logger is not None else logging.getLogger("harvester")
+        self._log = logger_for(self._base_logger, self.config.name)
+        self._announcer = Announcer(on_event, self._log)
+        self._journal = Journal(self.config, self._announcer, self._log)
+        self._given_group = group
+        self._until_empty = until_empty
+        self._parts: Parts | None = None
+        self._failure: BaseException | None = None
+        self._stopping = threading.Event()
+        self._stopped = threading.Event()
+        self._fenced = False
+        self._lock = threading.Lock()
+        self._stop_lock = threading.Lock()
+
+    # -- life
+
+    def start(self) -> None:
+        """Start in the background; returns at once."""
+        with self._lock:
+            if self._parts is not None:
+                raise HarvesterError("this harvester was started before", hint="create a new Harvester")
+            self._announcer.start()
+            self._parts = assemble(
+                self.config,
+                group=self._given_group,
+                announcer=self._announcer,
+                journal=self._journal,
+                emptied=self._emptied,
+                failed=self._fail,
+                log=self._logger_of,
+            )
+            atexit.register(self._at_exit)
+            self._journal.started()
+            self._parts.supervisor.start()
+            threading.Thread(target=self._join_group, name="harvester-start", daemon=True).start()
+
+    def stop(self, *, force: bool = False) -> None:
+        """Finish what is on the wire, leave the group, end the shards; returns when all is done.
+
+        With `force` nothing is awaited: what is on the wire may be repeated by the next leader.
+        """
+        self._stopping.set()
+        parts = self._parts
+        if parts is None:
+            self._stopped.set()
+            return
+        if force:
+            parts.supervisor.post(lambda _now: parts.supervisor.fleet.kill_all())
+        with self._stop_lock:
+            if self._stopped.is_set():
+                return
+            limits = self.config.limits
+            drain_s = 0.0 if force or self._failure is not None else limits.drain_interval.total_seconds()
+            if parts.supervisor.is_alive() and parts.supervisor.drain(drain_s):
+                handled = self._announcer.announce(LeaderRevoked())
+                if threading.current_thread() is not self._announcer and not force:
+                    handled.wait(parts.revoke_within_s)
+            parts.group_stop()
+            parts.supervisor.end(0.5 if force else self.config.delivery_timeout.total_seconds() + 0.5)
+            parts.supervisor.join(self.config.delivery_timeout.total_seconds() + _STOP_MARGIN_S)
+            parts.backlog.stop()
+            self._announcer.stop(1.0)
+            atexit.unregister(self._at_exit)
+            self._log.info("stopped")
+            self._stopped.set()
+
+    def wait(self, timeout_s: float | None = None) -> bool:
+        """Wait until it has ended; True when it has. Raises what ended it, if that was an error."""
+        ended = self._stopped.wait(timeout_s)
+        if ended and self._failure is not None:
+            raise self._failure
+        return ended
+
+    def __enter__(self) -> Harvester:
+        self.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.stop()
+
+    # -- questions
+
+    @property
+    def state(self) -> State:
+        """Where it stands."""
+        parts = self._parts
+        if parts is None:
+            return State.CREATED
+        if self._stopped.is_set():
+            return State.FAILED if self._failure is not None else State.STOPPED
+        if self._stopping.is_set():
+            return State.DRAINING
+        if not parts.joined.is_set():
+            return State.STARTING
+        match parts.supervisor.relay.phase:
+            case Phase.LEADING:
+                return State.LEADING
+            case Phase.REMARKING:
+                return State.REMARKING
+            case Phase.DRAINING:
+                return State.DRAINING
+            case _:
+                return State.FENCED if self._fenced else State.STANDBY
+
+    @property
+    def is_leader(self) -> bool:
+        """Whether it leads and is trusted to, now."""
+        return self.leader_id is not None
+
+    @property
+    def leader_id(self) -> UUID | None:
+        """The current leader id; None when it does not lead. Never reused."""
+        parts = self._parts
+        if parts is None or not parts.supervisor.trust.trusted:
+            return None
+        return parts.supervisor.leadership[0]
+
+    @property
+    def term(self) -> int | None:
+        """The current term; None when it does not lead."""
+        parts = self._parts
+        return parts.supervisor.leadership[1] if parts is not None and self.leader_id is not None else None
+
+    @property
+    def in_flight(self) -> int:
+        """Records that may be with producers now."""
+        return self._parts.supervisor.relay.ledger.in_flight if self._parts is not None else 0
+
+    def status(self) -> Status:
+        """A snapshot of everything; never waits for the relay."""
+        parts = self._parts
+        fleet = parts.supervisor.fleet if parts is not None else None
+        ledger = parts.supervisor.relay.ledger if parts is not None else None
+        return self._journal.status(
+            state=self.state,
+            leader_id=self.leader_id,
+            term=self.term,
+            slots=list(fleet.slots) if fleet is not None else [],
+            in_flight=ledger.in_flight if ledger is not None else 0,
+            queued=ledger.queued if ledger is not None else 0,
+            backlog=parts.backlog.latest() if parts is not None and not self._stopping.is_set() else None,
+        )
+
+    # -- inside
+
+    def _join_group(self) -> None:
+        """Check the tables, learn the outbox's identity, then join: in the background, for as long as it takes."""
+        parts = self._parts
+        assert parts is not None
+        config = self.config
+        session = MarkSession(config.dsn, config.table, f"harvester {config.name}", 10.0)
+        while not self._stopping.is_set():
+            try:
+                session.open()
+                identity = session.read_term().outbox_id
+            except DatabaseUnavailable as error:
+                hint = f" ({error.hint})" if error.hint else ""
+                self._journal.trouble("database", f"{error.message}{hint}")
+                self._stopping.wait(config.limits.io_error_backoff.total_seconds())
+                continue
+            except OutboxError as error:
+                self._fail(error)
+                return
+            finally:
+                session.close()
+            self._journal.trouble("database", None)
+            parts.marker.start()
+            parts.join(Identity(config.name, str(identity), str(config.table)), self._callbacks(parts))
+            return
+
+    def _callbacks(self, parts: Parts) -> GroupCallbacks:
+        supervisor = parts.supervisor
+
+        def acquired() -> None:
+            self._fenced = False
+            supervisor.acquire()
+
+        def fenced(reason: str) -> None:
+            self._fenced = True
+            supervisor.fence(reason)
+
+        def revoking(within_s: float) -> None:
+            self._fenced = False
+            drain_s = 0.0 if self._failure is not None else self.config.limits.drain_interval.total_seconds()
+            deadline = time.monotonic() + within_s
+            if supervisor.is_alive() and supervisor.drain(min(drain_s, within_s)):
+                self._log.info("leadership is revoked")
+                self._announcer.announce(LeaderRevoked()).wait(max(0.0, deadline - time.monotonic()))
+
+        return GroupCallbacks(
+            acquired=acquired,
+            fenced=fenced,
+            revoking=revoking,
+            trust=supervisor.trust.extend,
+            failed=self._fail,
+            trouble=lambda text: self._journal.trouble("group", text),
+            marker_alive=supervisor.is_working,
+        )
+
+    def _emptied(self) -> None:
+        if self._until_empty and not self._stopping.is_set():
+            self._log.info("the outbox is empty")
+            self._stop_soon()
+
+    def _fail(self, error: BaseException) -> None:
+        if self._failure is None and not self._stopped.is_set():
+            self._failure = error
+            if not isinstance(error, HarvesterError):
+                self._failure = HarvesterError(f"internal error: {error!r}", hint="please report this")
+                self._failure.exit_code = ExitCode.SOFTWARE
+                self._failure.__cause__ = error
+            self._log.error("%s", error, exc_info=None if isinstance(error, HarvesterError) else error)
+            self._stop_soon()
+
+    def _stop_soon(self) -> None:
+        self._stopping.set()
+        threading.Thread(target=self.stop, name="harvester-stop", daemon=True).start()
+
+    def _logger_of(self, shard: int | None) -> logging.LoggerAdapter[logging.Logger]:
+        return logger_for(self._base_logger, self.config.name, shard)
+
+    def _at_exit(self) -> None:
+        """The host exits without having stopped us: leave no process behind."""
+        parts = self._parts
+        if parts is not None and not self._stopped.is_set():
+            self.stop()

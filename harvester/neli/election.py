@@ -1,0 +1,263 @@
+"""The election: who leads, and until when that may be believed. Pure.
+
+Theory (Fast NELI, seed 000, with the proofs of protocol rule P11). Kafka's group coordinator gives partition 0 of
+the leader topic to at most one member of the group; its owner leads. Owning it is not enough: the owner may be cut
+off without knowing. So it proves its place again and again, and believes it only for a while:
+
+    OUTSIDE ──assigned──▶ CANDIDATE ──both proofs──▶ LEADER ──trust expired, foreign term, dead marker──▶ CANDIDATE
+       ▲                      │                        │                                     (Fence)
+       └──────revoked─────────┴────────────────────────┴──revoke begins──▶ LEAVING ──revoked──▶ OUTSIDE
+
+*Proofs.* A heartbeat of our own, sent to partition 0, has come back; and an offset commit has succeeded under our
+member id and generation. Both are needed: a heartbeat alone says little about the group (the coordinator may be out
+of reach while the topic is not), a commit alone little about the topic. Each counts from when it was *sent*: trust
+lasts until `min(sent of the newest returned heartbeat, sent of the newest successful commit) + heartbeat_timeout`.
+The broker keeps a member for session_timeout after such a commit, so trust ends before a successor can be chosen,
+with room for the producers' delivery timeout (P12).
+
+*Local time ends trust and never extends it.* The clock is looked at before any other part of an event is: a proof
+that arrives after trust expired does not revive it. The machine fences, and only fresh proofs, sent after the
+fence, make it lead again, under a new leader id and term.
+
+*From the beginning of a revoke* trust never exceeds that moment + rebalance_timeout − group heartbeat interval, and
+every revoke is treated as possibly lost: the client's own flag is not reliable.
+
+*A dead mark loop must not keep leadership*: `Tick` carries whether the loop is alive, and a leader whose loop is
+not is fenced, and proposes itself again only when it is.
+
+Times are seconds of a clock that runs through suspend.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from enum import Enum
+
+
+class Role(Enum):
+    """See the module's text."""
+
+    OUTSIDE = "outside"
+    CANDIDATE = "candidate"
+    LEADER = "leader"
+    LEAVING = "leaving"
+
+
+@dataclass(frozen=True, slots=True)
+class Timing:
+    """In seconds: how often heartbeats go out, how long a proof counts, and what a revoke may take."""
+
+    heartbeat_interval_s: float
+    heartbeat_timeout_s: float
+    revoke_limit_s: float  # rebalance_timeout − group heartbeat interval
+
+
+# -- events
+
+
+@dataclass(frozen=True, slots=True)
+class Assigned:
+    """The group gave us partition 0."""
+
+
+@dataclass(frozen=True, slots=True)
+class RevokeBegan:
+    """The rebalance callback that takes partition 0 away has started; the group waits for us."""
+
+
+@dataclass(frozen=True, slots=True)
+class Revoked:
+    """Partition 0 is no longer ours."""
+
+
+@dataclass(frozen=True, slots=True)
+class HeartbeatReturned:
+    """Our own heartbeat, sent at this time, was read from partition 0."""
+
+    sent_at: float
+
+
+@dataclass(frozen=True, slots=True)
+class ForeignHeartbeat:
+    """Another member's heartbeat was read; `term` is None while it had none."""
+
+    member: str
+    term: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class CommitSucceeded:
+    """An offset commit sent at this time was accepted by the group coordinator."""
+
+    sent_at: float
+
+
+@dataclass(frozen=True, slots=True)
+class TermTaken:
+    """The relay leads under this term."""
+
+    term: int
+
+
+@dataclass(frozen=True, slots=True)
+class StepDown:
+    """The relay gives leadership up itself (P8: the term is somebody else's)."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Tick:
+    """Time passes. `marker_alive`: the mark loop turned lately, or waits inside its own bounded retry (P14)."""
+
+    marker_alive: bool
+
+
+Event = (
+    Assigned
+    | RevokeBegan
+    | Revoked
+    | HeartbeatReturned
+    | ForeignHeartbeat
+    | CommitSucceeded
+    | TermTaken
+    | StepDown
+    | Tick
+)
+
+# -- commands
+
+
+@dataclass(frozen=True, slots=True)
+class SendHeartbeat:
+    """Produce a heartbeat to partition 0."""
+
+
+@dataclass(frozen=True, slots=True)
+class CommitOffset:
+    """Commit the position: the second proof."""
+
+
+@dataclass(frozen=True, slots=True)
+class Acquire:
+    """Lead, from now on and while trusted."""
+
+
+@dataclass(frozen=True, slots=True)
+class Trust:
+    """Both proofs hold; leadership may be believed until then."""
+
+    until: float
+
+
+@dataclass(frozen=True, slots=True)
+class Fence:
+    """Stop at once: another leader may exist."""
+
+    reason: str
+
+
+Command = SendHeartbeat | CommitOffset | Acquire | Trust | Fence
+
+
+@dataclass(frozen=True, slots=True)
+class Election:
+    """The machine's state. `since` bounds the proofs that count: what was sent before it proves nothing."""
+
+    role: Role = Role.OUTSIDE
+    since: float = 0.0
+    heartbeat_sent_at: float | None = None  # newest that came back
+    commit_sent_at: float | None = None  # newest that succeeded
+    next_heartbeat_at: float = 0.0
+    revoke_deadline: float | None = None
+    term: int | None = None
+    highest_term: int = 0  # seen in the topic, ours included
+
+    def trusted_until(self, timing: Timing) -> float | None:
+        """The moment at which trust ends; None without both proofs."""
+        if self.heartbeat_sent_at is None or self.commit_sent_at is None:
+            return None
+        until = min(self.heartbeat_sent_at, self.commit_sent_at) + timing.heartbeat_timeout_s
+        return until if self.revoke_deadline is None else min(until, self.revoke_deadline)
+
+
+def step(state: Election, event: Event, now: float, timing: Timing) -> tuple[Election, tuple[Command, ...]]:
+    """One event at one moment; returns the next state and what is to be done, in order."""
+    if state.role is Role.LEADER and _expired(state, now, timing):
+        state, fence = _fence(state, now, "no heartbeat and commit within heartbeat_timeout")
+        state, commands = _apply(state, event, now, timing)
+        return state, (fence, *commands)
+    return _apply(state, event, now, timing)
+
+
+def _apply(state: Election, event: Event, now: float, timing: Timing) -> tuple[Election, tuple[Command, ...]]:
+    match event:
+        case Assigned():
+            if state.role in (Role.CANDIDATE, Role.LEADER):
+                return state, ()
+            started = Election(Role.CANDIDATE, since=now, next_heartbeat_at=now, highest_term=state.highest_term)
+            return _beat(started, now, timing)
+        case RevokeBegan():
+            if state.role is Role.OUTSIDE:
+                return state, ()
+            return replace(state, role=Role.LEAVING, revoke_deadline=now + timing.revoke_limit_s), ()
+        case Revoked():
+            return Election(highest_term=state.highest_term), ()
+        case HeartbeatReturned(sent_at):
+            if state.role is Role.OUTSIDE or sent_at < state.since:
+                return state, ()
+            state = replace(state, heartbeat_sent_at=max(sent_at, state.heartbeat_sent_at or sent_at))
+            state, commands = _proved(state, now, timing)
+            return state, (CommitOffset(), *commands)
+        case CommitSucceeded(sent_at):
+            if state.role is Role.OUTSIDE or sent_at < state.since:
+                return state, ()
+            state = replace(state, commit_sent_at=max(sent_at, state.commit_sent_at or sent_at))
+            return _proved(state, now, timing)
+        case ForeignHeartbeat(member, term):
+            state = replace(state, highest_term=max(state.highest_term, term or 0))
+            if state.role is Role.LEADER and term is not None and term > (state.term or 0) and state.term is not None:
+                state, fence = _fence(state, now, f"{member} leads under the higher term {term}")
+                return state, (fence,)
+            return state, ()
+        case TermTaken(term):
+            state = replace(state, highest_term=max(state.highest_term, term))
+            return (replace(state, term=term), ()) if state.role is Role.LEADER else (state, ())
+        case StepDown(reason):
+            if state.role is not Role.LEADER:
+                return state, ()
+            state, fence = _fence(state, now, reason)
+            return state, (fence,)
+        case Tick(marker_alive):
+            if state.role is Role.LEADER and not marker_alive:
+                state, fence = _fence(state, now, "the mark loop stands still")
+                return state, (fence,)
+            if state.role in (Role.CANDIDATE, Role.LEADER) and not marker_alive:
+                return state, ()
+            return _beat(state, now, timing)
+
+
+def _beat(state: Election, now: float, timing: Timing) -> tuple[Election, tuple[Command, ...]]:
+    if state.role not in (Role.CANDIDATE, Role.LEADER) or now < state.next_heartbeat_at:
+        return state, ()
+    return replace(state, next_heartbeat_at=now + timing.heartbeat_interval_s), (SendHeartbeat(),)
+
+
+def _proved(state: Election, now: float, timing: Timing) -> tuple[Election, tuple[Command, ...]]:
+    until = state.trusted_until(timing)
+    if until is None or until <= now:
+        return state, ()
+    if state.role is Role.CANDIDATE:
+        return replace(state, role=Role.LEADER), (Trust(until), Acquire())
+    return state, (Trust(until),)
+
+
+def _expired(state: Election, now: float, timing: Timing) -> bool:
+    until = state.trusted_until(timing)
+    return until is None or now >= until
+
+
+def _fence(state: Election, now: float, reason: str) -> tuple[Election, Command]:
+    """Only proofs sent from now on count again."""
+    fenced = Election(Role.CANDIDATE, since=now, next_heartbeat_at=now, highest_term=state.highest_term)
+    return fenced, Fence(reason)

@@ -1,0 +1,81 @@
+"""A group without Kafka, for the tests of applications that embed a harvester.
+
+The test decides who leads: `elect()`, `revoke()`, `fence()`. Everything else behaves as with the real group: events
+come in the same order on the same thread, a revoke waits for the drain and for the handler of LeaderRevoked.
+
+    group = FakeGroup()
+    with Harvester(config, group=group) as harvester:
+        group.elect()
+"""
+
+from __future__ import annotations
+
+import threading
+from uuid import UUID
+
+from harvester.clock import clock_s
+from harvester.neli.group import GroupCallbacks, Identity
+
+_FOR_EVER_S = 1e6
+
+
+class FakeGroup:
+    """See the module's text. Its methods may be called from any thread of the test."""
+
+    def __init__(self, *, elected: bool = False, revoke_within_s: float = 10.0) -> None:
+        self._elected = elected
+        self._within_s = revoke_within_s
+        self._callbacks: GroupCallbacks | None = None
+        self._started = threading.Event()
+        self._leads = False
+        self._highest_term = 0
+
+    def start(self, identity: Identity, callbacks: GroupCallbacks) -> None:
+        """Called by the harvester when it joins."""
+        self._callbacks = callbacks
+        self._started.set()
+        if self._elected:
+            self.elect()
+
+    def elect(self, timeout_s: float = 10.0) -> None:
+        """Make this harvester the leader."""
+        callbacks = self._joined(timeout_s)
+        self._leads = True
+        callbacks.trust(clock_s() + _FOR_EVER_S)
+        callbacks.acquired()
+
+    def revoke(self, timeout_s: float = 10.0) -> None:
+        """Take leadership away in good order; returns when it has been given up."""
+        callbacks = self._joined(timeout_s)
+        if self._leads:
+            self._leads = False
+            callbacks.revoking(self._within_s)
+
+    def fence(self, reason: str = "fenced by the test", timeout_s: float = 10.0) -> None:
+        """Take leadership away at once."""
+        callbacks = self._joined(timeout_s)
+        if self._leads:
+            self._leads = False
+            callbacks.fenced(reason)
+
+    def lead(self, leader_id: UUID, term: int) -> None:
+        """Called by the harvester when it has taken its term."""
+        self._highest_term = max(self._highest_term, term)
+
+    def step_down(self, reason: str, rejoin_after_s: float | None = None) -> None:
+        """Called by the harvester when it gives leadership up itself."""
+        self.fence(reason)
+
+    @property
+    def highest_term(self) -> int:
+        """The highest term this group has seen."""
+        return self._highest_term
+
+    def stop(self) -> None:
+        """Called by the harvester when it leaves."""
+        self.revoke()
+
+    def _joined(self, timeout_s: float) -> GroupCallbacks:
+        if not self._started.wait(timeout_s) or self._callbacks is None:
+            raise TimeoutError("the harvester has not joined the group")
+        return self._callbacks

@@ -1,0 +1,71 @@
+"""What a member says on the leader topic, and the bytes it travels as. Pure.
+
+Compact JSON with a version, so that a person can read the topic. `outbox` identifies what the sender serves: two
+outboxes in one group would take turns in leading and starve each other, so a member refuses to go on when it reads a
+live heartbeat of another one. Bytes that are no heartbeat (another tool, a newer version) are ignored, never fatal.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from typing import Any
+from uuid import UUID
+
+VERSION = 1
+_MAX_BYTES = 16_384
+
+
+@dataclass(frozen=True, slots=True)
+class Heartbeat:
+    """One heartbeat. `member` is unique to a process's membership, `name` is for people."""
+
+    member: UUID
+    name: str
+    number: int  # counts this member's heartbeats
+    outbox: str  # identity: outbox_id of the term row
+    outbox_name: str
+    leader_id: UUID | None
+    term: int | None
+
+
+def encode(heartbeat: Heartbeat) -> bytes:
+    """The bytes of a heartbeat."""
+    body: dict[str, Any] = {
+        "v": VERSION,
+        "member": str(heartbeat.member),
+        "name": heartbeat.name,
+        "n": heartbeat.number,
+        "outbox": heartbeat.outbox,
+        "outbox_name": heartbeat.outbox_name,
+        "leader": str(heartbeat.leader_id) if heartbeat.leader_id else None,
+        "term": heartbeat.term,
+    }
+    return json.dumps(body, separators=(",", ":")).encode()
+
+
+def decode(data: bytes | None) -> Heartbeat | None:
+    """The heartbeat, or None when the bytes are none."""
+    if not data or len(data) > _MAX_BYTES:
+        return None
+    try:
+        body = json.loads(data)
+        if not isinstance(body, dict) or body.get("v") != VERSION:
+            return None
+        leader, term = body["leader"], body["term"]
+        if term is not None and (not isinstance(term, int) or isinstance(term, bool) or not 0 <= term < 2**63):
+            return None
+        number = body["n"]
+        if not isinstance(number, int) or isinstance(number, bool):
+            return None
+        return Heartbeat(
+            member=UUID(body["member"]),
+            name=str(body["name"]),
+            number=number,
+            outbox=str(body["outbox"]),
+            outbox_name=str(body["outbox_name"]),
+            leader_id=UUID(leader) if leader is not None else None,
+            term=term,
+        )
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        return None

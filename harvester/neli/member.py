@@ -1,0 +1,276 @@
+"""A member of the leader group: performs what the election machine decides, with Kafka's own group membership.
+
+One thread of its own polls the consumer, feeds the machine and performs its commands, so neither a slow query nor a
+slow event handler can delay a heartbeat. The group protocol is pinned to *classic*, the assignor is cooperative (a
+joining standby does not unseat the leader), membership is dynamic. The rebalance callback that takes partition 0 away
+blocks until the relay has drained; meanwhile offset commits on a helper thread keep trust proven (P13).
+
+On assignment the last few records of the partition are read again, so that a new leader knows the highest term that
+was announced and notices a member that serves another outbox.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+from uuid import UUID, uuid4
+
+from confluent_kafka import Consumer, KafkaError, KafkaException, Producer, TopicPartition
+
+from harvester.clock import clock_s
+from harvester.errors import ForeignOutbox
+from harvester.neli import election as e
+from harvester.neli.group import GroupCallbacks, Identity
+from harvester.neli.heartbeat import Heartbeat, decode, encode
+from harvester.neli.topic import ensure_leader_topic
+
+_TAIL_RECORDS = 64
+_OFFSET_TAIL_BASE = -2000  # librdkafka: RD_KAFKA_OFFSET_TAIL(n) is this minus n
+_RETRY_S = 1.0
+_COMMIT_EVERY_S = 0.25
+
+
+@dataclass(frozen=True, slots=True)
+class MemberSettings:
+    """From the configuration; times in seconds."""
+
+    topic: str
+    group: str
+    consumer_options: Mapping[str, Any]
+    producer_options: Mapping[str, Any]
+    poll_s: float
+    timing: e.Timing
+    revoke_within_s: float  # how long the rebalance callback may block
+    foreign_live_s: float  # a heartbeat of another outbox younger than this is a live member's
+
+
+class KafkaGroup:
+    """See the module's text."""
+
+    def __init__(self, settings: MemberSettings) -> None:
+        self._settings = settings
+        self._state = e.Election()
+        self._member = uuid4()
+        self._number = 0
+        self._sent: dict[int, float] = {}  # number of a heartbeat -> when it was sent
+        self._leader: tuple[UUID, int] | None = None
+        self._step_down: tuple[str, float | None] | None = None
+        self._committing_since: float | None = None
+        self._position: int | None = None
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="neli", daemon=True)
+        self._lock = threading.RLock()  # around the machine: a helper thread commits during a revoke
+        self._identity: Identity
+        self._callbacks: GroupCallbacks
+        self._producer: Producer
+        self._consumer: Consumer
+        self._joined = False
+
+    # -- the interface
+
+    def start(self, identity: Identity, callbacks: GroupCallbacks) -> None:
+        """Join, without waiting for it."""
+        self._identity, self._callbacks = identity, callbacks
+        self._thread.start()
+
+    def lead(self, leader_id: UUID, term: int) -> None:
+        """The relay leads under this term: heartbeats carry it from now on."""
+        self._leader = (leader_id, term)
+        self._feed(e.TermTaken(term))
+
+    def step_down(self, reason: str, rejoin_after_s: float | None = None) -> None:
+        """Give leadership up at the member's next turn."""
+        self._step_down = (reason, rejoin_after_s)
+
+    @property
+    def highest_term(self) -> int:
+        """The highest term seen in the leader topic."""
+        return self._state.highest_term
+
+    def stop(self) -> None:
+        """Leave the group, and wait until that is done."""
+        self._ended.set()
+        if self._thread.is_alive() and threading.current_thread() is not self._thread:
+            self._thread.join()
+
+    # -- the thread
+
+    def _run(self) -> None:
+        try:
+            self._producer = Producer(dict(self._settings.producer_options))
+            while not self._ended.is_set():
+                if self._join():
+                    self._serve()
+        except ForeignOutbox as error:
+            self._callbacks.failed(error)
+        except KafkaException as error:
+            self._callbacks.failed(error)
+
+    def _join(self) -> bool:
+        settings = self._settings
+        error = ensure_leader_topic(settings.topic, settings.producer_options)
+        if error is not None:
+            self._callbacks.trouble(error)
+            self._ended.wait(_RETRY_S)
+            return False
+        self._consumer = Consumer(
+            {**settings.consumer_options, "on_commit": self._committed, "error_cb": self._broker_error}
+        )
+        self._consumer.subscribe(
+            [settings.topic], on_assign=self._assigned, on_revoke=self._revoked, on_lost=self._revoked
+        )
+        return True
+
+    def _serve(self) -> None:
+        """Poll until the end, or until the group is to be left for a while."""
+        rejoin_after_s: float | None = None
+        try:
+            while not self._ended.is_set() and rejoin_after_s is None:
+                message = self._consumer.poll(self._settings.poll_s)
+                if message is not None:
+                    self._read(message)
+                self._producer.poll(0)
+                asked, self._step_down = self._step_down, None
+                if asked is not None:
+                    reason, rejoin_after_s = asked
+                    self._feed(e.StepDown(reason))
+                self._feed(e.Tick(self._callbacks.marker_alive()))
+        finally:
+            self._consumer.close()
+            self._feed(e.Revoked())
+        if rejoin_after_s is not None:
+            self._ended.wait(rejoin_after_s)
+
+    def _read(self, message: Any) -> None:
+        error = message.error()
+        if error is not None:
+            if error.code() != KafkaError._PARTITION_EOF:
+                self._callbacks.trouble(f"leader topic: {error.str()}")
+            return
+        if message.partition() != 0:
+            return
+        self._position = message.offset() + 1
+        heartbeat = decode(message.value())
+        if heartbeat is None:
+            return
+        if heartbeat.member == self._member:
+            sent_at = self._sent.pop(heartbeat.number, None)
+            if sent_at is not None:
+                self._sent = {number: at for number, at in self._sent.items() if number > heartbeat.number}
+                self._callbacks.trouble(None)
+                self._feed(e.HeartbeatReturned(sent_at))
+            return
+        if heartbeat.outbox != self._identity.outbox:
+            if time.time() - message.timestamp()[1] / 1000 < self._settings.foreign_live_s:
+                raise ForeignOutbox(
+                    group=self._settings.group,
+                    member=heartbeat.name,
+                    theirs=heartbeat.outbox_name,
+                    ours=self._identity.outbox_name,
+                )
+            return
+        self._feed(e.ForeignHeartbeat(heartbeat.name, heartbeat.term))
+
+    # -- the machine
+
+    def _feed(self, event: e.Event) -> None:
+        with self._lock:
+            self._state, commands = e.step(self._state, event, clock_s(), self._settings.timing)
+            for command in commands:
+                self._perform(command)
+
+    def _perform(self, command: e.Command) -> None:
+        match command:
+            case e.SendHeartbeat():
+                self._beat()
+            case e.CommitOffset():
+                self._commit()
+            case e.Trust(until):
+                self._callbacks.trust(until)
+            case e.Acquire():
+                self._leader = None
+                self._callbacks.acquired()
+            case e.Fence(reason):
+                self._leader = None
+                self._callbacks.fenced(reason)
+
+    def _beat(self) -> None:
+        self._number += 1
+        leader_id, term = self._leader if self._leader is not None else (None, None)
+        heartbeat = Heartbeat(
+            self._member, self._identity.name, self._number, self._identity.outbox, self._identity.outbox_name,
+            leader_id, term,
+        )  # fmt: skip
+        self._sent[self._number] = clock_s()
+        try:
+            self._producer.produce(self._settings.topic, value=encode(heartbeat), partition=0)
+        except (BufferError, KafkaException) as error:
+            self._callbacks.trouble(f"leader topic: {error}")
+        self._producer.poll(0)
+
+    def _commit(self) -> None:
+        """Ask the coordinator to accept an offset: proof that it still counts us in. One at a time."""
+        now = clock_s()
+        since = self._committing_since
+        if self._position is None or (since is not None and now - since < self._settings.timing.heartbeat_timeout_s):
+            return
+        self._committing_since = now
+        try:
+            offset = TopicPartition(self._settings.topic, 0, self._position)
+            self._consumer.commit(offsets=[offset], asynchronous=True)
+        except KafkaException:
+            self._committing_since = None
+
+    def _committed(self, error: KafkaError | None, _partitions: Any) -> None:
+        sent_at, self._committing_since = self._committing_since, None
+        if error is None and sent_at is not None:
+            self._feed(e.CommitSucceeded(sent_at))
+
+    def _broker_error(self, error: KafkaError) -> None:
+        if error.code() == KafkaError._ALL_BROKERS_DOWN:
+            self._callbacks.trouble("Kafka: no broker can be reached")
+
+    # -- rebalances
+
+    def _assigned(self, consumer: Any, partitions: list[Any]) -> None:
+        for partition in partitions:
+            partition.offset = _OFFSET_TAIL_BASE - _TAIL_RECORDS
+        consumer.incremental_assign(partitions)
+        self._callbacks.trouble(None)
+        if any(partition.partition == 0 for partition in partitions):
+            self._sent.clear()
+            self._feed(e.Assigned())
+
+    def _revoked(self, consumer: Any, partitions: list[Any]) -> None:
+        if not any(partition.partition == 0 for partition in partitions):
+            consumer.incremental_unassign(partitions)
+            return
+        self._feed(e.RevokeBegan())
+        over = threading.Event()
+        renewal = threading.Thread(target=self._renew_trust, args=(over,), name="neli-revoke", daemon=True)
+        renewal.start()
+        try:
+            self._callbacks.revoking(self._settings.revoke_within_s)
+        finally:
+            over.set()
+        self._leader = None
+        consumer.incremental_unassign(partitions)
+        self._feed(e.Revoked())
+
+    def _renew_trust(self, over: threading.Event) -> None:
+        """Synchronous commits while the rebalance callback blocks the thread that usually makes them (P13)."""
+        while not over.wait(_COMMIT_EVERY_S):
+            if self._position is None:
+                return
+            sent_at = clock_s()
+            try:
+                offset = TopicPartition(self._settings.topic, 0, self._position)
+                self._consumer.commit(offsets=[offset], asynchronous=False)
+            except KafkaException:
+                continue
+            except RuntimeError:  # the consumer was closed meanwhile
+                return
+            self._feed(e.CommitSucceeded(sent_at))

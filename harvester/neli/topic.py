@@ -1,0 +1,35 @@
+"""The leader topic: made if it is missing, because a member of a group on a missing topic waits for ever."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from confluent_kafka import KafkaError, KafkaException
+from confluent_kafka.admin import AdminClient
+from confluent_kafka.cimpl import NewTopic
+
+_TIMEOUT_S = 5.0
+
+
+def ensure_leader_topic(topic: str, options: Mapping[str, Any]) -> str | None:
+    """None when the topic is there (now); otherwise what is in the way, in words."""
+    admin = AdminClient(dict(options))
+    try:
+        metadata = admin.list_topics(topic, timeout=_TIMEOUT_S)
+        found = metadata.topics.get(topic)
+        if found is not None and found.error is None and found.partitions:
+            return None
+        config = {"retention.ms": "86400000", "cleanup.policy": "delete"}
+        admin.create_topics([NewTopic(topic, 1, -1, config=config)], operation_timeout=_TIMEOUT_S)[topic].result(
+            _TIMEOUT_S * 2
+        )
+    except KafkaException as error:
+        problem = error.args[0]
+        if problem.code() == KafkaError.TOPIC_ALREADY_EXISTS:
+            return None
+        if problem.code() in {KafkaError._TRANSPORT, KafkaError._TIMED_OUT}:
+            servers = options.get("bootstrap.servers", "")
+            return f"Kafka at {servers} does not answer: {problem.str()}"
+        return f"the leader topic {topic!r} is missing and cannot be created: {problem.str()}"
+    return None

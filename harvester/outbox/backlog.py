@@ -1,0 +1,71 @@
+"""How much stands in the outbox: asked now and then over a session of its own, so that nobody waits for it."""
+
+from __future__ import annotations
+
+import threading
+import time
+
+import psycopg
+
+from harvester.errors import OutboxError
+from harvester.outbox import queries
+from harvester.outbox.connect import connect
+from harvester.outbox.tables import OutboxTable
+from harvester.status import Backlog
+
+COUNT_AT_MOST = 100_000
+_EVERY_S = 1.0
+_FORGOTTEN_AFTER_S = 15.0
+
+
+def read_backlog(connection: psycopg.Connection, table: OutboxTable) -> Backlog:
+    """One look: rows up to COUNT_AT_MOST, and the age of the oldest."""
+    row = connection.execute(queries.backlog(table, COUNT_AT_MOST)).fetchone()
+    count, age_s = row if row is not None else (0, None)
+    return Backlog(
+        records=min(count, COUNT_AT_MOST),
+        capped=count > COUNT_AT_MOST,
+        oldest_age_s=max(0.0, float(age_s)) if age_s is not None else None,
+    )
+
+
+class BacklogWatch:
+    """Looks once a second while somebody is interested; rests, without a session, when nobody has asked for a while."""
+
+    def __init__(self, dsn: str, table: OutboxTable, application_name: str) -> None:
+        self._dsn, self._table, self._application = dsn, table, application_name
+        self._asked_at = 0.0
+        self._latest: Backlog | None = None
+        self._ended = threading.Event()
+        self._lock = threading.Lock()
+        self._thread: threading.Thread | None = None
+
+    def latest(self) -> Backlog | None:
+        """The last look; None while there is none. Asking keeps the watch awake."""
+        self._asked_at = time.monotonic()
+        with self._lock:
+            if not self._ended.is_set() and (self._thread is None or not self._thread.is_alive()):
+                self._thread = threading.Thread(target=self._run, name="harvester-backlog", daemon=True)
+                self._thread.start()
+        return self._latest
+
+    def stop(self) -> None:
+        """End the watch."""
+        self._ended.set()
+
+    def _run(self) -> None:
+        connection: psycopg.Connection | None = None
+        while not self._ended.is_set() and time.monotonic() - self._asked_at < _FORGOTTEN_AFTER_S:
+            try:
+                if connection is None or connection.closed:
+                    connection = connect(self._dsn, application_name=self._application)
+                    connection.execute("SET statement_timeout = '5s'")
+                self._latest = read_backlog(connection, self._table)
+            except (psycopg.Error, OutboxError):
+                self._latest = None  # the relay's own sessions report what is wrong
+                if connection is not None:
+                    connection.close()
+            self._ended.wait(_EVERY_S)
+        if connection is not None:
+            connection.close()
+        self._latest = None

@@ -1,0 +1,110 @@
+"""`COPY … TO STDOUT (FORMAT BINARY)` read through libpq without copying rows apart.
+
+The relay forwards rows as the bytes the server sent: a tuple is an int16 field count, then per field an int32 length
+(-1 for NULL) and that many bytes (manual, COPY, "Binary Format"). `id` and `kafka_key` come first, so that the
+supervisor reads both at fixed places and touches nothing else; the shard decodes the rest.
+
+libpq's blocking call holds the interpreter's lock while it waits; here the wait is in `select`, so that no other
+thread of the supervisor, heartbeats above all, ever waits for a query.
+"""
+
+from __future__ import annotations
+
+import select
+import struct
+import time
+from typing import TYPE_CHECKING
+
+import psycopg
+from psycopg import pq
+from psycopg.errors import error_from_result
+
+if TYPE_CHECKING:
+    from psycopg import Connection
+
+_SIGNATURE = b"PGCOPY\n\xff\r\n\0"
+_HEADER_BYTES = len(_SIGNATURE) + 4 + 4
+_TRAILER = b"\xff\xff"
+_HEAD = struct.Struct(">hiqi")  # field count, length of id (8), id, length of key
+_HEAD_BYTES = _HEAD.size
+
+Row = tuple[int, bytes | None, bytes]
+
+
+def copy_rows(connection: Connection, statement: str, timeout_s: float) -> list[Row]:
+    """Run one COPY; returns its rows as (id, key, raw tuple), sorted by id.
+
+    Raises psycopg.Error when the statement fails, and psycopg.OperationalError when the connection breaks or
+    nothing arrives for `timeout_s`: the statement may or may not have taken effect then.
+    """
+    pgconn = connection.pgconn
+    pgconn.send_query(statement.encode())
+    chunks: list[bytes] = []
+    _flush(pgconn, timeout_s)
+    result = _next_result(pgconn, timeout_s)
+    if result is None:
+        raise psycopg.OperationalError("the server sent no result")
+    if result.status != pq.ExecStatus.COPY_OUT:
+        error = error_from_result(result, encoding="utf-8")
+        _drain(pgconn, timeout_s)
+        raise error
+    while True:
+        size, data = pgconn.get_copy_data(1)
+        if size > 0:
+            chunks.append(bytes(data))
+        elif size == 0:
+            _wait_readable(pgconn, timeout_s)
+            pgconn.consume_input()
+        else:
+            break
+    final = _next_result(pgconn, timeout_s)
+    if final is not None and final.status != pq.ExecStatus.COMMAND_OK:
+        error = error_from_result(final, encoding="utf-8")
+        _drain(pgconn, timeout_s)
+        raise error
+    _drain(pgconn, timeout_s)
+    return parse(chunks)
+
+
+def parse(chunks: list[bytes]) -> list[Row]:
+    """The rows in a COPY's data messages (one row each; the first carries the header), sorted by id."""
+    rows: list[Row] = []
+    append = rows.append
+    unpack = _HEAD.unpack_from
+    for index, chunk in enumerate(chunks):
+        raw = chunk
+        if index == 0 and raw.startswith(_SIGNATURE):
+            raw = raw[_HEADER_BYTES:]
+        if raw == _TRAILER or not raw:
+            continue
+        _, _, record_id, key_bytes = unpack(raw)
+        key = raw[_HEAD_BYTES : _HEAD_BYTES + key_bytes] if key_bytes >= 0 else None
+        append((record_id, key, raw))
+    rows.sort()
+    return rows
+
+
+def _flush(pgconn: pq.abc.PGconn, timeout_s: float) -> None:
+    deadline = time.monotonic() + timeout_s
+    while pgconn.flush():
+        left_s = deadline - time.monotonic()
+        if left_s <= 0 or not any(select.select([pgconn.socket], [pgconn.socket], [], left_s)[:2]):
+            raise psycopg.OperationalError(f"the server took no statement for {timeout_s:g} s")
+        pgconn.consume_input()
+
+
+def _next_result(pgconn: pq.abc.PGconn, timeout_s: float) -> pq.abc.PGresult | None:
+    while pgconn.is_busy():
+        _wait_readable(pgconn, timeout_s)
+        pgconn.consume_input()
+    return pgconn.get_result()
+
+
+def _drain(pgconn: pq.abc.PGconn, timeout_s: float) -> None:
+    while _next_result(pgconn, timeout_s) is not None:
+        pass
+
+
+def _wait_readable(pgconn: pq.abc.PGconn, timeout_s: float) -> None:
+    if not select.select([pgconn.socket], [], [], timeout_s)[0]:
+        raise psycopg.OperationalError(f"the server sent nothing for {timeout_s:g} s")

@@ -1,0 +1,226 @@
+"""The schema: create, check, migrate (`init`), and look at it (`inspect`).
+
+Everything `init` does happens in one transaction under an advisory lock, so that it is done as a whole or not at
+all and two at once are safe. It changes nothing of an outbox that exists already; what does not fit is refused.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import psycopg
+from psycopg.pq import TransactionStatus
+from psycopg.rows import tuple_row
+
+from harvester.errors import SchemaError
+from harvester.outbox import ddl
+from harvester.outbox.catalog import CATALOG_SQL, Facts, catalog_parameters, parse_catalog
+from harvester.outbox.connect import database_errors
+from harvester.outbox.shape import (
+    INIT_HINT,
+    OutboxShape,
+    check_companions,
+    check_place,
+    outbox_shape,
+    quarantine_mismatches,
+)
+from harvester.outbox.tables import OutboxTable
+
+Connection = psycopg.Connection[Any]
+
+# A trigger needs a lock that waits for every writer, and all later writers wait behind it: give up soon.
+LOCK_TIMEOUT_MS = 5_000
+
+
+def init(
+    connection: Connection,
+    table: OutboxTable,
+    *,
+    notify: bool | None = None,
+    value_type: ddl.KafkaType = "text",
+) -> list[str]:
+    """Create, check and migrate; returns what was done, in words, empty when there was nothing to do.
+
+    `notify` makes (True) or removes (False) the wake-up trigger; None leaves it as it is. `value_type` is that of
+    kafka_value in a new table. Raises SchemaError for a table that does not fit or a schema newer than this
+    version knows, DatabaseUnavailable for a lost session or a lock that could not be had.
+    """
+    done: list[str] = []
+    with database_errors(f"set up {table}"), _locked(connection):
+        facts = read_facts(connection, table)
+        check_place(table, facts)
+        if facts.outbox is None:
+            connection.execute(ddl.create_outbox(table, value_type))
+            done.append(f"created table {table.sql}")
+            facts = read_facts(connection, table)
+        shape = outbox_shape(table, facts)
+        # The companions stand in the schema in which the outbox was found, not the first of the search path.
+        placed = OutboxTable(schema=shape.schema, name=table.name)
+        _refuse_newer(connection, placed, facts)
+        if facts.term is None:
+            connection.execute(ddl.create_term(placed))
+            done.append(f"created table {placed.term}, schema version {ddl.schema_version()}")
+        if facts.quarantine is None:
+            connection.execute(ddl.create_quarantine(placed, shape.key_type, shape.value_type))
+            done.append(f"created table {placed.quarantine}")
+        else:
+            _retype(connection, placed, facts, shape, done)
+        if connection.execute(ddl.insert_term(placed)).rowcount and facts.term is not None:
+            done.append(f"put the missing row back into {placed.term}")
+        before = _migrate(connection, placed)
+        if before < ddl.schema_version() and facts.term is not None:
+            done.append(f"migrated the schema from version {before} to {ddl.schema_version()}")
+        _set_notify(connection, placed, table.channel, wanted=notify, present=shape.has_notify, done=done)
+        check_companions(table, read_facts(connection, table), shape)
+        if _refresh(connection, placed, shape):
+            done.append("renewed the incarnation: ids of this outbox may start again")
+    return done
+
+
+def inspect(connection: Connection, table: OutboxTable) -> OutboxShape:
+    """Check everything the relay depends on; raises SchemaError with all that is wrong."""
+    with database_errors(f"inspect {table}"):
+        facts = read_facts(connection, table)
+        shape = outbox_shape(table, facts)
+        check_companions(table, facts, shape)
+        version = _version(connection, table)
+    if version is None:
+        raise SchemaError(f"the table {table.term} is empty", hint=INIT_HINT)
+    if version < ddl.schema_version():
+        raise SchemaError(
+            f"the schema of {table} has version {version}, this harvester needs {ddl.schema_version()}",
+            hint=INIT_HINT,
+        )
+    _refuse_version(table, version)
+    return shape
+
+
+def find_shape(connection: Connection, table: OutboxTable) -> OutboxShape | None:
+    """The shape of the outbox itself, None when there is none yet; raises SchemaError when it does not fit."""
+    with database_errors(f"inspect {table}"):
+        facts = read_facts(connection, table)
+        check_place(table, facts)
+        return outbox_shape(table, facts) if facts.outbox is not None else None
+
+
+def refresh_incarnation(connection: Connection, table: OutboxTable) -> bool:
+    """Renew the incarnation if ids of the outbox may start again; true when it was renewed.
+
+    That is so when the outbox was dropped and made again, or its sequence went back (TRUNCATE … RESTART IDENTITY,
+    a restored copy). The highest value of the sequence is noted for the next time. Takes the lock of the term row.
+    """
+    with database_errors(f"refresh the incarnation of {table}"):
+        shape = outbox_shape(table, read_facts(connection, table))
+        return _refresh(connection, table, shape)
+
+
+def sql(
+    table: OutboxTable,
+    shape: OutboxShape | None = None,
+    notify: bool = False,
+    *,
+    value_type: ddl.KafkaType = "text",
+) -> str:
+    """The schema as a script for psql that may run more than once.
+
+    With the shape of an existing outbox only what stands beside it is made, with its types.
+    """
+    return ddl.script(
+        table,
+        key_type=shape.key_type if shape else "text",
+        value_type=shape.value_type if shape else value_type,
+        new=shape is None,
+        notify=notify,
+    )
+
+
+def read_facts(connection: Connection, table: OutboxTable) -> Facts:
+    """One round trip; needs no privilege on the tables. Raises psycopg's errors."""
+    # A cursor of a known class: the connection may belong to a host that set factories of its own.
+    cursor = psycopg.Cursor(connection, row_factory=tuple_row)
+    row = cursor.execute(CATALOG_SQL, catalog_parameters(table)).fetchone()
+    if row is None:
+        raise SchemaError(f"the catalog gave no answer about {table}")
+    return parse_catalog(row)
+
+
+@contextmanager
+def _locked(connection: Connection) -> Iterator[None]:
+    outermost = connection.info.transaction_status == TransactionStatus.IDLE
+    with connection.transaction():
+        if outermost:
+            # A snapshot from before the wait for the lock would not show what the other `init` has done.
+            connection.execute("SET TRANSACTION ISOLATION LEVEL READ COMMITTED")
+        connection.execute(ddl.lock_statement())
+        before = _scalar(connection, "SELECT current_setting('lock_timeout')")
+        connection.execute(f"SET LOCAL lock_timeout = {LOCK_TIMEOUT_MS}")
+        yield
+        connection.execute("SELECT set_config('lock_timeout', %s, true)", (before,))
+
+
+def _retype(connection: Connection, table: OutboxTable, facts: Facts, shape: OutboxShape, done: list[str]) -> None:
+    if facts.quarantine is None:
+        return
+    for column, theirs, ours in quarantine_mismatches(facts.quarantine, shape):
+        kind: ddl.KafkaType = "bytea" if ours == "bytea" else "text"
+        connection.execute(ddl.retype_quarantine(table, column, kind))
+        done.append(f"changed {column} of {table.quarantine} from {theirs} to {ours}, as in the outbox")
+
+
+def _migrate(connection: Connection, table: OutboxTable) -> int:
+    """Run what is missing; returns the version from which it was brought up."""
+    version = _version(connection, table) or 1
+    if version < ddl.schema_version():
+        for migration in ddl.MIGRATIONS[version - 1 :]:
+            for statement in migration(table):
+                connection.execute(statement)
+        connection.execute(ddl.set_version(table))
+    return version
+
+
+def _set_notify(
+    connection: Connection,
+    table: OutboxTable,
+    channel: str,
+    *,
+    wanted: bool | None,
+    present: bool,
+    done: list[str],
+) -> None:
+    if wanted is None or wanted == present:
+        return
+    statements = ddl.create_notify(table, channel) if wanted else [ddl.drop_notify(table, channel)]
+    for statement in statements:
+        connection.execute(statement)
+    done.append(f"{'created' if wanted else 'removed'} the notify trigger on {table.sql}")
+
+
+def _refresh(connection: Connection, table: OutboxTable, shape: OutboxShape) -> bool:
+    if shape.sequence is None:
+        return False
+    return bool(_scalar(connection, ddl.refresh_statement(table, shape.sequence, shape.oid)))
+
+
+def _version(connection: Connection, table: OutboxTable) -> int | None:
+    version = _scalar(connection, f"SELECT schema_version FROM {table.term}")
+    return int(version) if version is not None else None
+
+
+def _refuse_newer(connection: Connection, table: OutboxTable, facts: Facts) -> None:
+    if facts.term is not None and "schema_version" in facts.term.columns:
+        _refuse_version(table, _version(connection, table))
+
+
+def _refuse_version(table: OutboxTable, version: int | None) -> None:
+    if version is not None and version > ddl.schema_version():
+        raise SchemaError(
+            f"the schema of {table} has version {version}, this harvester knows {ddl.schema_version()}",
+            hint="use a newer harvester: the database was migrated by one",
+        )
+
+
+def _scalar(connection: Connection, query: str) -> Any:
+    row = psycopg.Cursor(connection, row_factory=tuple_row).execute(query).fetchone()
+    return row[0] if row is not None else None

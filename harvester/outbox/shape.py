@@ -1,0 +1,257 @@
+"""The shape of an outbox: which of the accepted forms a table has, and why others are refused.
+
+Accepted is the table of the original user guide (seeds 001/004) and, beyond it, kafka_value and kafka_key as
+BYTEA, a nullable key, and a column kafka_partition. Everything is judged on facts of the catalog: no I/O.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Literal
+
+from harvester.errors import SchemaError
+from harvester.outbox.catalog import Column, Facts, Relation
+from harvester.outbox.tables import OutboxTable
+
+MINIMUM_SERVER_VERSION = 130000  # gen_random_uuid() is built in from 13 on
+INIT_HINT = "run `harvester init`"
+
+_TEXT = ("text", "character varying")
+_TEXT_OR_BYTES = (*_TEXT, "bytea")
+_ACCEPTED: dict[str, tuple[str, ...]] = {
+    "id": ("bigint", "integer"),
+    "create_time": ("timestamp with time zone",),
+    "kafka_topic": _TEXT,
+    "kafka_key": _TEXT_OR_BYTES,
+    "kafka_value": _TEXT_OR_BYTES,
+    "kafka_header_keys": ("text[]", "character varying[]"),
+    "kafka_header_values": ("text[]", "character varying[]"),
+    "leader_id": ("uuid", *_TEXT),
+    "kafka_partition": ("integer",),
+}
+_OPTIONAL = ("kafka_partition",)
+_KINDS = {"v": "a view", "m": "a materialized view", "f": "a foreign table", "p": "a partitioned table"}
+_UUID_CHARACTERS = 36
+_PLAIN_CALL = re.compile(r"nextval\('(?:[^']|'')*'::regclass\)")
+
+TERM_COLUMNS = (
+    "singleton", "schema_version", "outbox_id", "incarnation", "delivery", "term", "holder", "holder_name",
+    "sessions", "system_identifier", "timeline", "outbox_oid", "last_value", "acquired_at",
+)  # fmt: skip
+QUARANTINE_COLUMNS = (
+    "id", "incarnation", "create_time", "kafka_topic", "kafka_key", "kafka_value", "kafka_header_keys",
+    "kafka_header_values", "kafka_partition", "error", "attempts", "first_failed_at", "quarantined_at",
+)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class ColumnShape:
+    """What a writer of rows has to know. Lengths are in characters; None is unlimited."""
+
+    key_type: Literal["text", "bytea"]
+    key_nullable: bool
+    value_type: Literal["text", "bytea"]
+    value_nullable: bool
+    has_partition: bool
+    topic_max: int | None
+    key_max: int | None
+    value_max: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class OutboxShape:
+    """What the relay has to know. `sequence` is qualified and quoted for SQL text; `schema` is a bare name."""
+
+    oid: int
+    schema: str
+    id_type: Literal["bigint", "integer"]
+    key_type: Literal["text", "bytea"]
+    key_nullable: bool
+    value_type: Literal["text", "bytea"]
+    leader_id_type: Literal["uuid", "text"]
+    has_partition: bool
+    has_notify: bool
+    sequence: str | None
+    columns: ColumnShape
+
+
+def outbox_shape(table: OutboxTable, facts: Facts) -> OutboxShape:
+    """Judge the outbox itself; raises SchemaError with everything that is wrong with it."""
+    outbox = _require_outbox(table, facts)
+    problems = [*_misplaced(outbox), *_column_problems(outbox), *_id_problems(outbox, facts)]
+    _refuse(table, problems)
+    columns = _columns(outbox)
+    return OutboxShape(
+        oid=outbox.oid,
+        schema=outbox.schema,
+        id_type="bigint" if outbox.columns["id"].type == "bigint" else "integer",
+        key_type=columns.key_type,
+        key_nullable=columns.key_nullable,
+        value_type=columns.value_type,
+        leader_id_type="uuid" if outbox.columns["leader_id"].type == "uuid" else "text",
+        has_partition=columns.has_partition,
+        has_notify=facts.notifies,
+        sequence=facts.sequence.name if facts.sequence else None,
+        columns=columns,
+    )
+
+
+def column_shape(table: OutboxTable, facts: Facts) -> ColumnShape:
+    """Judge only what a writer depends on; raises SchemaError."""
+    outbox = _require_outbox(table, facts)
+    _refuse(table, _column_problems(outbox))
+    return _columns(outbox)
+
+
+def check_place(table: OutboxTable, facts: Facts) -> None:
+    """Judge where an outbox is looked for or to be made; raises SchemaError."""
+    if facts.server_version < MINIMUM_SERVER_VERSION:
+        major = facts.server_version // 10000
+        raise SchemaError(
+            f"the server runs PostgreSQL {major}, which is too old",
+            hint=f"PostgreSQL {MINIMUM_SERVER_VERSION // 10000} or newer is needed",
+        )
+    if not facts.schema_exists:
+        raise SchemaError(
+            f"there is no schema {table.schema!r} in this database",
+            hint="create it, or correct outbox_table and data_source",
+        )
+
+
+def _require_outbox(table: OutboxTable, facts: Facts) -> Relation:
+    check_place(table, facts)
+    if facts.outbox is None:
+        raise SchemaError(f"there is no outbox table {table} in this database", hint=INIT_HINT)
+    return facts.outbox
+
+
+def check_companions(table: OutboxTable, facts: Facts, shape: OutboxShape) -> None:
+    """Judge the term and quarantine tables and our privileges on all three; raises SchemaError."""
+    problems: list[str] = []
+    for name, relation, wanted in (
+        (table.term, facts.term, TERM_COLUMNS),
+        (table.quarantine, facts.quarantine, QUARANTINE_COLUMNS),
+    ):
+        if relation is None:
+            problems.append(f"the table {name} is missing")
+        elif relation.schema != shape.schema:
+            problems.append(f"the table {name} is found in schema {relation.schema!r}, not beside the outbox")
+        else:
+            absent = [column for column in wanted if column not in relation.columns]
+            if absent:
+                problems.append(f"the table {name} lacks {', '.join(absent)}")
+    if not problems and facts.quarantine is not None:
+        problems.extend(
+            f"the table {table.quarantine} has {column} as {theirs}, the outbox as {ours}"
+            for column, theirs, ours in quarantine_mismatches(facts.quarantine, shape)
+        )
+    if problems:
+        raise SchemaError(f"{table} is not ready: {'; '.join(problems)}", hint=INIT_HINT)
+    grants = _missing_grants(table, facts)
+    if grants:
+        raise SchemaError(
+            f"this database user may not do all that the relay of {table} does",
+            hint=f"let the owner run: {'; '.join(grants)}",
+        )
+
+
+def quarantine_mismatches(quarantine: Relation, shape: OutboxShape) -> list[tuple[str, str, str]]:
+    """Columns (name, type there, type in the outbox) whose kind, text or bytea, is not the outbox's."""
+    pairs = (("kafka_key", shape.key_type), ("kafka_value", shape.value_type))
+    return [
+        (name, _kind(quarantine.columns[name]), ours)
+        for name, ours in pairs
+        if name in quarantine.columns and _kind(quarantine.columns[name]) != ours
+    ]
+
+
+def _misplaced(outbox: Relation) -> list[str]:
+    problems = []
+    if outbox.kind in _KINDS:
+        problems.append(f"it is {_KINDS[outbox.kind]}: it must be an ordinary table")
+    elif outbox.kind != "r":
+        problems.append("it is not a table")
+    if outbox.is_partition or outbox.has_children:
+        problems.append("it takes part in inheritance or partitioning: it must stand alone")
+    if outbox.persistence != "p":
+        problems.append("it is unlogged or temporary, so a crash of the server would lose records")
+    if outbox.row_security:
+        problems.append("row security hides rows from this user (grant BYPASSRLS, or disable it)")
+    return problems
+
+
+def _column_problems(outbox: Relation) -> list[str]:
+    problems = []
+    for name, accepted in _ACCEPTED.items():
+        column = outbox.columns.get(name)
+        if column is None:
+            if name not in _OPTIONAL:
+                problems.append(f"column {name} is missing ({accepted[0]})")
+        elif column.type not in accepted:
+            problems.append(f"column {name} is {column.type} (accepted: {', '.join(accepted)})")
+    leader = outbox.columns.get("leader_id")
+    if leader is not None:
+        if not leader.nullable:
+            problems.append("column leader_id is NOT NULL, but a fresh record has no leader")
+        if leader.max_length is not None and leader.max_length < _UUID_CHARACTERS:
+            problems.append(f"column leader_id holds {leader.max_length} characters, a UUID has 36")
+    return problems
+
+
+def _id_problems(outbox: Relation, facts: Facts) -> list[str]:
+    column, sequence = outbox.columns.get("id"), facts.sequence
+    if column is None:
+        return []
+    problems = []
+    if not facts.ordered_by_id:
+        problems.append("column id has no unique index of its own (make it the primary key)")
+    if sequence is None or not (column.identity or _PLAIN_CALL.fullmatch(column.default or "")):
+        problems.append("column id does not come from a sequence by its default (BIGSERIAL or IDENTITY)")
+        return problems
+    if sequence.cache != 1:
+        # A cached id can be used long after larger ones were committed by other sessions (protocol P10).
+        problems.append(f"its sequence has CACHE {sequence.cache} (ALTER SEQUENCE {sequence.name} CACHE 1)")
+    if sequence.cycle:
+        problems.append(f"its sequence has CYCLE (ALTER SEQUENCE {sequence.name} NO CYCLE)")
+    if sequence.increment < 1:
+        problems.append("its sequence counts down")
+    return problems
+
+
+def _columns(outbox: Relation) -> ColumnShape:
+    key, value = outbox.columns["kafka_key"], outbox.columns["kafka_value"]
+    return ColumnShape(
+        key_type=_kind(key),
+        key_nullable=key.nullable,
+        value_type=_kind(value),
+        value_nullable=value.nullable,
+        has_partition="kafka_partition" in outbox.columns,
+        topic_max=outbox.columns["kafka_topic"].max_length,
+        key_max=key.max_length,
+        value_max=value.max_length,
+    )
+
+
+def _kind(column: Column) -> Literal["text", "bytea"]:
+    return "bytea" if column.type == "bytea" else "text"
+
+
+def _refuse(table: OutboxTable, problems: list[str]) -> None:
+    if problems:
+        raise SchemaError(
+            f"the outbox table {table} does not fit: {'; '.join(problems)}",
+            hint="change the table (`harvester init --print` shows the wanted one), or name another outbox_table",
+        )
+
+
+def _missing_grants(table: OutboxTable, facts: Facts) -> list[str]:
+    named = ((table.sql, facts.outbox), (table.term, facts.term), (table.quarantine, facts.quarantine))
+    grants = [
+        f"GRANT {', '.join(relation.lacks)} ON {name} TO {facts.user}"
+        for name, relation in named
+        if relation is not None and relation.lacks
+    ]
+    if facts.sequence is not None and not facts.sequence.readable:
+        grants.append(f"GRANT SELECT ON SEQUENCE {facts.sequence.name} TO {facts.user}")
+    return grants

@@ -1,0 +1,90 @@
+"""What the relay machine asks the supervisor to do. Values only; the supervisor performs them in order."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from uuid import UUID
+
+from harvester.events import Event
+from harvester.relay.frames import Frame
+
+
+@dataclass(frozen=True, slots=True)
+class Send:
+    """Put a frame on the pipe of this shard."""
+
+    shard: int
+    frame: Frame
+
+
+@dataclass(frozen=True, slots=True)
+class TakeTerm:
+    """Raise the term in the database and name `holder` in it (P8)."""
+
+    holder: UUID
+
+
+@dataclass(frozen=True, slots=True)
+class Mark:
+    """Take up to `limit` rows from the head, leaving out closed keys and the slices of closed shards.
+
+    `idle` counts the empty marks before this one: the marker waits longer each time, or until it is woken.
+    """
+
+    number: int
+    term: int
+    holder: UUID
+    leader_id: UUID
+    limit: int
+    idle: int
+    closed_keys: frozenset[bytes]
+    closed_shards: frozenset[int]
+    shards: int
+
+
+@dataclass(frozen=True, slots=True)
+class Reset:
+    """Make these rows markable again under the same leader id; performed before any later mark."""
+
+    term: int
+    holder: UUID
+    leader_id: UUID
+    ids: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class OpenTrust:
+    """Let the shards produce for as long as the member proves that this process leads."""
+
+
+@dataclass(frozen=True, slots=True)
+class CloseTrust:
+    """No shard may produce from now on."""
+
+
+@dataclass(frozen=True, slots=True)
+class Kill:
+    """End this shard with SIGKILL: it does not answer. Its death is reported as any other."""
+
+    shard: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Announce:
+    """Tell the host."""
+
+    event: Event
+
+
+@dataclass(frozen=True, slots=True)
+class Drained:
+    """Nothing is unsettled any more: the drain that was asked for is complete."""
+
+
+@dataclass(frozen=True, slots=True)
+class Emptied:
+    """A mark that left nothing out found no row, and nothing is unsettled: the outbox is empty."""
+
+
+Command = Send | TakeTerm | Mark | Reset | OpenTrust | CloseTrust | Kill | Announce | Drained | Emptied

@@ -1,0 +1,167 @@
+"""The supervisor's shards: starting, hearing, feeding, ending them, and their figures. Core thread only."""
+
+from __future__ import annotations
+
+import logging
+import select
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+from harvester.relay.frames import Frame, Stats, Stop
+from harvester.relay.processes import ShardProcess, start_shard
+from harvester.relay.shard import ShardSpec
+from harvester.relay.shared import Shared
+from harvester.status import ShardState
+
+Log = logging.Logger | logging.LoggerAdapter[logging.Logger]
+_NO_STATS = Stats(0, 0, 0, 0, 0, 0, 0)
+
+
+@dataclass(slots=True, eq=False)
+class Slot:
+    """One place in the fleet; processes come and go in it."""
+
+    process: ShardProcess | None = None
+    ready: bool = False
+    asked_to_end: bool = False  # its death is our doing and spends no budget
+    restarts: int = 0
+    start_at: float | None = None  # when to start a new process
+    stats: Stats = _NO_STATS
+    settled: int = 0
+    quarantined: int = 0
+    trouble: str | None = None
+    watched_for_room: bool = False
+
+    @property
+    def state(self) -> ShardState:
+        """For the status."""
+        if self.process is None:
+            return ShardState.DEAD
+        return ShardState.READY if self.ready else ShardState.STARTING
+
+
+class Fleet:
+    """See the module's text."""
+
+    def __init__(self, specs: list[ShardSpec], shared: Shared, poller: select.epoll, log: Callable[[int], Log]) -> None:
+        self._specs, self._shared, self._poller = specs, shared, poller
+        self._log = log
+        self.slots = [Slot(start_at=0.0) for _ in specs]
+        self._by_fd: dict[int, int] = {}
+
+    def start_due(self, now: float) -> None:
+        """Start processes whose time has come."""
+        for index, slot in enumerate(self.slots):
+            if slot.process is None and slot.start_at is not None and now >= slot.start_at:
+                slot.start_at = None
+                process = start_shard(self._specs[index], self._shared)
+                slot.process, slot.ready, slot.asked_to_end = process, False, False
+                slot.stats, slot.trouble = _NO_STATS, None
+                for fd in (process.channel.read_fd, process.sentinel):
+                    self._poller.register(fd, select.EPOLLIN)
+                    self._by_fd[fd] = index
+
+    def owner(self, fd: int) -> int | None:
+        """Which shard a descriptor belongs to."""
+        return self._by_fd.get(fd)
+
+    def send(self, index: int, frame: Frame) -> None:
+        """Put a frame on its pipe; nothing happens when the shard is gone."""
+        process = self.slots[index].process
+        if process is not None:
+            process.channel.send(frame)
+            self._watch_room(index)
+
+    def receive(self, index: int) -> list[Frame]:
+        """What the shard has said; empty also when it has closed its end."""
+        process = self.slots[index].process
+        frames: list[Frame] = []
+        if process is None:
+            return frames
+        try:
+            frames.extend(process.channel.receive())
+        except EOFError:
+            if process.channel.read_fd in self._by_fd:
+                self._poller.unregister(process.channel.read_fd)
+                del self._by_fd[process.channel.read_fd]
+        return frames
+
+    def flush(self, index: int) -> bool:
+        """Write what waits for room; true when nothing waits any more."""
+        process = self.slots[index].process
+        if process is None:
+            return False
+        process.channel.flush()
+        self._watch_room(index)
+        return not process.channel.congested
+
+    def congested(self, index: int) -> bool:
+        """Whether its pipe is full."""
+        process = self.slots[index].process
+        return process is not None and process.channel.congested
+
+    def has_ended(self, index: int, fd: int) -> bool:
+        """Whether this descriptor says that the process has ended."""
+        process = self.slots[index].process
+        return process is not None and fd == process.sentinel
+
+    def kill(self, index: int, *, asked: bool) -> None:
+        """SIGKILL. `asked`: its death spends no budget."""
+        slot = self.slots[index]
+        if slot.process is not None:
+            slot.asked_to_end = slot.asked_to_end or asked
+            slot.process.kill()
+
+    def bury(self, index: int) -> int | None:
+        """The process has ended: wait for it, forget it. Returns its exit code."""
+        slot = self.slots[index]
+        assert slot.process is not None
+        for fd in (slot.process.channel.read_fd, slot.process.sentinel):
+            if fd in self._by_fd:
+                self._poller.unregister(fd)
+                del self._by_fd[fd]
+        if slot.watched_for_room:
+            self._poller.unregister(slot.process.channel.write_fd)
+            del self._by_fd[slot.process.channel.write_fd]
+            slot.watched_for_room = False
+        slot.process.channel.close()
+        code = slot.process.reap()
+        slot.process, slot.ready, slot.trouble = None, False, None
+        slot.stats = replace(slot.stats, queued=0, in_flight=0, parked=0)
+        return code
+
+    def stop(self, within_s: float) -> None:
+        """Ask all to finish their wire and exit."""
+        for index, slot in enumerate(self.slots):
+            slot.start_at = None
+            if slot.process is not None:
+                slot.asked_to_end = True
+                self.send(index, Stop(within_s))
+
+    @property
+    def alive(self) -> list[int]:
+        """Indexes of the shards that have a process."""
+        return [index for index, slot in enumerate(self.slots) if slot.process is not None]
+
+    def kill_all(self) -> None:
+        """SIGKILL and reap everything; for the very end."""
+        for index in self.alive:
+            self.kill(index, asked=True)
+        deadline = time.monotonic() + 5
+        for index in self.alive:
+            if time.monotonic() < deadline:
+                self.bury(index)
+
+    def _watch_room(self, index: int) -> None:
+        slot = self.slots[index]
+        assert slot.process is not None
+        fd = slot.process.channel.write_fd
+        if slot.process.channel.congested and not slot.watched_for_room:
+            self._poller.register(fd, select.EPOLLOUT)
+            self._by_fd[fd] = index
+            slot.watched_for_room = True
+        elif not slot.process.channel.congested and slot.watched_for_room:
+            self._poller.unregister(fd)
+            del self._by_fd[fd]
+            slot.watched_for_room = False

@@ -1,0 +1,279 @@
+"""What supervisor and shards say to each other over their pipes, and the bytes it travels as.
+
+A frame on the pipe is a 4-byte big-endian length and that many bytes: one letter for the kind, then the body.
+The two kinds that travel per record, `Dispatch` and `Settled`, are packed binary; everything rare is JSON.
+Rows in a `Dispatch` are the tuples of `COPY … (FORMAT BINARY)` untouched: the shard decodes them.
+
+The *epoch* counts remarks (takeovers, drains and stops included). Both directions of a pipe keep order, so a
+shard that has read `Remark(n)` will see nothing of an epoch below n, and a supervisor that has read
+`Remarked(n)` will hear nothing about one, except acknowledgements of what was on the wire.
+"""
+
+from __future__ import annotations
+
+import json
+import struct
+from array import array
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from harvester.errors import WireError
+
+_LENGTH = struct.Struct(">I")
+_DISPATCH = struct.Struct(">cI")
+MAX_FRAME_BYTES = 1 << 30
+
+
+@dataclass(frozen=True, slots=True)
+class Dispatch:
+    """Supervisor → shard: rows to publish, in id order."""
+
+    epoch: int
+    rows: Sequence[bytes]
+
+
+@dataclass(frozen=True, slots=True)
+class Remark:
+    """Supervisor → shard: drop what is queued, answer with what is still on the wire, go on under this term.
+
+    `term` and `holder` fence the shard's quarantine statements; both None: no leader, nothing may be produced.
+    """
+
+    epoch: int
+    term: int | None
+    holder: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class Closed:
+    """Supervisor → shard: the key of this parked record is closed; no older frame of it can follow (P5)."""
+
+    epoch: int
+    record_id: int
+
+
+@dataclass(frozen=True, slots=True)
+class Stop:
+    """Supervisor → shard: produce nothing more, finish the wire, purge, exit."""
+
+    within_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Ready:
+    """Shard → supervisor: connected to the database, its producer made."""
+
+    pid: int
+
+
+@dataclass(frozen=True, slots=True)
+class Settled:
+    """Shard → supervisor: the commit of these ids' purge (or quarantine) has come back (P1, P2)."""
+
+    ids: Sequence[int]
+
+
+@dataclass(frozen=True, slots=True)
+class Remarked:
+    """Shard → supervisor: queues are empty; exactly these ids are on the wire or unpurged."""
+
+    epoch: int
+    ids: Sequence[int]
+
+
+@dataclass(frozen=True, slots=True)
+class Parked:
+    """Shard → supervisor: `record_id` waits for a retry; `given_back` stood behind it and were dropped."""
+
+    epoch: int
+    record_id: int
+    given_back: Sequence[int]
+    error: str
+
+
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """Shard → supervisor: dropped on arrival, because their key was parked meanwhile."""
+
+    epoch: int
+    ids: Sequence[int]
+
+
+@dataclass(frozen=True, slots=True)
+class Dropped:
+    """Shard → supervisor, of any epoch: these were not sent for lack of trust or a leader; forget them."""
+
+    ids: Sequence[int]
+
+
+@dataclass(frozen=True, slots=True)
+class FateUnknown:
+    """Shard → supervisor: nobody can tell whether these were published; they are to be marked again."""
+
+    epoch: int
+    ids: Sequence[int]
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class QueueTimedOut:
+    """Shard → supervisor: this record was queued for longer than queue_timeout without any progress."""
+
+    epoch: int
+    record_id: int
+    waited_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Quarantined:
+    """Shard → supervisor: this record went to quarantine (its `Settled` is sent as well)."""
+
+    record_id: int
+    error: str
+
+
+@dataclass(frozen=True, slots=True)
+class Stats:
+    """Shard → supervisor, at most once a second: gauges, counters since start, latency buckets since the last."""
+
+    queued: int
+    in_flight: int
+    parked: int
+    delivered: int
+    retries: int
+    errors: int
+    quarantined: int
+    latency: str = ""  # harvester.telemetry.latency.Histogram.pack() in hex
+
+
+@dataclass(frozen=True, slots=True)
+class Log:
+    """Shard → supervisor: a line for the log. `level` as in the module logging."""
+
+    level: int
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Trouble:
+    """Shard → supervisor: what this shard waits for, in words; None when that is over."""
+
+    text: str | None
+
+
+Frame = (
+    Dispatch
+    | Remark
+    | Closed
+    | Stop
+    | Ready
+    | Settled
+    | Remarked
+    | Parked
+    | Refused
+    | Dropped
+    | FateUnknown
+    | QueueTimedOut
+    | Quarantined
+    | Stats
+    | Log
+    | Trouble
+)
+
+_RARE: dict[bytes, type[Any]] = {
+    b"m": Remark,
+    b"c": Closed,
+    b"x": Stop,
+    b"r": Ready,
+    b"k": Remarked,
+    b"p": Parked,
+    b"f": Refused,
+    b"d": Dropped,
+    b"u": FateUnknown,
+    b"t": QueueTimedOut,
+    b"q": Quarantined,
+    b"s": Stats,
+    b"l": Log,
+    b"w": Trouble,
+}
+_LETTER = {kind: letter for letter, kind in _RARE.items()}
+
+
+def encode(frame: Frame) -> bytes:
+    """The frame with its length in front, ready for a pipe."""
+    if type(frame) is Dispatch:
+        parts: list[bytes] = [_DISPATCH.pack(b"D", frame.epoch)]
+        for row in frame.rows:
+            parts.append(_LENGTH.pack(len(row)))
+            parts.append(row)
+        body = b"".join(parts)
+    elif type(frame) is Settled:
+        body = b"S" + array("q", frame.ids).tobytes()
+    else:
+        text = json.dumps(asdict(frame), separators=(",", ":"), default=list)
+        body = _LETTER[type(frame)] + text.encode()
+    return _LENGTH.pack(len(body)) + body
+
+
+def decode(body: bytes) -> Frame:
+    """A frame from its bytes without the length; raises WireError on anything that is none."""
+    letter = body[:1]
+    try:
+        if letter == b"D":
+            return _decode_dispatch(body)
+        if letter == b"S":
+            ids = array("q")
+            ids.frombytes(body[1:])
+            return Settled(ids.tolist())
+        kind = _RARE[letter]
+        fields = json.loads(body[1:])
+        frame: Frame = kind(**fields)
+    except (KeyError, ValueError, TypeError, struct.error, RecursionError) as error:
+        raise WireError(
+            f"{len(body)} bytes on a pipe are no frame (first byte {letter!r})",
+            hint="supervisor and shards must be of one version; restart the harvester",
+        ) from error
+    return frame
+
+
+def _decode_dispatch(body: bytes) -> Dispatch:
+    _, epoch = _DISPATCH.unpack_from(body)
+    rows: list[bytes] = []
+    at, end = _DISPATCH.size, len(body)
+    unpack_length = _LENGTH.unpack_from
+    while at < end:
+        (length,) = unpack_length(body, at)
+        at += 4 + length
+        if at > end:
+            raise ValueError("a row is cut off")
+        rows.append(body[at - length : at])
+    return Dispatch(epoch, rows)
+
+
+class Splitter:
+    """Cuts a stream of bytes back into frames; keeps what is incomplete."""
+
+    def __init__(self) -> None:
+        self._pending = bytearray()
+
+    def feed(self, data: bytes) -> Iterator[Frame]:
+        """Yield every frame that is complete now; raises WireError when the stream is no stream of frames."""
+        pending = self._pending
+        pending += data
+        at, end = 0, len(pending)
+        try:
+            while end - at >= 4:
+                (length,) = _LENGTH.unpack_from(pending, at)
+                if length > MAX_FRAME_BYTES or length == 0:
+                    raise WireError(
+                        f"a frame of {length} bytes was announced on a pipe",
+                        hint="supervisor and shards must be of one version; restart the harvester",
+                    )
+                if end - at - 4 < length:
+                    break
+                body = bytes(pending[at + 4 : at + 4 + length])
+                at += 4 + length
+                yield decode(body)
+        finally:
+            del pending[:at]

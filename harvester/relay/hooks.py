@@ -1,0 +1,43 @@
+"""Named places in the relay where a test can look, wait, or put its own producer.
+
+In production this module does nothing: `hit` returns at once. A test names a factory in HARVESTER_TEST_HOOKS
+(`module:function`); what it returns is asked in every process of the harvester. No hook is part of any wheel.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+from typing import Any, Protocol, cast
+
+VARIABLE = "HARVESTER_TEST_HOOKS"
+
+
+class Hooks(Protocol):
+    """What a test may provide."""
+
+    def hit(self, place: str, **facts: Any) -> None:
+        """Called when the named place is reached; may block."""
+
+    def producer(self, options: dict[str, Any]) -> Any:
+        """A producer with the interface of confluent_kafka.Producer."""
+
+
+class _Off:
+    def hit(self, place: str, **facts: Any) -> None:
+        """Nothing."""
+
+    def producer(self, options: dict[str, Any]) -> Any:
+        """The real one."""
+        from confluent_kafka import Producer
+
+        return Producer(options)
+
+
+def load() -> Hooks:
+    """The hooks of a test, or those that do nothing."""
+    named = os.environ.get(VARIABLE)
+    if not named:
+        return _Off()
+    module, _, factory = named.partition(":")
+    return cast(Hooks, getattr(importlib.import_module(module), factory)())

@@ -1,0 +1,441 @@
+"""The relay's decisions: from leadership to marks, dispatch, remarks and drains. Pure.
+
+Theory. One leadership runs through these phases:
+
+    IDLE ──acquire──▶ TAKING ──term taken──▶ LEADING ◀──all shards answered── REMARKING
+     ▲                  ▲                     │  │                               ▲
+     │                  └────term lost────────┘  └──fate unknown, queue timeout──┘
+     │                                        │     shard death, failed mark
+     └──fence (from anywhere)                 └──drain──▶ DRAINING ──nothing unsettled──▶ IDLE
+
+*Epoch.* Every change that drops what is queued (take-over, remark, drain, fence) raises the epoch and broadcasts
+`Remark` to all living shards. Each answers with exactly the ids it still has on the wire; those stay in the
+ledger, everything else is forgotten. Nothing is marked until all have answered (P5), and then under a new leader
+id, so that every forgotten row is found again from the head. What is on the wire is awaited, never repeated (I8).
+
+*Marks.* One statement at a time, always from the head (P4). A result is discarded whole when the epoch has risen
+since it was sent. Its rows are filtered against the ledger (P3), and rows of a key or a shard that was closed at
+any time since are given back (P18). `room` in the ledger bounds what is taken (I3).
+
+*Shards that take nothing.* Rows for a shard that is down or whose pipe is full are held here, at most
+`send_buffer` of them; then its slice is closed: marks leave it out until it takes rows again. Only its keys wait.
+A shard that does not answer a remark, or is silent while it has records to settle, is killed; a killed shard's
+ids have an unknown fate, which is what a remark is for. Its successor is a new process (P15).
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from enum import Enum
+from uuid import UUID
+
+from harvester.events import LeaderAcquired, LeaderFenced, LeaderRefreshed
+from harvester.relay.commands import (
+    Announce,
+    CloseTrust,
+    Command,
+    Drained,
+    Emptied,
+    Kill,
+    Mark,
+    OpenTrust,
+    Reset,
+    Send,
+    TakeTerm,
+)
+from harvester.relay.frames import Closed, Dispatch, Remark
+from harvester.relay.ledger import Bounds, Ledger
+from harvester.relay.router import shard_of
+
+Row = tuple[int, bytes | None, bytes]  # id, key, the row as the database sent it
+
+
+class Phase(Enum):
+    """See the module's text."""
+
+    IDLE = "idle"
+    TAKING = "taking"
+    LEADING = "leading"
+    REMARKING = "remarking"
+    DRAINING = "draining"
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """Limits in records and seconds, from the configuration."""
+
+    shards: int
+    max_in_flight_records: int
+    mark_query_records: int
+    send_buffer: int
+    max_queued_per_key: int
+    queue_timeout_s: float
+    answer_timeout_s: float
+    silence_timeout_s: float
+
+
+@dataclass(slots=True, eq=False)
+class _Shard:
+    ready: bool = False
+    congested: bool = False
+    heard_at: float = 0.0
+    held: deque[Row] = field(default_factory=deque)
+    held_since: float = 0.0
+
+    @property
+    def takes(self) -> bool:
+        return self.ready and not self.congested
+
+
+class Relay:
+    """See the module's text. Every method returns the commands to perform, in order. One thread only."""
+
+    def __init__(self, settings: Settings, new_id: Callable[[], UUID]) -> None:
+        self.settings = settings
+        self._new_id = new_id
+        self.phase = Phase.IDLE
+        self.epoch = 0
+        self.term: int | None = None
+        self.holder: UUID | None = None
+        self.leader_id: UUID | None = None
+        window = settings.max_in_flight_records * 2
+        self.ledger = Ledger(Bounds(settings.max_in_flight_records, window, settings.max_queued_per_key))
+        self.shards = [_Shard() for _ in range(settings.shards)]
+        self._awaited: set[int] = set()
+        self._answer_deadline = 0.0
+        self._reason = ""
+        self._mark: Mark | None = None
+        self._shards_closed_since: set[int] = set()
+        self._closed_shards: set[int] = set()
+        self._idle = 0
+        self._parked_keys: set[bytes] = set()
+
+    # -- leadership
+
+    def acquire(self, now: float) -> list[Command]:
+        """The group made this process its leader and trusts it: drop everything, take the term, lead."""
+        if self.phase in (Phase.TAKING, Phase.LEADING, Phase.REMARKING):
+            return []
+        self.phase = Phase.TAKING
+        self.holder = self.leader_id = self._new_id()
+        self.term = None
+        return [CloseTrust(), *self._broadcast(now), *self._proceed(now)]
+
+    def term_taken(self, holder: UUID, term: int, now: float) -> list[Command]:
+        """The term row names us under this number."""
+        if self.phase is not Phase.TAKING or holder != self.holder or self.leader_id is None:
+            return []
+        self.term = term
+        self.phase = Phase.LEADING
+        self._idle = 0
+        tell = [Send(i, Remark(self.epoch, term, str(holder))) for i, s in enumerate(self.shards) if s.ready]
+        return [*tell, OpenTrust(), Announce(LeaderAcquired(self.leader_id, term)), *self._next_mark()]
+
+    def term_lost(self, trusted: bool, now: float) -> list[Command]:
+        """The term row names somebody else (P8): take over again while trusted, else give up."""
+        if self.phase not in (Phase.LEADING, Phase.REMARKING, Phase.TAKING):
+            return []
+        self._abandon_mark()
+        if not trusted:
+            return self.fence("the term row names another holder", now)
+        self.phase = Phase.IDLE
+        return self.acquire(now)
+
+    def fence(self, reason: str, now: float) -> list[Command]:
+        """Trust has run out: nothing may be produced, nothing queued survives."""
+        if self.phase in (Phase.IDLE, Phase.DRAINING):
+            return []
+        had_led = self.term is not None
+        self._end_leadership()
+        self.phase = Phase.IDLE
+        event: list[Command] = [Announce(LeaderFenced(reason))] if had_led else []
+        return [CloseTrust(), *self._broadcast(now), *event]
+
+    def drain(self, now: float) -> list[Command]:
+        """Leadership is to be given up in good order, or the process stops: finish what is on the wire."""
+        if self.phase is not Phase.DRAINING:
+            self._end_leadership()
+            self.phase = Phase.DRAINING
+            return [CloseTrust(), *self._broadcast(now), *self._proceed(now)]
+        return []
+
+    def _end_leadership(self) -> None:
+        self._abandon_mark()
+        self.term = self.holder = self.leader_id = None
+
+    # -- marks
+
+    def marked(self, number: int, rows: Sequence[Row], now: float) -> list[Command]:
+        """A mark's result, sorted by id."""
+        mark = self._mark
+        if mark is None or mark.number != number or self.phase is not Phase.LEADING:
+            return []
+        self._mark = None
+        closed_since = self.ledger.mark_done(number)
+        taken, back = self._take(rows, closed_since, now)
+        commands: list[Command] = list(self._dispatch(taken))
+        if back and self.term is not None:
+            commands.append(Reset(mark.term, mark.holder, mark.leader_id, tuple(back)))
+        self._idle = 0 if rows else self._idle + 1
+        if not rows and not len(self.ledger) and not mark.closed_keys and not mark.closed_shards:
+            commands.append(Emptied())
+        return [*commands, *self._next_mark()]
+
+    def mark_failed(self, number: int, error: str, now: float) -> list[Command]:
+        """A statement that was sent may have taken effect: only a new leader id finds its rows again."""
+        mark = self._mark
+        if mark is None or mark.number != number:
+            return []
+        self._abandon_mark()
+        return self.remark(f"a mark failed: {error}", now)
+
+    def reset_failed(self, error: str, now: float) -> list[Command]:
+        """Rows that were given back may still carry our leader id: only a new one finds them again."""
+        return self.remark(f"a reset failed: {error}", now)
+
+    def _take(
+        self, rows: Sequence[Row], closed_since: set[bytes], now: float
+    ) -> tuple[dict[int, list[Row]], list[int]]:
+        """Sort new rows into those for each shard and those to give back."""
+        ledger, count = self.ledger, self.settings.shards
+        taken: dict[int, list[Row]] = {}
+        back: list[int] = []
+        for row in rows:
+            record_id, key, _ = row
+            if ledger.knows(record_id):
+                continue
+            if key is not None and key in closed_since:
+                back.append(record_id)
+                continue
+            index = ledger.shard_of_key(key) if key is not None else None
+            if index is None:
+                index = shard_of(key, record_id, count)
+            if index in self._shards_closed_since or index in self._closed_shards:
+                back.append(record_id)
+                continue
+            shard = self.shards[index]
+            if not shard.takes or shard.held:
+                if len(shard.held) >= self.settings.send_buffer:
+                    self._closed_shards.add(index)
+                    self._shards_closed_since.add(index)
+                    back.append(record_id)
+                    continue
+                if not shard.held:
+                    shard.held_since = now
+                shard.held.append(row)
+            else:
+                taken.setdefault(index, []).append(row)
+            ledger.add(record_id, key, index)
+        return taken, back
+
+    def _dispatch(self, taken: dict[int, list[Row]]) -> Iterable[Command]:
+        for index, rows in taken.items():
+            yield Send(index, Dispatch(self.epoch, [raw for _, _, raw in rows]))
+
+    def _next_mark(self) -> list[Command]:
+        if self.phase is not Phase.LEADING or self._mark is not None or self.leader_id is None:
+            return []
+        assert self.term is not None
+        assert self.holder is not None
+        batch = self.settings.mark_query_records
+        room = self.ledger.room()
+        worth = min(batch, (self.settings.max_in_flight_records - len(self._parked_keys)) // 4)
+        if room < max(1, worth) and len(self.ledger):
+            return []
+        self._mark = Mark(
+            number=self.ledger.mark_sent(),
+            term=self.term,
+            holder=self.holder,
+            leader_id=self.leader_id,
+            limit=min(batch, room),
+            idle=self._idle,
+            closed_keys=self.ledger.closed,
+            closed_shards=frozenset(self._closed_shards),
+            shards=self.settings.shards,
+        )
+        self._shards_closed_since = set()
+        return [self._mark]
+
+    def _abandon_mark(self) -> None:
+        if self._mark is not None:
+            self.ledger.mark_done(self._mark.number)
+            self._mark = None
+
+    # -- settling
+
+    def settled(self, shard: int, ids: Sequence[int], now: float) -> tuple[int, list[Command]]:
+        """The purge of these ids has committed. Returns how many were new, and the commands."""
+        self.heard(shard, now)
+        count = self.ledger.settle(ids)
+        if self._parked_keys:
+            self._parked_keys &= self.ledger.closed
+        return count, self._proceed(now)
+
+    def parked(self, shard: int, epoch: int, record_id: int, given_back: Sequence[int], now: float) -> list[Command]:
+        """A record waits for a retry: its key is closed, and what stood behind it goes back (P18)."""
+        self.heard(shard, now)
+        if epoch != self.epoch:
+            return []
+        key = self.ledger.key_of(record_id)
+        if key is not None:
+            self.ledger.close(key)
+            self._parked_keys.add(key)
+        held = self._unhold(shard, key) if key is not None else []
+        back = self._give_back([*given_back, *held])
+        return [*back, Send(shard, Closed(epoch, record_id)), *self._proceed(now)]
+
+    def refused(self, shard: int, epoch: int, ids: Sequence[int], now: float) -> list[Command]:
+        """Rows of a parked key that reached the shard too late."""
+        self.heard(shard, now)
+        if epoch != self.epoch:
+            return []
+        return [*self._give_back(ids), *self._proceed(now)]
+
+    def dropped(self, shard: int, ids: Sequence[int], now: float) -> list[Command]:
+        """A shard did not send these, for lack of trust or of a leader; while we lead, that calls for a remark."""
+        self.heard(shard, now)
+        forgotten = self.ledger.give_back(ids)
+        if forgotten and self.phase is Phase.LEADING:
+            return self.remark(f"shard {shard} ran out of trust", now)
+        return self._proceed(now)
+
+    def _give_back(self, ids: Sequence[int]) -> list[Command]:
+        back = self.ledger.give_back(ids)
+        if not back or self.term is None or self.holder is None or self.leader_id is None:
+            return []
+        return [Reset(self.term, self.holder, self.leader_id, tuple(sorted(back)))]
+
+    def _unhold(self, index: int, key: bytes) -> list[int]:
+        shard = self.shards[index]
+        ids = [row[0] for row in shard.held if row[1] == key]
+        if ids:
+            shard.held = deque(row for row in shard.held if row[1] != key)
+        return ids
+
+    # -- remarks
+
+    def remark(self, reason: str, now: float) -> list[Command]:
+        """Drop what is queued everywhere, and mark again under a new leader id."""
+        if self.phase not in (Phase.LEADING, Phase.REMARKING):
+            return []
+        self._abandon_mark()
+        self.phase = Phase.REMARKING
+        self._reason = reason
+        return [*self._broadcast(now), *self._proceed(now)]
+
+    def remarked(self, shard: int, epoch: int, on_the_wire: Sequence[int], now: float) -> list[Command]:
+        """A shard's answer to `Remark`."""
+        self.heard(shard, now)
+        if epoch != self.epoch or shard not in self._awaited:
+            return []
+        self._awaited.discard(shard)
+        self.ledger.keep_only(shard, on_the_wire)
+        return self._proceed(now)
+
+    def fate_unknown(self, shard: int, epoch: int, ids: Sequence[int], reason: str, now: float) -> list[Command]:
+        """Nobody can tell whether these were published."""
+        self.heard(shard, now)
+        if epoch != self.epoch:
+            return []
+        self.ledger.give_back(ids)
+        return self.remark(reason, now)
+
+    def queue_timed_out(self, shard: int, epoch: int, record_id: int, waited_s: float, now: float) -> list[Command]:
+        """A shard has had a record queued for longer than queue_timeout, without any progress of its key."""
+        self.heard(shard, now)
+        if epoch != self.epoch:
+            return []
+        return self.remark(f"queue timeout: record {record_id} waited {waited_s:.1f} s in shard {shard}", now)
+
+    def _broadcast(self, now: float) -> list[Command]:
+        """Raise the epoch, forget what is held, ask every living shard what it has on the wire."""
+        self.epoch += 1
+        for shard in self.shards:
+            self.ledger.give_back([row[0] for row in shard.held])
+            shard.held.clear()
+        self._awaited = {i for i, shard in enumerate(self.shards) if shard.ready}
+        self._answer_deadline = now + self.settings.answer_timeout_s
+        holder = str(self.holder) if self.term is not None else None
+        return [Send(i, Remark(self.epoch, self.term, holder)) for i in sorted(self._awaited)]
+
+    def _proceed(self, now: float) -> list[Command]:
+        """Go on where something was waited for."""
+        if self.phase is Phase.LEADING:
+            return self._next_mark()
+        if self._awaited:
+            return []
+        if self.phase is Phase.TAKING and self.term is None and self.holder is not None:
+            return [TakeTerm(self.holder)]
+        if self.phase is Phase.REMARKING and self.term is not None:
+            self.phase = Phase.LEADING
+            self.leader_id = self._new_id()
+            self._idle = 0
+            refreshed = LeaderRefreshed(self.leader_id, self.term, self._reason)
+            return [Announce(refreshed), *self._next_mark()]
+        if self.phase is Phase.DRAINING and not len(self.ledger):
+            self.phase = Phase.IDLE
+            return [Drained()]
+        return []
+
+    # -- shards
+
+    def shard_ready(self, shard: int, now: float) -> list[Command]:
+        """A new process of this shard can take rows."""
+        state = self.shards[shard]
+        state.ready, state.congested, state.heard_at = True, False, now
+        holder = str(self.holder) if self.term is not None else None
+        return [Send(shard, Remark(self.epoch, self.term, holder)), *self._release(shard), *self._proceed(now)]
+
+    def shard_died(self, shard: int, now: float) -> list[Command]:
+        """Its process is gone for certain. What it had on the wire may or may not have been published."""
+        state = self.shards[shard]
+        state.ready = False
+        self._awaited.discard(shard)
+        lost = self.ledger.keep_only(shard, ())
+        state.held.clear()
+        if lost and self.phase in (Phase.LEADING, Phase.REMARKING):
+            return self.remark(f"shard {shard} died", now)
+        return self._proceed(now)
+
+    def congested(self, shard: int) -> None:
+        """Its pipe takes nothing at the moment."""
+        self.shards[shard].congested = True
+
+    def uncongested(self, shard: int, now: float) -> list[Command]:
+        """Its pipe takes frames again."""
+        self.shards[shard].congested = False
+        return [*self._release(shard), *self._proceed(now)]
+
+    def heard(self, shard: int, now: float) -> None:
+        """A frame arrived from it."""
+        self.shards[shard].heard_at = now
+
+    def _release(self, index: int) -> list[Command]:
+        shard = self.shards[index]
+        self._closed_shards.discard(index)
+        if not shard.held:
+            return []
+        rows = list(shard.held)
+        shard.held.clear()
+        return list(self._dispatch({index: rows}))
+
+    # -- time
+
+    def tick(self, now: float) -> list[Command]:
+        """Look at the clock: unanswered remarks, silent shards, rows held for too long."""
+        commands: list[Command] = []
+        for index, shard in enumerate(self.shards):
+            if not shard.ready:
+                continue
+            silent_s = now - shard.heard_at
+            if index in self._awaited and now >= self._answer_deadline:
+                commands.append(Kill(index, "it did not answer a remark"))
+            elif self.ledger.unsettled_of(index) and silent_s >= self.settings.silence_timeout_s:
+                commands.append(Kill(index, f"it was silent for {silent_s:.1f} s"))
+        if self.phase is Phase.LEADING:
+            for index, shard in enumerate(self.shards):
+                if shard.held and now - shard.held_since >= self.settings.queue_timeout_s:
+                    return [*commands, *self.remark(f"queue timeout: rows for shard {index} waited", now)]
+        return commands

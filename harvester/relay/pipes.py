@@ -1,0 +1,113 @@
+"""The two ends of a shard's pipe pair.
+
+P16: the supervisor never blocks. It writes what the pipe takes and keeps the rest (`Channel.congested` says so, and
+the relay then holds that shard's rows back); it reads whatever has arrived. So the shard, whose writes do block,
+always finds its reader reading.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import select
+import threading
+from collections import deque
+from collections.abc import Iterator
+
+from harvester.relay.frames import Frame, Splitter, encode
+
+_PIPE_BYTES = 1 << 20
+_READ_BYTES = 1 << 20
+
+
+def widen(fd: int) -> None:
+    """Ask for a larger pipe; an unprivileged process may be refused, which costs speed only."""
+    try:
+        fcntl.fcntl(fd, fcntl.F_SETPIPE_SZ, _PIPE_BYTES)
+    except OSError:
+        return
+
+
+class Channel:
+    """The supervisor's end: non-blocking both ways."""
+
+    def __init__(self, read_fd: int, write_fd: int) -> None:
+        self.read_fd, self.write_fd = read_fd, write_fd
+        for fd in (read_fd, write_fd):
+            os.set_blocking(fd, False)
+            widen(fd)
+        self._outbound: deque[bytes] = deque()
+        self._splitter = Splitter()
+
+    @property
+    def congested(self) -> bool:
+        """Whether something waits until the pipe takes it."""
+        return bool(self._outbound)
+
+    def send(self, frame: Frame) -> None:
+        """Write the frame, or keep what the pipe does not take. A broken pipe drops it: the shard is dead."""
+        self._outbound.append(encode(frame))
+        self.flush()
+
+    def flush(self) -> None:
+        """Write what the pipe takes now."""
+        outbound = self._outbound
+        while outbound:
+            data = outbound[0]
+            try:
+                written = os.write(self.write_fd, data)
+            except BlockingIOError:
+                return
+            except BrokenPipeError:
+                outbound.clear()
+                return
+            if written == len(data):
+                outbound.popleft()
+            else:
+                outbound[0] = data[written:]
+
+    def receive(self) -> Iterator[Frame]:
+        """Frames that have arrived; raises EOFError when the shard has closed its end and all is read."""
+        while True:
+            try:
+                data = os.read(self.read_fd, _READ_BYTES)
+            except BlockingIOError:
+                return
+            if not data:
+                raise EOFError
+            yield from self._splitter.feed(data)
+            if len(data) < _READ_BYTES:
+                return
+
+    def close(self) -> None:
+        """Close both ends: for the shard, the end of the supervisor."""
+        for fd in (self.read_fd, self.write_fd):
+            os.close(fd)
+
+
+class ShardPipe:
+    """The shard's end: blocking writes from any thread, reads from one."""
+
+    def __init__(self, read_fd: int, write_fd: int) -> None:
+        self.read_fd, self._write_fd = read_fd, write_fd
+        self._lock = threading.Lock()  # of this process only
+        self._splitter = Splitter()
+
+    def send(self, frame: Frame) -> None:
+        """Write the frame whole; silently gives up when the supervisor is gone."""
+        data = memoryview(encode(frame))
+        with self._lock:
+            while data:
+                try:
+                    data = data[os.write(self._write_fd, data) :]
+                except BrokenPipeError:
+                    return
+                except BlockingIOError:
+                    select.select([], [self._write_fd], [])
+
+    def receive(self) -> Iterator[Frame]:
+        """Frames of one read, which blocks until there is one; raises EOFError when the supervisor is gone."""
+        data = os.read(self.read_fd, _READ_BYTES)
+        if not data:
+            raise EOFError
+        yield from self._splitter.feed(data)

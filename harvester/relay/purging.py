@@ -1,0 +1,159 @@
+"""The shard's database thread: purge what was acknowledged, quarantine what cannot be published.
+
+One batch is whatever came in while the last statement ran, so batches grow by themselves under load. Only when a
+statement's commit has come back does its `done` callback run (P1, P2). A purge is idempotent and unfenced; it is
+repeated, over a new connection if need be, until it succeeds: an acknowledged record must leave the outbox.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from enum import Enum
+from functools import partial
+
+import psycopg
+
+from harvester.errors import OutboxError
+from harvester.outbox import queries
+from harvester.outbox.connect import connect
+from harvester.outbox.schema import inspect
+from harvester.outbox.shape import OutboxShape
+from harvester.outbox.tables import OutboxTable
+
+
+@dataclass(frozen=True, slots=True)
+class Poison:
+    """A record on its way to quarantine, and the term under which that may happen."""
+
+    id: int
+    error: str
+    attempts: int
+    first_failed_at: datetime
+    term: int
+    holder: str
+
+
+class Outcome(Enum):
+    """What became of a quarantine statement."""
+
+    MOVED = "moved"
+    GONE = "gone"
+    FENCED = "fenced"
+
+
+@dataclass(frozen=True, slots=True)
+class Callbacks:
+    """Run on the purger's thread. `purged` gets ids whose DELETE has committed."""
+
+    purged: Callable[[Sequence[int]], None]
+    quarantined: Callable[[Poison, Outcome], None]
+    trouble: Callable[[str | None], None]
+
+
+class Purger(threading.Thread):
+    """See the module's text."""
+
+    def __init__(self, dsn: str, table: OutboxTable, name: str, backoff_s: float, callbacks: Callbacks) -> None:
+        super().__init__(name="purger", daemon=True)
+        self._dsn, self._table, self._application = dsn, table, name
+        self._backoff_s = backoff_s
+        self._callbacks = callbacks
+        self._acked: deque[int] = deque()
+        self._poison: deque[Poison] = deque()
+        self._work = threading.Event()
+        self._ended = threading.Event()
+        self._connection: psycopg.Connection | None = None
+        self._shape: OutboxShape | None = None
+        self._troubled = False
+        self.connected = threading.Event()
+
+    def purge(self, record_id: int) -> None:
+        """Delete this row; safe from any thread, cheap."""
+        self._acked.append(record_id)
+        if not self._work.is_set():
+            self._work.set()
+
+    def quarantine(self, poison: Poison) -> None:
+        """Move this row to quarantine; safe from any thread."""
+        self._poison.append(poison)
+        self._work.set()
+
+    def stop(self) -> None:
+        """End the thread once what is running has ended."""
+        self._ended.set()
+        self._work.set()
+
+    def run(self) -> None:
+        """The thread."""
+        if self._attempt(self._connect):
+            self.connected.set()
+        while not self._ended.is_set():
+            self._work.wait()
+            self._work.clear()
+            batch = sorted(self._acked.popleft() for _ in range(len(self._acked)))  # one order for all who lock rows
+            if batch and self._attempt(partial(self._delete, batch)):
+                self._callbacks.purged(batch)
+            while self._poison and not self._ended.is_set():
+                self._settle_poison(self._poison.popleft())
+        if self._connection is not None:
+            self._connection.close()
+
+    def _settle_poison(self, poison: Poison) -> None:
+        outcome: list[Outcome] = []
+        if self._attempt(lambda: outcome.append(self._move(poison))):
+            self._callbacks.quarantined(poison, outcome[-1])
+
+    def _attempt(self, action: Callable[[], None]) -> bool:
+        """Run it until it succeeds (True) or the thread is to end (False)."""
+        while not self._ended.is_set():
+            try:
+                self._connect()
+                action()
+            except (psycopg.Error, OutboxError) as error:
+                self._troubled = True
+                self._callbacks.trouble(f"database: {_first_line(error)}")
+                self._ended.wait(self._backoff_s)
+            else:
+                if self._troubled:
+                    self._troubled = False
+                    self._callbacks.trouble(None)
+                return True
+        return False
+
+    def _connect(self) -> None:
+        if self._connection is not None and not self._connection.closed:
+            if not self._connection.broken:
+                return
+            self._connection.close()
+        self._connection = connect(self._dsn, application_name=self._application)
+
+    def _delete(self, ids: list[int]) -> None:
+        assert self._connection is not None
+        self._connection.execute(queries.purge(self._table), (ids,), prepare=True)
+
+    def _move(self, poison: Poison) -> Outcome:
+        assert self._connection is not None
+        if self._shape is None:
+            self._shape = inspect(self._connection, self._table)
+        parameters = {
+            "id": poison.id,
+            "term": poison.term,
+            "holder": poison.holder,
+            "error": poison.error,
+            "attempts": poison.attempts,
+            "first_failed_at": poison.first_failed_at,
+        }
+        row = self._connection.execute(queries.quarantine(self._table, self._shape), parameters).fetchone()
+        moved, fenced = row if row is not None else (False, False)
+        if moved:
+            return Outcome.MOVED
+        return Outcome.FENCED if fenced else Outcome.GONE
+
+
+def _first_line(error: Exception) -> str:
+    text = str(error).strip()
+    return text.splitlines()[0] if text else type(error).__name__

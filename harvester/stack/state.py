@@ -1,0 +1,164 @@
+"""What a stack is asked to be, what it is, and the file that remembers it.
+
+`state.json` is written atomically and only under the directory's lock, right after each process is started, so
+that a stack can be found again whatever happened to the one who started it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import os
+import tempfile
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Literal
+
+from harvester.errors import StackError
+
+from .processes import ProcessId
+
+ServerName = Literal["postgres", "kafka"]
+SERVERS: tuple[ServerName, ...] = ("postgres", "kafka")
+
+_FORMAT = 1
+
+
+@dataclass(frozen=True, slots=True)
+class StackOptions:
+    """How to build a stack. Servers that already run are kept as they are, whatever the options say.
+
+    `durable=False` gives up surviving a power cut (fsync off) for quick tests; a killed process loses nothing
+    either way. `dsn` and `bootstrap` name servers of your own: those are used, and never started or stopped.
+    `postgres_bin` is a directory with `initdb` and `postgres`; None takes the wheel's, else an installed one.
+    """
+
+    durable: bool = True
+    kafka_heap_mb: int = 1024
+    postgres_bin: Path | None = None
+    dsn: str | None = None
+    bootstrap: str | None = None
+    timeout_s: float = 90.0
+
+
+@dataclass(frozen=True, slots=True)
+class StackInfo:
+    """A running stack. Pids and log are None for a server of the user's own; `socket_dir` where there is one."""
+
+    directory: Path
+    dsn: str
+    bootstrap: str
+    socket_dir: Path | None
+    postgres_pid: int | None
+    kafka_pid: int | None
+    postgres_log: Path | None
+    kafka_log: Path | None
+
+
+@dataclass(frozen=True, slots=True)
+class ServerStatus:
+    """One server: `address` is a DSN or a bootstrap list, None when it was never started here."""
+
+    name: ServerName
+    state: Literal["running", "stopped", "given"]
+    address: str | None
+    pid: int | None
+    log: Path | None
+
+
+@dataclass(frozen=True, slots=True)
+class StackStatus:
+    """A stack as it stands; `running` when every server is (given ones count when they answer)."""
+
+    directory: Path
+    servers: tuple[ServerStatus, ...]
+
+    @property
+    def running(self) -> bool:
+        return all(server.state in ("running", "given") for server in self.servers)
+
+
+@dataclass(slots=True)
+class Server:
+    """What the file says about one server. `ports` keep their value over restarts where they are still free.
+
+    `home` is where its data is; `given` the address of a server that is not ours.
+    """
+
+    process: ProcessId | None = None
+    ports: list[int] = field(default_factory=list)
+    home: str | None = None
+    given: str | None = None
+
+
+@dataclass(slots=True)
+class State:
+    """The whole file."""
+
+    servers: dict[ServerName, Server] = field(default_factory=lambda: {name: Server() for name in SERVERS})
+    durable: bool = True
+    kafka_heap_mb: int = 1024
+    postgres_bin: str | None = None
+
+    def dump(self) -> str:
+        """As JSON text."""
+        return json.dumps({"format": _FORMAT, **asdict(self)}, indent=2) + "\n"
+
+    @classmethod
+    def parse(cls, text: str) -> State:
+        """From JSON text; ValueError, KeyError or TypeError when it is not what `dump` writes."""
+        raw = json.loads(text)
+        if raw.pop("format") != _FORMAT:
+            raise ValueError("unknown format")
+        servers: dict[ServerName, Server] = {}
+        for name in SERVERS:
+            entry = raw["servers"][name]
+            process = entry.pop("process")
+            servers[name] = Server(process=ProcessId(**process) if process else None, **entry)
+        return cls(**{**raw, "servers": servers})
+
+
+def default_directory() -> Path:
+    """$HARVESTER_STACK, else `.stack` in the current directory."""
+    return Path(os.environ.get("HARVESTER_STACK") or ".stack")
+
+
+def read(directory: Path) -> State | None:
+    """The stack's state; None where there never was one. StackError when the file makes no sense."""
+    file = directory / "state.json"
+    try:
+        return State.parse(file.read_text())
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise StackError(
+            f"{file} is not a state file of this version",
+            hint="stop the servers that run from this directory by hand, then remove it",
+        ) from error
+
+
+def write(directory: Path, state: State) -> None:
+    """Replace the state file at once."""
+    with tempfile.NamedTemporaryFile("w", dir=directory, prefix=".state-", delete=False) as file:
+        file.write(state.dump())
+    Path(file.name).replace(directory / "state.json")
+
+
+@contextlib.contextmanager
+def locked(directory: Path) -> Iterator[None]:
+    """Hold the directory's lock; it goes with the process, so a crash leaves nothing locked."""
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+        handle = os.open(directory / ".lock", os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o644)
+    except OSError as error:
+        raise StackError(
+            f"cannot use the directory {directory}: {error.strerror}",
+            hint="name another one with --directory or HARVESTER_STACK",
+        ) from error
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(handle)

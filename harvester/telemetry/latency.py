@@ -1,0 +1,140 @@
+"""Latencies in little memory: a histogram with logarithmic buckets, and the window that a dashboard shows.
+
+Bucket i holds latencies from `LOWEST_MS * GROWTH**i` up to the next bound, and stands for the value between
+the two that is at most ERROR off from either, relatively (the scheme of DDSketch, Masson et al., VLDB 2019).
+So a percentile costs no sorting, histograms of several shards add up without further loss, and a shard's
+share fits into a few hundred bytes. Pure: times are passed in.
+"""
+
+from __future__ import annotations
+
+import math
+import struct
+
+from harvester.errors import WireError
+
+LOWEST_MS = 0.1
+HIGHEST_MS = 3_600_000.0  # an hour
+ERROR = 0.02
+GROWTH = (1 + ERROR) / (1 - ERROR)
+_PER_LOG = 1 / math.log(GROWTH)
+_LAST = int(math.log(HIGHEST_MS / LOWEST_MS) * _PER_LOG)
+_PAIR = struct.Struct("<HQ")  # bucket, count
+
+
+class Histogram:
+    """Counts of latencies in milliseconds.
+
+    What lies outside LOWEST_MS … HIGHEST_MS is counted at that end: below zero too, since the clocks of
+    database and relay differ.
+    """
+
+    __slots__ = ("_counts", "_total")
+
+    def __init__(self) -> None:
+        self._counts: dict[int, int] = {}
+        self._total = 0
+
+    def __len__(self) -> int:
+        """How many latencies were added."""
+        return self._total
+
+    def __eq__(self, other: object) -> bool:
+        return self._counts == other._counts if isinstance(other, Histogram) else NotImplemented
+
+    __hash__ = None  # type: ignore[assignment]  # mutable
+
+    def add(self, latency_ms: float, count: int = 1) -> None:
+        """Count one latency (or `count` equal ones)."""
+        if count <= 0:
+            return
+        if not latency_ms > LOWEST_MS:  # written so that NaN lands here as well
+            bucket = 0
+        elif latency_ms >= HIGHEST_MS:
+            bucket = _LAST
+        else:
+            bucket = min(int(math.log(latency_ms / LOWEST_MS) * _PER_LOG), _LAST)
+        self._counts[bucket] = self._counts.get(bucket, 0) + count
+        self._total += count
+
+    def merge(self, other: Histogram) -> None:
+        """Add all that `other` counted; the same as if it had been added here."""
+        for bucket, count in other._counts.items():
+            self._counts[bucket] = self._counts.get(bucket, 0) + count
+        self._total += other._total
+
+    def percentile(self, p: float) -> float | None:
+        """The latency in ms that `p` percent (0 … 100) do not exceed, by nearest rank; None when empty.
+
+        Within ERROR of the true value for latencies between LOWEST_MS and HIGHEST_MS.
+        """
+        if not self._total:
+            return None
+        rank = min(max(math.ceil(self._total * p / 100), 1), self._total)
+        seen = 0
+        for bucket in sorted(self._counts):
+            seen += self._counts[bucket]
+            if seen >= rank:
+                return _value(bucket)
+        raise AssertionError("the counts do not add up to the total")
+
+    def pack(self) -> bytes:
+        """Ten bytes for each bucket in use, in bucket order."""
+        return b"".join(_PAIR.pack(*pair) for pair in sorted(self._counts.items()))
+
+    @classmethod
+    def unpack(cls, data: bytes) -> Histogram:
+        """The reverse of `pack`; raises WireError on anything else."""
+        if len(data) % _PAIR.size:
+            raise WireError(f"{len(data)} bytes are no histogram: {_PAIR.size} are needed for each bucket")
+        histogram = cls()
+        previous = -1
+        for bucket, count in _PAIR.iter_unpack(data):
+            if not previous < bucket <= _LAST or not count:
+                raise WireError(f"no histogram: bucket {bucket} with {count} after bucket {previous}")
+            histogram._counts[bucket] = count
+            histogram._total += count
+            previous = bucket
+        return histogram
+
+
+class LatencyWindow:
+    """The histogram of the last interval in which there was traffic.
+
+    Intervals follow each other from the first use on. One that is complete replaces what was shown; one that
+    stayed empty replaces nothing, so the figures of an idle relay are those of its last traffic. Until the
+    first interval is complete, its part is shown.
+    """
+
+    def __init__(self, interval_s: float) -> None:
+        self._interval_s = interval_s
+        self._begun: float | None = None
+        self._filling = Histogram()
+        self._complete = Histogram()
+
+    def add(self, latencies: Histogram, now: float) -> None:
+        """Add a shard's share at `now`, in seconds of one monotonic clock."""
+        if not len(latencies):
+            return
+        self._turn(now)
+        self._filling.merge(latencies)
+
+    def current(self, now: float) -> Histogram:
+        """What to show at `now`; not to be changed by the caller."""
+        self._turn(now)
+        return self._complete if len(self._complete) else self._filling
+
+    def _turn(self, now: float) -> None:
+        if self._begun is None:
+            self._begun = now
+        passed = int((now - self._begun) / self._interval_s)
+        if passed < 1:
+            return
+        self._begun += passed * self._interval_s
+        if len(self._filling):
+            self._complete, self._filling = self._filling, Histogram()
+
+
+def _value(bucket: int) -> float:
+    """The value whose relative distance to both bounds of the bucket is ERROR."""
+    return float(LOWEST_MS * GROWTH**bucket * 2 * GROWTH / (GROWTH + 1))

@@ -1,0 +1,185 @@
+"""Log lines: for people on a terminal, JSON lines anywhere else; the instance's name in each of them.
+
+Everything is logged to the standard logger `harvester` or to one that the host passes. Hosts that bring their own
+logger format it themselves: what `logger_for` adds stands in front of the message there, and in the record's
+`instance` and `shard` attributes.
+
+A reader that goes away (a closed pipe, a terminal that hung up) ends the output, never the process.
+"""
+
+from __future__ import annotations
+
+import json as json_module
+import logging
+import sys
+import traceback
+from collections.abc import Mapping, MutableMapping
+from datetime import UTC, datetime
+from typing import Any, TextIO
+
+from harvester.errors import HarvesterError
+
+LOGGER = "harvester"
+TRACE = 5
+LEVELS: Mapping[str, int] = {
+    "trace": TRACE,
+    "debug": logging.DEBUG,
+    "info": logging.INFO,
+    "warning": logging.WARNING,
+    "error": logging.ERROR,
+}
+_STANDARD = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
+_OWN = frozenset({"instance", "shard", "bare_message"})
+
+logging.addLevelName(TRACE, "TRACE")
+
+
+def configure(level: str | int, *, json: bool | None = None, name: str, stream: TextIO | None = None) -> logging.Logger:
+    """Send the logger `harvester` to `stream` (default: standard error, looked up at every line) and return it.
+
+    `level`: one of LEVELS, in any case, or a number. `json`: None means lines for people if the stream is a
+    terminal. `name`: the instance's, for lines that come from no adapter. Calling it again replaces what it did.
+    """
+    number = level if isinstance(level, int) else LEVELS[level.lower()]
+    if json is None:
+        json = not _is_terminal(stream if stream is not None else sys.stderr)
+    handler = _Handler(stream)
+    handler.setFormatter(_JsonFormatter(name, number) if json else _HumanFormatter(name, number))
+    logger = logging.getLogger(LOGGER)
+    for old in [old for old in logger.handlers if isinstance(old, _Handler)]:
+        logger.removeHandler(old)
+    logger.addHandler(handler)
+    logger.setLevel(number)
+    logger.propagate = False
+    return logger
+
+
+def logger_for(base: logging.Logger, name: str, shard: int | None = None) -> logging.LoggerAdapter[logging.Logger]:
+    """The logger of an instance, or of one of its shards; takes `extra=` like any other."""
+    return _Named(base, name, shard)
+
+
+class _Named(logging.LoggerAdapter[logging.Logger]):
+    """Puts who is speaking into the record and, for formatters that do not know it, in front of the message."""
+
+    def __init__(self, base: logging.Logger, name: str, shard: int | None) -> None:
+        super().__init__(base, {})
+        self._own = {"instance": name, "shard": shard}
+        self._who = _who(name, shard).replace("%", "_")  # it becomes part of what may be a %-format
+
+    def process(self, msg: Any, kwargs: MutableMapping[str, Any]) -> tuple[Any, MutableMapping[str, Any]]:
+        kwargs["extra"] = {**(kwargs.get("extra") or {}), **self._own, "bare_message": msg}
+        return f"[{self._who}] {msg}", kwargs
+
+
+class _Handler(logging.StreamHandler[TextIO]):
+    """Writes to the stream it was given, or to the current standard error; falls silent when nobody reads."""
+
+    def __init__(self, stream: TextIO | None) -> None:
+        super().__init__(stream if stream is not None else sys.stderr)
+        self._follow_stderr = stream is None
+        self._closed_at_other_end = False
+
+    def emit(self, record: logging.LogRecord) -> None:
+        if self._closed_at_other_end:
+            return
+        if self._follow_stderr:
+            self.stream = sys.stderr
+        try:
+            line = self.format(record)
+        except Exception as error:  # noqa: BLE001 - a wrong log call must not end what it reports on
+            line = f"{record.levelname} a log line could not be written: {record.msg!r}: {error!r}"
+        try:
+            try:
+                self.stream.write(line + self.terminator)
+            except UnicodeEncodeError:
+                self.stream.write(line.encode("ascii", "backslashreplace").decode() + self.terminator)
+            self.stream.flush()
+        except (OSError, ValueError, AttributeError):
+            # EPIPE, EIO, a closed file, or no standard error at all: trying again would fail at every line.
+            self._closed_at_other_end = True
+
+
+class _Fields(logging.Formatter):
+    """What both forms have in common."""
+
+    def __init__(self, name: str, level: int) -> None:
+        super().__init__()
+        self._name = name
+        self._tracebacks_for_all = level <= logging.DEBUG
+
+    def _message(self, record: logging.LogRecord) -> str:
+        bare = getattr(record, "bare_message", None)
+        if bare is None:
+            return record.getMessage()
+        return str(bare) % record.args if record.args else str(bare)
+
+    def _extra(self, record: logging.LogRecord) -> dict[str, Any]:
+        return {key: value for key, value in vars(record).items() if key not in _STANDARD and key not in _OWN}
+
+    def _error(self, record: logging.LogRecord) -> str | None:
+        """The exception as text: one line where it was foreseen, the whole story where it is a bug."""
+        if not record.exc_info or record.exc_info[1] is None:
+            return None
+        error = record.exc_info[1]
+        if isinstance(error, HarvesterError) and not self._tracebacks_for_all:
+            return f"{error}; {error.hint}" if error.hint else str(error)
+        return "".join(traceback.format_exception(error)).rstrip()
+
+
+class _JsonFormatter(_Fields):
+    """One object a line: at (UTC), level, name, shard, logger, message, whatever `extra` held, error."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        at = datetime.fromtimestamp(record.created, UTC)
+        line: dict[str, Any] = {
+            "at": at.isoformat(timespec="milliseconds").replace("+00:00", "Z"),
+            "level": record.levelname.lower(),
+            "name": getattr(record, "instance", self._name),
+            "shard": getattr(record, "shard", None),
+            "logger": record.name,
+            "message": self._message(record),
+        }
+        line |= {key: value for key, value in self._extra(record).items() if key not in line}
+        error = self._error(record)
+        if error is not None:
+            line["error"] = error
+        return json_module.dumps(line, default=str)
+
+
+class _HumanFormatter(_Fields):
+    """`time LEVEL name[shard] message key=value`; only the traceback of a bug takes more than one line."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        at = datetime.fromtimestamp(record.created).astimezone()
+        who = _who(getattr(record, "instance", self._name), getattr(record, "shard", None))
+        parts = [
+            at.isoformat(sep=" ", timespec="milliseconds")[:23],
+            f"{record.levelname:<7}",
+            _printable(who),
+            _printable(self._message(record)),
+            *(_printable(f"{key}={value}") for key, value in self._extra(record).items()),
+        ]
+        error = self._error(record)
+        if error is None:
+            return " ".join(parts)
+        foreseen = record.exc_info is not None and isinstance(record.exc_info[1], HarvesterError)
+        if foreseen and not self._tracebacks_for_all:
+            return " ".join([*parts, f"({_printable(error)})"])
+        return "\n    ".join([" ".join(parts), *error.splitlines()])
+
+
+def _who(name: str, shard: int | None) -> str:
+    return name if shard is None else f"{name}[{shard}]"
+
+
+def _printable(text: str) -> str:
+    """Text from elsewhere must not start a line of its own, nor steer the terminal."""
+    return text if text.isprintable() else "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)
+
+
+def _is_terminal(stream: TextIO | None) -> bool:
+    try:
+        return stream is not None and stream.isatty()
+    except ValueError:  # closed
+        return False

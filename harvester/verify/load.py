@@ -1,0 +1,122 @@
+"""The plan of a load: which keys each transaction writes and how it ends. Pure: a seed gives the same plan always.
+
+The plan fixes how many records each key gets in total; which writer performs which transaction, and so which of two
+concurrent ones commits first, is left to chance, as it is in life.
+"""
+
+from __future__ import annotations
+
+import itertools
+import random
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from enum import StrEnum
+
+from harvester.errors import ConfigurationError, Problem
+from harvester.verify.wire import MIN_VALUE_BYTES
+
+
+class Ending(StrEnum):
+    """How a transaction ends."""
+
+    COMMIT = "commit"
+    LATE = "late"  # stays open until a larger id has been committed by another transaction
+    ROLLBACK = "rollback"
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """What to write. `records` counts committed ones, rolled-back ones come on top.
+
+    `rate_per_s` (of committed records) None is as fast as it goes. `skew` is the exponent of a Zipf distribution
+    over the keys, 0 is uniform. `late` and `rollbacks` are shares of the transactions. Key i goes to topic
+    i mod len(topics). `value_bytes` is the size of every value.
+    """
+
+    records: int
+    topics: tuple[str, ...]
+    keys: int = 1000
+    rate_per_s: float | None = None
+    value_bytes: int = 200
+    rows_per_transaction: int = 1
+    writers: int = 4
+    skew: float = 0.0
+    late: float = 0.0
+    rollbacks: float = 0.0
+    headers: int = 1
+    seed: int = 1
+
+    def __post_init__(self) -> None:
+        """Raises ConfigurationError with everything that is wrong."""
+        rules = (
+            (self.records >= 0, "records", "0 or more"),
+            (bool(self.topics) and all(map(_is_topic, self.topics)), "topic", "names of 1 to 249 of A-Z a-z 0-9 . _ -"),
+            (1 <= self.keys <= 10_000_000, "keys", "1 to 10,000,000"),
+            (self.rate_per_s is None or self.rate_per_s > 0, "rate", "above 0 (leave it out for no limit)"),
+            (self.value_bytes >= MIN_VALUE_BYTES, "size", f"{MIN_VALUE_BYTES} bytes or more"),
+            (1 <= self.rows_per_transaction <= 100_000, "rows-per-transaction", "1 to 100,000"),
+            (1 <= self.writers <= 100, "writers", "1 to 100"),
+            (0 <= self.skew <= 10, "skew", "0 to 10"),
+            (0 <= self.late <= 1, "late", "a share from 0 to 1"),
+            (0 <= self.rollbacks < 1, "rollbacks", "a share from 0 up to, not including, 1"),
+            (self.late + self.rollbacks <= 1, "late", "not more than 1 together with rollbacks"),
+            (self.late == 0 or self.writers > 1, "writers", "2 or more with late commits: one has to overtake"),
+            (0 <= self.headers <= 100, "headers", "0 to 100"),
+        )
+        problems = [
+            Problem(f"--{name}", f"{getattr(self, _FIELDS.get(name, name))!r} cannot be used", allowed)
+            for good, name, allowed in rules
+            if not good
+        ]
+        if problems:
+            raise ConfigurationError(problems, hint="see `harvester pump --help`")
+
+
+_TOPIC = re.compile(r"[A-Za-z0-9._-]{1,249}", re.ASCII)
+_FIELDS = {
+    "topic": "topics",
+    "rate": "rate_per_s",
+    "size": "value_bytes",
+    "rows-per-transaction": "rows_per_transaction",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Transaction:
+    """One transaction: the keys of its rows in order (a key may occur again), and `first`, the number of committed
+    records planned before it, from which its time under a rate follows."""
+
+    keys: tuple[int, ...]
+    ending: Ending
+    first: int
+
+
+def plan(load: Load) -> Iterator[Transaction]:
+    """The transactions of a load in order; those that commit have `load.records` rows together."""
+    rng = random.Random(load.seed)
+    weights = list(itertools.accumulate((rank + 1) ** -load.skew for rank in range(load.keys))) if load.skew else None
+    population = range(load.keys)
+    planned = 0
+    while planned < load.records:
+        ending = _ending(load, rng.random())
+        size = min(load.rows_per_transaction, load.records - planned)
+        keys = tuple(rng.choices(population, cum_weights=weights, k=size))
+        yield Transaction(keys=keys, ending=ending, first=planned)
+        if ending is not Ending.ROLLBACK:
+            planned += size
+
+
+def due_s(load: Load, transaction: Transaction) -> float:
+    """When a transaction should begin, in seconds after the start of the load."""
+    return transaction.first / load.rate_per_s if load.rate_per_s else 0.0
+
+
+def _is_topic(name: str) -> bool:
+    return _TOPIC.fullmatch(name) is not None and name not in {".", ".."}
+
+
+def _ending(load: Load, draw: float) -> Ending:
+    if draw < load.rollbacks:
+        return Ending.ROLLBACK
+    return Ending.LATE if draw < load.rollbacks + load.late else Ending.COMMIT

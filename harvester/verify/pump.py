@@ -1,0 +1,216 @@
+"""The pump: performs a planned load with several writers, each a thread with a connection of its own.
+
+A transaction is one statement: it locks the rows of its keys in the side table in the order of the keys (so two
+transactions never wait for each other in a circle), counts them up and inserts the records, numbered from there, in
+the order of the plan. The server builds the values, so little goes over the connection.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import psycopg
+
+from harvester.outbox.connect import Connection, connect, database_errors
+from harvester.outbox.schema import inspect
+from harvester.outbox.shape import OutboxShape
+from harvester.outbox.tables import OutboxTable
+from harvester.verify.load import Ending, Load, due_s, plan
+from harvester.verify.truth import prepare, side_table
+from harvester.verify.wire import COMMITTED, LATE, ROLLED_BACK, key_name
+
+# Others may be waiting for the keys of a late transaction and so be unable to overtake it: then it gives up.
+LATE_BOUND_S = 0.05
+_TICK_S = 0.05
+
+
+@dataclass(frozen=True, slots=True)
+class PumpReport:
+    """What was done. `records` are committed; `overtaken` counts late transactions that a larger id came before."""
+
+    records: int
+    transactions: int
+    late: int
+    overtaken: int
+    rolled_back_records: int
+    duration_s: float
+    complete: bool
+
+    @property
+    def rate_per_s(self) -> float:
+        """Committed records per second."""
+        return self.records / self.duration_s if self.duration_s > 0 else 0.0
+
+
+def pump(
+    dsn: str,
+    table: OutboxTable,
+    load: Load,
+    *,
+    append: bool = False,
+    stop: threading.Event | None = None,
+    on_progress: Callable[[int], None] = lambda records: None,
+) -> PumpReport:
+    """Write a load; returns early, with a true report, when `stop` is set.
+
+    `on_progress` is called with the number of committed records on the calling thread, some 20 times a second.
+    Raises what `truth.prepare` raises, SchemaError, and DatabaseUnavailable; records committed before an error
+    stay and are counted, and another pump with `append` can go on from there.
+    """
+    with connect(dsn, application_name="harvester pump") as connection:
+        shape = inspect(connection, table)
+        prepare(connection, table, shape, load, append=append)
+    run = _Run(dsn, table, shape, load, stop or threading.Event())
+    return run.perform(on_progress)
+
+
+class _Run:
+    def __init__(self, dsn: str, table: OutboxTable, shape: OutboxShape, load: Load, stop: threading.Event) -> None:
+        self._dsn = dsn
+        self._table = table
+        self._load = load
+        self._stop = stop
+        self._sql = _statement(table, shape, load)
+        self._names = [key_name(index) for index in range(load.keys)]
+        self._transactions = plan(load)
+        self._taking = threading.Lock()
+        self._failed = threading.Event()
+        self._errors: list[BaseException] = []
+        self._began_at = 0.0
+        # Guarded by _changed; the highest id that is committed tells late transactions that they were overtaken.
+        self._changed = threading.Condition()
+        self._highest_id = 0
+        self._records = self._committed = self._late = self._overtaken = self._rolled_back = 0
+
+    def perform(self, on_progress: Callable[[int], None]) -> PumpReport:
+        self._began_at = time.monotonic()
+        writers = [
+            threading.Thread(target=self._write, name=f"pump-{index}", daemon=True)
+            for index in range(self._load.writers)
+        ]
+        for writer in writers:
+            writer.start()
+        try:
+            for writer in writers:
+                while writer.is_alive():
+                    writer.join(_TICK_S)
+                    on_progress(self._records)
+        except BaseException:
+            self._failed.set()
+            for writer in writers:
+                writer.join()
+            raise
+        if self._errors:
+            raise self._errors[0]
+        return PumpReport(
+            records=self._records,
+            transactions=self._committed,
+            late=self._late,
+            overtaken=self._overtaken,
+            rolled_back_records=self._rolled_back,
+            duration_s=time.monotonic() - self._began_at,
+            complete=self._records == self._load.records,
+        )
+
+    def _write(self) -> None:
+        """One writer, from connect to the end of the plan."""
+        try:
+            with (
+                connect(self._dsn, application_name="harvester pump") as connection,
+                database_errors(f"write to {self._table.sql}"),
+            ):
+                while not self._ending():
+                    with self._taking:
+                        transaction = next(self._transactions, None)
+                    if transaction is None:
+                        return
+                    if not self._wait_until(self._began_at + due_s(self._load, transaction)):
+                        return
+                    self._perform(connection, [self._names[key] for key in transaction.keys], transaction.ending)
+        except Exception as error:  # noqa: BLE001 - a thread's top frame: the caller's thread raises it
+            self._errors.append(error)
+            self._failed.set()
+
+    def _perform(self, connection: Connection, keys: list[str], ending: Ending) -> None:
+        if ending is Ending.COMMIT:
+            self._count(len(keys), self._insert(connection, keys, COMMITTED))
+        elif ending is Ending.LATE:
+            with connection.transaction():
+                last_id = self._insert(connection, keys, LATE)
+                overtaken = self._wait_overtaken(last_id)
+            with self._changed:
+                self._late += 1
+                self._overtaken += overtaken
+            self._count(len(keys), last_id)
+        else:
+            with connection.transaction(force_rollback=True):
+                self._insert(connection, keys, ROLLED_BACK)
+            with self._changed:
+                self._rolled_back += len(keys)
+
+    def _insert(self, connection: Connection, keys: list[str], kind: str) -> int:
+        row = connection.execute(self._sql, {"keys": keys, "kind": kind}).fetchone()
+        inserted, last_id = row if row is not None else (0, 0)
+        if inserted != len(keys):
+            raise psycopg.DataError(f"{inserted} of {len(keys)} records inserted: a key's row is missing")
+        return int(last_id)
+
+    def _count(self, records: int, last_id: int) -> None:
+        with self._changed:
+            self._records += records
+            self._committed += 1
+            if last_id > self._highest_id:
+                self._highest_id = last_id
+                self._changed.notify_all()
+
+    def _wait_overtaken(self, last_id: int) -> bool:
+        with self._changed:
+            return self._changed.wait_for(lambda: self._highest_id > last_id, LATE_BOUND_S)
+
+    def _wait_until(self, deadline: float) -> bool:
+        """False when the run ends before that."""
+        while not self._ending():
+            left = deadline - time.monotonic()
+            if left <= 0:
+                return True
+            self._stop.wait(min(left, _TICK_S))
+        return False
+
+    def _ending(self) -> bool:
+        return self._stop.is_set() or self._failed.is_set()
+
+
+def _statement(table: OutboxTable, shape: OutboxShape, load: Load) -> str:
+    """Parameters: keys (text[], in order, may repeat) and kind. Returns (records inserted, largest id)."""
+    side = side_table(table, shape).sql
+    value = (
+        "rpad(seq || ':' || (extract(epoch FROM clock_timestamp()) * 1000000)::bigint || ':' || %(kind)s::text || ':',"
+        f" {load.value_bytes}, '.')"
+    )
+    value = f"convert_to({value}, 'UTF8')" if shape.value_type == "bytea" else value
+    key = "convert_to(key, 'UTF8')" if shape.key_type == "bytea" else "key"
+    header_keys = ", ".join(f"'pump-{index}'" for index in range(load.headers))
+    header_values = ", ".join(f"'seed {load.seed}'" for _ in range(load.headers))
+    return f"""
+        WITH wanted AS (
+            SELECT key, place FROM unnest(%(keys)s::text[]) WITH ORDINALITY AS w(key, place)
+        ), locked AS MATERIALIZED (
+            SELECT key, topic, count FROM {side} WHERE key = ANY(%(keys)s::text[]) ORDER BY key FOR UPDATE
+        ), counted AS (
+            UPDATE {side} AS s SET count = locked.count + more.rows
+            FROM locked JOIN (SELECT key, count(*) AS rows FROM wanted GROUP BY key) AS more USING (key)
+            WHERE s.key = locked.key
+        ), numbered AS (
+            SELECT place, key, topic, count + row_number() OVER (PARTITION BY key ORDER BY place) AS seq
+            FROM wanted JOIN locked USING (key)
+        ), inserted AS (
+            INSERT INTO {table.sql} (create_time, kafka_topic, kafka_key, kafka_value,
+                                     kafka_header_keys, kafka_header_values)
+            SELECT clock_timestamp(), topic, {key}, {value},
+                   ARRAY[{header_keys}]::text[], ARRAY[{header_values}]::text[]
+            FROM numbered ORDER BY place
+            RETURNING id
+        ) SELECT count(*), coalesce(max(id), 0) FROM inserted"""

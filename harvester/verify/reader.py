@@ -1,0 +1,180 @@
+"""The reader: topics from their first record to the end they had when it began, by assignment, without a group.
+
+The end is recognised by what arrives, a record at it or the client's end-of-partition event past it, never by
+counting offsets: markers of transactions and aborted records leave holes, also at the very end.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Literal
+
+from confluent_kafka import (
+    OFFSET_BEGINNING,
+    TIMESTAMP_NOT_AVAILABLE,
+    Consumer,
+    KafkaError,
+    KafkaException,
+    TopicPartition,
+)
+
+from harvester.errors import BrokerError, BrokerUnavailable
+from harvester.verify.history import History, Place
+
+Isolation = Literal["read_committed", "read_uncommitted"]
+
+_BATCH_RECORDS = 5_000
+_POLL_S = 0.1
+_silent = logging.getLogger("harvester.verify.kafka")
+_silent.addHandler(logging.NullHandler())
+_silent.propagate = False
+
+
+def read(
+    options: Mapping[str, Any],
+    topics: Sequence[str],
+    *,
+    isolation: Isolation = "read_committed",
+    timeout_s: float = 30.0,
+    on_progress: Callable[[int], None] = lambda records: None,
+) -> History:
+    """Read `topics` to their end. `options` are the client's (bootstrap.servers, security).
+
+    A topic that does not exist counts as empty: nothing was delivered to it. `timeout_s` bounds how long nothing
+    may arrive; `on_progress` gets the number of records read. Raises BrokerUnavailable; BrokerError for what
+    waiting does not help, and when an open transaction hides records from a read_committed reader for that long.
+    """
+    reader = _Reader(options, isolation, timeout_s, on_progress)
+    try:
+        return reader.read(list(dict.fromkeys(topics)))
+    except KafkaException as error:
+        raise reader.unavailable(f"reading {', '.join(topics)} failed: {_text(error)}") from error
+    finally:
+        reader.close()
+
+
+class _Reader:
+    def __init__(
+        self, options: Mapping[str, Any], isolation: Isolation, timeout_s: float, on_progress: Callable[[int], None]
+    ) -> None:
+        self._timeout_s = timeout_s
+        self._on_progress = on_progress
+        self._complaint = ""
+        self._history = History()
+        self._options = {
+            **options,
+            "error_cb": self._note,
+            "group.id": "harvester-verify",  # demanded by the client; nothing joins or commits
+            "enable.auto.commit": False,
+            "enable.auto.offset.store": False,
+            "allow.auto.create.topics": False,
+        }
+        self._consumer = Consumer(
+            {
+                **self._options,
+                "enable.partition.eof": True,
+                "isolation.level": isolation,
+                "auto.offset.reset": "error",
+                "queued.min.messages": 200_000,
+                "queued.max.messages.kbytes": 131_072,
+                "fetch.max.bytes": 16_777_216,
+                "max.partition.fetch.bytes": 8_388_608,
+                "fetch.wait.max.ms": 50,
+            },
+            logger=_silent,
+        )
+
+    def close(self) -> None:
+        self._consumer.close()
+
+    def unavailable(self, what: str) -> BrokerUnavailable:
+        """An error explained by the last thing the client complained about."""
+        reason = f" ({self._complaint})" if self._complaint and self._complaint not in what else ""
+        return BrokerUnavailable(
+            f"{what}{reason}", hint="check that Kafka runs and that bootstrap.servers in base_kafka_config names it"
+        )
+
+    def read(self, topics: list[str]) -> History:
+        left = self._ends(topics)
+        numbers = {place: self._history.place(*place) for place in left}
+        self._consumer.assign([TopicPartition(topic, partition, OFFSET_BEGINNING) for topic, partition in left])
+        hidden: dict[Place, int] = {}  # where an open transaction stops us, and the offset it begins at
+        deadline = time.monotonic() + self._timeout_s
+        while left:
+            messages = self._consumer.consume(_BATCH_RECORDS, _POLL_S)
+            if messages:
+                deadline = time.monotonic() + self._timeout_s
+            elif time.monotonic() > deadline:
+                raise self._silence(left, hidden)
+            for message in messages:
+                place = (message.topic() or "", _number(message.partition()))
+                end = left.get(place)
+                if end is None:
+                    continue  # past the end of a partition that is done
+                offset, error = _number(message.offset()), message.error()
+                if error is None:
+                    if offset < end:
+                        kind, at_ms = message.timestamp()
+                        timestamp_ms = -1 if kind == TIMESTAMP_NOT_AVAILABLE else at_ms
+                        self._history.add(numbers[place], offset, message.key(), message.value(), timestamp_ms)
+                    if offset >= end - 1:
+                        del left[place]
+                elif error.code() == KafkaError._PARTITION_EOF:
+                    if offset >= end:
+                        del left[place]
+                    else:
+                        hidden[place] = offset
+                elif error.fatal() or not error.retriable():
+                    raise BrokerError(f"reading {_name(place)} failed: {error.str()}")
+            self._on_progress(self._history.records)
+        return self._history
+
+    def _ends(self, topics: list[str]) -> dict[Place, int]:
+        """The offset after the last record of each partition that is not empty; of existing topics only."""
+        # A read_committed client is told the end of what it may read; here the true end is wanted.
+        asking = Consumer({**self._options, "isolation.level": "read_uncommitted"}, logger=_silent)
+        try:
+            metadata = asking.list_topics(timeout=self._timeout_s)
+            ends = {}
+            for topic in topics:
+                known = metadata.topics.get(topic)
+                for partition in known.partitions if known is not None and known.error is None else ():
+                    bounds = asking.get_watermark_offsets(TopicPartition(topic, partition), self._timeout_s)
+                    if bounds is None:
+                        raise self.unavailable(f"Kafka did not tell the end of {topic}[{partition}]")
+                    low, high = bounds
+                    if high > low:
+                        ends[topic, partition] = high
+            return ends
+        except KafkaException as error:
+            raise self.unavailable(f"Kafka did not tell the ends of its topics: {_text(error)}") from error
+        finally:
+            asking.close()
+
+    def _silence(self, left: Mapping[Place, int], hidden: Mapping[Place, int]) -> BrokerError:
+        open_ = [f"{_name(place)}@{hidden[place]}" for place in sorted(left) if place in hidden]
+        if open_:
+            return BrokerError(
+                f"an open transaction hides what follows {', '.join(open_[:3])} ({self._timeout_s:g} s waited)",
+                hint="wait until its producer or its timeout ends it, or look with --isolation read_uncommitted",
+            )
+        waiting = ", ".join(_name(place) for place in sorted(left)[:3])
+        return self.unavailable(f"nothing arrived within {self._timeout_s:g} s; {waiting} not read to the end")
+
+    def _note(self, error: KafkaError) -> None:
+        self._complaint = error.str()
+
+
+def _name(place: Place) -> str:
+    return f"{place[0]}[{place[1]}]"
+
+
+def _number(value: int | None) -> int:
+    return -1 if value is None else value
+
+
+def _text(error: KafkaException) -> str:
+    inner = error.args[0] if error.args else error
+    return inner.str() if isinstance(inner, KafkaError) else str(inner)

@@ -1,0 +1,114 @@
+"""`harvester config show` and `harvester config check`."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+from harvester_cli.config import app  # type: ignore[import-not-found]
+from harvester_cli.options import load  # type: ignore[import-not-found]
+from typer.testing import CliRunner
+
+from harvester.config import Config
+from harvester.errors import ConfigurationError
+
+FILE = """
+leader_group_id = "billing"
+data_source = "host=db password='${DB_PASSWORD}'"
+[base_kafka_config]
+sasl.password = "hunter2"
+[limits]
+send_concurrency = 3
+heartbeat_timeout = "6s"
+"""
+
+
+@pytest.fixture
+def file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    path = tmp_path / "c.toml"
+    path.write_text(FILE)
+    monkeypatch.setenv("DB_PASSWORD", "hunter2")
+    monkeypatch.delenv("HARVESTER_CONFIG", raising=False)
+    monkeypatch.chdir(tmp_path)
+    return path
+
+
+def test_show_prints_toml_with_origins_and_without_secrets(file: Path) -> None:
+    result = CliRunner().invoke(app, ["show", "-f", str(file), "--set", "limits.send_buffer=7", "--log-level", "debug"])
+    assert result.exit_code == 0, result.output
+    lines = result.output.splitlines()
+    for line in (
+        'leader_group_id = "billing"  # file',
+        'leader_topic = "billing.neli"  # derived: leader_group_id + .neli',
+        'data_source = "password=*** host=db"  # file',
+        '"bootstrap.servers" = "localhost:9092"  # default',
+        '"sasl.password" = "***"  # file',
+        "shards = 3  # file",
+        "send_buffer = 7  # --set",
+        'max_poll_interval = "3s"  # derived: heartbeat_timeout / 2',
+        'level = "debug"  # --set',
+        "# delivery_timeout = 2.5s",
+    ):
+        assert line in lines
+    assert "hunter2" not in result.output
+    assert set(tomllib.loads(result.output)) == set(Config.model_fields) - {"producer_kafka_config"}
+
+
+def test_show_as_json(file: Path) -> None:
+    result = CliRunner().invoke(app, ["show", "-f", str(file), "--json"])
+    shown = json.loads(result.stdout)
+    assert shown["source"] == str(file)
+    assert set(shown["settings"]) == set(Config.model_fields)
+    assert shown["settings"]["limits"]["heartbeat_timeout"] == "6s"
+    assert shown["origins"]["limits.shards"] == "file"
+    assert shown["in_effect"]["rebalance_timeout"] == "18s"
+    assert shown["producer_options"]["acks"] == "all"
+    assert "hunter2" not in result.output
+
+
+def test_check_says_that_all_is_well(file: Path) -> None:
+    result = CliRunner().invoke(app, ["check", "-f", str(file)])
+    assert result.exit_code == 0
+    assert str(file) in result.output
+
+
+def test_check_lists_everything_as_json(file: Path) -> None:
+    arguments = ["check", "-f", str(file), "--json", "--set", "limits.shards=0", "--set", "zzz=1"]
+    result = CliRunner().invoke(app, arguments)
+    assert result.exit_code == 78
+    verdict = json.loads(result.stdout)
+    assert verdict["ok"] is False
+    assert [problem["path"] for problem in verdict["problems"]] == ["limits.shards", "zzz"]
+
+
+def test_check_asks_the_kafka_client(file: Path) -> None:
+    result = CliRunner().invoke(app, ["check", "-f", str(file), "--set", "producer_kafka_config.lingr.ms=1"])
+    assert isinstance(result.exception, ConfigurationError)
+    assert [problem.path for problem in result.exception.problems] == ['producer_kafka_config."lingr.ms"']
+
+
+def test_other_commands_load_with_the_same_options(file: Path) -> None:
+    config = load(file, ["limits.shards=2"], "trace")
+    assert (config.limits.shards, config.logging.level) == (2, "trace")
+
+
+def test_the_command_exits_with_78_and_no_traceback(tmp_path: Path) -> None:
+    environment = {name: value for name, value in os.environ.items() if name != "HARVESTER_CONFIG"}
+    result = subprocess.run(
+        [Path(sys.executable).with_name("harvester"), "config", "check", "--set", "limits.shards=0", "--set", "zzz=1"],
+        cwd=tmp_path,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert result.returncode == 78
+    assert "limits.shards: 0 is out of range" in result.stderr
+    assert "zzz: unknown setting" in result.stderr
+    assert "Traceback" not in result.stderr

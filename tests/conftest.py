@@ -1,0 +1,120 @@
+"""Fixtures for every test. Servers start when the first test asks for them; see tests/support/servers.py."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Callable, Iterator, Mapping
+from typing import TYPE_CHECKING, Protocol
+
+import pytest
+
+from tests.support import servers as support_servers
+from tests.support.servers import Run, Servers
+
+if TYPE_CHECKING:
+    from tests.support.topics import Topics
+
+_run = pytest.StashKey[Run]()
+
+
+class MakeTopic(Protocol):
+    """The fixture `make_topic`."""
+
+    def __call__(self, partitions: int = 4, config: Mapping[str, str] | None = None) -> str: ...
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Only in the process that begins the run: workers inherit its environment."""
+    if not hasattr(config, "workerinput") and not config.option.collectonly:
+        config.stash[_run] = Run()
+
+
+def pytest_unconfigure(config: pytest.Config) -> None:
+    """The workers have ended by now."""
+    if run := config.stash.get(_run, None):
+        run.end()
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark what needs servers, so that `-m 'not servers'` runs without any."""
+    for item in items:
+        if "servers" in getattr(item, "fixturenames", ()):
+            item.add_marker(pytest.mark.servers)
+
+
+@pytest.fixture(scope="session")
+def servers() -> Servers:
+    """The run's PostgreSQL and Kafka."""
+    return support_servers.start()
+
+
+@pytest.fixture(scope="session")
+def _template(servers: Servers) -> str:
+    from tests.support.databases import ensure_template
+
+    return ensure_template(servers)
+
+
+@pytest.fixture
+def empty_database(servers: Servers) -> Iterator[str]:
+    """DSN of an empty database."""
+    from tests.support.databases import fresh_database
+
+    with fresh_database(servers, "template0") as dsn:
+        yield dsn
+
+
+@pytest.fixture
+def make_database(servers: Servers, _template: str) -> Iterator[Callable[[], str]]:
+    """Makes databases that have an outbox, each an outbox of its own; returns the DSN."""
+    from contextlib import ExitStack
+
+    from tests.support.databases import fresh_database, make_its_own
+
+    with ExitStack() as cleanup:
+
+        def make() -> str:
+            dsn = cleanup.enter_context(fresh_database(servers, _template))
+            make_its_own(dsn)
+            return dsn
+
+        yield make
+
+
+@pytest.fixture
+def database(make_database: Callable[[], str]) -> str:
+    """DSN of a database with the default outbox in it."""
+    return make_database()
+
+
+@pytest.fixture(scope="session")
+def _topics(servers: Servers) -> Topics:
+    from tests.support.topics import Topics
+
+    return Topics(servers)
+
+
+@pytest.fixture
+def make_topic(_topics: Topics) -> Iterator[MakeTopic]:
+    """Makes topics; returns the name."""
+    made: list[str] = []
+
+    def make(partitions: int = 4, config: Mapping[str, str] | None = None) -> str:
+        made.append(_topics.make(partitions, config))
+        return made[-1]
+
+    yield make
+    _topics.remove(made)
+
+
+@pytest.fixture
+def topic(make_topic: MakeTopic) -> str:
+    """Name of a topic with 4 partitions."""
+    return make_topic()
+
+
+@pytest.fixture
+def group() -> str:
+    """A leader group id that nobody else uses."""
+    return f"test-group-{uuid.uuid4().hex[:12]}"

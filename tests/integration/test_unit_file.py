@@ -1,0 +1,124 @@
+"""The systemd unit: valid, in step with exit codes and timeouts, and its hardening does not break a relay's parts."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from harvester.config import Limits
+from harvester.errors import ExitCode
+
+ROOT = Path(__file__).parents[2]
+UNIT = ROOT / "scripts" / "systemd" / "harvester.service"
+CONSOLE_SCRIPT = Path(sys.executable).parent / "harvester"
+PR_SET_MDWE, PR_MDWE_REFUSE_EXEC_GAIN = 65, 1  # prctl(2); what MemoryDenyWriteExecute= sets
+
+with_analyze = pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="systemd-analyze is not installed")
+
+
+def settings() -> dict[str, list[str]]:
+    """Every setting of the unit with its values, in order."""
+    found: dict[str, list[str]] = {}
+    for line in UNIT.read_text(encoding="utf-8").splitlines():
+        if line and not line.startswith(("#", "[")):
+            name, _, value = line.partition("=")
+            found.setdefault(name, []).append(value)
+    return found
+
+
+def complaints(folder: Path, text: str) -> list[str]:
+    """What systemd says about a copy of the unit whose program is the installed one."""
+    program = settings()["ExecStart"][0].split()[0]
+    copy = folder / "harvester.service"
+    copy.write_text(text.replace(f"ExecStart={program} ", f"ExecStart={CONSOLE_SCRIPT} "), encoding="utf-8")
+    done = subprocess.run(
+        ["systemd-analyze", "verify", "--man=no", str(copy)], capture_output=True, text=True, check=False
+    )
+    said = [line for line in done.stderr.splitlines() if "harvester" in line]
+    return said if said or not done.returncode else done.stderr.splitlines()
+
+
+@with_analyze
+def test_systemd_finds_nothing_wrong(tmp_path: Path) -> None:
+    assert complaints(tmp_path, UNIT.read_text(encoding="utf-8")) == []
+
+
+@with_analyze
+def test_systemd_would_have_found_a_wrong_setting(tmp_path: Path) -> None:
+    text = UNIT.read_text(encoding="utf-8")
+    assert complaints(tmp_path, text.replace("KillMode=mixed", "KillMode=gently")) != []
+    assert complaints(tmp_path, text.replace("UMask=", "UMusk=")) != []
+
+
+def test_what_a_restart_does_not_help_is_not_restarted() -> None:
+    final = {ExitCode.USAGE, ExitCode.SCHEMA, ExitCode.LEADERSHIP, ExitCode.CONFIGURATION}
+    assert settings()["RestartPreventExitStatus"] == [" ".join(str(int(code)) for code in sorted(final))]
+    assert settings()["Restart"] == ["on-failure"]
+
+
+def test_a_stop_has_time_for_the_drain() -> None:
+    assert int(settings()["TimeoutStopSec"][0]) > 2 * Limits().drain_interval.total_seconds()
+    assert settings()["KillMode"] == ["mixed"]
+
+
+def test_the_command_line_is_one_that_the_program_knows() -> None:
+    _, command, *options = settings()["ExecStart"][0].split()
+    done = subprocess.run(
+        [CONSOLE_SCRIPT, command, "--help"],
+        env=os.environ | {"COLUMNS": "200"},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    for option in options:
+        assert not option.startswith("-") or option in done.stdout
+
+
+def test_spawned_processes_and_clients_work_without_writable_code() -> None:
+    """With what MemoryDenyWriteExecute= forbids, a spawned child can still use its Kafka and PostgreSQL clients."""
+    script = """
+import ctypes, sys
+if ctypes.CDLL(None).prctl(int(sys.argv[1]), int(sys.argv[2]), 0, 0, 0):
+    sys.exit(77)
+import multiprocess
+from tests.integration.test_unit_file import use_clients
+child = multiprocess.get_context("spawn").Process(target=use_clients)
+child.start()
+child.join()
+sys.exit(child.exitcode)
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", script, str(PR_SET_MDWE), str(PR_MDWE_REFUSE_EXEC_GAIN)],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    if done.returncode == 77:
+        pytest.skip("this kernel has no PR_SET_MDWE (Linux 6.3)")
+    assert done.returncode == 0, done.stderr
+
+
+def use_clients() -> None:
+    """Runs in the spawned child: delivery callbacks are called from C, the likeliest user of generated code."""
+    import confluent_kafka
+    import psycopg.sql
+
+    # The child really is restricted: turning a writable page into an executable one is refused.
+    libc = ctypes.CDLL(None, use_errno=True)
+    libc.mmap.restype = ctypes.c_void_p
+    page = libc.mmap(None, ctypes.c_size_t(4096), 3, 0x22, -1, ctypes.c_long(0))
+    assert libc.mprotect(ctypes.c_void_p(page), ctypes.c_size_t(4096), 5) == -1
+
+    reports: list[object] = []
+    producer = confluent_kafka.Producer({"bootstrap.servers": "127.0.0.1:1", "message.timeout.ms": 1, "log_level": 0})
+    producer.produce("t", b"x", on_delivery=lambda error, _message: reports.append(error))
+    producer.flush(10)
+    assert len(reports) == 1
+    assert psycopg.sql.Literal("x").as_string(None) == "'x'"

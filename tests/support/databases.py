@@ -1,0 +1,56 @@
+"""A database for each test, cloned from one that has the outbox in it."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import psycopg
+from psycopg import sql
+from psycopg.conninfo import make_conninfo
+
+from harvester.outbox import schema
+from harvester.outbox.tables import OutboxTable
+
+from .servers import Servers, template_name
+
+TABLE = OutboxTable.parse("outbox")
+
+
+def ensure_template(servers: Servers) -> str:
+    """Its name. The first worker makes it; the others wait for that."""
+    name = template_name()
+    with psycopg.connect(servers.dsn, autocommit=True) as admin:
+        admin.execute("SELECT pg_advisory_lock(hashtext(%s))", [name])  # until the session ends
+        if admin.execute("SELECT 1 FROM pg_database WHERE datname = %s", [name]).fetchone() is None:
+            scratch = sql.Identifier(f"{name}_new")
+            admin.execute(sql.SQL("DROP DATABASE IF EXISTS {}").format(scratch))
+            admin.execute(sql.SQL("CREATE DATABASE {} TEMPLATE template0").format(scratch))
+            with psycopg.connect(make_conninfo(servers.dsn, dbname=f"{name}_new")) as connection:
+                schema.init(connection, TABLE)
+            admin.execute(sql.SQL("ALTER DATABASE {} RENAME TO {}").format(scratch, sql.Identifier(name)))
+    return name
+
+
+@contextmanager
+def fresh_database(servers: Servers, template: str) -> Iterator[str]:
+    """The DSN of a clone of `template`, dropped at the end whoever is still connected."""
+    name = f"test_{uuid.uuid4().hex[:12]}"
+    with psycopg.connect(servers.dsn, autocommit=True) as admin:
+        admin.execute(sql.SQL("CREATE DATABASE {} TEMPLATE {}").format(sql.Identifier(name), sql.Identifier(template)))
+    try:
+        yield make_conninfo(servers.dsn, dbname=name)
+    finally:
+        with psycopg.connect(servers.dsn, autocommit=True) as admin:
+            admin.execute(sql.SQL("DROP DATABASE IF EXISTS {} WITH (FORCE)").format(sql.Identifier(name)))
+
+
+def make_its_own(dsn: str) -> None:
+    """Give a cloned outbox identities of its own: two clones are two outboxes."""
+    with psycopg.connect(dsn) as connection:
+        connection.execute(
+            sql.SQL("UPDATE {} SET outbox_id = gen_random_uuid(), incarnation = gen_random_uuid()").format(
+                sql.SQL(TABLE.term)
+            )
+        )
