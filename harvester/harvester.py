@@ -249,6 +249,7 @@ class Harvester:
             failed=self._fail,
             trouble=lambda text: self._journal.trouble("group", text),
             marker_alive=supervisor.is_working,
+            client_said=self._log.log,
         )
 
     def _emptied(self) -> None:

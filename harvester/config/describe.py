@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -21,6 +22,7 @@ DERIVED = {
     "leader_group_id": "the main script's name",
     "name": "host, process and start time",
 }
+_DELETE = "\x7f"  # the one character that JSON leaves as it is and TOML refuses
 _TABLES = ("base_kafka_config", "producer_kafka_config", "limits", "logging")
 
 
@@ -36,8 +38,9 @@ class Setting:
     @property
     def toml(self) -> str:
         """`name = value`; a name with dots is quoted."""
-        name = self.name if self.name.replace("_", "").isalnum() else json.dumps(self.name)
-        return f"{name} = {json.dumps(self.value, ensure_ascii=False)}"
+        name = self.name if re.fullmatch("[A-Za-z0-9_]+", self.name) else json.dumps(self.name)
+        value = json.dumps(self.value, ensure_ascii=False).replace(_DELETE, r"\u007f")
+        return f"{name} = {value}"
 
 
 def settings_of(loaded: Loaded) -> Iterator[Setting]:

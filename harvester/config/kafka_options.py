@@ -6,10 +6,13 @@ cannot come in under its other name.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Literal
 
 from harvester.errors import Problem
+
+from .problems import path_part
 
 Table = Literal["base_kafka_config", "producer_kafka_config"]
 
@@ -71,6 +74,7 @@ CONSUMER_ONLY = frozenset(
         "coordinator.query.interval.ms", "consume.callback.max.messages", "max.poll.records",
     }
 )  # fmt: skip
+_NAME = re.compile(r"[A-Za-z0-9._-]{1,200}", re.ASCII)
 _MAX_IN_FLIGHT = 5  # librdkafka's bound for an idempotent producer
 _INTEGER_OPTIONS = {
     "message.timeout.ms": (0, 2_147_483_647),
@@ -120,6 +124,8 @@ def read_options(table: Mapping[str, object], name: Table) -> tuple[dict[str, st
         reason = _refusal(meant)
         if reason:
             problems.append(Problem(path, f"cannot be set: {reason}"))
+        elif not _NAME.fullmatch(option):
+            problems.append(Problem(path, "is no name of an option", "letters, digits, '.', '_' and '-'"))
         elif text is None:
             problems.append(Problem(path, "has the wrong type", "a string, a number or a boolean"))
         elif "\x00" in text:
@@ -135,7 +141,7 @@ def read_options(table: Mapping[str, object], name: Table) -> tuple[dict[str, st
 
 def option_path(table: str, option: str) -> str:
     """How an option is named in a problem: its name has dots of its own."""
-    return f'{table}."{option}"'
+    return f'{table}."{path_part(option)}"'
 
 
 def get(options: Mapping[str, str], option: str) -> str | None:
@@ -149,7 +155,6 @@ def merge(*layers: Mapping[str, str]) -> dict[str, str]:
     merged: dict[str, tuple[str, str]] = {}
     for layer in layers:
         for name, value in layer.items():
-            merged.pop(canonical(name), None)
             merged[canonical(name)] = (name, value)
     return dict(merged.values())
 

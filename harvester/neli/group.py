@@ -19,6 +19,7 @@ class GroupCallbacks:
     - failed(error): the group cannot be used; ends the harvester
     - trouble(text): what it waits for; None when that is over
     - marker_alive(): whether the mark loop is live (P14)
+    - client_said(level, text): a line of the client library for the log
     """
 
     acquired: Callable[[], None]
@@ -28,6 +29,7 @@ class GroupCallbacks:
     failed: Callable[[BaseException], None]
     trouble: Callable[[str | None], None]
     marker_alive: Callable[[], bool]
+    client_said: Callable[[int, str], None]
 
 
 @dataclass(frozen=True, slots=True)

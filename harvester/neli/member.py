@@ -26,6 +26,7 @@ from harvester.neli import election as e
 from harvester.neli.group import GroupCallbacks, Identity
 from harvester.neli.heartbeat import Heartbeat, decode, encode
 from harvester.neli.topic import ensure_leader_topic
+from harvester.telemetry.client_log import ClientLog
 
 _TAIL_RECORDS = 64
 _OFFSET_TAIL_BASE = -2000  # librdkafka: RD_KAFKA_OFFSET_TAIL(n) is this minus n
@@ -100,7 +101,8 @@ class KafkaGroup:
 
     def _run(self) -> None:
         try:
-            self._producer = Producer(dict(self._settings.producer_options))
+            log = ClientLog(self._callbacks.client_said)
+            self._producer = Producer({**self._settings.producer_options, "logger": log})
             while not self._ended.is_set():
                 if self._join():
                     self._serve()
@@ -117,7 +119,12 @@ class KafkaGroup:
             self._ended.wait(_RETRY_S)
             return False
         self._consumer = Consumer(
-            {**settings.consumer_options, "on_commit": self._committed, "error_cb": self._broker_error}
+            {
+                **settings.consumer_options,
+                "on_commit": self._committed,
+                "error_cb": self._broker_error,
+                "logger": ClientLog(self._callbacks.client_said),
+            }
         )
         self._consumer.subscribe(
             [settings.topic], on_assign=self._assigned, on_revoke=self._revoked, on_lost=self._revoked

@@ -14,7 +14,7 @@ _TIMEOUT_S = 5.0
 
 def ensure_leader_topic(topic: str, options: Mapping[str, Any]) -> str | None:
     """None when the topic is there (now); otherwise what is in the way, in words."""
-    admin = AdminClient(dict(options))
+    admin = AdminClient({**options, "log_level": "3"})
     try:
         metadata = admin.list_topics(topic, timeout=_TIMEOUT_S)
         found = metadata.topics.get(topic)

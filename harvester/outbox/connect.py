@@ -130,9 +130,9 @@ def database_errors(what: str) -> Iterator[None]:
             hint="let the owner of the schema run it, or grant the privilege",
         ) from error
     except (psycopg.OperationalError, psycopg.InterfaceError) as error:
+        # A session that ended, a cancelled statement, a deadlock: what they have in common is that a retry may do.
         raise DatabaseUnavailable(
-            f"could not {what}: the session with PostgreSQL ended: {one_line(error)}",
-            hint="try again; the server's log has the reason",
+            f"could not {what}: {one_line(error)}", hint="try again; the server's log has more"
         ) from error
     except psycopg.Error as error:
         raise SchemaError(f"could not {what}: {one_line(error)}") from error

@@ -20,8 +20,7 @@ from harvester.outbox.tables import OutboxTable
 
 def _fence(table: OutboxTable, term: int, holder: UUID) -> str:
     return (
-        f"WITH t AS MATERIALIZED (SELECT 1 FROM {table.term}"
-        f" WHERE term = {term:d} AND holder = '{holder}' FOR SHARE)"
+        f"WITH t AS MATERIALIZED (SELECT 1 FROM {table.term} WHERE term = {term:d} AND holder = '{holder}' FOR SHARE)"
     )
 
 

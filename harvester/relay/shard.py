@@ -28,6 +28,7 @@ from harvester.relay.pipes import ShardPipe, widen
 from harvester.relay.purging import Callbacks, Purger
 from harvester.relay.sender import Outlets, Policy, Sender
 from harvester.relay.shared import Shared, is_trusted
+from harvester.telemetry.client_log import ClientLog
 
 _STATS_INTERVAL_S = 1.0
 _POLL_S = 0.5
@@ -69,7 +70,8 @@ class _Shard:
         self._ended = threading.Event()
         self._fatal: str | None = None
         self._end_deadline: float | None = None
-        self._producer = self._hooks.producer(spec.producer_options)
+        client_log = ClientLog(lambda level, text: pipe.send(Log(level, text)))
+        self._producer = self._hooks.producer({**spec.producer_options, "logger": client_log})
         self._purger = Purger(
             spec.dsn,
             OutboxTable.parse(spec.outbox),

@@ -21,9 +21,7 @@ class Meter:
     nothing reports nothing. The first reading after an idle time averages over the idle time too.
     """
 
-    def __init__(
-        self, name: str, start_at: datetime, interval_s: float, *, started: float | None = None
-    ) -> None:
+    def __init__(self, name: str, start_at: datetime, interval_s: float, *, started: float | None = None) -> None:
         """`started` is `start_at` on the clock that `add` is given; without it, that clock is UNIX time."""
         self._name = name
         self._start = start_at.timestamp()

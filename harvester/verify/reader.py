@@ -12,7 +12,6 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal
 
 from confluent_kafka import (
-    OFFSET_BEGINNING,
     TIMESTAMP_NOT_AVAILABLE,
     Consumer,
     KafkaError,
@@ -26,7 +25,7 @@ from harvester.verify.history import History, Place
 Isolation = Literal["read_committed", "read_uncommitted"]
 
 _BATCH_RECORDS = 5_000
-_POLL_S = 0.1
+_POLL_S = 0.05
 _silent = logging.getLogger("harvester.verify.kafka")
 _silent.addHandler(logging.NullHandler())
 _silent.propagate = False
@@ -97,17 +96,18 @@ class _Reader:
         )
 
     def read(self, topics: list[str]) -> History:
-        left = self._ends(topics)
+        bounds = self._bounds(topics)
+        left = {place: end for place, (_, end) in bounds.items()}
         numbers = {place: self._history.place(*place) for place in left}
-        self._consumer.assign([TopicPartition(topic, partition, OFFSET_BEGINNING) for topic, partition in left])
-        hidden: dict[Place, int] = {}  # where an open transaction stops us, and the offset it begins at
+        # Offsets, not OFFSET_BEGINNING: looking that up costs the client half a second.
+        self._consumer.assign([TopicPartition(*place, first) for place, (first, _) in bounds.items()])
         deadline = time.monotonic() + self._timeout_s
         while left:
             messages = self._consumer.consume(_BATCH_RECORDS, _POLL_S)
             if messages:
                 deadline = time.monotonic() + self._timeout_s
             elif time.monotonic() > deadline:
-                raise self._silence(left, hidden)
+                raise self._silence(left)
             for message in messages:
                 place = (message.topic() or "", _number(message.partition()))
                 end = left.get(place)
@@ -122,44 +122,47 @@ class _Reader:
                     if offset >= end - 1:
                         del left[place]
                 elif error.code() == KafkaError._PARTITION_EOF:
-                    if offset >= end:
+                    if offset >= end:  # else an open transaction hides the rest, for now
                         del left[place]
-                    else:
-                        hidden[place] = offset
                 elif error.fatal() or not error.retriable():
                     raise BrokerError(f"reading {_name(place)} failed: {error.str()}")
             self._on_progress(self._history.records)
         return self._history
 
-    def _ends(self, topics: list[str]) -> dict[Place, int]:
-        """The offset after the last record of each partition that is not empty; of existing topics only."""
+    def _bounds(self, topics: list[str]) -> dict[Place, tuple[int, int]]:
+        """The first offset and the one after the last of each partition that is not empty; of existing topics only."""
         # A read_committed client is told the end of what it may read; here the true end is wanted.
         asking = Consumer({**self._options, "isolation.level": "read_uncommitted"}, logger=_silent)
         try:
             metadata = asking.list_topics(timeout=self._timeout_s)
-            ends = {}
+            found = {}
             for topic in topics:
                 known = metadata.topics.get(topic)
                 for partition in known.partitions if known is not None and known.error is None else ():
-                    bounds = asking.get_watermark_offsets(TopicPartition(topic, partition), self._timeout_s)
-                    if bounds is None:
-                        raise self.unavailable(f"Kafka did not tell the end of {topic}[{partition}]")
-                    low, high = bounds
+                    low, high = self._watermarks(asking, (topic, partition))
                     if high > low:
-                        ends[topic, partition] = high
-            return ends
+                        found[topic, partition] = (low, high)
+            return found
         except KafkaException as error:
             raise self.unavailable(f"Kafka did not tell the ends of its topics: {_text(error)}") from error
         finally:
             asking.close()
 
-    def _silence(self, left: Mapping[Place, int], hidden: Mapping[Place, int]) -> BrokerError:
-        open_ = [f"{_name(place)}@{hidden[place]}" for place in sorted(left) if place in hidden]
-        if open_:
-            return BrokerError(
-                f"an open transaction hides what follows {', '.join(open_[:3])} ({self._timeout_s:g} s waited)",
-                hint="wait until its producer or its timeout ends it, or look with --isolation read_uncommitted",
-            )
+    def _watermarks(self, consumer: Consumer, place: Place) -> tuple[int, int]:
+        bounds = consumer.get_watermark_offsets(TopicPartition(*place), self._timeout_s)
+        if bounds is None:
+            raise self.unavailable(f"Kafka did not tell the end of {_name(place)}")
+        return bounds
+
+    def _silence(self, left: Mapping[Place, int]) -> BrokerError:
+        """Why nothing comes any more."""
+        for place, end in sorted(left.items()):
+            readable = self._watermarks(self._consumer, place)[1]
+            if readable < end:
+                return BrokerError(
+                    f"an open transaction hides what follows {_name(place)}@{readable} ({self._timeout_s:g} s waited)",
+                    hint="wait until its producer or its timeout ends it, or look with --isolation read_uncommitted",
+                )
         waiting = ", ".join(_name(place) for place in sorted(left)[:3])
         return self.unavailable(f"nothing arrived within {self._timeout_s:g} s; {waiting} not read to the end")
 

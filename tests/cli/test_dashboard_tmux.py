@@ -9,6 +9,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -85,7 +86,7 @@ def has_ended(pane: Pane, code: int) -> bool:
 def test_it_fits_survives_resizing_and_leaves_the_terminal_as_it_was(pane: Pane) -> None:
     for width, height in ((80, 24), (120, 40), (60, 20), (80, 24)):
         pane.tmux("resize-window", "-x", str(width), "-y", str(height))
-        eventually(lambda w=width, h=height: shows_the_dashboard(pane, w, h), what=f"the dashboard at {width}x{height}")
+        eventually(partial(shows_the_dashboard, pane, width, height), what=f"the dashboard at {width}x{height}")
     assert pane.flags() == "alternate 1 cursor 0"
 
     pane.tmux("send-keys", "C-c")

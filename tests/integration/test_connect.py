@@ -44,6 +44,7 @@ def test_a_session_names_itself_and_notices_a_dead_peer(empty_database: str) -> 
             "keepalives_count": "3",
         }
         assert parameters["tcp_user_timeout"] == "11000"
+        assert parameters["target_session_attrs"] == "read-write"  # of several servers, the one that takes writes
     given = make_conninfo(empty_database, keepalives_idle=60)
     with connect(given, application_name="x", autocommit=False) as connection:
         assert connection.info.get_parameters()["keepalives_idle"] == "60"

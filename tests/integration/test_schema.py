@@ -6,17 +6,16 @@ import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
-from uuid import UUID
 
 import psycopg
 import pytest
 from psycopg.rows import dict_row
 
 from harvester.errors import DatabaseUnavailable, SchemaError
-from harvester.outbox import ddl, schema
+from harvester.outbox import schema
 from harvester.outbox.schema import init, inspect, refresh_incarnation
 from harvester.outbox.tables import OutboxTable
-from tests.support.outboxes import poor_role, seed_ddl, seed_insert
+from tests.support.outboxes import insert, poor_role, seed_ddl, tables, term_row
 
 pytestmark = pytest.mark.servers
 
@@ -37,35 +36,6 @@ NASTY = (
 def connection(empty_database: str) -> Iterator[psycopg.Connection[Any]]:
     with psycopg.connect(empty_database, autocommit=True) as opened:
         yield opened
-
-
-def term_row(connection: psycopg.Connection[Any], table: OutboxTable = OUTBOX) -> dict[str, Any]:
-    row = connection.cursor(row_factory=dict_row).execute(f"SELECT * FROM {table.term}").fetchone()
-    assert row is not None
-    return row
-
-
-def insert(connection: psycopg.Connection[Any], table: str = "outbox", rows: int = 1) -> None:
-    for _ in range(rows):
-        connection.execute(seed_insert(table), ("t", "k", "v", "{}", "{}"))
-
-
-def tables(connection: psycopg.Connection[Any]) -> set[str]:
-    return {
-        row[0] for row in connection.execute("SELECT relname FROM pg_class WHERE relnamespace = 'public'::regnamespace")
-    }
-
-
-def add_lanes(table: OutboxTable) -> list[str]:
-    return [f"ALTER TABLE {table.term} ADD COLUMN IF NOT EXISTS lanes INTEGER"]
-
-
-def fill_lanes(table: OutboxTable) -> list[str]:
-    return [f"UPDATE {table.term} SET lanes = 8"]
-
-
-def broken_migration(table: OutboxTable) -> list[str]:
-    return [f"ALTER TABLE {table.term} DROP COLUMN unknown"]
 
 
 def test_makes_everything_once(connection: psycopg.Connection[Any]) -> None:
@@ -116,7 +86,7 @@ def test_any_name_works_and_none_injects(connection: psycopg.Connection[Any], na
     assert inspect(connection, table).has_notify
     insert(connection, table.sql.replace("%", "%%"))
     assert not refresh_incarnation(connection, table)
-    assert term_row(connection, table)["last_value"] == 1
+    assert term_row(connection, table.term)["last_value"] == 1
     assert init(connection, table, notify=False) == [f"removed the notify trigger on {_placed(table)}"]
 
 
@@ -187,48 +157,6 @@ def test_the_companions_stand_beside_the_outbox_that_the_search_path_finds(
         inspect(connection, OUTBOX)
 
 
-def test_a_newer_schema_is_refused_untouched(connection: psycopg.Connection[Any]) -> None:
-    init(connection, OUTBOX)
-    connection.execute("UPDATE outbox_term SET schema_version = 99")
-    connection.execute("DROP TABLE outbox_quarantine")
-    with pytest.raises(SchemaError, match="has version 99, this harvester knows 1"):
-        init(connection, OUTBOX)
-    assert "outbox_quarantine" not in tables(connection)
-    connection.execute("UPDATE outbox_term SET schema_version = 1")
-    init(connection, OUTBOX)
-    connection.execute("UPDATE outbox_term SET schema_version = 99")
-    with pytest.raises(SchemaError, match="has version 99, this harvester knows 1") as refused:
-        inspect(connection, OUTBOX)
-    assert "newer harvester" in (refused.value.hint or "")
-
-
-def test_migrations_run_once_in_order_and_as_a_whole(
-    connection: psycopg.Connection[Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    init(connection, OUTBOX)
-    monkeypatch.setattr(ddl, "MIGRATIONS", (add_lanes, fill_lanes, broken_migration))
-    with pytest.raises(SchemaError, match="has version 1, this harvester needs 4"):
-        inspect(connection, OUTBOX)
-    with pytest.raises(SchemaError, match='column "unknown"'):
-        init(connection, OUTBOX)
-    assert "lanes" not in term_row(connection)
-
-    monkeypatch.setattr(ddl, "MIGRATIONS", (add_lanes, fill_lanes))
-    assert init(connection, OUTBOX) == ["migrated the schema from version 1 to 3"]
-    assert (term_row(connection)["lanes"], term_row(connection)["schema_version"]) == (8, 3)
-    assert init(connection, OUTBOX) == []
-    inspect(connection, OUTBOX)
-
-
-def test_a_new_schema_has_all_migrations(connection: psycopg.Connection[Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ddl, "MIGRATIONS", (add_lanes,))
-    assert len(init(connection, OUTBOX)) == 3
-    assert (term_row(connection)["lanes"], term_row(connection)["schema_version"]) == (None, 2)
-    connection.execute("DROP TABLE outbox, outbox_term, outbox_quarantine")
-    connection.execute(schema.sql(OUTBOX))
-    assert (term_row(connection)["lanes"], term_row(connection)["schema_version"]) == (None, 2)
-
-
 def test_a_lost_term_row_comes_back(connection: psycopg.Connection[Any]) -> None:
     init(connection, OUTBOX)
     connection.execute("DELETE FROM outbox_term")
@@ -269,86 +197,6 @@ def test_the_quarantine_follows_a_value_that_became_bytes_and_back(connection: p
         assert len(init(connection, OUTBOX)) == 1
         assert inspect(connection, OUTBOX).value_type == kind
         assert connection.execute("SELECT kafka_value FROM outbox_quarantine").fetchone() == (stored,)
-
-
-def test_the_incarnation_is_renewed_when_ids_start_again(connection: psycopg.Connection[Any]) -> None:
-    init(connection, OUTBOX)
-    first = term_row(connection)
-    seen: list[UUID] = [first["incarnation"]]
-
-    def renewed() -> bool:
-        answer = refresh_incarnation(connection, OUTBOX)
-        now = term_row(connection)["incarnation"]
-        assert (now != seen[-1]) == answer
-        seen.append(now)
-        return answer
-
-    insert(connection, rows=5)
-    assert not renewed()
-    insert(connection)
-    assert not renewed()
-    connection.execute("TRUNCATE outbox")
-    assert not renewed()
-    connection.execute("TRUNCATE outbox RESTART IDENTITY")
-    assert renewed()
-    assert not renewed()
-    insert(connection, rows=3)
-    assert not renewed()
-    connection.execute("ALTER SEQUENCE outbox_id_seq RESTART WITH 1000")
-    assert not renewed()
-    connection.execute("ALTER SEQUENCE outbox_id_seq RESTART WITH 7")
-    assert renewed()
-    connection.execute("DROP TABLE outbox")
-    assert init(connection, OUTBOX) == [
-        'created table "outbox"',
-        "renewed the incarnation: ids of this outbox may start again",
-    ]
-    assert init(connection, OUTBOX) == []
-    last = term_row(connection)
-    assert last["incarnation"] not in seen
-    assert last["outbox_id"] == first["outbox_id"]
-
-
-def test_the_trigger_wakes_once_per_transaction(connection: psycopg.Connection[Any], empty_database: str) -> None:
-    init(connection, OUTBOX, notify=True)
-    connection.execute(f"LISTEN {OUTBOX.channel}")
-    with psycopg.connect(empty_database) as writer:
-        insert(writer, rows=3)
-        writer.commit()
-        insert(writer)
-        writer.rollback()
-    # A notification of our own comes after all that were committed before it.
-    connection.execute("LISTEN done")
-    connection.execute("NOTIFY done")
-    received = []
-    for notification in connection.notifies(timeout=30):
-        if notification.channel == "done":
-            break
-        received.append((notification.channel, notification.payload))
-    assert received == [(OUTBOX.channel, "")]
-
-
-def test_a_disabled_or_foreign_trigger_does_not_count(connection: psycopg.Connection[Any]) -> None:
-    init(connection, OUTBOX, notify=True)
-    qualified = OutboxTable.parse("public.outbox")
-    assert not inspect(connection, qualified).has_notify  # it would listen on another channel
-    connection.execute("ALTER TABLE outbox DISABLE TRIGGER ALL")
-    assert not inspect(connection, OUTBOX).has_notify
-    assert init(connection, OUTBOX, notify=True) == ['created the notify trigger on "public"."outbox"']
-    assert inspect(connection, OUTBOX).has_notify
-
-
-def test_it_does_not_queue_behind_a_long_transaction(
-    connection: psycopg.Connection[Any], empty_database: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    init(connection, OUTBOX)
-    monkeypatch.setattr(schema, "LOCK_TIMEOUT_MS", 50)
-    with psycopg.connect(empty_database) as writer:
-        insert(writer)
-        assert init(connection, OUTBOX) == []
-        with pytest.raises(DatabaseUnavailable, match="holds the table for too long"):
-            init(connection, OUTBOX, notify=True)
-    assert init(connection, OUTBOX, notify=True)
 
 
 def test_missing_privileges_are_listed_as_grants(connection: psycopg.Connection[Any], empty_database: str) -> None:

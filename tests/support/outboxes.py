@@ -5,10 +5,12 @@ from __future__ import annotations
 import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import psycopg
 from psycopg import sql
 from psycopg.conninfo import make_conninfo
+from psycopg.rows import dict_row, tuple_row
 
 
 def seed_ddl(table: str = "outbox", *, leader_id: str = "UUID", value: str = "VARCHAR(10000)") -> str:
@@ -45,3 +47,24 @@ def poor_role(dsn: str, *grants: str) -> Iterator[str]:
         finally:
             connection.execute(sql.SQL("DROP OWNED BY {}").format(role))
             connection.execute(sql.SQL("DROP ROLE {}").format(role))
+
+
+def insert(connection: psycopg.Connection[Any], table: str = "outbox", rows: int = 1) -> None:
+    """Rows by the statement of the guide; a % of the name is doubled by the caller."""
+    for _ in range(rows):
+        connection.execute(seed_insert(table), ("t", "k", "v", "{}", "{}"))
+
+
+def term_row(connection: psycopg.Connection[Any], table: str = '"outbox_term"') -> dict[str, Any]:
+    """The term row by column."""
+    row = connection.cursor(row_factory=dict_row).execute(f"SELECT * FROM {table}").fetchone()
+    assert row is not None
+    return row
+
+
+def tables(connection: psycopg.Connection[Any]) -> set[str]:
+    """Names of everything in the schema public."""
+    rows = psycopg.Cursor(connection, row_factory=tuple_row).execute(
+        "SELECT relname FROM pg_class WHERE relnamespace = 'public'::regnamespace"
+    )
+    return {row[0] for row in rows}

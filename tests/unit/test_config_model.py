@@ -90,6 +90,7 @@ def test_derived_defaults_follow_what_was_given() -> None:
     long_drain = given(limits={"drain_interval": "1m"})
     assert long_drain.rebalance_timeout == ms(61_500)
     assert long_drain.delivery_timeout == ms(9000)
+    assert given(limits={"drain_interval": "60000.5ms"}).rebalance_timeout == ms(61_501)
 
 
 def test_without_a_telling_script_the_group_must_be_named() -> None:
@@ -277,6 +278,7 @@ def test_options_that_guard_an_invariant_are_refused_with_a_reason(table: str, o
         ("producer_kafka_config", "delivery.timeout.ms", "soon"),
         ("producer_kafka_config", "delivery.timeout.ms", -1),
         ("base_kafka_config", "max.poll.interval.ms", "1.5"),
+        ("base_kafka_config", "a b", 1),
         ("base_kafka_config", "linger.ms", 1),
         ("base_kafka_config", "delivery.timeout.ms", 2000),
         ("producer_kafka_config", "max.poll.interval.ms", 60_000),
@@ -392,10 +394,11 @@ def test_nothing_that_is_printed_holds_a_secret() -> None:
 
 
 def test_a_traceback_of_a_configuration_error_holds_no_secret() -> None:
-    try:
+    with pytest.raises(ConfigurationError) as caught:
         given(data_source="host=a password='hunter2", limits={"shards": 0}, base_kafka_config={"sasl.password": []})
-    except ConfigurationError as error:
-        text = "".join(traceback.format_exception(error)) + repr(error)
+    error = caught.value
+    assert error.__cause__ is None, "the cause holds the input"
+    text = "".join(traceback.format_exception(error)) + repr(error) + str(error.__context__)
     assert "limits.shards" in text
     assert "hunter2" not in "\n".join(line for line in text.splitlines() if "given(" not in line)
 

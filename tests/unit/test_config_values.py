@@ -192,6 +192,7 @@ def test_the_seeds_data_source_means_what_it_says() -> None:
         "sslmode": "disable",
     }
     assert parse_dsn("password=' dbname=x' host=a")["password"] == " dbname=x"
+    assert parse_dsn("password=dbname=x host=a") == {"password": "dbname=x", "host": "a"}
     assert parse_dsn("password = secret=1 host=a")["password"] == "secret=1"
 
 

@@ -1,0 +1,67 @@
+"""The trigger that wakes the leader."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import psycopg
+import pytest
+
+from harvester.errors import DatabaseUnavailable
+from harvester.outbox import schema
+from harvester.outbox.schema import init, inspect
+from harvester.outbox.tables import OutboxTable
+from tests.support.outboxes import insert
+
+pytestmark = pytest.mark.servers
+
+OUTBOX = OutboxTable.parse("outbox")
+
+
+@pytest.fixture
+def connection(empty_database: str) -> Iterator[psycopg.Connection[Any]]:
+    with psycopg.connect(empty_database, autocommit=True) as opened:
+        yield opened
+
+
+def test_the_trigger_wakes_once_per_transaction(connection: psycopg.Connection[Any], empty_database: str) -> None:
+    init(connection, OUTBOX, notify=True)
+    connection.execute(f"LISTEN {OUTBOX.channel}")
+    with psycopg.connect(empty_database) as writer:
+        insert(writer, rows=3)
+        writer.commit()
+        insert(writer)
+        writer.rollback()
+    # A notification of our own comes after all that were committed before it.
+    connection.execute("LISTEN done")
+    connection.execute("NOTIFY done")
+    received = []
+    for notification in connection.notifies(timeout=30):
+        if notification.channel == "done":
+            break
+        received.append((notification.channel, notification.payload))
+    assert received == [(OUTBOX.channel, "")]
+
+
+def test_a_disabled_or_foreign_trigger_does_not_count(connection: psycopg.Connection[Any]) -> None:
+    init(connection, OUTBOX, notify=True)
+    qualified = OutboxTable.parse("public.outbox")
+    assert not inspect(connection, qualified).has_notify  # it would listen on another channel
+    connection.execute("ALTER TABLE outbox DISABLE TRIGGER ALL")
+    assert not inspect(connection, OUTBOX).has_notify
+    assert init(connection, OUTBOX, notify=True) == ['created the notify trigger on "public"."outbox"']
+    assert inspect(connection, OUTBOX).has_notify
+
+
+def test_it_does_not_queue_behind_a_long_transaction(
+    connection: psycopg.Connection[Any], empty_database: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    init(connection, OUTBOX)
+    monkeypatch.setattr(schema, "LOCK_TIMEOUT_MS", 50)
+    with psycopg.connect(empty_database) as writer:
+        insert(writer)
+        assert init(connection, OUTBOX) == []
+        with pytest.raises(DatabaseUnavailable, match="holds the table for too long"):
+            init(connection, OUTBOX, notify=True)
+    assert init(connection, OUTBOX, notify=True)
