@@ -34,11 +34,13 @@ class OutboxTable:
             if not found:
                 break
             quoted, plain = found.groups()
-            parts.append(quoted.replace('""', '"') if quoted is not None else plain.lower())
+            parts.append(quoted.replace('""', '"') if quoted is not None else _fold(plain))
             at = found.end()
             if at == len(text) or text[at] != ".":
                 break
             at += 1
+            if at == len(text):
+                parts.clear()
         if at != len(text) or len(parts) not in (1, 2):
             raise SchemaError(
                 f"{text!r} is not a table name",
@@ -76,6 +78,11 @@ class OutboxTable:
 
     def __str__(self) -> str:
         return self.sql
+
+
+def _fold(identifier: str) -> str:
+    """Lower case as PostgreSQL makes it in UTF-8 databases: ASCII letters only."""
+    return "".join(c.lower() if c.isascii() else c for c in identifier)
 
 
 def _quote(identifier: str) -> str:

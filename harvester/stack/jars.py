@@ -113,7 +113,7 @@ def _resolve(home: Path, timeout_s: float) -> None:
         (work / "ivy.xml").write_text(_IVY_FILE)
         command = [
             str(runtime.program),
-            *java.trust_options(runtime),
+            *java.trust_options(runtime, work),
             "-jar",
             str(ivy),
             *("-ivy", str(work / "ivy.xml")),

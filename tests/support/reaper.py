@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import sys
 from pathlib import Path
 
@@ -12,6 +13,7 @@ def main() -> None:
     from harvester import stack  # only now: most runs of a single test need no servers
 
     stack.down(Path(sys.argv[1]), delete=True)
+    shutil.rmtree(sys.argv[1], ignore_errors=True)  # also where no server was ever started
 
 
 if __name__ == "__main__":

@@ -9,8 +9,8 @@ HARVESTER_TEST_DSN and HARVESTER_TEST_BOOTSTRAP name servers of your own; with b
 
 from __future__ import annotations
 
+import dataclasses
 import os
-import shutil
 import subprocess
 import sys
 import tempfile
@@ -63,7 +63,6 @@ class Run:
                 name = sql.Identifier(template_name())
                 connection.execute(sql.SQL("DROP DATABASE IF EXISTS {} WITH (FORCE)").format(name))
         self._reaper.communicate()
-        shutil.rmtree(self._directory, ignore_errors=True)
 
 
 def start() -> Servers:
@@ -71,7 +70,7 @@ def start() -> Servers:
     dsn, bootstrap = os.environ.get(DSN), os.environ.get(BOOTSTRAP)
     if dsn and bootstrap:
         return Servers(dsn, bootstrap, given=True)
-    options = stack.StackOptions(durable=False, kafka_heap_mb=512, dsn=dsn, bootstrap=bootstrap)
+    options = dataclasses.replace(FAST, dsn=dsn, bootstrap=bootstrap)
     info = stack.up(Path(os.environ[_DIRECTORY]), options)
     return Servers(info.dsn, info.bootstrap, given=bool(dsn or bootstrap))
 

@@ -37,13 +37,11 @@ def test_refuses_everything_else(text: str) -> None:
     assert refused.value.hint
 
 
-@pytest.mark.xfail(strict=True, reason="known defect: parse() forgets a dot at the end")
 def test_refuses_a_dot_at_the_end() -> None:
     with pytest.raises(SchemaError, match="is not a table name"):
         OutboxTable.parse("a.")
 
 
-@pytest.mark.xfail(strict=True, reason="known defect: in UTF-8 databases PostgreSQL folds A-Z only")
 def test_folds_ascii_letters_only() -> None:
     assert OutboxTable.parse("ÄB").name == "Äb"
 
