@@ -24,19 +24,12 @@ _LOOK_S = 0.1
 
 
 class Relay:
-    """`harvester start` as a process.
-
-    With the dashboard it shares our terminal and its process group, so Ctrl-C reaches it directly; otherwise only
-    we signal it.
-    """
+    """`harvester start` as a process, in a process group of its own: Ctrl-C reaches us, and only we signal it."""
 
     def __init__(self, place: Place, *extra: str, dashboard: bool = False, output: Any = None) -> None:
-        self._shares_terminal = dashboard
         command = [sys.executable, "-m", "harvester_cli", "start", "-f", str(place.config_path), *extra]
         command += ["--dashboard", "on" if dashboard else "off"]
-        self._process = subprocess.Popen(
-            command, stdin=subprocess.DEVNULL, stdout=output, process_group=None if dashboard else 0
-        )
+        self._process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=output, process_group=0)
 
     def check(self) -> None:
         """Raise when it has ended although nobody asked it to."""
@@ -69,18 +62,14 @@ class Relay:
         if code != 0:
             raise _ended("harvester start", code)
 
-    def end(self, *, interrupted: bool = False) -> None:
+    def end(self) -> None:
         """Whatever happened, it is gone afterwards. The shards of a killed supervisor end by themselves."""
-        if self._process.poll() is not None:
-            return
-        # A second signal would cut its drain short; after Ctrl-C on a shared terminal it has had the first.
-        told = interrupted and self._shares_terminal
-        for number in (None if told else signal.SIGTERM, signal.SIGKILL):
-            if number is not None:
-                self._process.send_signal(number)
+        for number in (signal.SIGTERM, signal.SIGKILL):
+            if self._process.poll() is not None:
+                return
+            self._process.send_signal(number)
             try:
                 self._process.wait(STOP_S / 3)
-                return
             except subprocess.TimeoutExpired:
                 continue
 
@@ -89,9 +78,6 @@ class Relay:
 def _running(relay: Relay) -> Iterator[Relay]:
     try:
         yield relay
-    except KeyboardInterrupt:
-        relay.end(interrupted=True)
-        raise
     finally:
         relay.end()
 

@@ -46,12 +46,17 @@ def start(
         overrides.append(f"limits.shards={shards}")
     settings = load(config, overrides, log_level)
 
+    from harvester.config import check_clients
+    from harvester.errors import ConfigurationError
     from harvester.harvester import Harvester
     from harvester.telemetry.logging import configure
     from harvester.telemetry.notify import Notifier
 
     from .dashboard import live, plain
 
+    problems = check_clients(settings)
+    if problems:
+        raise ConfigurationError(problems, hint="`harvester config check` names the same")
     configure(settings.logging.level, name=settings.name)
     harvester = Harvester(settings, until_empty=until_empty)
     done = threading.Event()

@@ -116,6 +116,19 @@ class Harvester:
             self._log.info("stopped")
             self._stopped.set()
 
+    def scale(self, shards: int, within_s: float = 10.0) -> bool:
+        """Change the number of shards while running; no record is repeated or reordered by it.
+
+        Marking stops, queues are dropped, and the switch is made when nothing is unsettled any more. False when
+        that did not come true within `within_s` (a record waits for its retry, say): nothing has changed then.
+        """
+        parts = self._parts
+        if parts is None or self._stopping.is_set():
+            raise HarvesterError("the harvester is not running", hint="start it first")
+        if not 1 <= shards <= 256:
+            raise HarvesterError(f"{shards} shards are not possible", hint="1 to 256 are")
+        return parts.supervisor.scale(shards, within_s)
+
     def wait(self, timeout_s: float | None = None) -> bool:
         """Wait until it has ended; True when it has. Raises what ended it, if that was an error."""
         ended = self._stopped.wait(timeout_s)
@@ -189,7 +202,7 @@ class Harvester:
             state=self.state,
             leader_id=self.leader_id,
             term=self.term,
-            slots=list(fleet.slots) if fleet is not None else [],
+            slots=fleet.in_use if fleet is not None else [],
             in_flight=ledger.in_flight if ledger is not None else 0,
             queued=ledger.queued if ledger is not None else 0,
             backlog=parts.backlog.latest() if parts is not None and not self._stopping.is_set() else None,
@@ -206,7 +219,7 @@ class Harvester:
         while not self._stopping.is_set():
             try:
                 session.open()
-                identity = session.read_term().outbox_id
+                identity = session.identity()
             except DatabaseUnavailable as error:
                 hint = f" ({error.hint})" if error.hint else ""
                 self._journal.trouble("database", f"{error.message}{hint}")
@@ -219,7 +232,7 @@ class Harvester:
                 session.close()
             self._journal.trouble("database", None)
             parts.marker.start()
-            parts.join(Identity(config.name, str(identity), str(config.table)), self._callbacks(parts))
+            parts.join(Identity(config.name, identity, str(config.table)), self._callbacks(parts))
             return
 
     def _callbacks(self, parts: Parts) -> GroupCallbacks:

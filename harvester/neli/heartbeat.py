@@ -23,7 +23,7 @@ class Heartbeat:
     member: UUID
     name: str
     number: int  # counts this member's heartbeats
-    outbox: str  # identity: outbox_id of the term row
+    outbox: str  # identity: server, database and outbox_id of the term row
     outbox_name: str
     leader_id: UUID | None
     term: int | None

@@ -16,7 +16,7 @@ from psycopg import sql
 
 from harvester.errors import SchemaError, TermLost
 from harvester.outbox import queries
-from harvester.outbox.connect import connect
+from harvester.outbox.connect import connect, server_identity
 from harvester.outbox.copying import Row, copy_rows
 from harvester.outbox.schema import inspect, refresh_incarnation
 from harvester.outbox.shape import OutboxShape
@@ -77,6 +77,14 @@ class MarkSession:
         if row is None:
             raise SchemaError(f"{self.table.term} has no row", hint="run `harvester init`")
         return TermRow(term=row[0], holder=row[1], outbox_id=row[2], incarnation=row[3])
+
+    def identity(self) -> str:
+        """What tells this outbox from any other, clones and restored copies included: server, database, table."""
+        connection = self._open()
+        server = server_identity(connection)
+        row = connection.execute("SELECT oid FROM pg_database WHERE datname = current_database()").fetchone()
+        database = row[0] if row is not None else 0
+        return f"{server[0] if server else 0}/{database}/{self.read_term().outbox_id}"
 
     def take_term(self, expected: int, seen: int, holder: UUID, name: str) -> int | None:
         """Compare and set (P8): the new term, or None when the row's term was not `expected`."""

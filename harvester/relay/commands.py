@@ -71,6 +71,13 @@ class Kill:
 
 
 @dataclass(frozen=True, slots=True)
+class Resize:
+    """There are this many shards from now on: start what is missing, end what is too many. Nothing is unsettled."""
+
+    shards: int
+
+
+@dataclass(frozen=True, slots=True)
 class Announce:
     """Tell the host."""
 
@@ -87,4 +94,4 @@ class Emptied:
     """A mark that left nothing out found no row, and nothing is unsettled: the outbox is empty."""
 
 
-Command = Send | TakeTerm | Mark | Reset | OpenTrust | CloseTrust | Kill | Announce | Drained | Emptied
+Command = Send | TakeTerm | Mark | Reset | OpenTrust | CloseTrust | Kill | Resize | Announce | Drained | Emptied

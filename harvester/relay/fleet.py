@@ -25,6 +25,7 @@ class Slot:
     process: ShardProcess | None = None
     ready: bool = False
     asked_to_end: bool = False  # its death is our doing and spends no budget
+    retired: bool = False  # there are fewer shards now
     restarts: int = 0
     start_at: float | None = None  # when to start a new process
     stats: Stats = _NO_STATS
@@ -65,6 +66,28 @@ class Fleet:
     def owner(self, fd: int) -> int | None:
         """Which shard a descriptor belongs to."""
         return self._by_fd.get(fd)
+
+    def resize(self, shards: int) -> None:
+        """From now on there are this many; those that are too many have nothing to settle and are ended."""
+        for index in range(shards, len(self.slots)):
+            slot = self.slots[index]
+            slot.retired, slot.start_at = True, None
+            if slot.process is not None:
+                slot.asked_to_end = True
+                self.send(index, Stop(0.0))
+        for index in range(min(shards, len(self.slots))):
+            slot = self.slots[index]
+            if slot.retired:
+                slot.retired = False
+                slot.start_at = 0.0 if slot.process is None else None
+        while len(self.slots) < shards:
+            self._specs.append(replace(self._specs[0], index=len(self.slots)))
+            self.slots.append(Slot(start_at=0.0))
+
+    @property
+    def in_use(self) -> list[Slot]:
+        """The slots that count."""
+        return [slot for slot in self.slots if not slot.retired]
 
     def send(self, index: int, frame: Frame) -> None:
         """Put a frame on its pipe; nothing happens when the shard is gone."""

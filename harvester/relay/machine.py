@@ -27,7 +27,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import Enum
 from uuid import UUID
 
@@ -42,6 +42,7 @@ from harvester.relay.commands import (
     Mark,
     OpenTrust,
     Reset,
+    Resize,
     Send,
     TakeTerm,
 )
@@ -59,6 +60,7 @@ class Phase(Enum):
     TAKING = "taking"
     LEADING = "leading"
     REMARKING = "remarking"
+    SCALING = "scaling"
     DRAINING = "draining"
 
 
@@ -111,12 +113,14 @@ class Relay:
         self._closed_shards: set[int] = set()
         self._idle = 0
         self._parked_keys: set[bytes] = set()
+        self._target = settings.shards
+        self._scale_deadline = 0.0
 
     # -- leadership
 
     def acquire(self, now: float) -> list[Command]:
         """The group made this process its leader and trusts it: drop everything, take the term, lead."""
-        if self.phase in (Phase.TAKING, Phase.LEADING, Phase.REMARKING):
+        if self.phase in (Phase.TAKING, Phase.LEADING, Phase.REMARKING, Phase.SCALING):
             return []
         self.phase = Phase.TAKING
         self.holder = self.leader_id = self._new_id()
@@ -135,7 +139,7 @@ class Relay:
 
     def term_lost(self, trusted: bool, now: float) -> list[Command]:
         """The term row names somebody else (P8): take over again while trusted, else give up."""
-        if self.phase not in (Phase.LEADING, Phase.REMARKING, Phase.TAKING):
+        if self.phase not in (Phase.LEADING, Phase.REMARKING, Phase.SCALING, Phase.TAKING):
             return []
         self._abandon_mark()
         if not trusted:
@@ -319,7 +323,7 @@ class Relay:
     def remark(self, reason: str, now: float) -> list[Command]:
         """Drop what is queued everywhere, and mark again under a new leader id."""
         if self.phase not in (Phase.LEADING, Phase.REMARKING):
-            return []
+            return self._proceed(now)
         self._abandon_mark()
         self.phase = Phase.REMARKING
         self._reason = reason
@@ -374,10 +378,38 @@ class Relay:
             self._idle = 0
             refreshed = LeaderRefreshed(self.leader_id, self.term, self._reason)
             return [Announce(refreshed), *self._next_mark()]
+        if self.phase is Phase.SCALING and not len(self.ledger):
+            resize = self._resize(self._target)
+            self.phase = Phase.REMARKING
+            self._reason = f"changed to {self._target} shards"
+            return [resize, *self._proceed(now)]
         if self.phase is Phase.DRAINING and not len(self.ledger):
             self.phase = Phase.IDLE
             return [Drained()]
         return []
+
+    # -- the number of shards
+
+    def scale(self, shards: int, deadline: float, now: float) -> list[Command]:
+        """Change the number of shards (P17): stop marking, drop queues, wait until nothing is unsettled, switch.
+
+        Done when `Resize` is commanded. It is refused when the phase is no longer SCALING without that: because
+        something was still unsettled at the deadline, or leadership ended, or changed hands at this moment.
+        """
+        if self.phase is Phase.IDLE and not len(self.ledger):
+            return [self._resize(shards)]
+        if self.phase not in (Phase.LEADING, Phase.REMARKING):
+            return []
+        self._abandon_mark()
+        self.phase = Phase.SCALING
+        self._target, self._scale_deadline = shards, deadline
+        return [*self._broadcast(now), *self._proceed(now)]
+
+    def _resize(self, shards: int) -> Command:
+        self.settings = replace(self.settings, shards=shards)
+        self.shards = [*self.shards[:shards], *(_Shard() for _ in range(shards - len(self.shards)))]
+        self._closed_shards.clear()
+        return Resize(shards)
 
     # -- shards
 
@@ -434,6 +466,10 @@ class Relay:
                 commands.append(Kill(index, "it did not answer a remark"))
             elif self.ledger.unsettled_of(index) and silent_s >= self.settings.silence_timeout_s:
                 commands.append(Kill(index, f"it was silent for {silent_s:.1f} s"))
+        if self.phase is Phase.SCALING and now >= self._scale_deadline:
+            self.phase = Phase.REMARKING
+            self._reason = "the number of shards could not be changed: something is still unsettled"
+            return [*commands, *self._proceed(now)]
         if self.phase is Phase.LEADING:
             for index, shard in enumerate(self.shards):
                 if shard.held and now - shard.held_since >= self.settings.queue_timeout_s:

@@ -1,6 +1,8 @@
 """The shard's database thread: purge what was acknowledged, quarantine what cannot be published.
 
-One batch is whatever came in while the last statement ran, so batches grow by themselves under load. Only when a
+One batch is whatever came in while the last statement ran, so batches grow by themselves under load. With many
+shards each of them sees few acknowledgements at a time, and statements would be many and small; so a batch that is
+less than half of what is in flight waits a moment for more. A record that is alone is never kept waiting. Only when a
 statement's commit has come back does its `done` callback run (P1, P2). A purge is idempotent and unfenced; it is
 repeated, over a new connection if need be, until it succeeds: an acknowledged record must leave the outbox.
 """
@@ -8,6 +10,7 @@ repeated, over a new connection if need be, until it succeeds: an acknowledged r
 from __future__ import annotations
 
 import threading
+import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -52,6 +55,10 @@ class Callbacks:
     purged: Callable[[Sequence[int]], None]
     quarantined: Callable[[Poison, Outcome], None]
     trouble: Callable[[str | None], None]
+    in_flight: Callable[[], int]
+
+
+_GATHER_S = 0.003
 
 
 class Purger(threading.Thread):
@@ -72,10 +79,12 @@ class Purger(threading.Thread):
         self.connected = threading.Event()
 
     def purge(self, record_id: int) -> None:
-        """Delete this row; safe from any thread, cheap."""
+        """Delete this row at the next `kick`; safe from any thread, cheap."""
         self._acked.append(record_id)
-        if not self._work.is_set():
-            self._work.set()
+
+    def kick(self) -> None:
+        """There is something to purge."""
+        self._work.set()
 
     def quarantine(self, poison: Poison) -> None:
         """Move this row to quarantine; safe from any thread."""
@@ -94,6 +103,7 @@ class Purger(threading.Thread):
         while not self._ended.is_set():
             self._work.wait()
             self._work.clear()
+            self._gather()
             batch = sorted(self._acked.popleft() for _ in range(len(self._acked)))  # one order for all who lock rows
             if batch and self._attempt(partial(self._delete, batch)):
                 self._callbacks.purged(batch)
@@ -101,6 +111,15 @@ class Purger(threading.Thread):
                 self._settle_poison(self._poison.popleft())
         if self._connection is not None:
             self._connection.close()
+
+    def _gather(self) -> None:
+        """Wait a moment for a batch that is worth a statement."""
+        deadline = time.monotonic() + _GATHER_S
+        while 2 * len(self._acked) < self._callbacks.in_flight() and not self._ended.is_set():
+            left_s = deadline - time.monotonic()
+            if left_s <= 0 or not self._work.wait(left_s):
+                return
+            self._work.clear()
 
     def _settle_poison(self, poison: Poison) -> None:
         outcome: list[Outcome] = []

@@ -77,7 +77,9 @@ class _Shard:
             OutboxTable.parse(spec.outbox),
             f"{spec.name}/{spec.index}",
             spec.io_error_backoff_s,
-            Callbacks(self._purged, self._quarantined, lambda text: pipe.send(Trouble(text))),
+            Callbacks(
+                self._purged, self._quarantined, lambda text: pipe.send(Trouble(text)), lambda: self._sender.unsettled
+            ),
         )
         self._sender = Sender(
             self._producer,
@@ -188,10 +190,11 @@ class _Shard:
     # -- other threads
 
     def _serve_reports(self) -> None:
-        hit, poll = self._hooks.hit, self._producer.poll
+        hit, poll, kick = self._hooks.hit, self._producer.poll, self._purger.kick
         while not self._ended.is_set():
             if poll(_POLL_S):
                 hit("shard.reports", index=self._spec.index)
+                kick()
 
     def _purged(self, ids: Any) -> None:
         self._hooks.hit("shard.purged", index=self._spec.index, ids=ids)

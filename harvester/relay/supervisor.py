@@ -91,6 +91,7 @@ class Supervisor(threading.Thread):
         self._drained: list[threading.Event] = []
         self._ending_deadline: float | None = None
         self._over = False
+        self._scaling: tuple[threading.Event, list[bool]] | None = None
         self.marker: MarkLoop | None = None
         self._turned_at = time.monotonic()
 
@@ -142,6 +143,18 @@ class Supervisor(threading.Thread):
             done.wait(5.0)
         return bool(led and led[0])
 
+    def scale(self, shards: int, within_s: float) -> bool:
+        """Change the number of shards (P17); False when it was refused."""
+        done, changed = threading.Event(), [False]
+
+        def begin(now: float) -> None:
+            self._scaling = (done, changed)
+            self._perform(self.relay.scale(shards, now + within_s, now))
+
+        self.post(begin)
+        done.wait(within_s + 5.0)
+        return changed[0]
+
     def end(self, within_s: float) -> None:
         """End the shards (killing those that take longer) and this thread. Nothing may be leading any more."""
 
@@ -164,6 +177,9 @@ class Supervisor(threading.Thread):
                     self._tick(now)
                 for fd, _ in self._poller.poll(max(0.0, next_tick - now)):
                     self._serve(fd, time.monotonic())
+                if self._scaling is not None and self.relay.phase is not Phase.SCALING:
+                    self._scaling[0].set()  # done, or refused
+                    self._scaling = None
                 set_in_flight(self._shared, self.relay.ledger.in_flight, self.relay.settings.max_in_flight_records)
         except Exception as error:  # noqa: BLE001 - the top frame of this thread: report it, leave nothing behind
             self._out.failed(error)
@@ -217,6 +233,8 @@ class Supervisor(threading.Thread):
 
     def _shard_said(self, index: int, frame: f.Frame, now: float) -> None:
         relay, slot = self.relay, self.fleet.slots[index]
+        if slot.retired:
+            return
         match frame:
             case f.Settled(ids):
                 count, commands = relay.settled(index, ids, now)
@@ -263,8 +281,9 @@ class Supervisor(threading.Thread):
         asked = slot.asked_to_end
         code = self.fleet.bury(index)
         self._out.trouble(f"shard {index}", None)
-        self._perform(self.relay.shard_died(index, now))
-        if self._ending_deadline is not None:
+        if index < len(self.relay.shards):
+            self._perform(self.relay.shard_died(index, now))
+        if self._ending_deadline is not None or (slot.retired and asked):
             return
         if not asked:
             self._out.log(index).error("ended unasked (exit code %s)", code)
@@ -295,6 +314,11 @@ class Supervisor(threading.Thread):
                 case c.Kill(shard, reason):
                     self._out.log(shard).error("is killed: %s", reason)
                     self.fleet.kill(shard, asked=False)
+                case c.Resize(shards):
+                    self.fleet.resize(shards)
+                    self._say(logging.INFO, f"changed to {shards} shards")
+                    if self._scaling is not None:
+                        self._scaling[1][0] = True
                 case c.Announce(event):
                     self._announce(event)
                 case c.Drained():

@@ -89,9 +89,10 @@ def test_idle_intervals_replace_nothing() -> None:
     window.add(of(1.0), 0.0)
     window.add(of(2.0), 6.0)
     assert window.current(1_000.0) == of(2.0)
-    window.add(of(3.0), 1_001.0)
-    assert window.current(1_002.0) == of(2.0)
-    assert window.current(1_006.0) == of(3.0)
+    assert window.current(1_100.0) == of(2.0)
+    window.add(of(3.0), 1_101.0)
+    assert window.current(1_102.0) == of(2.0)
+    assert window.current(1_106.0) == of(3.0)
 
 
 def test_adding_nothing_does_not_begin_an_interval() -> None:

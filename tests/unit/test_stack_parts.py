@@ -6,6 +6,7 @@ import os
 import socket
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -188,24 +189,16 @@ def test_the_digests_that_are_shipped() -> None:
     assert all(len(digest) == 64 for digest in known.values())
 
 
-def test_whether_an_account_can_reach_a_directory(tmp_path: Path) -> None:
-    # Of another user than ours and of no group of ours: what counts is the permission of others.
-    home = Path(os.path.realpath(tmp_path))
-    inner = home / "open" / "inner"
-    inner.mkdir(parents=True)
+def test_whether_an_account_can_reach_a_directory() -> None:
     us = RunAs(os.getuid(), os.getgid())
-    assert postgres.reachable(inner, us)
-    inner.chmod(0o600)
-    assert not postgres.reachable(inner, us)
-    inner.chmod(0o755)
-    (home / "open").chmod(0o700)
-    assert not postgres.reachable(inner, RunAs(os.getuid() + 4242, os.getgid() + 4242))
-    (home / "open").chmod(0o711)
-    for parent in home.parents:
-        if not parent.stat().st_mode & 0o001:
-            return  # the temporary directory is somebody's private one
-    home.chmod(0o711)
-    assert postgres.reachable(inner, RunAs(os.getuid() + 4242, os.getgid() + 4242))
+    stranger = RunAs(os.getuid() + 4242, os.getgid() + 4242)  # what counts is the permission of others
+    with tempfile.TemporaryDirectory() as home:  # not tmp_path: pytest's own directory lets nobody in
+        outer, inner = Path(home), Path(home) / "inner"
+        inner.mkdir(mode=0o755)
+        for mode, we, others in ((0o711, True, True), (0o700, True, False), (0o611, False, True)):
+            outer.chmod(mode)
+            assert (postgres.reachable(inner, us), postgres.reachable(inner, stranger)) == (we, others)
+        outer.chmod(0o700)
 
 
 def test_a_path_too_long_for_a_socket_is_not_used(tmp_path: Path) -> None:

@@ -35,7 +35,7 @@ def identity_of(child: subprocess.Popen[bytes]) -> ProcessId:
 
 
 @given(
-    name=st.text(st.characters(codec="utf-8", exclude_characters="\0\n"), max_size=15),
+    name=st.text("() aS1", max_size=15),
     parent=st.integers(0, 2**22),
     ticks=st.integers(0, 2**63),
 )
@@ -75,12 +75,6 @@ def test_what_ignores_the_signal_is_killed(tmp_path: Path) -> None:
 
 
 def test_a_spawned_process_has_a_session_of_its_own(tmp_path: Path) -> None:
-    process = spawn(["/bin/cat"], log=tmp_path / "log", env={}, cwd=tmp_path, run_as=None)
-    try:
-        # Its standard input is empty, so it ends at once; the session is that of the child alone.
-        assert process.pid != os.getsid(0)
-    finally:
-        end(process, [])
     sleeper = spawn(["/bin/sleep", "60"], log=tmp_path / "log", env={}, cwd=tmp_path, run_as=None)
     try:
         assert os.getsid(sleeper.pid) == sleeper.pid

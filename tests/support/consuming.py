@@ -1,0 +1,72 @@
+"""What stands in a topic, read to its end."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from confluent_kafka import Consumer, TopicPartition
+
+from .wait import eventually
+
+
+@dataclass(frozen=True)
+class Published:
+    """A record as a consumer sees it."""
+
+    key: bytes | None
+    value: bytes | None
+    headers: list[tuple[str, bytes | None]]
+    partition: int
+    offset: int
+
+
+def read_topic(bootstrap: str, topic: str, timeout_s: float = 30.0) -> list[Published]:
+    """All records up to the ends that the partitions have now; those of a partition in order. [] without a topic."""
+    consumer = Consumer(
+        {
+            "bootstrap.servers": bootstrap,
+            "broker.address.family": "v4",
+            "group.id": "test-reader",  # demanded by the client; nothing joins
+            "enable.auto.commit": False,
+            "auto.offset.reset": "error",
+            "allow.auto.create.topics": False,
+            "fetch.wait.max.ms": 20,
+        }
+    )
+    try:
+        known = consumer.list_topics(timeout=timeout_s).topics.get(topic)
+        ends: dict[int, int] = {}
+        for partition in known.partitions if known is not None else ():
+            low, high = consumer.get_watermark_offsets(TopicPartition(topic, partition), timeout_s)
+            if high > low:
+                ends[partition] = high
+        consumer.assign([TopicPartition(topic, partition, 0) for partition in ends])
+        found: list[Published] = []
+
+        def finished() -> bool:
+            for message in consumer.consume(1000, 0.05):
+                assert message.error() is None, message.error()
+                partition, offset = message.partition(), message.offset()
+                assert partition is not None
+                assert offset is not None
+                found.append(
+                    Published(message.key(), message.value(), message.headers() or [], partition, offset)  # type: ignore[arg-type]
+                )
+                if offset + 1 >= ends[partition]:
+                    ends.pop(partition)
+            return not ends
+
+        eventually(finished, timeout_s, f"the end of {topic}")
+        return found
+    finally:
+        consumer.close()
+
+
+def by_key(records: Iterable[Published]) -> dict[str | None, list[str | None]]:
+    """The values of each key in the order of the log: what is lost, repeated or out of order shows at once."""
+    found: dict[str | None, list[str | None]] = {}
+    for record in records:
+        key = record.key.decode() if record.key is not None else None
+        found.setdefault(key, []).append(record.value.decode() if record.value is not None else None)
+    return found

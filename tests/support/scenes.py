@@ -1,0 +1,33 @@
+"""Fixtures for tests of the whole relay: `pytest_plugins = ["tests.support.scenes"]`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from .harvesting import Scene
+from .hooks import Plan
+from .servers import Servers
+
+
+@pytest.fixture
+def scene(
+    servers: Servers, database: str, topic: str, group: str, tmp_path: Path
+) -> Iterator[Scene]:
+    """A fresh outbox, topic and group."""
+    made = Scene(servers, database, topic, group, tmp_path)
+    try:
+        yield made
+    finally:
+        made.db.close()
+
+
+@pytest.fixture
+def plan(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> Plan:
+    """The scene's plan, followed by embedded harvesters."""
+    for name, value in scene.plan.env.items():
+        if name != "PYTHONPATH":  # a child of this process has its sys.path
+            monkeypatch.setenv(name, value)
+    return scene.plan
