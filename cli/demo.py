@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -57,10 +57,11 @@ def demo(
 
     load = _load(records, rate, seconds, keys)
     dashboard = not json_ and should_show("auto", sys.stdout)
-    notes = Console(stderr=True, highlight=False, soft_wrap=True)
 
     def say(text: str) -> None:
-        notes.print(text, style="dim", markup=False)
+        # A terminal that has hung up must not keep the clean-up from being done.
+        with suppress(OSError):
+            print(text, file=sys.stderr, flush=True)
 
     with _interruptible():
         with prepared(say, keep=keep) as place:

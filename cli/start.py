@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import sys
 import threading
@@ -80,6 +81,8 @@ def start(
         live.run(status, until=done)
     else:
         plain.run(status, until=done)
+    if show:
+        print(plain.status_line(harvester.status()))
     harvester.wait()
     if stopper.forced:
         raise typer.Exit(130)
@@ -95,12 +98,13 @@ def _watch(harvester: Harvester, done: threading.Event) -> None:
 
 
 def _tell_manager(harvester: Harvester, notifier: Any, done: threading.Event) -> None:
-    """Keep `systemctl status` informed."""
+    """Keep `systemctl status` informed, where there is a service manager."""
     from .dashboard.plain import status_line
 
+    if "NOTIFY_SOCKET" not in os.environ:
+        return
     while not done.wait(_STATUS_EVERY_S):
-        if not notifier.status(status_line(harvester.status()).split(" ", 2)[-1]):
-            return
+        notifier.status(status_line(harvester.status()).split(" ", 2)[-1])
 
 
 class _Stopper:
@@ -119,8 +123,6 @@ class _Stopper:
     def __call__(self, _number: int, _frame: Any) -> None:
         self._count += 1
         if self._count > 2:
-            import os
-
             from .dashboard.live import restore_terminal
 
             restore_terminal()
