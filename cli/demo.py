@@ -15,8 +15,8 @@ if TYPE_CHECKING:
 
 DEFAULT_SECONDS = 30.0
 DEFAULT_RATE = 500.0
-_TRANSACTIONS_PER_S = 1_000  # what a small machine commits beside a broker and a harvester
-_ROWS_UNBOUND = 10
+_TRANSACTIONS_PER_S = 250  # what a small machine commits beside a broker and a harvester, NOTIFY included
+_ROWS_UNBOUND = 25
 
 
 def demo(
@@ -28,7 +28,7 @@ def demo(
     rate: Annotated[
         float | None,
         typer.Option(
-            help=f"Records per second. [default: {DEFAULT_RATE:g}; with --records as fast as it goes]",
+            help=f"Records per second (default: {DEFAULT_RATE:g}; with --records as fast as it goes).",
             show_default=False,
         ),
     ] = None,

@@ -51,7 +51,7 @@ def prepared(say: Callable[[str], None], *, keep: bool) -> Iterator[Place]:
         options = stack.StackOptions(dsn=os.environ.get(DSN) or None, bootstrap=os.environ.get(BOOTSTRAP) or None)
         info = stack.up(directory, options, progress=say)
         place = _describe(info, directory, name, own_servers=options.dsn is None and options.bootstrap is None)
-        say("creating database, schema and topic")
+        say(f"creating database and topic {name}")
         _create(info, place, name)
         yield place
     finally:

@@ -39,7 +39,7 @@ def pump(
     rollbacks: Annotated[float, typer.Option(help="Share of transactions that are rolled back.")] = 0.0,
     topic: Annotated[
         list[str] | None,
-        typer.Option(help=f"Topic; several share the keys. [default: {DEFAULT_TOPIC}]", show_default=False),
+        typer.Option(help=f"Topic; several share the keys (default: {DEFAULT_TOPIC}).", show_default=False),
     ] = None,
     headers: Annotated[int, typer.Option(help="Headers of each record.")] = 1,
     seed: Annotated[int, typer.Option(help="The same seed plans the same load.")] = 1,

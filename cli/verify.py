@@ -25,7 +25,8 @@ def verify(
         Isolation, typer.Option(help="Whether records of open and aborted transactions are read.")
     ] = Isolation.READ_COMMITTED,
     topic: Annotated[
-        list[str] | None, typer.Option(help="Topic to read; several times. [default: the pump's]", show_default=False)
+        list[str] | None,
+        typer.Option(help="Topic to read; may be given several times (default: the pump's).", show_default=False),
     ] = None,
     timeout: Annotated[float, typer.Option(min=0.1, help="Seconds during which nothing may arrive.")] = 30.0,
     strict: Annotated[bool, typer.Option("--strict", help="Let duplicates fail the verdict, too.")] = False,

@@ -61,6 +61,7 @@ class Harvester:
         self._stopping = threading.Event()
         self._stopped = threading.Event()
         self._fenced = False
+        self._forced = False
         self._lock = threading.Lock()
         self._stop_lock = threading.Lock()
 
@@ -97,18 +98,19 @@ class Harvester:
             self._stopped.set()
             return
         if force:
-            parts.supervisor.post(lambda _now: parts.supervisor.fleet.kill_all())
+            self._forced = True
+            parts.supervisor.kill_shards()
         with self._stop_lock:
             if self._stopped.is_set():
                 return
             limits = self.config.limits
-            drain_s = 0.0 if force or self._failure is not None else limits.drain_interval.total_seconds()
+            drain_s = 0.0 if self._forced or self._failure is not None else limits.drain_interval.total_seconds()
             if parts.supervisor.is_alive() and parts.supervisor.drain(drain_s):
                 handled = self._announcer.announce(LeaderRevoked())
-                if threading.current_thread() is not self._announcer and not force:
+                if threading.current_thread() is not self._announcer and not self._forced:
                     handled.wait(parts.revoke_within_s)
             parts.group_stop()
-            parts.supervisor.end(0.5 if force else self.config.delivery_timeout.total_seconds() + 0.5)
+            parts.supervisor.end(0.5 if self._forced else self.config.delivery_timeout.total_seconds() + 0.5)
             parts.supervisor.join(self.config.delivery_timeout.total_seconds() + _STOP_MARGIN_S)
             parts.backlog.stop()
             self._announcer.stop(1.0)
@@ -248,7 +250,9 @@ class Harvester:
 
         def revoking(within_s: float) -> None:
             self._fenced = False
-            drain_s = 0.0 if self._failure is not None else self.config.limits.drain_interval.total_seconds()
+            drain_s = (
+                0.0 if self._forced or self._failure is not None else self.config.limits.drain_interval.total_seconds()
+            )
             deadline = time.monotonic() + within_s
             if supervisor.is_alive() and supervisor.drain(min(drain_s, within_s)):
                 self._log.info("leadership is revoked")

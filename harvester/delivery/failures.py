@@ -3,8 +3,10 @@
 Theory. Three things can be wrong. The *path*: broker away, leader moving, request timed out; the record is fine and
 its fate perhaps unknown, so it is retried by the same producer instance behind its barrier for as long as it takes
 (P15), and its attempts do not burn. The *record*: too large, refused, a topic or partition that is not there, no
-permission; it is tried `max_attempts` times, because topics and permissions may be on their way, or only once where
-the answer can never change, and then goes to quarantine with its error. The *producer*: a fatal error of the
+permission. It is tried `max_attempts` times and then goes to quarantine with its error: topics and permissions may be
+on their way, and what a broker refuses it refuses for a whole batch, innocent records of other keys included; their
+next attempts, spread by jitter, travel in other batches. Only what the client itself refuses before sending is
+certain: that is quarantined at once. The *producer*: a fatal error of the
 idempotent producer leaves the fate of everything it holds unknown; its process ends, and with it the producer.
 """
 
@@ -22,7 +24,7 @@ class Verdict(Enum):
     FATAL = "fatal"
 
 
-# Names as the client's KafkaError.name() gives them.
+# Names as the client's KafkaError.name() gives them. NEVER: another attempt cannot change the answer.
 NEVER = frozenset(
     {
         "MSG_SIZE_TOO_LARGE",
@@ -60,15 +62,16 @@ class Failure:
 
     name: str
     fatal: bool = False
+    local: bool = False  # refused by the client before it was sent: this record, and no other, is at fault
 
 
 def judge(failure: Failure, attempts: int, max_attempts: int) -> Verdict:
     """What to do after the `attempts`-th attempt has failed for the record's own fault or otherwise."""
     if failure.fatal or failure.name in FATE_UNKNOWN:
         return Verdict.FATAL
-    if failure.name in NEVER:
+    if failure.name in NEVER and failure.local:
         return Verdict.QUARANTINE
-    if failure.name in MAYBE_LATER and attempts >= max_attempts:
+    if burns_attempt(failure) and attempts >= max_attempts:
         return Verdict.QUARANTINE
     return Verdict.RETRY
 

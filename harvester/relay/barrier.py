@@ -150,9 +150,15 @@ class Barrier:
         entry.step = Step.PARKED
         self._parked += 1
 
-    def forget(self, record_id: int) -> None:
-        """It will not be sent again by this shard: lower the barrier. Only while nothing may be produced."""
+    def forget(self, record_id: int) -> list[int]:
+        """It will not be sent again by this shard: lower its barrier.
+
+        Nothing of its key may follow it now. Returns the ids that stood behind it; they are dropped here.
+        """
+        key = self._unsettled[record_id].key
+        behind = self._drop_queue(key) if key is not None else []
         self.settle(record_id, 0.0)
+        return behind
 
     def drop_unsent(self, record_id: int) -> list[int]:
         """Trust ran out before this record was sent: drop it and everything that is not on the wire."""

@@ -50,9 +50,12 @@ class Fleet:
         self._log = log
         self.slots = [Slot(start_at=0.0) for _ in specs]
         self._by_fd: dict[int, int] = {}
+        self.closed = False  # no process is started any more
 
     def start_due(self, now: float) -> None:
         """Start processes whose time has come."""
+        if self.closed:
+            return
         for index, slot in enumerate(self.slots):
             if slot.process is None and slot.start_at is not None and now >= slot.start_at:
                 slot.start_at = None

@@ -96,17 +96,16 @@ class Ledger:
         self._outstanding[self._last_mark] = set()
         return self._last_mark
 
-    def mark_done(self, number: int) -> set[bytes]:
-        """Its result is processed or abandoned. Returns the keys closed since it was sent."""
-        closed_since = self._outstanding.pop(number)
+    def mark_done(self, number: int) -> None:
+        """Its result is processed or abandoned."""
+        del self._outstanding[number]
         oldest = min(self._outstanding, default=self._last_mark + 1)
         if self._ghosts:
             self._ghosts = {i: mark for i, mark in self._ghosts.items() if mark >= oldest}
-        return closed_since
 
-    def closed_since(self, number: int) -> set[bytes]:
-        """The keys closed since this mark was sent."""
-        return self._outstanding[number]
+    def closed_since(self, number: int) -> frozenset[bytes]:
+        """The keys closed since this mark was sent, until now."""
+        return frozenset(self._outstanding[number])
 
     def knows(self, record_id: int) -> bool:
         """Whether a row in a mark's result is on its way already, or settled after the mark was sent (P3)."""

@@ -113,6 +113,7 @@ class Relay:
         self._closed_shards: set[int] = set()
         self._idle = 0
         self._parked_keys: set[bytes] = set()
+        self._term_asked = False
         self._target = settings.shards
         self._scale_deadline = 0.0
 
@@ -125,6 +126,7 @@ class Relay:
         self.phase = Phase.TAKING
         self.holder = self.leader_id = self._new_id()
         self.term = None
+        self._term_asked = False
         return [CloseTrust(), *self._broadcast(now), *self._proceed(now)]
 
     def term_taken(self, holder: UUID, term: int, now: float) -> list[Command]:
@@ -177,13 +179,15 @@ class Relay:
         if mark is None or mark.number != number or self.phase is not Phase.LEADING:
             return []
         self._mark = None
-        closed_since = self.ledger.mark_done(number)
+        closed_since = self.ledger.closed_since(number)
         taken, back = self._take(rows, closed_since, now)
+        self.ledger.mark_done(number)  # not before: until then the ledger remembers what was settled meanwhile (P3)
         commands: list[Command] = list(self._dispatch(taken))
         if back and self.term is not None:
             commands.append(Reset(mark.term, mark.holder, mark.leader_id, tuple(back)))
         self._idle = 0 if rows else self._idle + 1
-        if not rows and not len(self.ledger) and not mark.closed_keys and not mark.closed_shards:
+        left_out = mark.closed_keys or mark.closed_shards or closed_since  # a key's rows may have been given back since
+        if not rows and not len(self.ledger) and not left_out:
             commands.append(Emptied())
         return [*commands, *self._next_mark()]
 
@@ -200,7 +204,7 @@ class Relay:
         return self.remark(f"a reset failed: {error}", now)
 
     def _take(
-        self, rows: Sequence[Row], closed_since: set[bytes], now: float
+        self, rows: Sequence[Row], closed_since: frozenset[bytes], now: float
     ) -> tuple[dict[int, list[Row]], list[int]]:
         """Sort new rows into those for each shard and those to give back."""
         ledger, count = self.ledger, self.settings.shards
@@ -231,6 +235,8 @@ class Relay:
                 shard.held.append(row)
             else:
                 taken.setdefault(index, []).append(row)
+            if not ledger.unsettled_of(index):
+                shard.heard_at = now  # it had nothing to say until now
             ledger.add(record_id, key, index)
         return taken, back
 
@@ -339,11 +345,10 @@ class Relay:
         return self._proceed(now)
 
     def fate_unknown(self, shard: int, epoch: int, ids: Sequence[int], reason: str, now: float) -> list[Command]:
-        """Nobody can tell whether these were published."""
+        """Nobody can tell whether these were published. The shard ends itself; the ledger keeps them until it is dead."""
         self.heard(shard, now)
         if epoch != self.epoch:
             return []
-        self.ledger.give_back(ids)
         return self.remark(reason, now)
 
     def queue_timed_out(self, shard: int, epoch: int, record_id: int, waited_s: float, now: float) -> list[Command]:
@@ -370,7 +375,8 @@ class Relay:
             return self._next_mark()
         if self._awaited:
             return []
-        if self.phase is Phase.TAKING and self.term is None and self.holder is not None:
+        if self.phase is Phase.TAKING and self.holder is not None and not self._term_asked:
+            self._term_asked = True  # once: a second one would raise the term under our own feet
             return [TakeTerm(self.holder)]
         if self.phase is Phase.REMARKING and self.term is not None:
             self.phase = Phase.LEADING

@@ -7,6 +7,7 @@ guard against. A shard needs nothing of it, so its preparation data leaves the m
 from __future__ import annotations
 
 import os
+import signal
 from dataclasses import dataclass
 from typing import Any
 
@@ -79,7 +80,12 @@ def start_shard(spec: ShardSpec, shared: Shared) -> ShardProcess:
     process = _context.Process(
         target=main, args=(spec, to_shard_read, from_shard_write, shared), name=f"{_NAME}{spec.index}", daemon=False
     )
-    process.start()
+    # Ctrl-C reaches the whole group. A shard ignores it once it runs; until then the mask it inherits keeps it off.
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM, signal.SIGHUP})
+    try:
+        process.start()
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
     channel = Channel(os.dup(from_shard_read.fileno()), os.dup(to_shard_write.fileno()))
     for connection in (to_shard_read, to_shard_write, from_shard_read, from_shard_write):
         connection.close()

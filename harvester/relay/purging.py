@@ -2,7 +2,8 @@
 
 One batch is whatever came in while the last statement ran, so batches grow by themselves under load. With many
 shards each of them sees few acknowledgements at a time, and statements would be many and small; so a batch that is
-less than half of what is in flight waits a moment for more. A record that is alone is never kept waiting. Only when a
+less than half of what is in flight waits for more, for about as long as a statement takes: under load, when statements
+are slow, longer than when they are quick. A record that is alone is never kept waiting. Only when a
 statement's commit has come back does its `done` callback run (P1, P2). A purge is idempotent and unfenced; it is
 repeated, over a new connection if need be, until it succeeds: an acknowledged record must leave the outbox.
 """
@@ -58,7 +59,8 @@ class Callbacks:
     in_flight: Callable[[], int]
 
 
-_GATHER_S = 0.003
+_GATHER_STATEMENTS = 2.0
+_GATHER_MAX_S = 0.02
 
 
 class Purger(threading.Thread):
@@ -76,6 +78,7 @@ class Purger(threading.Thread):
         self._connection: psycopg.Connection | None = None
         self._shape: OutboxShape | None = None
         self._troubled = False
+        self._statement_s = 0.0
         self.connected = threading.Event()
 
     def purge(self, record_id: int) -> None:
@@ -114,7 +117,7 @@ class Purger(threading.Thread):
 
     def _gather(self) -> None:
         """Wait a moment for a batch that is worth a statement."""
-        deadline = time.monotonic() + _GATHER_S
+        deadline = time.monotonic() + min(_GATHER_MAX_S, _GATHER_STATEMENTS * self._statement_s)
         while 2 * len(self._acked) < self._callbacks.in_flight() and not self._ended.is_set():
             left_s = deadline - time.monotonic()
             if left_s <= 0 or not self._work.wait(left_s):
@@ -152,7 +155,9 @@ class Purger(threading.Thread):
 
     def _delete(self, ids: list[int]) -> None:
         assert self._connection is not None
+        began = time.monotonic()
         self._connection.execute(queries.purge(self._table), (ids,), prepare=True)
+        self._statement_s = time.monotonic() - began
 
     def _move(self, poison: Poison) -> Outcome:
         assert self._connection is not None

@@ -180,7 +180,7 @@ class Sender:
         except BufferError:
             self._put_off(entry)
         except KafkaException as error:
-            self._failed(entry, error.args[0])
+            self._failed(entry, error.args[0], local=True)
         except (ValueError, TypeError) as error:
             self._to_quarantine(entry, f"the client refused it: {error}", 1)
 
@@ -217,8 +217,8 @@ class Sender:
         else:
             self._failed(entry, error)
 
-    def _failed(self, entry: Entry, error: KafkaError) -> None:
-        failure = Failure(error.name(), error.fatal())
+    def _failed(self, entry: Entry, error: KafkaError, *, local: bool = False) -> None:
+        failure = Failure(error.name(), error.fatal(), local)
         text = f"{error.name()}: {error.str()}"
         with self._lock:
             self._errors += 1

@@ -52,8 +52,8 @@ class ShardSpec:
 
 def main(spec: ShardSpec, inbound: Any, outbound: Any, shared: Shared) -> None:
     """Entry of the process. The two connections are the shard's ends of its pipe pair."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the supervisor decides; Ctrl-C reaches the whole group
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)  # the supervisor decides; its end is noticed
     widen(outbound.fileno())
     code = _Shard(spec, ShardPipe(inbound.fileno(), outbound.fileno()), shared).run()
     os._exit(code)  # never wait for the producer: what it still holds must not leave after us

@@ -143,6 +143,17 @@ class Supervisor(threading.Thread):
             done.wait(5.0)
         return bool(led and led[0])
 
+    def kill_shards(self) -> None:
+        """End all shards at once, for good: what is on the wire may be repeated by the next leader."""
+
+        def kill(_now: float) -> None:
+            self.trust.revoke()
+            self.fleet.closed = True
+            for index in self.fleet.alive:
+                self.fleet.kill(index, asked=True)
+
+        self.post(kill)
+
     def scale(self, shards: int, within_s: float) -> bool:
         """Change the number of shards (P17); False when it was refused."""
         done, changed = threading.Event(), [False]

@@ -70,7 +70,7 @@ class Load:
             if not good
         ]
         if problems:
-            raise ConfigurationError(problems, hint="see `harvester pump --help`")
+            raise ConfigurationError(problems, hint="--help lists the options")
 
 
 _TOPIC = re.compile(r"[A-Za-z0-9._-]{1,249}", re.ASCII)
