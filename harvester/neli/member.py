@@ -11,6 +11,7 @@ was announced and notices a member that serves another outbox.
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 from collections.abc import Mapping
@@ -113,7 +114,9 @@ class KafkaGroup:
 
     def _join(self) -> bool:
         settings = self._settings
-        error = ensure_leader_topic(settings.topic, settings.producer_options)
+        error = ensure_leader_topic(
+            settings.topic, settings.producer_options, lambda text: self._callbacks.client_said(logging.WARNING, text)
+        )
         if error is not None:
             self._callbacks.trouble(error)
             self._ended.wait(_RETRY_S)

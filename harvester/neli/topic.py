@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from confluent_kafka import KafkaError, KafkaException
@@ -12,13 +12,18 @@ from confluent_kafka.cimpl import NewTopic
 _TIMEOUT_S = 5.0
 
 
-def ensure_leader_topic(topic: str, options: Mapping[str, Any]) -> str | None:
+def ensure_leader_topic(topic: str, options: Mapping[str, Any], warn: Callable[[str], None]) -> str | None:
     """None when the topic is there (now); otherwise what is in the way, in words."""
     admin = AdminClient({**options, "log_level": "0"})  # what is wrong is returned, not printed
     try:
         metadata = admin.list_topics(timeout=_TIMEOUT_S)  # of all topics: asking for one by name would create it
         found = metadata.topics.get(topic)
         if found is not None and found.error is None and found.partitions:
+            if len(found.partitions) > 1:
+                warn(
+                    f"the leader topic {topic!r} has {len(found.partitions)} partitions: a member that joins may take"
+                    " partition 0, and leadership, from another; with one partition it cannot"
+                )
             return None
         config = {"retention.ms": "86400000", "cleanup.policy": "delete"}
         admin.create_topics([NewTopic(topic, 1, -1, config=config)], operation_timeout=_TIMEOUT_S)[topic].result(

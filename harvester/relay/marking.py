@@ -147,8 +147,7 @@ class MarkLoop(threading.Thread):
         while not self._ended.is_set():
             self._turned_at = time.monotonic()
             if not self._commands:
-                self._session.wait(1.0, self._wake_fd)
-                self._clear_wake()
+                self._rest()
                 continue
             command = self._commands.popleft()
             match command:
@@ -159,6 +158,14 @@ class MarkLoop(threading.Thread):
                 case Reset():
                     self._reset(command)
         self._session.close()
+
+    def _rest(self) -> None:
+        """Nothing is wanted: wait for a command. A session that ends meanwhile is made anew when it is needed."""
+        try:
+            self._session.wait(1.0, self._wake_fd)
+        except psycopg.Error:
+            self._session.close()
+        self._clear_wake()
 
     def _take(self, command: TakeTerm) -> None:
         """P8: read, check trust, compare and set; again while trusted."""

@@ -132,10 +132,11 @@ class Supervisor(threading.Thread):
             self._perform(self.relay.drain(now))
 
         def cut(_now: float) -> None:
-            self._log.warning("what was on the wire did not settle within %.1f s: it may be repeated", within_s)
-            for index in self.fleet.alive:
-                if self.relay.ledger.unsettled_of(index):
-                    self.fleet.kill(index, asked=True)
+            late = [index for index in self.fleet.alive if self.relay.ledger.unsettled_of(index)]
+            if late:
+                self._log.warning("what was on the wire did not settle within %.1f s: it may be repeated", within_s)
+            for index in late:
+                self.fleet.kill(index, asked=True)
 
         self.post(begin)
         if not done.wait(within_s):

@@ -14,7 +14,7 @@ from harvester.relay.barrier import Barrier, Entry, Step
 from harvester.relay.commands import Reset
 from harvester.relay.ledger import Ledger
 from harvester.relay.machine import Phase, Relay
-from tests.support.relay_actors import SimShard
+from tests.support.relay_shard import SimShard
 from tests.support.relay_world import Broken, World
 
 HISTORIES = 1500
@@ -33,8 +33,7 @@ def _barrier_falls_at_the_ack(patch: MonkeyPatch) -> None:
 
 def _keys_closed_since_are_taken(patch: MonkeyPatch) -> None:
     """P18."""
-    done = Ledger.mark_done
-    patch.setattr(Ledger, "mark_done", lambda self, number: done(self, number) and set())
+    patch.setattr(Ledger, "closed_since", lambda _self, _number: frozenset())
 
 
 def _parked_keys_are_not_refused(patch: MonkeyPatch) -> None:
@@ -155,13 +154,13 @@ def _term_is_taken_twice(patch: MonkeyPatch) -> None:
 
 def _emptied_too_early(patch: MonkeyPatch) -> None:
     """A key's rows may have been given back since the mark was sent."""
-    done = Ledger.mark_done
+    closed_since = Ledger.closed_since
 
-    class Blind(set[bytes]):
+    class Blind(frozenset[bytes]):
         def __bool__(self) -> bool:
             return False
 
-    patch.setattr(Ledger, "mark_done", lambda self, number: Blind(done(self, number)))
+    patch.setattr(Ledger, "closed_since", lambda self, number: Blind(closed_since(self, number)))
 
 
 def _switch_before_all_is_settled(patch: MonkeyPatch) -> None:

@@ -22,15 +22,26 @@ from __future__ import annotations
 
 import random
 from collections import Counter
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from uuid import UUID
 
+from harvester.relay.commands import Mark
 from harvester.relay.machine import Settings
-from tests.support.relay_actors import SimHarvester, SimShard
+from tests.support.relay_actors import SimHarvester
+from tests.support.relay_shard import Action, Note, SimShard
 
-Action = Callable[[], object]
-FAULTS = ("shard death", "kafka", "trust", "hand over", "usurper", "marker", "congestion", "timeouts", "scale", "poison")
+FAULTS = (
+    "shard death",
+    "kafka",
+    "trust",
+    "hand over",
+    "usurper",
+    "marker",
+    "congestion",
+    "timeouts",
+    "scale",
+    "poison",
+)
 _CALM_STEPS = 4000
 
 
@@ -88,12 +99,11 @@ class World:
 
     def __init__(self, data: bytes, faults: tuple[str, ...] = FAULTS) -> None:
         self.script = Script(data)
-        self.trace: list[str] = []
+        self.trace: list[Note] = []
         self.now = 0.0
         self.table = Table()
         self.appended: Counter[int] = Counter()
         self.excused: Counter[int] = Counter()
-        self.usurped = 0
         self.leader: SimHarvester | None = None
         self.leader_ids: set[UUID] = set()
         self._ids = 0
@@ -139,15 +149,15 @@ class World:
             self._choose(self._faults())
         self._check_bounds()
 
-    def _choose(self, actions: list[tuple[str, Action]]) -> None:
+    def _choose(self, actions: list[tuple[Note, Action]]) -> None:
         if actions:
-            name, action = actions[self.script.next(len(actions))]
-            self.trace.append(f"{self.now:.2f} {name}")
+            note, action = actions[self.script.next(len(actions))]
+            self.trace.append((round(self.now, 2), *note))
             action()
 
     def calm(self) -> None:
         """No faults any more: everything has to arrive."""
-        self.trace.append("-- calm")
+        self.trace.append(("-- calm",))
         while self.table.open:
             self._commit(0)
         for harvester in self.harvesters:
@@ -161,8 +171,8 @@ class World:
             actions = self._ordinary()
             if not actions:
                 self.fail("nothing can happen any more")
-            name, action = fair.choice(actions)
-            self.trace.append(f"{self.now:.2f} {name}")
+            note, action = fair.choice(actions)
+            self.trace.append((round(self.now, 2), *note))
             action()
             self._check_bounds()
         self.fail("it does not become calm")
@@ -177,35 +187,34 @@ class World:
 
     def fail(self, what: str) -> None:
         """Raise, with the history."""
-        shown = [line for line in self.trace if "Mark(number" not in line and "marked []" not in line][-300:]
+        shown = [" ".join(map(str, note)) for note in self.trace if not _is_idle(note)][-300:]
         raise Broken("\n".join([what, "history:", *shown, what]))
 
     # -- what can happen
 
-    def _ordinary(self) -> list[tuple[str, Action]]:
-        actions: list[tuple[str, Action]] = []
+    def _ordinary(self) -> list[tuple[Note, Action]]:
+        actions: list[tuple[Note, Action]] = []
         for harvester in self.harvesters:
             actions += harvester.actions()
         if self.leader is None:
             actions += [
-                (f"{h.name}: elected", h.elect)
+                ((h.name, "elected"), h.elect)
                 for h in self.harvesters
                 if all(other.has_let_go for other in self.harvesters if other is not h)
             ]
         return actions
 
-    def _faults(self) -> list[tuple[str, Action]]:
-        actions: list[tuple[str, Action]] = []
+    def _faults(self) -> list[tuple[Note, Action]]:
+        actions: list[tuple[Note, Action]] = []
         for harvester in self.harvesters:
-            actions += [(name, action) for fault, name, action in harvester.mishaps() if fault in self.faults]
+            actions += [(note, action) for fault, note, action in harvester.mishaps() if fault in self.faults]
         if "usurper" in self.faults and self.leader is not None:
-            actions.append(("somebody takes the term", self._usurp))
+            actions.append((("somebody takes the term",), self._usurp))
         return actions
 
     def _usurp(self) -> None:
         self.table.term += 1
         self.table.holder = UUID(int=10**12 + self.table.term)
-        self.usurped += 1
 
     # -- the application
 
@@ -222,12 +231,12 @@ class World:
             fate = self.script.next(16)
             rows[0].refused, rows[0].undecodable = fate == 1, fate == 2
         self.table.open.append(rows)
-        self.trace.append(f"{self.now:.2f} insert {[row.id for row in rows]} of {key!r}")
+        self.trace.append((round(self.now, 2), "insert", [row.id for row in rows], "of", key))
 
     def _commit(self, which: int) -> None:
         if self.table.open:
             rows = self.table.open.pop(which % len(self.table.open))
-            self.trace.append(f"{self.now:.2f} commit {[row.id for row in rows]}")
+            self.trace.append((round(self.now, 2), "commit", [row.id for row in rows]))
             for row in rows:
                 row.visible = True
                 if row.key is not None:
@@ -238,7 +247,7 @@ class World:
     def append(self, record_id: int) -> None:
         """The broker appends a record: I2 and I8."""
         row = self.table.rows[record_id]
-        self.trace.append(f"    log: {record_id} of {row.key!r}")
+        self.trace.append(("    log:", record_id, "of", row.key))
         first = record_id not in self.appended
         self.appended[record_id] += 1
         if not first:
@@ -282,3 +291,8 @@ class World:
                 self.fail(f"I1: record {row.id} is lost")
         for harvester in self.harvesters:
             harvester.check_end()
+
+
+def _is_idle(note: Note) -> bool:
+    """Empty marks would fill the history."""
+    return isinstance(note[-1], Mark) or note[-1] == ("marked", [])

@@ -1,0 +1,298 @@
+"""The harvester as an object in somebody else's program."""
+
+from __future__ import annotations
+
+import gc
+import logging
+import os
+import signal
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+
+from harvester import FakeGroup, Harvester, HarvesterError, LeaderAcquired, LeaderFenced, LeaderRevoked, MeterRead, State
+from harvester.errors import SchemaError
+from tests.support.cli import cli_environment
+from tests.support.harvesting import Embedded, Scene, causal, children
+from tests.support.hooks import Plan
+from tests.support.wait import eventually
+
+pytest_plugins = ["tests.support.scenes"]
+
+
+def test_states_from_the_beginning_to_the_end(scene: Scene, plan: Plan) -> None:
+    group = FakeGroup()
+    harvester = Harvester(scene.config(), group=group)
+    assert (harvester.state, harvester.is_leader, harvester.leader_id, harvester.term) == (
+        State.CREATED, False, None, None,
+    )  # fmt: skip
+    assert harvester.in_flight == 0
+    assert harvester.status().shards == ()
+    with harvester:
+        eventually(lambda: harvester.state is State.STANDBY, what="standby")
+        assert not harvester.is_leader
+        group.elect()
+        eventually(lambda: harvester.state is State.LEADING, what="leading")
+        assert harvester.is_leader
+        assert harvester.leader_id is not None
+        assert harvester.term == scene.term() == 1
+        with plan.blocked("shard.purged") as reached:
+            scene.add(("a", "1"))
+            reached()
+            eventually(lambda: harvester.in_flight == 1, what="a record in flight")
+            assert harvester.status().in_flight == 1
+        group.fence()
+        assert (harvester.is_leader, harvester.leader_id, harvester.term) == (False, None, None)
+        eventually(lambda: harvester.state is State.FENCED, what="fenced")
+        group.elect()
+        eventually(lambda: harvester.state is State.LEADING, what="leading again")
+        assert harvester.term == 2
+        group.revoke()
+        assert (harvester.is_leader, harvester.leader_id, harvester.term) == (False, None, None)
+        eventually(lambda: harvester.state is State.STANDBY, what="standby again")
+        assert harvester.wait(0) is False
+    assert harvester.state is State.STOPPED
+    assert harvester.wait(0) is True
+    harvester.stop()
+    assert (harvester.is_leader, harvester.leader_id, harvester.term) == (False, None, None)
+
+
+def test_it_is_started_once(scene: Scene) -> None:
+    harvester = Harvester(scene.config(shards=1), group=FakeGroup())
+    with harvester:
+        with pytest.raises(HarvesterError, match="started before"):
+            harvester.start()
+    with pytest.raises(HarvesterError, match="started before"):
+        harvester.start()
+    never = Harvester(scene.config(shards=1), group=FakeGroup())
+    never.stop()
+    never.stop()
+    assert never.wait(0) is True
+
+
+def test_several_threads_may_stop_it(scene: Scene) -> None:
+    with scene.embedded() as running:
+        running.wait_for(LeaderAcquired)
+        threads = [threading.Thread(target=running.harvester.stop) for _ in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(30)
+            assert not thread.is_alive()
+        assert running.leadership() == ["LeaderAcquired", "LeaderRevoked"]
+
+
+def test_an_event_handler_may_stop_it(scene: Scene) -> None:
+    with scene.embedded(shards=1) as running:
+        running.on_event = lambda event: running.harvester.stop() if isinstance(event, LeaderAcquired) else None
+        assert running.harvester.wait(30)
+
+
+def test_wait_raises_what_ended_it(scene: Scene) -> None:
+    scene.db.execute("DROP TABLE outbox_term")
+    with Harvester(scene.config(shards=1), group=FakeGroup()) as harvester:
+        with pytest.raises(SchemaError, match="outbox_term"):
+            harvester.wait(30)
+        assert harvester.state is State.FAILED
+        with pytest.raises(SchemaError):
+            harvester.wait(0)
+
+
+def test_leader_ids_are_never_reused(scene: Scene) -> None:
+    group = FakeGroup()
+    with scene.embedded(group=group, shards=1) as running:
+        for number in range(1, 101):
+            group.elect()
+            acquired = running.wait_for(LeaderAcquired, number)
+            assert running.harvester.leader_id == acquired.leader_id
+            if number % 10:
+                group.revoke()
+            else:
+                group.fence()
+                eventually(lambda: running.harvester.state is State.FENCED, what="fenced")
+            assert running.harvester.leader_id is None
+        eventually(lambda: len(running.leadership()) == 200, what="all events")
+    acquired_all = running.of(LeaderAcquired)
+    assert len({event.leader_id for event in acquired_all}) == 100
+    assert [event.term for event in acquired_all] == list(range(1, 101))
+    expected = ["LeaderAcquired", "LeaderRevoked"] * 9 + ["LeaderAcquired", "LeaderFenced"]
+    assert running.leadership() == expected * 10
+
+
+def test_a_revoke_waits_for_its_handler_and_a_fence_does_not(scene: Scene) -> None:
+    group = FakeGroup()
+    entered, go_on = threading.Event(), threading.Event()
+
+    def slow(event: object) -> None:
+        if isinstance(event, LeaderRevoked | LeaderFenced):
+            entered.set()
+            assert go_on.wait(30)
+
+    with scene.embedded(group=group, shards=1) as running:
+        running.on_event = slow
+        group.elect()
+        running.wait_for(LeaderAcquired)
+        revoking = threading.Thread(target=group.revoke)
+        revoking.start()
+        assert entered.wait(30)
+        revoking.join(0.2)
+        assert revoking.is_alive()
+        go_on.set()
+        revoking.join(30)
+        assert not revoking.is_alive()
+
+        entered.clear()
+        go_on.clear()
+        group.elect()
+        running.wait_for(LeaderAcquired, 2)
+        group.fence()
+        assert entered.wait(30)  # the handler hangs …
+        group.elect()
+        eventually(lambda: running.harvester.term == 3, what="the next term")  # … and nothing waits for it
+        scene.add(("a", "1"))
+        scene.wait_left()
+        go_on.set()
+        running.wait_for(LeaderAcquired, 3)
+
+
+def test_a_handler_that_hangs_does_not_hold_a_revoke_for_ever(scene: Scene) -> None:
+    group = FakeGroup(revoke_within_s=0.5)
+    go_on = threading.Event()
+    with scene.embedded(group=group, shards=1) as running:
+        running.on_event = lambda event: isinstance(event, LeaderRevoked) and go_on.wait(30)
+        group.elect()
+        running.wait_for(LeaderAcquired)
+        group.revoke()
+        assert not go_on.is_set()
+        assert not running.harvester.is_leader
+        go_on.set()
+
+
+def test_a_slow_or_failing_handler_stalls_nothing(scene: Scene, caplog: pytest.LogCaptureFixture) -> None:
+    go_on = threading.Event()
+
+    def bad(event: object) -> None:
+        if isinstance(event, LeaderAcquired):
+            assert go_on.wait(30)
+            raise ValueError("a mistake of the host")
+
+    with caplog.at_level(logging.ERROR, "harvester"), scene.embedded(min_metrics_interval="10ms") as running:
+        running.on_event = bad
+        for number in range(1, 21):
+            scene.add(("a", str(number)))
+        scene.wait_left()
+        assert running.of(MeterRead) == []  # in order: they wait behind the slow one
+        go_on.set()
+        reading = running.wait_for(MeterRead)
+    assert reading.name == "test"
+    assert 1 <= reading.interval_count <= reading.total_count <= 20
+    assert running.leadership() == ["LeaderAcquired", "LeaderRevoked"]
+    assert any("the event handler failed on LeaderAcquired" in record.message for record in caplog.records)
+    assert "a mistake of the host" in caplog.text
+    assert scene.published() == causal(("a",), 20)
+
+
+def test_every_line_goes_to_the_hosts_logger_with_name_and_shard(
+    scene: Scene, capfd: pytest.CaptureFixture[str]
+) -> None:
+    records: list[logging.LogRecord] = []
+    logger = logging.Logger("host", logging.DEBUG)
+    handler = logging.Handler()
+    handler.emit = records.append  # type: ignore[method-assign]
+    logger.addHandler(handler)
+    harvester = Harvester(scene.config(name="billing"), group=FakeGroup(elected=True), logger=logger)
+    with Embedded(harvester).run():
+        eventually(lambda: harvester.state is State.LEADING, what="leading")
+        scene.db.execute("ALTER TABLE outbox ALTER kafka_header_values DROP NOT NULL")
+        scene.add(("a", "1"), topic="no topic")
+        scene.wait_left()
+        pids = [shard.pid for shard in harvester.status().shards]
+        assert pids[0] is not None
+        os.kill(pids[0], signal.SIGKILL)
+        eventually(lambda: any("ended unasked" in record.getMessage() for record in records), what="the death")
+    lines = [record.getMessage() for record in records]
+    assert all(line.startswith(("[billing] ", "[billing[0]] ", "[billing[1]] ")) for line in lines), lines
+    assert any(line.startswith("[billing[") and "quarantine" in line for line in lines)
+    assert any(line.startswith("[billing[0]] ended unasked") for line in lines)
+    assert "[billing] stopped" in lines
+    assert capfd.readouterr().err == ""
+
+
+_SCRIPT = """
+import signal
+import sys
+
+from harvester import Config, Harvester, LeaderAcquired
+
+before = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGCHLD)]
+print("begin", flush=True)
+harvester = Harvester(Config.model_validate_json(sys.argv[1]), until_empty=True)
+harvester.start()
+assert harvester.wait(60)
+after = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGCHLD)]
+assert before == after, (before, after)
+print("end", flush=True)
+"""
+
+
+def script(scene: Scene, text: str, **given: object) -> subprocess.CompletedProcess[str]:
+    """Run a program of its own file with the configuration as its argument."""
+    import json
+
+    path = scene.directory / "service.py"
+    path.write_text(text)
+    return subprocess.run(
+        [sys.executable, str(path), json.dumps(scene.settings(**given))],
+        env=cli_environment(),
+        capture_output=True,
+        text=True,
+        timeout=90,
+        check=False,
+    )
+
+
+def test_a_script_without_a_main_guard(scene: Scene) -> None:
+    scene.add(("a", "1"), ("b", "1"))
+    done = script(scene, _SCRIPT)
+    assert (done.returncode, done.stdout) == (0, "begin\nend\n"), done.stderr
+    assert scene.published() == causal(("a", "b"), 1)
+
+
+def test_a_program_that_ends_without_stopping_it_leaves_nothing_behind(scene: Scene) -> None:
+    scene.add(("a", "1"))
+    text = _SCRIPT.replace("until_empty=True", "until_empty=False").replace(
+        "assert harvester.wait(60)", "while harvester.status().delivered < 1: harvester.wait(0.02)"
+    )
+    text += "print(*(shard.pid for shard in harvester.status().shards))\n"
+    done = script(scene, text)
+    assert done.returncode == 0, done.stderr
+    *_, pids = done.stdout.splitlines()
+    assert not any(Path(f"/proc/{pid}").exists() for pid in pids.split())
+    assert scene.sessions("harvester") == []
+    assert scene.left() == []
+
+
+def test_nothing_is_left_after_a_stop(scene: Scene) -> None:
+    """No process, thread or descriptor; compared from the second run on, when what is made once is there."""
+
+    def run() -> None:
+        with scene.embedded() as running:
+            running.wait_leading()
+            running.harvester.status()
+            scene.add(("a", "1"))
+            scene.wait_left()
+        running.harvester._announcer.handler = None
+
+    def held() -> tuple[list[str], list[int], int]:
+        gc.collect()
+        threads = sorted(thread.name for thread in threading.enumerate())
+        return threads, children(os.getpid()), len(list(Path("/proc/self/fd").iterdir()))
+
+    run()
+    first = held()
+    run()
+    run()
+    eventually(lambda: held() == first, 10, f"threads, children and descriptors as before {first}; now {held()}")
