@@ -47,6 +47,12 @@ class Parts:
         self.group.start(identity, callbacks)
         self.joined.set()
 
+    def end_marker(self, timeout_s: float) -> None:
+        """End the mark loop and its session."""
+        self.marker.stop()
+        if self.marker.is_alive():
+            self.marker.join(timeout_s)
+
     def group_stop(self) -> None:
         """Leave the group, if it was joined."""
         if self.joined.is_set():

@@ -57,6 +57,7 @@ class Harvester:
         self._given_group = group
         self._until_empty = until_empty
         self._parts: Parts | None = None
+        self._starter: threading.Thread | None = None
         self._failure: BaseException | None = None
         self._stopping = threading.Event()
         self._stopped = threading.Event()
@@ -85,7 +86,8 @@ class Harvester:
             atexit.register(self._at_exit)
             self._journal.started()
             self._parts.supervisor.start()
-            threading.Thread(target=self._join_group, name="harvester-start", daemon=True).start()
+            self._starter = threading.Thread(target=self._join_group, name="harvester-start", daemon=True)
+            self._starter.start()
 
     def stop(self, *, force: bool = False) -> None:
         """Finish what is on the wire, leave the group, end the shards; returns when all is done.
@@ -112,6 +114,9 @@ class Harvester:
             parts.group_stop()
             parts.supervisor.end(0.5 if self._forced else self.config.delivery_timeout.total_seconds() + 0.5)
             parts.supervisor.join(self.config.delivery_timeout.total_seconds() + _STOP_MARGIN_S)
+            parts.end_marker(_STOP_MARGIN_S)
+            if self._starter is not None and self._starter is not threading.current_thread():
+                self._starter.join(_STOP_MARGIN_S)
             parts.backlog.stop()
             self._announcer.stop(1.0)
             atexit.unregister(self._at_exit)

@@ -16,6 +16,7 @@ from harvester.status import Backlog
 COUNT_AT_MOST = 100_000
 _EVERY_S = 1.0
 _FORGOTTEN_AFTER_S = 15.0
+_STOP_WITHIN_S = 6.0  # a statement under way ends by its own timeout
 
 
 def read_backlog(connection: psycopg.Connection, table: OutboxTable) -> Backlog:
@@ -50,8 +51,11 @@ class BacklogWatch:
         return self._latest
 
     def stop(self) -> None:
-        """End the watch."""
+        """End the watch, and wait for it."""
         self._ended.set()
+        with self._lock:
+            if self._thread is not None:
+                self._thread.join(_STOP_WITHIN_S)
 
     def _run(self) -> None:
         connection: psycopg.Connection | None = None

@@ -153,10 +153,14 @@ class Barrier:
     def forget(self, record_id: int) -> list[int]:
         """It will not be sent again by this shard: lower its barrier.
 
-        Nothing of its key may follow it now. Returns the ids that stood behind it; they are dropped here.
+        Nothing of its key may follow it: what stood behind it is dropped and returned, and what is still on its way
+        is refused until the next remark (P5).
         """
         key = self._unsettled[record_id].key
-        behind = self._drop_queue(key) if key is not None else []
+        behind: list[int] = []
+        if key is not None:
+            behind = self._drop_queue(key)
+            self._refusing.add(key)
         self.settle(record_id, 0.0)
         return behind
 

@@ -114,6 +114,7 @@ class Relay:
         self._idle = 0
         self._parked_keys: set[bytes] = set()
         self._term_asked = False
+        self._told_term: int | None = None  # the term that shards are told; it becomes ours when all have answered
         self._target = settings.shards
         self._scale_deadline = 0.0
 
@@ -125,19 +126,20 @@ class Relay:
             return []
         self.phase = Phase.TAKING
         self.holder = self.leader_id = self._new_id()
-        self.term = None
+        self.term = self._told_term = None
         self._term_asked = False
         return [CloseTrust(), *self._broadcast(now), *self._proceed(now)]
 
     def term_taken(self, holder: UUID, term: int, now: float) -> list[Command]:
-        """The term row names us under this number."""
-        if self.phase is not Phase.TAKING or holder != self.holder or self.leader_id is None:
+        """The term row names us under this number.
+
+        The shards are told, and answer once more: while they knew no term, they gave up what failed on the wire, and
+        their word of that has to be heard before anything behind it is marked (P5).
+        """
+        if self.phase is not Phase.TAKING or holder != self.holder or self._told_term is not None:
             return []
-        self.term = term
-        self.phase = Phase.LEADING
-        self._idle = 0
-        tell = [Send(i, Remark(self.epoch, term, str(holder))) for i, s in enumerate(self.shards) if s.ready]
-        return [*tell, OpenTrust(), Announce(LeaderAcquired(self.leader_id, term)), *self._next_mark()]
+        self._told_term = term
+        return [*self._broadcast(now), *self._proceed(now)]
 
     def term_lost(self, trusted: bool, now: float) -> list[Command]:
         """The term row names somebody else (P8): take over again while trusted, else give up."""
@@ -169,7 +171,7 @@ class Relay:
 
     def _end_leadership(self) -> None:
         self._abandon_mark()
-        self.term = self.holder = self.leader_id = None
+        self.term = self._told_term = self.holder = self.leader_id = None
 
     # -- marks
 
@@ -301,6 +303,11 @@ class Relay:
         self.heard(shard, now)
         if epoch != self.epoch:
             return []
+        ledger, closed = self.ledger, self.ledger.closed
+        if any(record_id in ledger and ledger.key_of(record_id) not in closed for record_id in ids):
+            # Not parked: the shard gave up a record of this key, and takes nothing more of it before a remark.
+            ledger.give_back(ids)
+            return self.remark(f"shard {shard} gave up a record", now)
         return [*self._give_back(ids), *self._proceed(now)]
 
     def dropped(self, shard: int, ids: Sequence[int], now: float) -> list[Command]:
@@ -345,7 +352,7 @@ class Relay:
         return self._proceed(now)
 
     def fate_unknown(self, shard: int, epoch: int, ids: Sequence[int], reason: str, now: float) -> list[Command]:
-        """Nobody can tell whether these were published. The shard ends itself; the ledger keeps them until it is dead."""
+        """Nobody can tell whether these were published. The shard ends itself; until then the ledger keeps them."""
         self.heard(shard, now)
         if epoch != self.epoch:
             return []
@@ -366,8 +373,11 @@ class Relay:
             shard.held.clear()
         self._awaited = {i for i, shard in enumerate(self.shards) if shard.ready}
         self._answer_deadline = now + self.settings.answer_timeout_s
-        holder = str(self.holder) if self.term is not None else None
-        return [Send(i, Remark(self.epoch, self.term, holder)) for i in sorted(self._awaited)]
+        return [Send(i, self._remark_frame()) for i in sorted(self._awaited)]
+
+    def _remark_frame(self) -> Remark:
+        holder = str(self.holder) if self._told_term is not None else None
+        return Remark(self.epoch, self._told_term, holder)
 
     def _proceed(self, now: float) -> list[Command]:
         """Go on where something was waited for."""
@@ -375,6 +385,11 @@ class Relay:
             return self._next_mark()
         if self._awaited:
             return []
+        if self.phase is Phase.TAKING and self._told_term is not None and self.leader_id is not None:
+            self.term = self._told_term
+            self.phase = Phase.LEADING
+            self._idle = 0
+            return [OpenTrust(), Announce(LeaderAcquired(self.leader_id, self.term)), *self._next_mark()]
         if self.phase is Phase.TAKING and self.holder is not None and not self._term_asked:
             self._term_asked = True  # once: a second one would raise the term under our own feet
             return [TakeTerm(self.holder)]
@@ -423,8 +438,7 @@ class Relay:
         """A new process of this shard can take rows."""
         state = self.shards[shard]
         state.ready, state.congested, state.heard_at = True, False, now
-        holder = str(self.holder) if self.term is not None else None
-        return [Send(shard, Remark(self.epoch, self.term, holder)), *self._release(shard), *self._proceed(now)]
+        return [Send(shard, self._remark_frame()), *self._release(shard), *self._proceed(now)]
 
     def shard_died(self, shard: int, now: float) -> list[Command]:
         """Its process is gone for certain. What it had on the wire may or may not have been published."""

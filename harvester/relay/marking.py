@@ -10,7 +10,6 @@ that its own timeout bounds. A thread that died or hangs beyond that is not aliv
 
 from __future__ import annotations
 
-import os
 import threading
 import time
 from collections import deque
@@ -28,6 +27,7 @@ from harvester.outbox.queries import key_bytes_sql
 from harvester.relay.commands import Mark, Reset, TakeTerm
 from harvester.relay.hooks import Hooks
 from harvester.relay.router import slice_sql
+from harvester.relay.waking import Waker
 
 _STALL_MARGIN_S = 10.0
 _NOTIFIED_CEILING_S = 1.0  # how long to wait between empty marks when the trigger wakes us anyway
@@ -117,7 +117,7 @@ class MarkLoop(threading.Thread):
         self._report, self._trusted, self._highest_term = report, trusted, highest_term
         self._hooks = hooks
         self._commands: deque[Mark | Reset | TakeTerm] = deque()
-        self._wake_fd = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+        self._waker = Waker()
         self._ended = threading.Event()
         self._turned_at = time.monotonic()
         self._unreachable_since: float | None = None
@@ -125,12 +125,14 @@ class MarkLoop(threading.Thread):
     def perform(self, command: Mark | Reset | TakeTerm) -> None:
         """Queue a command; safe from any thread."""
         self._commands.append(command)
-        self._wake()
+        self._waker.set()
 
     def stop(self) -> None:
         """End the thread after what is running."""
         self._ended.set()
-        self._wake()
+        if self.ident is None:  # never started
+            self._waker.close()
+        self._waker.set()
 
     def is_working(self, now: float) -> bool:
         """Whether the loop is live (P14)."""
@@ -158,14 +160,15 @@ class MarkLoop(threading.Thread):
                 case Reset():
                     self._reset(command)
         self._session.close()
+        self._waker.close()
 
     def _rest(self) -> None:
         """Nothing is wanted: wait for a command. A session that ends meanwhile is made anew when it is needed."""
         try:
-            self._session.wait(1.0, self._wake_fd)
+            self._session.wait(1.0, self._waker.fd)
         except psycopg.Error:
             self._session.close()
-        self._clear_wake()
+        self._waker.clear()
 
     def _take(self, command: TakeTerm) -> None:
         """P8: read, check trust, compare and set; again while trusted."""
@@ -228,9 +231,9 @@ class MarkLoop(threading.Thread):
         if wait_s <= 0:
             return
         try:
-            self._clear_wake()
+            self._waker.clear()
             if not self._commands:
-                self._session.wait(wait_s, self._wake_fd)
+                self._session.wait(wait_s, self._waker.fd)
         except psycopg.Error as error:
             self._lost(error)
             self._connected()
@@ -262,12 +265,3 @@ class MarkLoop(threading.Thread):
         else:
             self._report(DatabaseTrouble(one_line(error)))
         self._ended.wait(self._pace.io_error_backoff_s)
-
-    def _wake(self) -> None:
-        os.eventfd_write(self._wake_fd, 1)
-
-    def _clear_wake(self) -> None:
-        try:
-            os.eventfd_read(self._wake_fd)
-        except BlockingIOError:
-            return

@@ -28,6 +28,7 @@ from harvester.relay.pipes import ShardPipe, widen
 from harvester.relay.purging import Callbacks, Purger
 from harvester.relay.sender import Outlets, Policy, Sender
 from harvester.relay.shared import Shared, is_trusted
+from harvester.relay.waking import Waker
 from harvester.telemetry.client_log import ClientLog
 
 _STATS_INTERVAL_S = 1.0
@@ -66,7 +67,7 @@ class _Shard:
         self._spec = spec
         self._pipe = pipe
         self._hooks = hooks.load()
-        self._wake_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self._waker = Waker()
         self._ended = threading.Event()
         self._fatal: str | None = None
         self._end_deadline: float | None = None
@@ -88,7 +89,7 @@ class _Shard:
                 send=pipe.send,
                 purge=self._purger.purge,
                 quarantine=self._purger.quarantine,
-                wake=self._wake,
+                wake=self._waker.set,
                 fatal=self._die,
                 trusted=lambda: is_trusted(shared),
             ),
@@ -102,7 +103,7 @@ class _Shard:
         threading.Thread(target=self._report_ready, name="ready", daemon=True).start()
         poller = select.poll()
         poller.register(self._pipe.read_fd, select.POLLIN)
-        poller.register(self._wake_fd, select.POLLIN)
+        poller.register(self._waker.fd, select.POLLIN)
         parent_fd = self._watch_parent()
         if parent_fd is not None:
             poller.register(parent_fd, select.POLLIN)
@@ -120,8 +121,8 @@ class _Shard:
             if due is not None:
                 timeout_s = min(timeout_s, max(0.0, due - now))
             for fd, _ in poller.poll(timeout_s * 1000 + 1):
-                if fd == self._wake_fd:
-                    os.eventfd_read(fd)
+                if fd == self._waker.fd:
+                    self._waker.clear()
                 elif fd == parent_fd or not self._read():
                     poller.unregister(fd)
                     self._end(self._spec.linger_at_end_s)
@@ -175,7 +176,7 @@ class _Shard:
 
     def _die(self, text: str) -> None:
         self._fatal = text
-        self._wake()
+        self._waker.set()
 
     def _is_over(self) -> bool:
         if self._fatal is not None:
@@ -183,9 +184,6 @@ class _Shard:
         if self._end_deadline is None:
             return False
         return time.monotonic() >= self._end_deadline or not self._sender.unsettled
-
-    def _wake(self) -> None:
-        os.eventfd_write(self._wake_fd, 1)
 
     # -- other threads
 

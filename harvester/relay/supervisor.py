@@ -11,7 +11,6 @@ callback as well as of a signal.
 from __future__ import annotations
 
 import logging
-import os
 import select
 import threading
 import time
@@ -42,6 +41,7 @@ from harvester.relay.marking import (
 from harvester.relay.shard import ShardSpec
 from harvester.relay.shared import Shared, TrustCell, set_in_flight
 from harvester.relay.supervision import HandOver, RestartBudget
+from harvester.relay.waking import Waker
 from harvester.telemetry.latency import Histogram
 
 Log = logging.Logger | logging.LoggerAdapter[logging.Logger]
@@ -85,8 +85,8 @@ class Supervisor(threading.Thread):
         self._log = outlets.log(None)
         self._poller = select.epoll()
         self._inbox: deque[Callable[[float], None]] = deque()
-        self._wake_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
-        self._poller.register(self._wake_fd, select.EPOLLIN)
+        self._waker = Waker()
+        self._poller.register(self._waker.fd, select.EPOLLIN)
         self.fleet = Fleet(list(specs), shared, self._poller, outlets.log)
         self._drained: list[threading.Event] = []
         self._ending_deadline: float | None = None
@@ -100,7 +100,7 @@ class Supervisor(threading.Thread):
     def post(self, action: Callable[[float], None]) -> None:
         """Run this on the supervisor's thread soon; it is given the monotonic time."""
         self._inbox.append(action)
-        os.eventfd_write(self._wake_fd, 1)
+        self._waker.set()
 
     def is_working(self) -> bool:
         """Liveness for the election (P14): this loop and the mark loop turn."""
@@ -202,10 +202,12 @@ class Supervisor(threading.Thread):
                 self.marker.stop()
             for done in self._drained:
                 done.set()
+            self._waker.close()
+            self._poller.close()
 
     def _serve(self, fd: int, now: float) -> None:
-        if fd == self._wake_fd:
-            os.eventfd_read(fd)
+        if fd == self._waker.fd:
+            self._waker.clear()
             while self._inbox:
                 self._inbox.popleft()(now)
             return

@@ -284,14 +284,15 @@ def test_nothing_is_left_after_a_stop(scene: Scene) -> None:
             running.harvester.status()
             scene.add(("a", "1"))
             scene.wait_left()
-        running.harvester._announcer.handler = None
 
     def held() -> tuple[list[str], list[int], int]:
         gc.collect()
         threads = sorted(thread.name for thread in threading.enumerate())
         return threads, children(os.getpid()), len(list(Path("/proc/self/fd").iterdir()))
 
+    before = threading.active_count()
     run()
+    assert threading.active_count() == before
     first = held()
     run()
     run()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Any
 
 from confluent_kafka import Consumer, TopicPartition
 
@@ -19,6 +20,7 @@ class Published:
     headers: list[tuple[str, bytes | None]]
     partition: int
     offset: int
+    created_ms: int  # when it was handed to the producer
 
 
 def read_topic(bootstrap: str, topic: str, timeout_s: float = 30.0) -> list[Published]:
@@ -50,9 +52,9 @@ def read_topic(bootstrap: str, topic: str, timeout_s: float = 30.0) -> list[Publ
                 partition, offset = message.partition(), message.offset()
                 assert partition is not None
                 assert offset is not None
-                found.append(
-                    Published(message.key(), message.value(), message.headers() or [], partition, offset)  # type: ignore[arg-type]
-                )
+                headers: Any = message.headers() or []
+                created_ms = message.timestamp()[1]
+                found.append(Published(message.key(), message.value(), headers, partition, offset, created_ms))
                 if offset + 1 >= ends[partition]:
                     ends.pop(partition)
             return not ends

@@ -1,0 +1,264 @@
+"""Members of a leader group on a real broker, without a relay behind them."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from uuid import uuid4
+
+import pytest
+from confluent_kafka import Producer
+
+from harvester.assembly import kafka_group
+from harvester.clock import clock_s
+from harvester.config import Config
+from harvester.errors import ForeignOutbox
+from harvester.neli.group import GroupCallbacks, Identity
+from harvester.neli.heartbeat import Heartbeat, decode, encode
+from harvester.neli.member import KafkaGroup
+from tests.support.consuming import read_topic
+from tests.support.servers import Servers
+from tests.support.wait import eventually
+
+OUTBOX = Identity("member", "outbox-1", "billing.outbox")
+
+
+class Member:
+    """A member and what it was told."""
+
+    def __init__(self, config: Config, identity: Identity = OUTBOX) -> None:
+        self.identity = identity
+        self.said: list[str] = []
+        self.trusted_until = 0.0
+        self.failure: BaseException | None = None
+        self.trouble: str | None = None
+        self.marker_alive = True
+        self.revoke_handled = threading.Event()
+        self.revoke_handled.set()
+        group = kafka_group(config)
+        assert isinstance(group, KafkaGroup)
+        self.group = group
+
+    def start(self) -> None:
+        self.group.start(
+            self.identity,
+            GroupCallbacks(
+                acquired=lambda: self.said.append("acquired"),
+                fenced=lambda reason: self.said.append(f"fenced: {reason}"),
+                revoking=self._revoking,
+                trust=self._trust,
+                failed=self._failed,
+                trouble=self._trouble,
+                marker_alive=lambda: self.marker_alive,
+                client_said=lambda level, text: None,
+            ),
+        )
+
+    def wait_said(self, *expected: str) -> None:
+        """Until it was told exactly this; an entry stands for all that begin like it."""
+
+        def matches() -> bool:
+            said = list(self.said)
+            return len(said) == len(expected) and all(map(str.startswith, said, expected))
+
+        try:
+            eventually(matches, what=f"{expected}")
+        except AssertionError as error:
+            raise AssertionError(f"{error}; was told {self.said}, trouble {self.trouble}") from None
+
+    @property
+    def is_trusted(self) -> bool:
+        return clock_s() < self.trusted_until
+
+    def _trust(self, until: float) -> None:
+        self.trusted_until = until
+
+    def _revoking(self, within_s: float) -> None:
+        self.said.append("revoking")
+        assert self.revoke_handled.wait(min(30.0, within_s))
+        self.trusted_until = 0.0
+
+    def _failed(self, error: BaseException) -> None:
+        self.failure = error
+
+    def _trouble(self, text: str | None) -> None:
+        self.trouble = text
+
+
+@pytest.fixture
+def config(servers: Servers, group: str) -> Config:
+    return Config(
+        base_kafka_config={"bootstrap.servers": servers.bootstrap, "broker.address.family": "v4"},
+        leader_group_id=group,
+        name="member",
+        limits={"heartbeat_timeout": "1500ms", "session_timeout": "5s", "drain_interval": "3s"},
+    )
+
+
+@pytest.fixture
+def join(config: Config) -> Iterator[Callable[..., Member]]:
+    members: list[Member] = []
+
+    def make(identity: Identity = OUTBOX) -> Member:
+        member = Member(config, identity)
+        members.append(member)
+        member.start()
+        return member
+
+    yield make
+    for member in members:
+        member.revoke_handled.set()
+        member.group.stop()
+
+
+def say(config: Config, *values: bytes) -> None:
+    """Put something on the leader topic that no member of ours has said."""
+    producer = Producer({"bootstrap.servers": config.base_kafka_config["bootstrap.servers"]})
+    for value in values:
+        producer.produce(config.leader_topic, value=value, partition=0)
+    assert producer.flush(30) == 0
+
+
+def heartbeats(servers: Servers, config: Config) -> list[Heartbeat]:
+    found = (decode(record.value) for record in read_topic(servers.bootstrap, config.leader_topic))
+    return [heartbeat for heartbeat in found if heartbeat is not None]
+
+
+def foreign(term: int | None = None, outbox: str = OUTBOX.outbox) -> Heartbeat:
+    return Heartbeat(uuid4(), "another", 1, outbox, "crm.outbox", uuid4() if term else None, term)
+
+
+def test_a_member_alone_leads_and_says_so(servers: Servers, config: Config, join: Callable[..., Member]) -> None:
+    member = join()
+    member.wait_said("acquired")
+    assert member.is_trusted
+    until = member.trusted_until
+    eventually(lambda: member.trusted_until > until, what="trust that is renewed")
+    assert member.trusted_until <= clock_s() + 1.5
+    leader_id = uuid4()
+    member.group.lead(leader_id, 7)
+    assert member.group.highest_term == 7
+    eventually(lambda: any(beat.term == 7 for beat in heartbeats(servers, config)), what="its term in heartbeats")
+    beats = heartbeats(servers, config)
+    assert {(beat.name, beat.outbox, beat.outbox_name) for beat in beats} == {("member", "outbox-1", "billing.outbox")}
+    assert len({beat.member for beat in beats}) == 1
+    assert [beat.number for beat in beats] == list(range(1, len(beats) + 1))
+    assert {(beat.leader_id, beat.term) for beat in beats} == {(None, None), (leader_id, 7)}
+    member.group.stop()
+    member.wait_said("acquired", "revoking")
+    assert not member.is_trusted
+
+
+def test_one_of_several_leads_and_a_hand_over_waits_for_the_drain(join: Callable[..., Member]) -> None:
+    first = join()
+    first.wait_said("acquired")
+    second, third = join(), join()
+    eventually(lambda: first.is_trusted and second.trouble is None, what="a group at rest")
+    first.group.lead(uuid4(), 3)
+    first.revoke_handled.clear()
+    leaving = threading.Thread(target=first.group.stop)
+    leaving.start()
+    first.wait_said("acquired", "revoking")
+    leaving.join(0.2)
+    assert leaving.is_alive()
+    assert second.said == third.said == []
+    first.revoke_handled.set()
+    leaving.join(30)
+    eventually(lambda: second.said or third.said, what="a successor")
+    heir, other = (second, third) if second.said else (third, second)
+    assert heir.said == ["acquired"]
+    assert heir.group.highest_term == 3  # it has read what the first one said
+    assert other.said == []
+
+
+def test_a_successor_is_trusted_only_after_the_trust_of_a_member_that_vanished(
+    config: Config, join: Callable[..., Member]
+) -> None:
+    """The first one's callback hangs, as a frozen process would; nobody leads beside it while it is trusted."""
+    first, second = join(), join()
+    eventually(lambda: first.said or second.said, what="a leader")
+    leader, standby = (first, second) if first.said else (second, first)
+    frozen = threading.Event()
+
+    def hang(_until: float) -> None:
+        leader.trusted_until = _until
+        frozen.wait(30)
+
+    leader.group._callbacks = replace(leader.group._callbacks, trust=hang)
+    try:
+        eventually(lambda: standby.said, what="the take-over")
+        assert standby.said == ["acquired"]
+        assert clock_s() > leader.trusted_until
+    finally:
+        frozen.set()
+    assert config
+
+
+def test_a_standing_mark_loop_ends_leadership_until_it_turns_again(join: Callable[..., Member]) -> None:
+    member = join()
+    member.wait_said("acquired")
+    member.marker_alive = False
+    member.wait_said("acquired", "fenced: the mark loop stands still")
+    member.marker_alive = True
+    member.wait_said("acquired", "fenced", "acquired")
+
+
+def test_a_higher_term_of_another_ends_trust_at_once(config: Config, join: Callable[..., Member]) -> None:
+    member = join()
+    member.wait_said("acquired")
+    member.group.lead(uuid4(), 5)
+    say(config, encode(foreign(term=4)))
+    eventually(lambda: member.trouble is None, what="no trouble")
+    say(config, encode(foreign(term=6)))
+    member.wait_said("acquired", "fenced: another leads under the higher term 6", "acquired")
+    assert member.group.highest_term == 6
+
+
+def test_what_is_no_heartbeat_is_ignored(servers: Servers, config: Config, join: Callable[..., Member]) -> None:
+    member = join()
+    member.wait_said("acquired")
+    body = json.loads(encode(foreign(term=9)))
+    strange = [
+        b"", b"\xff\x00", b"null", b"[]", b"{}", b'{"v":1}', b"9" * 20_000,
+        json.dumps({**body, "v": 2, "term": 99}).encode(),
+        json.dumps({**body, "term": "99"}).encode(),
+        json.dumps({**body, "member": 5}).encode(),
+    ]  # fmt: skip
+    say(config, *strange)
+    count = len(heartbeats(servers, config))
+    eventually(lambda: len(heartbeats(servers, config)) > count + 3, what="further heartbeats", interval_s=0.1)
+    assert member.said == ["acquired"]
+    assert member.group.highest_term == 0
+
+
+def test_a_live_member_of_another_outbox_is_refused_by_name(config: Config, join: Callable[..., Member]) -> None:
+    member = join()
+    member.wait_said("acquired")
+    say(config, encode(foreign(term=2, outbox="outbox-2")))
+    error = eventually(lambda: member.failure, what="the refusal")
+    assert isinstance(error, ForeignOutbox)
+    assert (error.group, error.member, error.theirs, error.ours) == (
+        config.leader_group_id, "another", "crm.outbox", "billing.outbox",
+    )  # fmt: skip
+    member.wait_said("acquired", "revoking")
+
+
+def test_a_leader_that_steps_down_leaves_the_group_for_a_while(join: Callable[..., Member]) -> None:
+    first = join()
+    first.wait_said("acquired")
+    second = join()
+    first.group.step_down("the database has been out of reach for 4 s", 0.5)
+    second.wait_said("acquired")
+    eventually(lambda: first.said[:2] == ["acquired", "fenced: the database has been out of reach for 4 s"], what="it")
+    assert first.said.count("acquired") == 1
+
+
+def test_a_member_that_is_alone_leads_again_after_it_stepped_down(join: Callable[..., Member]) -> None:
+    member = join()
+    member.wait_said("acquired")
+    member.group.step_down("a reason", 0.1)
+    eventually(lambda: member.said.count("acquired") == 2, what="leading again")
+    assert member.said[1] == "fenced: a reason"
+    assert member.said[-1] == "acquired"
