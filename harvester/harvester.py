@@ -17,6 +17,8 @@ import time
 from types import TracebackType
 from uuid import UUID
 
+import psycopg
+
 from harvester.announcer import Announcer
 from harvester.assembly import Parts, assemble
 from harvester.config import Config, load_config
@@ -73,6 +75,9 @@ class Harvester:
         with self._lock:
             if self._parts is not None:
                 raise HarvesterError("this harvester was started before", hint="create a new Harvester")
+            if self._stopping.is_set():
+                self._stopped.set()
+                return
             self._announcer.start()
             self._parts = assemble(
                 self.config,
@@ -94,11 +99,13 @@ class Harvester:
 
         With `force` nothing is awaited: what is on the wire may be repeated by the next leader.
         """
-        self._stopping.set()
-        parts = self._parts
+        with self._lock:
+            self._stopping.set()
+            parts = self._parts
         if parts is None:
             self._stopped.set()
             return
+        parts.supervisor.renounce()
         if force:
             self._forced = True
             parts.supervisor.kill_shards()
@@ -232,14 +239,16 @@ class Harvester:
                 self._journal.trouble("database", f"{error.message}{hint}")
                 self._stopping.wait(config.limits.io_error_backoff.total_seconds())
                 continue
-            except OutboxError as error:
+            except (OutboxError, psycopg.Error) as error:
                 self._fail(error)
                 return
             finally:
                 session.close()
             self._journal.trouble("database", None)
-            parts.marker.start()
-            parts.join(Identity(config.name, identity, str(config.table)), self._callbacks(parts))
+            with self._lock:  # either this is done before a stop begins, or not at all
+                if not self._stopping.is_set():
+                    parts.marker.start()
+                    parts.join(Identity(config.name, identity, str(config.table)), self._callbacks(parts))
             return
 
     def _callbacks(self, parts: Parts) -> GroupCallbacks:

@@ -64,7 +64,10 @@ def _headers(names: bytes | None, values: bytes | None) -> list[tuple[str, bytes
         raise UndecodableRecord(f"{len(name_list)} header keys but {len(value_list)} header values")
     if not name_list:
         return _EMPTY
-    return [(name.decode(), value) for name, value in zip(name_list, value_list, strict=True)]
+    try:
+        return [(name.decode(), value) for name, value in zip(name_list, value_list, strict=True)]
+    except UnicodeDecodeError as error:  # a database without an encoding (SQL_ASCII) holds any bytes
+        raise UndecodableRecord(f"kafka_header_keys has an element that is not UTF-8: {error}") from error
 
 
 def _elements(array: bytes | None, column: str) -> list[bytes]:

@@ -20,7 +20,8 @@ that arrives after trust expired does not revive it. The machine fences, and onl
 fence, make it lead again, under a new leader id and term.
 
 *From the beginning of a revoke* trust never exceeds that moment + rebalance_timeout − group heartbeat interval, and
-every revoke is treated as possibly lost: the client's own flag is not reliable.
+every revoke is treated as possibly lost: the client's own flag is not reliable. A leader's proofs still count while it
+leaves; those of a candidate, or of a leader whose trust has ended, do not.
 
 *A dead mark loop must not keep leadership*: `Tick` carries whether the loop is alive, and a leader whose loop is
 not is fenced, and proposes itself again only when it is.
@@ -30,6 +31,7 @@ Times are seconds of a clock that runs through suspend.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 from enum import Enum
 
@@ -183,7 +185,7 @@ class Election:
 
 def step(state: Election, event: Event, now: float, timing: Timing) -> tuple[Election, tuple[Command, ...]]:
     """One event at one moment; returns the next state and what is to be done, in order."""
-    if state.role is Role.LEADER and _expired(state, now, timing):
+    if _is_trusted(state) and _expired(state, now, timing):
         state, fence = _fence(state, now, "no heartbeat and commit within heartbeat_timeout")
         state, commands = _apply(state, event, now, timing)
         return state, (fence, *commands)
@@ -198,9 +200,13 @@ def _apply(state: Election, event: Event, now: float, timing: Timing) -> tuple[E
             started = Election(Role.CANDIDATE, since=now, next_heartbeat_at=now, highest_term=state.highest_term)
             return _beat(started, now, timing)
         case RevokeBegan():
-            if state.role is Role.OUTSIDE:
+            if state.role in (Role.OUTSIDE, Role.LEAVING):
                 return state, ()
-            return replace(state, role=Role.LEAVING, revoke_deadline=now + timing.revoke_limit_s), ()
+            leaving = replace(state, role=Role.LEAVING, revoke_deadline=now + timing.revoke_limit_s)
+            if state.role is Role.CANDIDATE:
+                return _distrusted(leaving), ()
+            until, bounded = state.trusted_until(timing), leaving.trusted_until(timing)
+            return leaving, (Trust(bounded),) if bounded is not None and bounded != until else ()
         case Revoked():
             return Election(highest_term=state.highest_term), ()
         case HeartbeatReturned(sent_at):
@@ -216,7 +222,7 @@ def _apply(state: Election, event: Event, now: float, timing: Timing) -> tuple[E
             return _proved(state, now, timing)
         case ForeignHeartbeat(member, term):
             state = replace(state, highest_term=max(state.highest_term, term or 0))
-            if state.role is Role.LEADER and term is not None and term > (state.term or 0) and state.term is not None:
+            if _is_trusted(state) and term is not None and state.term is not None and term > state.term:
                 state, fence = _fence(state, now, f"{member} leads under the higher term {term}")
                 return state, (fence,)
             return state, ()
@@ -252,12 +258,24 @@ def _proved(state: Election, now: float, timing: Timing) -> tuple[Election, tupl
     return state, (Trust(until),)
 
 
+def _is_trusted(state: Election) -> bool:
+    """Whether this member leads, or led when the revoke began and has not been fenced since."""
+    return state.role is Role.LEADER or (state.role is Role.LEAVING and state.since < math.inf)
+
+
 def _expired(state: Election, now: float, timing: Timing) -> bool:
     until = state.trusted_until(timing)
     return until is None or now >= until
 
 
 def _fence(state: Election, now: float, reason: str) -> tuple[Election, Command]:
-    """Only proofs sent from now on count again."""
+    """Only proofs sent from now on count again; none while leaving."""
+    if state.role is Role.LEAVING:
+        return _distrusted(state), Fence(reason)
     fenced = Election(Role.CANDIDATE, since=now, next_heartbeat_at=now, highest_term=state.highest_term)
     return fenced, Fence(reason)
+
+
+def _distrusted(state: Election) -> Election:
+    """Leaving, and nothing proves anything any more."""
+    return replace(state, since=math.inf, heartbeat_sent_at=None, commit_sent_at=None)

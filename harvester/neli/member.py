@@ -3,7 +3,9 @@
 One thread of its own polls the consumer, feeds the machine and performs its commands, so neither a slow query nor a
 slow event handler can delay a heartbeat. The group protocol is pinned to *classic*, the assignor is cooperative (a
 joining standby does not unseat the leader), membership is dynamic. The rebalance callback that takes partition 0 away
-blocks until the relay has drained; meanwhile offset commits on a helper thread keep trust proven (P13).
+blocks until the relay has drained. Nothing is marked or produced from its beginning on, so trust is closed there
+rather than renewed by synchronous commits as P13 has it: a drain only purges, which needs no trust, and a synchronous
+commit to a coordinator that has just gone away blocks for as long as that stays away (docs/adr/0006).
 
 On assignment the last few records of the partition are read again, so that a new leader knows the highest term that
 was announced and notices a member that serves another outbox.
@@ -32,7 +34,6 @@ from harvester.telemetry.client_log import ClientLog
 _TAIL_RECORDS = 64
 _OFFSET_TAIL_BASE = -2000  # librdkafka: RD_KAFKA_OFFSET_TAIL(n) is this minus n
 _RETRY_S = 1.0
-_COMMIT_EVERY_S = 0.25
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,11 +61,13 @@ class KafkaGroup:
         self._sent: dict[int, float] = {}  # number of a heartbeat -> when it was sent
         self._leader: tuple[UUID, int] | None = None
         self._step_down: tuple[str, float | None] | None = None
-        self._committing_since: float | None = None
+        self._commits: dict[int, float] = {}  # number of a commit -> when it was asked for
+        self._commit_number = 0
+        self._next_commit_at = 0.0
         self._position: int | None = None
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._run, name="neli", daemon=True)
-        self._lock = threading.RLock()  # around the machine: a helper thread commits during a revoke
+        self._lock = threading.RLock()  # around the machine: the relay's thread tells it the term
         self._identity: Identity
         self._callbacks: GroupCallbacks
         self._producer: Producer
@@ -107,9 +110,7 @@ class KafkaGroup:
             while not self._ended.is_set():
                 if self._join():
                     self._serve()
-        except ForeignOutbox as error:
-            self._callbacks.failed(error)
-        except KafkaException as error:
+        except Exception as error:  # noqa: BLE001 - the top frame of this thread; without it nobody would fence
             self._callbacks.failed(error)
 
     def _join(self) -> bool:
@@ -169,7 +170,6 @@ class KafkaGroup:
         if heartbeat.member == self._member:
             sent_at = self._sent.pop(heartbeat.number, None)
             if sent_at is not None:
-                self._sent = {number: at for number, at in self._sent.items() if number > heartbeat.number}
                 self._callbacks.trouble(None)
                 self._feed(e.HeartbeatReturned(sent_at))
             return
@@ -214,7 +214,10 @@ class KafkaGroup:
             self._member, self._identity.name, self._number, self._identity.outbox, self._identity.outbox_name,
             leader_id, term,
         )  # fmt: skip
-        self._sent[self._number] = clock_s()
+        now = clock_s()
+        oldest = now - self._settings.timing.heartbeat_timeout_s  # one that comes back later proves nothing
+        self._sent = {number: at for number, at in self._sent.items() if at > oldest}
+        self._sent[self._number] = now
         try:
             self._producer.produce(self._settings.topic, value=encode(heartbeat), partition=0)
         except (BufferError, KafkaException) as error:
@@ -222,22 +225,30 @@ class KafkaGroup:
         self._producer.poll(0)
 
     def _commit(self) -> None:
-        """Ask the coordinator to accept an offset: proof that it still counts us in. One at a time."""
+        """Ask the coordinator to accept an offset: proof that it still counts us in.
+
+        Each commit carries its number as metadata, so that an answer which comes late is credited to the moment at
+        which *it* was asked, never to a later one.
+        """
         now = clock_s()
-        since = self._committing_since
-        if self._position is None or (since is not None and now - since < self._settings.timing.heartbeat_timeout_s):
+        if self._position is None or now < self._next_commit_at:
             return
-        self._committing_since = now
+        self._next_commit_at = now + self._settings.timing.heartbeat_interval_s / 2
+        oldest = now - self._settings.timing.heartbeat_timeout_s  # one that is answered later proves nothing
+        self._commits = {number: at for number, at in self._commits.items() if at > oldest}
+        self._commit_number += 1
+        self._commits[self._commit_number] = now
+        offset = TopicPartition(self._settings.topic, 0, self._position, metadata=str(self._commit_number))
         try:
-            offset = TopicPartition(self._settings.topic, 0, self._position)
             self._consumer.commit(offsets=[offset], asynchronous=True)
         except KafkaException:
-            self._committing_since = None
+            self._commits.pop(self._commit_number, None)
 
-    def _committed(self, error: KafkaError | None, _partitions: Any) -> None:
-        sent_at, self._committing_since = self._committing_since, None
-        if error is None and sent_at is not None:
-            self._feed(e.CommitSucceeded(sent_at))
+    def _committed(self, error: KafkaError | None, partitions: Any) -> None:
+        for partition in partitions or ():
+            sent_at = self._commits.pop(int(partition.metadata or 0), None)
+            if sent_at is not None and error is None and partition.error is None:
+                self._feed(e.CommitSucceeded(sent_at))
 
     def _broker_error(self, error: KafkaError) -> None:
         if error.code() == KafkaError._ALL_BROKERS_DOWN:
@@ -259,28 +270,7 @@ class KafkaGroup:
             consumer.incremental_unassign(partitions)
             return
         self._feed(e.RevokeBegan())
-        over = threading.Event()
-        renewal = threading.Thread(target=self._renew_trust, args=(over,), name="neli-revoke", daemon=True)
-        renewal.start()
-        try:
-            self._callbacks.revoking(self._settings.revoke_within_s)
-        finally:
-            over.set()
+        self._callbacks.revoking(self._settings.revoke_within_s)
         self._leader = None
         consumer.incremental_unassign(partitions)
         self._feed(e.Revoked())
-
-    def _renew_trust(self, over: threading.Event) -> None:
-        """Synchronous commits while the rebalance callback blocks the thread that usually makes them (P13)."""
-        while not over.wait(_COMMIT_EVERY_S):
-            if self._position is None:
-                return
-            sent_at = clock_s()
-            try:
-                offset = TopicPartition(self._settings.topic, 0, self._position)
-                self._consumer.commit(offsets=[offset], asynchronous=False)
-            except KafkaException:
-                continue
-            except RuntimeError:  # the consumer was closed meanwhile
-                return
-            self._feed(e.CommitSucceeded(sent_at))

@@ -4,7 +4,7 @@ The relay forwards rows as the bytes the server sent: a tuple is an int16 field 
 (-1 for NULL) and that many bytes (manual, COPY, "Binary Format"). `id` and `kafka_key` come first, so that the
 supervisor reads both at fixed places and touches nothing else; the shard decodes the rest.
 
-libpq's blocking call holds the interpreter's lock while it waits; here the wait is in `select`, so that no other
+libpq's blocking call holds the interpreter's lock while it waits; here the wait is in `poll`, so that no other
 thread of the supervisor, heartbeats above all, ever waits for a query.
 """
 
@@ -88,7 +88,7 @@ def _flush(pgconn: pq.abc.PGconn, timeout_s: float) -> None:
     deadline = time.monotonic() + timeout_s
     while pgconn.flush():
         left_s = deadline - time.monotonic()
-        if left_s <= 0 or not any(select.select([pgconn.socket], [pgconn.socket], [], left_s)[:2]):
+        if left_s <= 0 or not _wait(select.POLLIN | select.POLLOUT, [pgconn.socket], left_s):
             raise psycopg.OperationalError(f"the server took no statement for {timeout_s:g} s")
         pgconn.consume_input()
 
@@ -106,5 +106,18 @@ def _drain(pgconn: pq.abc.PGconn, timeout_s: float) -> None:
 
 
 def _wait_readable(pgconn: pq.abc.PGconn, timeout_s: float) -> None:
-    if not select.select([pgconn.socket], [], [], timeout_s)[0]:
+    if not wait_readable([pgconn.socket], timeout_s):
         raise psycopg.OperationalError(f"the server sent nothing for {timeout_s:g} s")
+
+
+def wait_readable(fds: list[int], timeout_s: float) -> list[int]:
+    """Those of the descriptors that are readable (or broken), as soon as one is; none when the time is up."""
+    return _wait(select.POLLIN, fds, timeout_s)
+
+
+def _wait(events: int, fds: list[int], timeout_s: float) -> list[int]:
+    # poll, not select: a host with a thousand open files would break select.
+    poller = select.poll()
+    for fd in fds:
+        poller.register(fd, events)
+    return [fd for fd, _ in poller.poll(timeout_s * 1000)]

@@ -7,7 +7,6 @@ is not known then, and nobody here guesses.
 
 from __future__ import annotations
 
-import select
 from dataclasses import dataclass
 from uuid import UUID
 
@@ -17,7 +16,7 @@ from psycopg import sql
 from harvester.errors import SchemaError, TermLost
 from harvester.outbox import queries
 from harvester.outbox.connect import connect, server_identity
-from harvester.outbox.copying import Row, copy_rows
+from harvester.outbox.copying import Row, copy_rows, wait_readable
 from harvester.outbox.schema import inspect, refresh_incarnation
 from harvester.outbox.shape import OutboxShape
 from harvester.outbox.tables import OutboxTable
@@ -110,11 +109,12 @@ class MarkSession:
         limit: int,
         closed_keys: frozenset[bytes],
         closed_slices: str | None,
+        kept: tuple[int, ...] = (),
     ) -> list[Row]:
         """Take rows from the head, sorted by id. Raises TermLost when there are none because of the fence (P8)."""
         connection = self._open()
         assert self.shape is not None
-        excluded = queries.exclusions(self.shape, closed_keys, closed_slices)
+        excluded = queries.exclusions(self.shape, closed_keys, closed_slices, kept)
         statement = queries.mark_in_table(
             self.table, self.shape, term=term, holder=holder, leader_id=leader_id, limit=limit, excluded=excluded
         )
@@ -131,12 +131,12 @@ class MarkSession:
         """Wait until a notification arrives, `wake_fd` is readable or the time is up. True: a notification."""
         connection = self._connection
         if connection is None:
-            select.select([wake_fd], [], [], timeout_s)
+            wait_readable([wake_fd], timeout_s)
             return False
         pgconn = connection.pgconn
         if self._notified():
             return True
-        if pgconn.socket in select.select([pgconn.socket, wake_fd], [], [], timeout_s)[0]:
+        if pgconn.socket in wait_readable([pgconn.socket, wake_fd], timeout_s):
             pgconn.consume_input()
         return self._notified()
 

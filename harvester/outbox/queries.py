@@ -45,8 +45,10 @@ def key_literal(shape: OutboxShape, key: bytes) -> str:
     return "'" + key.decode().replace("'", "''") + "'"
 
 
-def exclusions(shape: OutboxShape, closed_keys: Collection[bytes], closed_slices: str | None) -> str:
-    """Conditions that leave out closed keys (P18) and, given as an SQL condition, the slices of closed shards."""
+def exclusions(
+    shape: OutboxShape, closed_keys: Collection[bytes], closed_slices: str | None, kept: Collection[int] = ()
+) -> str:
+    """Conditions that leave out closed keys (P18), the slices of closed shards (an SQL condition), and these ids."""
     parts: list[str] = []
     if closed_keys:
         keys = ", ".join(sorted(key_literal(shape, key) for key in closed_keys))
@@ -54,6 +56,8 @@ def exclusions(shape: OutboxShape, closed_keys: Collection[bytes], closed_slices
         parts.append(f" AND (o.kafka_key IS NULL OR o.kafka_key <> ALL (ARRAY[{keys}]::{cast}[]))")
     if closed_slices:
         parts.append(f" AND NOT ({closed_slices})")
+    if kept:
+        parts.append(f" AND o.id <> ALL ({_id_array(kept)})")
     return "".join(parts)
 
 

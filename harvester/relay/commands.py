@@ -40,6 +40,7 @@ class Mark:
     closed_keys: frozenset[bytes]
     closed_shards: frozenset[int]
     shards: int
+    kept: tuple[int, ...] = ()  # on the wire since before the last remark: leave them alone
 
 
 @dataclass(frozen=True, slots=True)

@@ -113,6 +113,7 @@ class Relay:
         self._closed_shards: set[int] = set()
         self._idle = 0
         self._parked_keys: set[bytes] = set()
+        self._kept: set[int] = set()
         self._term_asked = False
         self._told_term: int | None = None  # the term that shards are told; it becomes ours when all have answered
         self._target = settings.shards
@@ -122,7 +123,7 @@ class Relay:
 
     def acquire(self, now: float) -> list[Command]:
         """The group made this process its leader and trusts it: drop everything, take the term, lead."""
-        if self.phase in (Phase.TAKING, Phase.LEADING, Phase.REMARKING, Phase.SCALING):
+        if self.phase is not Phase.IDLE:
             return []
         self.phase = Phase.TAKING
         self.holder = self.leader_id = self._new_id()
@@ -266,9 +267,20 @@ class Relay:
             closed_keys=self.ledger.closed,
             closed_shards=frozenset(self._closed_shards),
             shards=self.settings.shards,
+            kept=self._still_kept(),
         )
         self._shards_closed_since = set()
         return [self._mark]
+
+    def _still_kept(self) -> tuple[int, ...]:
+        """Ids that a remark kept and that are not settled yet.
+
+        They carry an older leader id, so a mark would take them again: the ledger would skip them, but the statement
+        would lock and rewrite rows that shards are deleting.
+        """
+        if self._kept:
+            self._kept = {record_id for record_id in self._kept if record_id in self.ledger}
+        return tuple(sorted(self._kept))
 
     def _abandon_mark(self) -> None:
         if self._mark is not None:
@@ -368,6 +380,7 @@ class Relay:
     def _broadcast(self, now: float) -> list[Command]:
         """Raise the epoch, forget what is held, ask every living shard what it has on the wire."""
         self.epoch += 1
+        self._kept = set(self.ledger.ids)
         for shard in self.shards:
             self.ledger.give_back([row[0] for row in shard.held])
             shard.held.clear()
@@ -455,6 +468,10 @@ class Relay:
         """Its pipe takes nothing at the moment."""
         self.shards[shard].congested = True
 
+    def is_congested(self, shard: int) -> bool:
+        """Whether its pipe was last known to take nothing."""
+        return self.shards[shard].congested
+
     def uncongested(self, shard: int, now: float) -> list[Command]:
         """Its pipe takes frames again."""
         self.shards[shard].congested = False
@@ -474,6 +491,14 @@ class Relay:
         return list(self._dispatch({index: rows}))
 
     # -- time
+
+    def forgive(self, lost_s: float) -> None:
+        """This process did not run for so long; its shards may not have either. Their time starts over."""
+        self._answer_deadline += lost_s
+        self._scale_deadline += lost_s
+        for shard in self.shards:
+            shard.heard_at += lost_s
+            shard.held_since += lost_s
 
     def tick(self, now: float) -> list[Command]:
         """Look at the clock: unanswered remarks, silent shards, rows held for too long."""

@@ -43,7 +43,7 @@ class TermTaken:
 
 @dataclass(frozen=True, slots=True)
 class TermGone:
-    """The term row names somebody else."""
+    """The term row names somebody else, or could not be taken because trust was over."""
 
     holder: UUID
 
@@ -78,7 +78,14 @@ class DatabaseTrouble:
     text: str | None
 
 
-Report = TermTaken | TermGone | Marked | MarkFailed | ResetFailed | DatabaseTrouble
+@dataclass(frozen=True, slots=True)
+class LoopDied:
+    """The loop ended by an error that nobody foresaw."""
+
+    error: Exception
+
+
+Report = TermTaken | TermGone | Marked | MarkFailed | ResetFailed | DatabaseTrouble | LoopDied
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,6 +153,15 @@ class MarkLoop(threading.Thread):
 
     def run(self) -> None:
         """The thread."""
+        try:
+            self._loop()
+        except Exception as error:  # noqa: BLE001 - the top frame of this thread
+            self._report(LoopDied(error))
+        finally:
+            self._session.close()
+            self._waker.close()
+
+    def _loop(self) -> None:
         while not self._ended.is_set():
             self._turned_at = time.monotonic()
             if not self._commands:
@@ -159,8 +175,6 @@ class MarkLoop(threading.Thread):
                     self._mark(command)
                 case Reset():
                     self._reset(command)
-        self._session.close()
-        self._waker.close()
 
     def _rest(self) -> None:
         """Nothing is wanted: wait for a command. A session that ends meanwhile is made anew when it is needed."""
@@ -177,6 +191,7 @@ class MarkLoop(threading.Thread):
                 row = self._session.read_term()
                 self._hooks.hit("marker.term_read", term=row.term)
                 if not self._trusted():
+                    self._report(TermGone(command.holder))
                     return
                 term = self._session.take_term(row.term, self._highest_term(), command.holder, self._instance)
                 if term is not None:
@@ -205,6 +220,7 @@ class MarkLoop(threading.Thread):
                 limit=mark.limit,
                 closed_keys=mark.closed_keys,
                 closed_slices=closed_slices,
+                kept=mark.kept,
             )
         except TermLost:
             self._report(TermGone(mark.holder))

@@ -11,6 +11,7 @@ import fcntl
 import os
 import select
 import threading
+import time
 from collections import deque
 from collections.abc import Iterator
 
@@ -18,6 +19,7 @@ from harvester.relay.frames import Frame, Splitter, encode
 
 _PIPE_BYTES = 1 << 20
 _READ_BYTES = 1 << 20
+_LOOK_AGAIN_MS = 250
 
 
 def widen(fd: int) -> None:
@@ -86,12 +88,20 @@ class Channel:
 
 
 class ShardPipe:
-    """The shard's end: blocking writes from any thread, reads from one."""
+    """The shard's end: writes from any thread, which wait for room, reads from one."""
 
     def __init__(self, read_fd: int, write_fd: int) -> None:
         self.read_fd, self._write_fd = read_fd, write_fd
+        os.set_blocking(write_fd, False)
         self._lock = threading.Lock()  # of this process only
         self._splitter = Splitter()
+        self._deadline: float | None = None
+        self._room = select.poll()
+        self._room.register(write_fd, select.POLLOUT)
+
+    def give_up_after(self, within_s: float) -> None:
+        """The end has begun: a supervisor that does not read may hold writes up for this long only."""
+        self._deadline = time.monotonic() + within_s
 
     def send(self, frame: Frame) -> None:
         """Write the frame whole; silently gives up when the supervisor is gone."""
@@ -103,7 +113,9 @@ class ShardPipe:
                 except BrokenPipeError:
                     return
                 except BlockingIOError:
-                    select.select([], [self._write_fd], [])
+                    if self._deadline is not None and time.monotonic() >= self._deadline:
+                        return
+                    self._room.poll(_LOOK_AGAIN_MS)
 
     def receive(self) -> Iterator[Frame]:
         """Frames of one read, which blocks until there is one; raises EOFError when the supervisor is gone."""

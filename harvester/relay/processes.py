@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import multiprocess
-from multiprocess import spawn
+from multiprocess import resource_tracker, spawn
 
 from harvester.relay.pipes import Channel
 from harvester.relay.shard import ShardSpec, main
@@ -47,12 +47,7 @@ class ShardProcess:
     index: int
     process: Any
     channel: Channel
-
-    @property
-    def pid(self) -> int:
-        """The process id."""
-        pid: int = self.process.pid
-        return pid
+    pid: int
 
     @property
     def sentinel(self) -> int:
@@ -80,6 +75,7 @@ def start_shard(spec: ShardSpec, shared: Shared) -> ShardProcess:
     process = _context.Process(
         target=main, args=(spec, to_shard_read, from_shard_write, shared), name=f"{_NAME}{spec.index}", daemon=False
     )
+    resource_tracker.ensure_running()  # it is spawned unmasked otherwise, and unmasks us
     # Ctrl-C reaches the whole group. A shard ignores it once it runs; until then the mask it inherits keeps it off.
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM, signal.SIGHUP})
     try:
@@ -89,4 +85,4 @@ def start_shard(spec: ShardSpec, shared: Shared) -> ShardProcess:
     channel = Channel(os.dup(from_shard_read.fileno()), os.dup(to_shard_write.fileno()))
     for connection in (to_shard_read, to_shard_write, from_shard_read, from_shard_write):
         connection.close()
-    return ShardProcess(spec.index, process, channel)
+    return ShardProcess(spec.index, process, channel, process.pid)

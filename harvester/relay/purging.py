@@ -57,6 +57,7 @@ class Callbacks:
     quarantined: Callable[[Poison, Outcome], None]
     trouble: Callable[[str | None], None]
     in_flight: Callable[[], int]
+    died: Callable[[Exception], None]
 
 
 _GATHER_STATEMENTS = 2.0
@@ -72,12 +73,12 @@ class Purger(threading.Thread):
         self._backoff_s = backoff_s
         self._callbacks = callbacks
         self._acked: deque[int] = deque()
-        self._poison: deque[Poison] = deque()
+        self._poison: deque[tuple[Poison, float]] = deque()  # and when to try it
         self._work = threading.Event()
         self._ended = threading.Event()
         self._connection: psycopg.Connection | None = None
         self._shape: OutboxShape | None = None
-        self._troubled = False
+        self._troubled = self._poison_troubled = False
         self._statement_s = 0.0
         self.connected = threading.Event()
 
@@ -91,7 +92,7 @@ class Purger(threading.Thread):
 
     def quarantine(self, poison: Poison) -> None:
         """Move this row to quarantine; safe from any thread."""
-        self._poison.append(poison)
+        self._poison.append((poison, 0.0))
         self._work.set()
 
     def stop(self) -> None:
@@ -101,19 +102,22 @@ class Purger(threading.Thread):
 
     def run(self) -> None:
         """The thread."""
-        if self._attempt(self._connect):
-            self.connected.set()
-        while not self._ended.is_set():
-            self._work.wait()
-            self._work.clear()
-            self._gather()
-            batch = sorted(self._acked.popleft() for _ in range(len(self._acked)))  # one order for all who lock rows
-            if batch and self._attempt(partial(self._delete, batch)):
-                self._callbacks.purged(batch)
-            while self._poison and not self._ended.is_set():
-                self._settle_poison(self._poison.popleft())
-        if self._connection is not None:
-            self._connection.close()
+        try:
+            if self._attempt(self._connect):
+                self.connected.set()
+            while not self._ended.is_set():
+                self._work.wait(self._until_next_poison_s())
+                self._work.clear()
+                self._gather()
+                batch = sorted(self._acked.popleft() for _ in range(len(self._acked)))  # one order for all who lock
+                if batch and self._attempt(partial(self._delete, batch)):
+                    self._callbacks.purged(batch)
+                self._settle_poison()
+        except Exception as error:  # noqa: BLE001 - the top frame of this thread; without it nothing would settle
+            self._callbacks.died(error)
+        finally:
+            if self._connection is not None:
+                self._connection.close()
 
     def _gather(self) -> None:
         """Wait a moment for a batch that is worth a statement."""
@@ -124,10 +128,31 @@ class Purger(threading.Thread):
                 return
             self._work.clear()
 
-    def _settle_poison(self, poison: Poison) -> None:
-        outcome: list[Outcome] = []
-        if self._attempt(lambda: outcome.append(self._move(poison))):
-            self._callbacks.quarantined(poison, outcome[-1])
+    def _settle_poison(self) -> None:
+        """Try each record that is due once: one that cannot be moved must not keep the others from being purged."""
+        now = time.monotonic()
+        for _ in range(len(self._poison)):
+            poison, due = self._poison.popleft()
+            if due > now:
+                self._poison.append((poison, due))
+                continue
+            try:
+                self._connect()
+                outcome = self._move(poison)
+            except (psycopg.Error, OutboxError) as error:
+                self._callbacks.trouble(f"quarantine: record {poison.id} cannot be moved: {_first_line(error)}")
+                self._poison_troubled = True
+                self._poison.append((poison, now + self._backoff_s))
+                continue
+            if self._poison_troubled:
+                self._poison_troubled = False
+                self._callbacks.trouble(None)
+            self._callbacks.quarantined(poison, outcome)
+
+    def _until_next_poison_s(self) -> float | None:
+        if not self._poison:
+            return None
+        return max(0.0, min(due for _, due in self._poison) - time.monotonic())
 
     def _attempt(self, action: Callable[[], None]) -> bool:
         """Run it until it succeeds (True) or the thread is to end (False)."""

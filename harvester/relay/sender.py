@@ -119,9 +119,8 @@ class Sender:
                     ready.append(entry)
                 elif answer is None:
                     refused.append(record_id)
-            blocked = self._blocked
-        if refused:
-            self._out.send(Dropped(refused) if blocked else Refused(epoch, refused))
+            if refused:
+                self._out.send(Dropped(refused) if self._blocked else Refused(epoch, refused))
         for entry in ready:
             self._produce(entry)
 
@@ -189,8 +188,7 @@ class Sender:
             if entry.id not in self._barrier:
                 return
             self._blocked = True
-            dropped = self._barrier.drop_unsent(entry.id)
-        self._out.send(Dropped(dropped))
+            self._out.send(Dropped(self._barrier.drop_unsent(entry.id)))
 
     def _put_off(self, entry: Entry) -> None:
         """The producer's own queue is full: try again in a moment, without counting it as a failure."""
@@ -228,10 +226,10 @@ class Sender:
             trials.first_failed_at = trials.first_failed_at or datetime.now(UTC)
             verdict = judge(failure, trials.attempts, self._policy.max_attempts)
             if verdict is Verdict.FATAL:
-                epoch, ids = self._epoch, [entry.id]
+                self._out.send(FateUnknown(self._epoch, [entry.id], text))
             elif verdict is Verdict.RETRY and self._blocked:
                 # Draining or fenced: no retry (P13). Its row is marked again by whoever leads next.
-                self._barrier.forget(entry.id)
+                self._give_up(entry.id)
             elif verdict is Verdict.RETRY:
                 wait_s = backoff_s(
                     trials.failures, self._policy.retry_backoff_s, self._policy.retry_backoff_max_s, random.random()
@@ -243,24 +241,23 @@ class Sender:
                 self._schedule(entry.id, time.monotonic() + wait_s)
                 return
         if verdict is Verdict.FATAL:
-            self._out.send(FateUnknown(epoch, ids, text))
             self._out.fatal(text)
         elif verdict is Verdict.QUARANTINE:
             self._to_quarantine(entry, text, trials.attempts)
-        else:
-            self._out.send(Dropped([entry.id]))
+
+    def _give_up(self, record_id: int) -> None:
+        """Lower its barrier unsent, with all that stands behind it; the lock is held, so that the supervisor hears of
+        it in order with the answer to a remark."""
+        self._out.send(Dropped([record_id, *self._barrier.forget(record_id)]))
 
     def _to_quarantine(self, entry: Entry, error: str, attempts: int) -> None:
         with self._lock:
             trials = self._trials.setdefault(entry.id, _Trials())
             term, holder = self._term, self._holder
             if term is None or holder is None:
-                self._barrier.forget(entry.id)
-            else:
-                self._barrier.acked(entry.id)
-        if term is None or holder is None:
-            self._out.send(Dropped([entry.id]))
-            return
+                self._give_up(entry.id)
+                return
+            self._barrier.acked(entry.id)
         first = trials.first_failed_at or datetime.now(UTC)
         self._out.quarantine(Poison(entry.id, error, attempts, first, term, holder))
 
@@ -273,7 +270,7 @@ class Sender:
         with self._lock:
             settle = self._barrier.settle
             for record_id in ids:
-                following = settle(record_id, now)
+                following = settle(record_id, now) if record_id in self._barrier else None
                 if following is not None:
                     ready.append(following)
             if self._trials:
@@ -287,8 +284,7 @@ class Sender:
         """The outcome of a quarantine has committed. Purger's thread."""
         if outcome is Outcome.FENCED:
             with self._lock:
-                self._barrier.forget(poison.id)
-            self._out.send(Dropped([poison.id]))
+                self._give_up(poison.id)
             return
         if outcome is Outcome.MOVED:
             self._quarantined += 1

@@ -79,7 +79,11 @@ class _Shard:
             f"{spec.name}/{spec.index}",
             spec.io_error_backoff_s,
             Callbacks(
-                self._purged, self._quarantined, lambda text: pipe.send(Trouble(text)), lambda: self._sender.unsettled
+                self._purged,
+                self._quarantined,
+                lambda text: pipe.send(Trouble(text)),
+                lambda: self._sender.unsettled,
+                lambda error: self._die(f"the purger failed: {error!r}"),
             ),
         )
         self._sender = Sender(
@@ -129,7 +133,7 @@ class _Shard:
         self._ended.set()
         self._purger.stop()
         if self._fatal is not None:
-            self._pipe.send(Log(40, f"the producer failed for good: {self._fatal}"))
+            self._pipe.send(Log(40, f"ends: {self._fatal}"))
             return EXIT_FATAL
         return 0
 
@@ -172,6 +176,7 @@ class _Shard:
     def _end(self, within_s: float) -> None:
         if self._end_deadline is None:
             self._end_deadline = time.monotonic() + within_s
+            self._pipe.give_up_after(within_s)
             self._sender.stop()
 
     def _die(self, text: str) -> None:
@@ -189,10 +194,13 @@ class _Shard:
 
     def _serve_reports(self) -> None:
         hit, poll, kick = self._hooks.hit, self._producer.poll, self._purger.kick
-        while not self._ended.is_set():
-            if poll(_POLL_S):
-                hit("shard.reports", index=self._spec.index)
-                kick()
+        try:
+            while not self._ended.is_set():
+                if poll(_POLL_S):
+                    hit("shard.reports", index=self._spec.index)
+                    kick()
+        except Exception as error:  # noqa: BLE001 - the top frame of this thread; without it nothing would settle
+            self._die(f"a delivery report failed: {error!r}")
 
     def _purged(self, ids: Any) -> None:
         self._hooks.hit("shard.purged", index=self._spec.index, ids=ids)

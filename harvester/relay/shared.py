@@ -61,11 +61,10 @@ class TrustCell:
             self._shared[_TRUST] = 0
 
     def open(self) -> None:
-        """Let shards produce up to the proven moment; has no effect when that has passed."""
+        """Let shards produce up to the proven moment, and on as the election proves more."""
         with self._lock:
-            if clock_s() < self._until_s:
-                self._open = True
-                self._shared[_TRUST] = int(self._until_s * 1e9)
+            self._open = True
+            self._shared[_TRUST] = int(self._until_s * 1e9)
 
     def close(self) -> None:
         """No shard may produce; what the election proves is kept for the next opening."""

@@ -40,13 +40,14 @@ class HandOver:
     first_s: float
     longest_s: float
     _wait_s: float = 0.0
+    _handed_s: float = 0.0  # for how long the database had been out of reach when it last handed over
 
     def due(self, unreachable_s: float) -> bool:
         """Whether to hand over now, after this long without the database (0: it is reachable)."""
-        if unreachable_s <= 0:
-            self._wait_s = 0.0
+        if unreachable_s < self._handed_s:  # it was reached in between
+            self._wait_s = self._handed_s = 0.0
+        wait_s = max(self._wait_s, self.first_s)
+        if unreachable_s <= 0 or unreachable_s - self._handed_s < wait_s:
             return False
-        if unreachable_s < max(self._wait_s, self.first_s):
-            return False
-        self._wait_s = min(self.longest_s, max(self._wait_s, self.first_s) * 2)
+        self._wait_s, self._handed_s = min(self.longest_s, wait_s * 2), unreachable_s
         return True

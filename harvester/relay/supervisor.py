@@ -30,6 +30,7 @@ from harvester.relay.hooks import Hooks
 from harvester.relay.machine import Phase, Relay, Settings
 from harvester.relay.marking import (
     DatabaseTrouble,
+    LoopDied,
     Marked,
     MarkFailed,
     MarkLoop,
@@ -47,6 +48,7 @@ from harvester.telemetry.latency import Histogram
 Log = logging.Logger | logging.LoggerAdapter[logging.Logger]
 
 TICK_S = 0.1
+_GAP_S = 1.0  # a turn that took longer means that this process did not run
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,6 +93,8 @@ class Supervisor(threading.Thread):
         self._drained: list[threading.Event] = []
         self._ending_deadline: float | None = None
         self._over = False
+        self._wanted = False
+        self.renounced = False
         self._scaling: tuple[threading.Event, list[bool]] | None = None
         self.marker: MarkLoop | None = None
         self._turned_at = time.monotonic()
@@ -110,12 +114,21 @@ class Supervisor(threading.Thread):
 
     def acquire(self) -> None:
         """The group made us leader."""
-        self.post(lambda now: self._perform(self.relay.acquire(now)))
+        self.post(self._acquire)
 
     def fence(self, reason: str) -> None:
         """The group no longer vouches for us. Trust ends here, before the thread gets to it."""
         self.trust.revoke()
-        self.post(lambda now: self._perform(self.relay.fence(reason, now)))
+
+        def fence(now: float) -> None:
+            self._wanted = False
+            self._perform(self.relay.fence(reason, now))
+
+        self.post(fence)
+
+    def renounce(self) -> None:
+        """Never lead again: the harvester stops."""
+        self.renounced = True
 
     def report(self, report: Report) -> None:
         """The mark loop has something to say."""
@@ -178,17 +191,27 @@ class Supervisor(threading.Thread):
 
     # -- the thread
 
+    def _acquire(self, now: float) -> None:
+        if self.renounced:
+            return
+        self._wanted = self.relay.phase is Phase.DRAINING  # then it is done when the drain is
+        self._perform(self.relay.acquire(now))
+
     def run(self) -> None:
         """The thread."""
         next_tick = 0.0
         try:
             while not self._over:
-                now = self._turned_at = time.monotonic()
+                now = time.monotonic()
+                if now - self._turned_at > _GAP_S:
+                    self.relay.forgive(now - self._turned_at)
+                self._turned_at = now
+                for fd, _ in self._poller.poll(max(0.0, next_tick - now)):
+                    self._serve(fd, time.monotonic())
+                now = time.monotonic()
                 if now >= next_tick:
                     next_tick = now + TICK_S
                     self._tick(now)
-                for fd, _ in self._poller.poll(max(0.0, next_tick - now)):
-                    self._serve(fd, time.monotonic())
                 if self._scaling is not None and self.relay.phase is not Phase.SCALING:
                     self._scaling[0].set()  # done, or refused
                     self._scaling = None
@@ -217,7 +240,8 @@ class Supervisor(threading.Thread):
         if self.fleet.has_ended(index, fd):
             self._shard_ended(index, now)
         elif self.fleet.slots[index].watched_for_room and self.fleet.flush(index):
-            self._perform(self.relay.uncongested(index, now))
+            if not self.fleet.slots[index].retired:
+                self._perform(self.relay.uncongested(index, now))
         else:
             self._hear(index, now)
 
@@ -318,6 +342,8 @@ class Supervisor(threading.Thread):
                     self.fleet.send(shard, frame)
                     if self.fleet.congested(shard):
                         self.relay.congested(shard)
+                    elif self.relay.is_congested(shard):
+                        self._perform(self.relay.uncongested(shard, time.monotonic()))
                 case c.Mark() | c.Reset() | c.TakeTerm():
                     if self.marker is not None:
                         self.marker.perform(command)
@@ -339,6 +365,8 @@ class Supervisor(threading.Thread):
                     drained, self._drained = self._drained, []
                     for done in drained:
                         done.set()
+                    if self._wanted:
+                        self._acquire(time.monotonic())
                 case c.Emptied():
                     self._out.emptied()
 
@@ -373,10 +401,13 @@ class Supervisor(threading.Thread):
             case TermGone(holder):
                 if holder == relay.holder:
                     trusted = self.trust.trusted
-                    self._log.warning("the term row names another holder")
                     self._perform(relay.term_lost(trusted, now))
+                    if not trusted:  # only a new election, on fresh proofs, may try again
+                        self._group.step_down("the term could not be kept")
             case DatabaseTrouble(text):
                 self._out.trouble("database", text)
+            case LoopDied(error):
+                self._out.failed(error)
 
     @property
     def leadership(self) -> tuple[UUID | None, int | None]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import time
+from typing import Any
 
 from harvester import LeaderFenced
 from harvester.relay.router import shard_of
@@ -13,7 +14,7 @@ from tests.support.wait import eventually
 
 pytest_plugins = ["tests.support.scenes"]
 
-QUICK = {"heartbeat_timeout": "1s", "session_timeout": "5s", "drain_interval": "3s"}
+QUICK: dict[str, Any] = {"heartbeat_timeout": "1s", "session_timeout": "5s", "drain_interval": "3s"}
 
 
 def keys_of(shard: int, count: int) -> list[str]:

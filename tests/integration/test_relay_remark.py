@@ -146,8 +146,8 @@ def test_a_parked_key_waits_alone_and_keeps_its_order_with_rows_that_arrive_mean
         running.wait_leading()
         parked = [row for number in range(1, 6) for row in scene.add(("a", str(number)))]
         eventually(lambda: running.harvester.status().shards[0].parked == 1, what="a parked record")
-        fill(scene, 1, 30, KEYS[1:])
         parked += [row for number in range(6, 31) for row in scene.add(("a", str(number)))]
+        fill(scene, 1, 30, KEYS[1:])
         scene.wait_left(*parked)
         assert "a" not in scene.published()
         plan.heal()

@@ -241,7 +241,7 @@ MUTATIONS: list[tuple[Callable[[MonkeyPatch], None], tuple[str, ...] | None, byt
     (_what_stood_behind_a_given_up_record_stays, ("poison", "usurper"), ONE_KEY),
     (_ghosts_are_forgotten, ("timeouts",), TWO_KEYS),
     (_marks_before_all_answered, None, b""),
-    (_leads_before_all_answered, ("usurper", "poison", "kafka", "trust"), ONE_KEY),
+    (_leads_before_all_answered, ("poison", "usurper"), TWO_KEYS),
     (_wire_is_forgotten, None, b""),
     (_nothing_is_forgotten, None, b""),
     (_old_results_count, None, b""),

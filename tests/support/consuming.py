@@ -52,10 +52,12 @@ def read_topic(bootstrap: str, topic: str, timeout_s: float = 30.0) -> list[Publ
                 partition, offset = message.partition(), message.offset()
                 assert partition is not None
                 assert offset is not None
+                if offset >= ends.get(partition, 0):
+                    continue  # came after we had looked
                 headers: Any = message.headers() or []
                 created_ms = message.timestamp()[1]
                 found.append(Published(message.key(), message.value(), headers, partition, offset, created_ms))
-                if offset + 1 >= ends[partition]:
+                if offset + 1 == ends[partition]:
                     ends.pop(partition)
             return not ends
 

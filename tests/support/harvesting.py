@@ -158,9 +158,7 @@ class Scene:
         path.write_text(_toml(self.settings(name=name, **given)))
         return path
 
-    def cli(
-        self, *args: str, name: str = "test", env: Mapping[str, str] | None = None, **given: Any
-    ) -> RunningCli:
+    def cli(self, *args: str, name: str = "test", env: Mapping[str, str] | None = None, **given: Any) -> RunningCli:
         """`harvester start` in the background; to be used in a `with`."""
         return RunningCli("start", "-f", str(self.config_file(name, **given)), *args, env=env)
 
@@ -307,5 +305,3 @@ def _quoted(name: str) -> str:
 
 def _value(value: Any) -> str:
     return str(value) if isinstance(value, int) and not isinstance(value, bool) else json.dumps(value)
-
-

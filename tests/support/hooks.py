@@ -21,6 +21,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -89,7 +90,7 @@ class Plan:
         block, reached = self.directory / f"{place}.block", self.directory / f"{place}.reached"
         block.touch()
         try:
-            yield lambda: eventually(reached.exists, what=f"somebody at {place}") and None
+            yield partial(_wait_for, reached)
         finally:
             block.unlink()
             reached.unlink(missing_ok=True)
@@ -97,6 +98,10 @@ class Plan:
     def exit_at(self, place: str) -> None:
         """Whoever comes to a place ends."""
         (self.directory / f"{place}.exit").touch()
+
+
+def _wait_for(reached: Path) -> None:
+    eventually(reached.exists, what=f"somebody at {reached.stem}")
 
 
 def make() -> _Hooks:

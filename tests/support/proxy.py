@@ -7,6 +7,7 @@ versions of all answers that have one, so it can be replaced in place.
 
 from __future__ import annotations
 
+import contextlib
 import socket
 import struct
 import threading
@@ -128,8 +129,6 @@ def _exactly(source: socket.socket, size: int) -> bytes:
 
 
 def _break(link: socket.socket) -> None:
-    try:
+    with contextlib.suppress(OSError):
         link.shutdown(socket.SHUT_RDWR)
-    except OSError:
-        pass
     link.close()

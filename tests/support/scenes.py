@@ -13,9 +13,7 @@ from .servers import Servers
 
 
 @pytest.fixture
-def scene(
-    servers: Servers, database: str, topic: str, group: str, tmp_path: Path
-) -> Iterator[Scene]:
+def scene(servers: Servers, database: str, topic: str, group: str, tmp_path: Path) -> Iterator[Scene]:
     """A fresh outbox, topic and group."""
     made = Scene(servers, database, topic, group, tmp_path)
     try:

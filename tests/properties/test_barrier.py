@@ -1,0 +1,175 @@
+"""The barrier against an oracle that keeps one list of records in the order in which they came."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from harvester.relay.barrier import Barrier, Entry, Step
+
+KEYS = st.sampled_from([None, b"a", b"b"])
+
+
+@dataclass
+class Known:
+    id: int
+    key: bytes | None
+    step: Step
+
+
+class BarrierMachine(RuleBasedStateMachine):
+    """Every rule does the same to both; `records` are in the order of arrival."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.barrier = Barrier()
+        self.records: list[Known] = []
+        self.refusing: set[bytes] = set()
+        self.announced: dict[int, bytes] = {}
+        self.ids = 0
+
+    # -- the oracle
+
+    def at(self, *steps: Step) -> list[Known]:
+        return [record for record in self.records if record.step in steps]
+
+    def unsettled(self) -> list[Known]:
+        return self.at(Step.WIRE, Step.ACKED, Step.PARKED)
+
+    def behind(self, record: Known) -> list[Known]:
+        return [r for r in self.at(Step.QUEUED) if record.key is not None and r.key == record.key]
+
+    def drop(self, records: list[Known]) -> list[int]:
+        self.records = [record for record in self.records if record not in records]
+        return [record.id for record in records]
+
+    def draw(self, data: st.DataObject, *steps: Step) -> Known:
+        return data.draw(st.sampled_from(self.at(*steps)))
+
+    # -- rules
+
+    @rule(key=KEYS)
+    def offer(self, key: bytes | None) -> None:
+        self.ids += 1
+        answer = self.barrier.offer(Entry(self.ids, key, b"", since=float(self.ids)))
+        if key is not None and key in self.refusing:
+            assert answer is None
+            return
+        held = key is not None and any(record.key == key for record in self.unsettled())
+        assert answer is not held
+        self.records.append(Known(self.ids, key, Step.QUEUED if held else Step.WIRE))
+
+    @precondition(lambda self: self.at(Step.WIRE, Step.PARKED))
+    @rule(data=st.data())
+    def acked(self, data: st.DataObject) -> None:
+        record = self.draw(data, Step.WIRE, Step.PARKED)
+        self.barrier.acked(record.id)
+        record.step = Step.ACKED
+
+    @precondition(lambda self: self.at(Step.ACKED))
+    @rule(data=st.data())
+    def settle(self, data: st.DataObject) -> None:
+        record = self.draw(data, Step.ACKED)
+        following = self.barrier.settle(record.id, now=1000.0)
+        self.drop([record])
+        behind = self.behind(record)
+        assert (following.id if following else None) == (behind[0].id if behind else None)
+        if behind:
+            behind[0].step = Step.WIRE
+
+    @precondition(lambda self: self.at(Step.WIRE))
+    @rule(data=st.data())
+    def park(self, data: st.DataObject) -> None:
+        record = self.draw(data, Step.WIRE)
+        said = self.barrier.park(record.id)
+        record.step = Step.PARKED
+        if record.key is None or record.id in self.announced:
+            assert said is None
+            return
+        assert said == self.drop(self.behind(record))
+        self.announced[record.id] = record.key
+        self.refusing.add(record.key)
+
+    @precondition(lambda self: self.at(Step.WIRE))
+    @rule(data=st.data())
+    def hold(self, data: st.DataObject) -> None:
+        record = self.draw(data, Step.WIRE)
+        self.barrier.hold(record.id)
+        record.step = Step.PARKED
+
+    @precondition(lambda self: self.at(Step.PARKED))
+    @rule(data=st.data())
+    def unpark(self, data: st.DataObject) -> None:
+        record = self.draw(data, Step.PARKED)
+        entry = self.barrier.unpark(record.id)
+        assert entry is not None
+        assert entry.id == record.id
+        record.step = Step.WIRE
+        assert self.barrier.unpark(record.id) is None
+
+    @precondition(lambda self: self.announced)
+    @rule(data=st.data())
+    def reopen(self, data: st.DataObject) -> None:
+        record_id = data.draw(st.sampled_from(sorted(self.announced)))
+        self.barrier.reopen(record_id)
+        self.refusing.discard(self.announced.pop(record_id))
+
+    @precondition(lambda self: self.unsettled())
+    @rule(data=st.data())
+    def forget(self, data: st.DataObject) -> None:
+        record = self.draw(data, Step.WIRE, Step.ACKED, Step.PARKED)
+        assert self.barrier.forget(record.id) == self.drop(self.behind(record))
+        self.drop([record])
+        if record.key is not None:
+            self.refusing.add(record.key)
+
+    @precondition(lambda self: self.at(Step.WIRE))
+    @rule(data=st.data())
+    def drop_unsent(self, data: st.DataObject) -> None:
+        record = self.draw(data, Step.WIRE)
+        lost = [record, *(r for r in self.at(Step.QUEUED, Step.PARKED))]
+        assert self.barrier.drop_unsent(record.id) == sorted(self.drop(lost))
+        self._forgive()
+
+    @rule()
+    def remark(self) -> None:
+        answer = self.barrier.remark()
+        self.drop(self.at(Step.QUEUED, Step.PARKED))
+        self._forgive()
+        assert answer == sorted(record.id for record in self.records)
+
+    def _forgive(self) -> None:
+        self.refusing.clear()
+        self.announced.clear()
+
+    # -- what always holds
+
+    @invariant()
+    def same(self) -> None:
+        barrier, unsettled = self.barrier, self.unsettled()
+        assert barrier.queued == len(self.at(Step.QUEUED))
+        assert barrier.parked == len(self.at(Step.PARKED))
+        assert barrier.in_flight == len(unsettled)
+        assert barrier.on_the_wire() == sorted(r.id for r in self.at(Step.WIRE, Step.ACKED))
+        assert all((record.id in barrier) == (record in unsettled) for record in self.records)
+
+    @invariant()
+    def one_of_a_key(self) -> None:
+        keys = [record.key for record in self.unsettled() if record.key is not None]
+        assert len(keys) == len(set(keys))
+        assert {record.key for record in self.at(Step.QUEUED)} <= set(keys)
+
+    @invariant()
+    def the_longest_waiting_heads_its_queue(self) -> None:
+        longest = self.barrier.longest_waiting()
+        queued = self.at(Step.QUEUED)
+        assert (longest is None) == (not queued)
+        if longest is not None:
+            assert longest.id == next(record.id for record in queued if record.key == longest.key)
+
+
+TestBarrier = BarrierMachine.TestCase
+TestBarrier.settings = settings(max_examples=80, stateful_step_count=40, deadline=None)

@@ -1,0 +1,145 @@
+"""The ledger against an oracle that remembers everything and computes nothing in advance."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from harvester.relay.ledger import Bounds, Ledger
+
+BOUNDS = Bounds(in_flight=4, unsettled=8, queued_per_key=2)
+KEYS = st.sampled_from([None, b"a", b"b", b"c"])
+
+
+@dataclass
+class Oracle:
+    """What happened, in order: ("sent", number), ("done", number), ("settled", id), ("closed", key)."""
+
+    unsettled: dict[int, tuple[int, bytes | None]] = field(default_factory=dict)
+    closed: set[bytes] = field(default_factory=set)
+    history: list[tuple[str, int | bytes]] = field(default_factory=list)
+
+    def ids_of(self, key: bytes | None) -> list[int]:
+        return [i for i, (_, own) in self.unsettled.items() if own == key]
+
+    def remove(self, ids: list[int]) -> list[int]:
+        removed = [i for i in ids if self.unsettled.pop(i, None) is not None]
+        self.closed = {key for key in self.closed if self.ids_of(key)}
+        return removed
+
+    def outstanding(self) -> list[int]:
+        done = {what for kind, what in self.history if kind == "done"}
+        return [int(what) for kind, what in self.history if kind == "sent" and what not in done]
+
+    def since(self, number: int, kind: str) -> set[int | bytes]:
+        begun = self.history.index(("sent", number))
+        return {what for event, what in self.history[begun:] if event == kind}
+
+
+class LedgerMachine(RuleBasedStateMachine):
+    """Every rule does the same to both."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.ledger = Ledger(BOUNDS)
+        self.oracle = Oracle()
+        self.ids = 0
+
+    @rule(key=KEYS, shard=st.integers(0, 2))
+    def add(self, key: bytes | None, shard: int) -> None:
+        self.ids += 1
+        if key is not None:
+            owner = self.ledger.shard_of_key(key)
+            shard = shard if owner is None else owner
+        self.ledger.add(self.ids, key, shard)
+        self.oracle.unsettled[self.ids] = (shard, key)
+        if key is not None and len(self.oracle.ids_of(key)) > BOUNDS.queued_per_key and key not in self.oracle.closed:
+            self._close(key)
+
+    def _close(self, key: bytes) -> None:
+        self.oracle.closed.add(key)
+        self.oracle.history.append(("closed", key))
+
+    @rule(data=st.data())
+    def settle(self, data: st.DataObject) -> None:
+        ids = self._some(data)
+        removed = self.oracle.remove(ids)
+        assert self.ledger.settle(ids) == len(removed)
+        self.oracle.history += [("settled", i) for i in removed]
+
+    @rule(data=st.data())
+    def give_back(self, data: st.DataObject) -> None:
+        ids = self._some(data)
+        assert self.ledger.give_back(ids) == self.oracle.remove(ids)
+
+    @rule(data=st.data(), shard=st.integers(0, 2))
+    def keep_only(self, data: st.DataObject, shard: int) -> None:
+        keep = self._some(data)
+        gone = [i for i, (owner, _) in self.oracle.unsettled.items() if owner == shard and i not in keep]
+        assert sorted(self.ledger.keep_only(shard, keep)) == gone
+        self.oracle.remove(gone)
+
+    @rule(key=KEYS)
+    def close(self, key: bytes | None) -> None:
+        if key is None:
+            return
+        self.ledger.close(key)
+        if self.oracle.ids_of(key) and key not in self.oracle.closed:
+            self._close(key)
+
+    @rule()
+    def mark_sent(self) -> None:
+        number = self.ledger.mark_sent()
+        assert ("sent", number) not in self.oracle.history
+        self.oracle.history.append(("sent", number))
+
+    @precondition(lambda self: self.oracle.outstanding())
+    @rule(data=st.data())
+    def mark_done(self, data: st.DataObject) -> None:
+        number = data.draw(st.sampled_from(self.oracle.outstanding()))
+        self.ledger.mark_done(number)
+        self.oracle.history.append(("done", number))
+
+    def _some(self, data: st.DataObject) -> list[int]:
+        return data.draw(st.lists(st.integers(1, self.ids + 1), max_size=4, unique=True))
+
+    @invariant()
+    def same(self) -> None:
+        ledger, unsettled = self.ledger, self.oracle.unsettled
+        keys = {key for _, key in unsettled.values() if key is not None}
+        keyless = self.oracle.ids_of(None)
+        assert set(ledger.ids) == set(unsettled)
+        assert len(ledger) == len(unsettled)
+        assert ledger.in_flight == len(keys) + len(keyless)
+        assert ledger.queued == len(unsettled) - ledger.in_flight
+        assert ledger.room() == min(4 - ledger.in_flight, 8 - len(unsettled))
+        assert ledger.closed == self.oracle.closed
+        for shard in range(3):
+            assert ledger.unsettled_of(shard) == sum(owner == shard for owner, _ in unsettled.values())
+        for key in (b"a", b"b", b"c"):
+            ids = self.oracle.ids_of(key)
+            assert ledger.shard_of_key(key) == (unsettled[ids[0]][0] if ids else None)
+        for record_id in range(1, self.ids + 2):
+            assert (record_id in ledger) == (record_id in unsettled)
+            assert ledger.key_of(record_id) == unsettled.get(record_id, (0, None))[1]
+
+    @invariant()
+    def what_a_result_may_show_again_is_known(self) -> None:
+        """P3: unsettled, or settled since the oldest outstanding mark was sent; and nothing else is remembered."""
+        outstanding = self.oracle.outstanding()
+        ghosts = self.oracle.since(outstanding[0], "settled") if outstanding else set()
+        for record_id in range(1, self.ids + 2):
+            assert self.ledger.knows(record_id) == (record_id in self.oracle.unsettled or record_id in ghosts)
+
+    @invariant()
+    def closed_since(self) -> None:
+        """P18."""
+        for number in self.oracle.outstanding():
+            assert self.ledger.closed_since(number) == self.oracle.since(number, "closed")
+
+
+TestLedger = LedgerMachine.TestCase
+TestLedger.settings = settings(max_examples=80, stateful_step_count=40, deadline=None)
