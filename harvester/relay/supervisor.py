@@ -93,6 +93,7 @@ class Supervisor(threading.Thread):
         self._drained: list[threading.Event] = []
         self._ending_deadline: float | None = None
         self._over = False
+        self._broken = False
         self._wanted = False
         self.renounced = False
         self._scaling: tuple[threading.Event, list[bool]] | None = None
@@ -138,6 +139,8 @@ class Supervisor(threading.Thread):
         """Finish what is on the wire. At the bound the shards are killed (P13). Returns whether we had led."""
         done, led = threading.Event(), []
         self.trust.close()
+        if self._broken:
+            return False
 
         def begin(now: float) -> None:
             led.append(self.relay.term is not None)
@@ -217,6 +220,7 @@ class Supervisor(threading.Thread):
                     self._scaling = None
                 set_in_flight(self._shared, self.relay.ledger.in_flight, self.relay.settings.max_in_flight_records)
         except Exception as error:  # noqa: BLE001 - the top frame of this thread: report it, leave nothing behind
+            self._broken = True  # nobody reads the inbox any more
             self._out.failed(error)
         finally:
             self.trust.revoke()
