@@ -150,6 +150,7 @@ class KafkaGroup:
                     self._feed(e.StepDown(reason))
                 self._feed(e.Tick(self._callbacks.marker_alive()))
         finally:
+            self._consumer.unsubscribe()  # else a member without a partition leaves only by session timeout
             self._consumer.close()
             self._feed(e.Revoked())
         if rejoin_after_s is not None:

@@ -350,8 +350,9 @@ class Relay:
         if self.phase not in (Phase.LEADING, Phase.REMARKING):
             return self._proceed(now)
         self._abandon_mark()
+        if self.phase is Phase.LEADING:
+            self._reason = reason  # the first cause says more than what follows from it
         self.phase = Phase.REMARKING
-        self._reason = reason
         return [*self._broadcast(now), *self._proceed(now)]
 
     def remarked(self, shard: int, epoch: int, on_the_wire: Sequence[int], now: float) -> list[Command]:

@@ -2,8 +2,8 @@
 
 One batch is whatever came in while the last statement ran, so batches grow by themselves under load. With many
 shards each of them sees few acknowledgements at a time, and statements would be many and small; so a batch that is
-less than half of what is in flight waits for more, for about as long as a statement takes: under load, when statements
-are slow, longer than when they are quick. A record that is alone is never kept waiting. Only when a
+less than half of what is in flight waits a moment for more, where there is enough in flight for that to be a backlog;
+a shard that keeps up purges at once. Only when a
 statement's commit has come back does its `done` callback run (P1, P2). A purge is idempotent and unfenced; it is
 repeated, over a new connection if need be, until it succeeds: an acknowledged record must leave the outbox.
 """
@@ -60,7 +60,7 @@ class Callbacks:
     died: Callable[[Exception], None]
 
 
-_GATHER_STATEMENTS = 2.0
+_GATHER_FROM_RECORDS = 16
 _GATHER_MAX_S = 0.02
 
 
@@ -75,11 +75,11 @@ class Purger(threading.Thread):
         self._acked: deque[int] = deque()
         self._poison: deque[tuple[Poison, float]] = deque()  # and when to try it
         self._work = threading.Event()
+        self._enough = threading.Event()
         self._ended = threading.Event()
         self._connection: psycopg.Connection | None = None
         self._shape: OutboxShape | None = None
         self._troubled = self._poison_troubled = False
-        self._statement_s = 0.0
         self.connected = threading.Event()
 
     def purge(self, record_id: int) -> None:
@@ -88,7 +88,14 @@ class Purger(threading.Thread):
 
     def kick(self) -> None:
         """There is something to purge."""
-        self._work.set()
+        if not self._work.is_set():
+            self._work.set()
+        if self._is_worth_a_statement():
+            self._enough.set()
+
+    def _is_worth_a_statement(self) -> bool:
+        in_flight = self._callbacks.in_flight()
+        return in_flight < _GATHER_FROM_RECORDS or 2 * len(self._acked) >= in_flight
 
     def quarantine(self, poison: Poison) -> None:
         """Move this row to quarantine; safe from any thread."""
@@ -99,6 +106,7 @@ class Purger(threading.Thread):
         """End the thread once what is running has ended."""
         self._ended.set()
         self._work.set()
+        self._enough.set()
 
     def run(self) -> None:
         """The thread."""
@@ -107,7 +115,6 @@ class Purger(threading.Thread):
                 self.connected.set()
             while not self._ended.is_set():
                 self._work.wait(self._until_next_poison_s())
-                self._work.clear()
                 self._gather()
                 batch = sorted(self._acked.popleft() for _ in range(len(self._acked)))  # one order for all who lock
                 if batch and self._attempt(partial(self._delete, batch)):
@@ -121,12 +128,10 @@ class Purger(threading.Thread):
 
     def _gather(self) -> None:
         """Wait a moment for a batch that is worth a statement."""
-        deadline = time.monotonic() + min(_GATHER_MAX_S, _GATHER_STATEMENTS * self._statement_s)
-        while 2 * len(self._acked) < self._callbacks.in_flight() and not self._ended.is_set():
-            left_s = deadline - time.monotonic()
-            if left_s <= 0 or not self._work.wait(left_s):
-                return
-            self._work.clear()
+        self._enough.clear()
+        if not self._is_worth_a_statement():
+            self._enough.wait(_GATHER_MAX_S)
+        self._work.clear()
 
     def _settle_poison(self) -> None:
         """Try each record that is due once: one that cannot be moved must not keep the others from being purged."""
@@ -180,9 +185,7 @@ class Purger(threading.Thread):
 
     def _delete(self, ids: list[int]) -> None:
         assert self._connection is not None
-        began = time.monotonic()
         self._connection.execute(queries.purge(self._table), (ids,), prepare=True)
-        self._statement_s = time.monotonic() - began
 
     def _move(self, poison: Poison) -> Outcome:
         assert self._connection is not None

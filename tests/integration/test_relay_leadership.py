@@ -74,11 +74,12 @@ def _wait_inserted(scene: Scene, at_least: int) -> int:
 
 
 def test_a_standby_that_joins_or_leaves_interrupts_nothing(scene: Scene) -> None:
-    with scene.member(name="leader") as leader:
+    # A session timeout beyond the patience of this test: who leaves has to say so.
+    with scene.member(name="leader", session_timeout="60s") as leader:
         leader.wait_leading()
         acquired = leader.of(LeaderAcquired)[0]
         for number, force in ((1, False), (2, True)):
-            with scene.member(name="standby") as standby:
+            with scene.member(name="standby", session_timeout="60s") as standby:
                 eventually(lambda: standby.harvester.state is State.STANDBY, what="standby")
                 _wait_members(scene, 2)
                 scene.add(("a", str(number)))

@@ -9,7 +9,6 @@ from typing import Any
 from uuid import UUID
 
 import pytest
-from pytest import MonkeyPatch
 
 from harvester.relay.barrier import Barrier, Entry, Step
 from harvester.relay.commands import Reset
@@ -21,7 +20,7 @@ from tests.support.relay_world import FAULTS, Broken, World
 HISTORIES = 4000
 
 
-def _barrier_falls_at_the_ack(patch: MonkeyPatch) -> None:
+def _barrier_falls_at_the_ack(patch: pytest.MonkeyPatch) -> None:
     """P1."""
 
     def acknowledge(self: SimShard, record_id: int) -> None:
@@ -32,12 +31,12 @@ def _barrier_falls_at_the_ack(patch: MonkeyPatch) -> None:
     patch.setattr(SimShard, "_return", lambda self: setattr(self, "deleting", None))
 
 
-def _keys_closed_since_are_taken(patch: MonkeyPatch) -> None:
+def _keys_closed_since_are_taken(patch: pytest.MonkeyPatch) -> None:
     """P18."""
     patch.setattr(Ledger, "closed_since", lambda _self, _number: frozenset())
 
 
-def _parked_keys_are_not_refused(patch: MonkeyPatch) -> None:
+def _parked_keys_are_not_refused(patch: pytest.MonkeyPatch) -> None:
     """P5: frames that were on their way overtake what was dropped."""
     offer = Barrier.offer
 
@@ -48,7 +47,7 @@ def _parked_keys_are_not_refused(patch: MonkeyPatch) -> None:
     patch.setattr(Barrier, "offer", welcome)
 
 
-def _given_up_keys_are_not_refused(patch: MonkeyPatch) -> None:
+def _given_up_keys_are_not_refused(patch: pytest.MonkeyPatch) -> None:
     """P5: a record that is given up must not be overtaken by frames that were on their way."""
     forget = Barrier.forget
 
@@ -61,7 +60,7 @@ def _given_up_keys_are_not_refused(patch: MonkeyPatch) -> None:
     patch.setattr(Barrier, "forget", careless)
 
 
-def _what_stood_behind_a_given_up_record_stays(patch: MonkeyPatch) -> None:
+def _what_stood_behind_a_given_up_record_stays(patch: pytest.MonkeyPatch) -> None:
     """P5: it would take the place on the wire, and nobody would send it."""
 
     def forget(self: Barrier, record_id: int) -> list[int]:
@@ -71,12 +70,12 @@ def _what_stood_behind_a_given_up_record_stays(patch: MonkeyPatch) -> None:
     patch.setattr(Barrier, "forget", forget)
 
 
-def _ghosts_are_forgotten(patch: MonkeyPatch) -> None:
+def _ghosts_are_forgotten(patch: pytest.MonkeyPatch) -> None:
     """P3."""
     patch.setattr(Ledger, "knows", Ledger.__contains__)
 
 
-def _marks_before_all_answered(patch: MonkeyPatch) -> None:
+def _marks_before_all_answered(patch: pytest.MonkeyPatch) -> None:
     """P5."""
     broadcast = Relay._broadcast
 
@@ -88,7 +87,7 @@ def _marks_before_all_answered(patch: MonkeyPatch) -> None:
     patch.setattr(Relay, "_broadcast", impatient)
 
 
-def _leads_before_all_answered(patch: MonkeyPatch) -> None:
+def _leads_before_all_answered(patch: pytest.MonkeyPatch) -> None:
     """P5: what was given up without a term is heard only with the second answer."""
     taken = Relay.term_taken
 
@@ -100,23 +99,23 @@ def _leads_before_all_answered(patch: MonkeyPatch) -> None:
     patch.setattr(Relay, "term_taken", impatient)
 
 
-def _wire_is_forgotten(patch: MonkeyPatch) -> None:
+def _wire_is_forgotten(patch: pytest.MonkeyPatch) -> None:
     """P5: what is on the wire has to stay in the ledger."""
     keep = Ledger.keep_only
     patch.setattr(Ledger, "keep_only", lambda self, shard, _ids: keep(self, shard, ()))
 
 
-def _nothing_is_forgotten(patch: MonkeyPatch) -> None:
+def _nothing_is_forgotten(patch: pytest.MonkeyPatch) -> None:
     """P5: what a shard dropped has to leave the ledger."""
     patch.setattr(Ledger, "keep_only", lambda _self, _shard, _ids: [])
 
 
-def _old_results_count(patch: MonkeyPatch) -> None:
+def _old_results_count(patch: pytest.MonkeyPatch) -> None:
     """P4."""
     patch.setattr(Relay, "_abandon_mark", lambda _self: None)
 
 
-def _leader_id_stays(patch: MonkeyPatch) -> None:
+def _leader_id_stays(patch: pytest.MonkeyPatch) -> None:
     """P4: forgotten rows are found again by a new leader id only."""
     proceed = Relay._proceed
 
@@ -130,12 +129,12 @@ def _leader_id_stays(patch: MonkeyPatch) -> None:
     patch.setattr(Relay, "_proceed", forgetful)
 
 
-def _given_back_rows_are_not_reset(patch: MonkeyPatch) -> None:
+def _given_back_rows_are_not_reset(patch: pytest.MonkeyPatch) -> None:
     """P18: what stood behind a parked record goes back to the table."""
     patch.setattr(Relay, "_give_back", lambda self, ids: self.ledger.give_back(ids) and [])
 
 
-def _surplus_rows_are_not_reset(patch: MonkeyPatch) -> None:
+def _surplus_rows_are_not_reset(patch: pytest.MonkeyPatch) -> None:
     """Rows that a result gives back have to go back to the table."""
     marked = Relay.marked
 
@@ -145,12 +144,12 @@ def _surplus_rows_are_not_reset(patch: MonkeyPatch) -> None:
     patch.setattr(Relay, "marked", lazy)
 
 
-def _no_bound_in_flight(patch: MonkeyPatch) -> None:
+def _no_bound_in_flight(patch: pytest.MonkeyPatch) -> None:
     """I3."""
     patch.setattr(Ledger, "room", lambda _self: 100)
 
 
-def _no_remark_when_a_shard_dies(patch: MonkeyPatch) -> None:
+def _no_remark_when_a_shard_dies(patch: pytest.MonkeyPatch) -> None:
     """I1."""
 
     def shrug(self: Relay, shard: int, now: float) -> Any:
@@ -163,7 +162,7 @@ def _no_remark_when_a_shard_dies(patch: MonkeyPatch) -> None:
     patch.setattr(Relay, "shard_died", shrug)
 
 
-def _closed_keys_open_early(patch: MonkeyPatch) -> None:
+def _closed_keys_open_early(patch: pytest.MonkeyPatch) -> None:
     """P18: a key opens only with nothing of it unsettled."""
     remove = Ledger._remove
 
@@ -178,17 +177,17 @@ def _closed_keys_open_early(patch: MonkeyPatch) -> None:
     patch.setattr(Ledger, "_remove", eager)
 
 
-def _closed_keys_are_marked(patch: MonkeyPatch) -> None:
+def _closed_keys_are_marked(patch: pytest.MonkeyPatch) -> None:
     """P18: marks leave closed keys out."""
     patch.setattr(Ledger, "closed", property(lambda _self: frozenset()))
 
 
-def _term_is_taken_twice(patch: MonkeyPatch) -> None:
+def _term_is_taken_twice(patch: pytest.MonkeyPatch) -> None:
     """P8."""
     patch.setattr(Relay, "_term_asked", property(lambda _self: False, lambda _self, _value: None), raising=False)
 
 
-def _emptied_too_early(patch: MonkeyPatch) -> None:
+def _emptied_too_early(patch: pytest.MonkeyPatch) -> None:
     """A key's rows may have been given back since the mark was sent."""
     closed_since = Ledger.closed_since
 
@@ -199,7 +198,7 @@ def _emptied_too_early(patch: MonkeyPatch) -> None:
     patch.setattr(Ledger, "closed_since", lambda self, number: Blind(closed_since(self, number)))
 
 
-def _switch_before_all_is_settled(patch: MonkeyPatch) -> None:
+def _switch_before_all_is_settled(patch: pytest.MonkeyPatch) -> None:
     """P17."""
 
     def scale(self: Relay, shards: int, deadline: float, now: float) -> Any:
@@ -210,12 +209,12 @@ def _switch_before_all_is_settled(patch: MonkeyPatch) -> None:
     patch.setattr(Relay, "scale", scale)
 
 
-def _remark_keeps_queues(patch: MonkeyPatch) -> None:
+def _remark_keeps_queues(patch: pytest.MonkeyPatch) -> None:
     """P5: a remark drops what is queued."""
     patch.setattr(Barrier, "remark", lambda self: sorted(self._unsettled))
 
 
-def _barrier_of_two(patch: MonkeyPatch) -> None:
+def _barrier_of_two(patch: pytest.MonkeyPatch) -> None:
     """I2: at most one record of a key is unsettled on the wire."""
 
     def offer(self: Barrier, entry: Entry) -> bool:
@@ -233,7 +232,7 @@ ONE_KEY = bytes([0, 0, 4, 4, 2, 2, 3])  # one shard, room for five, pipes of fou
 TWO_KEYS = bytes([1, *ONE_KEY[1:]])
 
 # What is broken, the faults it takes to see it (None: all), and how the history begins.
-MUTATIONS: list[tuple[Callable[[MonkeyPatch], None], tuple[str, ...] | None, bytes]] = [
+MUTATIONS: list[tuple[Callable[[pytest.MonkeyPatch], None], tuple[str, ...] | None, bytes]] = [
     (_barrier_falls_at_the_ack, None, b""),
     (_keys_closed_since_are_taken, None, b""),
     (_parked_keys_are_not_refused, KAFKA, ONE_KEY),
@@ -275,10 +274,10 @@ def first_failure(histories: int, faults: tuple[str, ...] | None, beginning: byt
     ("mutation", "faults", "beginning"), MUTATIONS, ids=[m[0].__name__.strip("_") for m in MUTATIONS]
 )
 def test_the_world_notices(
-    mutation: Callable[[MonkeyPatch], None],
+    mutation: Callable[[pytest.MonkeyPatch], None],
     faults: tuple[str, ...] | None,
     beginning: bytes,
-    monkeypatch: MonkeyPatch,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     mutation(monkeypatch)
     assert first_failure(HISTORIES, faults, beginning) is not None

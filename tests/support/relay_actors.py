@@ -5,6 +5,7 @@ from __future__ import annotations
 import struct
 from collections import deque
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import TYPE_CHECKING
 from uuid import UUID
 
@@ -115,11 +116,11 @@ class SimHarvester:
         for shard in self.shards:
             name = f"{self.name}{shard.index}"
             if shard.to_supervisor:
-                found.append(((name, "says", shard.to_supervisor[0]), lambda s=shard: self._hear_shard(s)))
+                found.append(((name, "says", shard.to_supervisor[0]), partial(self._hear_shard, shard)))
             elif not shard.alive:
-                found.append(((name, "is buried"), lambda s=shard: self._bury(s)))
+                found.append(((name, "is buried"), partial(self._bury, shard)))
             if shard.alive and shard.watched and len(shard.to_shard) <= self.world.pipe_frames:
-                found.append(((name, "has room"), lambda s=shard: self._uncongested(s)))
+                found.append(((name, "has room"), partial(self._uncongested, shard)))
             if shard.alive:
                 found += shard.actions()
         if self.marker:
@@ -269,14 +270,7 @@ class SimHarvester:
         command = self.marker[0]
         table = self.world.table
         if isinstance(command, c.TakeTerm):
-            self._seen_term, seen = None, self._seen_term
-            if self.proven and table.term != seen:
-                return  # again
-            self.marker.popleft()
-            if self.proven:
-                table.term, table.holder = table.term + 1, command.holder
-                term = table.term
-                self._post("term taken", lambda: self.relay.term_taken(command.holder, term, self.world.now))
+            self._take_term(command)
             return
         self.marker.popleft()
         snapshot, self._snapshot = self._snapshot, None
@@ -289,6 +283,16 @@ class SimHarvester:
             self._post("term gone", lambda: self._term_gone(command.holder))
         else:
             self._post(("marked", [row[0] for row in rows]), lambda: self._marked(command.number, rows, snapshot))
+
+    def _take_term(self, command: c.TakeTerm) -> None:
+        table, seen = self.world.table, self._seen_term
+        self._seen_term = None
+        if not self.proven:
+            self.marker.popleft()
+        elif table.term == seen:
+            self.marker.popleft()
+            table.term, table.holder = seen + 1, command.holder
+            self._post("term taken", lambda: self.relay.term_taken(command.holder, seen + 1, self.world.now))
 
     def _marked(self, number: int, rows: list[Row], snapshot: list[w.Row]) -> Sequence[c.Command]:
         self._processed = snapshot

@@ -4,22 +4,19 @@ from __future__ import annotations
 
 import struct
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
-from uuid import UUID
 
 from confluent_kafka import KafkaError
 
-from harvester.relay import commands as c
 from harvester.relay import frames as f
-from harvester.relay.machine import Phase, Relay, Row, Settings
 from harvester.relay.purging import Outcome, Poison
-from harvester.relay.router import shard_of
 from harvester.relay.sender import Outlets, Policy, Sender
 
 if TYPE_CHECKING:
-    from tests.support import relay_world as w
+    from tests.support.relay_actors import SimHarvester
 
 Action = Callable[[], object]
 Note = tuple[object, ...]  # what the history shows; put into words only when it is shown
@@ -109,7 +106,7 @@ class SimShard:
         """Everything that goes on by itself."""
         name = f"{self.owner.name}{self.index}"
         if self.doomed:
-            return [(f"{name}: exits", self.die)]
+            return [((name, "exits"), self.die)]
         found: list[tuple[Note, Action]] = []
         if not self.ready:
             found.append(((name, "ready"), self._become_ready))
@@ -117,11 +114,11 @@ class SimShard:
             found.append(((name, "reads", self.to_shard[0]), self._read))
         for record_id, sent in self.wire.items():
             if self.owner.world.table.rows[record_id].refused:
-                found.append(((name, record_id, "refused"), lambda i=record_id: self.fail(i, "MSG_SIZE_TOO_LARGE")))
+                found.append(((name, record_id, "refused"), partial(self.fail, record_id, "MSG_SIZE_TOO_LARGE")))
             elif sent.appended:
-                found.append(((name, record_id, "acknowledged"), lambda i=record_id: self._acknowledge(i)))
+                found.append(((name, record_id, "acknowledged"), partial(self._acknowledge, record_id)))
             else:
-                found.append(((name, record_id, "appended"), lambda i=record_id: self._append(i)))
+                found.append(((name, record_id, "appended"), partial(self._append, record_id)))
         if self.deleting is not None:
             step = self._return if self.deleted else self._delete
             verb = "returns" if self.deleted else "commits"
@@ -144,11 +141,11 @@ class SimShard:
         ]
         for i, sent in self.wire.items():
             if not sent.appended:
-                found.append(("kafka", (name, i, "times out"), lambda i=i: self.fail(i, "_MSG_TIMED_OUT")))
-                found.append(("kafka", (name, i, "no topic"), lambda i=i: self.fail(i, "UNKNOWN_TOPIC_OR_PART")))
+                found.append(("kafka", (name, i, "times out"), partial(self.fail, i, "_MSG_TIMED_OUT")))
+                found.append(("kafka", (name, i, "no topic"), partial(self.fail, i, "UNKNOWN_TOPIC_OR_PART")))
             else:
-                found.append(("kafka", (name, i, "loses its ack"), lambda i=i: self.fail(i, "_MSG_TIMED_OUT")))
-            found.append(("shard death", (name, i, "fatal"), lambda i=i: self.fail(i, "_FATAL")))
+                found.append(("kafka", (name, i, "loses its ack"), partial(self.fail, i, "_MSG_TIMED_OUT")))
+            found.append(("shard death", (name, i, "fatal"), partial(self.fail, i, "_FATAL")))
         return found
 
     def _fill(self) -> None:
