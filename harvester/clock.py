@@ -8,8 +8,3 @@ import time
 def clock_s() -> float:
     """Seconds of CLOCK_BOOTTIME."""
     return time.clock_gettime(time.CLOCK_BOOTTIME)
-
-
-def clock_ns() -> int:
-    """The same in nanoseconds."""
-    return time.clock_gettime_ns(time.CLOCK_BOOTTIME)

@@ -86,8 +86,8 @@ def reset(table: OutboxTable, *, term: int, holder: UUID, leader_id: UUID, ids: 
 
 
 def purge(table: OutboxTable) -> str:
-    """Delete what Kafka acknowledged; one parameter, the ids (ascending)."""
-    return f"DELETE FROM {table.sql} WHERE id = ANY (%b::bigint[])"
+    """Delete what Kafka acknowledged; one parameter in libpq's notation, the ids (ascending) as bigint[]."""
+    return f"DELETE FROM {table.sql} WHERE id = ANY ($1::bigint[])"
 
 
 def quarantine(table: OutboxTable, shape: OutboxShape) -> str:

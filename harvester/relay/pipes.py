@@ -18,7 +18,7 @@ from collections.abc import Iterator
 from harvester.relay.frames import Frame, Splitter, encode
 
 _PIPE_BYTES = 1 << 20
-_READ_BYTES = 1 << 20
+_READ_BYTES = 1 << 16  # a larger buffer is a fresh mapping for every read
 _LOOK_AGAIN_MS = 250
 
 

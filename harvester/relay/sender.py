@@ -4,7 +4,7 @@ Three threads call in: the shard's main thread with frames and due retries, the 
 purger with commits. One lock of this process orders them; it is never held while something waits. At most one
 record of a key is unsettled on the wire, so whichever thread lowers a barrier may produce the next record itself.
 
-`is_trusted` is asked immediately before every produce (P12). Once it says no, everything queued is dropped and
+Trust is looked at immediately before every produce (P12). Once it says no, everything queued is dropped and
 everything that arrives is refused until the supervisor's next `Remark`: sending on after a gap would reorder keys.
 """
 

@@ -27,7 +27,7 @@ from harvester.relay.frames import Closed, Dispatch, Frame, Log, Ready, Remark, 
 from harvester.relay.pipes import ShardPipe, widen
 from harvester.relay.purging import Callbacks, Purger
 from harvester.relay.sender import Outlets, Policy, Sender
-from harvester.relay.shared import Shared, is_trusted
+from harvester.relay.shared import Shared, trust_check
 from harvester.relay.waking import Waker
 from harvester.telemetry.client_log import ClientLog
 
@@ -95,7 +95,7 @@ class _Shard:
                 quarantine=self._purger.quarantine,
                 wake=self._waker.set,
                 fatal=self._die,
-                trusted=lambda: is_trusted(shared),
+                trusted=trust_check(shared),
             ),
         )
 

@@ -10,9 +10,10 @@ Trust is a moment of CLOCK_BOOTTIME, which runs through suspend. Inside the supe
 from __future__ import annotations
 
 import threading
-from collections.abc import MutableSequence
+from collections.abc import Callable, MutableSequence
+from time import CLOCK_BOOTTIME, clock_gettime_ns
 
-from harvester.clock import clock_ns, clock_s
+from harvester.clock import clock_s
 
 _TRUST, _IN_FLIGHT, _LIMIT = 0, 1, 2
 WORDS = 3
@@ -20,9 +21,13 @@ WORDS = 3
 Shared = MutableSequence[int]  # a multiprocess RawArray of WORDS signed 64-bit integers
 
 
-def is_trusted(shared: Shared) -> bool:
-    """Whether a shard may hand a record to its producer now; asked immediately before every one (P12)."""
-    return clock_ns() < shared[_TRUST]
+def trust_check(shared: Shared) -> Callable[[], bool]:
+    """A function that says whether a shard may hand a record to its producer now (P12); one call per record."""
+
+    def trusted() -> bool:
+        return clock_gettime_ns(CLOCK_BOOTTIME) < shared[_TRUST]
+
+    return trusted
 
 
 def set_in_flight(shared: Shared, records: int, limit: int) -> None:
