@@ -8,7 +8,8 @@ anything unsettled (plus the unsettled records without a key) is never less than
 is the shared counter, written by the supervisor alone (P16), and `room` keeps it within `max_in_flight_records`
 (I3) without asking a shard. *Which keys may not be marked?* A key with a parked record, or with more than
 `max_queued_per_key` behind its barrier, is *closed* (P18): marks leave it out, and a result drops rows of any key
-that was closed at any time since its statement was sent. A closed key opens only when nothing of it is unsettled.
+that was closed at any time since its statement was sent. A closed key opens only when nothing of it is unsettled
+and no mark is under way that was sent before it closed.
 """
 
 from __future__ import annotations
@@ -98,7 +99,9 @@ class Ledger:
 
     def mark_done(self, number: int) -> None:
         """Its result is processed or abandoned."""
-        del self._outstanding[number]
+        for key in self._outstanding.pop(number):
+            if key not in self._keys:
+                self._open(key)
         oldest = min(self._outstanding, default=self._last_mark + 1)
         if self._ghosts:
             self._ghosts = {i: mark for i, mark in self._ghosts.items() if mark >= oldest}
@@ -127,7 +130,7 @@ class Ledger:
             return
         state = self._keys.get(key)
         if state is None:
-            state = self._keys[key] = _Key(shard)
+            state = self._keys[key] = _Key(shard, closed=key in self._closed)
         state.count += 1
         if state.count > self.bounds.queued_per_key and not state.closed:
             self.close(key)
@@ -177,5 +180,10 @@ class Ledger:
         if not state.count:
             del self._keys[key]
             if state.closed:
-                self._closed.discard(key)
+                self._open(key)
         return True
+
+    def _open(self, key: bytes) -> None:
+        """Nothing of it is unsettled; it opens unless a mark is under way that was sent before it closed."""
+        if not any(key in closed_since for closed_since in self._outstanding.values()):
+            self._closed.discard(key)

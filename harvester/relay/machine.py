@@ -13,21 +13,17 @@ Theory. One leadership runs through these phases:
 ledger, everything else is forgotten. Nothing is marked until all have answered (P5), and then under a new leader
 id, so that every forgotten row is found again from the head. What is on the wire is awaited, never repeated (I8).
 
-*Marks.* One statement at a time, always from the head (P4). A result is discarded whole when the epoch has risen
-since it was sent. Its rows are filtered against the ledger (P3), and rows of a key or a shard that was closed at
-any time since are given back (P18). `room` in the ledger bounds what is taken (I3).
+*Marks* and what becomes of their rows: `harvester.relay.intake`. Results of an older epoch are discarded whole.
 
-*Shards that take nothing.* Rows for a shard that is down or whose pipe is full are held here, at most
-`send_buffer` of them; then its slice is closed: marks leave it out until it takes rows again. Only its keys wait.
-A shard that does not answer a remark, or is silent while it has records to settle, is killed; a killed shard's
-ids have an unknown fate, which is what a remark is for. Its successor is a new process (P15).
+*Shards that are stuck.* A shard that does not answer a remark, or is silent while it has records to settle, is
+killed; a killed shard's ids have an unknown fate, which is what a remark is for. Its successor is a new process
+(P15).
 """
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from enum import Enum
 from uuid import UUID
 
@@ -39,7 +35,6 @@ from harvester.relay.commands import (
     Drained,
     Emptied,
     Kill,
-    Mark,
     OpenTrust,
     Reset,
     Resize,
@@ -47,10 +42,8 @@ from harvester.relay.commands import (
     TakeTerm,
 )
 from harvester.relay.frames import Closed, Dispatch, Remark
+from harvester.relay.intake import Intake, Row
 from harvester.relay.ledger import Bounds, Ledger
-from harvester.relay.router import shard_of
-
-Row = tuple[int, bytes | None, bytes]  # id, key, the row as the database sent it
 
 
 class Phase(Enum):
@@ -78,19 +71,6 @@ class Settings:
     silence_timeout_s: float
 
 
-@dataclass(slots=True, eq=False)
-class _Shard:
-    ready: bool = False
-    congested: bool = False
-    heard_at: float = 0.0
-    held: deque[Row] = field(default_factory=deque)
-    held_since: float = 0.0
-
-    @property
-    def takes(self) -> bool:
-        return self.ready and not self.congested
-
-
 class Relay:
     """See the module's text. Every method returns the commands to perform, in order. One thread only."""
 
@@ -104,16 +84,11 @@ class Relay:
         self.leader_id: UUID | None = None
         window = settings.max_in_flight_records * 2
         self.ledger = Ledger(Bounds(settings.max_in_flight_records, window, settings.max_queued_per_key))
-        self.shards = [_Shard() for _ in range(settings.shards)]
+        self.intake = Intake(settings.shards, settings.mark_query_records, settings.send_buffer, self.ledger)
         self._awaited: set[int] = set()
         self._answer_deadline = 0.0
         self._reason = ""
-        self._mark: Mark | None = None
-        self._shards_closed_since: set[int] = set()
-        self._closed_shards: set[int] = set()
-        self._idle = 0
         self._parked_keys: set[bytes] = set()
-        self._kept: set[int] = set()
         self._term_asked = False
         self._told_term: int | None = None  # the term that shards are told; it becomes ours when all have answered
         self._target = settings.shards
@@ -146,7 +121,7 @@ class Relay:
         """The term row names somebody else (P8): take over again while trusted, else give up."""
         if self.phase not in (Phase.LEADING, Phase.REMARKING, Phase.SCALING, Phase.TAKING):
             return []
-        self._abandon_mark()
+        self.intake.abandon()
         if not trusted:
             return self.fence("the term row names another holder", now)
         self.phase = Phase.IDLE
@@ -171,121 +146,42 @@ class Relay:
         return []
 
     def _end_leadership(self) -> None:
-        self._abandon_mark()
+        self.intake.abandon()
         self.term = self._told_term = self.holder = self.leader_id = None
 
     # -- marks
 
     def marked(self, number: int, rows: Sequence[Row], now: float) -> list[Command]:
         """A mark's result, sorted by id."""
-        mark = self._mark
-        if mark is None or mark.number != number or self.phase is not Phase.LEADING:
+        if not self.intake.knows(number) or self.phase is not Phase.LEADING:
             return []
-        self._mark = None
-        closed_since = self.ledger.closed_since(number)
-        taken, back = self._take(rows, closed_since, now)
-        self.ledger.mark_done(number)  # not before: until then the ledger remembers what was settled meanwhile (P3)
-        commands: list[Command] = list(self._dispatch(taken))
-        if back and self.term is not None:
-            commands.append(Reset(mark.term, mark.holder, mark.leader_id, tuple(back)))
-        self._idle = 0 if rows else self._idle + 1
-        left_out = mark.closed_keys or mark.closed_shards or closed_since  # a key's rows may have been given back since
-        if not rows and not len(self.ledger) and not left_out:
+        taken = self.intake.result(number, rows, now)
+        mark = taken.mark
+        commands: list[Command] = [self._dispatch(index, batch) for index, batch in taken.rows.items()]
+        if taken.back:
+            commands.append(Reset(mark.term, mark.holder, mark.leader_id, tuple(taken.back)))
+        if not rows and not len(self.ledger) and not taken.left_out and not self.intake.under_way:
             commands.append(Emptied())
-        return [*commands, *self._next_mark()]
+        return [*commands, *self._next_marks()]
 
     def mark_failed(self, number: int, error: str, now: float) -> list[Command]:
         """A statement that was sent may have taken effect: only a new leader id finds its rows again."""
-        mark = self._mark
-        if mark is None or mark.number != number:
+        if not self.intake.knows(number):
             return []
-        self._abandon_mark()
+        self.intake.abandon()
         return self.remark(f"a mark failed: {error}", now)
 
     def reset_failed(self, error: str, now: float) -> list[Command]:
         """Rows that were given back may still carry our leader id: only a new one finds them again."""
         return self.remark(f"a reset failed: {error}", now)
 
-    def _take(
-        self, rows: Sequence[Row], closed_since: frozenset[bytes], now: float
-    ) -> tuple[dict[int, list[Row]], list[int]]:
-        """Sort new rows into those for each shard and those to give back."""
-        ledger, count = self.ledger, self.settings.shards
-        taken: dict[int, list[Row]] = {}
-        back: list[int] = []
-        for row in rows:
-            record_id, key, _ = row
-            if ledger.knows(record_id):
-                continue
-            if key is not None and key in closed_since:
-                back.append(record_id)
-                continue
-            index = ledger.shard_of_key(key) if key is not None else None
-            if index is None:
-                index = shard_of(key, record_id, count)
-            if index in self._shards_closed_since or index in self._closed_shards:
-                back.append(record_id)
-                continue
-            shard = self.shards[index]
-            if not shard.takes or shard.held:
-                if len(shard.held) >= self.settings.send_buffer:
-                    self._closed_shards.add(index)
-                    self._shards_closed_since.add(index)
-                    back.append(record_id)
-                    continue
-                if not shard.held:
-                    shard.held_since = now
-                shard.held.append(row)
-            else:
-                taken.setdefault(index, []).append(row)
-            if not ledger.unsettled_of(index):
-                shard.heard_at = now  # it had nothing to say until now
-            ledger.add(record_id, key, index)
-        return taken, back
+    def _dispatch(self, index: int, rows: Sequence[Row]) -> Command:
+        return Send(index, Dispatch(self.epoch, [raw for _, _, raw in rows]))
 
-    def _dispatch(self, taken: dict[int, list[Row]]) -> Iterable[Command]:
-        for index, rows in taken.items():
-            yield Send(index, Dispatch(self.epoch, [raw for _, _, raw in rows]))
-
-    def _next_mark(self) -> list[Command]:
-        if self.phase is not Phase.LEADING or self._mark is not None or self.leader_id is None:
+    def _next_marks(self) -> list[Command]:
+        if self.phase is not Phase.LEADING or self.leader_id is None or self.term is None or self.holder is None:
             return []
-        assert self.term is not None
-        assert self.holder is not None
-        batch = self.settings.mark_query_records
-        room = self.ledger.room()
-        worth = min(batch, (self.settings.max_in_flight_records - len(self._parked_keys)) // 4)
-        if room < max(1, worth) and len(self.ledger):
-            return []
-        self._mark = Mark(
-            number=self.ledger.mark_sent(),
-            term=self.term,
-            holder=self.holder,
-            leader_id=self.leader_id,
-            limit=min(batch, room),
-            idle=self._idle,
-            closed_keys=self.ledger.closed,
-            closed_shards=frozenset(self._closed_shards),
-            shards=self.settings.shards,
-            kept=self._still_kept(),
-        )
-        self._shards_closed_since = set()
-        return [self._mark]
-
-    def _still_kept(self) -> tuple[int, ...]:
-        """Ids that a remark kept and that are not settled yet.
-
-        They carry an older leader id, so a mark would take them again: the ledger would skip them, but the statement
-        would lock and rewrite rows that shards are deleting.
-        """
-        if self._kept:
-            self._kept = {record_id for record_id in self._kept if record_id in self.ledger}
-        return tuple(sorted(self._kept))
-
-    def _abandon_mark(self) -> None:
-        if self._mark is not None:
-            self.ledger.mark_done(self._mark.number)
-            self._mark = None
+        return [*self.intake.next_marks(self.term, self.holder, self.leader_id, len(self._parked_keys))]
 
     # -- settling
 
@@ -306,7 +202,7 @@ class Relay:
         if key is not None:
             self.ledger.close(key)
             self._parked_keys.add(key)
-        held = self._unhold(shard, key) if key is not None else []
+        held = self.intake.unhold(shard, key) if key is not None else []
         back = self._give_back([*given_back, *held])
         return [*back, Send(shard, Closed(epoch, record_id)), *self._proceed(now)]
 
@@ -336,20 +232,13 @@ class Relay:
             return []
         return [Reset(self.term, self.holder, self.leader_id, tuple(sorted(back)))]
 
-    def _unhold(self, index: int, key: bytes) -> list[int]:
-        shard = self.shards[index]
-        ids = [row[0] for row in shard.held if row[1] == key]
-        if ids:
-            shard.held = deque(row for row in shard.held if row[1] != key)
-        return ids
-
     # -- remarks
 
     def remark(self, reason: str, now: float) -> list[Command]:
         """Drop what is queued everywhere, and mark again under a new leader id."""
         if self.phase not in (Phase.LEADING, Phase.REMARKING):
             return self._proceed(now)
-        self._abandon_mark()
+        self.intake.abandon()
         if self.phase is Phase.LEADING:
             self._reason = reason  # the first cause says more than what follows from it
         self.phase = Phase.REMARKING
@@ -381,11 +270,8 @@ class Relay:
     def _broadcast(self, now: float) -> list[Command]:
         """Raise the epoch, forget what is held, ask every living shard what it has on the wire."""
         self.epoch += 1
-        self._kept = set(self.ledger.ids)
-        for shard in self.shards:
-            self.ledger.give_back([row[0] for row in shard.held])
-            shard.held.clear()
-        self._awaited = {i for i, shard in enumerate(self.shards) if shard.ready}
+        self.intake.forget_held()
+        self._awaited = {i for i, shard in enumerate(self.intake.slices) if shard.ready}
         self._answer_deadline = now + self.settings.answer_timeout_s
         return [Send(i, self._remark_frame()) for i in sorted(self._awaited)]
 
@@ -396,23 +282,23 @@ class Relay:
     def _proceed(self, now: float) -> list[Command]:
         """Go on where something was waited for."""
         if self.phase is Phase.LEADING:
-            return self._next_mark()
+            return self._next_marks()
         if self._awaited:
             return []
         if self.phase is Phase.TAKING and self._told_term is not None and self.leader_id is not None:
             self.term = self._told_term
             self.phase = Phase.LEADING
-            self._idle = 0
-            return [OpenTrust(), Announce(LeaderAcquired(self.leader_id, self.term)), *self._next_mark()]
+            self.intake.begin()
+            return [OpenTrust(), Announce(LeaderAcquired(self.leader_id, self.term)), *self._next_marks()]
         if self.phase is Phase.TAKING and self.holder is not None and not self._term_asked:
             self._term_asked = True  # once: a second one would raise the term under our own feet
             return [TakeTerm(self.holder)]
         if self.phase is Phase.REMARKING and self.term is not None:
             self.phase = Phase.LEADING
             self.leader_id = self._new_id()
-            self._idle = 0
+            self.intake.begin()
             refreshed = LeaderRefreshed(self.leader_id, self.term, self._reason)
-            return [Announce(refreshed), *self._next_mark()]
+            return [Announce(refreshed), *self._next_marks()]
         if self.phase is Phase.SCALING and not len(self.ledger):
             resize = self._resize(self._target)
             self.phase = Phase.REMARKING
@@ -435,28 +321,27 @@ class Relay:
             return [self._resize(shards)]
         if self.phase not in (Phase.LEADING, Phase.REMARKING):
             return []
-        self._abandon_mark()
+        self.intake.abandon()
         self.phase = Phase.SCALING
         self._target, self._scale_deadline = shards, deadline
         return [*self._broadcast(now), *self._proceed(now)]
 
     def _resize(self, shards: int) -> Command:
         self.settings = replace(self.settings, shards=shards)
-        self.shards = [*self.shards[:shards], *(_Shard() for _ in range(shards - len(self.shards)))]
-        self._closed_shards.clear()
+        self.intake.resize(shards)
         return Resize(shards)
 
     # -- shards
 
     def shard_ready(self, shard: int, now: float) -> list[Command]:
         """A new process of this shard can take rows."""
-        state = self.shards[shard]
+        state = self.intake.slices[shard]
         state.ready, state.congested, state.heard_at = True, False, now
         return [Send(shard, self._remark_frame()), *self._release(shard), *self._proceed(now)]
 
     def shard_died(self, shard: int, now: float) -> list[Command]:
         """Its process is gone for certain. What it had on the wire may or may not have been published."""
-        state = self.shards[shard]
+        state = self.intake.slices[shard]
         state.ready = False
         self._awaited.discard(shard)
         lost = self.ledger.keep_only(shard, ())
@@ -467,29 +352,24 @@ class Relay:
 
     def congested(self, shard: int) -> None:
         """Its pipe takes nothing at the moment."""
-        self.shards[shard].congested = True
+        self.intake.slices[shard].congested = True
 
     def is_congested(self, shard: int) -> bool:
         """Whether its pipe was last known to take nothing."""
-        return self.shards[shard].congested
+        return self.intake.slices[shard].congested
 
     def uncongested(self, shard: int, now: float) -> list[Command]:
         """Its pipe takes frames again."""
-        self.shards[shard].congested = False
+        self.intake.slices[shard].congested = False
         return [*self._release(shard), *self._proceed(now)]
 
     def heard(self, shard: int, now: float) -> None:
         """A frame arrived from it."""
-        self.shards[shard].heard_at = now
+        self.intake.slices[shard].heard_at = now
 
     def _release(self, index: int) -> list[Command]:
-        shard = self.shards[index]
-        self._closed_shards.discard(index)
-        if not shard.held:
-            return []
-        rows = list(shard.held)
-        shard.held.clear()
-        return list(self._dispatch({index: rows}))
+        rows = self.intake.release(index)
+        return [self._dispatch(index, rows)] if rows else []
 
     # -- time
 
@@ -497,14 +377,14 @@ class Relay:
         """This process did not run for so long; its shards may not have either. Their time starts over."""
         self._answer_deadline += lost_s
         self._scale_deadline += lost_s
-        for shard in self.shards:
+        for shard in self.intake.slices:
             shard.heard_at += lost_s
             shard.held_since += lost_s
 
     def tick(self, now: float) -> list[Command]:
         """Look at the clock: unanswered remarks, silent shards, rows held for too long."""
         commands: list[Command] = []
-        for index, shard in enumerate(self.shards):
+        for index, shard in enumerate(self.intake.slices):
             if not shard.ready:
                 continue
             silent_s = now - shard.heard_at
@@ -517,7 +397,7 @@ class Relay:
             self._reason = "the number of shards could not be changed: something is still unsettled"
             return [*commands, *self._proceed(now)]
         if self.phase is Phase.LEADING:
-            for index, shard in enumerate(self.shards):
+            for index, shard in enumerate(self.intake.slices):
                 if shard.held and now - shard.held_since >= self.settings.queue_timeout_s:
                     return [*commands, *self.remark(f"queue timeout: rows for shard {index} waited", now)]
         return commands

@@ -323,7 +323,7 @@ class Supervisor(threading.Thread):
         asked = slot.asked_to_end
         code = self.fleet.bury(index)
         self._out.trouble(f"shard {index}", None)
-        if index < len(self.relay.shards):
+        if index < len(self.relay.intake.slices):
             self._perform(self.relay.shard_died(index, now))
         if self._ending_deadline is not None or (slot.retired and asked):
             return

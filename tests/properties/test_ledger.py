@@ -27,8 +27,13 @@ class Oracle:
 
     def remove(self, ids: list[int]) -> list[int]:
         removed = [i for i in ids if self.unsettled.pop(i, None) is not None]
-        self.closed = {key for key in self.closed if self.ids_of(key)}
+        self.reopen()
         return removed
+
+    def reopen(self) -> None:
+        """Open are keys with nothing unsettled that no outstanding mark may still show rows of."""
+        pending = [self.since(number, "closed") for number in self.outstanding()]
+        self.closed = {key for key in self.closed if self.ids_of(key) or any(key in since for since in pending)}
 
     def outstanding(self) -> list[int]:
         done = {what for kind, what in self.history if kind == "done"}
@@ -102,6 +107,7 @@ class LedgerMachine(RuleBasedStateMachine):
         number = data.draw(st.sampled_from(self.oracle.outstanding()))
         self.ledger.mark_done(number)
         self.oracle.history.append(("done", number))
+        self.oracle.reopen()
 
     def _some(self, data: st.DataObject) -> list[int]:
         return data.draw(st.lists(st.integers(1, self.ids + 1), max_size=4, unique=True))

@@ -12,6 +12,7 @@ import pytest
 
 from harvester.relay.barrier import Barrier, Entry, Step
 from harvester.relay.commands import Reset
+from harvester.relay.intake import Intake
 from harvester.relay.ledger import Ledger
 from harvester.relay.machine import Phase, Relay
 from tests.support.relay_shard import SimShard
@@ -112,7 +113,7 @@ def _nothing_is_forgotten(patch: pytest.MonkeyPatch) -> None:
 
 def _old_results_count(patch: pytest.MonkeyPatch) -> None:
     """P4."""
-    patch.setattr(Relay, "_abandon_mark", lambda _self: None)
+    patch.setattr(Intake, "abandon", lambda _self: None)
 
 
 def _leader_id_stays(patch: pytest.MonkeyPatch) -> None:
@@ -153,10 +154,10 @@ def _no_remark_when_a_shard_dies(patch: pytest.MonkeyPatch) -> None:
     """I1."""
 
     def shrug(self: Relay, shard: int, now: float) -> Any:
-        self.shards[shard].ready = False
+        self.intake.slices[shard].ready = False
         self._awaited.discard(shard)
         self.ledger.keep_only(shard, ())
-        self.shards[shard].held.clear()
+        self.intake.slices[shard].held.clear()
         return self._proceed(now)
 
     patch.setattr(Relay, "shard_died", shrug)

@@ -93,6 +93,7 @@ class SimHarvester:
     def is_calm(self) -> bool:
         return (
             not len(self.relay.ledger)
+            and not self.relay.ledger.closed  # a key opens when the marks that were sent before it closed are done
             and all(shard.alive and shard.ready and not shard.unsettled for shard in self.shards)
             and not any(shard.to_shard or shard.to_supervisor for shard in self.shards)
             and not self.revoking

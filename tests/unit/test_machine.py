@@ -41,7 +41,7 @@ class Driver:
     def answer(self, wire: dict[int, list[int]] | None = None) -> list[c.Command]:
         """All shards answer the current epoch."""
         said: list[c.Command] = []
-        for shard in range(len(self.relay.shards)):
+        for shard in range(len(self.relay.intake.slices)):
             ids = (wire or {}).get(shard, [])
             said += self.relay.remarked(shard, self.relay.epoch, ids, self.now)
         return said
@@ -55,8 +55,7 @@ class Driver:
 
     def mark(self, *rows: Row) -> list[c.Command]:
         """The outstanding mark returns these rows."""
-        assert self.relay._mark is not None
-        return self.relay.marked(self.relay._mark.number, rows, self.now)
+        return self.relay.marked(min(self.relay.intake._marks), rows, self.now)
 
 
 def row(record_id: int) -> Row:
@@ -281,7 +280,7 @@ def test_what_was_settled_while_the_mark_was_under_way_is_not_taken_again() -> N
 def test_an_old_result_is_discarded() -> None:
     driver = Driver()
     driver.lead()
-    number = driver.relay._mark.number if driver.relay._mark is not None else 0
+    number = min(driver.relay.intake._marks, default=0)
     driver.relay.remark("x", 0)
     driver.answer()
     assert driver.relay.marked(number, [row(2)], 0) == []
