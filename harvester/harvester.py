@@ -32,6 +32,7 @@ from harvester.status import State, Status
 from harvester.telemetry.logging import logger_for
 
 _STOP_MARGIN_S = 5.0
+_SHARDS_WITHIN_S = 15.0
 
 
 class Harvester:
@@ -245,11 +246,19 @@ class Harvester:
             finally:
                 session.close()
             self._journal.trouble("database", None)
+            self._await_shards(parts)
             with self._lock:  # either this is done before a stop begins, or not at all
                 if not self._stopping.is_set():
                     parts.marker.start()
                     parts.join(Identity(config.name, identity, str(config.table)), self._callbacks(parts))
             return
+
+    def _await_shards(self, parts: Parts) -> None:
+        """A harvester whose shards cannot send yet should not be elected; nor should one bad shard keep it out."""
+        deadline = time.monotonic() + _SHARDS_WITHIN_S
+        while not self._stopping.is_set() and time.monotonic() < deadline:
+            if parts.supervisor.shards_ready.wait(0.05):
+                return
 
     def _callbacks(self, parts: Parts) -> GroupCallbacks:
         supervisor = parts.supervisor

@@ -94,6 +94,7 @@ class Supervisor(threading.Thread):
         self._ending_deadline: float | None = None
         self._over = False
         self._broken = False
+        self.shards_ready = threading.Event()  # every shard has been ready at once
         self._wanted = False
         self.renounced = False
         self._scaling: tuple[threading.Event, list[bool]] | None = None
@@ -229,6 +230,7 @@ class Supervisor(threading.Thread):
                 self.marker.stop()
             for done in self._drained:
                 done.set()
+            self.shards_ready.set()
             self._waker.close()
             self._poller.close()
 
@@ -304,6 +306,8 @@ class Supervisor(threading.Thread):
                 self._perform(relay.queue_timed_out(index, epoch, record_id, waited_s, now))
             case f.Ready():
                 slot.ready = True
+                if all(other.ready for other in self.fleet.in_use):
+                    self.shards_ready.set()
                 self._out.log(index).debug("ready (pid %d)", frame.pid)
                 self._perform(relay.shard_ready(index, now))
             case f.Quarantined(record_id, error):
