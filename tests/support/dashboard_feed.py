@@ -15,8 +15,7 @@ import sys
 import threading
 from typing import NoReturn
 
-from harvester_cli.dashboard import live
-
+from cli.dashboard import live
 from harvester.status import Status
 from tests.support.statuses import leading
 

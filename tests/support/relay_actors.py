@@ -11,7 +11,8 @@ from uuid import UUID
 
 from harvester.relay import commands as c
 from harvester.relay import frames as f
-from harvester.relay.machine import Phase, Relay, Row, Settings
+from harvester.relay.intake import Row
+from harvester.relay.machine import Phase, Relay, Settings
 from harvester.relay.router import shard_of
 from tests.support.relay_shard import Action, Note, SimShard, row_bytes
 

@@ -5,7 +5,10 @@ from __future__ import annotations
 import re
 
 import pytest
-from harvester_cli.dashboard.figures import (
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cli.dashboard.figures import (
     COUNT_WIDTH,
     chart,
     duration,
@@ -14,8 +17,6 @@ from harvester_cli.dashboard.figures import (
     one_line,
     short_count,
 )
-from hypothesis import given
-from hypothesis import strategies as st
 
 
 @pytest.mark.parametrize(

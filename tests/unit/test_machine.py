@@ -9,7 +9,8 @@ import pytest
 from harvester.events import LeaderAcquired, LeaderFenced, LeaderRefreshed
 from harvester.relay import commands as c
 from harvester.relay import frames as f
-from harvester.relay.machine import Phase, Relay, Row, Settings
+from harvester.relay.intake import Row
+from harvester.relay.machine import Phase, Relay, Settings
 
 SETTINGS = Settings(
     shards=2,
