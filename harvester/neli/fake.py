@@ -27,6 +27,7 @@ class FakeGroup:
         self._within_s = revoke_within_s
         self._callbacks: GroupCallbacks | None = None
         self._started = threading.Event()
+        self._led = threading.Event()
         self._leads = False
         self._highest_term = 0
 
@@ -35,11 +36,15 @@ class FakeGroup:
         self._callbacks = callbacks
         self._started.set()
         if self._elected:
-            self.elect()
+            self._elect(callbacks)
 
-    def elect(self, timeout_s: float = 10.0) -> None:
-        """Make this harvester the leader."""
-        callbacks = self._joined(timeout_s)
+    def elect(self, timeout_s: float = 10.0) -> bool:
+        """Make this harvester the leader; returns whether it leads (has taken its term) within that time."""
+        self._elect(self._joined(timeout_s))
+        return self._led.wait(timeout_s)
+
+    def _elect(self, callbacks: GroupCallbacks) -> None:
+        self._led.clear()
         self._leads = True
         callbacks.trust(clock_s() + _FOR_EVER_S)
         callbacks.acquired()
@@ -61,6 +66,7 @@ class FakeGroup:
     def lead(self, leader_id: UUID, term: int) -> None:
         """Called by the harvester when it has taken its term."""
         self._highest_term = max(self._highest_term, term)
+        self._led.set()
 
     def step_down(self, reason: str, rejoin_after_s: float | None = None) -> None:
         """Called by the harvester when it gives leadership up itself."""

@@ -52,7 +52,7 @@ def test_the_commands_of_the_readme_run(scene: Scene) -> None:
     (statement,) = blocks("sql")
     with psycopg.connect(scene.dsn, autocommit=True) as connection:
         connection.execute(statement.replace("'orders'", f"'{scene.topic}'").encode())
-    with scene.cli("start", "--shards", "8") as running:
+    with scene.cli("--shards", "8") as running:
         wait_leads(running)
         scene.wait_left()
         assert running.stop(signal.SIGTERM) == 0
