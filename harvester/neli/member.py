@@ -34,6 +34,7 @@ from harvester.telemetry.client_log import ClientLog
 _TAIL_RECORDS = 64
 _OFFSET_TAIL_BASE = -2000  # librdkafka: RD_KAFKA_OFFSET_TAIL(n) is this minus n
 _RETRY_S = 1.0
+_LOOK_S = 2.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,6 +123,7 @@ class KafkaGroup:
             self._callbacks.trouble(error)
             self._ended.wait(_RETRY_S)
             return False
+        self._look_for_strangers()
         self._consumer = Consumer(
             {
                 **settings.consumer_options,
@@ -134,6 +136,38 @@ class KafkaGroup:
             [settings.topic], on_assign=self._assigned, on_revoke=self._revoked, on_lost=self._revoked
         )
         return True
+
+    def _look_for_strangers(self) -> None:
+        """Read what was said last, before joining: a standby hears nothing, and would wait for ever for a leadership
+        that belongs to another outbox."""
+        options = {**self._settings.consumer_options, "enable.partition.eof": "true"}
+        reader = Consumer({**options, "logger": ClientLog(self._callbacks.client_said)})
+        try:
+            reader.assign([TopicPartition(self._settings.topic, 0, _OFFSET_TAIL_BASE - _TAIL_RECORDS)])
+            deadline = clock_s() + _LOOK_S
+            while clock_s() < deadline and not self._ended.is_set():
+                message = reader.poll(self._settings.poll_s)
+                if message is None:
+                    continue
+                if message.error() is not None:
+                    return  # the end, or nothing to be had: the group itself will tell
+                heartbeat = decode(message.value())
+                if heartbeat is not None:
+                    self._refuse_stranger(heartbeat, message)
+        finally:
+            reader.close()
+
+    def _refuse_stranger(self, heartbeat: Heartbeat, message: Any) -> None:
+        """Raise ForeignOutbox when a live member, this heartbeat's, serves another outbox."""
+        if heartbeat.outbox == self._identity.outbox:
+            return
+        if time.time() - message.timestamp()[1] / 1000 < self._settings.foreign_live_s:
+            raise ForeignOutbox(
+                group=self._settings.group,
+                member=heartbeat.name,
+                theirs=heartbeat.outbox_name,
+                ours=self._identity.outbox_name,
+            )
 
     def _serve(self) -> None:
         """Poll until the end, or until the group is to be left for a while."""
@@ -175,13 +209,7 @@ class KafkaGroup:
                 self._feed(e.HeartbeatReturned(sent_at))
             return
         if heartbeat.outbox != self._identity.outbox:
-            if time.time() - message.timestamp()[1] / 1000 < self._settings.foreign_live_s:
-                raise ForeignOutbox(
-                    group=self._settings.group,
-                    member=heartbeat.name,
-                    theirs=heartbeat.outbox_name,
-                    ours=self._identity.outbox_name,
-                )
+            self._refuse_stranger(heartbeat, message)
             return
         self._feed(e.ForeignHeartbeat(heartbeat.name, heartbeat.term))
 
