@@ -52,6 +52,7 @@ def start(
     from harvester.harvester import Harvester
     from harvester.telemetry.logging import configure
     from harvester.telemetry.notify import Notifier
+    from harvester.telemetry.process import calm_collector
 
     from .dashboard import live, plain
 
@@ -59,6 +60,7 @@ def start(
     if problems:
         raise ConfigurationError(problems, hint="`harvester config check` names the same")
     configure(settings.logging.level, name=settings.name)
+    calm_collector()
     harvester = Harvester(settings, until_empty=until_empty)
     done = threading.Event()
     notifier = Notifier.from_environment()

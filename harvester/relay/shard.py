@@ -30,6 +30,7 @@ from harvester.relay.sender import Outlets, Policy, Sender
 from harvester.relay.shared import Shared, trust_check
 from harvester.relay.waking import Waker
 from harvester.telemetry.client_log import ClientLog
+from harvester.telemetry.process import calm_collector
 
 _STATS_INTERVAL_S = 1.0
 _POLL_S = 0.5
@@ -56,6 +57,7 @@ def main(spec: ShardSpec, inbound: Any, outbound: Any, shared: Shared) -> None:
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)  # the supervisor decides; its end is noticed
     widen(outbound.fileno())
+    calm_collector()
     code = _Shard(spec, ShardPipe(inbound.fileno(), outbound.fileno()), shared).run()
     os._exit(code)  # never wait for the producer: what it still holds must not leave after us
 

@@ -1,10 +1,11 @@
-"""CPU and memory of processes, read from /proc (proc_pid_stat(5)).
+"""CPU and memory of processes, read from /proc (proc_pid_stat(5)), and how often the collector looks at ours.
 
 A process that has died, or turned into a zombie, has no figures: None, never an error.
 """
 
 from __future__ import annotations
 
+import gc
 import os
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -29,6 +30,17 @@ class ProcessUsage:
 
     cpu_percent: float | None
     rss_bytes: int
+
+
+def calm_collector() -> None:
+    """Let the cyclic garbage collector look less often: for processes of our own, never for a host's.
+
+    A relay makes and drops a few objects for every record, none of them in a cycle; the collector walks over those
+    that are alive every 700 allocations and finds nothing.
+    """
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(50_000, 20, 20)
 
 
 def parse_stat(text: str) -> ProcessSample | None:
