@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 from harvester.announcer import Announcer
 from harvester.config import Config
+from harvester.config.timing import PURGE_MARGIN
 from harvester.journal import Journal
 from harvester.neli.election import Timing
 from harvester.neli.group import Group, GroupCallbacks, Identity
@@ -26,7 +27,6 @@ from harvester.relay.supervisor import Outlets, Supervisor
 
 Log = logging.Logger | logging.LoggerAdapter[logging.Logger]
 
-_PURGE_MARGIN_S = 0.5
 _REVOKE_MARGIN_S = 1.0
 _LONGEST_HAND_OVER_S = 300.0
 
@@ -101,7 +101,6 @@ def assemble(
         ),
         RestartBudget(limits.restart_budget, limits.restart_window.total_seconds()),
         HandOver(2 * heartbeat_s, _LONGEST_HAND_OVER_S),
-        test_hooks,
     )
     statement_timeout_s = 6 * heartbeat_s
     marker = MarkLoop(
@@ -148,7 +147,7 @@ def shard_specs(config: Config) -> list[ShardSpec]:
             producer_options=dict(config.producer_options()),
             policy=policy,
             io_error_backoff_s=limits.io_error_backoff.total_seconds(),
-            linger_at_end_s=config.delivery_timeout.total_seconds() + _PURGE_MARGIN_S,
+            linger_at_end_s=(config.delivery_timeout + PURGE_MARGIN).total_seconds(),
         )
         for index in range(limits.shards)
     ]

@@ -113,9 +113,7 @@ class Harvester:
         with self._stop_lock:
             if self._stopped.is_set():
                 return
-            limits = self.config.limits
-            drain_s = 0.0 if self._forced or self._failure is not None else limits.drain_interval.total_seconds()
-            if parts.supervisor.is_alive() and parts.supervisor.drain(drain_s):
+            if parts.supervisor.is_alive() and parts.supervisor.drain(self._drain_s()):
                 handled = self._announcer.announce(LeaderRevoked())
                 if threading.current_thread() is not self._announcer and not self._forced:
                     handled.wait(parts.revoke_within_s)
@@ -273,11 +271,8 @@ class Harvester:
 
         def revoking(within_s: float) -> None:
             self._fenced = False
-            drain_s = (
-                0.0 if self._forced or self._failure is not None else self.config.limits.drain_interval.total_seconds()
-            )
             deadline = time.monotonic() + within_s
-            if supervisor.is_alive() and supervisor.drain(min(drain_s, within_s)):
+            if supervisor.is_alive() and supervisor.drain(min(self._drain_s(), within_s)):
                 self._log.info("leadership is revoked")
                 self._announcer.announce(LeaderRevoked()).wait(max(0.0, deadline - time.monotonic()))
 
@@ -291,6 +286,11 @@ class Harvester:
             marker_alive=supervisor.is_working,
             client_said=self._log.log,
         )
+
+    def _drain_s(self) -> float:
+        """How long what is on the wire is waited for: not at all when the end is forced or an error is its cause."""
+        cut_short = self._forced or self._failure is not None
+        return 0.0 if cut_short else self.config.limits.drain_interval.total_seconds()
 
     def _emptied(self) -> None:
         if self._until_empty and not self._stopping.is_set():

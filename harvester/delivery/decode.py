@@ -15,7 +15,7 @@ from struct import Struct
 from harvester.errors import UndecodableRecord
 from harvester.record import KafkaRecord
 
-_START = Struct(">hiqi")  # fields, length of id, id, length of key
+ROW_HEAD = Struct(">hiqi")  # fields, length of id, id, length of key
 _INT = Struct(">i")
 _LONG = Struct(">q")
 _ARRAY = Struct(">iii")  # dimensions, has NULLs, element type
@@ -30,8 +30,8 @@ _EMPTY: list[tuple[str, bytes]] = []
 def decode(raw: bytes) -> KafkaRecord:
     """The record in a row; raises UndecodableRecord with the reason."""
     length = _INT.unpack_from
-    _, _, record_id, size = _START.unpack_from(raw)
-    at = _START.size
+    _, _, record_id, size = ROW_HEAD.unpack_from(raw)
+    at = ROW_HEAD.size
     fields: list[bytes | None] = []
     for _ in range(_FIELDS_AFTER_ID):  # the hottest loop of a shard: no call per field but the one for its length
         if size < 0:

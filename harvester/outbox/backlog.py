@@ -8,26 +8,14 @@ import time
 import psycopg
 
 from harvester.errors import OutboxError
-from harvester.outbox import queries
 from harvester.outbox.connect import connect
+from harvester.outbox.overview import read_backlog
 from harvester.outbox.tables import OutboxTable
 from harvester.status import Backlog
 
-COUNT_AT_MOST = 100_000
 _EVERY_S = 1.0
 _FORGOTTEN_AFTER_S = 15.0
 _STOP_WITHIN_S = 6.0  # a statement under way ends by its own timeout
-
-
-def read_backlog(connection: psycopg.Connection, table: OutboxTable) -> Backlog:
-    """One look: rows up to COUNT_AT_MOST, and the age of the oldest."""
-    row = connection.execute(queries.backlog(table, COUNT_AT_MOST)).fetchone()
-    count, age_s = row if row is not None else (0, None)
-    return Backlog(
-        records=min(count, COUNT_AT_MOST),
-        capped=count > COUNT_AT_MOST,
-        oldest_age_s=max(0.0, float(age_s)) if age_s is not None else None,
-    )
 
 
 class BacklogWatch:

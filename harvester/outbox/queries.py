@@ -124,13 +124,5 @@ def take_term(table: OutboxTable) -> str:
     )
 
 
-def backlog(table: OutboxTable, at_most: int) -> str:
-    """Rows in the outbox, counted up to a bound, and the age of the oldest in seconds."""
-    return (
-        f"SELECT (SELECT count(*) FROM (SELECT 1 FROM {table.sql} LIMIT {at_most + 1:d}) s),"
-        f" (SELECT extract(epoch FROM clock_timestamp() - create_time) FROM {table.sql} ORDER BY id LIMIT 1)"
-    )
-
-
 def _id_array(ids: Iterable[int]) -> str:
     return "'{" + ",".join(f"{i:d}" for i in ids) + "}'::bigint[]"

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import logging
 import select
 import time
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from harvester.relay.frames import Frame, Stats, Stop
@@ -14,7 +12,6 @@ from harvester.relay.shard import ShardSpec
 from harvester.relay.shared import Shared
 from harvester.status import ShardState
 
-Log = logging.Logger | logging.LoggerAdapter[logging.Logger]
 _NO_STATS = Stats(0, 0, 0, 0, 0, 0, 0)
 
 
@@ -31,7 +28,6 @@ class Slot:
     stats: Stats = _NO_STATS
     settled: int = 0
     quarantined: int = 0
-    trouble: str | None = None
     watched_for_room: bool = False
 
     @property
@@ -45,9 +41,8 @@ class Slot:
 class Fleet:
     """See the module's text."""
 
-    def __init__(self, specs: list[ShardSpec], shared: Shared, poller: select.epoll, log: Callable[[int], Log]) -> None:
+    def __init__(self, specs: list[ShardSpec], shared: Shared, poller: select.epoll) -> None:
         self._specs, self._shared, self._poller = specs, shared, poller
-        self._log = log
         self.slots = [Slot(start_at=0.0) for _ in specs]
         self._by_fd: dict[int, int] = {}
         self.closed = False  # no process is started any more
@@ -61,7 +56,7 @@ class Fleet:
                 slot.start_at = None
                 process = start_shard(self._specs[index], self._shared)
                 slot.process, slot.ready, slot.asked_to_end = process, False, False
-                slot.stats, slot.trouble = _NO_STATS, None
+                slot.stats = _NO_STATS
                 for fd in (process.channel.read_fd, process.sentinel):
                     self._poller.register(fd, select.EPOLLIN)
                     self._by_fd[fd] = index
@@ -153,7 +148,7 @@ class Fleet:
             slot.watched_for_room = False
         slot.process.channel.close()
         code = slot.process.reap()
-        slot.process, slot.ready, slot.trouble = None, False, None
+        slot.process, slot.ready = None, False
         slot.stats = replace(slot.stats, queued=0, in_flight=0, parked=0)
         return code
 

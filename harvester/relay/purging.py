@@ -3,9 +3,9 @@
 One batch is whatever came in while the last statement ran, so batches grow by themselves under load. With many
 shards each of them sees few acknowledgements at a time, and statements would be many and small; so a batch that is
 less than half of what is in flight waits a moment for more, where there is enough in flight for that to be a backlog;
-a shard that keeps up purges at once. Only when a
-statement's commit has come back does its `done` callback run (P1, P2). A purge is idempotent and unfenced; it is
-repeated, over a new connection if need be, until it succeeds: an acknowledged record must leave the outbox.
+a shard that keeps up purges at once. Only when a statement's commit has come back does its callback run (P1, P2). A
+purge is idempotent and unfenced; it is repeated, over a new connection if need be, until it succeeds: an acknowledged
+record must leave the outbox.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from psycopg.errors import error_from_result
 
 from harvester.errors import OutboxError
 from harvester.outbox import queries
-from harvester.outbox.connect import connect
+from harvester.outbox.connect import connect, one_line
 from harvester.outbox.schema import inspect
 from harvester.outbox.shape import OutboxShape
 from harvester.outbox.tables import OutboxTable
@@ -153,7 +153,7 @@ class Purger(threading.Thread):
                 self._connect()
                 outcome = self._move(poison)
             except (psycopg.Error, OutboxError) as error:
-                self._callbacks.trouble(f"quarantine: record {poison.id} cannot be moved: {_first_line(error)}")
+                self._callbacks.trouble(f"quarantine: record {poison.id} cannot be moved: {one_line(error)}")
                 self._poison_troubled = True
                 self._poison.append((poison, now + self._backoff_s))
                 continue
@@ -175,7 +175,7 @@ class Purger(threading.Thread):
                 action()
             except (psycopg.Error, OutboxError) as error:
                 self._troubled = True
-                self._callbacks.trouble(f"database: {_first_line(error)}")
+                self._callbacks.trouble(f"database: {one_line(error)}")
                 self._ended.wait(self._backoff_s)
             else:
                 if self._troubled:
@@ -227,8 +227,3 @@ def bigint_array(ids: Sequence[int]) -> bytes:
 def _succeed(result: pq.abc.PGresult) -> None:
     if result.status != pq.ExecStatus.COMMAND_OK:
         raise error_from_result(result, encoding="utf-8")
-
-
-def _first_line(error: Exception) -> str:
-    text = str(error).strip()
-    return text.splitlines()[0] if text else type(error).__name__

@@ -13,7 +13,6 @@ from __future__ import annotations
 import heapq
 import itertools
 import random
-import struct
 import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
@@ -24,7 +23,7 @@ from typing import Any
 
 from confluent_kafka import KafkaError, KafkaException
 
-from harvester.delivery.decode import decode
+from harvester.delivery.decode import ROW_HEAD, decode
 from harvester.delivery.failures import Failure, Verdict, backoff_s, burns_attempt, judge
 from harvester.errors import UndecodableRecord
 from harvester.relay.barrier import Barrier, Entry
@@ -44,7 +43,6 @@ from harvester.relay.frames import (
 from harvester.relay.purging import Outcome, Poison
 from harvester.telemetry.latency import Histogram
 
-_HEAD = struct.Struct(">hiqi")
 _BUFFER_RETRY_S = 0.05
 
 
@@ -106,13 +104,13 @@ class Sender:
         now = time.monotonic()
         ready: list[Entry] = []
         refused: list[int] = []
-        unpack = _HEAD.unpack_from
+        unpack = ROW_HEAD.unpack_from
         with self._lock:
             stale = self._blocked or epoch != self._epoch
             offer = self._barrier.offer
             for raw in rows:
                 _, _, record_id, size = unpack(raw)
-                key = raw[_HEAD.size : _HEAD.size + size] if size >= 0 else None
+                key = raw[ROW_HEAD.size : ROW_HEAD.size + size] if size >= 0 else None
                 entry = Entry(record_id, key, raw, now, self._term)
                 answer = None if stale else offer(entry)
                 if answer:

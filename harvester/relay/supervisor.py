@@ -26,7 +26,6 @@ from harvester.neli.group import Group
 from harvester.relay import commands as c
 from harvester.relay import frames as f
 from harvester.relay.fleet import Fleet
-from harvester.relay.hooks import Hooks
 from harvester.relay.machine import Phase, Relay, Settings
 from harvester.relay.marking import (
     DatabaseTrouble,
@@ -77,19 +76,18 @@ class Supervisor(threading.Thread):
         outlets: Outlets,
         budget: RestartBudget,
         hand_over: HandOver,
-        hooks: Hooks,
     ) -> None:
         super().__init__(name="harvester-relay", daemon=True)
         self.relay = Relay(settings, uuid4)
         self.trust = TrustCell(shared)
         self._shared, self._group, self._out = shared, group, outlets
-        self._budget, self._hand_over, self._hooks = budget, hand_over, hooks
+        self._budget, self._hand_over = budget, hand_over
         self._log = outlets.log(None)
         self._poller = select.epoll()
         self._inbox: deque[Callable[[float], None]] = deque()
         self._waker = Waker()
         self._poller.register(self._waker.fd, select.EPOLLIN)
-        self.fleet = Fleet(list(specs), shared, self._poller, outlets.log)
+        self.fleet = Fleet(list(specs), shared, self._poller)
         self._drained: list[threading.Event] = []
         self._ending_deadline: float | None = None
         self._over = False
@@ -316,7 +314,6 @@ class Supervisor(threading.Thread):
             case f.Log(level, text):
                 self._out.log(index).log(level, "%s", text)
             case f.Trouble(text):
-                slot.trouble = text
                 self._out.trouble(f"shard {index}", text)
             case _:
                 raise WireError(f"shard {index} sent {type(frame).__name__}, which only a supervisor sends")
