@@ -17,10 +17,10 @@ from harvester.neli.group import Group, GroupCallbacks, Identity
 from harvester.outbox.backlog import BacklogWatch
 from harvester.outbox.marker import MarkSession
 from harvester.relay import hooks
+from harvester.relay.attempts import Policy
 from harvester.relay.machine import Settings
 from harvester.relay.marking import MarkLoop, Pace
 from harvester.relay.processes import shared_memory
-from harvester.relay.sender import Policy
 from harvester.relay.shard import ShardSpec
 from harvester.relay.supervision import HandOver, RestartBudget
 from harvester.relay.supervisor import Outlets, Supervisor
@@ -82,9 +82,9 @@ def assemble(
             mark_query_records=limits.mark_query_records,
             send_buffer=limits.send_buffer,
             max_queued_per_key=limits.max_queued_per_key,
-            queue_timeout_s=limits.queue_timeout.total_seconds(),
             answer_timeout_s=heartbeat_s,
             silence_timeout_s=2 * heartbeat_s,
+            look_interval_s=limits.head_scan_interval.total_seconds(),
         ),
         shard_specs(config),
         shared,
@@ -110,6 +110,7 @@ def assemble(
             mark_backoff_max_s=limits.mark_backoff_max.total_seconds(),
             io_error_backoff_s=limits.io_error_backoff.total_seconds(),
             statement_timeout_s=statement_timeout_s,
+            writes=config.marking == "table",
         ),
         config.name,
         supervisor.report,

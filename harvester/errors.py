@@ -25,6 +25,7 @@ class ExitCode(IntEnum):
     UNAVAILABLE = 69  # a server could not be reached within the time that was given
     SOFTWARE = 70  # a bug: please report it
     CRASH_LOOP = 71  # shards died more often than the restart budget allows
+    POISON = 72  # a record cannot be published, and poison.policy is "stop": fix or remove it first
     LEADERSHIP = 76  # the group cannot be used (it serves another outbox)
     CONFIGURATION = 78  # the configuration is wrong: fix it, a restart does not help
     FORCED = 130  # a second signal ended it before the drain was done
@@ -98,6 +99,19 @@ class RecordRejected(OutboxError):
 
 class UndecodableRecord(OutboxError):
     """A row that cannot be turned into a Kafka record; it goes to quarantine with this message."""
+
+
+class PoisonRecord(OutboxError):
+    """A record that cannot be published, where the policy is to stop rather than to go on without it."""
+
+    exit_code = ExitCode.POISON
+
+    def __init__(self, record_id: int, error: str) -> None:
+        self.record_id, self.error = record_id, error
+        super().__init__(
+            f"record {record_id} cannot be published: {error}",
+            hint='correct or delete the row, or set poison.policy to "quarantine"; nothing else was lost',
+        )
 
 
 class BrokerError(HarvesterError):

@@ -145,7 +145,7 @@ class Journal:
             pid=process.pid if process is not None else None,
             queued=stats.queued,
             in_flight=stats.in_flight,
-            parked=stats.parked,
+            parked=slot.parked + stats.parked,
             delivered=stats.delivered,
             rate_per_s=rate,
             retries=stats.retries,

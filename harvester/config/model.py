@@ -75,6 +75,7 @@ class Limits(_Settings):
     mark_backoff: Duration = timedelta(milliseconds=10)
     mark_backoff_max: Duration = timedelta(milliseconds=100)
     io_error_backoff: Duration = timedelta(milliseconds=500)
+    head_scan_interval: Duration = timedelta(minutes=1)
     max_in_flight_records: Annotated[int, BeforeValidator(whole_number(1, 1_000_000))] = 1000
     shards: Annotated[int, BeforeValidator(whole_number(1, 256))] = 8
     send_buffer: Annotated[int, BeforeValidator(whole_number(1, 100_000))] = 10
@@ -149,6 +150,7 @@ class Config(_Settings):
     delivery: Annotated[Literal["at-least-once"], BeforeValidator(one_of("at-least-once", absent="exactly-once"))] = (
         "at-least-once"
     )
+    marking: Annotated[Literal["memory", "table"], BeforeValidator(one_of("memory", "table"))] = "memory"
     limits: Annotated[Limits, _nested(Limits, "limits")] = Field(default_factory=Limits)
     logging: Annotated[Logging, _nested(Logging, "logging")] = Field(default_factory=Logging)
 

@@ -1,4 +1,4 @@
-"""The leader's database session: term, marks, resets, wake-up. Thin: one statement a method, errors passed on.
+"""The leader's database session: term, marks, fetches, wake-up. Thin: one statement a method, errors passed on.
 
 Marks are autocommit, READ COMMITTED, one statement a transaction (P3). Any method may raise psycopg.Error or
 OutboxError; after that the session is unusable and `open` makes a new one. Whether a failed statement took effect
@@ -7,21 +7,30 @@ is not known then, and nobody here guesses.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from uuid import UUID
 
 import psycopg
 from psycopg import sql
+from psycopg.types.json import Jsonb
 
 from harvester.errors import SchemaError, TermLost
 from harvester.outbox import queries
 from harvester.outbox.connect import connect, server_identity
 from harvester.outbox.copying import Row, copy_rows, wait_readable
+from harvester.outbox.place import read_server, read_session
 from harvester.outbox.schema import inspect, refresh_incarnation
 from harvester.outbox.shape import OutboxShape
 from harvester.outbox.tables import OutboxTable
 
 _SILENCE_MARGIN_S = 5.0
+_LOCK_WAIT = "2s"  # for the term row, at a take-over
+
+Session = tuple[int, str]  # pid, backend_start
+
+# The scan goes by id, whatever the planner's statistics say: those of an outbox are as a rule out of date.
+_SETTINGS = "SET enable_seqscan = off; SET enable_bitmapscan = off; SET jit = off"
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +51,8 @@ class MarkSession:
         self._statement_timeout_s = statement_timeout_s
         self._connection: psycopg.Connection | None = None
         self.shape: OutboxShape | None = None
+        self.server: str | None = None  # of this connection; None when it cannot be told
+        self.session: Session | None = None
 
     @property
     def is_open(self) -> bool:
@@ -53,9 +64,10 @@ class MarkSession:
         self.close()
         connection = connect(self._dsn, application_name=self._application)
         try:
-            connection.execute(
-                sql.SQL("SET statement_timeout = {}").format(sql.Literal(int(self._statement_timeout_s * 1000)))
-            )
+            connection.execute(f"SET statement_timeout = {int(self._statement_timeout_s * 1000)}")
+            connection.execute(_SETTINGS)
+            self.server = read_server(connection)
+            self.session = read_session(connection)
             self.shape = inspect(connection, self.table)
             if self.shape.has_notify:
                 connection.execute(sql.SQL("LISTEN {}").format(sql.Identifier(self.table.channel)))
@@ -85,47 +97,97 @@ class MarkSession:
         database = row[0] if row is not None else 0
         return f"{server[0] if server else 0}/{database}/{self.read_term().outbox_id}"
 
-    def take_term(self, expected: int, seen: int, holder: UUID, name: str) -> int | None:
-        """Compare and set (P8): the new term, or None when the row's term was not `expected`."""
-        row = (
-            self._open()
-            .execute(
-                queries.take_term(self.table), {"expected": expected, "seen": seen, "holder": holder, "name": name}
-            )
-            .fetchone()
-        )
+    def take_term(self, expected: int, seen: int, holder: UUID, name: str, ours: Sequence[Session] = ()) -> int | None:
+        """Compare and set (P8): the new term, or None when the row's term was not `expected`.
+
+        The sessions of the predecessor are ended first, and again when one of them still holds the row (P7); `ours`
+        are those of our own shards.
+        """
+        connection = self._open()
+        values = {"expected": expected, "seen": seen, "holder": holder, "name": name, "sessions": self._named(ours)}
+        own = {"own": [pid for pid, _ in ours]}
+        connection.execute(queries.end_sessions(self.table), own)
+        connection.execute(f"SET lock_timeout = '{_LOCK_WAIT}'")
+        try:
+            row = connection.execute(queries.take_term(self.table), values).fetchone()
+        except psycopg.errors.LockNotAvailable:
+            connection.execute(queries.end_sessions(self.table), own)
+            return None
+        finally:
+            if not connection.broken:
+                connection.execute("SET lock_timeout = 0")
         return row[0] if row is not None else None
 
-    def renew_incarnation(self) -> bool:
-        """Notice that ids may have started again since the last leader (design section 2)."""
-        return refresh_incarnation(self._open(), self.table)
+    def register(self, term: int, holder: UUID, others: Sequence[Session]) -> None:
+        """Name our sessions in the term row, this one and these, so that a successor can end them (P7)."""
+        values = {"sessions": self._named(others), "term": term, "holder": holder}
+        self._open().execute(queries.register(self.table), values)
+
+    def _named(self, others: Sequence[Session]) -> Jsonb:
+        sessions = [self.session, *others] if self.session is not None else others
+        return Jsonb([{"pid": pid, "started": started} for pid, started in filter(None, sessions)])
+
+    def renew_incarnation(self, *, went_back: bool = False) -> bool:
+        """Notice that ids may have started again since the last leader (design section 2).
+
+        So it is on another server or timeline than before, or where the term row has gone back (P9). True: renewed.
+        """
+        connection = self._open()
+        renewed = refresh_incarnation(connection, self.table)
+        identifier, timeline = map(int, self.server.split("/")) if self.server is not None else (None, None)
+        values = {"identifier": identifier, "timeline": timeline, "went_back": went_back and not renewed}
+        row = connection.execute(queries.note_server(self.table), values).fetchone()
+        return renewed or bool(row is not None and row[0])
 
     def mark(
         self,
         *,
         term: int,
         holder: UUID,
-        leader_id: UUID,
+        leader_id: UUID | None,
         limit: int,
-        closed_keys: frozenset[bytes],
-        closed_slices: str | None,
+        high: int | None,
+        gaps: Sequence[tuple[int, int]],
         kept: tuple[int, ...] = (),
     ) -> list[Row]:
-        """Take rows from the head, sorted by id. Raises TermLost when there are none because of the fence (P8)."""
-        connection = self._open()
-        assert self.shape is not None
-        excluded = queries.exclusions(self.shape, closed_keys, closed_slices, kept)
-        statement = queries.mark_in_table(
-            self.table, self.shape, term=term, holder=holder, leader_id=leader_id, limit=limit, excluded=excluded
-        )
+        """The next rows, sorted by id: those in the gaps, then those above `high`; None: from the head.
+
+        They are marked in the table with `leader_id`; None: nothing is written. Raises TermLost when there are none
+        because of the fence (P8).
+        """
+        connection, shape = self._open(), self._shape()
+        if leader_id is None:
+            statement = queries.mark_in_memory(
+                self.table, shape, term=term, holder=holder, limit=limit, high=high, gaps=gaps
+            )
+        else:
+            statement = queries.mark_in_table(
+                self.table, shape, term=term, holder=holder, leader_id=leader_id, limit=limit, high=high, gaps=gaps,
+                kept=kept,
+            )  # fmt: skip
         rows = copy_rows(connection, statement, self._statement_timeout_s + _SILENCE_MARGIN_S)
         if not rows:
             self._check_term(term, holder)
         return rows
 
-    def reset(self, *, term: int, holder: UUID, leader_id: UUID, ids: tuple[int, ...]) -> None:
-        """Give rows back."""
-        self._open().execute(queries.reset(self.table, term=term, holder=holder, leader_id=leader_id, ids=ids))
+    def fetch(self, *, term: int, holder: UUID, ids: tuple[int, ...]) -> list[Row]:
+        """These rows, as far as they are there, sorted by id. Raises TermLost as `mark` does."""
+        statement = queries.fetch(self.table, self._shape(), term=term, holder=holder, ids=ids)
+        rows = copy_rows(self._open(), statement, self._statement_timeout_s + _SILENCE_MARGIN_S)
+        if not rows:
+            self._check_term(term, holder)
+        return rows
+
+    def all_ids(self, high: int) -> list[int]:
+        """Every id up to `high`."""
+        return [row[0] for row in self._open().execute(queries.all_ids(self.table, high), binary=True)]
+
+    def holders(self) -> tuple[list[str], int | None]:
+        """(virtual transaction ids that hold a RowExclusiveLock on the outbox, last value of its sequence) (P10)."""
+        shape = self._shape()
+        row = self._open().execute(queries.holders(shape.oid, shape.sequence)).fetchone()
+        assert row is not None
+        return row[0], row[1]
 
     def wait(self, timeout_s: float, wake_fd: int) -> bool:
         """Wait until a notification arrives, `wake_fd` is readable or the time is up. True: a notification."""
@@ -151,6 +213,10 @@ class MarkSession:
         row = self.read_term()
         if row.term != term or row.holder != holder:
             raise TermLost(f"term {term} of this harvester has ended: the term row says {row.term} of {row.holder}")
+
+    def _shape(self) -> OutboxShape:
+        assert self.shape is not None, "open() sets it"
+        return self.shape
 
     def _open(self) -> psycopg.Connection:
         if self._connection is None:

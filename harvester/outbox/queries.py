@@ -1,9 +1,10 @@
 """The SQL of the relay: mark, purge, reset, quarantine, term. Text only; nothing here talks to a server.
 
 Rule P6: under READ COMMITTED a condition on a snapshot fences nothing: a mark that waited on a row lock stole rows
-after the term had risen. So mark, reset and quarantine begin with a MATERIALIZED CTE that selects the term row FOR
+after the term had risen. So marks that write and quarantine begin with a MATERIALIZED CTE that selects the term row FOR
 SHARE (term and holder must match); a take-over that has raised the term makes it empty, one that wants to raise it
-waits for the statement. Lock order is the term row, then ids ascending. A purge is not fenced: the acknowledgement
+waits for the statement. Lock order is the term row, then ids ascending. A mark in memory and a fetch change nothing
+and lock nothing: a plain read of the term in the same statement is enough. A purge is not fenced: the acknowledgement
 was real, whoever received it (P2).
 
 Everything that varies is a literal made by this module from ints, UUIDs and escaped keys: COPY takes no parameters.
@@ -11,17 +12,15 @@ Everything that varies is a literal made by this module from ints, UUIDs and esc
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Iterable, Sequence
 from uuid import UUID
 
 from harvester.outbox.shape import OutboxShape
 from harvester.outbox.tables import OutboxTable
 
 
-def _fence(table: OutboxTable, term: int, holder: UUID) -> str:
-    return (
-        f"WITH t AS MATERIALIZED (SELECT 1 FROM {table.term} WHERE term = {term:d} AND holder = '{holder}' FOR SHARE)"
-    )
+def _fence(table: OutboxTable, term: int, holder: UUID, lock: str = " FOR SHARE") -> str:
+    return f"WITH t AS MATERIALIZED (SELECT 1 FROM {table.term} WHERE term = {term:d} AND holder = '{holder}'{lock})"
 
 
 def _columns(shape: OutboxShape) -> str:
@@ -38,56 +37,119 @@ def key_bytes_sql(shape: OutboxShape, alias: str = "o") -> str:
     return column if shape.key_type == "bytea" else f"convert_to({column}, 'UTF8')"
 
 
-def key_literal(shape: OutboxShape, key: bytes) -> str:
-    """A key as an SQL literal that cannot inject anything (standard_conforming_strings is on)."""
-    if shape.key_type == "bytea":
-        return f"'\\x{key.hex()}'"
-    return "'" + key.decode().replace("'", "''") + "'"
+def scan_ids(table: OutboxTable, high: int | None, gaps: Sequence[tuple[int, int]], limit: int, condition: str) -> str:
+    """CTEs `g` and `n`, and the array of the first ids of both: rows in the gaps, then rows above `high`."""
+    gap_rows = "SELECT NULL::bigint AS id WHERE false"
+    if gaps:
+        low, up = (_id_array(edge) for edge in zip(*gaps, strict=True))
+        gap_rows = (
+            f"SELECT x.id FROM unnest({low}, {up}) AS r(low, up) CROSS JOIN LATERAL (SELECT o.id FROM {table.sql} o"
+            f" WHERE o.id BETWEEN r.low AND r.up{condition} ORDER BY o.id LIMIT {limit:d}) x"
+            f" WHERE EXISTS (SELECT 1 FROM t) ORDER BY x.id LIMIT {limit:d}"
+        )
+    above = f" AND o.id > {high:d}" if high is not None else ""
+    return (
+        f", g AS MATERIALIZED ({gap_rows}), n AS MATERIALIZED (SELECT o.id FROM {table.sql} o"
+        f" WHERE EXISTS (SELECT 1 FROM t){above}{condition}"
+        f" ORDER BY o.id LIMIT {limit:d} - (SELECT count(*) FROM g))"
+    )
 
 
-def exclusions(
-    shape: OutboxShape, closed_keys: Collection[bytes], closed_slices: str | None, kept: Collection[int] = ()
+_BOTH = "o.id = ANY (ARRAY(SELECT id FROM g UNION ALL SELECT id FROM n))"
+
+
+def mark_in_memory(
+    table: OutboxTable,
+    shape: OutboxShape,
+    *,
+    term: int,
+    holder: UUID,
+    limit: int,
+    high: int | None,
+    gaps: Sequence[tuple[int, int]],
 ) -> str:
-    """Conditions that leave out closed keys (P18), the slices of closed shards (an SQL condition), and these ids."""
-    parts: list[str] = []
-    if closed_keys:
-        keys = ", ".join(sorted(key_literal(shape, key) for key in closed_keys))
-        cast = "bytea" if shape.key_type == "bytea" else "text"
-        parts.append(f" AND (o.kafka_key IS NULL OR o.kafka_key <> ALL (ARRAY[{keys}]::{cast}[]))")
-    if closed_slices:
-        parts.append(f" AND NOT ({closed_slices})")
-    if kept:
-        parts.append(f" AND o.id <> ALL ({_id_array(kept)})")
-    return "".join(parts)
+    """Read the next rows; the leader remembers that it has them."""
+    fence = _fence(table, term, holder, "")
+    if not gaps:
+        above = f" AND o.id > {high:d}" if high is not None else ""
+        return (
+            f"COPY ({fence} SELECT {_columns(shape)} FROM {table.sql} o WHERE EXISTS (SELECT 1 FROM t){above}"
+            f" ORDER BY o.id LIMIT {limit:d}) TO STDOUT (FORMAT BINARY)"
+        )
+    return (
+        f"COPY ({fence}{scan_ids(table, high, gaps, limit, '')}"
+        f" SELECT {_columns(shape)} FROM {table.sql} o WHERE {_BOTH}) TO STDOUT (FORMAT BINARY)"
+    )
 
 
 def mark_in_table(
-    table: OutboxTable, shape: OutboxShape, *, term: int, holder: UUID, leader_id: UUID, limit: int, excluded: str
+    table: OutboxTable,
+    shape: OutboxShape,
+    *,
+    term: int,
+    holder: UUID,
+    leader_id: UUID,
+    limit: int,
+    high: int | None,
+    gaps: Sequence[tuple[int, int]],
+    kept: Iterable[int] = (),
 ) -> str:
-    """Take the first rows that this leader id has not taken; they carry it from then on (seed 000, MP/R)."""
+    """Take the next rows that this leader id has not taken; they carry it from then on (seed 000, MP/R)."""
+    ids = _id_array(kept)
+    condition = f" AND o.leader_id IS DISTINCT FROM '{leader_id}'"
+    if ids != _id_array(()):
+        condition += f" AND o.id <> ALL ({ids})"
+    if gaps:
+        cte, chosen = scan_ids(table, high, gaps, limit, condition), f"{_BOTH}{condition}"
+        order = "ORDER BY o.id"
+    else:
+        above = f" AND o.id > {high:d}" if high is not None else ""
+        cte, chosen = "", f"EXISTS (SELECT 1 FROM t){above}{condition}"
+        order = f"ORDER BY o.id LIMIT {limit:d}"
     return (
-        f"COPY ({_fence(table, term, holder)}, m AS MATERIALIZED ("
-        f"SELECT o.id FROM {table.sql} o WHERE EXISTS (SELECT 1 FROM t)"
-        f" AND o.leader_id IS DISTINCT FROM '{leader_id}'{excluded}"
-        f" ORDER BY o.id LIMIT {limit:d} FOR UPDATE OF o)"
+        f"COPY ({_fence(table, term, holder)}{cte}, m AS MATERIALIZED ("
+        f"SELECT o.id FROM {table.sql} o WHERE {chosen} {order} FOR UPDATE OF o)"
         f" UPDATE {table.sql} o SET leader_id = '{leader_id}' WHERE o.id = ANY (ARRAY(SELECT id FROM m))"
         f" RETURNING {_columns(shape)}) TO STDOUT (FORMAT BINARY)"
     )
 
 
-def reset(table: OutboxTable, *, term: int, holder: UUID, leader_id: UUID, ids: Iterable[int]) -> str:
-    """Give rows back: they carry no leader id any more, if they still carry this one."""
+def fetch(table: OutboxTable, shape: OutboxShape, *, term: int, holder: UUID, ids: Iterable[int]) -> str:
+    """Read rows again that had to wait."""
     return (
-        f"{_fence(table, term, holder)}, r AS MATERIALIZED ("
-        f"SELECT o.id FROM {table.sql} o WHERE EXISTS (SELECT 1 FROM t) AND o.id = ANY ({_id_array(ids)})"
-        f" AND o.leader_id = '{leader_id}' ORDER BY o.id FOR UPDATE OF o)"
-        f" UPDATE {table.sql} o SET leader_id = NULL WHERE o.id = ANY (ARRAY(SELECT id FROM r))"
+        f"COPY ({_fence(table, term, holder, '')} SELECT {_columns(shape)} FROM {table.sql} o"
+        f" WHERE EXISTS (SELECT 1 FROM t) AND o.id = ANY ({_id_array(ids)})) TO STDOUT (FORMAT BINARY)"
+    )
+
+
+def all_ids(table: OutboxTable, high: int) -> str:
+    """Every id up to `high`."""
+    return f"SELECT o.id FROM {table.sql} o WHERE o.id <= {high:d}"
+
+
+def holders(oid: int, sequence: str | None) -> str:
+    """Who holds a RowExclusiveLock on the outbox (prepared transactions too), and the sequence's last value (P10)."""
+    value = f"(SELECT last_value FROM {sequence})" if sequence else "NULL::bigint"
+    return (
+        "SELECT ARRAY(SELECT virtualtransaction FROM pg_catalog.pg_locks WHERE locktype = 'relation'"
+        f" AND relation = {oid:d} AND mode = 'RowExclusiveLock' AND granted AND database ="
+        f" (SELECT oid FROM pg_catalog.pg_database WHERE datname = current_database())), {value}"
     )
 
 
 def purge(table: OutboxTable) -> str:
     """Delete what Kafka acknowledged; one parameter in libpq's notation, the ids (ascending) as bigint[]."""
     return f"DELETE FROM {table.sql} WHERE id = ANY ($1::bigint[])"
+
+
+def purge_unlocked(table: OutboxTable) -> str:
+    """Delete those of %(ids)s that nobody has locked; returns the ids of the others."""
+    return (
+        f"WITH free AS MATERIALIZED (SELECT id FROM {table.sql} WHERE id = ANY (%(ids)s::bigint[]) ORDER BY id"
+        f" FOR UPDATE SKIP LOCKED), d AS (DELETE FROM {table.sql} WHERE id = ANY (ARRAY(SELECT id FROM free))"
+        f" RETURNING id) SELECT o.id FROM {table.sql} o WHERE o.id = ANY (%(ids)s::bigint[])"
+        " AND o.id NOT IN (SELECT id FROM d) ORDER BY o.id"
+    )
 
 
 def quarantine(table: OutboxTable, shape: OutboxShape) -> str:
@@ -117,10 +179,41 @@ def read_term(table: OutboxTable) -> str:
 
 
 def take_term(table: OutboxTable) -> str:
-    """Compare and set (P8); parameters expected term, highest term seen, holder, holder_name. Returns the term."""
+    """Compare and set (P8); parameters expected term, highest term seen, holder, name, sessions. Returns the term."""
     return (
         f"UPDATE {table.term} SET term = greatest(term, %(seen)s) + 1, holder = %(holder)s,"
-        " holder_name = %(name)s, acquired_at = clock_timestamp() WHERE term = %(expected)s RETURNING term"
+        " holder_name = %(name)s, sessions = %(sessions)s, acquired_at = clock_timestamp()"
+        " WHERE term = %(expected)s RETURNING term"
+    )
+
+
+def register(table: OutboxTable) -> str:
+    """Name the sessions of a leader (P7); parameters sessions, term, holder."""
+    return f"UPDATE {table.term} SET sessions = %(sessions)s WHERE term = %(term)s AND holder = %(holder)s"
+
+
+def end_sessions(table: OutboxTable) -> str:
+    """End the sessions that the term row names, but for %(own)s (P7): a frozen backend would keep its locks."""
+    return (
+        f"SELECT count(pg_catalog.pg_terminate_backend(a.pid)) FROM {table.term} t,"
+        " jsonb_to_recordset(t.sessions) AS s(pid int, started timestamptz)"
+        " JOIN pg_catalog.pg_stat_activity a ON a.pid = s.pid AND a.backend_start = s.started"
+        " WHERE a.pid <> pg_backend_pid() AND a.pid <> ALL (%(own)s::int[])"
+    )
+
+
+def note_server(table: OutboxTable) -> str:
+    """Note which server this is, and renew the incarnation if it was another (P9).
+
+    Parameters identifier, timeline (NULL: it cannot be told, nothing changes) and went_back (renew in any case).
+    Returns one row, whether it was renewed.
+    """
+    return (
+        f"WITH v AS MATERIALIZED (SELECT %(went_back)s::boolean OR coalesce((system_identifier, timeline) <>"
+        f" (%(identifier)s::bigint, %(timeline)s::int), false) AS renewed FROM {table.term} FOR UPDATE)"
+        f" UPDATE {table.term} SET incarnation = CASE WHEN v.renewed THEN gen_random_uuid() ELSE incarnation END,"
+        " system_identifier = coalesce(%(identifier)s::bigint, system_identifier),"
+        " timeline = coalesce(%(timeline)s::int, timeline) FROM v RETURNING v.renewed"
     )
 
 

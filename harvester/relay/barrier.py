@@ -7,16 +7,17 @@ acknowledgement: x acked, y sent, the process dies before DELETE(x) commits woul
 
     QUEUED ──offer/settle──▶ WIRE ──acked──▶ ACKED ──settle──▶ (gone)
                               │ ▲
-                       park   ▼ │ unpark
-                            PARKED ──poison──▶ ACKED
+                       hold   ▼ │ release
+                             HELD
 
-Failure handling. A record that failed and will be retried is *parked*: what was queued behind it is dropped and
-reported, so that the key holds one place in memory however long the retries take (P18), and from then on every
-further record of that key is refused, because frames that were on their way must not overtake what was dropped
-(P5). `reopen` ends that; the shard calls it when the supervisor has said that it sends nothing of the key any more.
-`remark` drops everything that is not on the wire, and names exactly what is.
+Failure handling. While nothing at all gets through to the broker, a record that failed is *held*: it keeps its place,
+and what is behind it stays queued. Otherwise it is *parked*, which takes it out of this shard together with all that
+is queued behind it: the supervisor keeps their ids and sends them again when it is time (P18). From then on every
+further record of that key is refused, because frames that were on their way must not overtake what was given back
+(P5). `reopen` ends that; the shard calls it when the supervisor has said that nothing older of the key can arrive any
+more. `remark` drops everything that is not on the wire, and names exactly what is.
 
-Records without a key are never held up and never park anybody else.
+Records without a key are never held up and never hold up anybody else.
 """
 
 from __future__ import annotations
@@ -32,14 +33,15 @@ class Step(Enum):
     QUEUED = "queued"
     WIRE = "wire"  # handed to the producer
     ACKED = "acked"  # acknowledged or refused for good; its DELETE is not yet committed
-    PARKED = "parked"  # failed; waits for its next attempt
+    HELD = "held"  # could not be handed to the producer, or failed; waits for its next attempt
 
 
 @dataclass(slots=True, eq=False)
 class Entry:
     """A record inside a shard.
 
-    `raw` is the row as the database sent it, `since` when it was queued, `term` the one it was dispatched under.
+    `raw` is the row as the database sent it, `since` when it was queued, `term` the one it was dispatched under,
+    `sent_at` when it was handed to the producer last.
     """
 
     id: int
@@ -48,18 +50,19 @@ class Entry:
     since: float
     term: int | None = None
     step: Step = Step.QUEUED
+    sent_at: float = 0.0
 
 
 class Barrier:
     """See the module's text. Not thread-safe: the shard holds its lock around every call."""
 
     def __init__(self) -> None:
-        self._unsettled: dict[int, Entry] = {}  # WIRE, ACKED, PARKED
+        self._unsettled: dict[int, Entry] = {}  # WIRE, ACKED, HELD
         self._queues: dict[bytes, deque[Entry]] = {}  # a key is in here while its barrier is up
         self._refusing: set[bytes] = set()
         self._announced: dict[int, bytes] = {}  # parked record -> its key, until the supervisor has answered
         self._queued = 0
-        self._parked = 0
+        self._held = 0
 
     @property
     def queued(self) -> int:
@@ -67,13 +70,13 @@ class Barrier:
         return self._queued
 
     @property
-    def parked(self) -> int:
-        """Records waiting for their next attempt."""
-        return self._parked
+    def held(self) -> int:
+        """Records waiting here for their next attempt."""
+        return self._held
 
     @property
     def in_flight(self) -> int:
-        """Records handed to the producer and not settled, those that wait for a retry included."""
+        """Records handed to the producer and not settled, those that are held included."""
         return len(self._unsettled)
 
     def __contains__(self, record_id: int) -> bool:
@@ -81,10 +84,10 @@ class Barrier:
 
     def on_the_wire(self) -> list[int]:
         """Ids that are sent or acknowledged and not yet purged, ascending."""
-        return sorted(i for i, entry in self._unsettled.items() if entry.step is not Step.PARKED)
+        return sorted(i for i, entry in self._unsettled.items() if entry.step is not Step.HELD)
 
     def offer(self, entry: Entry) -> bool | None:
-        """Take a record in. True: send it now. False: it is queued. None: refused, its key is parked."""
+        """Take a record in. True: send it now. False: it is queued. None: refused, a record of its key is parked."""
         key = entry.key
         if key is not None:
             if key in self._refusing:
@@ -102,15 +105,15 @@ class Barrier:
     def acked(self, record_id: int) -> None:
         """The broker acknowledged it, or it is on its way to quarantine: it can only be settled now."""
         entry = self._unsettled[record_id]
-        if entry.step is Step.PARKED:
-            self._parked -= 1
+        if entry.step is Step.HELD:
+            self._held -= 1
         entry.step = Step.ACKED
 
     def settle(self, record_id: int, now: float) -> Entry | None:
         """Its purge has committed: lower the barrier. Returns the key's next record, to be sent now."""
         entry = self._unsettled.pop(record_id)
-        if entry.step is Step.PARKED:
-            self._parked -= 1
+        if entry.step is Step.HELD:
+            self._held -= 1
         key = entry.key
         if key is None:
             return None
@@ -126,29 +129,26 @@ class Barrier:
         self._unsettled[following.id] = following
         return following
 
-    def park(self, record_id: int) -> list[int] | None:
-        """It failed and will be retried.
+    def park(self, record_id: int) -> list[int]:
+        """It failed and will be sent again by the supervisor's word only: take it and what stood behind it out.
 
-        Returns the ids that stood behind it, to be announced to the supervisor together with the record; they are
-        dropped here. None when nothing is to be announced: the record has no key, or the supervisor has yet to
-        answer an earlier announcement.
+        Returns the ids behind it. Its key is refused until `reopen`.
         """
-        entry = self._unsettled[record_id]
-        if entry.step is not Step.PARKED:
-            self._parked += 1
-        entry.step = Step.PARKED
-        key = entry.key
-        if key is None or record_id in self._announced:
-            return None
-        self._announced[record_id] = key
-        self._refusing.add(key)
-        return self._drop_queue(key)
+        key = self._unsettled[record_id].key
+        behind: list[int] = []
+        if key is not None:
+            behind = self._drop_queue(key)
+            self._refusing.add(key)
+            self._announced[record_id] = key
+        self.settle(record_id, 0.0)
+        return behind
 
     def hold(self, record_id: int) -> None:
-        """It could not be handed to the producer just now: as parked, but nobody behind it goes back."""
+        """It waits here for its next attempt; what is behind it stays queued."""
         entry = self._unsettled[record_id]
-        entry.step = Step.PARKED
-        self._parked += 1
+        if entry.step is not Step.HELD:
+            self._held += 1
+        entry.step = Step.HELD
 
     def forget(self, record_id: int) -> list[int]:
         """It will not be sent again by this shard: lower its barrier.
@@ -171,36 +171,37 @@ class Barrier:
         self.forget(record_id)
         return sorted(before - set(self.remark()))
 
-    def unpark(self, record_id: int) -> Entry | None:
+    def release(self, record_id: int) -> Entry | None:
         """Its wait is over: send it again. None when a remark dropped it meanwhile."""
         entry = self._unsettled.get(record_id)
-        if entry is None or entry.step is not Step.PARKED:
+        if entry is None or entry.step is not Step.HELD:
             return None
         entry.step = Step.WIRE
-        self._parked -= 1
+        self._held -= 1
         return entry
 
     def reopen(self, record_id: int) -> None:
-        """The supervisor has closed this parked record's key: nothing older of it can arrive any more."""
+        """The supervisor knows of this parked record: nothing older of its key can arrive any more."""
         key = self._announced.pop(record_id, None)
         if key is not None:
             self._refusing.discard(key)
 
     def remark(self) -> list[int]:
-        """Drop what is queued or parked; returns exactly the ids on the wire or unpurged, ascending."""
+        """Drop what is queued or held; returns exactly the ids on the wire or unpurged, ascending."""
         self._drop_all_queues()
-        parked = [i for i, entry in self._unsettled.items() if entry.step is Step.PARKED]
-        for record_id in parked:
+        held = [i for i, entry in self._unsettled.items() if entry.step is Step.HELD]
+        for record_id in held:
             self.settle(record_id, 0.0)
         self._refusing.clear()
         self._announced.clear()
         return sorted(self._unsettled)
 
     def longest_waiting(self) -> Entry | None:
-        """The record that has been queued longest without progress, those behind a parked one left out."""
+        """The record that has been queued longest without progress, those behind a held one left out."""
+        held = {entry.key for entry in self._unsettled.values() if entry.step is Step.HELD} if self._held else ()
         oldest: Entry | None = None
-        for queue in self._queues.values():
-            if queue and (oldest is None or queue[0].since < oldest.since):
+        for key, queue in self._queues.items():
+            if queue and key not in held and (oldest is None or queue[0].since < oldest.since):
                 oldest = queue[0]
         return oldest
 

@@ -19,14 +19,14 @@ class Send:
 
 @dataclass(frozen=True, slots=True)
 class TakeTerm:
-    """Raise the term in the database and name `holder` in it (P8)."""
+    """Raise the term in the database and name `holder` in it (P8); end the sessions of the predecessor first (P7)."""
 
     holder: UUID
 
 
 @dataclass(frozen=True, slots=True)
 class Mark:
-    """Take up to `limit` rows from the head, leaving out closed keys and the slices of closed shards.
+    """Go on with the scan under this leader id, or begin it if the id is new; take up to `limit` rows.
 
     `idle` counts the empty marks before this one: the marker waits longer each time, or until it is woken.
     """
@@ -37,20 +37,26 @@ class Mark:
     leader_id: UUID
     limit: int
     idle: int
-    closed_keys: frozenset[bytes]
-    closed_shards: frozenset[int]
-    shards: int
-    kept: tuple[int, ...] = ()  # on the wire since before the last remark: leave them alone
+    kept: tuple[int, ...] = ()  # on the wire since before the last remark: a mark that writes leaves them alone
 
 
 @dataclass(frozen=True, slots=True)
-class Reset:
-    """Make these rows markable again under the same leader id; performed before any later mark."""
+class Fetch:
+    """Read these rows again."""
 
+    number: int
     term: int
     holder: UUID
-    leader_id: UUID
     ids: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Look:
+    """Name every id in the table that the scan has passed."""
+
+    number: int
+    term: int
+    holder: UUID
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,10 +71,11 @@ class CloseTrust:
 
 @dataclass(frozen=True, slots=True)
 class Kill:
-    """End this shard with SIGKILL: it does not answer. Its death is reported as any other."""
+    """End this shard with SIGKILL. Its death is reported as any other; `own_fault`: it counts as a crash."""
 
     shard: int
     reason: str
+    own_fault: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,4 +102,4 @@ class Emptied:
     """A mark that left nothing out found no row, and nothing is unsettled: the outbox is empty."""
 
 
-Command = Send | TakeTerm | Mark | Reset | OpenTrust | CloseTrust | Kill | Resize | Announce | Drained | Emptied
+Command = Send | TakeTerm | Mark | Fetch | Look | OpenTrust | CloseTrust | Kill | Resize | Announce | Drained | Emptied

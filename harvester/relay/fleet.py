@@ -28,7 +28,9 @@ class Slot:
     stats: Stats = _NO_STATS
     settled: int = 0
     quarantined: int = 0
+    parked: int = 0  # keys of this slice whose record waits for a retry
     watched_for_room: bool = False
+    session: tuple[int, str] | None = None  # its database session: pid and backend_start
 
     @property
     def state(self) -> ShardState:
@@ -148,7 +150,7 @@ class Fleet:
             slot.watched_for_room = False
         slot.process.channel.close()
         code = slot.process.reap()
-        slot.process, slot.ready = None, False
+        slot.process, slot.ready, slot.session = None, False, None
         slot.stats = replace(slot.stats, queued=0, in_flight=0, parked=0)
         return code
 

@@ -38,16 +38,18 @@ class Remark:
     """Supervisor → shard: drop what is queued, answer with what is still on the wire, go on under this term.
 
     `term` and `holder` fence the shard's quarantine statements; both None: no leader, nothing may be produced.
+    `server` is the database server that the term was taken on; None: not known, or not to be compared.
     """
 
     epoch: int
     term: int | None
     holder: str | None
+    server: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Closed:
-    """Supervisor → shard: the key of this parked record is closed; no older frame of it can follow (P5)."""
+    """Supervisor → shard: this record is parked; no older frame of its key can follow (P5)."""
 
     epoch: int
     record_id: int
@@ -84,12 +86,18 @@ class Remarked:
 
 @dataclass(frozen=True, slots=True)
 class Parked:
-    """Shard → supervisor: `record_id` waits for a retry; `given_back` stood behind it and were dropped."""
+    """Shard → supervisor: `record_id` is to be tried again after `wait_s`; it and `given_back` were dropped here.
+
+    `held`: by policy it will be tried for ever.
+    """
 
     epoch: int
     record_id: int
     given_back: Sequence[int]
     error: str
+    wait_s: float
+    attempts: int
+    held: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,6 +139,29 @@ class Quarantined:
 
     record_id: int
     error: str
+
+
+@dataclass(frozen=True, slots=True)
+class Poisoned:
+    """Shard → supervisor: this record used up its attempts, and the policy is to stop."""
+
+    record_id: int
+    error: str
+
+
+@dataclass(frozen=True, slots=True)
+class Session:
+    """Shard → supervisor: its database session; `started` as pg_stat_activity.backend_start prints it (P7)."""
+
+    pid: int
+    started: str
+
+
+@dataclass(frozen=True, slots=True)
+class ServerChanged:
+    """Shard → supervisor: its database server is not the one it was (P9); it purges nothing more."""
+
+    reason: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,6 +207,9 @@ Frame = (
     | FateUnknown
     | QueueTimedOut
     | Quarantined
+    | Poisoned
+    | Session
+    | ServerChanged
     | Stats
     | Log
     | Trouble
@@ -193,6 +227,9 @@ _RARE: dict[bytes, type[Any]] = {
     b"u": FateUnknown,
     b"t": QueueTimedOut,
     b"q": Quarantined,
+    b"o": Poisoned,
+    b"e": Session,
+    b"v": ServerChanged,
     b"s": Stats,
     b"l": Log,
     b"w": Trouble,

@@ -1,56 +1,64 @@
-"""From a mark's rows to what is sent to which shard. Pure.
+"""From the rows that were read to what is sent to which shard. Pure.
 
-Theory. Up to two marks are under way, so that the database works while the supervisor does; they are performed one
-after the other on one session, together with the resets, in the order in which they were asked for. A mark takes rows
-from the head, never after an offset (P4), and leaves out *closed* keys (the ledger's) and *closed shards*: a shard
-that takes nothing at the moment, with `send_buffer` rows held for it here, has its slice of the keys left out.
+Theory. Two kinds of statement read rows, performed one after the other on one session. A *mark* goes on from where the
+last one ended (`harvester.relay.scan`): it passes every row once under one leader id, in id order, late commits
+included (P4). A *fetch* reads rows again by id, which had to wait (`harvester.relay.waiting`). Up to two marks and one
+fetch are under way, so that the database works while the supervisor does.
 
-A result's rows are filtered: what is on its way already is skipped (P3), rows of a key or shard that was closed at any
-time since the statement was sent are given back (P18). So nothing that was closed may open while a mark is under way
-that was sent before it closed: that mark's rows are still to be given back, and a later mark, sent after the opening,
-would find the rows behind them and not them.
+A row of a mark is skipped if it is known already (P3). It joins its shard's lane if the shard takes nothing, or its
+key's lane if the key has one or has `max_queued_per_key` under way; otherwise it is sent. So nothing of a key is sent
+while anything older of it waits, whatever is under way from the database at that moment: what is closed is decided
+when a row arrives, not when its statement was sent, and nothing has to be given back to the table.
+
+Marks are bounded by the room in the ledger, fetches by room and by key. Lanes have no share in any bound but their
+number and, far away, the sum of their ids: then marks pause until some of it is gone.
 """
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from uuid import UUID
 
-from harvester.relay.commands import Mark
+from harvester.relay.commands import Fetch, Look, Mark
 from harvester.relay.ledger import Ledger
 from harvester.relay.router import shard_of
+from harvester.relay.waiting import Lane, LaneName, Waiting
 
 Row = tuple[int, bytes | None, bytes]  # id, key, the row as the database sent it
 
 MARKS_UNDER_WAY = 2
+MAX_LANES = 10_000
+MAX_WAITING = 2_000_000
 
 
 @dataclass(slots=True, eq=False)
 class Slice:
-    """What is known of one shard: whether it takes rows, and what waits for it."""
+    """What is known of one shard: whether it takes rows. `surplus`: rows sent since its pipe was full."""
 
     ready: bool = False
     congested: bool = False
     heard_at: float = 0.0
-    held: deque[Row] = field(default_factory=deque)
-    held_since: float = 0.0
+    surplus: int = 0
 
-    @property
-    def takes(self) -> bool:
-        """Whether rows can be sent to it."""
-        return self.ready and not self.congested
+
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """What a fetch takes from one lane."""
+
+    ids: tuple[int, ...]
+    name: LaneName | None  # None: the lane of the shard
+    shard: int
+    stamp: int
 
 
 @dataclass(slots=True)
-class Taken:
-    """A result, sorted: rows to send, by shard, and ids to give back."""
+class _Statement:
+    asked: Mark | Fetch | Look
+    parts: list[_Part] = field(default_factory=list)
 
-    mark: Mark
-    rows: dict[int, list[Row]] = field(default_factory=dict)
-    back: list[int] = field(default_factory=list)
-    left_out: bool = False  # the mark, or its filtering, left something out
+
+Taken = dict[int, list[Row]]  # rows to send, by shard
 
 
 class Intake:
@@ -59,144 +67,294 @@ class Intake:
     def __init__(self, shards: int, batch: int, send_buffer: int, ledger: Ledger) -> None:
         self._batch, self._send_buffer, self._ledger = batch, send_buffer, ledger
         self.slices = [Slice() for _ in range(shards)]
-        self._closed: set[int] = set()
-        self._marks: dict[int, Mark] = {}
-        self._closed_since: dict[int, set[int]] = {}  # mark number -> shards closed since it was sent
+        self.waiting = Waiting()
+        self._under_way: dict[int, _Statement] = {}
         self._idle = 0  # empty marks in a row
         self._more = False  # the last result was full
         self._kept: set[int] = set()
+        self._found: list[int] = []  # seen by a look at the whole table and by no scan: to be fetched
+        self._look_at = 0.0
+        self._now = 0.0
 
-    # -- marks
+    # -- statements
 
     @property
     def under_way(self) -> int:
-        """Marks that were asked for and have neither a result nor been abandoned."""
-        return len(self._marks)
+        """Statements that were asked for and have neither a result nor been abandoned."""
+        return len(self._under_way)
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether nothing is known that would have to be sent."""
+        return not len(self._ledger) and not len(self.waiting) and not self._found and not self._under_way
 
     def begin(self) -> None:
         """A new leader id: what is marked from now on starts from the head again.
 
-        What is in the ledger now has been on the wire since before, under an older leader id, and marks leave it
-        alone: the ledger would skip these rows, but the statement would lock and rewrite what shards are deleting.
+        What is in the ledger now has been on the wire since before, under an older leader id, and marks that write
+        leave it alone: the ledger would skip these rows, but the statement would lock and rewrite what shards are
+        deleting.
         """
         self._idle, self._more = 0, False
         self._kept = set(self._ledger.ids)
+        self._forget_waiting()
 
-    def next_marks(self, term: int, holder: UUID, leader_id: UUID, parked_keys: int) -> list[Mark]:
-        """The marks that are worth asking for now."""
-        asked: list[Mark] = []
-        while len(self._marks) < (MARKS_UNDER_WAY if self._more else 1):
-            room = self._ledger.room() - sum(mark.limit for mark in self._marks.values())
-            worth = min(self._batch, (self._ledger.bounds.in_flight - parked_keys) // 4)
-            if room < max(1, worth) and (len(self._ledger) or self._marks):
+    def next(self, term: int, holder: UUID, leader_id: UUID, now: float) -> list[Mark | Fetch | Look]:
+        """The statements that are worth asking for now."""
+        asked: list[Mark | Fetch | Look] = []
+        fetch = self._next_fetch(term, holder, now)
+        if fetch is not None:
+            asked.append(fetch)
+        while self._marks_under_way() < (MARKS_UNDER_WAY if self._more else 1):
+            room = min(self._free_room(), MAX_WAITING - len(self.waiting))
+            busy = len(self._ledger) or self._under_way or len(self.waiting)
+            if len(self.waiting.lanes) >= MAX_LANES or (room < max(1, min(self._batch, self._worth())) and busy):
                 break
-            self._open_slices()
             if self._kept:
                 self._kept = {record_id for record_id in self._kept if record_id in self._ledger}
             mark = Mark(
-                number=self._ledger.mark_sent(),
+                number=self._ledger.sent(),
                 term=term,
                 holder=holder,
                 leader_id=leader_id,
                 limit=min(self._batch, room),
                 idle=self._idle,
-                closed_keys=self._ledger.closed,
-                closed_shards=frozenset(self._closed),
-                shards=len(self.slices),
                 kept=tuple(sorted(self._kept)),
             )
-            self._marks[mark.number] = mark
-            self._closed_since[mark.number] = set()
+            self._under_way[mark.number] = _Statement(mark)
             asked.append(mark)
         return asked
 
+    def look(self, term: int, holder: UUID) -> Look:
+        """Read all ids of the table: nothing may have been passed over."""
+        look = Look(self._ledger.sent(), term, holder)
+        self._under_way[look.number] = _Statement(look)
+        return look
+
     def knows(self, number: int) -> bool:
-        """Whether this mark is under way."""
-        return number in self._marks
+        """Whether this statement is under way."""
+        return number in self._under_way
 
     def abandon(self) -> None:
-        """The results of all marks under way are discarded whole (P4)."""
-        for number in self._marks:
-            self._ledger.mark_done(number)
-        self._marks.clear()
-        self._closed_since.clear()
+        """The results of all statements under way are discarded whole (P4), and what waits is forgotten."""
+        for number in self._under_way:
+            self._ledger.done(number)
+        self._under_way.clear()
+        self._forget_waiting()
 
-    def result(self, number: int, rows: Sequence[Row], now: float) -> Taken:
-        """Sort a mark's rows, which come by id. Rows taken are in the ledger from here on."""
-        mark = self._marks.pop(number)
-        shards_closed = self._closed_since.pop(number)
-        keys_closed = self._ledger.closed_since(number)
-        taken = Taken(mark)
+    def _forget_waiting(self) -> None:
+        self.waiting.clear()
+        self._found.clear()
+        self._ledger.watched.clear()
+
+    def _marks_under_way(self) -> int:
+        return sum(1 for statement in self._under_way.values() if isinstance(statement.asked, Mark))
+
+    def _worth(self) -> int:
+        return self._ledger.bounds.in_flight // 4
+
+    def _free_room(self) -> int:
+        taken = 0
+        for statement in self._under_way.values():
+            if isinstance(statement.asked, Mark):
+                taken += statement.asked.limit
+            else:
+                taken += sum(len(part.ids) for part in statement.parts)
+        return self._ledger.room() - taken
+
+    # -- what waits
+
+    def _next_fetch(self, term: int, holder: UUID, now: float) -> Fetch | None:
+        waiting = self.waiting
+        if not (len(waiting) or self._found) or any(isinstance(s.asked, Fetch) for s in self._under_way.values()):
+            return None
+        waiting.wake(self._ledger.drained())
+        room = min(self._free_room(), self._batch)
+        parts: list[_Part] = []
+        put_back: list[LaneName] = []
+        for name in waiting.due(now):
+            lane = waiting.lanes.get(name)
+            if lane is None:
+                continue
+            if room <= 0:
+                put_back.append(name)
+                continue
+            count = min(self._share_of(name, lane, now), room)
+            if count and self._takes(lane.shard):
+                part = self._part(name, lane, count)
+                room -= len(part.ids)
+                parts.append(part)
+            elif count:
+                put_back.append(name)  # its shard takes nothing; looked at again with the next change
+        for index, lane in waiting.shards.items():
+            if room > 0 and self._takes(index):
+                part = self._part(None, lane, room)
+                room -= len(part.ids)
+                parts.append(part)
+        waiting.wake(put_back)
+        found = self._found[: max(0, room)]
+        del self._found[: len(found)]
+        if found:
+            parts.append(_Part(tuple(found), None, -1, 0))
+        if not parts:
+            return None
+        ids = sorted({record_id for part in parts for record_id in part.ids})
+        fetch = Fetch(self._ledger.sent(), term, holder, tuple(ids))
+        self._under_way[fetch.number] = _Statement(fetch, parts)
+        return fetch
+
+    def _share_of(self, name: LaneName, lane: Lane, now: float) -> int:
+        """How many rows of this lane may be fetched now."""
+        if lane.not_before > now or lane.fetching or not len(lane):
+            return 0
+        under_way = self._ledger.count_of(name) if isinstance(name, bytes) else 0
+        if lane.parked:
+            if under_way:
+                return 0
+            if not lane.tried:
+                lane.tried = True
+                return 1
+            self.waiting.unpark(lane)  # what was tried has left the key's way
+        bounds = self._ledger.bounds
+        return bounds.per_key - under_way if under_way <= bounds.low else 0
+
+    def _part(self, name: LaneName | None, lane: Lane, count: int) -> _Part:
+        return _Part(tuple(self.waiting.fetch(lane, count)), name, lane.shard, lane.stamp)
+
+    # -- results
+
+    def marked(self, number: int, rows: Sequence[Row], now: float) -> Taken:
+        """Sort a mark's rows, which come by id. Rows to be sent are in the ledger from here on."""
+        self._now = now
+        mark = self._under_way.pop(number).asked
+        assert isinstance(mark, Mark)
+        taken: Taken = {}
         for row in rows:
-            self._take(row, taken, keys_closed, shards_closed, now)
-        self._ledger.mark_done(number)  # not before: until then the ledger remembers what was settled meanwhile (P3)
+            self._take(row, taken)
+        self._ledger.done(number)  # not before: until then the ledger remembers what was settled meanwhile (P3)
         self._idle = 0 if rows else self._idle + 1
         self._more = len(rows) >= mark.limit
-        taken.left_out = bool(mark.closed_keys or mark.closed_shards or keys_closed or shards_closed)
         return taken
 
-    def _take(self, row: Row, taken: Taken, keys_closed: frozenset[bytes], shards_closed: set[int], now: float) -> None:
+    def fetched(self, number: int, rows: Sequence[Row], now: float) -> Taken:
+        """Sort a fetch's rows. What is missing has left the table, by whomever."""
+        self._now = now
+        statement = self._under_way.pop(number)
+        by_id = {row[0]: row for row in rows}
+        taken: Taken = {}
+        for part in statement.parts:
+            found = [by_id[record_id] for record_id in part.ids if record_id in by_id]
+            if part.name is not None:
+                self._take_from_lane(part, part.name, found, taken)
+            elif part.shard >= 0:
+                self._take_from_shard(part, found, taken)
+            else:
+                for row in found:
+                    self._take(row, taken)
+        self._ledger.done(number)
+        self._idle = 0
+        return taken
+
+    def looked(self, number: int, ids: Iterable[int]) -> int:
+        """Compare all ids of the table with what is known. Returns how many nobody knew of; they are fetched."""
+        self._under_way.pop(number)
+        waits = self.waiting.ids()
+        for statement in self._under_way.values():
+            waits.update(record_id for part in statement.parts for record_id in part.ids)
+        unknown = [i for i in ids if not self._ledger.knows(i) and i not in waits]
+        self._found = sorted({*self._found, *unknown})
+        self._ledger.done(number)
+        return len(unknown)
+
+    def _take(self, row: Row, taken: Taken) -> None:
         record_id, key, _ = row
-        ledger = self._ledger
+        ledger, waiting = self._ledger, self.waiting
         if ledger.knows(record_id):
-            return
-        if key is not None and key in keys_closed:
-            taken.back.append(record_id)
             return
         index = ledger.shard_of_key(key) if key is not None else None
         if index is None:
             index = shard_of(key, record_id, len(self.slices))
-        if index in shards_closed or index in self._closed:
-            taken.back.append(record_id)
+        if len(waiting) and waiting.holds(record_id, record_id if key is None else key, index):
             return
-        shard = self.slices[index]
-        if shard.takes and not shard.held:
-            taken.rows.setdefault(index, []).append(row)
-        elif len(shard.held) < self._send_buffer:
-            if not shard.held:
-                shard.held_since = now
-            shard.held.append(row)
+        if index in waiting.shards or not self._takes(index):
+            waiting.join_shard(index, record_id)
+        elif key is not None and (key in waiting.lanes or ledger.count_of(key) >= ledger.bounds.per_key):
+            ledger.watched.add(key)
+            waiting.join(key, index, record_id)
         else:
-            self._closed.add(index)
-            shards_closed.add(index)
-            for since in self._closed_since.values():
-                since.add(index)
-            taken.back.append(record_id)
-            return
-        if not ledger.unsettled_of(index):
-            shard.heard_at = now  # it had nothing to say until now
-        ledger.add(record_id, key, index)
+            self._send(row, index, taken)
+
+    def _take_from_lane(self, part: _Part, name: LaneName, rows: Sequence[Row], taken: Taken) -> None:
+        lane = self.waiting.lanes[name]
+        if lane.stamp != part.stamp or not self._takes(part.shard):
+            # Something older was given back meanwhile, or the shard takes nothing: not now.
+            lane.tried = False
+            self.waiting.give_back(name, [row[0] for row in rows])
+        else:
+            for row in rows:
+                if not self._ledger.knows(row[0]):
+                    self._send(row, part.shard, taken)
+            if lane.tried and not rows:
+                self.waiting.unpark(lane)  # what was to be tried has left the table
+        self.waiting.fetched(name)
+        if name not in self.waiting.lanes and isinstance(name, bytes):
+            self._ledger.watched.discard(name)
+
+    def _take_from_shard(self, part: _Part, rows: Sequence[Row], taken: Taken) -> None:
+        waiting, ledger = self.waiting, self._ledger
+        for row in rows:
+            record_id, key, _ = row
+            if ledger.knows(record_id):
+                continue
+            if not self._takes(part.shard):
+                waiting.join_shard(part.shard, record_id)
+            elif key is not None and (key in waiting.lanes or ledger.count_of(key) >= ledger.bounds.per_key):
+                ledger.watched.add(key)
+                waiting.join(key, part.shard, record_id)
+            else:
+                self._send(row, part.shard, taken)
+        waiting.fetched_shard(part.shard)
+
+    def _send(self, row: Row, index: int, taken: Taken) -> None:
+        if not self._ledger.unsettled_of(index):
+            self.slices[index].heard_at = self._now  # it had nothing to say until now
+        self.slices[index].surplus += 1
+        self._ledger.add(row[0], row[1], index)
+        taken.setdefault(index, []).append(row)
+
+    # -- failures
+
+    def park(self, name: LaneName, shard: int, ids: Sequence[int], not_before: float, held: bool) -> None:
+        """A record failed and will be tried again then; `ids` are it and what stood behind it."""
+        self._ledger.give_back(ids)
+        if isinstance(name, bytes):
+            self._ledger.watched.add(name)
+        self.waiting.park(name, shard, ids, not_before, held)
+
+    def is_parked(self, name: LaneName) -> bool:
+        """Whether rows of this key may come back without having been sent."""
+        return name in self.waiting.lanes
+
+    def give_back(self, name: LaneName, ids: Iterable[int]) -> None:
+        """Rows that reached their shard behind a parked one come back."""
+        self.waiting.give_back(name, self._ledger.give_back(ids))
 
     # -- slices
 
+    def _takes(self, index: int) -> bool:
+        state = self.slices[index]
+        return state.ready and (not state.congested or state.surplus < self._send_buffer)
+
+    def congested(self, index: int) -> None:
+        """Its pipe takes nothing at the moment."""
+        state = self.slices[index]
+        if not state.congested:
+            state.congested, state.surplus = True, 0
+
+    def uncongested(self, index: int) -> None:
+        """Its pipe takes frames again."""
+        self.slices[index].congested = False
+
     def resize(self, shards: int) -> None:
-        """There are this many shards now; nothing is unsettled and no mark under way."""
+        """There are this many shards now; nothing is unsettled and nothing under way."""
         self.slices = [*self.slices[:shards], *(Slice() for _ in range(shards - len(self.slices)))]
-        self._closed.clear()
-
-    def _open_slices(self) -> None:
-        for index in tuple(self._closed):
-            shard = self.slices[index]
-            if shard.takes and not shard.held and not any(index in since for since in self._closed_since.values()):
-                self._closed.discard(index)
-
-    def release(self, index: int) -> list[Row]:
-        """What was held for a shard that takes rows again."""
-        shard = self.slices[index]
-        rows = list(shard.held)
-        shard.held.clear()
-        return rows
-
-    def forget_held(self) -> None:
-        """A remark: what is held was never sent; forget it."""
-        for shard in self.slices:
-            self._ledger.give_back([row[0] for row in shard.held])
-            shard.held.clear()
-
-    def unhold(self, index: int, key: bytes) -> list[int]:
-        """Take this key's rows out of what is held; returns their ids."""
-        shard = self.slices[index]
-        ids = [row[0] for row in shard.held if row[1] == key]
-        if ids:
-            shard.held = deque(row for row in shard.held if row[1] != key)
-        return ids

@@ -15,6 +15,10 @@ id, so that every forgotten row is found again from the head. What is on the wir
 
 *Marks* and what becomes of their rows: `harvester.relay.intake`. Results of an older epoch are discarded whole.
 
+*Another server* (P9). When the database is not the one that the term was taken on, or has gone back in time, nothing
+that is known of its rows holds any more, and a purge that is still to be done could hit a new row under an old id: all
+shards are killed, whatever they hold, and the term is taken anew. That repeats records rather than lose one.
+
 *Shards that are stuck.* A shard that does not answer a remark, or is silent while it has records to settle, is
 killed; a killed shard's ids have an unknown fate, which is what a remark is for. Its successor is a new process
 (P15).
@@ -22,7 +26,7 @@ killed; a killed shard's ids have an unknown fate, which is what a remark is for
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
 from uuid import UUID
@@ -36,13 +40,12 @@ from harvester.relay.commands import (
     Emptied,
     Kill,
     OpenTrust,
-    Reset,
     Resize,
     Send,
     TakeTerm,
 )
 from harvester.relay.frames import Closed, Dispatch, Remark
-from harvester.relay.intake import Intake, Row
+from harvester.relay.intake import Intake, Row, Taken
 from harvester.relay.ledger import Bounds, Ledger
 
 
@@ -66,9 +69,9 @@ class Settings:
     mark_query_records: int
     send_buffer: int
     max_queued_per_key: int
-    queue_timeout_s: float
     answer_timeout_s: float
     silence_timeout_s: float
+    look_interval_s: float = 60.0
 
 
 class Relay:
@@ -88,7 +91,8 @@ class Relay:
         self._awaited: set[int] = set()
         self._answer_deadline = 0.0
         self._reason = ""
-        self._parked_keys: set[bytes] = set()
+        self._look_at = 0.0
+        self._server: str | None = None
         self._term_asked = False
         self._told_term: int | None = None  # the term that shards are told; it becomes ours when all have answered
         self._target = settings.shards
@@ -106,15 +110,15 @@ class Relay:
         self._term_asked = False
         return [CloseTrust(), *self._broadcast(now), *self._proceed(now)]
 
-    def term_taken(self, holder: UUID, term: int, now: float) -> list[Command]:
-        """The term row names us under this number.
+    def term_taken(self, holder: UUID, term: int, server: str | None, now: float) -> list[Command]:
+        """The term row of this server names us under this number.
 
         The shards are told, and answer once more: while they knew no term, they gave up what failed on the wire, and
         their word of that has to be heard before anything behind it is marked (P5).
         """
         if self.phase is not Phase.TAKING or holder != self.holder or self._told_term is not None:
             return []
-        self._told_term = term
+        self._told_term, self._server = term, server
         return [*self._broadcast(now), *self._proceed(now)]
 
     def term_lost(self, trusted: bool, now: float) -> list[Command]:
@@ -145,6 +149,17 @@ class Relay:
             return [CloseTrust(), *self._broadcast(now), *self._proceed(now)]
         return []
 
+    def server_changed(self, reason: str, now: float) -> list[Command]:
+        """The database is another one than before (P9): see the module's text."""
+        kills: list[Command] = [
+            Kill(index, reason, own_fault=False) for index, shard in enumerate(self.intake.slices) if shard.ready
+        ]
+        if self.phase in (Phase.IDLE, Phase.DRAINING):
+            return kills
+        self.intake.abandon()
+        self.phase = Phase.IDLE
+        return [*kills, *self.acquire(now)]
+
     def _end_leadership(self) -> None:
         self.intake.abandon()
         self.term = self._told_term = self.holder = self.leader_id = None
@@ -155,68 +170,72 @@ class Relay:
         """A mark's result, sorted by id."""
         if not self.intake.knows(number) or self.phase is not Phase.LEADING:
             return []
-        taken = self.intake.result(number, rows, now)
-        mark = taken.mark
-        commands: list[Command] = [self._dispatch(index, batch) for index, batch in taken.rows.items()]
-        if taken.back:
-            commands.append(Reset(mark.term, mark.holder, mark.leader_id, tuple(taken.back)))
-        if not rows and not len(self.ledger) and not taken.left_out and not self.intake.under_way:
+        commands = self._dispatch(self.intake.marked(number, rows, now))
+        if not rows and self.intake.is_empty:
             commands.append(Emptied())
-        return [*commands, *self._next_marks()]
+        return [*commands, *self._next_statements(now)]
 
-    def mark_failed(self, number: int, error: str, now: float) -> list[Command]:
+    def fetched(self, number: int, rows: Sequence[Row], now: float) -> list[Command]:
+        """A fetch's result."""
+        if not self.intake.knows(number) or self.phase is not Phase.LEADING:
+            return []
+        return [*self._dispatch(self.intake.fetched(number, rows, now)), *self._next_statements(now)]
+
+    def looked(self, number: int, ids: Iterable[int], now: float) -> tuple[int, list[Command]]:
+        """All ids that the scan has passed and the table still has. Returns how many nobody knew of, and commands."""
+        if not self.intake.knows(number) or self.phase is not Phase.LEADING:
+            return 0, []
+        return self.intake.looked(number, ids), self._next_statements(now)
+
+    def statement_failed(self, number: int, error: str, now: float) -> list[Command]:
         """A statement that was sent may have taken effect: only a new leader id finds its rows again."""
         if not self.intake.knows(number):
             return []
         self.intake.abandon()
         return self.remark(f"a mark failed: {error}", now)
 
-    def reset_failed(self, error: str, now: float) -> list[Command]:
-        """Rows that were given back may still carry our leader id: only a new one finds them again."""
-        return self.remark(f"a reset failed: {error}", now)
+    def _dispatch(self, taken: Taken) -> list[Command]:
+        return [Send(index, Dispatch(self.epoch, [raw for _, _, raw in rows])) for index, rows in taken.items()]
 
-    def _dispatch(self, index: int, rows: Sequence[Row]) -> Command:
-        return Send(index, Dispatch(self.epoch, [raw for _, _, raw in rows]))
-
-    def _next_marks(self) -> list[Command]:
+    def _next_statements(self, now: float) -> list[Command]:
         if self.phase is not Phase.LEADING or self.leader_id is None or self.term is None or self.holder is None:
             return []
-        return [*self.intake.next_marks(self.term, self.holder, self.leader_id, len(self._parked_keys))]
+        return [*self.intake.next(self.term, self.holder, self.leader_id, now)]
 
     # -- settling
 
     def settled(self, shard: int, ids: Sequence[int], now: float) -> tuple[int, list[Command]]:
         """The purge of these ids has committed. Returns how many were new, and the commands."""
         self.heard(shard, now)
-        count = self.ledger.settle(ids)
-        if self._parked_keys:
-            self._parked_keys &= self.ledger.closed
-        return count, self._proceed(now)
+        return self.ledger.settle(ids), self._proceed(now)
 
-    def parked(self, shard: int, epoch: int, record_id: int, given_back: Sequence[int], now: float) -> list[Command]:
-        """A record waits for a retry: its key is closed, and what stood behind it goes back (P18)."""
+    def parked(
+        self, shard: int, epoch: int, record_id: int, given_back: Sequence[int], wait_s: float, held: bool, now: float
+    ) -> list[Command]:
+        """A record failed and is to be tried again after `wait_s`: it and what stood behind it wait here (P18)."""
         self.heard(shard, now)
-        if epoch != self.epoch:
+        if epoch != self.epoch or record_id not in self.ledger:
             return []
         key = self.ledger.key_of(record_id)
-        if key is not None:
-            self.ledger.close(key)
-            self._parked_keys.add(key)
-        held = self.intake.unhold(shard, key) if key is not None else []
-        back = self._give_back([*given_back, *held])
-        return [*back, Send(shard, Closed(epoch, record_id)), *self._proceed(now)]
+        name = record_id if key is None else key
+        self.intake.park(name, shard, [record_id, *given_back], now + wait_s, held)
+        return [Send(shard, Closed(epoch, record_id)), *self._proceed(now)]
 
     def refused(self, shard: int, epoch: int, ids: Sequence[int], now: float) -> list[Command]:
         """Rows of a parked key that reached the shard too late."""
         self.heard(shard, now)
         if epoch != self.epoch:
             return []
-        ledger, closed = self.ledger, self.ledger.closed
-        if any(record_id in ledger and ledger.key_of(record_id) not in closed for record_id in ids):
-            # Not parked: the shard gave up a record of this key, and takes nothing more of it before a remark.
-            ledger.give_back(ids)
-            return self.remark(f"shard {shard} gave up a record", now)
-        return [*self._give_back(ids), *self._proceed(now)]
+        for record_id in ids:
+            key = self.ledger.key_of(record_id)
+            if record_id not in self.ledger:
+                continue
+            if key is None or not self.intake.is_parked(key):
+                # Not parked: the shard gave up a record of this key, and takes nothing more of it before a remark.
+                self.ledger.give_back(ids)
+                return self.remark(f"shard {shard} gave up a record", now)
+            self.intake.give_back(key, (record_id,))
+        return self._proceed(now)
 
     def dropped(self, shard: int, ids: Sequence[int], now: float) -> list[Command]:
         """A shard did not send these, for lack of trust or of a leader; while we lead, that calls for a remark."""
@@ -225,12 +244,6 @@ class Relay:
         if forgotten and self.phase is Phase.LEADING:
             return self.remark(f"shard {shard} ran out of trust", now)
         return self._proceed(now)
-
-    def _give_back(self, ids: Sequence[int]) -> list[Command]:
-        back = self.ledger.give_back(ids)
-        if not back or self.term is None or self.holder is None or self.leader_id is None:
-            return []
-        return [Reset(self.term, self.holder, self.leader_id, tuple(sorted(back)))]
 
     # -- remarks
 
@@ -268,37 +281,34 @@ class Relay:
         return self.remark(f"queue timeout: record {record_id} waited {waited_s:.1f} s in shard {shard}", now)
 
     def _broadcast(self, now: float) -> list[Command]:
-        """Raise the epoch, forget what is held, ask every living shard what it has on the wire."""
+        """Raise the epoch, ask every living shard what it has on the wire."""
         self.epoch += 1
-        self.intake.forget_held()
         self._awaited = {i for i, shard in enumerate(self.intake.slices) if shard.ready}
         self._answer_deadline = now + self.settings.answer_timeout_s
         return [Send(i, self._remark_frame()) for i in sorted(self._awaited)]
 
     def _remark_frame(self) -> Remark:
         holder = str(self.holder) if self._told_term is not None else None
-        return Remark(self.epoch, self._told_term, holder)
+        return Remark(self.epoch, self._told_term, holder, self._server if holder is not None else None)
 
     def _proceed(self, now: float) -> list[Command]:
         """Go on where something was waited for."""
         if self.phase is Phase.LEADING:
-            return self._next_marks()
+            return self._next_statements(now)
         if self._awaited:
             return []
         if self.phase is Phase.TAKING and self._told_term is not None and self.leader_id is not None:
             self.term = self._told_term
-            self.phase = Phase.LEADING
-            self.intake.begin()
-            return [OpenTrust(), Announce(LeaderAcquired(self.leader_id, self.term)), *self._next_marks()]
+            self._lead(now)
+            return [OpenTrust(), Announce(LeaderAcquired(self.leader_id, self.term)), *self._next_statements(now)]
         if self.phase is Phase.TAKING and self.holder is not None and not self._term_asked:
             self._term_asked = True  # once: a second one would raise the term under our own feet
             return [TakeTerm(self.holder)]
         if self.phase is Phase.REMARKING and self.term is not None:
-            self.phase = Phase.LEADING
             self.leader_id = self._new_id()
-            self.intake.begin()
+            self._lead(now)
             refreshed = LeaderRefreshed(self.leader_id, self.term, self._reason)
-            return [Announce(refreshed), *self._next_marks()]
+            return [Announce(refreshed), *self._next_statements(now)]
         if self.phase is Phase.SCALING and not len(self.ledger):
             resize = self._resize(self._target)
             self.phase = Phase.REMARKING
@@ -308,6 +318,11 @@ class Relay:
             self.phase = Phase.IDLE
             return [Drained()]
         return []
+
+    def _lead(self, now: float) -> None:
+        self.phase = Phase.LEADING
+        self._look_at = now + self.settings.look_interval_s
+        self.intake.begin()
 
     # -- the number of shards
 
@@ -337,7 +352,7 @@ class Relay:
         """A new process of this shard can take rows."""
         state = self.intake.slices[shard]
         state.ready, state.congested, state.heard_at = True, False, now
-        return [Send(shard, self._remark_frame()), *self._release(shard), *self._proceed(now)]
+        return [Send(shard, self._remark_frame()), *self._proceed(now)]
 
     def shard_died(self, shard: int, now: float) -> list[Command]:
         """Its process is gone for certain. What it had on the wire may or may not have been published."""
@@ -345,14 +360,13 @@ class Relay:
         state.ready = False
         self._awaited.discard(shard)
         lost = self.ledger.keep_only(shard, ())
-        state.held.clear()
         if lost and self.phase in (Phase.LEADING, Phase.REMARKING):
             return self.remark(f"shard {shard} died", now)
         return self._proceed(now)
 
     def congested(self, shard: int) -> None:
         """Its pipe takes nothing at the moment."""
-        self.intake.slices[shard].congested = True
+        self.intake.congested(shard)
 
     def is_congested(self, shard: int) -> bool:
         """Whether its pipe was last known to take nothing."""
@@ -360,16 +374,12 @@ class Relay:
 
     def uncongested(self, shard: int, now: float) -> list[Command]:
         """Its pipe takes frames again."""
-        self.intake.slices[shard].congested = False
-        return [*self._release(shard), *self._proceed(now)]
+        self.intake.uncongested(shard)
+        return self._proceed(now)
 
     def heard(self, shard: int, now: float) -> None:
         """A frame arrived from it."""
         self.intake.slices[shard].heard_at = now
-
-    def _release(self, index: int) -> list[Command]:
-        rows = self.intake.release(index)
-        return [self._dispatch(index, rows)] if rows else []
 
     # -- time
 
@@ -379,7 +389,6 @@ class Relay:
         self._scale_deadline += lost_s
         for shard in self.intake.slices:
             shard.heard_at += lost_s
-            shard.held_since += lost_s
 
     def tick(self, now: float) -> list[Command]:
         """Look at the clock: unanswered remarks, silent shards, rows held for too long."""
@@ -397,7 +406,8 @@ class Relay:
             self._reason = "the number of shards could not be changed: something is still unsettled"
             return [*commands, *self._proceed(now)]
         if self.phase is Phase.LEADING:
-            for index, shard in enumerate(self.intake.slices):
-                if shard.held and now - shard.held_since >= self.settings.queue_timeout_s:
-                    return [*commands, *self.remark(f"queue timeout: rows for shard {index} waited", now)]
+            if now >= self._look_at and self.term is not None and self.holder is not None:
+                self._look_at = now + self.settings.look_interval_s
+                commands.append(self.intake.look(self.term, self.holder))
+            commands += self._next_statements(now)  # retries whose time has come
         return commands

@@ -1,8 +1,12 @@
 """The mark loop's thread: performs, one after the other, what the relay machine wants of the leader's session.
 
-In order means: a reset is done before any later mark, and a mark that was under way is over before a term is taken.
-A session that cannot be opened is retried here, without end and without telling the machine: nothing was sent. A
-statement that was sent and failed is reported: its fate is unknown (P4).
+It owns the scan (`harvester.relay.scan`): each mark goes on where the last one ended, so that a second one can be
+asked for before the first one's rows have been seen to. A new leader id or a new connection starts from the head.
+
+In order means: a mark that was under way is over before a term is taken. A session that cannot be opened is retried
+here, without end and without telling the machine: nothing was sent. A statement that was sent and failed is reported:
+its fate is unknown (P4). A session with another server than before, or with one whose term row is older than our
+term, is reported too, and nothing is done on it for the machine (P9).
 
 Liveness (P14): `is_alive` is true while the loop turns, or waits inside its own bounded retry or for a statement
 that its own timeout bounds. A thread that died or hangs beyond that is not alive, and leadership ends.
@@ -13,79 +17,41 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from uuid import UUID
 
 import psycopg
 
 from harvester.errors import OutboxError, TermLost
 from harvester.outbox.connect import one_line
-from harvester.outbox.copying import Row
-from harvester.outbox.marker import MarkSession
-from harvester.outbox.queries import key_bytes_sql
-from harvester.relay.commands import Mark, Reset, TakeTerm
+from harvester.outbox.marker import MarkSession, Session
+from harvester.relay.commands import Fetch, Look, Mark, TakeTerm
 from harvester.relay.hooks import Hooks
-from harvester.relay.router import slice_sql
+from harvester.relay.reports import (
+    DatabaseTrouble,
+    Fetched,
+    Looked,
+    LoopDied,
+    Marked,
+    Report,
+    ServerChanged,
+    StatementFailed,
+    TermGone,
+    TermTaken,
+)
+from harvester.relay.scan import Scan
 from harvester.relay.waking import Waker
 
 _STALL_MARGIN_S = 10.0
 _NOTIFIED_CEILING_S = 1.0  # how long to wait between empty marks when the trigger wakes us anyway
+_LIST_S = 0.05  # how often to list who could still fill a gap
+_WATCH_S = 5.0  # how often to look at the sequence otherwise
+_MANY_GAPS = 500
 
 
-@dataclass(frozen=True, slots=True)
-class TermTaken:
-    """The term row names `holder` under `term`."""
-
-    holder: UUID
-    term: int
-
-
-@dataclass(frozen=True, slots=True)
-class TermGone:
-    """The term row names somebody else, or could not be taken because trust was over."""
-
-    holder: UUID
-
-
-@dataclass(frozen=True, slots=True)
-class Marked:
-    """A mark's rows, by id."""
-
-    number: int
-    rows: list[Row]
-
-
-@dataclass(frozen=True, slots=True)
-class MarkFailed:
-    """A mark statement was sent and failed."""
-
-    number: int
-    error: str
-
-
-@dataclass(frozen=True, slots=True)
-class ResetFailed:
-    """A reset was sent and failed."""
-
-    error: str
-
-
-@dataclass(frozen=True, slots=True)
-class DatabaseTrouble:
-    """What the loop waits for; None when it is over."""
-
-    text: str | None
-
-
-@dataclass(frozen=True, slots=True)
-class LoopDied:
-    """The loop ended by an error that nobody foresaw."""
-
-    error: Exception
-
-
-Report = TermTaken | TermGone | Marked | MarkFailed | ResetFailed | DatabaseTrouble | LoopDied
+Work = Mark | Fetch | Look | TakeTerm
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,6 +62,7 @@ class Pace:
     mark_backoff_max_s: float
     io_error_backoff_s: float
     statement_timeout_s: float
+    writes: bool = True  # marks are written into the table; else they are remembered here alone
 
 
 def idle_wait_s(idle: int, pace: Pace, notified: bool) -> float:
@@ -123,16 +90,28 @@ class MarkLoop(threading.Thread):
         self._session, self._pace, self._instance = session, pace, name
         self._report, self._trusted, self._highest_term = report, trusted, highest_term
         self._hooks = hooks
-        self._commands: deque[Mark | Reset | TakeTerm] = deque()
+        self._commands: deque[Work] = deque()
         self._waker = Waker()
         self._ended = threading.Event()
         self._turned_at = time.monotonic()
         self._unreachable_since: float | None = None
+        self._scan = Scan()
+        self._leader_id: UUID | None = None  # whose scan it is
+        self._term: tuple[int, UUID, str | None] | None = None  # term, holder, server: what was taken last
+        self._sessions: Sequence[Session] = ()
+        self._unregistered = False
+        self._listed_at = 0.0
+        self._last_value: int | None = None  # of the sequence, when it was last looked at
+        self._checked = True  # that the session is with the database that is meant
 
-    def perform(self, command: Mark | Reset | TakeTerm) -> None:
+    def perform(self, command: Work) -> None:
         """Queue a command; safe from any thread."""
         self._commands.append(command)
         self._waker.set()
+
+    def register(self, sessions: Sequence[Session]) -> None:
+        """The shards' sessions, to be named in the term row (P7); safe from any thread."""
+        self._sessions, self._unregistered = sessions, True
 
     def stop(self) -> None:
         """End the thread after what is running."""
@@ -173,8 +152,10 @@ class MarkLoop(threading.Thread):
                     self._take(command)
                 case Mark():
                     self._mark(command)
-                case Reset():
-                    self._reset(command)
+                case Fetch():
+                    self._read(command, partial(self._fetch, command))
+                case Look():
+                    self._read(command, partial(self._look, command))
 
     def _rest(self) -> None:
         """Nothing is wanted: wait for a command. A session that ends meanwhile is made anew when it is needed."""
@@ -193,52 +174,102 @@ class MarkLoop(threading.Thread):
                 if not self._trusted():
                     self._report(TermGone(command.holder))
                     return
-                term = self._session.take_term(row.term, self._highest_term(), command.holder, self._instance)
+                seen, ours = self._highest_term(), self._sessions
+                term = self._session.take_term(row.term, seen, command.holder, self._instance, ours)
                 if term is not None:
-                    self._session.renew_incarnation()
-                    self._report(TermTaken(command.holder, term))
+                    self._session.renew_incarnation(went_back=row.term < seen)
+                    self._term = (term, command.holder, self._session.server)
+                    self._unregistered = True
+                    self._report(TermTaken(command.holder, term, self._session.server))
                     return
             except (psycopg.Error, OutboxError) as error:
                 self._lost(error)
+
+    def _read(self, command: Mark | Fetch | Look, action: Callable[[], None]) -> None:
+        """Perform a statement for the machine, on the database that is meant."""
+        if not self._connected() or not self._is_meant(command):
+            return
+        self._turned_at = time.monotonic()
+        try:
+            self._register(command)
+            action()
+        except TermLost:
+            self._report(TermGone(command.holder))
+        except (psycopg.Error, OutboxError) as error:
+            self._lost(error)
+            self._report(StatementFailed(command.number, one_line(error)))
 
     def _mark(self, mark: Mark) -> None:
         if not self._connected():
             return
         self._pause(mark)
-        shape = self._session.shape
-        closed_slices = None
-        if mark.closed_shards and shape is not None:
-            indexes = ", ".join(str(index) for index in sorted(mark.closed_shards))
-            closed_slices = f"{slice_sql(key_bytes_sql(shape), 'o.id', mark.shards)} IN ({indexes})"
-        self._turned_at = time.monotonic()
         self._hooks.hit("marker.mark", number=mark.number)
-        try:
-            rows = self._session.mark(
-                term=mark.term,
-                holder=mark.holder,
-                leader_id=mark.leader_id,
-                limit=mark.limit,
-                closed_keys=mark.closed_keys,
-                closed_slices=closed_slices,
-                kept=mark.kept,
-            )
-        except TermLost:
-            self._report(TermGone(mark.holder))
-        except (psycopg.Error, OutboxError) as error:
-            self._lost(error)
-            self._report(MarkFailed(mark.number, one_line(error)))
-        else:
-            self._hooks.hit("marker.marked", number=mark.number, rows=rows)
-            self._report(Marked(mark.number, rows))
+        self._read(mark, partial(self._scan_on, mark))
 
-    def _reset(self, reset: Reset) -> None:
-        if not self._connected():
-            return
+    def _scan_on(self, mark: Mark) -> None:
+        if mark.leader_id != self._leader_id:
+            self._leader_id = mark.leader_id
+            self._scan.restart()
+        scan = self._scan
+        rows = self._session.mark(
+            term=mark.term,
+            holder=mark.holder,
+            leader_id=mark.leader_id if self._pace.writes else None,
+            limit=mark.limit,
+            high=scan.high,
+            gaps=scan.ranges(),
+            kept=mark.kept,
+        )
+        scan.read([row[0] for row in rows], mark.limit)
+        self._hooks.hit("marker.marked", number=mark.number, rows=rows)
+        self._report(Marked(mark.number, rows))
+        now = time.monotonic()
+        if len(scan.gaps) > _MANY_GAPS or now - self._listed_at >= (_LIST_S if scan.gaps else _WATCH_S):
+            self._listed_at = now
+            self._list_holders()
+
+    def _list_holders(self) -> None:
+        """Who could still fill a gap (P10); and whether ids have started again."""
+        holders, last_value = self._session.holders()
+        self._scan.listed(holders, last_value)
+        before, self._last_value = self._last_value, last_value
+        if last_value is not None and before is not None and last_value < before:
+            self._scan.restart()
+            self._report(ServerChanged(f"ids have started again: the sequence went from {before} to {last_value}"))
+
+    def _fetch(self, fetch: Fetch) -> None:
+        rows = self._session.fetch(term=fetch.term, holder=fetch.holder, ids=fetch.ids)
+        self._report(Fetched(fetch.number, rows))
+
+    def _look(self, look: Look) -> None:
+        high = self._scan.high
+        self._report(Looked(look.number, self._session.all_ids(high) if high is not None else []))
+
+    def _register(self, command: Mark | Fetch | Look) -> None:
+        if self._unregistered:
+            self._unregistered = False
+            self._session.register(command.term, command.holder, self._sessions)
+
+    def _is_meant(self, command: Mark | Fetch | Look) -> bool:
+        """P9: whether the session is with the database that the term was taken on."""
+        if self._term is None or self._term[1] != command.holder or self._checked:
+            return True
+        term, _, server = self._term
+        reason = None
         try:
-            self._session.reset(term=reset.term, holder=reset.holder, leader_id=reset.leader_id, ids=reset.ids)
+            row = self._session.read_term()
         except (psycopg.Error, OutboxError) as error:
             self._lost(error)
-            self._report(ResetFailed(one_line(error)))
+            self._report(StatementFailed(command.number, one_line(error)))
+            return False
+        if server is not None and self._session.server is not None and server != self._session.server:
+            reason = f"it is server {self._session.server}, the term was taken on {server}"
+        elif row.term < term:
+            reason = f"its term is {row.term}, ours is {term}: it has gone back in time"
+        self._checked = reason is None
+        if reason is not None:
+            self._report(ServerChanged(reason))
+        return reason is None
 
     def _pause(self, mark: Mark) -> None:
         """Wait before a mark that follows empty ones; a notification or a new command ends the wait."""
@@ -266,6 +297,9 @@ class MarkLoop(threading.Thread):
                 self._lost(error)
             else:
                 self._unreachable_since = None
+                self._checked = False
+                self._unregistered = True
+                self._scan.restart()
                 self._report(DatabaseTrouble(None))
                 return True
         return False

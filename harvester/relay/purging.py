@@ -5,7 +5,12 @@ shards each of them sees few acknowledgements at a time, and statements would be
 less than half of what is in flight waits a moment for more, where there is enough in flight for that to be a backlog;
 a shard that keeps up purges at once. Only when a statement's commit has come back does its callback run (P1, P2). A
 purge is idempotent and unfenced; it is repeated, over a new connection if need be, until it succeeds: an acknowledged
-record must leave the outbox.
+record must leave the outbox. A row that somebody else has locked holds up its own key only: after a short wait the
+others are deleted around it.
+
+Each connection is compared with what the leader took its term on (P9): another server, another timeline, or a term row
+that is older than the term. There an id may stand for another row, so nothing is purged any more, and the supervisor
+is told; it ends this process.
 """
 
 from __future__ import annotations
@@ -17,16 +22,16 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from enum import Enum
-from functools import partial
 from struct import Struct
 
 import psycopg
 from psycopg import pq
 from psycopg.errors import error_from_result
 
-from harvester.errors import OutboxError
+from harvester.errors import DatabaseUnavailable, OutboxError
 from harvester.outbox import queries
 from harvester.outbox.connect import connect, one_line
+from harvester.outbox.place import read_place, read_session
 from harvester.outbox.schema import inspect
 from harvester.outbox.shape import OutboxShape
 from harvester.outbox.tables import OutboxTable
@@ -59,6 +64,8 @@ class Callbacks:
     purged: Callable[[Sequence[int]], None]
     quarantined: Callable[[Poison, Outcome], None]
     trouble: Callable[[str | None], None]
+    session: Callable[[int, str], None]  # a new connection: its pid and backend_start
+    server_changed: Callable[[str], None]
     in_flight: Callable[[], int]
     died: Callable[[Exception], None]
 
@@ -69,6 +76,7 @@ _ARRAY = Struct(">iiiii")  # dimensions, has NULLs, element type, elements, lowe
 _ELEMENT = Struct(">iq")  # length, value
 _BIGINT_OID = 20
 _GATHER_MAX_S = 0.02
+_LOCK_WAIT = "500ms"
 
 
 class Purger(threading.Thread):
@@ -87,8 +95,14 @@ class Purger(threading.Thread):
         self._connection: psycopg.Connection | None = None
         self._prepared: pq.abc.PGconn | None = None  # the connection that knows the purge statement
         self._shape: OutboxShape | None = None
+        self._server: str | None = None
+        self._term = 0
         self._troubled = self._poison_troubled = False
         self.connected = threading.Event()
+
+    def expect(self, server: str | None, term: int | None) -> None:
+        """What the leader took its term on: connections from now on must be to that, or nothing is purged (P9)."""
+        self._server, self._term = server or self._server, term or self._term
 
     def purge(self, record_id: int) -> None:
         """Delete this row at the next `kick`; safe from any thread, cheap."""
@@ -125,14 +139,34 @@ class Purger(threading.Thread):
                 self._work.wait(self._until_next_poison_s())
                 self._gather()
                 batch = sorted(self._acked.popleft() for _ in range(len(self._acked)))  # one order for all who lock
-                if batch and self._attempt(partial(self._delete, batch)):
-                    self._callbacks.purged(batch)
+                if batch:
+                    self._purge(batch)
                 self._settle_poison()
         except Exception as error:  # noqa: BLE001 - the top frame of this thread; without it nothing would settle
             self._callbacks.died(error)
         finally:
             if self._connection is not None:
                 self._connection.close()
+
+    def _purge(self, batch: list[int]) -> None:
+        locked: list[int] = []
+
+        def delete() -> None:
+            try:
+                self._delete(batch)
+            except psycopg.errors.LockNotAvailable:
+                locked[:] = self._delete_around(batch)
+
+        if not self._attempt(delete):
+            return
+        if locked:
+            self._callbacks.trouble(f"database: another session holds a lock on record {locked[0]}")
+            self._troubled = True
+            self._acked.extend(locked)
+            self._work.set()
+            skipped = set(locked)
+            batch = [record_id for record_id in batch if record_id not in skipped]
+        self._callbacks.purged(batch)
 
     def _gather(self) -> None:
         """Wait a moment for a batch that is worth a statement."""
@@ -189,7 +223,29 @@ class Purger(threading.Thread):
             if not self._connection.broken:
                 return
             self._connection.close()
-        self._connection = connect(self._dsn, application_name=self._application)
+        connection = connect(self._dsn, application_name=self._application)
+        try:
+            connection.execute(f"SET lock_timeout = '{_LOCK_WAIT}'")
+            self._check_server(connection)
+            self._callbacks.session(*read_session(connection))
+        except BaseException:
+            connection.close()
+            raise
+        self._connection = connection
+
+    def _check_server(self, connection: psycopg.Connection) -> None:
+        """P9. Raises DatabaseUnavailable, and tells the supervisor, when this is not the database that was meant."""
+        server, term = read_place(connection, self._table)
+        reason = None
+        if self._server is not None and server is not None and server != self._server:
+            reason = f"it is server {server}, the term was taken on {self._server}"
+        elif term < self._term:
+            reason = f"its term is {term}, ours is {self._term}: it has gone back in time"
+        elif self._server is None:
+            self._server = server
+        if reason is not None:
+            self._callbacks.server_changed(reason)
+            raise DatabaseUnavailable(f"the database is another one than before: {reason}")
 
     def _delete(self, ids: list[int]) -> None:
         """Through libpq itself: a batch can be a few records, and the way round costs more than the statement."""
@@ -198,7 +254,16 @@ class Purger(threading.Thread):
         if self._prepared is not pgconn:
             _succeed(pgconn.prepare(_PURGE, queries.purge(self._table).encode()))
             self._prepared = pgconn
-        _succeed(pgconn.exec_prepared(_PURGE, [bigint_array(ids)], [pq.Format.BINARY], pq.Format.BINARY))
+        result = pgconn.exec_prepared(_PURGE, [bigint_array(ids)], [pq.Format.BINARY], pq.Format.BINARY)
+        _succeed(result)
+        if (result.command_tuples or 0) < len(ids):
+            self._check_server(self._connection)
+
+    def _delete_around(self, ids: list[int]) -> list[int]:
+        """Delete those that nobody has locked; returns the others."""
+        assert self._connection is not None
+        rows = self._connection.execute(queries.purge_unlocked(self._table), {"ids": ids}).fetchall()
+        return [row[0] for row in rows]
 
     def _move(self, poison: Poison) -> Outcome:
         assert self._connection is not None
@@ -225,5 +290,5 @@ def bigint_array(ids: Sequence[int]) -> bytes:
 
 
 def _succeed(result: pq.abc.PGresult) -> None:
-    if result.status != pq.ExecStatus.COMMAND_OK:
+    if result.status not in (pq.ExecStatus.COMMAND_OK, pq.ExecStatus.TUPLES_OK):
         raise error_from_result(result, encoding="utf-8")

@@ -24,14 +24,16 @@ from typing import Any
 from confluent_kafka import KafkaError, KafkaException
 
 from harvester.delivery.decode import ROW_HEAD, decode
-from harvester.delivery.failures import Failure, Verdict, backoff_s, burns_attempt, judge
+from harvester.delivery.failures import Failure, Verdict, burns_attempt
 from harvester.errors import UndecodableRecord
+from harvester.relay.attempts import Attempts, Policy, Trial
 from harvester.relay.barrier import Barrier, Entry
 from harvester.relay.frames import (
     Dropped,
     FateUnknown,
     Frame,
     Parked,
+    Poisoned,
     Quarantined,
     QueueTimedOut,
     Refused,
@@ -47,16 +49,6 @@ _BUFFER_RETRY_S = 0.05
 
 
 @dataclass(frozen=True, slots=True)
-class Policy:
-    """Limits of retries and queues."""
-
-    max_attempts: int
-    retry_backoff_s: float
-    retry_backoff_max_s: float
-    queue_timeout_s: float
-
-
-@dataclass(frozen=True, slots=True)
 class Outlets:
     """Where a sender's decisions go. All are quick and safe from any thread."""
 
@@ -68,21 +60,12 @@ class Outlets:
     trusted: Callable[[], bool]
 
 
-@dataclass(slots=True)
-class _Trials:
-    """What a record went through; kept until it is settled, over remarks, within one term."""
-
-    failures: int = 0
-    attempts: int = 0
-    first_failed_at: datetime | None = None
-
-
 class Sender:
     """See the module's text."""
 
     def __init__(self, producer: Any, policy: Policy, outlets: Outlets) -> None:
         self._producer = producer
-        self._policy = policy
+        self._attempts = Attempts(policy)
         self._out = outlets
         self._lock = threading.Lock()
         self._barrier = Barrier()
@@ -92,9 +75,9 @@ class Sender:
         self._blocked = True  # until the first Remark under a term
         self._retries: list[tuple[float, int, int]] = []  # due, tie-breaker, record id
         self._order = itertools.count()
-        self._trials: dict[int, _Trials] = {}
         self._latency = Histogram()
         self._delivered = self._retried = self._errors = self._quarantined = 0
+        self._acked_at = 0.0  # when the last acknowledgement came: the broker takes records
         self._seen = (0, 0, 0, 0, 0, 0)
 
     # -- frames
@@ -126,7 +109,7 @@ class Sender:
         """Drop what is not on the wire and answer with what is; go on under the frame's term."""
         with self._lock:
             if frame.term != self._term:
-                self._trials.clear()
+                self._attempts.clear()
             self._epoch = frame.epoch
             self._term, self._holder = frame.term, frame.holder
             self._blocked = frame.term is None
@@ -135,7 +118,7 @@ class Sender:
             self._out.send(Remarked(frame.epoch, on_the_wire))
 
     def closed(self, epoch: int, record_id: int) -> None:
-        """The supervisor closed this parked record's key."""
+        """The supervisor knows of this parked record; its key may come again."""
         with self._lock:
             if epoch == self._epoch:
                 self._barrier.reopen(record_id)
@@ -159,11 +142,12 @@ class Sender:
         try:
             record = decode(entry.raw)
         except UndecodableRecord as error:
-            self._to_quarantine(entry, error.message, 1)
+            self._poisoned(entry, error.message)
             return
         if entry.term != self._term or not self._out.trusted():
             self._run_out_of_trust(entry)
             return
+        entry.sent_at = time.monotonic()
         try:
             self._producer.produce(
                 record.topic,
@@ -178,7 +162,7 @@ class Sender:
         except KafkaException as error:
             self._failed(entry, error.args[0], local=True)
         except (ValueError, TypeError) as error:
-            self._to_quarantine(entry, f"the client refused it: {error}", 1)
+            self._poisoned(entry, f"the client refused it: {error}")
 
     def _run_out_of_trust(self, entry: Entry) -> None:
         with self._lock:
@@ -192,11 +176,12 @@ class Sender:
         with self._lock:
             if entry.id not in self._barrier:
                 return
-            self._barrier.hold(entry.id)
-            self._schedule(entry.id, time.monotonic() + _BUFFER_RETRY_S)
+            self._hold(entry.id, _BUFFER_RETRY_S)
 
-    def _schedule(self, record_id: int, due: float) -> None:
-        heapq.heappush(self._retries, (due, next(self._order), record_id))
+    def _hold(self, record_id: int, wait_s: float) -> None:
+        """Try it again from here; the lock is held."""
+        self._barrier.hold(record_id)
+        heapq.heappush(self._retries, (time.monotonic() + wait_s, next(self._order), record_id))
         self._out.wake()
 
     # -- reports
@@ -207,6 +192,7 @@ class Sender:
             with self._lock:
                 self._latency.add((time.time_ns() // 1000 - created_us) / 1000)
                 self._delivered += 1
+                self._acked_at = time.monotonic()
                 self._barrier.acked(entry.id)
             self._out.purge(entry.id)
         else:
@@ -217,46 +203,69 @@ class Sender:
         text = f"{error.name()}: {error.str()}"
         with self._lock:
             self._errors += 1
-            trials = self._trials.setdefault(entry.id, _Trials())
-            trials.failures += 1
-            trials.attempts += 1 if burns_attempt(failure) else 0
-            trials.first_failed_at = trials.first_failed_at or datetime.now(UTC)
-            verdict = judge(failure, trials.attempts, self._policy.max_attempts)
+            verdict, trial = self._attempts.failed(entry.id, failure, datetime.now(UTC))
             if verdict is Verdict.FATAL:
                 self._out.send(FateUnknown(self._epoch, [entry.id], text))
-            elif verdict is Verdict.RETRY and self._blocked:
-                # Draining or fenced: no retry (P13). Its row is marked again by whoever leads next.
-                self._give_up(entry.id)
             elif verdict is Verdict.RETRY:
-                wait_s = backoff_s(
-                    trials.failures, self._policy.retry_backoff_s, self._policy.retry_backoff_max_s, random.random()
-                )
-                self._retried += 1
-                behind = self._barrier.park(entry.id)
-                if behind is not None:
-                    self._out.send(Parked(self._epoch, entry.id, behind, text))
-                self._schedule(entry.id, time.monotonic() + wait_s)
+                self._retry(entry, trial, text, counts=burns_attempt(failure))
                 return
         if verdict is Verdict.FATAL:
             self._out.fatal(text)
-        elif verdict is Verdict.QUARANTINE:
-            self._to_quarantine(entry, text, trials.attempts)
+        else:
+            self._poisoned(entry, text)
+
+    def _retry(self, entry: Entry, trial: Trial, text: str, *, counts: bool) -> None:
+        """Send it again later; the lock is held.
+
+        While nothing gets through at all it waits here, and with it its place in flight: nobody else could be sent
+        either, and nothing more is taken from the table. But where others get through, it goes back to the
+        supervisor, so that records that are stuck never use up what is shared.
+        """
+        if self._blocked:
+            # Draining or fenced: no retry (P13). Its row is marked again by whoever leads next.
+            self._give_up(entry.id)
+            return
+        wait_s = self._attempts.wait_s(trial, random.random())
+        self._retried += 1
+        if counts or self._acked_at > entry.sent_at:
+            self._park(entry, trial, text, wait_s)
+        else:
+            self._hold(entry.id, wait_s)
+
+    def _park(self, entry: Entry, trial: Trial, text: str, wait_s: float, *, held: bool = False) -> None:
+        """Give it back to the supervisor until it is time; the lock is held."""
+        behind = self._barrier.park(entry.id)
+        self._out.send(Parked(self._epoch, entry.id, behind, text, wait_s, trial.attempts, held))
+
+    def _poisoned(self, entry: Entry, text: str) -> None:
+        """No further attempt would help: do what the policy says."""
+        policy = self._attempts.policy
+        if policy.poison == "quarantine":
+            self._to_quarantine(entry, text)
+            return
+        with self._lock:
+            if self._blocked:
+                self._give_up(entry.id)
+                return
+            trial = self._attempts.impossible(entry.id, datetime.now(UTC))
+            self._park(entry, trial, text, policy.retry_backoff_max_s, held=True)
+            if policy.poison == "stop":
+                self._out.send(Poisoned(entry.id, text))
 
     def _give_up(self, record_id: int) -> None:
         """Lower its barrier unsent, with all that stands behind it; the lock is held, so that the supervisor hears of
         it in order with the answer to a remark."""
         self._out.send(Dropped([record_id, *self._barrier.forget(record_id)]))
 
-    def _to_quarantine(self, entry: Entry, error: str, attempts: int) -> None:
+    def _to_quarantine(self, entry: Entry, error: str) -> None:
         with self._lock:
-            trials = self._trials.setdefault(entry.id, _Trials())
+            trial = self._attempts.impossible(entry.id, datetime.now(UTC))
             term, holder = self._term, self._holder
             if term is None or holder is None:
                 self._give_up(entry.id)
                 return
             self._barrier.acked(entry.id)
-        first = trials.first_failed_at or datetime.now(UTC)
-        self._out.quarantine(Poison(entry.id, error, attempts, first, term, holder))
+        self._out.quarantine(Poison(entry.id, error, trial.attempts, trial.first_failed_at, term, holder))
 
     # -- commits
 
@@ -270,9 +279,7 @@ class Sender:
                 following = settle(record_id, now) if record_id in self._barrier else None
                 if following is not None:
                     ready.append(following)
-            if self._trials:
-                for record_id in ids:
-                    self._trials.pop(record_id, None)
+            self._attempts.settled(ids)
             self._out.send(Settled(ids))  # in order with the answer to a remark
         for entry in ready:
             self._produce(entry)
@@ -299,7 +306,7 @@ class Sender:
                 if self._retries[0][0] > now:
                     return self._retries[0][0]
                 _, _, record_id = heapq.heappop(self._retries)
-                entry = self._barrier.unpark(record_id)
+                entry = self._barrier.release(record_id)
             if entry is not None:
                 self._produce(entry)
 
@@ -308,14 +315,14 @@ class Sender:
         with self._lock:
             waiting = self._barrier.longest_waiting()
             epoch = self._epoch
-        if waiting is not None and now - waiting.since >= self._policy.queue_timeout_s:
+        if waiting is not None and now - waiting.since >= self._attempts.policy.queue_timeout_s:
             self._out.send(QueueTimedOut(epoch, waiting.id, now - waiting.since))
 
     def stats(self) -> Stats | None:
         """Figures for the supervisor; None while nothing has changed and nothing is unsettled."""
         with self._lock:
             barrier = self._barrier
-            now = (barrier.queued, barrier.in_flight, barrier.parked, self._delivered, self._errors, self._quarantined)
+            now = (barrier.queued, barrier.in_flight, barrier.held, self._delivered, self._errors, self._quarantined)
             if now == self._seen and not barrier.in_flight:
                 return None
             self._seen = now

@@ -23,10 +23,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from harvester.relay import hooks
-from harvester.relay.frames import Closed, Dispatch, Frame, Log, Ready, Remark, Stop, Trouble
+from harvester.relay.attempts import Policy
+from harvester.relay.frames import Closed, Dispatch, Frame, Log, Ready, Remark, ServerChanged, Session, Stop, Trouble
 from harvester.relay.pipes import ShardPipe, widen
 from harvester.relay.purging import Callbacks, Purger
-from harvester.relay.sender import Outlets, Policy, Sender
+from harvester.relay.sender import Outlets, Sender
 from harvester.relay.shared import Shared, trust_check
 from harvester.relay.waking import Waker
 from harvester.telemetry.client_log import ClientLog
@@ -89,6 +90,8 @@ class _Shard:
                 self._purged,
                 self._quarantined,
                 lambda text: pipe.send(Trouble(text)),
+                lambda pid, started: pipe.send(Session(pid, started)),
+                lambda reason: pipe.send(ServerChanged(reason)),
                 lambda: self._sender.unsettled,
                 lambda error: self._die(f"the purger failed: {error!r}"),
             ),
@@ -159,6 +162,7 @@ class _Shard:
             case Dispatch(epoch, rows):
                 self._sender.dispatch(epoch, rows)
             case Remark():
+                self._purger.expect(frame.server, frame.term)
                 self._sender.remark(frame)
             case Closed(epoch, record_id):
                 self._sender.closed(epoch, record_id)

@@ -24,17 +24,19 @@ from harvester.errors import CrashLoop, WireError
 from harvester.events import Event, LeaderAcquired, LeaderFenced, LeaderRefreshed
 from harvester.neli.group import Group
 from harvester.relay import commands as c
-from harvester.relay import frames as f
 from harvester.relay.fleet import Fleet
+from harvester.relay.hearing import Tidings, hear
 from harvester.relay.machine import Phase, Relay, Settings
-from harvester.relay.marking import (
+from harvester.relay.marking import MarkLoop
+from harvester.relay.reports import (
     DatabaseTrouble,
+    Fetched,
+    Looked,
     LoopDied,
     Marked,
-    MarkFailed,
-    MarkLoop,
     Report,
-    ResetFailed,
+    ServerChanged,
+    StatementFailed,
     TermGone,
     TermTaken,
 )
@@ -97,6 +99,16 @@ class Supervisor(threading.Thread):
         self.renounced = False
         self._scaling: tuple[threading.Event, list[bool]] | None = None
         self.marker: MarkLoop | None = None
+        self._tidings = Tidings(
+            settled=outlets.settled,
+            latencies=outlets.latencies,
+            trouble=outlets.trouble,
+            failed=outlets.failed,
+            log=outlets.log,
+            ready=self._all_ready,
+            session=self._register,
+            server_changed=self._server_changed,
+        )
         self._turned_at = time.monotonic()
 
     # -- from other threads
@@ -252,6 +264,9 @@ class Supervisor(threading.Thread):
     def _tick(self, now: float) -> None:
         self.fleet.start_due(now)
         self._perform(self.relay.tick(now))
+        parked = self.relay.intake.waiting.parked
+        for index, slot in enumerate(self.fleet.slots):
+            slot.parked = parked[index]
         if self._ending_deadline is not None:
             if now >= self._ending_deadline:
                 for index in self.fleet.alive:
@@ -268,55 +283,25 @@ class Supervisor(threading.Thread):
     def _hear(self, index: int, now: float) -> None:
         try:
             for frame in self.fleet.receive(index):
-                self._shard_said(index, frame, now)
+                slot = self.fleet.slots[index]
+                if not slot.retired:
+                    self._perform(hear(self.relay, slot, index, frame, now, self._tidings))
         except WireError as error:
             self._out.log(index).error("%s", error)
             self.fleet.kill(index, asked=False)
 
-    def _shard_said(self, index: int, frame: f.Frame, now: float) -> None:
-        relay, slot = self.relay, self.fleet.slots[index]
-        if slot.retired:
-            return
-        match frame:
-            case f.Settled(ids):
-                count, commands = relay.settled(index, ids, now)
-                slot.settled += count
-                self._out.settled(count, now)
-                self._perform(commands)
-            case f.Stats():
-                relay.heard(index, now)
-                slot.stats = frame
-                if frame.latency:
-                    self._out.latencies(Histogram.unpack(bytes.fromhex(frame.latency)), now)
-            case f.Remarked(epoch, ids):
-                self._perform(relay.remarked(index, epoch, ids, now))
-            case f.Parked(epoch, record_id, given_back, error):
-                self._out.log(index).warning("record %d failed and will be retried: %s", record_id, error)
-                self._perform(relay.parked(index, epoch, record_id, given_back, now))
-            case f.Refused(epoch, ids):
-                self._perform(relay.refused(index, epoch, ids, now))
-            case f.Dropped(ids):
-                self._perform(relay.dropped(index, ids, now))
-            case f.FateUnknown(epoch, ids, reason):
-                self._out.log(index).error("the fate of records %s is unknown: %s", list(ids), reason)
-                self._perform(relay.fate_unknown(index, epoch, ids, f"fate unknown: {reason}", now))
-            case f.QueueTimedOut(epoch, record_id, waited_s):
-                self._perform(relay.queue_timed_out(index, epoch, record_id, waited_s, now))
-            case f.Ready():
-                slot.ready = True
-                if all(other.ready for other in self.fleet.in_use):
-                    self.shards_ready.set()
-                self._out.log(index).debug("ready (pid %d)", frame.pid)
-                self._perform(relay.shard_ready(index, now))
-            case f.Quarantined(record_id, error):
-                slot.quarantined += 1
-                self._out.log(index).error("record %d went to quarantine: %s", record_id, error)
-            case f.Log(level, text):
-                self._out.log(index).log(level, "%s", text)
-            case f.Trouble(text):
-                self._out.trouble(f"shard {index}", text)
-            case _:
-                raise WireError(f"shard {index} sent {type(frame).__name__}, which only a supervisor sends")
+    def _all_ready(self) -> None:
+        if all(slot.ready for slot in self.fleet.in_use):
+            self.shards_ready.set()
+
+    def _server_changed(self, reason: str, now: float) -> None:
+        self._say(logging.ERROR, f"the database is another one than before: {reason}; shards start anew")
+        self._perform(self.relay.server_changed(f"the database has changed: {reason}", now))
+
+    def _register(self) -> None:
+        """Name the shards' sessions in the term row, so that a successor can end them (P7)."""
+        if self.marker is not None:
+            self.marker.register([slot.session for slot in self.fleet.in_use if slot.session is not None])
 
     def _shard_ended(self, index: int, now: float) -> None:
         self._hear(index, now)  # all it said before its end
@@ -349,16 +334,16 @@ class Supervisor(threading.Thread):
                         self.relay.congested(shard)
                     elif self.relay.is_congested(shard):
                         self._perform(self.relay.uncongested(shard, time.monotonic()))
-                case c.Mark() | c.Reset() | c.TakeTerm():
+                case c.Mark() | c.Fetch() | c.Look() | c.TakeTerm():
                     if self.marker is not None:
                         self.marker.perform(command)
                 case c.OpenTrust():
                     self.trust.open()
                 case c.CloseTrust():
                     self.trust.close()
-                case c.Kill(shard, reason):
+                case c.Kill(shard, reason, own_fault):
                     self._out.log(shard).error("is killed: %s", reason)
-                    self.fleet.kill(shard, asked=False)
+                    self.fleet.kill(shard, asked=not own_fault)
                 case c.Resize(shards):
                     self.fleet.resize(shards)
                     self._say(logging.INFO, f"changed to {shards} shards")
@@ -397,12 +382,19 @@ class Supervisor(threading.Thread):
         match report:
             case Marked(number, rows):
                 self._perform(relay.marked(number, rows, now))
-            case MarkFailed(number, error):
-                self._perform(relay.mark_failed(number, error, now))
-            case ResetFailed(error):
-                self._perform(relay.reset_failed(error, now))
-            case TermTaken(holder, term):
-                self._perform(relay.term_taken(holder, term, now))
+            case Fetched(number, rows):
+                self._perform(relay.fetched(number, rows, now))
+            case Looked(number, ids):
+                missed, commands = relay.looked(number, ids, now)
+                if missed:
+                    self._log.warning("a look at the whole table found %d rows that marks had not shown", missed)
+                self._perform(commands)
+            case StatementFailed(number, error):
+                self._perform(relay.statement_failed(number, error, now))
+            case ServerChanged(reason):
+                self._server_changed(reason, now)
+            case TermTaken(holder, term, server):
+                self._perform(relay.term_taken(holder, term, server, now))
             case TermGone(holder):
                 if holder == relay.holder:
                     trusted = self.trust.trusted

@@ -37,7 +37,7 @@ class BarrierMachine(RuleBasedStateMachine):
         return [record for record in self.records if record.step in steps]
 
     def unsettled(self) -> list[Known]:
-        return self.at(Step.WIRE, Step.ACKED, Step.PARKED)
+        return self.at(Step.WIRE, Step.ACKED, Step.HELD)
 
     def behind(self, record: Known) -> list[Known]:
         return [r for r in self.at(Step.QUEUED) if record.key is not None and r.key == record.key]
@@ -62,10 +62,10 @@ class BarrierMachine(RuleBasedStateMachine):
         assert answer is not held
         self.records.append(Known(self.ids, key, Step.QUEUED if held else Step.WIRE))
 
-    @precondition(lambda self: self.at(Step.WIRE, Step.PARKED))
+    @precondition(lambda self: self.at(Step.WIRE, Step.HELD))
     @rule(data=st.data())
     def acked(self, data: st.DataObject) -> None:
-        record = self.draw(data, Step.WIRE, Step.PARKED)
+        record = self.draw(data, Step.WIRE, Step.HELD)
         self.barrier.acked(record.id)
         record.step = Step.ACKED
 
@@ -84,31 +84,28 @@ class BarrierMachine(RuleBasedStateMachine):
     @rule(data=st.data())
     def park(self, data: st.DataObject) -> None:
         record = self.draw(data, Step.WIRE)
-        said = self.barrier.park(record.id)
-        record.step = Step.PARKED
-        if record.key is None or record.id in self.announced:
-            assert said is None
-            return
-        assert said == self.drop(self.behind(record))
-        self.announced[record.id] = record.key
-        self.refusing.add(record.key)
+        assert self.barrier.park(record.id) == self.drop(self.behind(record))
+        self.drop([record])
+        if record.key is not None:
+            self.announced[record.id] = record.key
+            self.refusing.add(record.key)
 
     @precondition(lambda self: self.at(Step.WIRE))
     @rule(data=st.data())
     def hold(self, data: st.DataObject) -> None:
         record = self.draw(data, Step.WIRE)
         self.barrier.hold(record.id)
-        record.step = Step.PARKED
+        record.step = Step.HELD
 
-    @precondition(lambda self: self.at(Step.PARKED))
+    @precondition(lambda self: self.at(Step.HELD))
     @rule(data=st.data())
-    def unpark(self, data: st.DataObject) -> None:
-        record = self.draw(data, Step.PARKED)
-        entry = self.barrier.unpark(record.id)
+    def release(self, data: st.DataObject) -> None:
+        record = self.draw(data, Step.HELD)
+        entry = self.barrier.release(record.id)
         assert entry is not None
         assert entry.id == record.id
         record.step = Step.WIRE
-        assert self.barrier.unpark(record.id) is None
+        assert self.barrier.release(record.id) is None
 
     @precondition(lambda self: self.announced)
     @rule(data=st.data())
@@ -120,7 +117,7 @@ class BarrierMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.unsettled())
     @rule(data=st.data())
     def forget(self, data: st.DataObject) -> None:
-        record = self.draw(data, Step.WIRE, Step.ACKED, Step.PARKED)
+        record = self.draw(data, Step.WIRE, Step.ACKED, Step.HELD)
         assert self.barrier.forget(record.id) == self.drop(self.behind(record))
         self.drop([record])
         if record.key is not None:
@@ -130,14 +127,14 @@ class BarrierMachine(RuleBasedStateMachine):
     @rule(data=st.data())
     def drop_unsent(self, data: st.DataObject) -> None:
         record = self.draw(data, Step.WIRE)
-        lost = [record, *(r for r in self.at(Step.QUEUED, Step.PARKED))]
+        lost = [record, *(r for r in self.at(Step.QUEUED, Step.HELD))]
         assert self.barrier.drop_unsent(record.id) == sorted(self.drop(lost))
         self._forgive()
 
     @rule()
     def remark(self) -> None:
         answer = self.barrier.remark()
-        self.drop(self.at(Step.QUEUED, Step.PARKED))
+        self.drop(self.at(Step.QUEUED, Step.HELD))
         self._forgive()
         assert answer == sorted(record.id for record in self.records)
 
@@ -151,7 +148,7 @@ class BarrierMachine(RuleBasedStateMachine):
     def same(self) -> None:
         barrier, unsettled = self.barrier, self.unsettled()
         assert barrier.queued == len(self.at(Step.QUEUED))
-        assert barrier.parked == len(self.at(Step.PARKED))
+        assert barrier.held == len(self.at(Step.HELD))
         assert barrier.in_flight == len(unsettled)
         assert barrier.on_the_wire() == sorted(r.id for r in self.at(Step.WIRE, Step.ACKED))
         assert all((record.id in barrier) == (record in unsettled) for record in self.records)

@@ -22,18 +22,21 @@ FLOATS = st.floats(allow_nan=False)
 
 FRAMES: st.SearchStrategy[Frame] = st.one_of(
     st.builds(f.Dispatch, EPOCHS, st.lists(st.binary(max_size=60), max_size=5)),
-    st.builds(f.Remark, EPOCHS, st.none() | NUMBERS, st.none() | TEXTS),
+    st.builds(f.Remark, EPOCHS, st.none() | NUMBERS, st.none() | TEXTS, st.none() | TEXTS),
     st.builds(f.Closed, EPOCHS, NUMBERS),
     st.builds(f.Stop, FLOATS),
     st.builds(f.Ready, NUMBERS),
     st.builds(f.Settled, IDS),
     st.builds(f.Remarked, EPOCHS, IDS),
-    st.builds(f.Parked, EPOCHS, NUMBERS, IDS, TEXTS),
+    st.builds(f.Parked, EPOCHS, NUMBERS, IDS, TEXTS, FLOATS, NUMBERS, st.booleans()),
     st.builds(f.Refused, EPOCHS, IDS),
     st.builds(f.Dropped, IDS),
     st.builds(f.FateUnknown, EPOCHS, IDS, TEXTS),
     st.builds(f.QueueTimedOut, EPOCHS, NUMBERS, FLOATS),
     st.builds(f.Quarantined, NUMBERS, TEXTS),
+    st.builds(f.Poisoned, NUMBERS, TEXTS),
+    st.builds(f.Session, NUMBERS, TEXTS),
+    st.builds(f.ServerChanged, TEXTS),
     st.builds(f.Stats, *[NUMBERS] * 7, st.binary(max_size=30).map(bytes.hex)),
     st.builds(f.Log, st.integers(0, 50), TEXTS),
     st.builds(f.Trouble, st.none() | TEXTS),
@@ -82,7 +85,7 @@ def test_junk_raises_nothing_but_wire_errors(data: bytes) -> None:
     try_to_decode(data)
 
 
-@given(st.sampled_from(list("DSmcxrkpfdutqslw")), st.binary(max_size=60))
+@given(st.sampled_from(list("DSmcxrkpfdutqoevslw")), st.binary(max_size=60))
 def test_junk_after_a_known_letter(letter: str, data: bytes) -> None:
     try_to_decode(letter.encode() + data)
 

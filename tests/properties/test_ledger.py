@@ -10,38 +10,37 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from harvester.relay.ledger import Bounds, Ledger
 
-BOUNDS = Bounds(in_flight=4, unsettled=8, queued_per_key=2)
+BOUNDS = Bounds(in_flight=4, unsettled=8, per_key=4)
 KEYS = st.sampled_from([None, b"a", b"b", b"c"])
 
 
 @dataclass
 class Oracle:
-    """What happened, in order: ("sent", number), ("done", number), ("settled", id), ("closed", key)."""
+    """What happened, in order: ("sent", number), ("done", number), ("settled", id)."""
 
     unsettled: dict[int, tuple[int, bytes | None]] = field(default_factory=dict)
-    closed: set[bytes] = field(default_factory=set)
-    history: list[tuple[str, int | bytes]] = field(default_factory=list)
+    history: list[tuple[str, int]] = field(default_factory=list)
+    watched: set[bytes] = field(default_factory=set)
+    drained: set[bytes] = field(default_factory=set)  # watched keys with a removal that left few, since last asked
 
     def ids_of(self, key: bytes | None) -> list[int]:
         return [i for i, (_, own) in self.unsettled.items() if own == key]
 
     def remove(self, ids: list[int]) -> list[int]:
-        removed = [i for i in ids if self.unsettled.pop(i, None) is not None]
-        self.reopen()
+        removed = [i for i in ids if i in self.unsettled]
+        for record_id in removed:
+            _, key = self.unsettled.pop(record_id)
+            if key in self.watched and len(self.ids_of(key)) <= BOUNDS.low:
+                self.drained.add(key)
         return removed
-
-    def reopen(self) -> None:
-        """Open are keys with nothing unsettled that no outstanding mark may still show rows of."""
-        pending = [self.since(number, "closed") for number in self.outstanding()]
-        self.closed = {key for key in self.closed if self.ids_of(key) or any(key in since for since in pending)}
 
     def outstanding(self) -> list[int]:
         done = {what for kind, what in self.history if kind == "done"}
-        return [int(what) for kind, what in self.history if kind == "sent" and what not in done]
+        return [what for kind, what in self.history if kind == "sent" and what not in done]
 
-    def since(self, number: int, kind: str) -> set[int | bytes]:
+    def settled_since(self, number: int) -> set[int]:
         begun = self.history.index(("sent", number))
-        return {what for event, what in self.history[begun:] if event == kind}
+        return {what for event, what in self.history[begun:] if event == "settled"}
 
 
 class LedgerMachine(RuleBasedStateMachine):
@@ -61,12 +60,6 @@ class LedgerMachine(RuleBasedStateMachine):
             shard = shard if owner is None else owner
         self.ledger.add(self.ids, key, shard)
         self.oracle.unsettled[self.ids] = (shard, key)
-        if key is not None and len(self.oracle.ids_of(key)) > BOUNDS.queued_per_key and key not in self.oracle.closed:
-            self._close(key)
-
-    def _close(self, key: bytes) -> None:
-        self.oracle.closed.add(key)
-        self.oracle.history.append(("closed", key))
 
     @rule(data=st.data())
     def settle(self, data: st.DataObject) -> None:
@@ -87,27 +80,31 @@ class LedgerMachine(RuleBasedStateMachine):
         assert sorted(self.ledger.keep_only(shard, keep)) == gone
         self.oracle.remove(gone)
 
-    @rule(key=KEYS)
-    def close(self, key: bytes | None) -> None:
-        if key is None:
-            return
-        self.ledger.close(key)
-        if self.oracle.ids_of(key) and key not in self.oracle.closed:
-            self._close(key)
+    @rule(key=KEYS, watched=st.booleans())
+    def watch(self, key: bytes | None, watched: bool) -> None:
+        if key is not None:
+            for keys in (self.ledger.watched, self.oracle.watched):
+                (keys.add if watched else keys.discard)(key)
 
     @rule()
-    def mark_sent(self) -> None:
-        number = self.ledger.mark_sent()
+    def drained(self) -> None:
+        """Nobody who waits for a key to come down may be forgotten: it would wait for ever."""
+        assert set(self.ledger.drained()) == self.oracle.drained
+        self.oracle.drained.clear()
+        assert not self.ledger.drained()
+
+    @rule()
+    def sent(self) -> None:
+        number = self.ledger.sent()
         assert ("sent", number) not in self.oracle.history
         self.oracle.history.append(("sent", number))
 
     @precondition(lambda self: self.oracle.outstanding())
     @rule(data=st.data())
-    def mark_done(self, data: st.DataObject) -> None:
+    def done(self, data: st.DataObject) -> None:
         number = data.draw(st.sampled_from(self.oracle.outstanding()))
-        self.ledger.mark_done(number)
+        self.ledger.done(number)
         self.oracle.history.append(("done", number))
-        self.oracle.reopen()
 
     def _some(self, data: st.DataObject) -> list[int]:
         return data.draw(st.lists(st.integers(1, self.ids + 1), max_size=4, unique=True))
@@ -122,11 +119,11 @@ class LedgerMachine(RuleBasedStateMachine):
         assert ledger.in_flight == len(keys) + len(keyless)
         assert ledger.queued == len(unsettled) - ledger.in_flight
         assert ledger.room() == min(4 - ledger.in_flight, 8 - len(unsettled))
-        assert ledger.closed == self.oracle.closed
         for shard in range(3):
             assert ledger.unsettled_of(shard) == sum(owner == shard for owner, _ in unsettled.values())
         for key in (b"a", b"b", b"c"):
             ids = self.oracle.ids_of(key)
+            assert ledger.count_of(key) == len(ids)
             assert ledger.shard_of_key(key) == (unsettled[ids[0]][0] if ids else None)
         for record_id in range(1, self.ids + 2):
             assert (record_id in ledger) == (record_id in unsettled)
@@ -134,17 +131,11 @@ class LedgerMachine(RuleBasedStateMachine):
 
     @invariant()
     def what_a_result_may_show_again_is_known(self) -> None:
-        """P3: unsettled, or settled since the oldest outstanding mark was sent; and nothing else is remembered."""
+        """P3: unsettled, or settled since the oldest outstanding statement was sent; nothing else is remembered."""
         outstanding = self.oracle.outstanding()
-        ghosts = self.oracle.since(outstanding[0], "settled") if outstanding else set()
+        ghosts = self.oracle.settled_since(outstanding[0]) if outstanding else set()
         for record_id in range(1, self.ids + 2):
             assert self.ledger.knows(record_id) == (record_id in self.oracle.unsettled or record_id in ghosts)
-
-    @invariant()
-    def closed_since(self) -> None:
-        """P18."""
-        for number in self.oracle.outstanding():
-            assert self.ledger.closed_since(number) == self.oracle.since(number, "closed")
 
 
 TestLedger = LedgerMachine.TestCase

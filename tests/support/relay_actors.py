@@ -14,6 +14,7 @@ from harvester.relay import frames as f
 from harvester.relay.intake import Row
 from harvester.relay.machine import Phase, Relay, Settings
 from harvester.relay.router import shard_of
+from harvester.relay.scan import Scan
 from tests.support.relay_shard import Action, Note, SimShard, row_bytes
 
 if TYPE_CHECKING:
@@ -29,7 +30,9 @@ class SimHarvester:
         self.relay = Relay(settings, self._new_id)
         self.shards = [SimShard(self, index) for index in range(settings.shards)]
         self.inbox: deque[tuple[object, Callable[[], Sequence[c.Command]]]] = deque()
-        self.marker: deque[c.Mark | c.Reset | c.TakeTerm] = deque()
+        self.marker: deque[c.Mark | c.Fetch | c.Look | c.TakeTerm] = deque()
+        self._scan = Scan()
+        self._scan_of: UUID | None = None
         self._snapshot: list[w.Row] | None = None
         self._seen_term: int | None = None
         self._processed: list[w.Row] = []  # what the mark that is being processed could see
@@ -94,7 +97,7 @@ class SimHarvester:
     def is_calm(self) -> bool:
         return (
             not len(self.relay.ledger)
-            and not self.relay.ledger.closed  # a key opens when the marks that were sent before it closed are done
+            and not len(self.relay.intake.waiting)
             and all(shard.alive and shard.ready and not shard.unsettled for shard in self.shards)
             and not any(shard.to_shard or shard.to_supervisor for shard in self.shards)
             and not self.revoking
@@ -103,7 +106,9 @@ class SimHarvester:
     def check_end(self) -> None:
         """Nothing is left behind."""
         ledger = self.relay.ledger
-        if ledger.in_flight or ledger.queued or ledger.closed or any(s.sender._barrier.parked for s in self.shards):
+        waiting = self.relay.intake.waiting
+        kept = ledger.in_flight or ledger.queued or len(waiting) or waiting.lanes or waiting.shards or ledger.watched
+        if kept or any(s.sender._barrier.held for s in self.shards):
             self.world.fail(f"{self.name} keeps something in calm")
         if any(shard.sender._barrier.queued or shard.sender._barrier._queues for shard in self.shards):
             self.world.fail(f"a barrier of {self.name} is up in calm")
@@ -174,8 +179,8 @@ class SimHarvester:
                 self._perform(relay.settled(i, ids, now)[1])
             case f.Remarked(epoch, ids):
                 self._perform(relay.remarked(i, epoch, ids, now))
-            case f.Parked(epoch, record_id, given_back, _):
-                self._perform(relay.parked(i, epoch, record_id, given_back, now))
+            case f.Parked(epoch, record_id, given_back, _, wait_s, _, held):
+                self._perform(relay.parked(i, epoch, record_id, given_back, wait_s, held, now))
             case f.Refused(epoch, ids):
                 self._perform(relay.refused(i, epoch, ids, now))
             case f.Dropped(ids):
@@ -201,7 +206,7 @@ class SimHarvester:
             match command:
                 case c.Send(index, frame):
                     self._send(self.shards[index], frame)
-                case c.Mark() | c.Reset() | c.TakeTerm():
+                case c.Mark() | c.Fetch() | c.Look() | c.TakeTerm():
                     if isinstance(command, c.Mark):
                         self._check_mark()
                     self.marker.append(command)
@@ -209,7 +214,7 @@ class SimHarvester:
                     self.word = self.proven
                 case c.CloseTrust():
                     self.word = False
-                case c.Kill(index, _):
+                case c.Kill(index, _, _):
                     if self.shards[index].alive:
                         self.shards[index].die()
                 case c.Announce(event):
@@ -277,14 +282,20 @@ class SimHarvester:
         self.marker.popleft()
         snapshot, self._snapshot = self._snapshot, None
         assert snapshot is not None
-        if isinstance(command, c.Reset):
-            self._reset(command)
+        if isinstance(command, c.Look):
+            ids = [row.id for row in snapshot if self._scan.high is not None and row.id <= self._scan.high]
+            self._post(("looked", ids), lambda: self.relay.looked(command.number, ids, self.world.now)[1])
             return
-        rows = self._mark(command, snapshot)
+        rows = self._mark(command, snapshot) if isinstance(command, c.Mark) else self._fetch(command, snapshot)
         if not rows and (table.term, table.holder) != (command.term, command.holder):
             self._post("term gone", lambda: self._term_gone(command.holder))
-        else:
+        elif isinstance(command, c.Mark):
             self._post(("marked", [row[0] for row in rows]), lambda: self._marked(command.number, rows, snapshot))
+            if self.world.script.next(2):
+                self._scan.listed(table.holders(), self.world.last_value)
+        else:
+            done = partial(self.relay.fetched, command.number, rows)
+            self._post(("fetched", [row[0] for row in rows]), lambda: done(self.world.now))
 
     def _take_term(self, command: c.TakeTerm) -> None:
         table, seen = self.world.table, self._seen_term
@@ -294,7 +305,7 @@ class SimHarvester:
         elif table.term == seen:
             self.marker.popleft()
             table.term, table.holder = seen + 1, command.holder
-            self._post("term taken", lambda: self.relay.term_taken(command.holder, seen + 1, self.world.now))
+            self._post("term taken", lambda: self.relay.term_taken(command.holder, seen + 1, "one", self.world.now))
 
     def _marked(self, number: int, rows: list[Row], snapshot: list[w.Row]) -> Sequence[c.Command]:
         self._processed = snapshot
@@ -308,31 +319,33 @@ class SimHarvester:
         return self.relay.term_lost(self.proven, self.world.now)
 
     def _mark(self, mark: c.Mark, snapshot: list[w.Row]) -> list[Row]:
-        table = self.world.table
+        table, scan = self.world.table, self._scan
+        if mark.leader_id != self._scan_of:
+            self._scan_of = mark.leader_id
+            scan.restart()
         if (table.term, table.holder) != (mark.term, mark.holder):
             return []
+        high, gaps = scan.high, scan.ranges()
         rows = [
             row
-            for row in snapshot
-            if not row.gone
-            and row.leader_id != mark.leader_id
-            and row.key not in mark.closed_keys
-            and shard_of(row.key, row.id, mark.shards) not in mark.closed_shards
+            for row in sorted(snapshot, key=lambda row: row.id)
+            if (high is None or row.id > high or any(low <= row.id <= up for low, up in gaps))
+            and not (self.world.writes and (row.gone or row.leader_id == mark.leader_id or row.id in mark.kept))
         ][: mark.limit]
-        for row in rows:
-            row.leader_id = mark.leader_id
-        return [(row.id, row.key, row_bytes(row.id, row.key, "?" if row.undecodable else "t")) for row in rows]
+        scan.read([row.id for row in rows], mark.limit)
+        if self.world.writes:
+            for row in rows:
+                row.leader_id = mark.leader_id
+        return [_tuple(row) for row in rows]
 
-    def _reset(self, reset: c.Reset) -> None:
+    def _fetch(self, fetch: c.Fetch, snapshot: list[w.Row]) -> list[Row]:
         table = self.world.table
-        if (table.term, table.holder) == (reset.term, reset.holder):
-            for record_id in reset.ids:
-                row = table.rows[record_id]
-                if row.leader_id == reset.leader_id:
-                    row.leader_id = None
+        if (table.term, table.holder) != (fetch.term, fetch.holder):
+            return []
+        return [_tuple(row) for row in sorted(snapshot, key=lambda row: row.id) if row.id in fetch.ids]
 
     def _fail_marker(self) -> None:
-        """The statement fails; it has taken effect or not."""
+        """The statement fails; it has taken effect or not. The session is gone, and the scan with it."""
         command = self.marker[0]
         if isinstance(command, c.TakeTerm):
             if self.proven and self.world.script.next(2):
@@ -341,12 +354,11 @@ class SimHarvester:
             return  # tried again
         self.marker.popleft()
         snapshot, self._snapshot = self._snapshot, None
-        happened = self.world.script.next(2)
-        if isinstance(command, c.Reset):
-            if happened:
-                self._reset(command)
-            self._post("reset failed", lambda: self.relay.reset_failed("it broke", self.world.now))
-        else:
-            if happened:
-                self._mark(command, self.world.table.visible() if snapshot is None else snapshot)
-            self._post("mark failed", lambda: self.relay.mark_failed(command.number, "it broke", self.world.now))
+        if self.world.script.next(2) and isinstance(command, c.Mark):
+            self._mark(command, self.world.table.visible() if snapshot is None else snapshot)
+        self._scan.restart()
+        self._post("it failed", lambda: self.relay.statement_failed(command.number, "it broke", self.world.now))
+
+
+def _tuple(row: w.Row) -> Row:
+    return row.id, row.key, row_bytes(row.id, row.key, "?" if row.undecodable else "t")

@@ -13,7 +13,8 @@ from confluent_kafka import KafkaError
 
 from harvester.relay import frames as f
 from harvester.relay.purging import Outcome, Poison
-from harvester.relay.sender import Outlets, Policy, Sender
+from harvester.relay.attempts import Policy
+from harvester.relay.sender import Outlets, Sender
 
 if TYPE_CHECKING:
     from tests.support.relay_actors import SimHarvester

@@ -89,6 +89,10 @@ class Table:
     holder: UUID | None = None
     quarantined: set[int] = field(default_factory=set)
 
+    def holders(self) -> list[str]:
+        """Who holds a RowExclusiveLock: the open transactions, each named by its first id."""
+        return [str(rows[0].id) for rows in self.open]
+
     def visible(self) -> list[Row]:
         """What a snapshot taken now shows, by id."""
         return [row for row in self.rows.values() if row.visible and not row.gone]
@@ -118,10 +122,11 @@ class World:
             mark_query_records=1 + draw(5),
             send_buffer=1 + draw(3),
             max_queued_per_key=1 + draw(3),
-            queue_timeout_s=50,
             answer_timeout_s=50,
             silence_timeout_s=90,
+            look_interval_s=50,
         )
+        self.writes = bool(draw(2))
         self.pipe_frames = 1 + draw(4)
         self.harvesters = [SimHarvester(self, name, settings) for name in ("A", "B")]
         if "hand over" not in faults:
@@ -233,9 +238,19 @@ class World:
         self.table.open.append(rows)
         self.trace.append((round(self.now, 2), "insert", [row.id for row in rows], "of", key))
 
+    @property
+    def last_value(self) -> int:
+        """Of the sequence."""
+        return self._ids
+
     def _commit(self, which: int) -> None:
         if self.table.open:
             rows = self.table.open.pop(which % len(self.table.open))
+            if which >= 224:  # rolled back: its ids are never seen
+                self.trace.append((round(self.now, 2), "roll back", [row.id for row in rows]))
+                for row in rows:
+                    del self.table.rows[row.id]
+                return
             self.trace.append((round(self.now, 2), "commit", [row.id for row in rows]))
             for row in rows:
                 row.visible = True

@@ -36,5 +36,13 @@ def test_nobody_waits_behind_a_parked_record() -> None:
     assert barrier.longest_waiting() is None
 
 
-def test_an_unknown_record_is_not_unparked() -> None:
-    assert Barrier().unpark(5) is None
+def test_a_parked_record_leaves_the_shard() -> None:
+    barrier = Barrier()
+    barrier.offer(entry(1, b"a", 0))
+    barrier.park(1)
+    assert (barrier.in_flight, barrier.queued, barrier.held) == (0, 0, 0)
+    assert barrier.release(1) is None
+
+
+def test_an_unknown_record_is_not_released() -> None:
+    assert Barrier().release(5) is None

@@ -1,0 +1,80 @@
+"""What the mark loop reports to the supervisor. Values only."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from uuid import UUID
+
+from harvester.outbox.copying import Row
+
+
+@dataclass(frozen=True, slots=True)
+class TermTaken:
+    """The term row of `server` names `holder` under `term`."""
+
+    holder: UUID
+    term: int
+    server: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class TermGone:
+    """The term row names somebody else, or could not be taken because trust was over."""
+
+    holder: UUID
+
+
+@dataclass(frozen=True, slots=True)
+class Marked:
+    """A mark's rows, by id."""
+
+    number: int
+    rows: list[Row]
+
+
+@dataclass(frozen=True, slots=True)
+class Fetched:
+    """A fetch's rows, by id."""
+
+    number: int
+    rows: list[Row]
+
+
+@dataclass(frozen=True, slots=True)
+class Looked:
+    """Every id of the table that the scan has passed."""
+
+    number: int
+    ids: list[int]
+
+
+@dataclass(frozen=True, slots=True)
+class StatementFailed:
+    """A statement was sent and failed."""
+
+    number: int
+    error: str
+
+
+@dataclass(frozen=True, slots=True)
+class ServerChanged:
+    """The session is with another database than the one that the term was taken on (P9)."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class DatabaseTrouble:
+    """What the loop waits for; None when it is over."""
+
+    text: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class LoopDied:
+    """The loop ended by an error that nobody foresaw."""
+
+    error: Exception
+
+
+Report = TermTaken | TermGone | Marked | Fetched | Looked | StatementFailed | ServerChanged | DatabaseTrouble | LoopDied
