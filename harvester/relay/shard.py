@@ -19,7 +19,7 @@ import select
 import signal
 import threading
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from harvester.relay import hooks
@@ -49,9 +49,9 @@ class ShardSpec:
     index: int
     name: str
     parent_pid: int
-    dsn: str
+    dsn: str = field(repr=False)  # secrets: who prints the local variables of a traceback must not print these
     outbox: str
-    producer_options: dict[str, Any]
+    producer_options: dict[str, Any] = field(repr=False)
     policy: Policy
     io_error_backoff_s: float
     linger_at_end_s: float  # how long the end may take: delivery timeout and purge margin
