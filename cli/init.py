@@ -63,7 +63,14 @@ def init(
         Console(stderr=True).status(f"setting up {settings.table} …"),
         closing(connect(settings.dsn, application_name="harvester init")) as connection,
     ):
-        done = init_schema(connection, settings.table, notify=notify, value_type=value_type.value)
+        done = init_schema(
+            connection,
+            settings.table,
+            notify=notify,
+            value_type=value_type.value,
+            archive=settings.archive != "off",
+            archive_retention=settings.archive_retention,
+        )
     if json_:
         import json
 
@@ -89,4 +96,5 @@ def _print_sql(settings: Config, *, notify: bool, value_type: ValueType) -> None
         typer.echo(f"harvester: {error}; the SQL is for a new outbox", err=True)
         shape, found = None, "a new outbox"
     typer.echo(f"-- The schema of the harvester, for {found}. May be run more than once.")
-    typer.echo(sql(settings.table, shape, notify, value_type=value_type.value), nl=False)
+    text = sql(settings.table, shape, notify, value_type=value_type.value, archive=settings.archive != "off")
+    typer.echo(text, nl=False)

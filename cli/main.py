@@ -11,7 +11,7 @@ import sys
 
 import typer
 
-from . import config, demo, init, pump, stack, start, status, verify
+from . import config, dead, demo, grants, init, pump, stack, start, status, verify
 
 app = typer.Typer(
     name="harvester",
@@ -22,11 +22,13 @@ app = typer.Typer(
 )
 app.command("start")(start.start)
 app.command("init")(init.init)
+app.command("grants")(grants.grants)
 app.command("status")(status.status)
 app.command("pump")(pump.pump)
 app.command("verify")(verify.verify)
 app.command("demo")(demo.demo)
 app.add_typer(config.app, name="config")
+app.add_typer(dead.app, name="dead")
 app.add_typer(stack.app, name="stack")
 
 

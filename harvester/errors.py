@@ -97,6 +97,17 @@ class RecordRejected(OutboxError):
     """A record that could never be published was refused before it was written (stasher)."""
 
 
+class OrderNotKept(OutboxError):
+    """Records of the quarantine cannot go back without breaking the order of their keys."""
+
+    def __init__(self, blocked: int, chosen: int, reasons: str) -> None:
+        self.blocked, self.chosen = blocked, chosen
+        super().__init__(
+            f"{blocked} of {chosen} records cannot keep the order of their keys ({reasons}); nothing was changed",
+            hint="--dry-run tells why, record by record; --out-of-order puts them back all the same",
+        )
+
+
 class UndecodableRecord(OutboxError):
     """A row that cannot be turned into a Kafka record; it goes to quarantine with this message."""
 

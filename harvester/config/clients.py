@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import timedelta
 
 from .durations import to_ms
@@ -19,8 +19,8 @@ _MIN_PRODUCER_QUEUE_RECORDS = 100_000
 class ClientSettings:
     """What the options of all clients depend on."""
 
-    base: Mapping[str, str]
-    producer: Mapping[str, str]
+    base: Mapping[str, str] = field(repr=False)  # they hold passwords
+    producer: Mapping[str, str] = field(repr=False)
     client_id: str
     log_level: str
     delivery_timeout: timedelta

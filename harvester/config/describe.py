@@ -23,7 +23,7 @@ DERIVED = {
     "name": "host, process and start time",
 }
 _DELETE = "\x7f"  # the one character that JSON leaves as it is and TOML refuses
-_TABLES = ("base_kafka_config", "producer_kafka_config", "limits", "logging")
+_TABLES = ("base_kafka_config", "producer_kafka_config", "limits", "poison", "logging")
 
 
 @dataclass(frozen=True, slots=True)

@@ -32,6 +32,8 @@ FORM = '"host=db port=5432 user=app dbname=app" or "postgresql://app@db:5432/app
 def parse_dsn(text: str) -> dict[str, str]:
     """The parameters that the string gives; raises ValueError, without any part of the string, when it is wrong."""
     uri = text.strip().startswith(("postgresql://", "postgres://"))
+    if "\x00" in text:  # libpq would read up to it, and connect to whatever that says
+        raise ValueError("has a character that no connection string may have")
     try:
         parsed = conninfo_to_dict(text if uri else _with_empty_values(text))
     except ProgrammingError as error:

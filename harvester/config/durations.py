@@ -1,4 +1,4 @@
-"""Durations as text: `100ms`, `1.5s`, `5m`, `2h`, and sums of them as the seeds' own format has it: `1m30s`.
+"""Durations as text: `100ms`, `1.5s`, `5m`, `2h`, `7d`, and sums of them as the seeds' own format has it: `1m30s`.
 
 Exact: both directions go through whole microseconds, the resolution of `timedelta`; nothing is rounded.
 A bare number is no duration, because nobody can tell whether 5 means seconds or milliseconds.
@@ -10,11 +10,11 @@ import re
 from datetime import timedelta
 from fractions import Fraction
 
-_UNIT_US = {"us": 1, "µs": 1, "ms": 1_000, "s": 1_000_000, "m": 60_000_000, "h": 3_600_000_000}
-_TERM = re.compile(r"([0-9]+(?:\.[0-9]+)?|\.[0-9]+)(us|µs|ms|s|m|h)", re.ASCII)
+_UNIT_US = {"us": 1, "µs": 1, "ms": 1_000, "s": 1_000_000, "m": 60_000_000, "h": 3_600_000_000, "d": 86_400_000_000}
+_TERM = re.compile(r"([0-9]+(?:\.[0-9]+)?|\.[0-9]+)(us|µs|ms|s|m|h|d)", re.ASCII)
 _BARE = re.compile(r"[+-]?[0-9]*\.?[0-9]+", re.ASCII)
 _MAX_TEXT = 64
-FORM = 'a number with a unit (us, ms, s, m, h), in quotes: "100ms", "1.5s", "5m", "2h"'
+FORM = 'a number with a unit (us, ms, s, m, h, d), in quotes: "100ms", "1.5s", "5m", "2h"'
 
 
 def parse_duration(text: str) -> timedelta:
@@ -44,10 +44,13 @@ def parse_duration(text: str) -> timedelta:
 
 
 def format_duration(value: timedelta) -> str:
-    """The shortest exact text in one unit, for zero or more: `2.5s`, `100ms`, `5m`, `2h`."""
+    """The shortest exact text in one unit, for zero or more: `2.5s`, `100ms`, `5m`, `2h`, `7d`."""
     us = value // timedelta(microseconds=1)
     if us < 0:
         raise ValueError("a duration cannot be negative")
+    # One day is 24h: people think of the bounds of timeouts in hours.
+    if us > _UNIT_US["d"] and us % _UNIT_US["d"] == 0:
+        return f"{us // _UNIT_US['d']}d"
     for unit in ("h", "m"):
         if us and us % _UNIT_US[unit] == 0:
             return f"{us // _UNIT_US[unit]}{unit}"

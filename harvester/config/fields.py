@@ -20,6 +20,7 @@ from .durations import bare_number_hint, format_duration, parse_duration
 from .problems import echo, refuse
 
 MAX_DURATION = timedelta(hours=24)
+MAX_RETENTION = timedelta(days=3650)
 MAX_SESSION_TIMEOUT = timedelta(hours=1)  # librdkafka's bound
 _TOPIC = re.compile(r"[A-Za-z0-9._-]{1,249}", re.ASCII)
 _LONGEST_NAME = 200
@@ -112,6 +113,14 @@ def read_topic(value: object) -> str:
     return text
 
 
+def read_notice_topic(value: object) -> str:
+    """A legal Kafka topic name, or nothing."""
+    text = _text(value)
+    if text and (not _TOPIC.fullmatch(text) or text in (".", "..")):
+        refuse(f"{echo(text)} is no Kafka topic name", '1 to 249 of A-Z a-z 0-9 . _ -, or "" for none')
+    return text
+
+
 def read_table_name(value: object) -> str:
     """A table name as in SQL."""
     text = _text(value)
@@ -150,3 +159,4 @@ def one_of(*allowed: str, absent: str | None = None) -> Callable[[object], str]:
 _as_text = PlainSerializer(format_duration, return_type=str, when_used="json")
 Duration = Annotated[timedelta, BeforeValidator(duration_up_to(MAX_DURATION)), _as_text]
 SessionDuration = Annotated[timedelta, BeforeValidator(duration_up_to(MAX_SESSION_TIMEOUT)), _as_text]
+Retention = Annotated[timedelta, BeforeValidator(duration_up_to(MAX_RETENTION)), _as_text]

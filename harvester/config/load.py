@@ -136,7 +136,11 @@ def _read(source: Path) -> dict[str, object]:
         raise ConfigurationError([Problem(str(source), f"is longer than {_MAX_FILE_BYTES} bytes")])
     try:
         return tomllib.loads(content.decode())
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
+    except (ValueError, RecursionError) as error:
         # Not chained: these errors carry the text of the file.
-        what = str(error) if isinstance(error, tomllib.TOMLDecodeError) else "it is not UTF-8 text"
+        what = "a number is too long, or tables are nested too deeply"  # Python's own bounds, which tomllib passes on
+        if isinstance(error, tomllib.TOMLDecodeError):
+            what = str(error)
+        elif isinstance(error, UnicodeDecodeError):
+            what = "it is not UTF-8 text"
         raise ConfigurationError([Problem(str(source), f"is not valid TOML: {what}")]) from None

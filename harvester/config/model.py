@@ -23,11 +23,13 @@ from .durations import format_duration, to_ms
 from .fields import (
     Conflict,
     Duration,
+    Retention,
     SessionDuration,
     one_of,
     read_data_source,
     read_group_id,
     read_name,
+    read_notice_topic,
     read_table_name,
     read_topic,
     whole_number,
@@ -99,6 +101,15 @@ class Limits(_Settings):
         return rest | {"shards": Conflict("send_concurrency") if differ else alias}
 
 
+class Poison(_Settings):
+    """What becomes of a record that Kafka will not take; see docs/dead-letters.md."""
+
+    policy: Annotated[Literal["quarantine", "hold", "stop"], BeforeValidator(one_of("quarantine", "hold", "stop"))] = (
+        "quarantine"
+    )
+    notice_topic: Annotated[str, BeforeValidator(read_notice_topic)] = ""
+
+
 class Logging(_Settings):
     """What is logged."""
 
@@ -151,12 +162,20 @@ class Config(_Settings):
         "at-least-once"
     )
     marking: Annotated[Literal["memory", "table"], BeforeValidator(one_of("memory", "table"))] = "memory"
+    archive: Annotated[Literal["off", "ids", "rows"], BeforeValidator(one_of("off", "ids", "rows"))] = "off"
+    archive_retention: Retention = timedelta(days=7)
     limits: Annotated[Limits, _nested(Limits, "limits")] = Field(default_factory=Limits)
+    poison: Annotated[Poison, _nested(Poison, "poison")] = Field(default_factory=Poison)
     logging: Annotated[Logging, _nested(Logging, "logging")] = Field(default_factory=Logging)
 
     @model_validator(mode="after")
     def _check_relations(self) -> Config:
-        problems = [*self.timing.problems(), *_order_problems(self.limits), *self._linger_problems()]
+        problems = [
+            *self.timing.problems(),
+            *_order_problems(self.limits),
+            *self._linger_problems(),
+            *self._notice_problems(),
+        ]
         if problems:
             refuse_all(problems)
         return self
@@ -249,6 +268,11 @@ class Config(_Settings):
             min_poll_interval=self.limits.min_poll_interval,
         )
 
+    def _notice_problems(self) -> list[Problem]:
+        if self.poison.notice_topic != self.leader_topic:
+            return []
+        return [Problem("poison.notice_topic", "is the leader topic, on which only heartbeats may be", "another topic")]
+
     def _linger_problems(self) -> list[Problem]:
         linger = kafka_options.get(self.producer_kafka_config, "linger.ms")
         try:
@@ -276,7 +300,7 @@ def _known_names(kind: type[_Settings]) -> dict[str, str]:
     """Every name that a user may have in mind -> the path that is right, seen from inside `kind`."""
     own = {name: name for name in kind.model_fields}
     if kind is Config:
-        for table, nested in (("limits", Limits), ("logging", Logging)):
+        for table, nested in (("limits", Limits), ("poison", Poison), ("logging", Logging)):
             own |= {name: f"{table}.{name}" for name in nested.model_fields}
         return own | {"send_concurrency": "limits.shards"}
     if kind is Limits:

@@ -42,7 +42,7 @@ def parse_value(raw: str) -> object:
     """The value as TOML, where it is TOML; else the text itself."""
     try:
         parsed = tomllib.loads(f"value = {raw}\n")
-    except (tomllib.TOMLDecodeError, RecursionError):
+    except (ValueError, RecursionError):  # TOMLDecodeError is one, and so is what a number of 5,000 digits gives
         return raw
     return parsed["value"] if len(parsed) == 1 else raw
 

@@ -29,10 +29,15 @@ WITH named AS (
         'row_security', row_security_active(c.oid),
         'lacks', ARRAY(
             SELECT privilege FROM unnest(CASE c.oid
-                WHEN named.outbox THEN ARRAY['SELECT', 'UPDATE', 'DELETE']
+                WHEN named.outbox THEN ARRAY['SELECT', 'UPDATE (leader_id)', 'DELETE']
                 WHEN named.term THEN ARRAY['SELECT', 'UPDATE']
-                ELSE ARRAY['SELECT', 'INSERT'] END) AS privilege
-            WHERE NOT has_table_privilege(c.oid, privilege)),
+                ELSE ARRAY['SELECT', 'INSERT', 'UPDATE (error)', 'UPDATE (attempts)'] END) AS privilege
+            WHERE NOT coalesce(CASE split_part(privilege, ' ', 2)
+                WHEN '' THEN has_table_privilege(c.oid, privilege)
+                ELSE (SELECT has_column_privilege(c.oid, g.attnum, split_part(privilege, ' ', 1))
+                      FROM pg_catalog.pg_attribute g
+                      WHERE g.attrelid = c.oid AND NOT g.attisdropped
+                          AND format('(%%s)', g.attname) = split_part(privilege, ' ', 2)) END, true)),
         'columns', (
             SELECT coalesce(json_agg(json_build_object(
                 'name', a.attname,

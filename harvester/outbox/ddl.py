@@ -6,7 +6,7 @@ Names are quoted by `OutboxTable`; the only other text that enters a statement a
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Literal
 
 from harvester.outbox.tables import OutboxTable
@@ -14,8 +14,18 @@ from harvester.outbox.tables import OutboxTable
 KafkaType = Literal["text", "bytea"]
 Migration = Callable[[OutboxTable], list[str]]
 
+
+def index_quarantine(table: OutboxTable) -> list[str]:
+    """Version 2: `harvester dead` looks records up by key and by time. A hash, because keys may be of any length."""
+    plain = OutboxTable(None, table.name)
+    return [
+        f"CREATE INDEX IF NOT EXISTS {plain.beside('quarantine_key')} ON {table.quarantine} USING hash (kafka_key)",
+        f"CREATE INDEX IF NOT EXISTS {plain.beside('quarantine_at')} ON {table.quarantine} (quarantined_at)",
+    ]
+
+
 # Entry n brings version n + 1 to n + 2. Each runs inside the transaction of `init`, and its statements are idempotent.
-MIGRATIONS: tuple[Migration, ...] = ()
+MIGRATIONS: tuple[Migration, ...] = (index_quarantine,)
 
 # One lock for every outbox of a database: two `init` at once are rare, and short.
 ADVISORY_LOCK = 0x68_61_72_76_65_73_74  # "harvest"
@@ -152,8 +162,16 @@ FROM verdict
 RETURNING verdict.renewed"""
 
 
-def script(table: OutboxTable, *, key_type: KafkaType, value_type: KafkaType, new: bool, notify: bool) -> str:
-    """The whole schema as a script for psql: one transaction, may run again."""
+def script(
+    table: OutboxTable,
+    *,
+    key_type: KafkaType,
+    value_type: KafkaType,
+    new: bool,
+    notify: bool,
+    archive: Sequence[str] = (),
+) -> str:
+    """The whole schema as a script for psql: one transaction, may run again. `archive`: the statements that make it."""
     statements = ["BEGIN", lock_statement()]
     if new:
         statements.append(create_outbox(table, value_type))
@@ -168,6 +186,7 @@ def script(table: OutboxTable, *, key_type: KafkaType, value_type: KafkaType, ne
         statements.append(set_version(table))
     if notify:
         statements += create_notify(table, table.channel)
+    statements += archive
     statements.append("COMMIT")
     return "".join(f"{statement};\n\n" for statement in statements).rstrip("\n") + "\n"
 

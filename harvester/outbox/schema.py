@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from datetime import timedelta
 from typing import Any
 
 import psycopg
@@ -15,6 +16,7 @@ from psycopg.pq import TransactionStatus
 from psycopg.rows import tuple_row
 
 from harvester.errors import SchemaError
+from harvester.outbox import archive as archives
 from harvester.outbox import ddl
 from harvester.outbox.catalog import CATALOG_SQL, Facts, catalog_parameters, parse_catalog
 from harvester.outbox.connect import database_errors
@@ -40,11 +42,14 @@ def init(
     *,
     notify: bool | None = None,
     value_type: ddl.KafkaType = "text",
+    archive: bool = False,
+    archive_retention: timedelta = timedelta(days=7),
 ) -> list[str]:
     """Create, check and migrate; returns what was done, in words, empty when there was nothing to do.
 
     `notify` makes (True) or removes (False) the wake-up trigger; None leaves it as it is. `value_type` is that of
-    kafka_value in a new table. Raises SchemaError for a table that does not fit or a schema newer than this
+    kafka_value in a new table. `archive` makes the archive and keeps its partitions; one that is there is never
+    removed. Raises SchemaError for a table that does not fit or a schema newer than this
     version knows, DatabaseUnavailable for a lost session or a lock that could not be had.
     """
     done: list[str] = []
@@ -69,11 +74,18 @@ def init(
             _retype(connection, placed, facts, shape, done)
         if connection.execute(ddl.insert_term(placed)).rowcount and facts.term is not None:
             done.append(f"put the missing row back into {placed.term}")
-        before = _migrate(connection, placed)
+        try:
+            with connection.transaction():
+                before = _migrate(connection, placed)
+        except psycopg.errors.UndefinedColumn:
+            check_companions(table, read_facts(connection, table), shape)  # says which table is not ours, if one is not
+            raise
         if before < ddl.schema_version() and facts.term is not None:
             done.append(f"migrated the schema from version {before} to {ddl.schema_version()}")
         _set_notify(connection, placed, table.channel, wanted=notify, present=shape.has_notify, done=done)
         check_companions(table, read_facts(connection, table), shape)
+        if archive:
+            _keep_archive(connection, placed, archive_retention, done)
         if _refresh(connection, placed, shape):
             done.append("renewed the incarnation: ids of this outbox may start again")
     return done
@@ -122,6 +134,7 @@ def sql(
     notify: bool = False,
     *,
     value_type: ddl.KafkaType = "text",
+    archive: bool = False,
 ) -> str:
     """The schema as a script for psql that may run more than once.
 
@@ -133,6 +146,7 @@ def sql(
         value_type=shape.value_type if shape else value_type,
         new=shape is None,
         notify=notify,
+        archive=archives.create_archive(table) if archive else (),
     )
 
 
@@ -195,6 +209,19 @@ def _set_notify(
     for statement in statements:
         connection.execute(statement)
     done.append(f"{'created' if wanted else 'removed'} the notify trigger on {table.sql}")
+
+
+def _keep_archive(connection: Connection, table: OutboxTable, retention: timedelta, done: list[str]) -> None:
+    if not archives.exists(connection, table):
+        for statement in archives.create_archive(table):
+            connection.execute(statement)
+        done.append(f"created table {table.archive}")
+    archives.check_archive(connection, table)
+    kept = archives.keep_archive(connection, table, retention)
+    done.extend(f"created partition {name}" for name in kept.created)
+    done.extend(f"dropped partition {name}" for name in kept.dropped)
+    if kept.problem:
+        done.append(kept.problem)
 
 
 def _refresh(connection: Connection, table: OutboxTable, shape: OutboxShape) -> bool:

@@ -72,6 +72,18 @@ class OutboxTable:
         return self._qualified(f"{self.name}_quarantine")
 
     @property
+    def archive(self) -> str:
+        """The optional table that purged records leave a trace in; partitioned by day."""
+        return self._qualified(f"{self.name}_archive")
+
+    def beside(self, suffix: str) -> str:
+        """A further name in the outbox's schema, shortened where PostgreSQL would cut it."""
+        name = f"{self.name}_{suffix}"
+        if len(name.encode()) > _MAX_NAME_BYTES:
+            name = f"harvester_{hashlib.sha256(self.name.encode()).hexdigest()[:16]}_{suffix}"
+        return self._qualified(name)
+
+    @property
     def channel(self) -> str:
         """The NOTIFY channel of the optional trigger; unquoted it is a plain lower-case identifier."""
         return f"harvester_{hashlib.sha256(self.sql.encode()).hexdigest()[:16]}"

@@ -31,13 +31,22 @@ def test_init_says_what_it_did_and_then_that_all_is_done(empty_database: str) ->
     first = run("init", empty_database, "--notify").stdout.splitlines()
     assert first == [
         'created table "outbox"',
-        'created table "public"."outbox_term", schema version 1',
+        'created table "public"."outbox_term", schema version 2',
         'created table "public"."outbox_quarantine"',
         'created the notify trigger on "public"."outbox"',
     ]
     assert run("init", empty_database).stdout == "nothing to do: the schema is complete\n"
     removed = json.loads(run("init", empty_database, "--no-notify", "--json").stdout)
     assert removed == {"outbox": '"outbox"', "done": ['removed the notify trigger on "public"."outbox"']}
+
+
+def test_init_makes_the_archive_that_the_configuration_wants(empty_database: str) -> None:
+    printed = run("init", empty_database, "--print", "--set", "archive=ids").stdout
+    assert "PARTITION BY RANGE" in printed
+    assert "PARTITION BY RANGE" not in run("init", empty_database, "--print").stdout
+    done = json.loads(run("init", empty_database, "--set", "archive=rows", "--json").stdout)["done"]
+    assert 'created table "public"."outbox_archive"' in done
+    assert sum("created partition" in line for line in done) == 4
 
 
 def test_init_can_make_a_value_column_of_bytes(empty_database: str) -> None:
@@ -94,7 +103,7 @@ def test_status_for_scripts(database: str) -> None:
     status: dict[str, Any] = json.loads(run("status", database, "--json").stdout)
     assert status["backlog"]["records"] == 1
     assert status["backlog"]["oldest_age_s"] >= 0
-    assert (status["term"], status["holder"], status["schema_version"]) == (0, None, 1)
+    assert (status["term"], status["holder"], status["schema_version"]) == (0, None, 2)
     assert status["quarantine"] == {"records": 0, "capped": False, "newest_at": None, "newest_error": None}
     assert status["shape"]["value"] == "text"
 
@@ -122,7 +131,7 @@ def test_status_for_people(database: str) -> None:
         "[b]host_1, the last to take over, 3.0 d ago",
         "1 record, the first for 1.5 d",
         "1 record, the latest: too large [red]",
-        "version 1",
+        "version 2",
     ):
         assert said in shown
 

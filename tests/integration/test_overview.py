@@ -39,7 +39,7 @@ def test_a_fresh_outbox(connection: psycopg.Connection[Any]) -> None:
     assert (overview.term, overview.holder, overview.holder_name, overview.acquired_at) == (0, None, None, None)
     assert overview.backlog == Backlog(records=0, capped=False, oldest_age_s=None)
     assert (overview.quarantine.records, overview.quarantine.newest_error) == (0, None)
-    assert (overview.schema_version, overview.delivery) == (1, "at-least-once")
+    assert (overview.schema_version, overview.delivery) == (2, "at-least-once")
 
 
 def test_a_used_one(connection: psycopg.Connection[Any]) -> None:

@@ -42,13 +42,13 @@ def test_a_newer_schema_is_refused_untouched(connection: psycopg.Connection[Any]
     init(connection, OUTBOX)
     connection.execute("UPDATE outbox_term SET schema_version = 99")
     connection.execute("DROP TABLE outbox_quarantine")
-    with pytest.raises(SchemaError, match="has version 99, this harvester knows 1"):
+    with pytest.raises(SchemaError, match=f"has version 99, this harvester knows {ddl.schema_version()}"):
         init(connection, OUTBOX)
     assert "outbox_quarantine" not in tables(connection)
     connection.execute("UPDATE outbox_term SET schema_version = 1")
     init(connection, OUTBOX)
     connection.execute("UPDATE outbox_term SET schema_version = 99")
-    with pytest.raises(SchemaError, match="has version 99, this harvester knows 1") as refused:
+    with pytest.raises(SchemaError, match=f"has version 99, this harvester knows {ddl.schema_version()}") as refused:
         inspect(connection, OUTBOX)
     assert "newer harvester" in (refused.value.hint or "")
 
@@ -56,6 +56,7 @@ def test_a_newer_schema_is_refused_untouched(connection: psycopg.Connection[Any]
 def test_migrations_run_once_in_order_and_as_a_whole(
     connection: psycopg.Connection[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(ddl, "MIGRATIONS", ())
     init(connection, OUTBOX)
     monkeypatch.setattr(ddl, "MIGRATIONS", (add_lanes, fill_lanes, broken_migration))
     with pytest.raises(SchemaError, match="has version 1, this harvester needs 4"):
@@ -78,6 +79,24 @@ def test_a_new_schema_has_all_migrations(connection: psycopg.Connection[Any], mo
     connection.execute("DROP TABLE outbox, outbox_term, outbox_quarantine")
     connection.execute(schema.sql(OUTBOX))
     assert (term_row(connection)["lanes"], term_row(connection)["schema_version"]) == (None, 2)
+
+
+def test_version_2_indexes_a_quarantine_that_has_records(
+    connection: psycopg.Connection[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as older:
+        older.setattr(ddl, "MIGRATIONS", ())
+        init(connection, OUTBOX)
+    # A key that no btree could hold.
+    connection.execute(
+        "INSERT INTO outbox_quarantine (id, incarnation, kafka_key, error, attempts)"
+        " SELECT 1, gen_random_uuid(), string_agg(md5(i::text), ''), 'e', 1 FROM generate_series(1, 1000) i"
+    )
+    assert init(connection, OUTBOX) == ["migrated the schema from version 1 to 2"]
+    assert {"outbox_quarantine_key", "outbox_quarantine_at"} <= tables(connection)
+    connection.execute("ALTER TABLE outbox ALTER kafka_key TYPE bytea USING NULL")
+    assert len(init(connection, OUTBOX)) == 1, "the index follows a key that becomes bytea"
+    assert init(connection, OUTBOX) == []
 
 
 def test_the_incarnation_is_renewed_when_ids_start_again(connection: psycopg.Connection[Any]) -> None:

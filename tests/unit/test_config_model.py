@@ -15,7 +15,7 @@ import pytest
 from confluent_kafka import Consumer, Producer
 from confluent_kafka.admin import AdminClient
 
-from harvester.config import Config, Limits, Logging, check_clients, format_duration, load, load_config
+from harvester.config import Config, Limits, Logging, Poison, check_clients, format_duration, load, load_config
 from harvester.config.kafka_options import REFUSED
 from harvester.errors import ConfigurationError, ExitCode, Problem
 
@@ -58,6 +58,7 @@ def test_the_defaults_of_the_seeds() -> None:
         "mark_backoff": ms(10),
         "mark_backoff_max": ms(100),
         "io_error_backoff": ms(500),
+        "head_scan_interval": ms(60_000),
         "max_in_flight_records": 1000,
         "shards": 8,
         "send_buffer": 10,
@@ -76,6 +77,8 @@ def test_the_defaults_of_the_seeds() -> None:
     assert config.producer_kafka_config == {}
     assert config.table.sql == '"outbox"'
     assert config.logging == Logging(level="info")
+    assert config.poison == Poison(policy="quarantine", notice_topic="")
+    assert (config.marking, config.archive, config.archive_retention) == ("memory", "off", timedelta(days=7))
     assert re.fullmatch(r".+_[0-9]+_[0-9]{10}", config.name)
     assert (config.delivery_timeout, config.rebalance_timeout) == (ms(2000), ms(15_000))
     assert config.group_heartbeat_interval == ms(500)
@@ -484,6 +487,34 @@ def test_an_unset_variable_is_the_only_problem_of_its_setting() -> None:
     assert len(caught.value.problems) == 3
 
 
+@pytest.mark.parametrize(
+    ("settings", "path", "part"),
+    [
+        ({"poison": {"policy": "drop"}}, "poison.policy", "quarantine, hold, stop"),
+        ({"poison": {"notice_topic": "a b"}}, "poison.notice_topic", "no Kafka topic name"),
+        ({"poison": {"notice_topic": "g.neli"}}, "poison.notice_topic", "is the leader topic"),
+        ({"poison": {"notice": "x"}}, "poison.notice", "did you mean 'notice_topic'"),
+        ({"poison": "hold"}, "poison", "must be a table"),
+        ({"policy": "hold"}, "policy", "did you mean 'poison.policy'"),
+        ({"archive": "all"}, "archive", "off, ids, rows"),
+        ({"archive": True}, "archive", "must be text"),
+        ({"archive_retention": "7"}, "archive_retention", "no unit"),
+        ({"archive_retention": "0d"}, "archive_retention", "out of range"),
+        ({"archive_retention": "3651d"}, "archive_retention", "up to 3650d"),
+        ({"marking": "disk"}, "marking", "memory, table"),
+    ],
+)
+def test_poison_and_archive_are_judged(settings: dict[str, Any], path: str, part: str) -> None:
+    assert part in problems_of(settings)[path]
+
+
+def test_poison_and_archive_are_read_from_overrides() -> None:
+    overrides = [GROUP, "archive=off", "archive=ids", "archive_retention=30d", "poison.policy=HOLD"]
+    config = load_config(None, [*overrides, "poison.notice_topic=notices"], {})
+    assert (config.archive, config.archive_retention) == ("ids", timedelta(days=30))
+    assert config.poison == Poison(policy="hold", notice_topic="notices")
+
+
 # --- the sample and the page
 
 
@@ -500,6 +531,7 @@ def test_the_sample_holds_every_setting_with_its_default() -> None:
     # nothing is missing, and what is commented out is the default as well
     assert set(full) == set(Config.model_fields)
     assert set(full["limits"]) == set(Limits.model_fields)
+    assert set(full["poison"]) == set(Poison.model_fields)
     assert set(full["logging"]) == set(Logging.model_fields)
     assert Config(**(full | {"name": "x"})) == sample
     for name, value in full["limits"].items():
@@ -519,9 +551,11 @@ def test_every_setting_of_the_sample_is_explained() -> None:
 def test_the_page_names_every_setting_and_its_default() -> None:
     page = (ROOT / "docs/configuration.md").read_text()
     rows = dict(re.findall(r"^\| `([a-z_.]+)` \| (.+?) \|", page.partition("## Settings")[2], re.MULTILINE))
-    fields = [name for name in Config.model_fields if name not in ("limits", "logging")]
-    fields += [f"limits.{name}" for name in Limits.model_fields] + ["logging.level"]
-    rows = {name: default for name, default in rows.items() if name in fields or name.startswith(("limits", "logging"))}
+    fields = [name for name in Config.model_fields if name not in ("limits", "poison", "logging")]
+    fields += [f"limits.{name}" for name in Limits.model_fields]
+    fields += ["poison.policy", "poison.notice_topic", "logging.level"]
+    tables = ("limits", "poison", "logging")
+    rows = {name: default for name, default in rows.items() if name in fields or name.startswith(tables)}
     assert list(rows) == fields
     described = {
         "base_kafka_config": '`{"bootstrap.servers": "localhost:9092"}`',
@@ -532,6 +566,7 @@ def test_the_page_names_every_setting_and_its_default() -> None:
         "limits.max_poll_interval": "`heartbeat_timeout` / 2",
         "limits.session_timeout": "3 × `heartbeat_timeout`",
         "limits.drain_interval": "the lower of `max_poll_interval` and `queue_timeout`",
+        "poison.notice_topic": "none",
     }
     config = given()
     for path, shown in rows.items():

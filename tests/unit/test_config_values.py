@@ -24,6 +24,8 @@ from harvester.config.secrets import MASK, is_secret, mask_options, scrub
         (" 10s ", 10_000),
         ("1m30s", 90_000),
         (".5s", 500),
+        ("7d", 604_800_000),
+        ("1d12h", 129_600_000),
     ],
 )
 def test_durations_are_read(text: str, ms: int) -> None:
@@ -54,7 +56,7 @@ def test_what_is_no_duration_says_why(text: str, part: str) -> None:
     assert part in str(caught.value)
 
 
-@pytest.mark.parametrize("text", ["100ms", "1.5s", "5m", "2h", "1us", "1.001ms", "61s", "0s"])
+@pytest.mark.parametrize("text", ["100ms", "1.5s", "5m", "2h", "24h", "7d", "25h", "1us", "1.001ms", "61s", "0s"])
 def test_durations_are_written_as_a_person_would(text: str) -> None:
     assert format_duration(parse_duration(text)) == text
 

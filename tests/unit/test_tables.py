@@ -60,6 +60,15 @@ def test_names_what_stands_beside_it() -> None:
     assert table.sql == str(table) == '"billing"."out""box"'
     assert table.term == '"billing"."out""box_term"'
     assert table.quarantine == '"billing"."out""box_quarantine"'
+    assert table.archive == '"billing"."out""box_archive"'
+    assert table.beside("archive_default") == '"billing"."out""box_archive_default"'
+
+
+def test_a_name_beside_a_long_one_is_shortened_and_its_own() -> None:
+    first, second = OutboxTable(None, "x" * 52), OutboxTable(None, "x" * 51 + "y")
+    names = {table.beside(suffix) for table in (first, second) for suffix in ("archive_default", "archive_20260101")}
+    assert len(names) == 4
+    assert all(len(name.strip('"').encode()) <= 63 for name in names)
 
 
 def test_channels_differ_between_tables() -> None:

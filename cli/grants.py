@@ -1,0 +1,68 @@
+"""`harvester grants`: the least privileges of the relay's role and of writers, as SQL for the owner."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from .options import ConfigOption, SetOption, load
+
+if TYPE_CHECKING:
+    from harvester.config import Config
+    from harvester.outbox.catalog import Facts
+
+
+def grants(
+    config: ConfigOption = None,
+    set_: SetOption = None,
+    relay: Annotated[
+        list[str] | None,
+        typer.Option("--relay", metavar="ROLE", help="A role that harvesters log in as.", show_default=False),
+    ] = None,
+    writer: Annotated[
+        list[str] | None,
+        typer.Option("--writer", metavar="ROLE", help="A role that only adds records.", show_default=False),
+    ] = None,
+) -> None:
+    """Print the SQL that gives roles the least they need; changes nothing.
+
+    The roles have to exist. Run the SQL as the owner of the tables, after `harvester init`, and again after an update
+    or a change of `archive` or `poison.notice_topic`:
+
+        harvester grants --relay relay --writer app | psql --set ON_ERROR_STOP=1
+    """
+    if not relay and not writer:
+        raise typer.BadParameter("name a role with --relay or --writer", param_hint="--relay")
+    settings = load(config, set_)
+
+    from harvester.outbox.grants import Place, script
+
+    place = Place.of(
+        settings.table,
+        _facts(settings),
+        archive=settings.archive != "off",
+        notices=bool(settings.poison.notice_topic),
+    )
+    text = script(place, relays=relay or (), writers=writer or ())
+    typer.echo(f"-- The least privileges on {settings.table}. May be run more than once.")
+    typer.echo(text, nl=False)
+
+
+def _facts(settings: Config) -> Facts | None:
+    from contextlib import closing
+
+    from harvester.errors import DatabaseUnavailable
+    from harvester.outbox.connect import connect, database_errors
+    from harvester.outbox.schema import read_facts
+
+    # As with `init --print`: where the database cannot be reached, the tables are taken to be those of `init`.
+    try:
+        with (
+            closing(connect(settings.dsn, application_name="harvester grants")) as connection,
+            database_errors(f"inspect {settings.table}"),
+        ):
+            return read_facts(connection, settings.table)
+    except DatabaseUnavailable as error:
+        typer.echo(f"harvester: {error}; the SQL is for the tables as `harvester init` makes them", err=True)
+        return None

@@ -1,0 +1,201 @@
+"""The archive: what purges leave behind for audits, in a table partitioned by day (UTC).
+
+Purges must never fail for want of a partition: a DEFAULT one takes what no day does. The keeper makes the days ahead,
+moves home what the DEFAULT partition took meanwhile, and drops days that are past retention. It is safe to run at any
+time and by several at once. The clock is the database's, as it is for `purged_at`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import UTC, date, datetime, timedelta
+from typing import Any
+
+import psycopg
+from psycopg.rows import tuple_row
+
+from harvester.errors import SchemaError
+from harvester.outbox.connect import database_errors, one_line
+from harvester.outbox.ddl import lock_statement
+from harvester.outbox.tables import OutboxTable
+
+Connection = psycopg.Connection[Any]
+
+DAYS_AHEAD = 3
+# Dropping a day locks the whole archive, behind whose lock every purge waits: give up soon, try again tomorrow.
+LOCK_TIMEOUT_MS = 2_000
+
+_INIT_HINT = "run `harvester init` with the same configuration"
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """What the keeper did. `problem`: what it could not do; the archive goes on all the same."""
+
+    created: tuple[str, ...] = ()
+    dropped: tuple[str, ...] = ()
+    problem: str | None = None
+
+
+def create_archive(table: OutboxTable) -> list[str]:
+    """The table, its DEFAULT partition, and an index for looking up ids.
+
+    Of "ids" the columns from kafka_value on stay NULL, so that a change of the setting changes no table. Key and value
+    are the bytes that Kafka got: they follow no change of the outbox's types.
+    """
+    index = OutboxTable(None, table.name).beside("archive_id")
+    return [
+        f"""CREATE TABLE IF NOT EXISTS {table.archive} (
+    id                  BIGINT NOT NULL,
+    incarnation         UUID,
+    purged_at           TIMESTAMP WITH TIME ZONE NOT NULL,
+    create_time         TIMESTAMP WITH TIME ZONE,
+    kafka_topic         TEXT,
+    kafka_key           BYTEA,
+    kafka_value         BYTEA,
+    kafka_header_keys   TEXT[],
+    kafka_header_values TEXT[],
+    kafka_partition     INTEGER
+) PARTITION BY RANGE (purged_at)""",
+        f"CREATE INDEX IF NOT EXISTS {index} ON {table.archive} (id)",
+        f"CREATE TABLE IF NOT EXISTS {_default(table)} PARTITION OF {table.archive} DEFAULT",
+    ]
+
+
+def exists(connection: Connection, table: OutboxTable) -> bool:
+    """Whether there is a table of the archive's name."""
+    with database_errors(f"look for {table.archive}"):
+        return bool(_row(connection, "SELECT to_regclass($1) IS NOT NULL", table.archive)[0])
+
+
+def check_archive(connection: Connection, table: OutboxTable) -> None:
+    """Raises SchemaError where purges could not write an archive."""
+    with database_errors(f"inspect {table.archive}"):
+        row = _row(
+            connection,
+            "SELECT c.relkind = 'p', has_table_privilege(c.oid, 'INSERT'), quote_ident(current_user)"
+            " FROM (SELECT to_regclass($1) AS oid) named LEFT JOIN pg_catalog.pg_class c ON c.oid = named.oid",
+            table.archive,
+        )
+    partitioned, may_insert, user = row
+    if partitioned is None:
+        raise SchemaError(f"there is no archive {table.archive} in this database", hint=_INIT_HINT)
+    if not partitioned:
+        raise SchemaError(f"{table.archive} is not partitioned, so it is no archive", hint="rename it, then init")
+    if not may_insert:
+        raise SchemaError(
+            f"this database user may not write the archive {table.archive}",
+            hint=f"let the owner run: GRANT INSERT ON {table.archive} TO {user}",
+        )
+
+
+def keep_archive(connection: Connection, table: OutboxTable, retention: timedelta) -> Kept:
+    """Make today's partition and those of the next days, drop those that ended before the retention began.
+
+    Only the owner of the archive may do this. Where something cannot be done, `problem` says so; the rest is done.
+    Raises DatabaseUnavailable when the session is lost.
+    """
+    created: list[str] = []
+    dropped: list[str] = []
+    problems: list[str] = []
+    with database_errors(f"keep the archive {table.archive}"):
+        now: datetime = _row(connection, "SELECT now()")[0]
+        today = now.astimezone(UTC).date()
+        existing = _partitions(connection, table)
+        for ahead in range(DAYS_AHEAD + 1):
+            day = today + timedelta(days=ahead)
+            if not _covered(existing, day):
+                with _step(connection, problems, f"make the partition of {day}"):
+                    _create_day(connection, table, day)
+                if _covered(_partitions(connection, table), day):
+                    created.append(_day_name(table, day))
+        oldest = now - retention
+        for name, _, end in existing:
+            if end <= oldest:
+                with _step(connection, problems, f"drop {name}"):
+                    connection.execute(f"DROP TABLE IF EXISTS {name}")
+                    dropped.append(name)
+        with _step(connection, problems, f"clear {_default(table)}"):
+            _execute(connection, f"DELETE FROM {_default(table)} WHERE purged_at < $1", oldest)
+    return Kept(tuple(created), tuple(dropped), "; ".join(problems) or None)
+
+
+def _create_day(connection: Connection, table: OutboxTable, day: date) -> None:
+    """Made apart and then attached: other than CREATE … PARTITION OF, that lets purges into other days go on."""
+    if _covered(_partitions(connection, table), day):
+        return  # another keeper was faster
+    name, default = _day_name(table, day), _default(table)
+    start, end = _start(day), _start(day + timedelta(days=1))
+    connection.execute(f"CREATE TABLE IF NOT EXISTS {name} (LIKE {table.archive} INCLUDING DEFAULTS)")
+    strays = f"{default} WHERE purged_at >= $1 AND purged_at < $2"
+    if _row(connection, f"SELECT EXISTS (SELECT FROM {strays})", start, end)[0]:
+        connection.execute(f"LOCK TABLE {default} IN ACCESS EXCLUSIVE MODE")
+        _execute(
+            connection,
+            f"WITH moved AS (DELETE FROM {strays} RETURNING *) INSERT INTO {name} SELECT * FROM moved",
+            start,
+            end,
+        )
+    bounds = f"FROM ('{start.isoformat()}') TO ('{end.isoformat()}')"
+    connection.execute(f"ALTER TABLE {table.archive} ATTACH PARTITION {name} FOR VALUES {bounds}")
+
+
+@contextmanager
+def _step(connection: Connection, problems: list[str], what: str) -> Iterator[None]:
+    """A transaction of its own, one keeper at a time, with a bound on waiting; what goes wrong is noted."""
+    try:
+        with connection.transaction():
+            connection.execute(f"SET LOCAL lock_timeout = {LOCK_TIMEOUT_MS}")
+            connection.execute(lock_statement())
+            yield
+    except psycopg.Error as error:
+        if connection.closed or connection.broken:
+            raise
+        problems.append(f"could not {what}: {one_line(error)}")
+
+
+def _partitions(connection: Connection, table: OutboxTable) -> list[tuple[str, datetime, datetime]]:
+    """Name (quoted for SQL text), first moment and end of each day; the DEFAULT partition is left out."""
+    rows = _execute(
+        connection,
+        r"""SELECT b.name, b.bound[1]::timestamptz, b.bound[2]::timestamptz FROM (
+            SELECT format('%I.%I', n.nspname, c.relname) AS name,
+                   regexp_match(pg_get_expr(c.relpartbound, c.oid),
+                                'FROM \(''([^'']*)''\) TO \(''([^'']*)''\)') AS bound
+            FROM pg_catalog.pg_inherits i
+            JOIN pg_catalog.pg_class c ON c.oid = i.inhrelid
+            JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
+            WHERE i.inhparent = to_regclass($1)
+        ) b WHERE b.bound IS NOT NULL ORDER BY 2""",
+        table.archive,
+    )
+    return [(name, low, high) for name, low, high in rows.fetchall()]
+
+
+def _covered(partitions: list[tuple[str, datetime, datetime]], day: date) -> bool:
+    return any(low <= _start(day) < high for _, low, high in partitions)
+
+
+def _start(day: date) -> datetime:
+    return datetime(day.year, day.month, day.day, tzinfo=UTC)
+
+
+def _day_name(table: OutboxTable, day: date) -> str:
+    return table.beside(f"archive_{day:%Y%m%d}")
+
+
+def _default(table: OutboxTable) -> str:
+    return table.beside("archive_default")
+
+
+def _execute(connection: Connection, query: str, *values: object) -> psycopg.Cursor[tuple[Any, ...]]:
+    # In libpq's notation: a table's name may hold a per cent sign.
+    return psycopg.RawCursor(connection, row_factory=tuple_row).execute(query, values)
+
+
+def _row(connection: Connection, query: str, *values: object) -> tuple[Any, ...]:
+    row = _execute(connection, query, *values).fetchone()
+    assert row is not None, "every query here gives one row"
+    return row

@@ -1,0 +1,79 @@
+"""Whether a record that was set aside can be published without breaking the order of its key. Pure.
+
+A record's *position* in its key is (epoch, id): the epoch ranks incarnations by age, ids order one of them. A record
+that was put back has a new id, but keeps the position of its origin, which a header carries: so it may wait, or fail
+again, without standing in the way of its successors.
+
+Order is kept if everything before it is gone or comes along, and nothing after it has been published or would be first.
+The database knows what waits and what stands in quarantine. It does not know what was published, since that is purged,
+unless an archive goes back to the record's quarantine; what was published before that is older than the record.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import Enum
+
+Position = tuple[int, int]
+
+ORIGIN_HEADER = "harvester-origin"
+
+
+class Reason(Enum):
+    """Why the order would be lost, or cannot be told."""
+
+    WAITING = "waiting"
+    EARLIER = "earlier"
+    PUBLISHED = "published"
+    UNKNOWN = "unknown"
+
+
+@dataclass(frozen=True, slots=True)
+class Surroundings:
+    """What the database knows about the other records of a key. None: there are none."""
+
+    last_waiting: Position | None = None  # in the outbox
+    first_left: Position | None = None  # in quarantine, not chosen
+    last_published: Position | None = None  # in the archive, since the record's quarantine
+    archive_reaches: bool = False  # back to the record's quarantine
+    is_newest: bool = False  # no id after the record's was ever given
+
+
+@dataclass(frozen=True, slots=True)
+class Obstacle:
+    """Why a record cannot go back in order. `other_id` is the one it conflicts with; None where that is unknown."""
+
+    reason: Reason
+    other_id: int | None = None
+
+    def __str__(self) -> str:
+        match self.reason:
+            case Reason.WAITING:
+                return f"a later record of its key (id {self.other_id}) waits in the outbox and would come first"
+            case Reason.EARLIER:
+                return f"an earlier record of its key (id {self.other_id}) is in quarantine, too, and was not chosen"
+            case Reason.PUBLISHED:
+                return f"a later record of its key (id {self.other_id}) has been published"
+            case Reason.UNKNOWN:
+                return "later records of its key may have been published: there is no archive that would tell"
+
+
+def obstacle(position: Position, others: Surroundings) -> Obstacle | None:
+    """What stands against putting back a record at this position of its key; None when its order is kept."""
+    if others.first_left is not None and others.first_left < position:
+        return Obstacle(Reason.EARLIER, others.first_left[1])
+    if others.last_published is not None and others.last_published > position:
+        return Obstacle(Reason.PUBLISHED, others.last_published[1])
+    if others.last_waiting is not None and others.last_waiting > position:
+        return Obstacle(Reason.WAITING, others.last_waiting[1])
+    if not (others.archive_reaches or others.is_newest):
+        return Obstacle(Reason.UNKNOWN)
+    return None
+
+
+def summary(obstacles: Sequence[Obstacle]) -> str:
+    """How often each reason occurs, the most frequent first: `2 waiting, 1 unknown`."""
+    counts = {reason: sum(1 for found in obstacles if found.reason is reason) for reason in Reason}
+    ranked = sorted((reason for reason in Reason if counts[reason]), key=lambda reason: -counts[reason])
+    return ", ".join(f"{counts[reason]} {reason.value}" for reason in ranked)

@@ -1,0 +1,210 @@
+"""Putting records of the quarantine back into the outbox, in the order of their keys or not at all.
+
+Both halves, the new row and the removal, are one transaction, so two redrives of one record make one row. The new row
+has a new id (protocol P9) and a header that names its origin. While order is to be kept, the outbox is locked against
+writers and purges: nobody can commit a row with an id between ours and what was looked at. The lock is held for two or
+three statements and waited for briefly, because all writers wait behind it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from harvester.errors import OrderNotKept, OutboxError
+from harvester.outbox.connect import database_errors
+from harvester.outbox.dead import Chosen, Connection, DeadRecord, Identity, execute, list_dead, lock_dead, split
+from harvester.outbox.keyorder import ORIGIN_HEADER, Obstacle, Position, Surroundings, obstacle, summary
+from harvester.outbox.shape import OutboxShape
+from harvester.outbox.tables import OutboxTable
+
+LOCK_TIMEOUT_MS = 2_000
+_CURRENT_EPOCH = 2**31  # of the incarnation in the term row; others, in the order of their first quarantine, below
+
+_UUID = "[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}"
+
+
+@dataclass(frozen=True, slots=True)
+class Planned:
+    """A record, its place, and what stands against putting it back in order."""
+
+    record: DeadRecord
+    position: Position
+    obstacle: Obstacle | None
+
+
+@dataclass(frozen=True, slots=True)
+class Redriven:
+    """A record that was put back, and its new id."""
+
+    record: DeadRecord
+    new_id: int
+
+
+def plan(
+    connection: Connection, table: OutboxTable, shape: OutboxShape, chosen: Chosen, *, archive: bool
+) -> list[Planned]:
+    """What a redrive of these records would do, in its order; changes and locks nothing.
+
+    `archive`: purges write one now. That it was not off in between is taken for granted where it holds anything older.
+    """
+    records = list_dead(connection, table, shape, chosen, oldest_first=True)
+    with database_errors(f"plan a redrive into {table}"):
+        return _plan(connection, table, shape, records, archive=archive)
+
+
+def redrive(
+    connection: Connection,
+    table: OutboxTable,
+    shape: OutboxShape,
+    identities: Sequence[Identity],
+    *,
+    archive: bool,
+    out_of_order: bool = False,
+) -> list[Redriven]:
+    """Put these records back, by key in their order; returns those that were still there, with their new ids.
+
+    Raises OrderNotKept, and changes nothing, when one of them cannot keep the order of its key, unless `out_of_order`;
+    DatabaseUnavailable when a writer holds the outbox for too long.
+    """
+    with database_errors(f"put records back into {table}"), connection.transaction():
+        if not out_of_order:
+            connection.execute(f"SET LOCAL lock_timeout = {LOCK_TIMEOUT_MS}")
+            connection.execute(f"LOCK TABLE {table.sql} IN SHARE ROW EXCLUSIVE MODE")
+        records = lock_dead(connection, table, shape, identities)
+        planned = _plan(connection, table, shape, records, archive=archive)
+        blocked = [entry.obstacle for entry in planned if entry.obstacle is not None]
+        if blocked and not out_of_order:
+            raise OrderNotKept(len(blocked), len(planned), summary(blocked))
+        if not shape.has_partition and any(record.partition is not None for record in records):
+            raise OutboxError(f"records name a partition, but {table} has no column kafka_partition any more")
+        incarnations, ids = split([entry.record.identity for entry in planned])
+        new_ids = sorted(row[0] for row in execute(connection, _move(table, shape), incarnations, ids))
+        # One INSERT takes its ids from the sequence in the order of its rows: ascending, as they were planned.
+        return [Redriven(entry.record, new_id) for entry, new_id in zip(planned, new_ids, strict=True)]
+
+
+def _plan(
+    connection: Connection, table: OutboxTable, shape: OutboxShape, records: Sequence[DeadRecord], *, archive: bool
+) -> list[Planned]:
+    if not records:
+        return []
+    incarnations, ids = split([record.identity for record in records])
+    chosen = (incarnations, ids)
+    positions: dict[Identity, Position] = {
+        (row[0], row[1]): (row[2][0], row[2][1])
+        for row in execute(connection, f"{_epochs(table)}{_positions(table)}", *chosen)
+    }
+    columns = "id, kafka_key, kafka_header_keys, kafka_header_values"
+    outbox = f"SELECT NULL::uuid AS incarnation, {columns} FROM {table.sql}"
+    quarantine = f"SELECT incarnation, {columns} FROM {table.quarantine}"
+    waiting = _extremes(connection, table, shape, chosen, "max", outbox, "")
+    not_chosen = " AND (x.incarnation, x.id) NOT IN (SELECT * FROM chosen)"
+    left = _extremes(connection, table, shape, chosen, "min", quarantine, not_chosen)
+    archive_from, published = None, dict[bytes, Position]()
+    if archive:
+        row = execute(connection, f"SELECT purged_at FROM {table.archive} ORDER BY id LIMIT 1").fetchone()
+        archive_from = row[0] if row is not None else None
+        oldest = min(record.quarantined_at for record in records)
+        rows = f"SELECT incarnation, {columns} FROM {table.archive} WHERE purged_at >= '{oldest.isoformat()}'"
+        published = _extremes(connection, table, shape, chosen, "max", rows, "", bytes_key=True)
+    newest = _newest(connection, table, shape)
+
+    def judge(record: DeadRecord) -> Obstacle | None:
+        if record.key is None:
+            return None  # nothing has an order with it
+        found = Surroundings(
+            last_waiting=waiting.get(record.key),
+            first_left=left.get(record.key),
+            last_published=published.get(record.key),
+            archive_reaches=archive_from is not None and archive_from <= record.quarantined_at,
+            is_newest=newest is not None and record.incarnation == newest[0] and record.id >= newest[1],
+        )
+        return obstacle(positions[record.identity], found)
+
+    planned = [Planned(record, positions[record.identity], judge(record)) for record in records]
+    return sorted(planned, key=lambda entry: (entry.position, entry.record.identity))
+
+
+def _newest(connection: Connection, table: OutboxTable, shape: OutboxShape) -> tuple[object, int] | None:
+    if shape.sequence is None:
+        return None
+    query = f"SELECT t.incarnation, s.last_value FROM {table.term} t, {shape.sequence} s"
+    return execute(connection, query).fetchone()
+
+
+def _epochs(table: OutboxTable) -> str:
+    """CTEs: `chosen` from the parameters, and `e`, which ranks incarnations."""
+    return (
+        "WITH chosen AS (SELECT * FROM unnest($1::uuid[], $2::bigint[]) AS c(incarnation, id)),"
+        f" e AS (SELECT incarnation, row_number() OVER (ORDER BY min(quarantined_at), incarnation) AS epoch"
+        f" FROM {table.quarantine} WHERE incarnation <> (SELECT incarnation FROM {table.term}) GROUP BY incarnation"
+        f" UNION ALL SELECT incarnation, {_CURRENT_EPOCH} FROM {table.term}) "
+    )
+
+
+# The position of x, a row with id, incarnation (NULL: the current one) and headers: that of its origin, if known.
+# A header array of several dimensions, which nothing can publish, cannot be searched.
+_POSITION = f"""
+    LEFT JOIN LATERAL (SELECT regexp_match(
+        (x.kafka_header_values::text[])[CASE WHEN array_ndims(x.kafka_header_keys) = 1 THEN
+            array_position(x.kafka_header_keys::text[], '{ORIGIN_HEADER}') END],
+        '^({_UUID}):([0-9]{{1,18}})$') AS origin) h ON true
+    LEFT JOIN e eo ON eo.incarnation::text = h.origin[1]
+    LEFT JOIN e ex ON ex.incarnation = x.incarnation
+    CROSS JOIN LATERAL (SELECT CASE WHEN eo.epoch IS NOT NULL THEN ARRAY[eo.epoch, h.origin[2]::bigint]
+        ELSE ARRAY[coalesce(ex.epoch, {_CURRENT_EPOCH}), x.id::bigint] END AS place) p"""
+
+
+def _positions(table: OutboxTable) -> str:
+    return (
+        f"SELECT x.incarnation, x.id, p.place FROM {table.quarantine} x{_POSITION}"
+        " WHERE (x.incarnation, x.id) IN (SELECT * FROM chosen)"
+    )
+
+
+def _extremes(
+    connection: Connection,
+    table: OutboxTable,
+    shape: OutboxShape,
+    chosen: tuple[object, object],
+    which: str,
+    rows: str,
+    condition: str,
+    *,
+    bytes_key: bool = False,
+) -> dict[bytes, Position]:
+    """The first or last position of each chosen key among these rows. One pass over them, however many are chosen."""
+    as_bytes = "k.kafka_key" if shape.key_type == "bytea" else "convert_to(k.kafka_key, 'UTF8')"
+    same = f"x.kafka_key = {as_bytes}" if bytes_key else "x.kafka_key = k.kafka_key"
+    query = (
+        f"{_epochs(table)}, k AS (SELECT DISTINCT q.kafka_key FROM {table.quarantine} q"
+        " JOIN chosen c ON c.incarnation = q.incarnation AND c.id = q.id WHERE q.kafka_key IS NOT NULL)"
+        f" SELECT {as_bytes}, {which}(p.place) FROM k JOIN ({rows}) x ON {same}{_POSITION}"
+        f" WHERE true{condition} GROUP BY k.kafka_key"
+    )
+    return {bytes(row[0]): (row[1][0], row[1][1]) for row in execute(connection, query, *chosen)}
+
+
+def _move(table: OutboxTable, shape: OutboxShape) -> str:
+    """Quarantine → outbox in the order of the parameters; headers that do not fit together stay as they are."""
+    extra, value = (", kafka_partition", ", g.kafka_partition") if shape.has_partition else ("", "")
+    fits = (
+        "coalesce(array_ndims(g.kafka_header_keys), 1) = 1 AND coalesce(array_ndims(g.kafka_header_values), 1) = 1"
+        " AND coalesce(cardinality(g.kafka_header_keys), 0) = coalesce(cardinality(g.kafka_header_values), 0)"
+        f" AND '{ORIGIN_HEADER}' <> ALL (coalesce(g.kafka_header_keys, '{{}}'))"
+    )
+
+    def header(column: str, item: str) -> str:
+        return f"CASE WHEN {fits} THEN array_append(g.{column}, {item}) ELSE g.{column} END"
+
+    return (
+        "WITH chosen AS (SELECT * FROM unnest($1::uuid[], $2::bigint[]) WITH ORDINALITY AS c(incarnation, id, place)),"
+        f" g AS (DELETE FROM {table.quarantine} q USING chosen c WHERE q.incarnation = c.incarnation AND q.id = c.id"
+        " RETURNING q.*, c.place)"
+        f" INSERT INTO {table.sql} (create_time, kafka_topic, kafka_key, kafka_value, kafka_header_keys,"
+        f" kafka_header_values{extra}) SELECT now(), g.kafka_topic, g.kafka_key, g.kafka_value,"
+        f" {header('kafka_header_keys', repr(ORIGIN_HEADER) + '::text')},"
+        f" {header('kafka_header_values', 'g.incarnation::text || chr(58) || g.id')}{value}"
+        " FROM g ORDER BY g.place RETURNING id"
+    )
