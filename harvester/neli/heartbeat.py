@@ -60,12 +60,20 @@ def decode(data: bytes | None) -> Heartbeat | None:
             return None
         return Heartbeat(
             member=UUID(body["member"]),
-            name=str(body["name"]),
+            name=_text(body["name"]),
             number=number,
-            outbox=str(body["outbox"]),
-            outbox_name=str(body["outbox_name"]),
+            outbox=_text(body["outbox"]),
+            outbox_name=_text(body["outbox_name"]),
             leader_id=UUID(leader) if leader is not None else None,
             term=term,
         )
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         return None
+
+
+def _text(value: object) -> str:
+    """A string that can be printed; anything else that stood here must not pass for the name of an outbox."""
+    if not isinstance(value, str):
+        raise TypeError("not a string")
+    value.encode()  # UnicodeEncodeError for half a surrogate pair
+    return value

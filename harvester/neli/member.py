@@ -15,26 +15,25 @@ from __future__ import annotations
 
 import logging
 import threading
-import time
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 from uuid import UUID, uuid4
 
 from confluent_kafka import Consumer, KafkaError, KafkaException, Producer, TopicPartition
 
 from harvester.clock import clock_s
-from harvester.errors import ForeignOutbox
 from harvester.neli import election as e
 from harvester.neli.group import GroupCallbacks, Identity
 from harvester.neli.heartbeat import Heartbeat, decode, encode
+from harvester.neli.leaving import await_stable
+from harvester.neli.strangers import OFFSET_TAIL_BASE, TAIL_RECORDS, look_for_strangers, refuse_stranger
 from harvester.neli.topic import ensure_leader_topic
 from harvester.telemetry.client_log import ClientLog
 
-_TAIL_RECORDS = 64
-_OFFSET_TAIL_BASE = -2000  # librdkafka: RD_KAFKA_OFFSET_TAIL(n) is this minus n
 _RETRY_S = 1.0
-_LOOK_S = 2.0
+_GONE = frozenset({KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError._UNKNOWN_TOPIC, KafkaError._UNKNOWN_PARTITION})
+_NO_TERM = 1 << 62  # nobody has led that often; the term above it might not fit into the term row
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,8 +42,8 @@ class MemberSettings:
 
     topic: str
     group: str
-    consumer_options: Mapping[str, Any]
-    producer_options: Mapping[str, Any]
+    consumer_options: Mapping[str, Any] = field(repr=False)  # they hold passwords
+    producer_options: Mapping[str, Any] = field(repr=False)
     poll_s: float
     timing: e.Timing
     revoke_within_s: float  # how long the rebalance callback may block
@@ -73,7 +72,7 @@ class KafkaGroup:
         self._callbacks: GroupCallbacks
         self._producer: Producer
         self._consumer: Consumer
-        self._joined = False
+        self._topic_gone = False
 
     # -- the interface
 
@@ -116,58 +115,28 @@ class KafkaGroup:
 
     def _join(self) -> bool:
         settings = self._settings
-        error = ensure_leader_topic(
-            settings.topic, settings.producer_options, lambda text: self._callbacks.client_said(logging.WARNING, text)
-        )
+        error = self._ensure_topic()
         if error is not None:
             self._callbacks.trouble(error)
             self._ended.wait(_RETRY_S)
             return False
-        self._look_for_strangers()
-        self._consumer = Consumer(
-            {
-                **settings.consumer_options,
-                "on_commit": self._committed,
-                "error_cb": self._broker_error,
-                "logger": ClientLog(self._callbacks.client_said),
-            }
-        )
+        options = {**settings.consumer_options, "logger": ClientLog(self._callbacks.client_said)}
+        look_for_strangers(settings.topic, options, settings.poll_s, self._refuse_stranger, self._ended.is_set)
+        self._consumer = Consumer({**options, "on_commit": self._committed, "error_cb": self._broker_error})
         self._consumer.subscribe(
             [settings.topic], on_assign=self._assigned, on_revoke=self._revoked, on_lost=self._revoked
         )
         return True
 
-    def _look_for_strangers(self) -> None:
-        """Read what was said last, before joining: a standby hears nothing, and would wait for ever for a leadership
-        that belongs to another outbox."""
-        options = {**self._settings.consumer_options, "enable.partition.eof": "true"}
-        reader = Consumer({**options, "logger": ClientLog(self._callbacks.client_said)})
-        try:
-            reader.assign([TopicPartition(self._settings.topic, 0, _OFFSET_TAIL_BASE - _TAIL_RECORDS)])
-            deadline = clock_s() + _LOOK_S
-            while clock_s() < deadline and not self._ended.is_set():
-                message = reader.poll(self._settings.poll_s)
-                if message is None:
-                    continue
-                if message.error() is not None:
-                    return  # the end, or nothing to be had: the group itself will tell
-                heartbeat = decode(message.value())
-                if heartbeat is not None:
-                    self._refuse_stranger(heartbeat, message)
-        finally:
-            reader.close()
+    def _ensure_topic(self) -> str | None:
+        settings = self._settings
+        return ensure_leader_topic(
+            settings.topic, settings.producer_options, lambda text: self._callbacks.client_said(logging.WARNING, text)
+        )
 
     def _refuse_stranger(self, heartbeat: Heartbeat, message: Any) -> None:
-        """Raise ForeignOutbox when a live member, this heartbeat's, serves another outbox."""
-        if heartbeat.outbox == self._identity.outbox:
-            return
-        if time.time() - message.timestamp()[1] / 1000 < self._settings.foreign_live_s:
-            raise ForeignOutbox(
-                group=self._settings.group,
-                member=heartbeat.name,
-                theirs=heartbeat.outbox_name,
-                ours=self._identity.outbox_name,
-            )
+        settings = self._settings
+        refuse_stranger(heartbeat, message, settings.group, self._identity, settings.foreign_live_s)
 
     def _serve(self) -> None:
         """Poll until the end, or until the group is to be left for a while."""
@@ -177,12 +146,16 @@ class KafkaGroup:
                 message = self._consumer.poll(self._settings.poll_s)
                 if message is not None:
                     self._read(message)
+                if self._topic_gone:
+                    self._topic_gone = False
+                    self._callbacks.trouble(self._ensure_topic())
                 self._producer.poll(0)
                 asked, self._step_down = self._step_down, None
                 if asked is not None:
                     reason, rejoin_after_s = asked
                     self._feed(e.StepDown(reason))
                 self._feed(e.Tick(self._callbacks.marker_alive()))
+            await_stable(self._settings.group, self._settings.producer_options, self._consumer.poll)
         finally:
             self._consumer.unsubscribe()  # else a member without a partition leaves only by session timeout
             self._consumer.close()
@@ -195,6 +168,7 @@ class KafkaGroup:
         if error is not None:
             if error.code() != KafkaError._PARTITION_EOF:
                 self._callbacks.trouble(f"leader topic: {error.str()}")
+            self._topic_gone = error.code() in _GONE
             return
         if message.partition() != 0:
             return
@@ -210,6 +184,8 @@ class KafkaGroup:
             return
         if heartbeat.outbox != self._identity.outbox:
             self._refuse_stranger(heartbeat, message)
+            return
+        if heartbeat.term is not None and heartbeat.term > _NO_TERM:
             return
         self._feed(e.ForeignHeartbeat(heartbeat.name, heartbeat.term))
 
@@ -287,7 +263,7 @@ class KafkaGroup:
 
     def _assigned(self, consumer: Any, partitions: list[Any]) -> None:
         for partition in partitions:
-            partition.offset = _OFFSET_TAIL_BASE - _TAIL_RECORDS
+            partition.offset = OFFSET_TAIL_BASE - TAIL_RECORDS
         consumer.incremental_assign(partitions)
         self._callbacks.trouble(None)
         if any(partition.partition == 0 for partition in partitions):

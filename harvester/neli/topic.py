@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -10,11 +11,19 @@ from confluent_kafka.admin import AdminClient
 from confluent_kafka.cimpl import NewTopic
 
 _TIMEOUT_S = 5.0
+_AFTER = re.compile(r" \(after \d+ms in state \w+\).*")  # else each attempt would be news
 
 
 def ensure_leader_topic(topic: str, options: Mapping[str, Any], warn: Callable[[str], None]) -> str | None:
     """None when the topic is there (now); otherwise what is in the way, in words."""
-    admin = AdminClient({**options, "log_level": "0"})  # what is wrong is returned, not printed
+    refusals: list[str] = []
+
+    def note(error: KafkaError) -> None:
+        if error.code() in {KafkaError._AUTHENTICATION, KafkaError._SSL}:
+            refusals.append(_AFTER.sub("", error.str()))
+
+    settings: dict[str, Any] = {**options, "log_level": "0", "error_cb": note}  # what is wrong is returned, not printed
+    admin = AdminClient(settings)
     try:
         metadata = admin.list_topics(timeout=_TIMEOUT_S)  # of all topics: asking for one by name would create it
         found = metadata.topics.get(topic)
@@ -35,6 +44,9 @@ def ensure_leader_topic(topic: str, options: Mapping[str, Any], warn: Callable[[
             return None
         if problem.code() in {KafkaError._TRANSPORT, KafkaError._TIMED_OUT}:
             servers = options.get("bootstrap.servers", "")
+            admin.poll(0)  # a wrong password or certificate looks like silence to the one who asks
+            if refusals:
+                return f"Kafka at {servers} cannot be used: {refusals[-1]}"
             return f"Kafka at {servers} does not answer: {problem.str()}"
         return f"the leader topic {topic!r} is missing and cannot be created: {problem.str()}"
     return None

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from .jars import broker_jars
 from .stack import down, start, status, stop, up
-from .state import ServerName, ServerStatus, StackInfo, StackOptions, StackStatus, default_directory
+from .state import ServerName, ServerStatus, StackInfo, StackOptions, StackStatus, TlsFiles, default_directory
 
 __all__ = [
     "ServerName",
@@ -22,6 +22,7 @@ __all__ = [
     "StackInfo",
     "StackOptions",
     "StackStatus",
+    "TlsFiles",
     "broker_jars",
     "default_directory",
     "down",

@@ -9,7 +9,9 @@ import tempfile
 import time
 import uuid
 from base64 import urlsafe_b64encode
+from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 
 from confluent_kafka import KafkaException
 from confluent_kafka.admin import AdminClient
@@ -18,6 +20,7 @@ from harvester.errors import StackError
 
 from .java import Java
 from .processes import ProcessId, end, is_alive, run, spawn, tail
+from .state import TlsFiles
 
 _LOGGING = """\
 status = warn
@@ -72,13 +75,46 @@ def properties(*, port: int, controller_port: int, logs: Path) -> dict[str, str]
     }
 
 
+def secure_listener(port: int, tls: TlsFiles) -> dict[str, str]:
+    """What is added to the configuration for a SASL_SSL listener with SCRAM-SHA-512 and client certificates.
+
+    Keys and certificates go in as text, which saves making Java's kinds of store of them; the file is for its owner.
+    """
+    name = "listener.name.secure"
+
+    def pem(path: str) -> str:
+        return Path(path).read_text().strip().replace("\n", "\\n")
+
+    return {
+        "listeners": f"SECURE://127.0.0.1:{port}",
+        "advertised.listeners": f"SECURE://127.0.0.1:{port}",
+        "listener.security.protocol.map": "SECURE:SASL_SSL",
+        f"{name}.ssl.keystore.type": "PEM",
+        f"{name}.ssl.keystore.certificate.chain": pem(tls.certificate),
+        f"{name}.ssl.keystore.key": pem(tls.key),
+        f"{name}.ssl.truststore.type": "PEM",
+        f"{name}.ssl.truststore.certificates": pem(tls.clients_ca),
+        f"{name}.ssl.client.auth": "required",
+        f"{name}.sasl.enabled.mechanisms": "SCRAM-SHA-512",
+        f"{name}.scram-sha-512.sasl.jaas.config": ("org.apache.kafka.common.security.scram.ScramLoginModule required;"),
+    }
+
+
 def launch(
-    home: Path, jars: Path, java: Java, *, port: int, controller_port: int, heap_mb: int, durable: bool
+    home: Path,
+    jars: Path,
+    java: Java,
+    *,
+    port: int,
+    controller_port: int,
+    heap_mb: int,
+    durable: bool,
+    secure: Mapping[str, str] = MappingProxyType({}),
 ) -> ProcessId:
     """Format the storage where there is none, and start the broker; does not wait for it."""
     home.mkdir(exist_ok=True)
     logs = home / "data"
-    settings = properties(port=port, controller_port=controller_port, logs=logs)
+    settings = _merged(properties(port=port, controller_port=controller_port, logs=logs), secure)
     file = _write_properties(home / "server.properties", settings)
     (home / "log4j2.properties").write_text(_LOGGING)
     if not (logs / "meta.properties").is_file():
@@ -94,6 +130,13 @@ def launch(
         str(file),
     ]
     return spawn(command, log=log(home), env=_environment(), cwd=home, run_as=None)
+
+
+def _merged(settings: dict[str, str], added: Mapping[str, str]) -> dict[str, str]:
+    """Lists (of listeners) grow; everything else is new."""
+    return settings | {
+        name: f"{settings[name]},{value}" if name in settings else value for name, value in added.items()
+    }
 
 
 def log(home: Path) -> Path:
@@ -160,6 +203,7 @@ def _environment() -> dict[str, str]:
 
 
 def _write_properties(file: Path, settings: dict[str, str]) -> Path:
+    file.touch(mode=0o600)
     file.write_text("".join(f"{name}={value}\n" for name, value in settings.items()))
     return file
 

@@ -47,6 +47,7 @@ def up(directory: Path, options: StackOptions | None = None, *, progress: Progre
         if state is None:
             state = State(durable=options.durable, kafka_heap_mb=options.kafka_heap_mb)
             state.postgres_bin = str(options.postgres_bin.absolute()) if options.postgres_bin else None
+            state.tls = options.tls
         _adopt_given(state, options)
         return _start(directory, state, SERVERS, options.timeout_s, progress)
 
@@ -106,6 +107,7 @@ def info(directory: Path, state: State) -> StackInfo:
         kafka_pid=broker.process.pid if broker.process else None,
         postgres_log=_log(pg),
         kafka_log=_log(broker),
+        secure_bootstrap=kafka.bootstrap(broker.ports[2]) if state.tls and len(broker.ports) > 2 else None,
     )
 
 
@@ -216,7 +218,7 @@ def _start_postgres(
     server.ports = free_ports(1, server.ports)
     save()
     deadline = time.monotonic() + timeout_s
-    server.process = postgres.launch(place, programs, port=server.ports[0], durable=state.durable)
+    server.process = postgres.launch(place, programs, port=server.ports[0], durable=state.durable, tls=state.tls)
     save()
     _await(server, lambda process: postgres.wait_ready(process, place, server.ports[0], deadline))
 
@@ -228,7 +230,7 @@ def _start_kafka(directory: Path, state: State, timeout_s: float, progress: Prog
     progress("starting Apache Kafka")
     home = Path(server.home) if server.home else directory / "kafka"
     server.home = str(home)
-    server.ports = free_ports(2, server.ports)
+    server.ports = free_ports(3 if state.tls else 2, server.ports)
     save()
     deadline = time.monotonic() + timeout_s
     server.process = kafka.launch(
@@ -239,6 +241,7 @@ def _start_kafka(directory: Path, state: State, timeout_s: float, progress: Prog
         controller_port=server.ports[1],
         heap_mb=state.kafka_heap_mb,
         durable=state.durable,
+        secure=kafka.secure_listener(server.ports[2], state.tls) if state.tls else {},
     )
     save()
     _await(server, lambda process: kafka.wait_ready(process, home, server.ports[0], deadline))

@@ -27,12 +27,23 @@ _FORMAT = 1
 
 
 @dataclass(frozen=True, slots=True)
+class TlsFiles:
+    """PEM files of a server: its certificate (and chain), its unencrypted PKCS#8 key, and who signs clients' ones."""
+
+    certificate: str
+    key: str
+    clients_ca: str
+
+
+@dataclass(frozen=True, slots=True)
 class StackOptions:
     """How to build a stack. Servers that already run are kept as they are, whatever the options say.
 
     `durable=False` gives up surviving a power cut (fsync off) for quick tests; a killed process loses nothing
     either way. `dsn` and `bootstrap` name servers of your own: those are used, and never started or stopped.
     `postgres_bin` is a directory with `initdb` and `postgres`; None takes the wheel's, else an installed one.
+    `tls`: PostgreSQL takes TLS connections too (the wheel's cannot, most installed ones can), and Kafka gets another
+    listener, SASL_SSL with SCRAM-SHA-512 and client certificates, for users that are yet to be made.
     """
 
     durable: bool = True
@@ -41,6 +52,7 @@ class StackOptions:
     dsn: str | None = None
     bootstrap: str | None = None
     timeout_s: float = 90.0
+    tls: TlsFiles | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +67,7 @@ class StackInfo:
     kafka_pid: int | None
     postgres_log: Path | None
     kafka_log: Path | None
+    secure_bootstrap: str | None = None  # of the SASL_SSL listener, where one was asked for
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,6 +114,7 @@ class State:
     durable: bool = True
     kafka_heap_mb: int = 1024
     postgres_bin: str | None = None
+    tls: TlsFiles | None = None
 
     def dump(self) -> str:
         """As JSON text."""
@@ -117,7 +131,8 @@ class State:
             entry = raw["servers"][name]
             process = entry.pop("process")
             servers[name] = Server(process=ProcessId(**process) if process else None, **entry)
-        return cls(**{**raw, "servers": servers})
+        tls = raw.pop("tls", None)
+        return cls(**{**raw, "servers": servers, "tls": TlsFiles(**tls) if tls else None})
 
 
 def default_directory() -> Path:

@@ -144,6 +144,7 @@ class _Reader:
                         found[topic, partition] = (low, high)
             return found
         except KafkaException as error:
+            asking.poll(0)  # hears complaints: to the one who asks, a wrong password looks like silence
             raise self.unavailable(f"Kafka did not tell the ends of its topics: {_text(error)}") from error
         finally:
             asking.close()
@@ -167,7 +168,8 @@ class _Reader:
         return self.unavailable(f"nothing arrived within {self._timeout_s:g} s; {waiting} not read to the end")
 
     def _note(self, error: KafkaError) -> None:
-        self._complaint = error.str()
+        if error.code() != KafkaError._ALL_BROKERS_DOWN or not self._complaint:  # it follows the one that says why
+            self._complaint = error.str()
 
 
 def _name(place: Place) -> str:

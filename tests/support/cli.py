@@ -55,7 +55,10 @@ class RunningCli:
     `stdout` and `stderr` grow as lines come; `lines` has both, in the order they were read.
     """
 
-    def __init__(self, *args: str, env: Mapping[str, str] | None = None, cwd: Path | None = None) -> None:
+    def __init__(
+        self, *args: str, env: Mapping[str, str] | None = None, cwd: Path | None = None, session: bool = False
+    ) -> None:
+        """`session`: in a session of its own, so that its process group is it and its children."""
         self.args = args
         self.process = subprocess.Popen(
             [*COMMAND, *args],
@@ -66,6 +69,7 @@ class RunningCli:
             stderr=subprocess.PIPE,
             text=True,
             errors="replace",
+            start_new_session=session,
         )
         self.stdout: list[str] = []
         self.stderr: list[str] = []

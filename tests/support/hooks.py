@@ -8,17 +8,19 @@ The directory is the plan, so that a test can change it while the harvester runs
 - `<place>.block`: who comes to this place makes `<place>.reached` and waits until the file is gone; a mark without
   rows passes;
 - `<place>.exit`: who comes to this place ends its process at once;
-- `fault-<n>.json`: a `Fault`. How often it has struck is counted in files too, over all processes.
+- `fault-<n>.json`: a `Fault`. How often it has struck is counted in files too, over all processes;
+- `share-<n>.json`: a `Share`. Whom it has struck is written, one line each, into `share-<n>.struck`;
+- `signed`: every record says in a header which process sent it.
 """
 
 from __future__ import annotations
 
 import json
 import os
-import threading
 import time
-from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+import zlib
+from collections import Counter, deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from functools import partial
@@ -30,6 +32,7 @@ from harvester.relay.hooks import VARIABLE
 from .wait import eventually
 
 PLAN = "HARVESTER_TEST_PLAN"
+SENDER = "test-sender"  # header: process id of the shard
 _LOOK_S = 0.005
 _EXIT_CODE = 9
 
@@ -47,6 +50,24 @@ class Fault:
     when: str = "delivery"
     times: int = 1
     fatal: bool = False
+
+
+@dataclass(frozen=True)
+class Share:
+    """This share of all records fails as a `Fault` does, each once in each process that sends it.
+
+    Chosen by a hash of the seed, the key and the value: the same records, whoever sends them and when.
+    """
+
+    error: str
+    share: float
+    when: str = "delivery"
+    seed: int = 1
+
+    def chooses(self, key: bytes | None, value: bytes | None) -> bool:
+        """Whether this record is one of those that fail."""
+        text = b"%d\0%s\0%s" % (self.seed, key or b"", value or b"")
+        return zlib.crc32(text) < self.share * 2**32
 
 
 class Plan:
@@ -68,20 +89,35 @@ class Plan:
             "PYTHONPATH": f"{root}{os.pathsep}{path}" if path else root,
         }
 
-    def add(self, fault: Fault) -> None:
+    def add(self, fault: Fault | Share) -> None:
         """Make records fail."""
         self._faults += 1
         partial = self.directory / "fault.new"
         partial.write_text(json.dumps(asdict(fault)))
-        partial.rename(self.directory / f"fault-{self._faults}.json")
+        kind = "fault" if isinstance(fault, Fault) else "share"
+        partial.rename(self.directory / f"{kind}-{self._faults}.json")
 
     def struck(self) -> int:
-        """How often any fault has struck."""
+        """How often any fault has struck; shares are not counted."""
         return len(list(self.directory.glob("fault-*.used-*")))
+
+    def chosen(self, when: str | None = None) -> Counter[tuple[str, str]]:
+        """How often a share has struck each (key, value); of those that strike at this moment, or of all."""
+        found: Counter[tuple[str, str]] = Counter()
+        for file in self.directory.glob("share-*.struck"):
+            for line in file.read_text().splitlines():
+                moment, key, value = json.loads(line)
+                if when in (None, moment):
+                    found[key, value] += 1
+        return found
+
+    def sign(self) -> None:
+        """Let processes that start from now on sign what they send; see `sender`."""
+        (self.directory / "signed").touch()
 
     def heal(self) -> None:
         """No fault strikes any more."""
-        for file in self.directory.glob("fault-*.json"):
+        for file in [*self.directory.glob("fault-*.json"), *self.directory.glob("share-*.json")]:
             file.unlink()
 
     @contextmanager
@@ -98,6 +134,11 @@ class Plan:
     def exit_at(self, place: str) -> None:
         """Whoever comes to a place ends."""
         (self.directory / f"{place}.exit").touch()
+
+
+def sender(headers: Sequence[tuple[str, bytes | None]]) -> int | None:
+    """The process that sent a signed record, by the record's headers."""
+    return next((int(value or b"0") for name, value in headers if name == SENDER), None)
 
 
 def _wait_for(reached: Path) -> None:
@@ -137,7 +178,9 @@ class _FaultyProducer:
         self._producer = Producer(options)
         self._directory = directory
         self._due: deque[Callable[[], None]] = deque()
-        self._lock = threading.Lock()
+        self._signature = [(SENDER, str(os.getpid()).encode())] if (directory / "signed").exists() else []
+        self._shares: dict[Path, Share] = {}
+        self._struck: set[tuple[Path, bytes | None, bytes | None]] = set()
 
     def produce(
         self,
@@ -151,7 +194,7 @@ class _FaultyProducer:
     ) -> None:
         from confluent_kafka import KafkaException
 
-        fault = self._strike(key)
+        fault = self._strike(key) or self._share(key, value)
         if fault is not None:
             error = _kafka_error(fault)
             if fault["when"] == "produce":
@@ -165,6 +208,8 @@ class _FaultyProducer:
                 assert real is None, real
                 report(error, message)
 
+        if self._signature:
+            headers = [*(headers or ()), *self._signature]
         self._producer.produce(
             topic, value=value, key=key, partition=partition, headers=headers, on_delivery=on_delivery
         )
@@ -179,6 +224,22 @@ class _FaultyProducer:
             served += self._producer.poll(min(0.01, timeout_s))
             if served or time.monotonic() >= deadline:
                 return served
+
+    def _share(self, key: bytes | None, value: bytes | None) -> Mapping[str, Any] | None:
+        for file in sorted(self._directory.glob("share-*.json")):
+            if file not in self._shares:
+                try:
+                    self._shares[file] = Share(**json.loads(file.read_text()))
+                except FileNotFoundError:
+                    continue
+            share = self._shares[file]
+            if (file, key, value) not in self._struck and share.chooses(key, value):
+                self._struck.add((file, key, value))
+                line = json.dumps([share.when, *((part or b"").decode(errors="replace") for part in (key, value))])
+                with file.with_suffix(".struck").open("a") as log:  # one write at the end of the file: whole lines
+                    log.write(line + "\n")
+                return {**asdict(share), "fatal": False}
+        return None
 
     def _strike(self, key: bytes | None) -> Mapping[str, Any] | None:
         for file in sorted(self._directory.glob("fault-*.json")):

@@ -1,5 +1,7 @@
 """A TCP proxy that can be cut and healed, and whose port refuses connections until it is opened.
 
+It can also be slow, hold bytes back, swallow them, reset connections, or break one in the middle of an answer.
+
 In front of Kafka it also changes the broker's address in every answer to its own: a client would otherwise learn the
 real one and go around the proxy. An address travels as the host's text followed by the port as an int32, in all
 versions of all answers that have one, so it can be replaced in place.
@@ -8,37 +10,50 @@ versions of all answers that have one, so it can be replaced in place.
 from __future__ import annotations
 
 import contextlib
+import random
 import socket
 import struct
 import threading
 from collections.abc import Callable
 from types import TracebackType
 
+from .link import Conduct, Link, Trap
+
 _HOST = "127.0.0.1"
-_CHUNK_BYTES = 1 << 16
 
 
 class Proxy:
     """Connections to `port` go to `target` ("host:port") while it is open. Closed at first."""
 
     def __init__(self, target: str, *, kafka: bool = False) -> None:
-        host, _, port = target.rpartition(":")
-        self._target = (host, int(port))
+        self._target = _address(target)
         # Bound and never listening: it keeps the port for us and makes the kernel refuse connections.
         self._reservation = self._bound(0)
         self.port: int = self._reservation.getsockname()[1]
         self._rewrite: Callable[[bytes], bytes] | None = None
         if kafka:
-            real, ours = (f"{_HOST}".encode() + struct.pack(">i", number) for number in (int(port), self.port))
+            real, ours = (f"{_HOST}".encode() + struct.pack(">i", number) for number in (self._target[1], self.port))
             self._rewrite = lambda frame: frame.replace(real, ours)
         self._lock = threading.Lock()
         self._listener: socket.socket | None = None
-        self._links: set[socket.socket] = set()
+        self._links: set[Link] = set()
+        self._up, self._down = Conduct(), Conduct()
+        self._trap: Trap | None = None
 
     @property
     def address(self) -> str:
         """What clients are given."""
         return f"{_HOST}:{self.port}"
+
+    @property
+    def links(self) -> int:
+        """How many connections there are."""
+        return len(self._links)
+
+    def retarget(self, target: str) -> None:
+        """Lead the connections that come from now on somewhere else: a fail-over. Not in front of Kafka."""
+        assert self._rewrite is None
+        self._target = _address(target)
 
     def open(self) -> None:
         """Let connections through."""
@@ -47,15 +62,61 @@ class Proxy:
             self._listener.listen(128)
             threading.Thread(target=self._accept, args=(self._listener,), daemon=True).start()
 
-    def cut(self) -> None:
+    def cut(self, *, reset: bool = False) -> None:
         """Break every connection and refuse new ones."""
         with self._lock:
             listener, self._listener = self._listener, None
-            links, self._links = self._links, set()
+            links = list(self._links)
         if listener is not None:
-            _break(listener)
+            with contextlib.suppress(OSError):
+                listener.shutdown(socket.SHUT_RDWR)
+            listener.close()
         for link in links:
-            _break(link)
+            link.end(reset=reset)
+
+    def reset(self, rng: random.Random, share: float = 0.5) -> int:
+        """Reset (RST) so many of the connections, chosen at random; how many. New ones go on being accepted."""
+        with self._lock:
+            links = list(self._links)
+        chosen = rng.sample(links, max(1, round(share * len(links)))) if links else []
+        for link in chosen:
+            link.end(reset=True)
+        return len(chosen)
+
+    def delay(self, up_s: float = 0.0, down_s: float = 0.0) -> None:
+        """From now on everything arrives that much later; up is to the server, down to the client."""
+        self._up.delay_s, self._down.delay_s = up_s, down_s
+
+    def throttle(self, bytes_per_s: float | None) -> None:
+        """No connection carries more than this in either direction."""
+        self._up.bytes_per_s = self._down.bytes_per_s = bytes_per_s
+
+    def freeze(self, *, up: bool = True, down: bool = True) -> None:
+        """Nothing moves until `thaw`, and nothing is lost: a network that retransmits, later."""
+        for chosen, conduct in ((up, self._up), (down, self._down)):
+            if chosen:
+                conduct.flowing.clear()
+
+    def thaw(self) -> None:
+        """The end of `freeze`."""
+        self._up.flowing.set()
+        self._down.flowing.set()
+
+    def deafen(self, *, up: bool = True, down: bool = True) -> None:
+        """Half-open: connections are kept and accepted, and what is said on them vanishes.
+
+        Those that have lost something stay deaf for ever, also after `hear`: the far end has forgotten them.
+        """
+        self._up.deaf, self._down.deaf = up, down
+
+    def hear(self) -> None:
+        """New connections, and those that lost nothing, work again."""
+        self._up.deaf = self._down.deaf = False
+
+    def break_answer(self, after_bytes: int, times: int = 1) -> Trap:
+        """Reset the next connections whose server answers at such length in one piece, once so much has passed."""
+        self._trap = Trap(after_bytes, times)
+        return self._trap
 
     def __enter__(self) -> Proxy:
         return self
@@ -64,6 +125,7 @@ class Proxy:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.cut()
+        self.thaw()
         self._reservation.close()
 
     def _bound(self, port: int) -> socket.socket:
@@ -88,47 +150,23 @@ class Proxy:
                     near.close()
                     far.close()
                     return
-                self._links |= {near, far}
-            for end in (near, far):
-                end.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            threading.Thread(target=self._pump, args=(near, far, None), daemon=True).start()
-            threading.Thread(target=self._pump, args=(far, near, self._rewrite), daemon=True).start()
+                self._links.add(
+                    Link(
+                        near,
+                        far,
+                        up=self._up,
+                        down=self._down,
+                        trap=lambda: self._trap,
+                        rewrite=self._rewrite,
+                        closed=self._forget,
+                    )
+                )
 
-    def _pump(self, source: socket.socket, sink: socket.socket, rewrite: Callable[[bytes], bytes] | None) -> None:
-        try:
-            if rewrite is None:
-                while data := source.recv(_CHUNK_BYTES):
-                    sink.sendall(data)
-            else:
-                while frame := _frame(source):
-                    sink.sendall(rewrite(frame))
-        except OSError:
-            pass
-        finally:
-            with self._lock:
-                self._links -= {source, sink}
-            _break(source)
-            _break(sink)
+    def _forget(self, link: Link) -> None:
+        with self._lock:
+            self._links.discard(link)
 
 
-def _frame(source: socket.socket) -> bytes:
-    """One answer of a broker, its length in front; empty at the end."""
-    head = _exactly(source, 4)
-    return head + _exactly(source, struct.unpack(">i", head)[0]) if head else b""
-
-
-def _exactly(source: socket.socket, size: int) -> bytes:
-    parts: list[bytes] = []
-    while size:
-        data = source.recv(min(size, _CHUNK_BYTES))
-        if not data:
-            return b""
-        parts.append(data)
-        size -= len(data)
-    return b"".join(parts)
-
-
-def _break(link: socket.socket) -> None:
-    with contextlib.suppress(OSError):
-        link.shutdown(socket.SHUT_RDWR)
-    link.close()
+def _address(target: str) -> tuple[str, int]:
+    host, _, port = target.rpartition(":")
+    return host, int(port)

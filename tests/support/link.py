@@ -1,0 +1,186 @@
+"""One connection through the proxy: two directions, each of which may be slow, stopped or deaf.
+
+What happens to bytes is asked of `Conduct` when they come, so one object changes all links of a proxy at once.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import queue
+import socket
+import struct
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+_CHUNK_BYTES = 1 << 16
+
+
+@dataclass
+class Conduct:
+    """How one direction of a proxy treats bytes: delayed, throttled, held back (`flowing` cleared), swallowed."""
+
+    delay_s: float = 0.0
+    bytes_per_s: float | None = None
+    deaf: bool = False
+    flowing: threading.Event = field(default_factory=threading.Event)
+
+    def __post_init__(self) -> None:
+        self.flowing.set()
+
+
+@dataclass
+class Trap:
+    """Breaks `times` links within an answer: once `after_bytes` of it have passed. `sprung` counts."""
+
+    after_bytes: int
+    times: int = 1
+    sprung: int = 0
+
+    def allows(self, bytes_of_answer: int) -> bool:
+        """Whether this much of an answer may pass."""
+        return self.sprung >= self.times or bytes_of_answer < self.after_bytes
+
+
+class Link:
+    """A client's connection and ours to the server. `closed` is called once, when either side has ended."""
+
+    def __init__(
+        self,
+        near: socket.socket,
+        far: socket.socket,
+        *,
+        up: Conduct,
+        down: Conduct,
+        trap: Callable[[], Trap | None],
+        rewrite: Callable[[bytes], bytes] | None,
+        closed: Callable[[Link], None],
+    ) -> None:
+        self._near, self._far = near, far
+        self._trap, self._rewrite, self._closed = trap, rewrite, closed
+        self._answered = 0  # bytes of answer since the client last said anything
+        self._ended = threading.Event()
+        self._lock = threading.Lock()
+        for end in (near, far):
+            end.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        for source, sink, conduct, answers in ((near, far, up, False), (far, near, down, True)):
+            held: queue.SimpleQueue[tuple[float, bytes]] = queue.SimpleQueue()
+            threading.Thread(target=self._read, args=(source, conduct, held, answers), daemon=True).start()
+            threading.Thread(target=self._write, args=(sink, conduct, held, answers), daemon=True).start()
+
+    def end(self, *, reset: bool = False) -> None:
+        """Break it; with `reset` both sides see RST, as if the peer had forgotten the connection."""
+        with self._lock:
+            if self._ended.is_set():
+                return
+            self._ended.set()
+        for end in (self._near, self._far):
+            with contextlib.suppress(OSError):
+                if reset:
+                    end.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+                else:
+                    end.shutdown(socket.SHUT_RDWR)
+            if reset:
+                _wake_and_close(end)
+            else:
+                end.close()
+        self._closed(self)
+
+    def _read(
+        self, source: socket.socket, conduct: Conduct, held: queue.SimpleQueue[tuple[float, bytes]], answers: bool
+    ) -> None:
+        swallowed = False
+        try:
+            while not self._ended.is_set():
+                self._hold(conduct)
+                data = _frame(source) if answers and self._rewrite else source.recv(_CHUNK_BYTES)
+                if not data:
+                    break
+                # A stream with a hole is none: a link that has swallowed something stays deaf.
+                swallowed = swallowed or conduct.deaf
+                if swallowed:
+                    continue
+                if not answers:
+                    self._answered = 0
+                elif self._rewrite:
+                    data = self._rewrite(data)
+                held.put((time.monotonic() + conduct.delay_s, data))
+        except OSError:
+            pass
+        held.put((time.monotonic() + conduct.delay_s, b""))
+
+    def _write(
+        self, sink: socket.socket, conduct: Conduct, held: queue.SimpleQueue[tuple[float, bytes]], answers: bool
+    ) -> None:
+        try:
+            while True:
+                due, data = held.get()
+                self._ended.wait(max(0.0, due - time.monotonic()))
+                self._hold(conduct)
+                if not data:
+                    break
+                if answers and self._springs(sink, data):
+                    self.end(reset=True)
+                    return
+                if conduct.bytes_per_s is None:
+                    sink.sendall(data)
+                else:
+                    self._trickle(sink, data, conduct.bytes_per_s)
+        except OSError:
+            pass
+        self.end()
+
+    def _springs(self, sink: socket.socket, data: bytes) -> bool:
+        trap = self._trap()
+        before, self._answered = self._answered, self._answered + len(data)
+        if trap is None or trap.allows(self._answered):
+            return False
+        sink.sendall(data[: max(0, trap.after_bytes - before)])
+        trap.sprung += 1
+        return True
+
+    def _trickle(self, sink: socket.socket, data: bytes, bytes_per_s: float) -> None:
+        step = max(1, int(bytes_per_s / 50))
+        for start in range(0, len(data), step):
+            part = data[start : start + step]
+            sink.sendall(part)
+            if self._ended.wait(len(part) / bytes_per_s):
+                return
+
+    def _hold(self, conduct: Conduct) -> None:
+        while not conduct.flowing.wait(0.2) and not self._ended.is_set():
+            pass
+
+
+def _wake_and_close(end: socket.socket) -> None:
+    # close alone sends no RST while another thread is blocked in recv on the socket; connecting it to nothing does.
+    with contextlib.suppress(OSError):
+        libc_connect_unspec(end)
+    end.close()
+
+
+def libc_connect_unspec(end: socket.socket) -> None:
+    """connect(2) to AF_UNSPEC: dissolves the connection at once, which for TCP with zero linger is a RST."""
+    import ctypes
+
+    libc = ctypes.CDLL(None, use_errno=True)
+    address = struct.pack("=H14x", socket.AF_UNSPEC)
+    libc.connect(end.fileno(), address, len(address))
+
+
+def _frame(source: socket.socket) -> bytes:
+    """One answer of a broker, its length in front; empty at the end."""
+    head = _exactly(source, 4)
+    return head + _exactly(source, struct.unpack(">i", head)[0]) if head else b""
+
+
+def _exactly(source: socket.socket, size: int) -> bytes:
+    parts: list[bytes] = []
+    while size:
+        data = source.recv(min(size, _CHUNK_BYTES))
+        if not data:
+            return b""
+        parts.append(data)
+        size -= len(data)
+    return b"".join(parts)
