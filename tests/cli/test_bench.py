@@ -1,0 +1,116 @@
+"""`scripts/bench` with tiny numbers: every scenario runs against the real servers and names its figures as promised."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from scripts.benchmarks import _report, drain, latency, limits
+from scripts.benchmarks.__main__ import BOOTSTRAP, DSN, find, main
+from scripts.benchmarks._scenario import Bench, Samples
+from tests.support.servers import Servers
+
+ONE_DRAIN = {"rate_per_s", "cpu_us_per_record", "cpu_us_supervisor", "rss_mb"}
+SHARE = {"first_per_s", "last_per_s", "last_over_first", "first_over_drain"}
+FLAT = {"pss_last_over_first", "files_last_over_first", "sessions_last_over_first"}
+GROUPS: dict[str, dict[str, set[str]]] = {
+    "rates": {
+        "limits": {"mark_delete_per_s", "read_delete_per_s", "produce_per_s", "together.produce_per_s"},
+        "drain": {*ONE_DRAIN, "limit_per_s", "ratio", "variants.defaults.ratio"},
+    },
+    "variations": {
+        "shards": {"rate_per_s.1", "slowest_over_best"},
+        "keys": {"rate_per_s.zipf"},
+        "size": {"rate_per_s.10000"},
+    },
+    "waits": {
+        "latency": {"p50_ms.100", "p99_ms.100", "p999_ms.100", "max_ms.100"},
+        "idle": {"statements_per_s", "cpu_percent", "wakeups_per_s", "without_notify.statements_per_s"},
+        "writers": {"insert_ratio"},
+    },
+    "backlogs": {
+        "growth": {*SHARE, "steady.p99_ms"},
+        "held": SHARE,
+    },
+    "keys": {
+        "cold": {"cold_over_whole"},
+        "hot-key": {"rate_per_s", "limit_per_s", "round_trip_ms"},
+        "stuck": {"others_ratio"},
+        "soak": {f"{phase}.{name}" for phase in ("backlog", "steady") for name in FLAT},
+    },
+}
+
+
+@pytest.fixture
+def tiny(monkeypatch: pytest.MonkeyPatch, servers: Servers) -> None:
+    """The shared servers, and one variant of each kind."""
+    monkeypatch.setenv(DSN, servers.dsn)
+    monkeypatch.setenv(BOOTSTRAP, servers.bootstrap)
+    monkeypatch.setattr(limits, "BATCHES", (500,))
+    monkeypatch.setattr(drain, "VARIANTS", {"cap_10000": drain.FULL, "defaults": ()})
+    monkeypatch.setattr(drain, "KEYS", {"zipf": (1.0, 10, 1.0)})
+    monkeypatch.setattr(drain, "SIZES", (10_000,))
+    monkeypatch.setattr(latency, "RATES", (100,))
+
+
+@pytest.mark.parametrize("group", GROUPS)
+def test_each_scenario_gives_its_figures(
+    group: str, tiny: None, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "figures.json"
+    small = ["--records", "200", "--rounds", "1", "--seconds", "0.3", "--minutes", "0.01", "--cold"]
+    code = main([*GROUPS[group], *small, "--shards", "1", "--set", "limits.mark_backoff=5ms", "--json", str(file)])
+    printed, progress = capsys.readouterr()
+    assert code == 0, progress
+    found = [json.loads(line) for line in printed.splitlines()]
+    assert [line["scenario"] for line in found] == list(GROUPS[group])
+    assert [json.loads(line) for line in file.read_text().splitlines()] == found
+    for line in found:
+        names = flat(line["figures"])
+        assert GROUPS[group][line["scenario"]] - names.keys() == set()
+        assert {name for name, value in names.items() if value < 0} == set()
+        assert line["rounds"] == 1
+        assert line["settings"]["set"] == ["limits.mark_backoff=5ms"]
+        assert line["versions"].keys() >= {"harvester", "postgresql", "kafka", "librdkafka"}
+
+
+def test_the_groups_are_all_scenarios_of_our_own() -> None:
+    """A scenario that is added has to be tried here, too; those that take other software or long are not."""
+    tried = {name for group in GROUPS.values() for name in group}
+    assert find().keys() - tried <= {"resume", "peers"}
+
+
+def test_figures_are_medians_of_the_rounds() -> None:
+    samples = Samples()
+    for value in (1.0, 30.0, 2.0):
+        samples.add("rate_per_s.8", value)
+    samples.add("ratio", 0.123456)
+    bench = Bench(dsn="host=127.0.0.1 port=1", bootstrap="", place=Path(), records=1, rounds=3)
+    line = _report.line("made up", bench, samples)
+    assert line["figures"] == {"rate_per_s": {"8": 2.0}, "ratio": 0.1235}
+    assert samples.rows()[0] == ("rate_per_s.8", 2.0, 1.0, 30.0, 3)
+
+
+def test_a_run_that_was_wrong_has_no_figures(
+    tiny: None, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(limits, "overall", lambda progress, expected: _refuse(expected))
+    assert main(["limits", "--records", "50", "--rounds", "1", "--cold"]) == 1
+    printed, progress = capsys.readouterr()
+    assert printed == ""
+    assert "limits failed: 50 rows are missing" in progress
+
+
+def _refuse(expected: int) -> float:
+    raise SystemExit(f"{expected} rows are missing")
+
+
+def flat(figures: dict[str, Any], prefix: str = "") -> dict[str, float]:
+    """The figures under dotted names."""
+    found: dict[str, float] = {}
+    for name, value in figures.items():
+        found |= flat(value, f"{prefix}{name}.") if isinstance(value, dict) else {prefix + name: value}
+    return found

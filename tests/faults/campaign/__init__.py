@@ -1,0 +1,1 @@
+"""Random campaigns: load, faults on a seeded schedule, a recorded history, and a judge over it (scripts/faults)."""

@@ -1,0 +1,260 @@
+"""How each kind of fault is done. Each returns what it struck, once healed; None: there was nothing to strike."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import random
+import threading
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import asdict
+from signal import SIGCONT, SIGKILL, SIGSTOP
+
+from harvester import stack
+from harvester.stack.processes import ProcessId, send
+from harvester.stack.state import SERVERS
+from tests.support.hooks import Fault as Injected
+
+from . import sessions
+from .field import Field, Process
+from .history import Stuck
+
+# Shards see the end of their parent at once; what is on the wire may take the delivery timeout, and a purge.
+_SHARDS_END_WITHIN_S = 30.0
+_READY_WITHIN_S = 20.0  # it may never be ready while a server is away
+
+
+class Striker:
+    """Performs faults on a field. Each call may run in a thread of its own."""
+
+    def __init__(self, field: Field, keys: int) -> None:
+        self.field = field
+        self.stuck: list[Stuck] = []
+        self._keys = keys
+        # A server is struck by one fault at a time.
+        self._servers = {name: threading.Lock() for name in SERVERS}
+        self._numbers = itertools.count(1)
+        self._links: defaultdict[tuple[int, str], threading.Lock] = defaultdict(threading.Lock)
+
+    def strike(self, kind: str, hold_s: float, rng: random.Random) -> str | None:
+        """Do it, hold it, heal it."""
+        what, _, rest = kind.partition(" ")
+        match kind:
+            case "kill shard" | "kill several shards":
+                return self._kill_shards(rng, several="several" in kind)
+            case "kill supervisor":
+                return self._kill_supervisor(rng)
+            case "kill process group":
+                return self._kill_group(rng)
+            case "freeze shard" | "freeze supervisor" | "freeze leader":
+                return self._freeze(rest, hold_s, rng)
+            case "leave":
+                return self._leave(rng)
+            case "join":
+                return self._join(hold_s)
+            case "rolling restart":
+                return self._rolling_restart()
+            case "stop kafka" | "kill kafka":
+                return self._restart("kafka", hold_s, kill=what == "kill")
+            case "restart postgres" | "kill postgres":
+                return self._restart("postgres", hold_s, kill=what == "kill")
+            case "freeze kafka":
+                return self._freeze_server("kafka", hold_s)
+            case "freeze postgres":
+                return self._freeze_server("postgres", hold_s)
+            case "terminate sessions":
+                return sessions.terminate(self.field, rng)
+            case "lock rows":
+                return sessions.lock_rows(self.field, hold_s, rng)
+            case "deadlock":
+                return sessions.deadlock(self.field, hold_s)
+            case "reset links":
+                return self._reset(rng)
+            case _ if rest.endswith("link"):
+                return self._link(what, rest.split()[0], hold_s, rng)
+            case _:
+                return self._records_fail(kind, hold_s, rng)
+
+    # -- processes
+
+    def _any(self, rng: random.Random) -> Process | None:
+        """A harvester: in three of four cases the one that leads."""
+        leader, alive = self.field.leader(), self.field.alive()
+        if leader is not None and rng.random() < 0.75:
+            return leader
+        return rng.choice(alive) if alive else None
+
+    def _kill_shards(self, rng: random.Random, *, several: bool) -> str | None:
+        process = self._any(rng)
+        shards = process.shards() if process is not None else []
+        if process is None or not shards:
+            return None
+        chosen = shards if several else [rng.choice(shards)]
+        for shard in chosen:
+            send(shard, SIGKILL)
+        return f"{len(chosen)} of {process.name}"
+
+    def _kill_supervisor(self, rng: random.Random) -> str | None:
+        process = self._any(rng)
+        if process is None:
+            return None
+        shards = process.shards()
+        self.field.kill(process, shards=False)
+        self.field.start(process.slot)
+        if not self.field.shards_gone(shards, _SHARDS_END_WITHIN_S):
+            self.field.accidents.append(f"shards of {process.name} outlived it by {_SHARDS_END_WITHIN_S:g} s")
+            for shard in shards:
+                send(shard, SIGKILL)
+        return process.name
+
+    def _kill_group(self, rng: random.Random) -> str | None:
+        process = self._any(rng)
+        if process is None:
+            return None
+        self.field.kill(process)
+        self.field.start(process.slot)
+        return process.name
+
+    def _freeze(self, what: str, hold_s: float, rng: random.Random) -> str | None:
+        process = self.field.leader() if what == "leader" else self._any(rng)
+        if process is None:
+            return None
+        shards = process.shards()
+        chosen: list[ProcessId] = [process.identity] if what != "shard" else []
+        if what == "shard" and shards:
+            chosen = [rng.choice(shards)]
+        elif what == "leader":
+            chosen += shards
+        began = time.time()
+        for each in chosen:
+            send(each, SIGSTOP)
+        time.sleep(hold_s)
+        for each in reversed(chosen):
+            send(each, SIGCONT)
+        if what != "shard":
+            process.frozen.append((began, time.time()))
+        return process.name
+
+    def _leave(self, rng: random.Random) -> str | None:
+        process = self._any(rng)
+        if process is None:
+            return None
+        self.field.stop(process)
+        self.field.start(process.slot)
+        return process.name
+
+    def _join(self, hold_s: float) -> str:
+        process = self.field.start(1 + max(each.slot for each in self.field.processes))
+        time.sleep(hold_s)
+        self.field.stop(process)
+        return process.name
+
+    def _rolling_restart(self) -> str:
+        for process in self.field.alive():
+            successor = self.field.start(process.slot)
+            deadline = time.monotonic() + _READY_WITHIN_S
+            while not self.field.joined(successor) and time.monotonic() < deadline:
+                time.sleep(0.1)
+            self.field.stop(process)
+        return "all"
+
+    # -- servers
+
+    def _restart(self, name: stack.ServerName, hold_s: float, *, kill: bool) -> str | None:
+        with _alone(self._servers[name]) as free:
+            if not free:
+                return None
+            stack.stop(self.field.stack, name, kill=kill)
+            time.sleep(hold_s)
+            stack.start(self.field.stack, name, timeout_s=120)
+            return name
+
+    def _freeze_server(self, name: stack.ServerName, hold_s: float) -> str | None:
+        with _alone(self._servers[name]) as free:
+            if not free:
+                return None
+            self.field.signal_server(name, SIGSTOP)
+            try:
+                time.sleep(hold_s)
+            finally:
+                self.field.signal_server(name, SIGCONT)
+            return name
+
+    # -- links
+
+    def _link(self, what: str, server: str, hold_s: float, rng: random.Random) -> str | None:
+        process = self._any(rng)
+        if process is None:
+            return None
+        link, lock = self.field.links[process.slot][server], self._links[process.slot, server]
+        begin: Mapping[str, Callable[[], None]] = {
+            "cut": lambda: link.cut(reset=rng.random() < 0.5),
+            "half-open": link.deafen,
+            "freeze": link.freeze,
+            "slow": lambda: link.delay(0.3, 0.3),
+        }
+        end: Mapping[str, Callable[[], None]] = {
+            "cut": link.open,
+            "half-open": link.hear,
+            "freeze": link.thaw,
+            "slow": link.delay,
+        }
+        with _alone(lock) as free:
+            if not free:
+                return None
+            begin[what]()
+            time.sleep(hold_s)
+            end[what]()
+            return process.name
+
+    def _reset(self, rng: random.Random) -> str:
+        count = sum(link.reset(rng) for links in self.field.links.values() for link in links.values())
+        return f"{count} connections"
+
+    # -- records
+
+    def _records_fail(self, kind: str, hold_s: float, rng: random.Random) -> str:
+        key = f"k-{rng.randrange(self._keys):06d}"
+        match kind:
+            case "failed deliveries":
+                fault = Injected("_TRANSPORT", times=20)
+            case "acknowledgements turned into failures":
+                fault = Injected("_TIMED_OUT", when="ack", times=20)
+            case "poison record":
+                fault = Injected("MSG_SIZE_TOO_LARGE", key=key, when="produce", times=2)
+            case "stuck key":
+                fault = Injected("_TIMED_OUT", key=key, times=10_000)
+            case _:
+                raise ValueError(f"there is no fault {kind!r}")
+        began = time.time()
+        with self._injected(fault):
+            time.sleep(hold_s)
+        if kind == "stuck key":
+            self.stuck.append(Stuck(key, began, time.time()))
+        return key if fault.key is not None else "any"
+
+    @contextmanager
+    def _injected(self, fault: Injected) -> Iterator[None]:
+        """Into the plan that all producers follow, and out of it again; others may be in it too."""
+        file = self.field.plan.directory / f"fault-{next(self._numbers)}.json"
+        made = file.with_suffix(".new")
+        made.write_text(json.dumps(asdict(fault)))
+        made.rename(file)
+        try:
+            yield
+        finally:
+            file.unlink(missing_ok=True)
+
+
+@contextmanager
+def _alone(lock: threading.Lock) -> Iterator[bool]:
+    """Hold the lock if it is free; yields whether it was."""
+    free = lock.acquire(blocking=False)
+    try:
+        yield free
+    finally:
+        if free:
+            lock.release()

@@ -1,0 +1,279 @@
+"""The judge: a recorded history against the invariants of docs/reliability.md. Pure.
+
+I1 and I2 are judged by `harvester.verify.verdict`, the same code as `harvester verify`; here is what needs times and
+processes: one leader (I4), no purge before its record is in the log (I5), a stuck key that stops no other (I7), and
+repeats that have a reason and stay within their bound (I8).
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections import Counter, defaultdict
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from harvester.verify.verdict import judge as judge_log
+
+from .history import Delivered, Fault, History, Led
+
+_EXAMPLES = 5
+
+
+@dataclass(frozen=True, slots=True)
+class Violation:
+    """One broken invariant, by example."""
+
+    invariant: str
+    text: str
+
+    def __str__(self) -> str:
+        return f"{self.invariant} {self.text}"
+
+
+@dataclass(frozen=True, slots=True)
+class Judgement:
+    """Figures and violations. `repeats` counts deliveries beyond a record's first; `repeats_by` by their reason."""
+
+    committed: int
+    delivered: int
+    rolled_back: int
+    quarantined: int
+    lost: int
+    order_violations: int
+    repeats: int
+    repeats_by: dict[str, int]
+    leaderships: int
+    violations: tuple[Violation, ...]
+
+    @property
+    def held(self) -> bool:
+        """Nothing was broken."""
+        return not self.violations
+
+    @property
+    def sentence(self) -> str:
+        """`held`, or `broken: …` with the first violation and how many more there are."""
+        if self.held:
+            return "held"
+        more = len(self.violations) - 1
+        return f"broken: {self.violations[0]}" + (f" (and {more} more)" if more else "")
+
+
+def judge(history: History) -> Judgement:
+    """Look at everything."""
+    verdict = judge_log(
+        _counts(history),
+        ((each.key, each.seq) for each in history.delivered),
+        _aside(history),
+        pending=_waiting(history),
+        foreign=len(history.foreign),
+        scattered=_scattered(history),
+    )
+    violations = [Violation("accident", text) for text in history.accidents]
+    if history.waiting:
+        violations.append(Violation("I1", f"{len(history.waiting)} rows still stand in the outbox"))
+    if not verdict.holds:
+        kinds = {"lost": "I1", "never committed": "I1", "in more than one partition": "I2"}
+        bad = [finding for finding in verdict.findings if finding.kind != "repeated"]
+        violations += [Violation(kinds.get(finding.kind, "I2"), str(finding)) for finding in bad]
+        violations += [Violation("I1", f"{text}: nobody wrote that") for text in history.foreign[:_EXAMPLES]]
+    violations += [*_strange_rows(history), *_foreign_marks(history), *_double_leaders(history)]
+    violations += [*_early_purges(history), *_stopped_flow(history)]
+    reasons, unexplained = _explain_repeats(history)
+    violations += unexplained
+    return Judgement(
+        committed=verdict.inserted,
+        delivered=verdict.delivered,
+        rolled_back=history.rolled_back,
+        quarantined=verdict.quarantined,
+        lost=verdict.lost,
+        order_violations=verdict.order_violations,
+        repeats=verdict.duplicates,
+        repeats_by=dict(sorted(reasons.items())),
+        leaderships=len(history.led),
+        violations=tuple(violations),
+    )
+
+
+# -- I1, I2: the log against what was committed
+
+
+def _counts(history: History) -> dict[str, int]:
+    return Counter(row.key for row in history.committed)
+
+
+def _aside(history: History) -> dict[str, set[int]]:
+    found: dict[str, set[int]] = defaultdict(set)
+    for each in history.quarantined:
+        found[each.key].add(each.seq)
+    return found
+
+
+def _waiting(history: History) -> dict[str, set[int]]:
+    found: dict[str, set[int]] = defaultdict(set)
+    for key, seq in history.waiting:
+        found[key].add(seq)
+    return found
+
+
+def _scattered(history: History) -> list[str]:
+    places: dict[str, tuple[str, int]] = {}
+    return [
+        each.key
+        for each in history.delivered
+        if places.setdefault(each.key, (each.topic, each.partition)) != (each.topic, each.partition)
+    ]
+
+
+def _strange_rows(history: History) -> Iterator[Violation]:
+    """Numbers must be 1, 2, 3, … of each key, and what was delivered must be the row that was committed."""
+    stamps = {(row.key, row.seq): row.stamp for row in history.committed}
+    counts = _counts(history)
+    holes = [f"{key} #{seq}" for key, seq in stamps if not 1 <= seq <= counts[key]]
+    if holes or len(stamps) != len(history.committed):
+        yield Violation("accident", f"the record of what was committed has holes: {holes[:_EXAMPLES]}")
+    other = [each for each in history.delivered if stamps.get((each.key, each.seq), each.stamp) != each.stamp]
+    for each in other[:_EXAMPLES]:
+        yield Violation("I1", f"{_name(each)}: a row of a failed transaction was published")
+
+
+# -- I4: one leader
+
+
+def _foreign_marks(history: History) -> Iterator[Violation]:
+    """The statement that marks sees, under its own lock on the term row, who holds the term."""
+    wrong = [mark for mark in history.marked if mark.by != mark.holder]
+    for mark in wrong[:_EXAMPLES]:
+        yield Violation("I4", f"{mark.by} marked {mark.rows} rows under term {mark.term} of {mark.holder}")
+
+
+def _double_leaders(history: History) -> Iterator[Violation]:
+    limits = history.limits
+    found = 0
+    spans = ((*span, led) for led in history.led for span in _trusted(led, limits.heartbeat_timeout_s))
+    trusted = sorted(spans, key=lambda each: each[:2])
+    latest: tuple[float, Led] | None = None  # the span that ends last among those seen
+    for began, ended, led in trusted:
+        if latest is not None and latest[1].name != led.name and began < latest[0] - limits.overlap_s:
+            found += 1
+            if found <= _EXAMPLES:
+                yield Violation(
+                    "I4",
+                    f"{led.name} led under term {led.term} {latest[0] - began:.3f} s before "
+                    f"{latest[1].name} ceased to under term {latest[1].term}",
+                )
+        if latest is None or ended > latest[0]:
+            latest = (ended, led)
+    terms = sorted(history.led, key=lambda led: led.began)
+    for one, other in itertools.pairwise(terms):
+        if other.term <= one.term:
+            yield Violation("I4", f"{other.name} took term {other.term} after {one.name} had taken {one.term}")
+
+
+def _trusted(led: Led, heartbeat_timeout_s: float) -> Iterator[tuple[float, float]]:
+    """When it could act: a process that stands still does not, and has lost its trust after heartbeat_timeout."""
+    began = led.began
+    for frozen, thawed in sorted(led.frozen):
+        yield began, max(began, frozen)
+        if thawed - frozen >= heartbeat_timeout_s:
+            return
+        began = thawed
+    yield began, max(began, led.ended)
+
+
+# -- I5: first the log, then the purge
+
+
+def _early_purges(history: History) -> Iterator[Violation]:
+    first: dict[tuple[str, int], float] = {}
+    for each in history.delivered:
+        record = (each.key, each.seq)
+        first[record] = min(each.at, first.get(record, each.at))
+    aside = {(each.key, each.seq) for each in history.quarantined}
+    found = 0
+    for row in history.removed:
+        record = (row.key, row.seq)
+        if record in aside:
+            continue
+        at = first.get(record)
+        if at is not None and at <= row.at + history.limits.clock_slack_s:
+            continue
+        found += 1
+        if found <= _EXAMPLES:
+            how = "and never delivered" if at is None else f"{at - row.at:.3f} s before it was in the log"
+            yield Violation("I5", f"{row.key} #{row.seq} was purged {how}")
+
+
+# -- I7: a stuck key costs itself
+
+
+def _stopped_flow(history: History) -> Iterator[Violation]:
+    """While a key is stuck, and nothing else is wrong, other keys' records come out soon."""
+    limits = history.limits
+    first: dict[tuple[str, int], float] = {}
+    for each in history.delivered:
+        first.setdefault((each.key, each.seq), each.at)
+    aside = {(each.key, each.seq) for each in history.quarantined}
+    stuck_keys = {stuck.key for stuck in history.stuck}
+    for stuck in history.stuck:
+        slow = [
+            row
+            for row in history.committed
+            if stuck.began <= row.at <= stuck.ended - limits.flow_s
+            and not row.late
+            and row.key not in stuck_keys
+            and (row.key, row.seq) not in aside
+            and first.get((row.key, row.seq), float("inf")) > row.at + limits.flow_s
+            and not any(
+                fault.began <= row.at + limits.flow_s and row.at <= fault.ended + limits.recovery_s
+                for fault in history.faults
+            )
+        ]
+        if slow:
+            row = slow[0]
+            yield Violation(
+                "I7", f"{len(slow)} records of other keys, {row.key} #{row.seq} first, waited for {stuck.key}"
+            )
+
+
+# -- I8: repeats
+
+
+def _explain_repeats(history: History) -> tuple[Counter[str], list[Violation]]:
+    """A repeat needs a fault, of those that may cause one, between the two deliveries."""
+    limits = history.limits
+    guilty = sorted((fault for fault in history.faults if fault.repeats), key=lambda fault: fault.began)
+    losses = [led.ended for led in history.led]
+    last: dict[tuple[str, int], Delivered] = {}
+    reasons: Counter[str] = Counter()
+    by_fault: Counter[Fault] = Counter()
+    violations = []
+    for each in history.delivered:
+        before = last.get((each.key, each.seq))
+        last[each.key, each.seq] = each
+        if before is None:
+            continue
+        fault = _reason(guilty, before.at, each.at, limits.recovery_s)
+        reasons[fault.kind if fault else "none"] += 1
+        if fault is not None:
+            by_fault[fault] += 1
+        elif reasons["none"] <= _EXAMPLES:
+            gap_s = each.at - before.at
+            violations.append(
+                Violation("I8", f"{_name(each)} came again after {gap_s:.3f} s, and no fault explains it")
+            )
+    for fault, count in by_fault.items():
+        lost = sum(fault.began <= at <= fault.ended + limits.recovery_s for at in losses)
+        if count > limits.cap * (lost + 1):
+            violations.append(Violation("I8", f"{count} repeats because of {fault.kind} of {fault.target}"))
+    return reasons, violations
+
+
+def _reason(guilty: list[Fault], first_at: float, again_at: float, recovery_s: float) -> Fault | None:
+    """The latest fault that began before the repeat and was not over long before the first delivery."""
+    fitting = (fault for fault in guilty if fault.began <= again_at and first_at <= fault.ended + recovery_s)
+    return max(fitting, key=lambda fault: fault.began, default=None)
+
+
+def _name(each: Delivered) -> str:
+    return f"{each.key} #{each.seq} at {each.topic}[{each.partition}]@{each.offset}"

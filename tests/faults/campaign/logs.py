@@ -1,0 +1,96 @@
+"""What a harvester's log says about its leaderships and its losses. Pure: lines in, facts out."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+from .history import Fault, Led
+
+_LEADS = re.compile(r"leads as (\S+) under term (\d+)")
+_ENDS = ("fenced: ", "leadership is revoked", "stopped")
+
+# What the harvester itself reports, and what may be repeated because of it (I8). Injected faults cause some of them;
+# on a starved machine they come by themselves, and are counted.
+_LOSSES = (
+    ("fenced: ", "fenced"),
+    ("ended unasked", "shard lost"),
+    ("is killed: ", "shard killed"),
+    ("what was on the wire did not settle", "drain cut short"),
+    ("_MSG_TIMED_OUT", "delivery timed out"),
+    ("the fate of records", "fate unknown"),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """One line of the log."""
+
+    at: float
+    level: str
+    message: str
+
+
+def parse(lines: Iterable[str]) -> Iterator[Line]:
+    """The JSON lines among these; a line that was cut by the end of its process is skipped."""
+    for text in lines:
+        if not text.startswith("{"):
+            continue
+        try:
+            line: dict[str, Any] = json.loads(text)
+        except ValueError:
+            continue
+        yield Line(datetime.fromisoformat(line["at"]).timestamp(), line["level"], line["message"])
+
+
+def is_leading(lines: Iterable[str]) -> int | None:
+    """The term that it leads under by its own account; None when it does not lead."""
+    term = None
+    for line in parse(lines):
+        if found := _LEADS.match(line.message):
+            term = int(found[2])
+        elif line.message.startswith(_ENDS):
+            term = None
+    return term
+
+
+def leaderships(
+    name: str, lines: Iterable[str], ended: float, frozen: Sequence[tuple[float, float]] = ()
+) -> Iterator[Led]:
+    """Its leaderships.
+
+    `ended` is when it was killed or told to stop (from then on it only finishes what is on the wire, and does not say
+    when it has given leadership up), `frozen` when its supervisor stood still.
+    """
+    open_: tuple[str, int, float] | None = None
+
+    def close(at: float) -> Iterator[Led]:
+        if open_ is not None:
+            leader_id, term, began = open_
+            inside = tuple(span for span in frozen if began <= span[0] < at)
+            yield Led(name, leader_id, term, began, max(began, at), inside)
+
+    for line in parse(lines):
+        found = _LEADS.match(line.message)
+        if found or line.message.startswith(_ENDS):
+            yield from close(min(line.at, ended))
+            open_ = (found[1], int(found[2]), line.at) if found else None
+    yield from close(ended)
+
+
+def losses(name: str, lines: Iterable[str]) -> Iterator[Fault]:
+    """What it reports to have lost."""
+    for line in parse(lines):
+        for text, kind in _LOSSES:
+            if text in line.message:
+                yield Fault(kind, name, line.at, line.at, repeats=True)
+
+
+def last_error(lines: Iterable[str]) -> str:
+    """The last line of level error, for a message."""
+    found = [line.message for line in parse(lines) if line.level == "error"]
+    return found[-1] if found else "it said nothing"

@@ -1,0 +1,117 @@
+"""Which faults strike when: a plan that follows from its seed alone. Pure.
+
+What a fault finds when its time comes (who leads, which shards there are) is not planned; each fault has a seed of
+its own for choosing among it.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """A kind of fault: how often it is chosen in relation to others, and how long it may last (seconds)."""
+
+    weight: float
+    holds: Sequence[tuple[float, float]] = ((0.0, 0.0),)
+
+
+# Spans of time against the limits of a campaign (heartbeat_timeout 2 s, session_timeout 6 s, delivery timeout 2 s).
+BLINK = (0.2, 0.8)  # nobody may notice
+PAUSE = (1.5, 4.0)  # trust ends, the session does not
+LONG = (8.0, 11.0)  # longer than every timeout
+
+KINDS: Mapping[str, Kind] = {
+    # processes
+    "kill shard": Kind(3),
+    "kill several shards": Kind(2),
+    "kill supervisor": Kind(3),
+    "kill process group": Kind(3),
+    "freeze shard": Kind(2, (BLINK, PAUSE, LONG)),
+    "freeze supervisor": Kind(3, (BLINK, PAUSE, LONG)),
+    "freeze leader": Kind(3, (BLINK, PAUSE, LONG)),
+    "leave": Kind(2),
+    "join": Kind(1.5, ((4.0, 8.0),)),
+    "rolling restart": Kind(1),
+    # servers
+    "stop kafka": Kind(1, ((0.5, 3.0),)),
+    "kill kafka": Kind(1, ((0.5, 3.0),)),
+    "freeze kafka": Kind(1, (BLINK, PAUSE, LONG)),
+    "restart postgres": Kind(1, ((0.0, 2.0), PAUSE)),
+    "kill postgres": Kind(1, ((0.0, 2.0), PAUSE)),
+    "freeze postgres": Kind(1, (BLINK, PAUSE, LONG)),
+    "terminate sessions": Kind(3),
+    "lock rows": Kind(1.5, (BLINK, PAUSE)),
+    "deadlock": Kind(1.5, ((1.5, 2.5),)),
+    # links of one harvester
+    "cut kafka link": Kind(2, (BLINK, PAUSE, LONG)),
+    "cut postgres link": Kind(2, (BLINK, PAUSE, LONG)),
+    "half-open kafka link": Kind(2, (PAUSE, LONG)),
+    "half-open postgres link": Kind(2, (PAUSE, LONG)),
+    "freeze postgres link": Kind(1, (BLINK, PAUSE, LONG)),
+    "slow kafka link": Kind(1, ((3.0, 6.0),)),
+    "slow postgres link": Kind(1, ((3.0, 6.0),)),
+    "reset links": Kind(2),
+    # records
+    "failed deliveries": Kind(1.5, ((2.0, 4.0),)),
+    "acknowledgements turned into failures": Kind(1.5, ((2.0, 4.0),)),
+    "poison record": Kind(2, ((3.0, 5.0),)),
+    "stuck key": Kind(1.5, ((4.0, 14.0),)),
+}
+
+# What may make records come twice (I8): processes that die or stand still, and a way to Kafka that is closed for longer
+# than the delivery timeout. Nothing that befalls the database may, nor what is planned, nor what a record fails of.
+REPEATING = frozenset(
+    {
+        "kill shard",
+        "kill several shards",
+        "kill supervisor",
+        "kill process group",
+        "freeze shard",
+        "freeze supervisor",
+        "freeze leader",
+        "stop kafka",
+        "kill kafka",
+        "freeze kafka",
+        "cut kafka link",
+        "half-open kafka link",
+        "acknowledgements turned into failures",
+    }
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Planned:
+    """One fault: when it strikes (seconds after the beginning), for how long, and its own seed."""
+
+    at_s: float
+    kind: str
+    hold_s: float
+    seed: int
+
+    @property
+    def repeats(self) -> bool:
+        """Whether invariant I8 lets records be repeated because of it: of these kinds, and more than a blink."""
+        lasting = self.kind.startswith(("freeze", "cut"))
+        return self.kind in REPEATING and not (lasting and self.hold_s <= BLINK[1])
+
+
+def plan(seed: int, seconds: float, kinds: Collection[str] | None = None, *, gap_s: float = 4.0) -> list[Planned]:
+    """Faults for so many seconds, in the order of their times.
+
+    One in four strikes while the one before is still under way; before the others there is time to recover.
+    """
+    rng = random.Random(seed)
+    names = sorted(KINDS if kinds is None else kinds)
+    weights = [KINDS[name].weight for name in names]
+    found: list[Planned] = []
+    at_s = rng.uniform(0.5, 1.0) * gap_s
+    while at_s < seconds and names:
+        (name,) = rng.choices(names, weights)
+        hold_s = round(rng.uniform(*rng.choice(KINDS[name].holds)), 2)
+        found.append(Planned(round(at_s, 2), name, hold_s, rng.randrange(2**31)))
+        at_s += rng.uniform(0.1, 1.0) if rng.random() < 0.25 else hold_s + rng.uniform(0.5, 2.0) * gap_s
+    return found

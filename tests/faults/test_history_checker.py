@@ -1,0 +1,195 @@
+"""The judge of histories can fail: each forged break is found out and named, a clean history passes."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.faults.campaign import forging, logs
+from tests.faults.campaign.history import Committed, Delivered, Fault, History, Led, Limits, Removed, Stuck
+from tests.faults.campaign.judge import judge
+
+Mutation = Callable[[History, random.Random], History]
+seeds = st.integers(0, 2**32 - 1)
+unhurried = settings(deadline=None, max_examples=40)
+
+
+def names(history: History) -> set[str]:
+    return {violation.invariant for violation in judge(history).violations}
+
+
+# -- from chance
+
+
+@unhurried
+@given(seeds)
+def test_a_legal_history_passes(seed: int) -> None:
+    history = forging.legal(random.Random(seed))
+    judgement = judge(history)
+    assert judgement.sentence == "held"
+    assert (judgement.committed, judgement.delivered, judgement.quarantined) == (60, 59, 1)
+    assert judgement.repeats == len(history.delivered) - 59 == sum(judgement.repeats_by.values())
+
+
+@pytest.mark.parametrize("mutation", forging.MUTATIONS, ids=lambda mutation: mutation.__name__)
+@unhurried
+@given(seed=seeds)
+def test_a_mutation_is_found(mutation: Mutation, seed: int) -> None:
+    rng = random.Random(seed)
+    history = mutation(forging.legal(rng), rng)
+    assert forging.MUTATIONS[mutation] in names(history)
+    assert judge(history).sentence.startswith("broken: ")
+
+
+# -- by hand: one line a record, so that a reader sees what is meant
+
+
+def history(*log: tuple[str, int], **given: object) -> History:
+    """A log of (key, number), each delivered a second after its commit and purged half a second later."""
+    committed = {record: 1000.0 + index * 10 for index, record in enumerate(dict.fromkeys(log))}
+    made = History(
+        committed=[Committed(key, seq, at, round(at * 1e6)) for (key, seq), at in committed.items()],
+        delivered=[
+            Delivered(key, seq, "topic", 0, offset, 1001.0 + offset * 10, round(committed[key, seq] * 1e6))
+            for offset, (key, seq) in enumerate(log)
+        ],
+        removed=[Removed(key, seq, at + 100.0) for (key, seq), at in committed.items()],
+        limits=Limits(heartbeat_timeout_s=2.0, cap=1, recovery_s=5.0, flow_s=3.0),
+    )
+    return replace(made, **given)  # type: ignore[arg-type]
+
+
+def said(checked: History) -> list[str]:
+    return [str(violation) for violation in judge(checked).violations]
+
+
+def test_a_clean_history_passes() -> None:
+    assert judge(history(("a", 1), ("b", 1), ("a", 2))).sentence == "held"
+    assert judge(history()).sentence == "held"
+
+
+def test_a_lost_row_is_named() -> None:
+    clean = history(("a", 1), ("a", 2), ("b", 1))
+    checked = replace(clean, delivered=clean.delivered[1:])
+    assert "I1 a #1: lost" in said(checked)
+    assert "I5 a #1 was purged and never delivered" in said(checked)
+    assert judge(checked).lost == 1
+
+
+def test_a_swapped_pair_is_named() -> None:
+    clean = history(("a", 1), ("a", 2), ("a", 3))
+    one, two, three = clean.delivered
+    assert said(replace(clean, delivered=[one, three, two])) == ["I2 a #2: delivered after a successor (#3)"]
+
+
+def test_a_late_repeat_is_named_even_where_a_fault_explains_the_repeat() -> None:
+    explained = (Fault("kill supervisor", "h1", 1005.0, 1030.0, repeats=True),)
+    assert said(history(("a", 1), ("a", 2), ("a", 1), faults=explained)) == ["I2 a #1: repeated after a successor (#2)"]
+    assert said(history(("a", 1), ("a", 1), ("a", 2), faults=explained)) == []
+
+
+def test_a_double_leader_is_named() -> None:
+    old, new = Led("h1", "x", 1, 1000.0, 1010.0), Led("h2", "y", 2, 1005.0, 1020.0)
+    assert said(history(led=[old, new])) == ["I4 h2 led under term 2 5.000 s before h1 ceased to under term 1"]
+    assert said(history(led=[old, replace(new, began=1010.0)])) == []
+
+
+def test_a_frozen_leader_has_ceased_to_lead_when_its_trust_is_over() -> None:
+    old, new = Led("h1", "x", 1, 1000.0, 1012.0, frozen=((1002.0, 1011.0),)), Led("h2", "y", 2, 1009.0, 1020.0)
+    assert said(history(led=[old, new])) == []
+    brief = replace(old, frozen=((1002.0, 1003.0),))
+    assert said(history(led=[brief, new])) == ["I4 h2 led under term 2 3.000 s before h1 ceased to under term 1"]
+
+
+def test_a_purge_before_its_acknowledgement_is_named() -> None:
+    clean = history(("a", 1))
+    assert said(replace(clean, removed=[Removed("a", 1, 1000.5)])) == [
+        "I5 a #1 was purged 0.500 s before it was in the log"
+    ]
+    assert said(replace(clean, removed=[Removed("a", 1, 1001.0)])) == []
+
+
+def test_a_repeat_is_counted_and_needs_a_reason_between_its_deliveries() -> None:
+    repeated = history(("a", 1), ("a", 1), ("b", 1))  # delivered at 1001 and 1011
+    assert said(repeated) == ["I8 a #1 at topic[0]@1 came again after 10.000 s, and no fault explains it"]
+    crash = Fault("kill shard", "1 of h1", 1005.0, 1005.0, repeats=True)
+    explained = judge(replace(repeated, faults=[crash]))
+    assert (explained.sentence, explained.repeats, explained.repeats_by) == ("held", 1, {"kill shard": 1})
+    planned = replace(crash, kind="leave", repeats=False)
+    too_late, too_early = replace(crash, began=1012.0), replace(crash, began=900.0, ended=995.0)
+    for wrong in (planned, too_late, too_early):
+        assert names(replace(repeated, faults=[wrong])) == {"I8"}
+
+
+def test_repeats_are_bounded_by_what_can_be_in_flight() -> None:
+    crash = Fault("kill supervisor", "h1", 1015.0, 1015.0, repeats=True)
+    log = (("a", 1), ("b", 1), ("c", 1), ("a", 1), ("b", 1))
+    repeats = history(*log, faults=[crash], limits=Limits(cap=2, recovery_s=5.0))
+    assert names(repeats) == set()
+    assert said(replace(repeats, limits=Limits(cap=1, recovery_s=5.0))) == [
+        "I8 2 repeats because of kill supervisor of h1"
+    ]
+    lost = [Led("h1", "x", 1, 900.0, 1016.0)]
+    assert names(replace(repeats, limits=Limits(cap=1, recovery_s=5.0), led=lost)) == set()
+
+
+def test_a_stuck_key_may_not_stop_others() -> None:
+    slow = history(("a", 1), ("b", 1), stuck=[Stuck("a", 1005.0, 1020.0)])
+    late = replace(slow, delivered=[slow.delivered[0], replace(slow.delivered[1], at=1014.0)])
+    assert said(slow) == []
+    assert said(late) == ["I7 1 records of other keys, b #1 first, waited for a"]
+    assert said(replace(late, stuck=[Stuck("b", 1005.0, 1020.0)])) == []
+    outage = Fault("stop kafka", "kafka", 1009.0, 1012.0, repeats=True)
+    assert said(replace(late, faults=[outage])) == []
+
+
+def test_accidents_and_strangers_break_a_history() -> None:
+    assert said(history(accidents=["h1 ended by itself"])) == ["accident h1 ended by itself"]
+    assert said(history(foreign=["topic[0]@3: b'?'"])) == ["I1 topic[0]@3: b'?': nobody wrote that"]
+
+
+# -- logs
+
+
+def line(at: str, message: str, level: str = "info") -> str:
+    return f'{{"at": "2025-01-01T00:00:{at}Z", "level": "{level}", "name": "h1", "message": "{message}"}}'
+
+
+START = 1735689600.0
+
+
+def test_leaderships_are_read_from_logs() -> None:
+    log = [
+        "starting",
+        line("01.000", "leads as x under term 1"),
+        line("02.500", "fenced: no heartbeat came back"),
+        line("05.000", "leads as y under term 3"),
+        line("07.000", "leads as z under term 4"),
+        line("08.000", "marks again as w under term 4: a shard died"),
+        '{"at": "2025-01-01T00:0',
+    ]
+    assert list(logs.leaderships("h1", log, START + 9.0, [(START + 5.5, START + 6.0)])) == [
+        Led("h1", "x", 1, START + 1.0, START + 2.5),
+        Led("h1", "y", 3, START + 5.0, START + 7.0, ((START + 5.5, START + 6.0),)),
+        Led("h1", "z", 4, START + 7.0, START + 9.0),
+    ]
+    assert logs.is_leading(log) == 4
+    assert logs.is_leading([*log, line("09.000", "leadership is revoked")]) is None
+
+
+def test_losses_are_read_from_logs() -> None:
+    log = [
+        line("02.500", "fenced: late"),
+        line("03.000", "ended unasked (exit code -9)", "error"),
+        line("04.000", "stopped"),
+    ]
+    assert [(loss.kind, loss.began - START) for loss in logs.losses("h1", log)] == [
+        ("fenced", 2.5),
+        ("shard lost", 3.0),
+    ]
+    assert logs.last_error(log) == "ended unasked (exit code -9)"
