@@ -95,7 +95,8 @@ class Purger(threading.Thread):
         self._connection: psycopg.Connection | None = None
         self._prepared: pq.abc.PGconn | None = None  # the connection that knows the purge statement
         self._shape: OutboxShape | None = None
-        self._server: str | None = None
+        self._server: str | None = None  # what the term was taken on
+        self._at: str | None = None  # what the connection is to
         self._term = 0
         self._troubled = self._poison_troubled = False
         self.connected = threading.Event()
@@ -220,7 +221,8 @@ class Purger(threading.Thread):
 
     def _connect(self) -> None:
         if self._connection is not None and not self._connection.closed:
-            if not self._connection.broken:
+            meant = self._server is None or self._at is None or self._at == self._server
+            if meant and not self._connection.broken:
                 return
             self._connection.close()
         connection = connect(self._dsn, application_name=self._application)
@@ -236,6 +238,7 @@ class Purger(threading.Thread):
     def _check_server(self, connection: psycopg.Connection) -> None:
         """P9. Raises DatabaseUnavailable, and tells the supervisor, when this is not the database that was meant."""
         server, term = read_place(connection, self._table)
+        self._at = server
         reason = None
         if self._server is not None and server is not None and server != self._server:
             reason = f"it is server {server}, the term was taken on {self._server}"
