@@ -128,12 +128,19 @@ def all_ids(table: OutboxTable, high: int) -> str:
 
 
 def holders(oid: int, sequence: str | None) -> str:
-    """Who holds a RowExclusiveLock on the outbox (prepared transactions too), and the sequence's last value (P10)."""
-    value = f"(SELECT last_value FROM {sequence})" if sequence else "NULL::bigint"
+    """Who holds a RowExclusiveLock on the outbox (prepared transactions too), and the last id given out (P10).
+
+    The sequence is read first, and the locks depend on it so that no planner turns them round: who takes an id that
+    counts as given must be seen holding its lock. A sequence that was never called has yet to give its last_value.
+    """
+    value = (
+        f"SELECT last_value - (NOT is_called)::int AS id FROM {sequence}" if sequence else "SELECT NULL::bigint AS id"
+    )
     return (
-        "SELECT ARRAY(SELECT virtualtransaction FROM pg_catalog.pg_locks WHERE locktype = 'relation'"
-        f" AND relation = {oid:d} AND mode = 'RowExclusiveLock' AND granted AND database ="
-        f" (SELECT oid FROM pg_catalog.pg_database WHERE datname = current_database())), {value}"
+        f"WITH given AS MATERIALIZED ({value}) SELECT ARRAY(SELECT virtualtransaction FROM pg_catalog.pg_locks"
+        f" WHERE locktype = 'relation' AND relation = {oid:d} AND mode = 'RowExclusiveLock' AND granted"
+        " AND database = (SELECT oid FROM pg_catalog.pg_database WHERE datname = current_database())"
+        " AND coalesce(given.id, 0) IS NOT NULL), given.id FROM given"
     )
 
 
