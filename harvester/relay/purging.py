@@ -30,8 +30,9 @@ from psycopg.errors import error_from_result
 
 from harvester.errors import DatabaseUnavailable, OutboxError
 from harvester.outbox import queries
-from harvester.outbox.connect import connect, one_line
+from harvester.outbox.connect import SILENCE_S, connect, one_line
 from harvester.outbox.place import read_place, read_session
+from harvester.outbox.polling import execute_prepared
 from harvester.outbox.schema import inspect
 from harvester.outbox.shape import OutboxShape
 from harvester.outbox.tables import OutboxTable
@@ -209,6 +210,7 @@ class Purger(threading.Thread):
                 self._connect()
                 action()
             except (psycopg.Error, OutboxError) as error:
+                self._drop_if_busy()
                 self._troubled = True
                 self._callbacks.trouble(f"database: {one_line(error)}")
                 self._ended.wait(self._backoff_s)
@@ -218,6 +220,12 @@ class Purger(threading.Thread):
                     self._callbacks.trouble(None)
                 return True
         return False
+
+    def _drop_if_busy(self) -> None:
+        """A session that was given up on in the middle of a statement is of no use any more."""
+        connection = self._connection
+        if connection is not None and connection.info.transaction_status != pq.TransactionStatus.IDLE:
+            connection.close()
 
     def _connect(self) -> None:
         if self._connection is not None and not self._connection.closed:
@@ -257,7 +265,7 @@ class Purger(threading.Thread):
         if self._prepared is not pgconn:
             _succeed(pgconn.prepare(_PURGE, queries.purge(self._table).encode()))
             self._prepared = pgconn
-        result = pgconn.exec_prepared(_PURGE, [bigint_array(ids)], [pq.Format.BINARY], pq.Format.BINARY)
+        result = execute_prepared(pgconn, _PURGE, [bigint_array(ids)], SILENCE_S)
         _succeed(result)
         if (result.command_tuples or 0) < len(ids):
             self._check_server(self._connection)
