@@ -30,7 +30,7 @@ from psycopg.errors import error_from_result
 
 from harvester.errors import DatabaseUnavailable, OutboxError
 from harvester.outbox import queries
-from harvester.outbox.connect import SILENCE_S, connect, one_line
+from harvester.outbox.connect import connect, one_line
 from harvester.outbox.place import read_place, read_session
 from harvester.outbox.polling import execute_prepared
 from harvester.outbox.schema import inspect
@@ -78,6 +78,7 @@ _ELEMENT = Struct(">iq")  # length, value
 _BIGINT_OID = 20
 _GATHER_MAX_S = 0.02
 _LOCK_WAIT = "500ms"
+_SILENCE_S = 15.0  # a purge takes milliseconds
 
 
 class Purger(threading.Thread):
@@ -233,7 +234,7 @@ class Purger(threading.Thread):
             if meant and not self._connection.broken:
                 return
             self._connection.close()
-        connection = connect(self._dsn, application_name=self._application)
+        connection = connect(self._dsn, application_name=self._application, silence_s=_SILENCE_S)
         try:
             connection.execute(f"SET lock_timeout = '{_LOCK_WAIT}'")
             self._check_server(connection)
@@ -265,7 +266,7 @@ class Purger(threading.Thread):
         if self._prepared is not pgconn:
             _succeed(pgconn.prepare(_PURGE, queries.purge(self._table).encode()))
             self._prepared = pgconn
-        result = execute_prepared(pgconn, _PURGE, [bigint_array(ids)], SILENCE_S)
+        result = execute_prepared(pgconn, _PURGE, [bigint_array(ids)], _SILENCE_S)
         _succeed(result)
         if (result.command_tuples or 0) < len(ids):
             self._check_server(self._connection)
