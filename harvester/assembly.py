@@ -29,6 +29,7 @@ Log = logging.Logger | logging.LoggerAdapter[logging.Logger]
 
 _REVOKE_MARGIN_S = 1.0
 _LONGEST_HAND_OVER_S = 300.0
+_LEAST_ANSWER_S, _LEAST_SILENCE_S = 3.0, 5.0  # a healthy shard of a starved machine needs that long
 
 
 @dataclass(slots=True)
@@ -82,8 +83,8 @@ def assemble(
             mark_query_records=limits.mark_query_records,
             send_buffer=limits.send_buffer,
             max_queued_per_key=limits.max_queued_per_key,
-            answer_timeout_s=heartbeat_s,
-            silence_timeout_s=2 * heartbeat_s,
+            answer_timeout_s=max(heartbeat_s, _LEAST_ANSWER_S),
+            silence_timeout_s=max(2 * heartbeat_s, _LEAST_SILENCE_S),
             look_interval_s=limits.head_scan_interval.total_seconds(),
         ),
         shard_specs(config),

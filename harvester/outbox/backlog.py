@@ -50,7 +50,7 @@ class BacklogWatch:
         while not self._ended.is_set() and time.monotonic() - self._asked_at < _FORGOTTEN_AFTER_S:
             try:
                 if connection is None or connection.closed:
-                    connection = connect(self._dsn, application_name=self._application)
+                    connection = connect(self._dsn, application_name=self._application, silence_s=_STOP_WITHIN_S)
                     connection.execute("SET statement_timeout = '5s'")
                 self._latest = read_backlog(connection, self._table)
             except (psycopg.Error, OutboxError):

@@ -20,6 +20,10 @@ from harvester.errors import ConfigurationError, DatabaseUnavailable, HarvesterE
 
 Connection = psycopg.Connection[tuple[Any, ...]]
 
+# How long a server may say nothing before the session counts as broken. TCP notices a peer that is gone; a proxy whose
+# far side is gone is there, and would be waited for without end.
+SILENCE_S = 30.0
+
 # A dead peer is noticed after 5 + 3 * 2 = 11 s, with data under way as without.
 _DEFAULTS: dict[str, str | int] = {
     "connect_timeout": 5,
@@ -60,13 +64,33 @@ _READ_ONLY_HINT = "point data_source at the primary, or list all servers (host=a
 _DEFAULT_HINT = "check that the server runs and that data_source names it"
 
 
+class _Session(psycopg.Connection[Any]):
+    """A session that ends when the server is silent for too long."""
+
+    silence_s = SILENCE_S
+
+    def wait(self, gen: Any, interval: float = 0.1, timeout: float | None = None) -> Any:
+        """As psycopg's, with a bound in any case."""
+        try:
+            return super().wait(gen, interval, self.silence_s if timeout is None else timeout)
+        except psycopg.errors._WaitTimeout:  # the class that it is documented to raise
+            self.pgconn.finish()  # an answer that comes now would be taken for that of a later statement
+            raise psycopg.OperationalError(f"the server said nothing for {self.silence_s:g} s") from None
+
+
 def connect(
-    dsn: str, *, application_name: str, autocommit: bool = True, connect_timeout_s: int | None = None
+    dsn: str,
+    *,
+    application_name: str,
+    autocommit: bool = True,
+    connect_timeout_s: int | None = None,
+    silence_s: float = SILENCE_S,
 ) -> Connection:
     """Open a session; raises DatabaseUnavailable, or ConfigurationError for a text that is no DSN.
 
     What `dsn` says about timeouts, keepalives and target_session_attrs stands; a read-only server is refused in
-    any case. `connect_timeout_s` is per host.
+    any case. `connect_timeout_s` is per host. A server that answers nothing for `silence_s` ends the session: a call
+    raises psycopg.OperationalError.
     """
     parameters = _parameters(dsn)
     for name, value in _DEFAULTS.items():
@@ -77,7 +101,7 @@ def connect(
     parameters["client_encoding"] = "UTF8"
     where = _servers(parameters)
     try:
-        connection: Connection = psycopg.connect("", autocommit=True, row_factory=tuple_row, **parameters)
+        connection = _Session.connect("", autocommit=True, row_factory=tuple_row, **parameters)
     except psycopg.Error as error:
         raise unreachable(where, str(error)) from error
     try:
@@ -89,6 +113,7 @@ def connect(
         connection.close()
         raise unreachable(where, "session is read-only")
     connection.autocommit = autocommit
+    connection.silence_s = silence_s
     return connection
 
 

@@ -3,21 +3,18 @@
 The relay forwards rows as the bytes the server sent: a tuple is an int16 field count, then per field an int32 length
 (-1 for NULL) and that many bytes (manual, COPY, "Binary Format"). `id` and `kafka_key` come first, so that the
 supervisor reads both at fixed places and touches nothing else; the shard decodes the rest.
-
-libpq's blocking call holds the interpreter's lock while it waits; here the wait is in `poll`, so that no other
-thread of the supervisor, heartbeats above all, ever waits for a query.
 """
 
 from __future__ import annotations
 
-import select
 import struct
-import time
 from typing import TYPE_CHECKING
 
 import psycopg
 from psycopg import pq
 from psycopg.errors import error_from_result
+
+from harvester.outbox.polling import drain, flush, next_result, wait_for_server
 
 if TYPE_CHECKING:
     from psycopg import Connection
@@ -40,29 +37,29 @@ def copy_rows(connection: Connection, statement: str, timeout_s: float) -> list[
     pgconn = connection.pgconn
     pgconn.send_query(statement.encode())
     chunks: list[bytes] = []
-    _flush(pgconn, timeout_s)
-    result = _next_result(pgconn, timeout_s)
+    flush(pgconn, timeout_s)
+    result = next_result(pgconn, timeout_s)
     if result is None:
         raise psycopg.OperationalError("the server sent no result")
     if result.status != pq.ExecStatus.COPY_OUT:
         error = error_from_result(result, encoding="utf-8")
-        _drain(pgconn, timeout_s)
+        drain(pgconn, timeout_s)
         raise error
     while True:
         size, data = pgconn.get_copy_data(1)
         if size > 0:
             chunks.append(bytes(data))
         elif size == 0:
-            _wait_readable(pgconn, timeout_s)
+            wait_for_server(pgconn, timeout_s)
             pgconn.consume_input()
         else:
             break
-    final = _next_result(pgconn, timeout_s)
+    final = next_result(pgconn, timeout_s)
     if final is not None and final.status != pq.ExecStatus.COMMAND_OK:
         error = error_from_result(final, encoding="utf-8")
-        _drain(pgconn, timeout_s)
+        drain(pgconn, timeout_s)
         raise error
-    _drain(pgconn, timeout_s)
+    drain(pgconn, timeout_s)
     return parse(chunks)
 
 
@@ -82,42 +79,3 @@ def parse(chunks: list[bytes]) -> list[Row]:
         append((record_id, key, raw))
     rows.sort()
     return rows
-
-
-def _flush(pgconn: pq.abc.PGconn, timeout_s: float) -> None:
-    deadline = time.monotonic() + timeout_s
-    while pgconn.flush():
-        left_s = deadline - time.monotonic()
-        if left_s <= 0 or not _wait(select.POLLIN | select.POLLOUT, [pgconn.socket], left_s):
-            raise psycopg.OperationalError(f"the server took no statement for {timeout_s:g} s")
-        pgconn.consume_input()
-
-
-def _next_result(pgconn: pq.abc.PGconn, timeout_s: float) -> pq.abc.PGresult | None:
-    while pgconn.is_busy():
-        _wait_readable(pgconn, timeout_s)
-        pgconn.consume_input()
-    return pgconn.get_result()
-
-
-def _drain(pgconn: pq.abc.PGconn, timeout_s: float) -> None:
-    while _next_result(pgconn, timeout_s) is not None:
-        pass
-
-
-def _wait_readable(pgconn: pq.abc.PGconn, timeout_s: float) -> None:
-    if not wait_readable([pgconn.socket], timeout_s):
-        raise psycopg.OperationalError(f"the server sent nothing for {timeout_s:g} s")
-
-
-def wait_readable(fds: list[int], timeout_s: float) -> list[int]:
-    """Those of the descriptors that are readable (or broken), as soon as one is; none when the time is up."""
-    return _wait(select.POLLIN, fds, timeout_s)
-
-
-def _wait(events: int, fds: list[int], timeout_s: float) -> list[int]:
-    # poll, not select: a host with a thousand open files would break select.
-    poller = select.poll()
-    for fd in fds:
-        poller.register(fd, events)
-    return [fd for fd, _ in poller.poll(timeout_s * 1000)]

@@ -18,8 +18,9 @@ from psycopg.types.json import Jsonb
 from harvester.errors import SchemaError, TermLost
 from harvester.outbox import queries
 from harvester.outbox.connect import connect, server_identity
-from harvester.outbox.copying import Row, copy_rows, wait_readable
+from harvester.outbox.copying import Row, copy_rows
 from harvester.outbox.place import read_server, read_session
+from harvester.outbox.polling import wait_readable
 from harvester.outbox.schema import inspect, refresh_incarnation
 from harvester.outbox.shape import OutboxShape
 from harvester.outbox.tables import OutboxTable
@@ -62,7 +63,8 @@ class MarkSession:
     def open(self) -> None:
         """Connect, check the tables, listen for the optional trigger's notifications."""
         self.close()
-        connection = connect(self._dsn, application_name=self._application)
+        silence_s = self._statement_timeout_s + _SILENCE_MARGIN_S
+        connection = connect(self._dsn, application_name=self._application, silence_s=silence_s)
         try:
             connection.execute(f"SET statement_timeout = {int(self._statement_timeout_s * 1000)}")
             connection.execute(_SETTINGS)

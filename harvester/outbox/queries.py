@@ -31,12 +31,6 @@ def _columns(shape: OutboxShape) -> str:
     )
 
 
-def key_bytes_sql(shape: OutboxShape, alias: str = "o") -> str:
-    """The key's bytes as the shards see them, as an SQL expression of type bytea."""
-    column = f"{alias}.kafka_key"
-    return column if shape.key_type == "bytea" else f"convert_to({column}, 'UTF8')"
-
-
 def scan_ids(table: OutboxTable, high: int | None, gaps: Sequence[tuple[int, int]], limit: int, condition: str) -> str:
     """CTEs `g` and `n`, and the array of the first ids of both: rows in the gaps, then rows above `high`."""
     gap_rows = "SELECT NULL::bigint AS id WHERE false"
@@ -128,12 +122,19 @@ def all_ids(table: OutboxTable, high: int) -> str:
 
 
 def holders(oid: int, sequence: str | None) -> str:
-    """Who holds a RowExclusiveLock on the outbox (prepared transactions too), and the sequence's last value (P10)."""
-    value = f"(SELECT last_value FROM {sequence})" if sequence else "NULL::bigint"
+    """Who holds a RowExclusiveLock on the outbox (prepared transactions too), and the last id given out (P10).
+
+    The sequence is read first, and the locks depend on it so that no planner turns them round: who takes an id that
+    counts as given must be seen holding its lock. A sequence that was never called has yet to give its last_value.
+    """
+    value = (
+        f"SELECT last_value - (NOT is_called)::int AS id FROM {sequence}" if sequence else "SELECT NULL::bigint AS id"
+    )
     return (
-        "SELECT ARRAY(SELECT virtualtransaction FROM pg_catalog.pg_locks WHERE locktype = 'relation'"
-        f" AND relation = {oid:d} AND mode = 'RowExclusiveLock' AND granted AND database ="
-        f" (SELECT oid FROM pg_catalog.pg_database WHERE datname = current_database())), {value}"
+        f"WITH given AS MATERIALIZED ({value}) SELECT ARRAY(SELECT virtualtransaction FROM pg_catalog.pg_locks"
+        f" WHERE locktype = 'relation' AND relation = {oid:d} AND mode = 'RowExclusiveLock' AND granted"
+        " AND database = (SELECT oid FROM pg_catalog.pg_database WHERE datname = current_database())"
+        " AND coalesce(given.id, 0) IS NOT NULL), given.id FROM given"
     )
 
 
@@ -181,7 +182,7 @@ def read_term(table: OutboxTable) -> str:
 def take_term(table: OutboxTable) -> str:
     """Compare and set (P8); parameters expected term, highest term seen, holder, name, sessions. Returns the term."""
     return (
-        f"UPDATE {table.term} SET term = greatest(term, %(seen)s) + 1, holder = %(holder)s,"
+        f"UPDATE {_doubled(table.term)} SET term = greatest(term, %(seen)s) + 1, holder = %(holder)s,"
         " holder_name = %(name)s, sessions = %(sessions)s, acquired_at = clock_timestamp()"
         " WHERE term = %(expected)s RETURNING term"
     )
@@ -189,13 +190,13 @@ def take_term(table: OutboxTable) -> str:
 
 def register(table: OutboxTable) -> str:
     """Name the sessions of a leader (P7); parameters sessions, term, holder."""
-    return f"UPDATE {table.term} SET sessions = %(sessions)s WHERE term = %(term)s AND holder = %(holder)s"
+    return f"UPDATE {_doubled(table.term)} SET sessions = %(sessions)s WHERE term = %(term)s AND holder = %(holder)s"
 
 
 def end_sessions(table: OutboxTable) -> str:
     """End the sessions that the term row names, but for %(own)s (P7): a frozen backend would keep its locks."""
     return (
-        f"SELECT count(pg_catalog.pg_terminate_backend(a.pid)) FROM {table.term} t,"
+        f"SELECT count(pg_catalog.pg_terminate_backend(a.pid)) FROM {_doubled(table.term)} t,"
         " jsonb_to_recordset(t.sessions) AS s(pid int, started timestamptz)"
         " JOIN pg_catalog.pg_stat_activity a ON a.pid = s.pid AND a.backend_start = s.started"
         " WHERE a.pid <> pg_backend_pid() AND a.pid <> ALL (%(own)s::int[])"
@@ -210,11 +211,16 @@ def note_server(table: OutboxTable) -> str:
     """
     return (
         f"WITH v AS MATERIALIZED (SELECT %(went_back)s::boolean OR coalesce((system_identifier, timeline) <>"
-        f" (%(identifier)s::bigint, %(timeline)s::int), false) AS renewed FROM {table.term} FOR UPDATE)"
-        f" UPDATE {table.term} SET incarnation = CASE WHEN v.renewed THEN gen_random_uuid() ELSE incarnation END,"
+        f" (%(identifier)s::bigint, %(timeline)s::int), false) AS renewed FROM {_doubled(table.term)} FOR UPDATE)"
+        f" UPDATE {_doubled(table.term)} SET incarnation = CASE WHEN v.renewed THEN gen_random_uuid() ELSE incarnation END,"
         " system_identifier = coalesce(%(identifier)s::bigint, system_identifier),"
         " timeline = coalesce(%(timeline)s::int, timeline) FROM v RETURNING v.renewed"
     )
+
+
+def _doubled(name: str) -> str:
+    """A name in a statement with psycopg's parameters, where a per cent sign means something."""
+    return name.replace("%", "%%")
 
 
 def _id_array(ids: Iterable[int]) -> str:

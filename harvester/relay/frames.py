@@ -19,10 +19,12 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from harvester.errors import WireError
+from harvester.relay.fields import checked
 
 _LENGTH = struct.Struct(">I")
 _DISPATCH = struct.Struct(">cI")
 MAX_FRAME_BYTES = 1 << 30
+MAX_ANSWER_BYTES = 1 << 26  # from a shard: ids, figures and texts only
 
 
 @dataclass(frozen=True, slots=True)
@@ -264,8 +266,7 @@ def decode(body: bytes) -> Frame:
             ids.frombytes(body[1:])
             return Settled(ids.tolist())
         kind = _RARE[letter]
-        fields = json.loads(body[1:])
-        frame: Frame = kind(**fields)
+        frame: Frame = kind(**checked(kind, json.loads(body[1:])))
     except (KeyError, ValueError, TypeError, struct.error, RecursionError) as error:
         raise WireError(
             f"{len(body)} bytes on a pipe are no frame (first byte {letter!r})",
@@ -291,8 +292,9 @@ def _decode_dispatch(body: bytes) -> Dispatch:
 class Splitter:
     """Cuts a stream of bytes back into frames; keeps what is incomplete."""
 
-    def __init__(self) -> None:
+    def __init__(self, max_bytes: int = MAX_FRAME_BYTES) -> None:
         self._pending = bytearray()
+        self._max_bytes = max_bytes
 
     def feed(self, data: bytes) -> Iterator[Frame]:
         """Yield every frame that is complete now; raises WireError when the stream is no stream of frames."""
@@ -302,7 +304,7 @@ class Splitter:
         try:
             while end - at >= 4:
                 (length,) = _LENGTH.unpack_from(pending, at)
-                if length > MAX_FRAME_BYTES or length == 0:
+                if length > self._max_bytes or length == 0:
                     raise WireError(
                         f"a frame of {length} bytes was announced on a pipe",
                         hint="supervisor and shards must be of one version; restart the harvester",

@@ -42,7 +42,7 @@ def hear(relay: Relay, slot: Slot, index: int, frame: f.Frame, now: float, to: T
             relay.heard(index, now)
             slot.stats = frame
             if frame.latency:
-                to.latencies(Histogram.unpack(bytes.fromhex(frame.latency)), now)
+                to.latencies(_latencies(frame.latency), now)
         case f.Remarked(epoch, ids):
             return relay.remarked(index, epoch, ids, now)
         case f.Parked(epoch, record_id, given_back, error, wait_s, attempts, held):
@@ -80,3 +80,10 @@ def hear(relay: Relay, slot: Slot, index: int, frame: f.Frame, now: float, to: T
         case _:
             raise WireError(f"shard {index} sent {type(frame).__name__}, which only a supervisor sends")
     return ()
+
+
+def _latencies(text: str) -> Histogram:
+    try:
+        return Histogram.unpack(bytes.fromhex(text))
+    except ValueError as error:
+        raise WireError("a shard's latencies are no histogram") from error

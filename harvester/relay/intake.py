@@ -12,6 +12,9 @@ when a row arrives, not when its statement was sent, and nothing has to be given
 
 Marks are bounded by the room in the ledger, fetches by room and by key. Lanes have no share in any bound but their
 number and, far away, the sum of their ids: then marks pause until some of it is gone.
+
+Marks, keys' lanes and shards' lanes take turns where room is short: keys that are tried again and again, however many,
+must not keep the rest from flowing.
 """
 
 from __future__ import annotations
@@ -69,6 +72,8 @@ class Intake:
         self.slices = [Slice() for _ in range(shards)]
         self.waiting = Waiting()
         self._under_way: dict[int, _Statement] = {}
+        self._starved = False  # fetches took what room there was, and no mark could be asked for
+        self._passed_by = False  # keys' lanes took what room there was, and others could have been fetched
         self._idle = 0  # empty marks in a row
         self._more = False  # the last result was full
         self._kept: set[int] = set()
@@ -102,13 +107,21 @@ class Intake:
     def next(self, term: int, holder: UUID, leader_id: UUID, now: float) -> list[Mark | Fetch | Look]:
         """The statements that are worth asking for now."""
         asked: list[Mark | Fetch | Look] = []
+        if self._starved:
+            asked += self._next_marks(term, holder, leader_id)
         fetch = self._next_fetch(term, holder, now)
         if fetch is not None:
             asked.append(fetch)
-        while self._marks_under_way() < (MARKS_UNDER_WAY if self._more else 1):
+        asked += self._next_marks(term, holder, leader_id)
+        self._starved = not self._marks_under_way() and (self._starved or self._fetches())
+        return asked
+
+    def _next_marks(self, term: int, holder: UUID, leader_id: UUID) -> list[Mark]:
+        asked: list[Mark] = []
+        while self._marks_under_way() < (MARKS_UNDER_WAY if self._more else 1) and not self._is_full():
             room = min(self._free_room(), MAX_WAITING - len(self.waiting))
             busy = len(self._ledger) or self._under_way or len(self.waiting)
-            if len(self.waiting.lanes) >= MAX_LANES or (room < max(1, min(self._batch, self._worth())) and busy):
+            if room < self._least() and busy:
                 break
             if self._kept:
                 self._kept = {record_id for record_id in self._kept if record_id in self._ledger}
@@ -143,6 +156,7 @@ class Intake:
         self._forget_waiting()
 
     def _forget_waiting(self) -> None:
+        self._starved = self._passed_by = False
         self.waiting.clear()
         self._found.clear()
         self._ledger.watched.clear()
@@ -150,8 +164,16 @@ class Intake:
     def _marks_under_way(self) -> int:
         return sum(1 for statement in self._under_way.values() if isinstance(statement.asked, Mark))
 
-    def _worth(self) -> int:
-        return self._ledger.bounds.in_flight // 4
+    def _fetches(self) -> bool:
+        return any(isinstance(statement.asked, Fetch) for statement in self._under_way.values())
+
+    def _is_full(self) -> bool:
+        """Whether so much waits that nothing more is read."""
+        return len(self.waiting.lanes) >= MAX_LANES or len(self.waiting) >= MAX_WAITING
+
+    def _least(self) -> int:
+        """Room for fewer rows is not worth a mark."""
+        return max(1, min(self._batch, self._ledger.bounds.in_flight // 4))
 
     def _free_room(self) -> int:
         taken = 0
@@ -166,11 +188,14 @@ class Intake:
 
     def _next_fetch(self, term: int, holder: UUID, now: float) -> Fetch | None:
         waiting = self.waiting
-        if not (len(waiting) or self._found) or any(isinstance(s.asked, Fetch) for s in self._under_way.values()):
+        if not (len(waiting) or self._found) or self._fetches():
             return None
         waiting.wake(self._ledger.drained())
-        room = min(self._free_room(), self._batch)
+        reserved = self._least() if self._starved and not self._marks_under_way() and not self._is_full() else 0
+        room = max(0, min(self._free_room() - reserved, self._batch))
         parts: list[_Part] = []
+        if self._passed_by:
+            room -= self._fetch_of_shards(room, parts)
         put_back: list[LaneName] = []
         for name in waiting.due(now):
             lane = waiting.lanes.get(name)
@@ -186,22 +211,31 @@ class Intake:
                 parts.append(part)
             elif count:
                 put_back.append(name)  # its shard takes nothing; looked at again with the next change
-        for index, lane in waiting.shards.items():
-            if room > 0 and self._takes(index):
-                part = self._part(None, lane, room)
-                room -= len(part.ids)
-                parts.append(part)
+        if not self._passed_by:
+            room -= self._fetch_of_shards(room, parts)
         waiting.wake(put_back)
-        found = self._found[: max(0, room)]
-        del self._found[: len(found)]
-        if found:
-            parts.append(_Part(tuple(found), None, -1, 0))
         if not parts:
             return None
+        self._passed_by = not room and not self._passed_by
         ids = sorted({record_id for part in parts for record_id in part.ids})
         fetch = Fetch(self._ledger.sent(), term, holder, tuple(ids))
         self._under_way[fetch.number] = _Statement(fetch, parts)
         return fetch
+
+    def _fetch_of_shards(self, room: int, parts: list[_Part]) -> int:
+        """What no key waits for: shards' lanes, and what a look has found. Returns how much of the room it takes."""
+        left = room
+        for index, lane in self.waiting.shards.items():
+            if left > 0 and self._takes(index):
+                part = self._part(None, lane, left)
+                left -= len(part.ids)
+                parts.append(part)
+        found = self._found[:left]
+        del self._found[: len(found)]
+        if found:
+            left -= len(found)
+            parts.append(_Part(tuple(found), None, -1, 0))
+        return room - left
 
     def _share_of(self, name: LaneName, lane: Lane, now: float) -> int:
         """How many rows of this lane may be fetched now."""
@@ -212,13 +246,13 @@ class Intake:
             if under_way:
                 return 0
             if not lane.tried:
-                lane.tried = True
                 return 1
             self.waiting.unpark(lane)  # what was tried has left the key's way
         bounds = self._ledger.bounds
         return bounds.per_key - under_way if under_way <= bounds.low else 0
 
     def _part(self, name: LaneName | None, lane: Lane, count: int) -> _Part:
+        lane.tried = lane.parked
         return _Part(tuple(self.waiting.fetch(lane, count)), name, lane.shard, lane.stamp)
 
     # -- results

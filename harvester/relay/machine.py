@@ -118,8 +118,10 @@ class Relay:
         """
         if self.phase is not Phase.TAKING or holder != self.holder or self._told_term is not None:
             return []
-        self._told_term, self._server = term, server
-        return [*self._broadcast(now), *self._proceed(now)]
+        changed = self._server is not None and server is not None and server != self._server
+        self._told_term, self._server = term, server or self._server
+        kills = self._kill_all(f"the term was taken on server {server}, the last one on another") if changed else []
+        return [*kills, *self._broadcast(now), *self._proceed(now)]
 
     def term_lost(self, trusted: bool, now: float) -> list[Command]:
         """The term row names somebody else (P8): take over again while trusted, else give up."""
@@ -151,14 +153,16 @@ class Relay:
 
     def server_changed(self, reason: str, now: float) -> list[Command]:
         """The database is another one than before (P9): see the module's text."""
-        kills: list[Command] = [
-            Kill(index, reason, own_fault=False) for index, shard in enumerate(self.intake.slices) if shard.ready
-        ]
+        kills = self._kill_all(reason)
         if self.phase in (Phase.IDLE, Phase.DRAINING):
             return kills
         self.intake.abandon()
         self.phase = Phase.IDLE
         return [*kills, *self.acquire(now)]
+
+    def _kill_all(self, reason: str) -> list[Command]:
+        slices = enumerate(self.intake.slices)
+        return [Kill(index, reason, own_fault=False) for index, shard in slices if shard.ready]
 
     def _end_leadership(self) -> None:
         self.intake.abandon()

@@ -102,6 +102,7 @@ class MarkLoop(threading.Thread):
         self._unregistered = False
         self._listed_at = 0.0
         self._last_value: int | None = None  # of the sequence, when it was last looked at
+        self._ids_restarted = False  # since the last take-over
         self._checked = True  # that the session is with the database that is meant
 
     def perform(self, command: Work) -> None:
@@ -177,7 +178,8 @@ class MarkLoop(threading.Thread):
                 seen, ours = self._highest_term(), self._sessions
                 term = self._session.take_term(row.term, seen, command.holder, self._instance, ours)
                 if term is not None:
-                    self._session.renew_incarnation(went_back=row.term < seen)
+                    self._session.renew_incarnation(went_back=row.term < seen or self._ids_restarted)
+                    self._ids_restarted = False
                     self._term = (term, command.holder, self._session.server)
                     self._unregistered = True
                     self._report(TermTaken(command.holder, term, self._session.server))
@@ -235,6 +237,7 @@ class MarkLoop(threading.Thread):
         before, self._last_value = self._last_value, last_value
         if last_value is not None and before is not None and last_value < before:
             self._scan.restart()
+            self._ids_restarted = True
             self._report(ServerChanged(f"ids have started again: the sequence went from {before} to {last_value}"))
 
     def _fetch(self, fetch: Fetch) -> None:

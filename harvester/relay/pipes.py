@@ -15,7 +15,7 @@ import time
 from collections import deque
 from collections.abc import Iterator
 
-from harvester.relay.frames import Frame, Splitter, encode
+from harvester.relay.frames import MAX_ANSWER_BYTES, Frame, Splitter, encode
 
 _PIPE_BYTES = 1 << 20
 _READ_BYTES = 1 << 16  # a larger buffer is a fresh mapping for every read
@@ -39,7 +39,7 @@ class Channel:
             os.set_blocking(fd, False)
             widen(fd)
         self._outbound: deque[bytes] = deque()
-        self._splitter = Splitter()
+        self._splitter = Splitter(MAX_ANSWER_BYTES)
 
     @property
     def congested(self) -> bool:

@@ -32,6 +32,7 @@ from harvester.errors import DatabaseUnavailable, OutboxError
 from harvester.outbox import queries
 from harvester.outbox.connect import connect, one_line
 from harvester.outbox.place import read_place, read_session
+from harvester.outbox.polling import execute_prepared
 from harvester.outbox.schema import inspect
 from harvester.outbox.shape import OutboxShape
 from harvester.outbox.tables import OutboxTable
@@ -77,6 +78,7 @@ _ELEMENT = Struct(">iq")  # length, value
 _BIGINT_OID = 20
 _GATHER_MAX_S = 0.02
 _LOCK_WAIT = "500ms"
+_SILENCE_S = 15.0  # a purge takes milliseconds
 
 
 class Purger(threading.Thread):
@@ -95,7 +97,8 @@ class Purger(threading.Thread):
         self._connection: psycopg.Connection | None = None
         self._prepared: pq.abc.PGconn | None = None  # the connection that knows the purge statement
         self._shape: OutboxShape | None = None
-        self._server: str | None = None
+        self._server: str | None = None  # what the term was taken on
+        self._at: str | None = None  # what the connection is to
         self._term = 0
         self._troubled = self._poison_troubled = False
         self.connected = threading.Event()
@@ -208,6 +211,7 @@ class Purger(threading.Thread):
                 self._connect()
                 action()
             except (psycopg.Error, OutboxError) as error:
+                self._drop_if_busy()
                 self._troubled = True
                 self._callbacks.trouble(f"database: {one_line(error)}")
                 self._ended.wait(self._backoff_s)
@@ -218,12 +222,19 @@ class Purger(threading.Thread):
                 return True
         return False
 
+    def _drop_if_busy(self) -> None:
+        """A session that was given up on in the middle of a statement is of no use any more."""
+        connection = self._connection
+        if connection is not None and connection.info.transaction_status != pq.TransactionStatus.IDLE:
+            connection.close()
+
     def _connect(self) -> None:
         if self._connection is not None and not self._connection.closed:
-            if not self._connection.broken:
+            meant = self._server is None or self._at is None or self._at == self._server
+            if meant and not self._connection.broken:
                 return
             self._connection.close()
-        connection = connect(self._dsn, application_name=self._application)
+        connection = connect(self._dsn, application_name=self._application, silence_s=_SILENCE_S)
         try:
             connection.execute(f"SET lock_timeout = '{_LOCK_WAIT}'")
             self._check_server(connection)
@@ -236,6 +247,7 @@ class Purger(threading.Thread):
     def _check_server(self, connection: psycopg.Connection) -> None:
         """P9. Raises DatabaseUnavailable, and tells the supervisor, when this is not the database that was meant."""
         server, term = read_place(connection, self._table)
+        self._at = server
         reason = None
         if self._server is not None and server is not None and server != self._server:
             reason = f"it is server {server}, the term was taken on {self._server}"
@@ -254,7 +266,7 @@ class Purger(threading.Thread):
         if self._prepared is not pgconn:
             _succeed(pgconn.prepare(_PURGE, queries.purge(self._table).encode()))
             self._prepared = pgconn
-        result = pgconn.exec_prepared(_PURGE, [bigint_array(ids)], [pq.Format.BINARY], pq.Format.BINARY)
+        result = execute_prepared(pgconn, _PURGE, [bigint_array(ids)], _SILENCE_S)
         _succeed(result)
         if (result.command_tuples or 0) < len(ids):
             self._check_server(self._connection)

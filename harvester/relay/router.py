@@ -1,8 +1,7 @@
 """Which shard a record belongs to: a pure function of its key's bytes.
 
-The hash is the first four bytes of SHA-256 over the key: PostgreSQL can compute the same (`sha256()`, built in
-since 11), so a mark can leave out the slice of a shard that takes nothing at the moment. Records without a key
-have no order among themselves; they are spread by id.
+The hash is the first four bytes of SHA-256 over the key: the same in every process and every version. Records without a
+key have no order among themselves; they are spread by id.
 """
 
 from __future__ import annotations
@@ -21,11 +20,3 @@ def shard_of(key: bytes | None, record_id: int, shards: int) -> int:
 @lru_cache(maxsize=1 << 16)
 def _hash(key: bytes) -> int:
     return int.from_bytes(sha256(key).digest()[:4], "big")
-
-
-def slice_sql(key_sql: str, id_sql: str, shards: int) -> str:
-    """The same as `shard_of`, as an SQL expression; `key_sql` is of type bytea, both are trusted text."""
-    return (
-        f"CASE WHEN {key_sql} IS NULL THEN {id_sql} % {shards} "
-        f"ELSE ('x' || encode(substr(sha256({key_sql}), 1, 4), 'hex'))::bit(32)::bigint % {shards} END"
-    )

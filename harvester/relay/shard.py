@@ -84,7 +84,7 @@ class _Shard:
         self._purger = Purger(
             spec.dsn,
             OutboxTable.parse(spec.outbox),
-            f"{spec.name}/{spec.index}",
+            f"harvester {spec.name}/{spec.index}",
             spec.io_error_backoff_s,
             Callbacks(
                 self._purged,

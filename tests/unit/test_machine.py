@@ -14,7 +14,7 @@ from harvester.relay.machine import Phase, Relay, Settings
 
 SETTINGS = Settings(
     shards=2,
-    max_in_flight_records=8,
+    max_in_flight_records=32,
     mark_query_records=8,
     send_buffer=2,
     max_queued_per_key=4,
