@@ -15,12 +15,14 @@ from harvester.journal import Journal
 from harvester.neli.election import Timing
 from harvester.neli.group import Group, GroupCallbacks, Identity
 from harvester.outbox.backlog import BacklogWatch
+from harvester.outbox.keeper import ArchiveKeeper
 from harvester.outbox.marker import MarkSession
 from harvester.relay import hooks
 from harvester.relay.attempts import Policy
 from harvester.relay.machine import Settings
 from harvester.relay.marking import MarkLoop, Pace
 from harvester.relay.processes import shared_memory
+from harvester.relay.purging import Rules
 from harvester.relay.shard import ShardSpec
 from harvester.relay.supervision import HandOver, RestartBudget
 from harvester.relay.supervisor import Outlets, Supervisor
@@ -40,6 +42,7 @@ class Parts:
     marker: MarkLoop
     group: Group
     backlog: BacklogWatch
+    keeper: ArchiveKeeper | None
     revoke_within_s: float
     joined: threading.Event
 
@@ -125,8 +128,21 @@ def assemble(
         marker=marker,
         group=kafka,
         backlog=BacklogWatch(config.dsn, config.table, f"harvester {config.name}"),
+        keeper=_keeper(config, journal),
         revoke_within_s=_revoke_within_s(config),
         joined=threading.Event(),
+    )
+
+
+def _keeper(config: Config, journal: Journal) -> ArchiveKeeper | None:
+    if config.archive == "off":
+        return None
+    return ArchiveKeeper(
+        config.dsn,
+        config.table,
+        config.archive_retention,
+        f"harvester {config.name}",
+        lambda problem: journal.trouble("archive", problem),
     )
 
 
@@ -138,6 +154,7 @@ def shard_specs(config: Config) -> list[ShardSpec]:
         retry_backoff_s=limits.retry_backoff.total_seconds(),
         retry_backoff_max_s=limits.retry_backoff_max.total_seconds(),
         queue_timeout_s=limits.queue_timeout.total_seconds(),
+        poison=config.poison.policy,
     )
     return [
         ShardSpec(
@@ -148,6 +165,7 @@ def shard_specs(config: Config) -> list[ShardSpec]:
             outbox=config.outbox_table,
             producer_options=dict(config.producer_options()),
             policy=policy,
+            rules=Rules(config.archive, config.poison.notice_topic),
             io_error_backoff_s=limits.io_error_backoff.total_seconds(),
             linger_at_end_s=(config.delivery_timeout + PURGE_MARGIN).total_seconds(),
         )

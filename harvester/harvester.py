@@ -124,6 +124,8 @@ class Harvester:
             if self._starter is not None and self._starter is not threading.current_thread():
                 self._starter.join(_STOP_MARGIN_S)
             parts.backlog.stop()
+            if parts.keeper is not None:
+                parts.keeper.stop()
             self._announcer.stop(1.0)
             atexit.unregister(self._at_exit)
             self._log.info("stopped")
@@ -233,6 +235,8 @@ class Harvester:
             try:
                 session.open()
                 identity = session.identity()
+                if config.archive != "off":
+                    session.check_archive()
             except DatabaseUnavailable as error:
                 hint = f" ({error.hint})" if error.hint else ""
                 self._journal.trouble("database", f"{error.message}{hint}")
@@ -248,6 +252,8 @@ class Harvester:
             with self._lock:  # either this is done before a stop begins, or not at all
                 if not self._stopping.is_set():
                     parts.marker.start()
+                    if parts.keeper is not None:
+                        parts.keeper.start()
                     parts.join(Identity(config.name, identity, str(config.table)), self._callbacks(parts))
             return
 

@@ -17,6 +17,7 @@ from psycopg.types.json import Jsonb
 
 from harvester.errors import SchemaError, TermLost
 from harvester.outbox import queries
+from harvester.outbox.archive import check_archive
 from harvester.outbox.connect import connect, server_identity
 from harvester.outbox.copying import Row, copy_rows
 from harvester.outbox.place import read_server, read_session
@@ -42,6 +43,18 @@ class TermRow:
     holder: UUID | None
     outbox_id: UUID
     incarnation: UUID
+
+
+@dataclass(frozen=True, slots=True)
+class Holders:
+    """Who holds a RowExclusiveLock on the outbox, by virtual transaction id, and where its sequence stands.
+
+    `sequence_file` changes when the sequence is restarted (TRUNCATE … RESTART IDENTITY), not when it is called.
+    """
+
+    transactions: frozenset[str]
+    last_value: int | None
+    sequence_file: int | None
 
 
 class MarkSession:
@@ -98,6 +111,10 @@ class MarkSession:
         row = connection.execute("SELECT oid FROM pg_database WHERE datname = current_database()").fetchone()
         database = row[0] if row is not None else 0
         return f"{server[0] if server else 0}/{database}/{self.read_term().outbox_id}"
+
+    def check_archive(self) -> None:
+        """Raises SchemaError where purges could not write the archive."""
+        check_archive(self._open(), self.table)
 
     def take_term(self, expected: int, seen: int, holder: UUID, name: str, ours: Sequence[Session] = ()) -> int | None:
         """Compare and set (P8): the new term, or None when the row's term was not `expected`.
@@ -184,12 +201,12 @@ class MarkSession:
         """Every id up to `high`."""
         return [row[0] for row in self._open().execute(queries.all_ids(self.table, high), binary=True)]
 
-    def holders(self) -> tuple[list[str], int | None]:
-        """(virtual transaction ids that hold a RowExclusiveLock on the outbox, last value of its sequence) (P10)."""
+    def holders(self) -> Holders:
+        """Who could still fill a gap (P10)."""
         shape = self._shape()
         row = self._open().execute(queries.holders(shape.oid, shape.sequence)).fetchone()
         assert row is not None
-        return row[0], row[1]
+        return Holders(frozenset(row[0]), row[1], row[2])
 
     def wait(self, timeout_s: float, wake_fd: int) -> bool:
         """Wait until a notification arrives, `wake_fd` is readable or the time is up. True: a notification."""

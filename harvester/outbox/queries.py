@@ -1,4 +1,4 @@
-"""The SQL of the relay: mark, purge, reset, quarantine, term. Text only; nothing here talks to a server.
+"""The SQL of the relay: marks, fetches, the term. Text only; nothing here talks to a server.
 
 Rule P6: under READ COMMITTED a condition on a snapshot fences nothing: a mark that waited on a row lock stole rows
 after the term had risen. So marks that write and quarantine begin with a MATERIALIZED CTE that selects the term row FOR
@@ -122,55 +122,22 @@ def all_ids(table: OutboxTable, high: int) -> str:
 
 
 def holders(oid: int, sequence: str | None) -> str:
-    """Who holds a RowExclusiveLock on the outbox (prepared transactions too), and the last id given out (P10).
+    """Who holds a RowExclusiveLock on the outbox (prepared transactions too), the last id given out, and the file of
+    its sequence, which changes when that is restarted and not when it is called (P10).
 
     The sequence is read first, and the locks depend on it so that no planner turns them round: who takes an id that
     counts as given must be seen holding its lock. A sequence that was never called has yet to give its last_value.
     """
-    value = (
-        f"SELECT last_value - (NOT is_called)::int AS id FROM {sequence}" if sequence else "SELECT NULL::bigint AS id"
-    )
+    value = "SELECT NULL::bigint AS id, NULL::bigint AS file"
+    if sequence:
+        name = sequence.replace("'", "''")
+        file = f"pg_catalog.pg_relation_filenode('{name}'::pg_catalog.regclass)::bigint AS file"
+        value = f"SELECT last_value - (NOT is_called)::int AS id, {file} FROM {sequence}"
     return (
         f"WITH given AS MATERIALIZED ({value}) SELECT ARRAY(SELECT virtualtransaction FROM pg_catalog.pg_locks"
         f" WHERE locktype = 'relation' AND relation = {oid:d} AND mode = 'RowExclusiveLock' AND granted"
         " AND database = (SELECT oid FROM pg_catalog.pg_database WHERE datname = current_database())"
-        " AND coalesce(given.id, 0) IS NOT NULL), given.id FROM given"
-    )
-
-
-def purge(table: OutboxTable) -> str:
-    """Delete what Kafka acknowledged; one parameter in libpq's notation, the ids (ascending) as bigint[]."""
-    return f"DELETE FROM {table.sql} WHERE id = ANY ($1::bigint[])"
-
-
-def purge_unlocked(table: OutboxTable) -> str:
-    """Delete those of %(ids)s that nobody has locked; returns the ids of the others."""
-    return (
-        f"WITH free AS MATERIALIZED (SELECT id FROM {table.sql} WHERE id = ANY (%(ids)s::bigint[]) ORDER BY id"
-        f" FOR UPDATE SKIP LOCKED), d AS (DELETE FROM {table.sql} WHERE id = ANY (ARRAY(SELECT id FROM free))"
-        f" RETURNING id) SELECT o.id FROM {table.sql} o WHERE o.id = ANY (%(ids)s::bigint[])"
-        " AND o.id NOT IN (SELECT id FROM d) ORDER BY o.id"
-    )
-
-
-def quarantine(table: OutboxTable, shape: OutboxShape) -> str:
-    """Move one row to quarantine; parameters id, term, holder, error, attempts, first_failed_at.
-
-    Returns one row: `moved`, and `fenced`, whether the term was another's. Neither: the row was gone.
-    """
-    partition = "kafka_partition" if shape.has_partition else "NULL::int AS kafka_partition"
-    columns = "create_time, kafka_topic, kafka_key, kafka_value, kafka_header_keys, kafka_header_values"
-    return (
-        f"WITH t AS MATERIALIZED (SELECT incarnation FROM {table.term}"
-        " WHERE term = %(term)s AND holder = %(holder)s FOR SHARE),"
-        f" d AS (DELETE FROM {table.sql} WHERE id = %(id)s AND EXISTS (SELECT 1 FROM t)"
-        f" RETURNING id, {columns}, {partition}),"
-        f" q AS (INSERT INTO {table.quarantine} (id, incarnation, {columns}, kafka_partition, error, attempts,"
-        f" first_failed_at) SELECT d.id, t.incarnation, {', '.join('d.' + c for c in columns.split(', '))},"
-        " d.kafka_partition, %(error)s, %(attempts)s, %(first_failed_at)s FROM d, t"
-        " ON CONFLICT (incarnation, id) DO UPDATE SET error = excluded.error, attempts = excluded.attempts"
-        " RETURNING 1)"
-        " SELECT EXISTS (SELECT 1 FROM q) AS moved, NOT EXISTS (SELECT 1 FROM t) AS fenced"
+        " AND coalesce(given.id, 0) IS NOT NULL), given.id, given.file FROM given"
     )
 
 
@@ -212,7 +179,8 @@ def note_server(table: OutboxTable) -> str:
     return (
         f"WITH v AS MATERIALIZED (SELECT %(went_back)s::boolean OR coalesce((system_identifier, timeline) <>"
         f" (%(identifier)s::bigint, %(timeline)s::int), false) AS renewed FROM {_doubled(table.term)} FOR UPDATE)"
-        f" UPDATE {_doubled(table.term)} SET incarnation = CASE WHEN v.renewed THEN gen_random_uuid() ELSE incarnation END,"
+        f" UPDATE {_doubled(table.term)}"
+        " SET incarnation = CASE WHEN v.renewed THEN gen_random_uuid() ELSE incarnation END,"
         " system_identifier = coalesce(%(identifier)s::bigint, system_identifier),"
         " timeline = coalesce(%(timeline)s::int, timeline) FROM v RETURNING v.renewed"
     )

@@ -26,7 +26,7 @@ import psycopg
 
 from harvester.errors import OutboxError, TermLost
 from harvester.outbox.connect import one_line
-from harvester.outbox.marker import MarkSession, Session
+from harvester.outbox.marker import Holders, MarkSession, Session
 from harvester.relay.commands import Fetch, Look, Mark, TakeTerm
 from harvester.relay.hooks import Hooks
 from harvester.relay.reports import (
@@ -101,7 +101,7 @@ class MarkLoop(threading.Thread):
         self._sessions: Sequence[Session] = ()
         self._unregistered = False
         self._listed_at = 0.0
-        self._last_value: int | None = None  # of the sequence, when it was last looked at
+        self._last_seen: Holders | None = None
         self._ids_restarted = False  # since the last take-over
         self._checked = True  # that the session is with the database that is meant
 
@@ -232,13 +232,16 @@ class MarkLoop(threading.Thread):
 
     def _list_holders(self) -> None:
         """Who could still fill a gap (P10); and whether ids have started again."""
-        holders, last_value = self._session.holders()
-        self._scan.listed(holders, last_value)
-        before, self._last_value = self._last_value, last_value
-        if last_value is not None and before is not None and last_value < before:
+        found, before = self._session.holders(), self._last_seen
+        self._last_seen = found
+        self._scan.listed(found.transactions, found.last_value)
+        if before is None or found.last_value is None or before.last_value is None:
+            return
+        if found.last_value < before.last_value or found.sequence_file != before.sequence_file:
             self._scan.restart()
             self._ids_restarted = True
-            self._report(ServerChanged(f"ids have started again: the sequence went from {before} to {last_value}"))
+            given = f"{before.last_value} was the last, now it is {found.last_value}"
+            self._report(ServerChanged(f"ids have started again: {given}"))
 
     def _fetch(self, fetch: Fetch) -> None:
         rows = self._session.fetch(term=fetch.term, holder=fetch.holder, ids=fetch.ids)

@@ -29,7 +29,7 @@ from psycopg import pq
 from psycopg.errors import error_from_result
 
 from harvester.errors import DatabaseUnavailable, OutboxError
-from harvester.outbox import queries
+from harvester.outbox import settling
 from harvester.outbox.connect import connect, one_line
 from harvester.outbox.place import read_place, read_session
 from harvester.outbox.polling import execute_prepared
@@ -48,6 +48,14 @@ class Poison:
     first_failed_at: datetime
     term: int
     holder: str
+
+
+@dataclass(frozen=True, slots=True)
+class Rules:
+    """What is left behind when a record leaves the outbox: by a purge, and by a quarantine ("" is no notice)."""
+
+    archive: settling.Archive = "off"
+    notice_topic: str = ""
 
 
 class Outcome(Enum):
@@ -84,10 +92,12 @@ _SILENCE_S = 15.0  # a purge takes milliseconds
 class Purger(threading.Thread):
     """See the module's text."""
 
-    def __init__(self, dsn: str, table: OutboxTable, name: str, backoff_s: float, callbacks: Callbacks) -> None:
+    def __init__(
+        self, dsn: str, table: OutboxTable, name: str, backoff_s: float, rules: Rules, callbacks: Callbacks
+    ) -> None:
         super().__init__(name="purger", daemon=True)
         self._dsn, self._table, self._application = dsn, table, name
-        self._backoff_s = backoff_s
+        self._backoff_s, self._rules = backoff_s, rules
         self._callbacks = callbacks
         self._acked: deque[int] = deque()
         self._poison: deque[tuple[Poison, float]] = deque()  # and when to try it
@@ -264,23 +274,32 @@ class Purger(threading.Thread):
         assert self._connection is not None
         pgconn = self._connection.pgconn
         if self._prepared is not pgconn:
-            _succeed(pgconn.prepare(_PURGE, queries.purge(self._table).encode()))
+            _succeed(pgconn.prepare(_PURGE, self._purge_sql().encode()))
             self._prepared = pgconn
         result = execute_prepared(pgconn, _PURGE, [bigint_array(ids)], _SILENCE_S)
         _succeed(result)
         if (result.command_tuples or 0) < len(ids):
             self._check_server(self._connection)
 
+    def _purge_sql(self) -> str:
+        archive = self._rules.archive
+        return settling.purge(self._table, archive, self._known_shape() if archive != "off" else None)
+
+    def _known_shape(self) -> OutboxShape:
+        assert self._connection is not None
+        if self._shape is None:
+            self._shape = inspect(self._connection, self._table)
+        return self._shape
+
     def _delete_around(self, ids: list[int]) -> list[int]:
         """Delete those that nobody has locked; returns the others."""
         assert self._connection is not None
-        rows = self._connection.execute(queries.purge_unlocked(self._table), {"ids": ids}).fetchall()
+        statement = settling.purge_unlocked(self._table, self._rules.archive, self._known_shape())
+        rows = self._connection.execute(statement, {"ids": ids}).fetchall()
         return [row[0] for row in rows]
 
     def _move(self, poison: Poison) -> Outcome:
         assert self._connection is not None
-        if self._shape is None:
-            self._shape = inspect(self._connection, self._table)
         parameters = {
             "id": poison.id,
             "term": poison.term,
@@ -289,7 +308,8 @@ class Purger(threading.Thread):
             "attempts": poison.attempts,
             "first_failed_at": poison.first_failed_at,
         }
-        row = self._connection.execute(queries.quarantine(self._table, self._shape), parameters).fetchone()
+        statement = settling.quarantine(self._table, self._known_shape(), self._rules.notice_topic)
+        row = self._connection.execute(statement, parameters).fetchone()
         moved, fenced = row if row is not None else (False, False)
         if moved:
             return Outcome.MOVED

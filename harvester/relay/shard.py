@@ -26,7 +26,7 @@ from harvester.relay import hooks
 from harvester.relay.attempts import Policy
 from harvester.relay.frames import Closed, Dispatch, Frame, Log, Ready, Remark, ServerChanged, Session, Stop, Trouble
 from harvester.relay.pipes import ShardPipe, widen
-from harvester.relay.purging import Callbacks, Purger
+from harvester.relay.purging import Callbacks, Purger, Rules
 from harvester.relay.sender import Outlets, Sender
 from harvester.relay.shared import Shared, trust_check
 from harvester.relay.waking import Waker
@@ -53,6 +53,7 @@ class ShardSpec:
     outbox: str
     producer_options: dict[str, Any] = field(repr=False)
     policy: Policy
+    rules: Rules
     io_error_backoff_s: float
     linger_at_end_s: float  # how long the end may take: delivery timeout and purge margin
 
@@ -86,6 +87,7 @@ class _Shard:
             OutboxTable.parse(spec.outbox),
             f"harvester {spec.name}/{spec.index}",
             spec.io_error_backoff_s,
+            spec.rules,
             Callbacks(
                 self._purged,
                 self._quarantined,
