@@ -1,27 +1,23 @@
-"""Two harvesters, terms and fencing on real servers."""
+"""Two harvesters: hand-over, standing by, and what ends a harvester."""
 
 from __future__ import annotations
 
 import signal
 import threading
 import uuid
-from collections.abc import Callable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Any
-from uuid import UUID
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 
 import psycopg
 import pytest
 
-from harvester import FakeGroup, Harvester, HarvesterError, LeaderAcquired, LeaderFenced, State
-from harvester.errors import ExitCode, TermLost
-from harvester.outbox.marker import MarkSession
+from harvester import Harvester, HarvesterError, LeaderAcquired, State
+from harvester.errors import ExitCode
 from harvester.outbox.tables import OutboxTable
 from harvester.verify.check import verify
 from harvester.verify.load import Load
 from harvester.verify.pump import pump
 from tests.support.harvesting import Scene, causal, wait_leads
-from tests.support.hooks import Plan
 from tests.support.wait import eventually
 
 pytest_plugins = ["tests.support.scenes"]
@@ -124,144 +120,6 @@ def test_a_standby_takes_over_from_a_leader_that_is_killed(scene: Scene) -> None
             scene.wait_left()
     published = scene.published()
     assert {key: list(dict.fromkeys(values)) for key, values in published.items()} == causal(("a", "b"), 30)
-
-
-# -- the term
-
-
-@pytest.fixture
-def sessions(scene: Scene) -> Iterator[Callable[[], MarkSession]]:
-    made: list[MarkSession] = []
-
-    def make() -> MarkSession:
-        session = MarkSession(scene.dsn, TABLE, "test", 30.0)
-        session.open()
-        made.append(session)
-        return session
-
-    yield make
-    for session in made:
-        session.close()
-
-
-def mark(session: MarkSession, term: int, holder: UUID) -> list[int]:
-    rows = session.mark(
-        term=term, holder=holder, leader_id=uuid.uuid4(), limit=10, closed_keys=frozenset(), closed_slices=None
-    )
-    return [row[0] for row in rows]
-
-
-def marked(scene: Scene) -> list[int]:
-    return [row[0] for row in scene.db.execute("SELECT id FROM outbox WHERE leader_id IS NOT NULL")]
-
-
-def test_an_old_mark_that_waited_while_the_term_rose_takes_nothing(
-    scene: Scene, sessions: Callable[[], MarkSession]
-) -> None:
-    """P6: its snapshot is older than the new term, and it still sees it."""
-    scene.add(("a", "1"), ("b", "1"))
-    old, holder = sessions(), uuid.uuid4()
-    term = old.take_term(0, 0, holder, "old")
-    assert term == 1
-    with scene.writer() as other, ThreadPoolExecutor(1) as pool:
-        other.execute("UPDATE outbox_term SET term = term + 1, holder = gen_random_uuid()")
-        waiting: Future[Any] = pool.submit(mark, old, term, holder)
-        eventually(lambda: scene.waiting_for_locks() == 1, what="the mark waits")
-        other.commit()
-        with pytest.raises(TermLost):
-            waiting.result(30)
-    assert marked(scene) == []
-    assert scene.term() == 2
-
-
-def test_the_term_rises_only_after_a_mark_that_waits_for_a_row(
-    scene: Scene, sessions: Callable[[], MarkSession]
-) -> None:
-    """P6: the mark holds the term row shared, so whoever takes over comes after it and sees what it took."""
-    (row, _) = scene.add(("a", "1"), ("b", "1"))
-    old, new, holder, successor = sessions(), sessions(), uuid.uuid4(), uuid.uuid4()
-    term = old.take_term(0, 0, holder, "old")
-    assert term == 1
-    with scene.writer() as other, ThreadPoolExecutor(2) as pool:
-        other.execute("SELECT FROM outbox WHERE id = %s FOR UPDATE", (row,))
-        marking = pool.submit(mark, old, term, holder)
-        eventually(lambda: scene.waiting_for_locks() == 1, what="the mark waits for the row")
-        taking = pool.submit(new.take_term, term, 0, successor, "new")
-        eventually(lambda: scene.waiting_for_locks() == 2, what="the take-over waits for the term row")
-        other.rollback()
-        taken = marking.result(30)
-        assert taking.result(30) == 2
-    assert len(taken) == 2
-    assert mark(new, 2, successor) == taken  # all of them, whatever the old leader wrote into them
-    old.reset(term=term, holder=holder, leader_id=uuid.uuid4(), ids=tuple(taken))
-    assert marked(scene) == taken
-    with pytest.raises(TermLost):
-        mark(old, term, holder)
-
-
-def test_a_reset_of_an_old_leader_has_no_effect(scene: Scene, sessions: Callable[[], MarkSession]) -> None:
-    ids = scene.add(("a", "1"))
-    old, holder, leader_id = sessions(), uuid.uuid4(), uuid.uuid4()
-    assert old.take_term(0, 0, holder, "old") == 1
-    old.mark(term=1, holder=holder, leader_id=leader_id, limit=10, closed_keys=frozenset(), closed_slices=None)
-    scene.db.execute("UPDATE outbox_term SET term = 2, holder = gen_random_uuid()")
-    old.reset(term=1, holder=holder, leader_id=leader_id, ids=tuple(ids))
-    assert marked(scene) == ids
-    scene.db.execute("UPDATE outbox_term SET term = 1, holder = %s", (holder,))
-    old.reset(term=1, holder=holder, leader_id=leader_id, ids=tuple(ids))
-    assert marked(scene) == []
-
-
-def test_a_trusted_leader_whose_term_was_raised_by_another_takes_it_again(scene: Scene) -> None:
-    """P8: a late UPDATE of a loser must not stall the rightful leader on "0 rows"."""
-    with scene.member() as running:
-        first = running.wait_leading()
-        scene.add(("a", "1"))
-        scene.wait_left()
-        scene.db.execute("UPDATE outbox_term SET term = term + 5, holder = gen_random_uuid(), holder_name = 'loser'")
-        second = running.wait_for(LeaderAcquired, 2)
-        assert second.term == first.term + 6
-        assert second.leader_id != first.leader_id
-        scene.add(("a", "2"))
-        scene.wait_left()
-        assert running.leadership() == ["LeaderAcquired", "LeaderAcquired"]
-        assert scene.db.execute("SELECT holder_name FROM outbox_term").fetchone() == ("test",)
-    assert scene.published() == causal(("a",), 2)
-
-
-def test_a_leader_without_trust_does_not_take_the_term_again(scene: Scene) -> None:
-    group = FakeGroup(elected=True)
-    with scene.embedded(group=group) as running:
-        running.wait_leading()
-        group.fence("a test")
-        running.wait_for(LeaderFenced)
-        scene.db.execute("UPDATE outbox_term SET term = 9, holder = gen_random_uuid()")
-        scene.add(("a", "1"))
-        assert running.harvester.leader_id is None
-        assert running.harvester.state is State.FENCED
-    assert scene.term() == 9
-    assert len(scene.left()) == 1
-
-
-def test_what_kafka_acknowledged_to_a_deposed_leader_is_purged(scene: Scene, plan: Plan) -> None:
-    """P2: a purge is not fenced; the acknowledgement was real, whoever received it."""
-    group = FakeGroup(elected=True)
-    with scene.embedded(group=group) as running:
-        running.wait_leading()
-        with scene.writer() as other:
-            with plan.blocked("marker.marked") as is_marked:
-                (row,) = scene.add(("a", "1"))
-                is_marked()
-                other.execute("SELECT FROM outbox WHERE id = %s FOR UPDATE", (row,))
-            eventually(lambda: scene.waiting_for_locks() == 1, what="the purge, after the acknowledgement")
-            group.fence("a test")
-            running.wait_for(LeaderFenced)
-            scene.db.execute("UPDATE outbox_term SET term = 9, holder = gen_random_uuid()")
-            assert scene.left() == [row]
-            other.rollback()
-            scene.wait_left()
-    assert scene.published() == causal(("a",), 1)
-    assert scene.term() == 9
 
 
 # -- what ends a harvester

@@ -14,6 +14,7 @@ from harvester.outbox.tables import OutboxTable
 from tests.conftest import MakeTopic
 from tests.support.harvesting import Scene, causal
 from tests.support.hooks import Fault, Plan
+from tests.support.marking import BOTH
 from tests.support.outboxes import seed_ddl, seed_insert
 from tests.support.wait import eventually
 
@@ -51,7 +52,8 @@ def wide(scene: Scene) -> Scene:
     return scene
 
 
-def test_records_that_cannot_be_published_go_to_quarantine_and_their_keys_go_on(wide: Scene) -> None:
+@BOTH
+def test_records_that_cannot_be_published_go_to_quarantine_and_their_keys_go_on(wide: Scene, marking: str) -> None:
     db, topic = wide.db, wide.topic
     missing = f"missing.{uuid.uuid4().hex}"
     with db.transaction():
@@ -72,7 +74,8 @@ def test_records_that_cannot_be_published_go_to_quarantine_and_their_keys_go_on(
             put(db, topic, key, b"good")
         put(db, topic, None, b"good")
         put(db, missing, "k", b"good")  # the broker makes it
-    with wide.embedded(producer_kafka_config={"message.max.bytes": "10000"}, max_attempts=2) as running:
+    producer = {"message.max.bytes": "10000"}
+    with wide.embedded(producer_kafka_config=producer, max_attempts=2, marking=marking) as running:
         wide.wait_left()
         found = wide.quarantined()
         assert found.keys() == bad.keys()
@@ -170,7 +173,7 @@ def test_a_table_and_rows_by_the_original_guide(table: str, leader_id: str, scen
 
 
 def test_keys_of_bytes(scene: Scene, plan: Plan) -> None:
-    """A bytea key that is no text, parked meanwhile so that it is excluded from marks by its literal."""
+    """A bytea key that is no text, and one that is retried meanwhile."""
     scene.db.execute("ALTER TABLE outbox_quarantine ALTER kafka_key TYPE bytea USING kafka_key::bytea")
     scene.db.execute("ALTER TABLE outbox ALTER kafka_key TYPE bytea USING kafka_key::bytea")
     plan.add(Fault(error="_MSG_TIMED_OUT", key="k", times=3))
@@ -187,7 +190,7 @@ def test_keys_of_bytes(scene: Scene, plan: Plan) -> None:
     assert found == {b"k": [b"1", b"2", b"3"], b"\x00\xff'\\": [b"1", b"2", b"3"]}
 
 
-def test_text_keys_that_look_like_sql_are_excluded_while_they_are_parked(scene: Scene, plan: Plan) -> None:
+def test_text_keys_that_look_like_sql_wait_and_go_on_like_any_other(scene: Scene, plan: Plan) -> None:
     keys = ("it's", "back\\slash", "'); DROP TABLE outbox; --", "ü\n", "$$", "%s")
     for key in keys:
         plan.add(Fault(error="_MSG_TIMED_OUT", key=key, times=3))

@@ -10,6 +10,7 @@ import pytest
 from harvester import LeaderAcquired, LeaderFenced, LeaderRefreshed
 from tests.support.harvesting import Scene, alive, causal
 from tests.support.hooks import Fault, Plan
+from tests.support.marking import BOTH
 from tests.support.wait import eventually
 
 pytest_plugins = ["tests.support.scenes"]
@@ -35,10 +36,11 @@ def first_deliveries(values: list[str | None]) -> list[str | None]:
     return found
 
 
-def test_a_fatal_producer_error_leads_to_a_new_process_and_a_remark(scene: Scene, plan: Plan) -> None:
+@BOTH
+def test_a_fatal_producer_error_leads_to_a_new_process_and_a_remark(scene: Scene, plan: Plan, marking: str) -> None:
     """The record was acknowledged, but its producer says it cannot tell: a repeat is allowed, a reordering is not."""
     plan.add(Fault(error="_FATAL", key="a", when="ack", fatal=True))
-    with scene.embedded() as running:
+    with scene.embedded(marking=marking) as running:
         acquired = running.wait_leading()
         before = running.pids()
         fill(scene, 1, 20)
@@ -60,8 +62,9 @@ def test_a_fatal_producer_error_leads_to_a_new_process_and_a_remark(scene: Scene
     assert repeats <= len(KEYS)  # the barrier: at most one record of a key was on the wire
 
 
-def test_a_shard_that_is_killed_loses_nothing(scene: Scene, plan: Plan) -> None:
-    with scene.embedded() as running:
+@BOTH
+def test_a_shard_that_is_killed_loses_nothing(scene: Scene, plan: Plan, marking: str) -> None:
+    with scene.embedded(marking=marking) as running:
         acquired = running.wait_leading()
         fill(scene, 1, 3)
         scene.wait_left()
@@ -83,9 +86,10 @@ def test_a_shard_that_is_killed_loses_nothing(scene: Scene, plan: Plan) -> None:
     assert all(values.count("4") <= 2 and len(values) <= 11 for values in published.values())
 
 
-def test_a_record_that_queues_too_long_behind_a_purge_that_waits(scene: Scene, plan: Plan) -> None:
+@BOTH
+def test_a_record_that_queues_too_long_behind_a_purge_that_waits(scene: Scene, plan: Plan, marking: str) -> None:
     """Somebody else's transaction holds a published row, so that its DELETE waits: the key's next record is stuck."""
-    with scene.embedded(queue_timeout="1s", drain_interval="3s") as running, scene.writer() as other:
+    with scene.embedded(marking=marking, queue_timeout="1s", drain_interval="3s") as running, scene.writer() as other:
         acquired = running.wait_leading()
         with plan.blocked("marker.marked") as reached:
             with scene.db.transaction():
@@ -107,7 +111,7 @@ def test_a_mark_that_fails_is_followed_by_one_under_a_new_leader_id(scene: Scene
     with scene.writer() as other:
         locked = other.execute("SELECT id FROM outbox ORDER BY id LIMIT 1 FOR UPDATE").fetchone()
         assert locked is not None
-        with scene.embedded() as running:
+        with scene.embedded(marking="table") as running:
             acquired = running.wait_leading()
             eventually(lambda: scene.waiting_for_locks() == 1, what="the mark waits for the row")
             (marker,) = scene.db.execute(
@@ -137,23 +141,6 @@ def test_a_transient_failure_is_retried_in_its_shard_behind_its_barrier(error: s
         eventually(lambda: sum(s.retries for s in running.harvester.status().shards) == 5, what="the retries counted")
         assert not any(shard.quarantined for shard in running.harvester.status().shards)
     assert scene.published() == causal(KEYS, 10)
-
-
-def test_a_parked_key_waits_alone_and_keeps_its_order_with_rows_that_arrive_meanwhile(scene: Scene, plan: Plan) -> None:
-    """P5 and P18, with more rows of the key than may be queued, and a cap that one key must not use up."""
-    plan.add(Fault(error="_MSG_TIMED_OUT", key="a", times=1000))
-    with scene.embedded(max_queued_per_key=3, max_in_flight_records=4, shards=1) as running:
-        running.wait_leading()
-        parked = [row for number in range(1, 6) for row in scene.add(("a", str(number)))]
-        eventually(lambda: running.harvester.status().shards[0].parked == 1, what="a parked record")
-        parked += [row for number in range(6, 31) for row in scene.add(("a", str(number)))]
-        fill(scene, 1, 30, KEYS[1:])
-        scene.wait_left(*parked)
-        assert "a" not in scene.published()
-        plan.heal()
-        scene.wait_left()
-        assert running.leadership() == ["LeaderAcquired"]
-    assert scene.published() == causal(KEYS, 30)
 
 
 def test_time_behind_a_parked_record_is_no_queue_timeout(scene: Scene, plan: Plan) -> None:

@@ -15,6 +15,7 @@ import pytest
 from harvester import Harvester, State
 from tests.support.cli import RunningCli
 from tests.support.harvesting import Embedded, Scene, messages, shards_of
+from tests.support.marking import BOTH
 from tests.support.wait import eventually
 
 pytest_plugins = ["tests.support.scenes"]
@@ -73,26 +74,27 @@ def _exists(pid: int) -> bool:
 
 
 @contextmanager
-def _start(form: str, scene: Scene) -> Iterator[Form]:
+def _start(form: str, scene: Scene, marking: str = "memory") -> Iterator[Form]:
     if form == "cli":
-        with scene.cli() as running:
+        with scene.cli(marking=marking) as running:
             yield _Cli(running)
         return
     logger = logging.getLogger(f"test.{scene.group}")
     logger.setLevel(logging.INFO)
-    harvester = Harvester(scene.config(), logger=logger)
+    harvester = Harvester(scene.config(marking=marking), logger=logger)
     said = _Object(harvester)
     logger.addHandler(said)
     with Embedded(harvester).run():
         yield said
 
 
+@BOTH
 @pytest.mark.parametrize("form", ["cli", "embedded"])
-def test_rows_of_any_transaction_are_published_once_and_in_causal_order(form: str, scene: Scene) -> None:
+def test_rows_of_any_transaction_are_published_once_and_in_causal_order(form: str, scene: Scene, marking: str) -> None:
     backlog = 20
     for number in range(1, backlog + 1):
         scene.add(("a", str(number)), ("b", str(number)))
-    with _start(form, scene) as harvester, scene.writer() as late, scene.writer() as rolled_back:
+    with _start(form, scene, marking) as harvester, scene.writer() as late, scene.writer() as rolled_back:
         scene.wait_left()
 
         late_ids = scene.add(("c", "1"), ("d", "1"), db=late)
@@ -143,10 +145,11 @@ def test_rows_behind_an_open_transaction_wait_for_nothing_and_it_is_found_later(
     assert sum(map(len, scene.published().values())) == 31
 
 
-def test_until_empty_ends_by_itself(scene: Scene) -> None:
+@BOTH
+def test_until_empty_ends_by_itself(scene: Scene, marking: str) -> None:
     for number in range(1, 51):
         scene.add(("a", str(number)), ("b", str(number)))
-    with scene.embedded(until_empty=True) as running:
+    with scene.embedded(until_empty=True, marking=marking) as running:
         assert eventually(lambda: running.harvester.wait(0.1), what="the end")
         assert running.harvester.state is State.STOPPED
     assert scene.left() == []

@@ -85,14 +85,14 @@ def test_the_session_of_a_leader_with_nothing_to_mark_may_end(scene: Scene, plan
 def test_the_session_of_a_former_leader_may_end_while_it_stands_by(scene: Scene) -> None:
     group = FakeGroup()
     with scene.embedded(group=group) as running:
-        group.elect()
+        assert group.elect(60)
         running.wait_leading()
         group.revoke()
         eventually(lambda: running.harvester.state is State.STANDBY, what="standby")
         eventually(lambda: scene.sessions("harvester"), what="its sessions")
         terminate(scene)
         fill(scene, 1, 3)
-        group.elect()
+        assert group.elect(60)
         running.wait_for(LeaderAcquired, 2)
         scene.wait_left()
     assert scene.published() == causal(KEYS, 3)

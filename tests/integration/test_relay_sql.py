@@ -1,30 +1,24 @@
-"""What the relay's SQL and its pure counterparts agree on: rows as bytes, slices of keys, keys as literals."""
+"""The statements that read and remove rows, on a real server: what they return, in which order, under which term."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from datetime import UTC, datetime, timedelta
-from itertools import product
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
-from uuid import uuid4
+from uuid import UUID, uuid4
 
 import psycopg
 import pytest
 
 from harvester.delivery.decode import decode
-from harvester.errors import UndecodableRecord
-from harvester.outbox import queries
+from harvester.outbox import queries, settling
 from harvester.outbox.copying import Row, copy_rows
 from harvester.outbox.schema import inspect
 from harvester.outbox.tables import OutboxTable
-from harvester.record import KafkaRecord
-from harvester.relay.router import shard_of, slice_sql
-from tests.support.outboxes import seed_ddl
 
 pytestmark = pytest.mark.servers
 
 OUTBOX = OutboxTable.parse("outbox")
-EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 KEYS = [
     "",
     "a",
@@ -39,7 +33,6 @@ KEYS = [
     "%s",
 ]
 BINARY_KEYS = [b"", b"a", b"\0\xff'\\", bytes(range(256))]
-COLUMNS = "create_time, kafka_topic, kafka_key, kafka_value, kafka_header_keys, kafka_header_values, kafka_partition"
 
 
 @pytest.fixture(params=["text", "bytea"])
@@ -76,162 +69,169 @@ def fill(connection: psycopg.Connection[Any], keys: list[str | bytes | None]) ->
     return found
 
 
-def lead(connection: psycopg.Connection[Any], term: int = 1) -> dict[str, Any]:
+@dataclass(frozen=True)
+class Leader:
+    """Who marks, and in which way."""
+
+    term: int
+    holder: UUID
+    leader_id: UUID
+    writes: bool
+
+    @property
+    def fence(self) -> dict[str, Any]:
+        return {"term": self.term, "holder": self.holder}
+
+
+@pytest.fixture(params=["memory", "table"])
+def marking(request: pytest.FixtureRequest) -> str:
+    """Both ways of marking."""
+    return str(request.param)
+
+
+def lead(connection: psycopg.Connection[Any], marking: str = "memory", term: int = 1) -> Leader:
     holder = uuid4()
     connection.execute("UPDATE outbox_term SET term = %s, holder = %s", (term, holder))
-    return {"term": term, "holder": holder, "leader_id": uuid4()}
+    return Leader(term, holder, uuid4(), marking == "table")
 
 
 def mark(
-    connection: psycopg.Connection[Any], leader: dict[str, Any], excluded: str = "", limit: int = 100
+    connection: psycopg.Connection[Any],
+    leader: Leader,
+    limit: int = 100,
+    high: int | None = None,
+    gaps: Sequence[tuple[int, int]] = (),
+    kept: Sequence[int] = (),
 ) -> list[Row]:
     shape = inspect(connection, OUTBOX)
-    statement = queries.mark_in_table(OUTBOX, shape, **leader, limit=limit, excluded=excluded)
-    return copy_rows(connection, statement, 10)
+    where: dict[str, Any] = {"limit": limit, "high": high, "gaps": gaps}
+    if leader.writes:
+        given = {**leader.fence, **where, "leader_id": leader.leader_id, "kept": kept}
+        return copy_rows(connection, queries.mark_in_table(OUTBOX, shape, **given), 10)
+    return copy_rows(connection, queries.mark_in_memory(OUTBOX, shape, **leader.fence, **where), 10)
 
 
-def test_a_mark_gives_rows_by_id_and_key(connection: psycopg.Connection[Any]) -> None:
+def ids_of(rows: Sequence[Row]) -> list[int]:
+    return [row[0] for row in rows]
+
+
+def carried(connection: psycopg.Connection[Any], leader: Leader) -> list[int]:
+    """Ids of the rows that carry this leader id."""
+    found = connection.execute("SELECT id FROM outbox WHERE leader_id = %s ORDER BY id", (leader.leader_id,))
+    return [row[0] for row in found]
+
+
+def put(connection: psycopg.Connection[Any], *ids: int) -> None:
+    """Rows with these ids."""
+    connection.execute(
+        "INSERT INTO outbox (id, create_time, kafka_topic, kafka_header_keys, kafka_header_values)"
+        " SELECT id, now(), 't', '{}', '{}' FROM unnest(%s::bigint[]) AS id",
+        (list(ids),),
+    )
+
+
+def test_a_mark_gives_rows_by_id_and_key(connection: psycopg.Connection[Any], marking: str) -> None:
     keys = fill(connection, keys_of(connection))
-    rows = mark(connection, lead(connection))
+    rows = mark(connection, lead(connection, marking))
     assert [(record_id, key) for record_id, key, _ in rows] == sorted(keys.items())
     assert [(decode(raw).id, decode(raw).key) for _, _, raw in rows] == sorted(keys.items())
 
 
-def test_sql_finds_the_same_slices_as_the_router(connection: psycopg.Connection[Any]) -> None:
-    keys = fill(connection, [*keys_of(connection), *[None] * 5])
-    shape = inspect(connection, OUTBOX)
-    for shards in (1, 2, 3, 8, 97):
-        slices = slice_sql(queries.key_bytes_sql(shape), "o.id", shards)
-        found = dict(connection.execute(f"SELECT o.id, {slices} FROM outbox o").fetchall())
-        assert found == {record_id: shard_of(key, record_id, shards) for record_id, key in keys.items()}
+def test_a_scan_goes_on_above_what_it_has_read(connection: psycopg.Connection[Any], marking: str) -> None:
+    put(connection, 1, 2, 5, 9)
+    leader = lead(connection, marking)
+    assert ids_of(mark(connection, leader, limit=2)) == [1, 2]
+    assert carried(connection, leader) == ([1, 2] if leader.writes else [])
+    assert ids_of(mark(connection, leader, high=2)) == [5, 9]
+    assert mark(connection, leader, high=9) == []
+    assert ids_of(mark(connection, replace(leader, leader_id=uuid4()))) == [1, 2, 5, 9]
 
 
-def test_closed_keys_are_left_out_whatever_they_are_made_of(connection: psycopg.Connection[Any]) -> None:
-    keys = fill(connection, keys_of(connection))
-    shape, leader = inspect(connection, OUTBOX), lead(connection)
-    everything = [key for key in keys.values() if key is not None]
-    for closed in everything:
-        rows = mark(connection, leader | {"leader_id": uuid4()}, queries.exclusions(shape, {closed}, None))
-        assert [key for _, key, _ in rows] == [key for key in keys.values() if key != closed]
-    rows = mark(connection, leader, queries.exclusions(shape, everything, None))
-    assert [key for _, key, _ in rows] == [None]
+def test_rows_that_appear_in_gaps_come_before_those_above(connection: psycopg.Connection[Any], marking: str) -> None:
+    put(connection, 3, 10, 12)
+    leader = lead(connection, marking)
+    assert ids_of(mark(connection, leader)) == [3, 10, 12]
+    put(connection, 1, 2, 4, 9, 11, 13, 14)
+    gaps = [(0, 2), (4, 9), (11, 11)]
+    where: dict[str, Any] = {"high": 12, "gaps": gaps}
+    fresh = leader if not leader.writes else replace(leader, leader_id=uuid4())
+    assert ids_of(mark(connection, fresh, limit=2, **where)) == [1, 2]
+    where["gaps"] = [(0, 0), (4, 9), (11, 11)]
+    assert ids_of(mark(connection, fresh, limit=3, **where)) == [4, 9, 11]
+    assert ids_of(mark(connection, fresh, limit=3, high=12, gaps=[(5, 8)])) == [13, 14]
+    assert mark(connection, fresh, high=14, gaps=[(5, 8)]) == []
+    assert 3 not in carried(connection, fresh)  # above and between, never what was read before
 
 
-def test_closed_slices_are_left_out(connection: psycopg.Connection[Any]) -> None:
-    keys = fill(connection, [*keys_of(connection), *[None] * 5])
-    shape = inspect(connection, OUTBOX)
-    condition = f"{slice_sql(queries.key_bytes_sql(shape), 'o.id', 3)} IN (0, 2)"
-    rows = mark(connection, lead(connection), queries.exclusions(shape, (), condition))
-    assert [row[0] for row in rows] == [i for i, key in keys.items() if shard_of(key, i, 3) == 1]
-
-
-def test_a_mark_takes_each_row_once_from_the_head(connection: psycopg.Connection[Any]) -> None:
-    ids = sorted(fill(connection, [None] * 5))
-    leader = lead(connection)
-    assert [row[0] for row in mark(connection, leader, limit=3)] == ids[:3]
-    assert [row[0] for row in mark(connection, leader)] == ids[3:]
-    assert mark(connection, leader) == []
-    assert len(mark(connection, leader | {"leader_id": uuid4()})) == 5
-
-
-def test_a_reset_gives_back_only_what_carries_the_leader_id(connection: psycopg.Connection[Any]) -> None:
-    ids = sorted(fill(connection, [None] * 4))
-    leader = lead(connection)
-    mark(connection, leader)
-    connection.execute(queries.reset(OUTBOX, **leader | {"leader_id": uuid4()}, ids=ids))
-    assert mark(connection, leader) == []
-    connection.execute(queries.reset(OUTBOX, **leader, ids=ids[1:3]))
-    assert [row[0] for row in mark(connection, leader)] == ids[1:3]
-
-
-def test_another_term_marks_and_resets_nothing(connection: psycopg.Connection[Any]) -> None:
-    ids = sorted(fill(connection, [None] * 2))
-    leader = lead(connection, term=5)
-    mark(connection, leader, limit=1)
-    for other in ({"term": 4}, {"term": 6}, {"holder": uuid4()}):
-        assert mark(connection, leader | other) == []
-        connection.execute(queries.reset(OUTBOX, **leader | other, ids=ids))
-    assert [row[0] for row in mark(connection, leader)] == ids[1:]
-
-
-@pytest.fixture
-def rich(empty_database: str) -> Iterator[psycopg.Connection[Any]]:
-    """The original table with everything beyond it: bytea values, nullable keys, partitions; arrays may be NULL."""
-    from harvester.outbox import schema
-
-    with psycopg.connect(empty_database, autocommit=True) as opened:
-        opened.execute(seed_ddl(value="BYTEA"))
-        opened.execute(
-            "ALTER TABLE outbox ALTER kafka_key DROP NOT NULL, ALTER kafka_header_keys DROP NOT NULL,"
-            " ALTER kafka_header_values DROP NOT NULL, ADD kafka_partition INT"
-        )
-        schema.init(opened, OUTBOX)
-        yield opened
-
-
-MOMENT = datetime(2024, 2, 29, 12, 30, 15, 123456, tzinfo=UTC)
-HEADERS = [
-    ([], []),
-    (None, None),
-    (["h"], [""]),
-    (["n\u00e4me", "n\u00e4me", ""], ["\u20ac", "NULL", 'with "quotes", {braces} and \\']),
-]
-
-
-def test_rows_of_a_real_server_decode_to_what_was_written(rich: psycopg.Connection[Any]) -> None:
-    written: list[KafkaRecord] = []
-    combinations = product([None, "", "K\u00e4se"], [None, b"", bytes(range(256))], HEADERS, [None, 0, 7])
-    for number, (key, value, (names, contents), partition) in enumerate(combinations, 1):
-        created = MOMENT + timedelta(microseconds=number)
-        row = (created, "a.topic_1", key, value, names, contents, partition)
-        rich.execute(f"INSERT INTO outbox ({COLUMNS}) VALUES (%s, %s, %s, %s, %s, %s, %s)", row)
-        pairs = zip(names or [], contents or [], strict=True)
-        headers = [(name, content.encode()) for name, content in pairs]
-        created_us = (created - EPOCH) // timedelta(microseconds=1)
-        where = -1 if partition is None else partition
-        written.append(KafkaRecord(number, "a.topic_1", as_bytes(key), value, headers, where, created_us))
-    rows = mark(rich, lead(rich), limit=1000)
-    assert [decode(raw) for _, _, raw in rows] == written
-    assert [key for _, key, _ in rows] == [record.key for record in written]
-
-
-@pytest.mark.parametrize(
-    ("topic", "names", "contents", "partition", "message"),
-    [
-        ("t", "{a}", "{}", None, "1 header keys but 0"),
-        ("t", "{a,NULL}", "{b,c}", None, "kafka_header_keys has a NULL"),
-        ("t", "{a}", "{NULL}", None, "kafka_header_values has a NULL"),
-        ("t", "{{a,b}}", "{a,b}", None, "2 dimensions"),
-        ("t", "{{a}}", "{{a}}", None, "2 dimensions"),
-        ("no topic", "{}", "{}", None, "invalid topic name 'no topic'"),
-        ("t", "{}", "{}", -1, "invalid partition -1"),
-    ],
-)
-def test_rows_that_are_no_records(
-    rich: psycopg.Connection[Any], topic: str, names: str, contents: str, partition: int | None, message: str
+def test_gaps_without_rows_leave_the_whole_limit_to_the_rows_above(
+    connection: psycopg.Connection[Any], marking: str
 ) -> None:
-    row = (topic, names, contents, partition)
-    rich.execute(
-        "INSERT INTO outbox (create_time, kafka_topic, kafka_header_keys, kafka_header_values, kafka_partition)"
-        " VALUES (now(), %s, %s, %s, %s)",
-        row,
-    )
-    [(_, _, raw)] = mark(rich, lead(rich))
-    with pytest.raises(UndecodableRecord, match=message):
-        decode(raw)
+    put(connection, 5, *range(100, 110))
+    leader = lead(connection, marking)
+    assert ids_of(mark(connection, leader, limit=5, high=5, gaps=[(-(2**63), 4), (6, 99)])) == list(range(100, 105))
 
 
-def test_arrays_that_begin_elsewhere_than_at_one(rich: psycopg.Connection[Any]) -> None:
-    rich.execute(
-        "INSERT INTO outbox (create_time, kafka_topic, kafka_header_keys, kafka_header_values)"
-        " VALUES (now(), 't', '[5:6]={a,b}', '{c,d}')"
-    )
-    [(_, _, raw)] = mark(rich, lead(rich))
-    assert decode(raw).headers == [("a", b"c"), ("b", b"d")]
+def test_a_mark_in_the_table_takes_what_the_leader_id_does_not_carry(connection: psycopg.Connection[Any]) -> None:
+    put(connection, 1, 2, 3, 4)
+    leader = lead(connection, "table")
+    assert ids_of(mark(connection, leader, limit=2)) == [1, 2]
+    assert ids_of(mark(connection, leader)) == [3, 4]
+    assert mark(connection, leader) == []
+    successor = replace(leader, leader_id=uuid4())
+    assert ids_of(mark(connection, successor, kept=[2, 3])) == [1, 4]
+    assert carried(connection, leader) == [2, 3]  # on the wire since before: neither taken nor rewritten
+    assert ids_of(mark(connection, successor, high=1, gaps=[(0, 4)])) == [2, 3]
 
 
-def test_times_without_an_end_are_only_numbers(rich: psycopg.Connection[Any]) -> None:
-    for moment in ("infinity", "-infinity"):
-        rich.execute("INSERT INTO outbox (create_time, kafka_topic, kafka_header_keys, kafka_header_values)"
-                     " VALUES (%s, 't', '{}', '{}')", (moment,))  # fmt: skip
-    assert [decode(raw).created_us > 0 for _, _, raw in mark(rich, lead(rich))] == [True, False]
+def test_a_mark_in_memory_writes_nothing(connection: psycopg.Connection[Any]) -> None:
+    put(connection, 1, 2)
+    versions = "SELECT array_agg(ROW(xmin, xmax, ctid)::text ORDER BY id) FROM outbox"
+    before = connection.execute(versions).fetchone()
+    leader = lead(connection)
+    with connection.transaction():
+        locks = "SELECT count(*) FROM pg_locks WHERE pid = pg_backend_pid() AND mode ~ 'Row(Share|Exclusive)Lock'"
+        assert ids_of(mark(connection, leader)) == [1, 2]
+        assert ids_of(mark(connection, leader, high=1, gaps=[(0, 0)])) == [2]
+        assert connection.execute(locks).fetchone() == (0,)
+    assert connection.execute(versions).fetchone() == before
+
+
+def test_another_term_marks_and_fetches_nothing(connection: psycopg.Connection[Any], marking: str) -> None:
+    put(connection, 1, 2, 4)
+    leader = lead(connection, marking, term=5)
+    shape = inspect(connection, OUTBOX)
+    for other in (replace(leader, term=4), replace(leader, term=6), replace(leader, holder=uuid4())):
+        assert mark(connection, other) == []
+        assert mark(connection, other, high=2, gaps=[(0, 1)]) == []
+        assert copy_rows(connection, queries.fetch(OUTBOX, shape, **other.fence, ids=[1, 2]), 10) == []
+        assert carried(connection, other) == []
+    assert ids_of(mark(connection, leader)) == [1, 2, 4]
+
+
+def test_a_fetch_reads_rows_by_id_and_leaves_them_alone(connection: psycopg.Connection[Any]) -> None:
+    put(connection, 1, 2, 4)
+    leader, shape = lead(connection, "table"), inspect(connection, OUTBOX)
+    marked = mark(connection, leader, limit=2)
+    rows = copy_rows(connection, queries.fetch(OUTBOX, shape, **leader.fence, ids=[4, 3, 1]), 10)
+    assert ids_of(rows) == [1, 4]
+    assert rows[0] == marked[0]
+    assert carried(connection, leader) == [1, 2]
+    assert copy_rows(connection, queries.fetch(OUTBOX, shape, **leader.fence, ids=[]), 10) == []
+
+
+def test_a_look_names_every_id_up_to_a_bound(connection: psycopg.Connection[Any]) -> None:
+    put(connection, -7, 1, 2, 4, 5)
+    found = connection.execute(queries.all_ids(OUTBOX, 4)).fetchall()
+    assert sorted(row[0] for row in found) == [-7, 1, 2, 4]
+
+
+def test_a_purge_around_locks_names_what_it_left(connection: psycopg.Connection[Any], database: str) -> None:
+    put(connection, 1, 2, 3, 4, 5)
+    with psycopg.connect(database) as other:
+        other.execute("SELECT FROM outbox WHERE id IN (2, 5) FOR KEY SHARE")
+        left = connection.execute(settling.purge_unlocked(OUTBOX), {"ids": [1, 2, 3, 9]}).fetchall()
+        assert left == [(2,)]
+        assert connection.execute("SELECT array_agg(id ORDER BY id) FROM outbox").fetchone() == ([2, 4, 5],)
+        other.rollback()
+    assert connection.execute(settling.purge_unlocked(OUTBOX), {"ids": [2]}).fetchall() == []
+    assert connection.execute("SELECT array_agg(id ORDER BY id) FROM outbox").fetchone() == ([4, 5],)

@@ -57,7 +57,8 @@ def test_histories_are_not_trivial() -> None:
         repeated += sum(count - 1 for count in world.appended.values())
         quarantined += len(world.table.quarantined)
     assert {"Parked", "Refused", "Dropped", "Remarked", "FateUnknown", "QueueTimedOut", "Settled"} <= said
-    assert {"Mark", "Reset", "TakeTerm", "Kill", "Drained", "Emptied", "Resize"} <= said
+    assert {"ServerChanged", "Poisoned"} <= said
+    assert {"Mark", "Fetch", "Look", "TakeTerm", "Kill", "Drained", "Emptied", "Resize"} <= said
     assert repeated
     assert quarantined
 

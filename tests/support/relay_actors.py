@@ -15,7 +15,7 @@ from harvester.relay.intake import Row
 from harvester.relay.machine import Phase, Relay, Settings
 from harvester.relay.router import shard_of
 from harvester.relay.scan import Scan
-from tests.support.relay_shard import Action, Note, SimShard, row_bytes
+from tests.support.relay_shard import Action, Note, SimShard, row_bytes, uid_of
 
 if TYPE_CHECKING:
     from tests.support import relay_world as w
@@ -36,6 +36,9 @@ class SimHarvester:
         self._snapshot: list[w.Row] | None = None
         self._seen_term: int | None = None
         self._processed: list[w.Row] = []  # what the mark that is being processed could see
+        self._connected = self._checked = True
+        self._term: tuple[int, UUID, str | None] | None = None  # term, holder, server: what was taken last
+        self._due: dict[int, tuple[int, float]] = {}  # parked record -> (epoch, not to be fetched before)
         self.proven = self.word = self.revoking = False
         self.fuse: int | None = None  # trust runs out after so many produces
 
@@ -130,6 +133,10 @@ class SimHarvester:
                 found.append(((name, "has room"), partial(self._uncongested, shard)))
             if shard.alive:
                 found += shard.actions()
+        timers = self.relay.intake.waiting._timers
+        if timers and self.leads:
+            wait_s = max(0.0, timers[0][0] - self.world.now)
+            found.append(((self.name, "is patient"), lambda: self.pass_time(wait_s)))
         if self.marker:
             begun = self._snapshot is not None or self._seen_term is not None
             step = self._finish if begun else self._begin
@@ -148,16 +155,34 @@ class SimHarvester:
             found.append(("shard death", (self.name, "cut"), self._cut))
         if self.marker:
             found.append(("marker", (self.name, "the marker fails"), self._fail_marker))
-        found.append(("timeouts", (self.name, "time passes"), self._jump))
+        found.append(("timeouts", (self.name, "time passes"), lambda: self.pass_time(600.0)))
         found.append(("timeouts", (self.name, "ticks"), lambda: self._perform(self.relay.tick(self.world.now))))
         return found
 
     def _light_fuse(self) -> None:
         self.fuse = self.world.script.next(3)
 
-    def _jump(self) -> None:
-        self.world.now += 60.0
+    def pass_time(self, time_s: float) -> None:
+        """And the supervisor looks at the clock."""
+        self.world.now += time_s
         self._perform(self.relay.tick(self.world.now))
+
+    def _stop_for(self, record_id: int) -> None:
+        """Policy "stop": the harvester ends; whoever starts it again has seen to the record."""
+        row = self.world.table.rows.get(record_id)
+        if row is not None:
+            self.world.repair(row)
+        if self.proven and not self.revoking:
+            self.revoke()
+
+    def disconnect(self) -> None:
+        """The server is gone, and with it every session."""
+        self._connected = self._checked = False
+        self._seen_term = None
+        if self._snapshot is not None:
+            self._statement_failed()
+        for shard in self.shards:
+            shard.disconnect()
 
     def _scale(self) -> None:
         shards, within_s = 1 + self.world.script.next(3), self.world.script.next(2) * 1e9
@@ -180,6 +205,7 @@ class SimHarvester:
             case f.Remarked(epoch, ids):
                 self._perform(relay.remarked(i, epoch, ids, now))
             case f.Parked(epoch, record_id, given_back, _, wait_s, _, held):
+                self._due[record_id] = epoch, now + wait_s
                 self._perform(relay.parked(i, epoch, record_id, given_back, wait_s, held, now))
             case f.Refused(epoch, ids):
                 self._perform(relay.refused(i, epoch, ids, now))
@@ -189,6 +215,12 @@ class SimHarvester:
                 self._perform(relay.fate_unknown(i, epoch, ids, reason, now))
             case f.QueueTimedOut(epoch, record_id, waited_s):
                 self._perform(relay.queue_timed_out(i, epoch, record_id, waited_s, now))
+            case f.Poisoned(record_id):
+                self._stop_for(record_id)
+            case f.ServerChanged(reason):
+                self._perform(relay.server_changed(reason, now))
+            case f.Quarantined():
+                pass
             case f.Ready():
                 self._perform(relay.shard_ready(i, now))
 
@@ -209,9 +241,12 @@ class SimHarvester:
                 case c.Mark() | c.Fetch() | c.Look() | c.TakeTerm():
                     if isinstance(command, c.Mark):
                         self._check_mark()
+                    elif isinstance(command, c.Fetch):
+                        self._check_fetch(command)
                     self.marker.append(command)
                 case c.OpenTrust():
                     self.word = self.proven
+                    self.world.heard_term = max(self.world.heard_term, self.relay.term or 0)
                 case c.CloseTrust():
                     self.word = False
                 case c.Kill(index, _, _):
@@ -225,7 +260,7 @@ class SimHarvester:
                 case c.Drained():
                     self._drained()
                 case c.Emptied():
-                    left = [row.id for row in self._processed if not row.gone]
+                    left = [row.id for row in self._processed if not row.gone and not row.early]
                     if left:
                         self.world.fail(f"Emptied is said while {left} are in the outbox")
                 case c.Resize(shards):
@@ -240,7 +275,7 @@ class SimHarvester:
                 record_id = struct.unpack_from(">hiq", raw)[2]
                 if record_id in already:
                     self.world.fail(f"record {record_id} is dispatched to a shard that holds it")
-                key = self.world.table.rows[record_id].key
+                key = self.world.uids[uid_of(raw)].key
                 assert shard.index == shard_of(key, record_id, len(self.shards))
         shard.to_shard.append(frame)
         if "congestion" in self.world.faults and len(shard.to_shard) > self.world.pipe_frames:
@@ -252,6 +287,13 @@ class SimHarvester:
             unknown = [i for i in shard.holds if i not in self.relay.ledger]
             if unknown:
                 self.world.fail(f"P5: a mark while {self.name}{shard.index} holds {unknown} beyond the ledger")
+
+    def _check_fetch(self, fetch: c.Fetch) -> None:
+        parts = self.relay.intake._under_way[fetch.number].parts
+        for record_id in (i for part in parts if part.name is not None for i in part.ids):
+            epoch, due = self._due.pop(record_id, (0, 0.0))
+            if epoch == self.relay.epoch and self.world.now < due:
+                self.world.fail(f"P18: {record_id} is to be tried again at {due}")
 
     def _drained(self) -> None:
         if len(self.relay.ledger) or any(shard.unsettled for shard in self.living):
@@ -268,10 +310,26 @@ class SimHarvester:
     # -- the marker's part
 
     def _begin(self) -> None:
-        if isinstance(self.marker[0], c.TakeTerm):
+        command = self.marker[0]
+        if not self._connected:
+            self._connected = True
+            self._scan.restart()
+        if isinstance(command, c.TakeTerm):
             self._seen_term = self.world.table.term
-        else:
+        elif self._is_meant(command):
             self._snapshot = self.world.table.visible()
+        else:
+            self.marker.popleft()
+
+    def _is_meant(self, command: c.Mark | c.Fetch | c.Look) -> bool:
+        """P9, as the mark loop does it."""
+        if self._checked or self._term is None or self._term[1] != command.holder:
+            return True
+        term, _, server = self._term
+        self._checked = server == self.world.server and self.world.table.term >= term
+        if not self._checked:
+            self._post("server changed", lambda: self.relay.server_changed("another one", self.world.now))
+        return self._checked
 
     def _finish(self) -> None:
         command = self.marker[0]
@@ -288,10 +346,10 @@ class SimHarvester:
             return
         rows = self._mark(command, snapshot) if isinstance(command, c.Mark) else self._fetch(command, snapshot)
         if not rows and (table.term, table.holder) != (command.term, command.holder):
-            self._post("term gone", lambda: self._term_gone(command.holder))
+            self._post("term gone", lambda: self._term_gone(command.holder, table))
         elif isinstance(command, c.Mark):
             self._post(("marked", [row[0] for row in rows]), lambda: self._marked(command.number, rows, snapshot))
-            if self.world.script.next(2):
+            if not self.world.script.next(2):
                 self._scan.listed(table.holders(), self.world.last_value)
         else:
             done = partial(self.relay.fetched, command.number, rows)
@@ -304,17 +362,24 @@ class SimHarvester:
             self.marker.popleft()
         elif table.term == seen:
             self.marker.popleft()
-            table.term, table.holder = seen + 1, command.holder
-            self._post("term taken", lambda: self.relay.term_taken(command.holder, seen + 1, "one", self.world.now))
+            term, server = max(seen, self.world.heard_term) + 1, self.world.server
+            table.set_term(term, command.holder)
+            self._term, self._checked = (term, command.holder, server), True
+            self._post("term taken", lambda: self._term_taken(command.holder, term, server))
+
+    def _term_taken(self, holder: UUID, term: int, server: str | None) -> Sequence[c.Command]:
+        commands = self.relay.term_taken(holder, term, server, self.world.now)
+        self.world.begin_anew()
+        return commands
 
     def _marked(self, number: int, rows: list[Row], snapshot: list[w.Row]) -> Sequence[c.Command]:
-        self._processed = snapshot
+        self._processed = [row for row in snapshot if self.world.table.rows.get(row.id) is row]
         return self.relay.marked(number, rows, self.world.now)
 
-    def _term_gone(self, holder: UUID) -> Sequence[c.Command]:
+    def _term_gone(self, holder: UUID, table: w.Table) -> Sequence[c.Command]:
         if holder != self.relay.holder:
             return ()
-        if self.world.table.holder == self.relay.holder:
+        if table.holder == self.relay.holder:
             self.world.fail("P8: the term is lost, and nobody took it")
         return self.relay.term_lost(self.proven, self.world.now)
 
@@ -349,16 +414,21 @@ class SimHarvester:
         command = self.marker[0]
         if isinstance(command, c.TakeTerm):
             if self.proven and self.world.script.next(2):
-                self.world.table.term, self.world.table.holder = self.world.table.term + 1, command.holder
+                self.world.table.set_term(self.world.table.term + 1, command.holder)
             self._seen_term = None
             return  # tried again
-        self.marker.popleft()
-        snapshot, self._snapshot = self._snapshot, None
+        snapshot = self._snapshot
         if self.world.script.next(2) and isinstance(command, c.Mark):
             self._mark(command, self.world.table.visible() if snapshot is None else snapshot)
+        self._statement_failed()
         self._scan.restart()
+
+    def _statement_failed(self) -> None:
+        command = self.marker.popleft()
+        self._snapshot = None
+        assert not isinstance(command, c.TakeTerm)
         self._post("it failed", lambda: self.relay.statement_failed(command.number, "it broke", self.world.now))
 
 
 def _tuple(row: w.Row) -> Row:
-    return row.id, row.key, row_bytes(row.id, row.key, "?" if row.undecodable else "t")
+    return row.id, row.key, row_bytes(row.id, row.key, "?" if row.undecodable else "t", row.uid)

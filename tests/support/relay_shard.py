@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 from confluent_kafka import KafkaError
 
 from harvester.relay import frames as f
-from harvester.relay.purging import Outcome, Poison
 from harvester.relay.attempts import Policy
+from harvester.outbox.purge_session import Outcome, Poison
 from harvester.relay.sender import Outlets, Sender
 
 if TYPE_CHECKING:
@@ -22,22 +22,28 @@ if TYPE_CHECKING:
 Action = Callable[[], object]
 Note = tuple[object, ...]  # what the history shows; put into words only when it is shown
 _FOR_EVER = float("inf")
-_POLICY = Policy(max_attempts=2, retry_backoff_s=0.0, retry_backoff_max_s=0.0, queue_timeout_s=0.0)
 
 
-def row_bytes(record_id: int, key: bytes | None, topic: str = "t") -> bytes:
-    """A row as `COPY (FORMAT BINARY)` sends it; its value is its id."""
-    value = str(record_id).encode()
+def row_bytes(record_id: int, key: bytes | None, topic: str, uid: int) -> bytes:
+    """A row as `COPY (FORMAT BINARY)` sends it; its value and its time are its uid."""
+    value = str(uid).encode()
     parts = [struct.pack(">hiq", 8, 8, record_id)]
     parts += [struct.pack(">i", -1) if one is None else struct.pack(">i", len(one)) + one
-              for one in (key, topic.encode(), value, None, None, struct.pack(">q", 0), None)]  # fmt: skip
+              for one in (key, topic.encode(), value, None, None, struct.pack(">q", uid), None)]  # fmt: skip
     return b"".join(parts)
+
+
+def uid_of(raw: bytes) -> int:
+    """Which row of the world these bytes are."""
+    uid: int = struct.unpack(">q", raw[-12:-4])[0]
+    return uid
 
 
 @dataclass(slots=True, eq=False)
 class Sent:
     """A record at a producer; its report comes later."""
 
+    uid: int
     report: Callable[[KafkaError | None, Any], None]
     appended: bool = False
 
@@ -55,10 +61,13 @@ class SimShard:
         self.deleting: list[int] | None = None
         self.deleted = False
         self.poison: deque[Poison] = deque()
+        self.server: str | None = None  # of the purger, as its `expect` and its connections leave it
+        self.term = 0
+        self.connected = False
         self.full = 0  # how many produces the producer refuses for lack of room
         self.sender = Sender(
             self,
-            _POLICY,
+            Policy(2, retry_backoff_s=1.0, retry_backoff_max_s=4.0, queue_timeout_s=0.0, poison=owner.world.policy),
             Outlets(
                 send=self.to_supervisor.append,
                 purge=self.acked.append,
@@ -77,6 +86,11 @@ class SimShard:
         return [*self.sender._barrier._unsettled]
 
     @property
+    def unsettled_uids(self) -> list[int]:
+        """The same rows, told from others that had their ids on another server."""
+        return [uid_of(entry.raw) for entry in self.sender._barrier._unsettled.values()]
+
+    @property
     def holds(self) -> set[int]:
         """Every id in this shard or on its way to it under the current epoch."""
         barrier = self.sender._barrier
@@ -93,10 +107,10 @@ class SimShard:
         if self.full:
             self.full -= 1
             raise BufferError
-        record_id = int(value)
-        assert record_id not in self.wire, f"{record_id} is handed to the producer twice"
+        row = self.owner.world.uids[int(value)]
+        assert row.id not in self.wire, f"{row.id} is handed to the producer twice"
         assert self.owner.word, "P12: produced without trust"
-        self.wire[record_id] = Sent(on_delivery)
+        self.wire[row.id] = Sent(row.uid, on_delivery)
 
     def _fatal(self, _text: str) -> None:
         self.doomed = True
@@ -114,13 +128,15 @@ class SimShard:
         if self.to_shard:
             found.append(((name, "reads", self.to_shard[0]), self._read))
         for record_id, sent in self.wire.items():
-            if self.owner.world.table.rows[record_id].refused:
+            if self.owner.world.uids[sent.uid].refused:
                 found.append(((name, record_id, "refused"), partial(self.fail, record_id, "MSG_SIZE_TOO_LARGE")))
             elif sent.appended:
                 found.append(((name, record_id, "acknowledged"), partial(self._acknowledge, record_id)))
             else:
                 found.append(((name, record_id, "appended"), partial(self._append, record_id)))
-        if self.deleting is not None:
+        if not self.connected and (self.deleting or self.acked or self.poison):
+            found.append(((name, "reconnects"), self._connect))
+        elif self.deleting is not None:
             step = self._return if self.deleted else self._delete
             verb = "returns" if self.deleted else "commits"
             found.append(((name, "purge of", self.deleting, verb), step))
@@ -154,7 +170,20 @@ class SimShard:
 
     def _become_ready(self) -> None:
         self.ready = True
+        self._connect()
         self.to_supervisor.append(f.Ready(1))
+
+    def _connect(self) -> None:
+        """Compare the database with the one that is meant (P9), as the purger does."""
+        world = self.owner.world
+        if (self.server is not None and self.server != world.server) or world.table.term < self.term:
+            self.to_supervisor.append(f.ServerChanged("another one"))
+            return
+        self.server, self.connected = world.server, True
+
+    def disconnect(self) -> None:
+        """The server is gone: what was under way is repeated over a new connection."""
+        self.connected = self.deleted = False
 
     def _read(self) -> None:
         frame = self.to_shard.popleft()
@@ -162,6 +191,7 @@ class SimShard:
             case f.Dispatch(epoch, rows):
                 self.sender.dispatch(epoch, rows)
             case f.Remark():
+                self.server, self.term = frame.server or self.server, frame.term or self.term
                 self.sender.remark(frame)
             case f.Closed(epoch, record_id):
                 self.sender.closed(epoch, record_id)
@@ -169,8 +199,9 @@ class SimShard:
                 raise AssertionError(frame)
 
     def _append(self, record_id: int) -> None:
-        self.wire[record_id].appended = True
-        self.owner.world.append(record_id)
+        sent = self.wire[record_id]
+        sent.appended = True
+        self.owner.world.append(sent.uid)
 
     def _acknowledge(self, record_id: int) -> None:
         self.wire.pop(record_id).report(None, None)
@@ -179,7 +210,7 @@ class SimShard:
         """Its report is an error; appended or not."""
         sent = self.wire.pop(record_id)
         if sent.appended:
-            self.owner.world.excused[record_id] += 1
+            self.owner.world.excused[sent.uid] += 1
         sent.report(KafkaError(getattr(KafkaError, error)), None)
 
     def _begin_delete(self) -> None:
@@ -188,10 +219,14 @@ class SimShard:
 
     def _delete(self) -> None:
         assert self.deleting is not None
+        world = self.owner.world
         for record_id in self.deleting:
-            if not self.owner.world.appended[record_id]:
-                self.owner.world.fail(f"I5: record {record_id} is purged and was never appended")
-            self.owner.world.table.rows[record_id].gone = True
+            row = world.table.rows.get(record_id)
+            if row is None or row.gone:
+                continue
+            if not world.appended[row.uid]:
+                world.fail(f"I5: record {record_id} is purged and was never appended")
+            world.table.delete(row)
         self.deleted = True
 
     def _return(self) -> None:
@@ -201,25 +236,24 @@ class SimShard:
 
     def _move(self) -> None:
         poison, table = self.poison.popleft(), self.owner.world.table
-        row = table.rows[poison.id]
+        row = table.rows.get(poison.id)
         if (table.term, str(table.holder)) != (poison.term, poison.holder):
             outcome = Outcome.FENCED
-        elif row.gone:
+        elif row is None or row.gone or not row.visible:
             outcome = Outcome.GONE
         else:
             outcome = Outcome.MOVED
-            row.gone = True
-            table.quarantined.add(poison.id)
+            table.quarantine(row)
         self.sender.quarantined(poison, outcome)
 
     def die(self) -> None:
         """SIGKILL: what is on the wire arrives or not, what was said stays readable."""
         self.alive = False
         world = self.owner.world
-        for record_id, sent in self.wire.items():
-            if not sent.appended and not world.table.rows[record_id].refused and world.script.next(2):
-                world.append(record_id)
+        for sent in self.wire.values():
+            if not sent.appended and not world.uids[sent.uid].refused and world.script.next(2):
+                world.append(sent.uid)
         self.wire.clear()
-        if self.deleting is not None and not self.deleted and world.script.next(2):
+        if self.deleting is not None and self.connected and not self.deleted and world.script.next(2):
             self._delete()
         world.excuse(self)

@@ -1,28 +1,41 @@
 """A small world around the relay's decisions, driven by a string of bytes: same bytes, same history.
 
-Real are the machine (`Relay`), its ledger, and each shard's `Sender` with its `Barrier`. Simulated are the pipes (first
-in, first out, with any delay), the outbox, the marker, the purgers, Kafka, the group, and death. A byte chooses what
-happens next; fewer and smaller bytes make a shorter and calmer history, so hypothesis can shrink a failure. After the
-last byte the faults end and the world has to become calm (`World.calm`).
+Real are the machine (`Relay`) with its ledger, intake and lanes, the marker's `Scan`, and each shard's `Sender` with
+its `Barrier`. Simulated are the pipes (first in, first out, with any delay), the outbox, the marker's session, the
+purgers, Kafka, the group, time, and death. A byte chooses what happens next; fewer and smaller bytes make a shorter
+and calmer history, so hypothesis can shrink a failure. After the last byte the faults end and the world has to become
+calm (`World.calm`): first around the records that the broker still refuses, then, when it takes them, altogether.
 
 What it checks, at every step unless said otherwise:
 
 - I1: in the end every committed row was appended to the log or stands in quarantine, and the outbox is empty;
 - I2: a record is first appended after all earlier ones of its key, and never after a later one;
 - I3: the producers of a harvester never hold more unsettled records than allowed;
-- I8: a record is repeated only where a shard died, trust was lost, or its fate was unknown;
+- I5: no row is purged that was not appended;
+- I7: while records are refused for ever and their keys held, every row of every other key arrives;
+- I8: a record is repeated only where a shard died, trust was lost, its fate was unknown, or the server was replaced;
 - P5: when a mark is commanded, the ledger knows all that any shard holds;
 - P8: the term is found lost only when somebody else has taken it;
+- P18: a parked record is not fetched before its time; in the end no lane is left;
 - Drained and Emptied are true when they are said; leader ids are never used twice; no count is negative.
 
-A writer inserts the rows of one key one transaction after the other; rows of different keys commit in any order.
+A writer inserts the rows of one key one transaction after the other; rows of different keys commit in any order, or
+roll back. Some rows without a key carry an id far above the sequence, or one that was fetched before the table was
+locked, which only a look at the whole table is sure to find.
+
+The fault "server" (P9) replaces the database by an older copy of itself: the last events are undone, open
+transactions are gone, and the sequence gives out ids again. Rows of the copy are repeated and start their keys' order
+anew; rows that only the old server had are nobody's any more. Where the server does not tell who it is, the copy
+lacks the last term.
 """
 
 from __future__ import annotations
 
 import random
 from collections import Counter
-from dataclasses import dataclass, field
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from typing import Any
 from uuid import UUID
 
 from harvester.relay.commands import Mark
@@ -41,8 +54,10 @@ FAULTS = (
     "timeouts",
     "scale",
     "poison",
+    "server",
 )
-_CALM_STEPS = 4000
+_CALM_STEPS = 6000
+POLICIES = ("quarantine", "hold", "stop")
 
 
 class Broken(AssertionError):
@@ -68,34 +83,82 @@ class Script:
 
 @dataclass(slots=True, eq=False)
 class Row:
-    """A row of the outbox. `refused`: the broker never takes it; `undecodable`: no record can be made of it."""
+    """A row of the outbox. `uid` tells it from others that had its id on another server.
+
+    `refused`: the broker does not take it; `undecodable`: no record can be made of it; `early`: its id was fetched
+    before the table was locked.
+    """
 
     id: int
     key: bytes | None
+    uid: int
     leader_id: UUID | None = None
     visible: bool = False
     gone: bool = False
     refused: bool = False
     undecodable: bool = False
+    early: bool = False
 
 
 @dataclass(slots=True)
 class Table:
-    """The outbox, its term row, and the transactions that are open."""
+    """The outbox of one server, its term row, and the transactions that are open.
 
+    `events` is what was committed, in order: ("visible" | "gone" | "quarantined", row) or ("term", (term, holder)).
+    """
+
+    server: int = 1
     rows: dict[int, Row] = field(default_factory=dict)
     open: list[list[Row]] = field(default_factory=list)
     term: int = 0
     holder: UUID | None = None
-    quarantined: set[int] = field(default_factory=set)
+    quarantined: set[int] = field(default_factory=set)  # uids
+    events: list[tuple[str, Any]] = field(default_factory=list)
 
     def holders(self) -> list[str]:
         """Who holds a RowExclusiveLock: the open transactions, each named by its first id."""
-        return [str(rows[0].id) for rows in self.open]
+        return [str(rows[0].id) for rows in self.open if not rows[0].early]
 
     def visible(self) -> list[Row]:
         """What a snapshot taken now shows, by id."""
-        return [row for row in self.rows.values() if row.visible and not row.gone]
+        return [row for _, row in sorted(self.rows.items()) if row.visible and not row.gone]
+
+    def show(self, row: Row) -> None:
+        """Its transaction commits."""
+        row.visible = True
+        self.events.append(("visible", row))
+
+    def delete(self, row: Row) -> None:
+        """It leaves the outbox."""
+        row.gone = True
+        self.events.append(("gone", row))
+
+    def quarantine(self, row: Row) -> None:
+        """It leaves the outbox for quarantine."""
+        row.gone = True
+        self.quarantined.add(row.uid)
+        self.events.append(("quarantined", row))
+
+    def set_term(self, term: int, holder: UUID) -> None:
+        """Somebody takes the term."""
+        self.term, self.holder = term, holder
+        self.events.append(("term", (term, holder)))
+
+    def copy(self, events: int) -> Table:
+        """Another server with the first so many events."""
+        copy = Table(self.server + 1)
+        for kind, what in self.events[:events]:
+            if kind == "term":
+                copy.set_term(*what)
+                continue
+            if kind == "visible":
+                copy.rows[what.id] = replace(what, gone=False)
+            row = copy.rows[what.id]
+            row.gone = kind != "visible"
+            if kind == "quarantined":
+                copy.quarantined.add(row.uid)
+            copy.events.append((kind, row))
+        return copy
 
 
 class World:
@@ -110,8 +173,12 @@ class World:
         self.excused: Counter[int] = Counter()
         self.leader: SimHarvester | None = None
         self.leader_ids: set[UUID] = set()
-        self._ids = 0
-        self._newest: dict[bytes, int] = {}
+        self.uids: dict[int, Row] = {}
+        self.last_value = 0  # of the sequence
+        self.heard_term = 0  # the highest in the leader topic
+        self._made = 0
+        self._led_on = 1
+        self._newest: dict[bytes, int] = {}  # uids, as in the next
         self._by_key: dict[bytes, list[int]] = {}
         self.faults = frozenset(faults)
         draw = self.script.next
@@ -121,13 +188,16 @@ class World:
             max_in_flight_records=1 + draw(5),
             mark_query_records=1 + draw(5),
             send_buffer=1 + draw(3),
-            max_queued_per_key=1 + draw(3),
-            answer_timeout_s=50,
-            silence_timeout_s=90,
-            look_interval_s=50,
+            max_queued_per_key=1 + draw(6),
+            answer_timeout_s=500,
+            silence_timeout_s=900,
+            look_interval_s=500,
         )
         self.writes = bool(draw(2))
         self.pipe_frames = 1 + draw(4)
+        self.policy = POLICIES[draw(3)]
+        deposed = {"trust", "hand over", "usurper"} & self.faults  # then a term alone proves nothing
+        self.tells_server = bool(deposed) or not draw(2)
         self.harvesters = [SimHarvester(self, name, settings) for name in ("A", "B")]
         if "hand over" not in faults:
             del self.harvesters[1]
@@ -163,16 +233,33 @@ class World:
     def calm(self) -> None:
         """No faults any more: everything has to arrive."""
         self.trace.append(("-- calm",))
-        while self.table.open:
-            self._commit(0)
+        for rows in [rows for rows in self.table.open if not rows[0].early]:
+            self._commit(self.table.open.index(rows))
         for harvester in self.harvesters:
             harvester.fuse = None
         fair = random.Random(0)
+        if self.policy == "hold":
+            self._until(self._all_others_are_gone, fair, "I7: not all rows of other keys arrive while some are held")
+            for row in self.table.visible():
+                self.repair(row)
+        self._until(self._is_calm, fair, "it does not become calm")
+        if self.table.open:  # the gaps that these ids left are closed by now
+            while self.table.open:
+                self._commit(0)
+            for row in self.table.visible():
+                self.repair(row)
+            self._until(self._is_calm, fair, "it does not become calm again")
+        self._check_end()
+
+    def _until(self, reached: Callable[[], bool], fair: random.Random, complaint: str) -> None:
         for _ in range(_CALM_STEPS):
-            if self._is_calm():
-                self._check_end()
+            if reached():
                 return
             self.now += 0.01
+            leader = self.leader
+            if leader is not None and leader.leads and not len(leader.relay.ledger) and not fair.randrange(20):
+                leader.pass_time(600.0)
+                continue
             actions = self._ordinary()
             if not actions:
                 self.fail("nothing can happen any more")
@@ -180,7 +267,19 @@ class World:
             self.trace.append((round(self.now, 2), *note))
             action()
             self._check_bounds()
-        self.fail("it does not become calm")
+        self.fail(complaint)
+
+    def _all_others_are_gone(self) -> bool:
+        rows = self.table.visible()
+        stuck = [row for row in rows if row.refused or row.undecodable]
+        keys = {row.key for row in stuck if row.key is not None}
+        return all(row in stuck or row.key in keys for row in rows)
+
+    def repair(self, row: Row) -> None:
+        """Whoever operates this sees to a record that nobody takes."""
+        row.refused = False
+        if row.undecodable:
+            self.table.quarantine(row)
 
     def _is_calm(self) -> bool:
         return (
@@ -215,11 +314,43 @@ class World:
             actions += [(note, action) for fault, note, action in harvester.mishaps() if fault in self.faults]
         if "usurper" in self.faults and self.leader is not None:
             actions.append((("somebody takes the term",), self._usurp))
+        if "server" in self.faults and self.leader is not None:
+            actions.append((("the server is replaced",), self._replace_server))
         return actions
 
     def _usurp(self) -> None:
-        self.table.term += 1
-        self.table.holder = UUID(int=10**12 + self.table.term)
+        term = self.table.term + 1
+        self.table.set_term(term, UUID(int=10**12 + self.table.server * 10**6 + term))
+
+    @property
+    def server(self) -> str | None:
+        """As the server tells who it is."""
+        return f"server {self.table.server}" if self.tells_server else None
+
+    def _replace_server(self) -> None:
+        events = self.table.events
+        kept = max(0, len(events) - self.script.next(12))
+        if not self.tells_server:
+            terms = [at for at, (kind, _) in enumerate(events) if kind == "term"]
+            if not terms:
+                return
+            kept = min(kept, terms[-1])
+        self.table = self.table.copy(kept)
+        self.last_value = max((i for i in self.table.rows if i <= self.last_value), default=0)
+        self._by_key.clear()
+        for row in self.table.rows.values():
+            self.uids[row.uid] = row
+            self._note_key(row)
+        for harvester in self.harvesters:
+            harvester.disconnect()
+
+    def begin_anew(self) -> None:
+        """The term is taken on a server for the first time: what it has may be repeated, in its order."""
+        if self._led_on != self.table.server:
+            self._led_on = self.table.server
+            self._newest.clear()
+            for row in self.table.visible():
+                self.excused[row.uid] += 1
 
     # -- the application
 
@@ -227,21 +358,32 @@ class World:
         key = self.keys[self.script.next(len(self.keys))]
         if key is not None and any(row.key == key for rows in self.table.open for row in rows):
             return
-        rows = []
-        for _ in range(1 + self.script.next(3)):
-            self._ids += 1
-            row = self.table.rows[self._ids] = Row(self._ids, key)
-            rows.append(row)
+        kind = self.script.next(24)
+        if kind == 1:  # by hand
+            rows = [self._new_row(self.last_value + 2 + self.script.next(30), None)]
+        else:
+            early = 2 <= kind < 6 and key is None
+            rows = [self._new_row(self._next_id(), key) for _ in range(1 if early else 1 + self.script.next(3))]
+            rows[0].early = early
+        if rows[0].id in self.table.rows:
+            return
+        for row in rows:
+            self.table.rows[row.id] = self.uids[row.uid] = row
         if "poison" in self.faults:
             fate = self.script.next(16)
             rows[0].refused, rows[0].undecodable = fate == 1, fate == 2
         self.table.open.append(rows)
         self.trace.append((round(self.now, 2), "insert", [row.id for row in rows], "of", key))
 
-    @property
-    def last_value(self) -> int:
-        """Of the sequence."""
-        return self._ids
+    def _next_id(self) -> int:
+        self.last_value += 1
+        while self.last_value in self.table.rows:  # written by hand: an INSERT failed
+            self.last_value += 1
+        return self.last_value
+
+    def _new_row(self, record_id: int, key: bytes | None) -> Row:
+        self._made += 1
+        return Row(record_id, key, self._made)
 
     def _commit(self, which: int) -> None:
         if self.table.open:
@@ -253,39 +395,42 @@ class World:
                 return
             self.trace.append((round(self.now, 2), "commit", [row.id for row in rows]))
             for row in rows:
-                row.visible = True
-                if row.key is not None:
-                    self._by_key.setdefault(row.key, []).append(row.id)
+                self.table.show(row)
+                self._note_key(row)
+
+    def _note_key(self, row: Row) -> None:
+        if row.key is not None:
+            self._by_key.setdefault(row.key, []).append(row.uid)
 
     # -- the log
 
-    def append(self, record_id: int) -> None:
+    def append(self, uid: int) -> None:
         """The broker appends a record: I2 and I8."""
-        row = self.table.rows[record_id]
-        self.trace.append(("    log:", record_id, "of", row.key))
-        first = record_id not in self.appended
-        self.appended[record_id] += 1
+        row = self.uids[uid]
+        self.trace.append(("    log:", row.id, "of", row.key))
+        first = uid not in self.appended
+        self.appended[uid] += 1
         if not first:
-            if not self.excused[record_id]:
-                self.fail(f"I8: record {record_id} is repeated without a reason")
-            self.excused[record_id] -= 1
+            if not self.excused[uid]:
+                self.fail(f"I8: record {row.id} is repeated without a reason")
+            self.excused[uid] -= 1
         if row.key is None:
             return
         newest = self._newest.get(row.key, 0)
-        if record_id < newest:
-            self.fail(f"I2: record {record_id} comes after {newest} of its key")
-        self._newest[row.key] = record_id
+        if uid < newest:
+            self.fail(f"I2: record {row.id} comes after {self.uids[newest].id} of its key")
+        self._newest[row.key] = uid
         if first:
-            for earlier in self._by_key[row.key]:
-                if earlier >= record_id:
+            for earlier in self._by_key.get(row.key, ()):
+                if earlier >= uid:
                     break
                 if earlier not in self.appended and earlier not in self.table.quarantined:
-                    self.fail(f"I2: record {record_id} overtakes {earlier} of its key")
+                    self.fail(f"I2: record {row.id} overtakes {self.uids[earlier].id} of its key")
 
     def excuse(self, shard: SimShard) -> None:
         """What this shard has on the wire or unpurged may be repeated once."""
-        for record_id in shard.unsettled:
-            self.excused[record_id] += 1
+        for uid in shard.unsettled_uids:
+            self.excused[uid] += 1
 
     # -- checks
 
@@ -302,7 +447,7 @@ class World:
 
     def _check_end(self) -> None:
         for row in self.table.rows.values():
-            if row.id not in self.appended and row.id not in self.table.quarantined:
+            if row.uid not in self.appended and row.uid not in self.table.quarantined:
                 self.fail(f"I1: record {row.id} is lost")
         for harvester in self.harvesters:
             harvester.check_end()

@@ -1,0 +1,127 @@
+"""Rows as a real server sends them: what was written is what a shard decodes, in both ways of marking."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
+from itertools import product
+from typing import Any
+from uuid import uuid4
+
+import psycopg
+import pytest
+
+from harvester.delivery.decode import decode
+from harvester.errors import UndecodableRecord
+from harvester.outbox import queries
+from harvester.outbox.copying import Row, copy_rows
+from harvester.outbox.schema import inspect
+from harvester.outbox.tables import OutboxTable
+from harvester.record import KafkaRecord
+from tests.support.marking import BOTH
+from tests.support.outboxes import seed_ddl
+
+pytestmark = pytest.mark.servers
+
+OUTBOX = OutboxTable.parse("outbox")
+EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+COLUMNS = "create_time, kafka_topic, kafka_key, kafka_value, kafka_header_keys, kafka_header_values, kafka_partition"
+
+
+def mark(connection: psycopg.Connection[Any], marking: str = "memory") -> list[Row]:
+    """All rows, as a new leader gets them."""
+    holder = uuid4()
+    connection.execute("UPDATE outbox_term SET term = 1, holder = %s", (holder,))
+    where: dict[str, Any] = {"term": 1, "holder": holder, "limit": 1000, "high": None, "gaps": ()}
+    shape = inspect(connection, OUTBOX)
+    if marking == "table":
+        return copy_rows(connection, queries.mark_in_table(OUTBOX, shape, leader_id=uuid4(), **where), 10)
+    return copy_rows(connection, queries.mark_in_memory(OUTBOX, shape, **where), 10)
+
+
+@pytest.fixture
+def rich(empty_database: str) -> Iterator[psycopg.Connection[Any]]:
+    """The original table with everything beyond it: bytea values, nullable keys, partitions; arrays may be NULL."""
+    from harvester.outbox import schema
+
+    with psycopg.connect(empty_database, autocommit=True) as opened:
+        opened.execute(seed_ddl(value="BYTEA"))
+        opened.execute(
+            "ALTER TABLE outbox ALTER kafka_key DROP NOT NULL, ALTER kafka_header_keys DROP NOT NULL,"
+            " ALTER kafka_header_values DROP NOT NULL, ADD kafka_partition INT"
+        )
+        schema.init(opened, OUTBOX)
+        yield opened
+
+
+MOMENT = datetime(2024, 2, 29, 12, 30, 15, 123456, tzinfo=UTC)
+HEADERS = [
+    ([], []),
+    (None, None),
+    (["h"], [""]),
+    (["n\u00e4me", "n\u00e4me", ""], ["\u20ac", "NULL", 'with "quotes", {braces} and \\']),
+]
+
+
+@BOTH
+def test_rows_of_a_real_server_decode_to_what_was_written(rich: psycopg.Connection[Any], marking: str) -> None:
+    written: list[KafkaRecord] = []
+    combinations = product([None, "", "K\u00e4se"], [None, b"", bytes(range(256))], HEADERS, [None, 0, 7])
+    for number, (key, value, (names, contents), partition) in enumerate(combinations, 1):
+        created = MOMENT + timedelta(microseconds=number)
+        row = (created, "a.topic_1", key, value, names, contents, partition)
+        rich.execute(f"INSERT INTO outbox ({COLUMNS}) VALUES (%s, %s, %s, %s, %s, %s, %s)", row)
+        pairs = zip(names or [], contents or [], strict=True)
+        headers = [(name, content.encode()) for name, content in pairs]
+        created_us = (created - EPOCH) // timedelta(microseconds=1)
+        where = -1 if partition is None else partition
+        written.append(
+            KafkaRecord(
+                number, "a.topic_1", key.encode() if key is not None else None, value, headers, where, created_us
+            )
+        )
+    rows = mark(rich, marking)
+    assert [decode(raw) for _, _, raw in rows] == written
+    assert [key for _, key, _ in rows] == [record.key for record in written]
+
+
+@pytest.mark.parametrize(
+    ("topic", "names", "contents", "partition", "message"),
+    [
+        ("t", "{a}", "{}", None, "1 header keys but 0"),
+        ("t", "{a,NULL}", "{b,c}", None, "kafka_header_keys has a NULL"),
+        ("t", "{a}", "{NULL}", None, "kafka_header_values has a NULL"),
+        ("t", "{{a,b}}", "{a,b}", None, "2 dimensions"),
+        ("t", "{{a}}", "{{a}}", None, "2 dimensions"),
+        ("no topic", "{}", "{}", None, "invalid topic name 'no topic'"),
+        ("t", "{}", "{}", -1, "invalid partition -1"),
+    ],
+)
+def test_rows_that_are_no_records(
+    rich: psycopg.Connection[Any], topic: str, names: str, contents: str, partition: int | None, message: str
+) -> None:
+    row = (topic, names, contents, partition)
+    rich.execute(
+        "INSERT INTO outbox (create_time, kafka_topic, kafka_header_keys, kafka_header_values, kafka_partition)"
+        " VALUES (now(), %s, %s, %s, %s)",
+        row,
+    )
+    [(_, _, raw)] = mark(rich)
+    with pytest.raises(UndecodableRecord, match=message):
+        decode(raw)
+
+
+def test_arrays_that_begin_elsewhere_than_at_one(rich: psycopg.Connection[Any]) -> None:
+    rich.execute(
+        "INSERT INTO outbox (create_time, kafka_topic, kafka_header_keys, kafka_header_values)"
+        " VALUES (now(), 't', '[5:6]={a,b}', '{c,d}')"
+    )
+    [(_, _, raw)] = mark(rich)
+    assert decode(raw).headers == [("a", b"c"), ("b", b"d")]
+
+
+def test_times_without_an_end_are_only_numbers(rich: psycopg.Connection[Any]) -> None:
+    for moment in ("infinity", "-infinity"):
+        rich.execute("INSERT INTO outbox (create_time, kafka_topic, kafka_header_keys, kafka_header_values)"
+                     " VALUES (%s, 't', '{}', '{}')", (moment,))  # fmt: skip
+    assert [decode(raw).created_us > 0 for _, _, raw in mark(rich)] == [True, False]

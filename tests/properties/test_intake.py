@@ -1,0 +1,217 @@
+"""The intake between a table and shards that do as they like: a byte chooses what happens next.
+
+The table's rows are all committed and come in id order, statements are answered in the order in which they were asked
+for, shards settle the oldest row of a key or park it, die away or take nothing. What has to hold: a row is sent when
+nothing older of its key waits or is behind it, and to a shard that takes rows; no bound is passed; no key has more
+under way than it may; and in the end all rows were settled and nothing waits.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import deque
+from collections.abc import Callable
+from uuid import UUID
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from harvester.relay.commands import Fetch, Look, Mark
+from harvester.relay.intake import Intake, Row, Taken
+from harvester.relay.ledger import Bounds, Ledger
+from harvester.relay.waiting import Waiting
+
+WHO = UUID(int=1)
+
+
+class IntakeWorld:
+    """See the module's text."""
+
+    def __init__(self, data: bytes) -> None:
+        self._data, self._at = data, 0
+        draw = self.draw
+        self.bounds = Bounds(in_flight=1 + draw(6), unsettled=4 + draw(12), per_key=1 + draw(6))
+        self.ledger = Ledger(self.bounds)
+        self.buffer = 1 + draw(3)
+        self.intake = Intake(2, 1 + draw(6), self.buffer, self.ledger)
+        for state in self.intake.slices:
+            state.ready = True
+        self.rows: dict[int, bytes | None] = {}
+        self.asked: deque[Mark | Fetch | Look] = deque()
+        self.high = 0
+        self.sent: dict[int, int] = {}  # unsettled: id -> shard
+        self.settled: set[int] = set()
+        self.now = 0.0
+
+    def draw(self, below: int) -> int:
+        value = self._data[self._at] if self._at < len(self._data) else 0
+        self._at += 1
+        return value % below
+
+    def run(self) -> None:
+        while self._at < len(self._data):
+            self.now += 1
+            self._step(self.draw(16))
+            self.check()
+        for state in self.intake.slices:
+            state.ready, state.congested = True, False
+        for _ in range(60 * (len(self.rows) + 10)):
+            if self.settled == self.rows.keys() and not len(self.intake.waiting):
+                break
+            self.now += 1
+            self._answer()
+            self._settle(0)
+            self._ask()
+            self.check()
+        assert self.settled == self.rows.keys(), f"{sorted(self.rows.keys() - self.settled)} are never settled"
+        waiting = self.intake.waiting
+        assert (waiting.lanes, waiting.shards, len(waiting)) == ({}, {}, 0)
+        assert (self.ledger.watched, len(self.ledger)) == (set(), 0)
+
+    def _step(self, kind: int) -> None:
+        if kind < 4:
+            for _ in range(1 + self.draw(6)):
+                self.rows[len(self.rows) + 1] = (None, b"a", b"b", b"c")[self.draw(4)]
+        elif kind < 8:
+            self._answer()
+        elif kind < 11:
+            self._settle(self.draw(8))
+        elif kind == 11:
+            self._park(self.draw(8))
+        elif kind == 12:
+            state = self.intake.slices[self.draw(2)]
+            state.ready = not state.ready
+        elif kind == 13:
+            index = self.draw(2)
+            (self.intake.uncongested if self.intake.slices[index].congested else self.intake.congested)(index)
+        elif kind == 14 and self.draw(4) == 1:
+            self.asked.append(self.intake.look(1, WHO))
+        self._ask()
+
+    def _ask(self) -> None:
+        self.asked += self.intake.next(1, WHO, WHO, self.now)
+
+    def _answer(self) -> None:
+        if not self.asked:
+            return
+        command = self.asked.popleft()
+        left = [i for i in self.rows if i not in self.settled]
+        match command:
+            case Mark():
+                ids = [i for i in left if i > self.high][: command.limit]
+                self.high = max([self.high, *ids])
+                self._send(self.intake.marked(command.number, self._as_rows(ids), self.now))
+            case Fetch():
+                assert list(command.ids) == sorted(set(command.ids))
+                ids = [i for i in left if i in command.ids]
+                self._send(self.intake.fetched(command.number, self._as_rows(ids), self.now))
+            case Look():
+                known = [i for i in left if i <= self.high]
+                assert self.intake.looked(command.number, known) == 0, "a look finds what is known"
+
+    def _as_rows(self, ids: list[int]) -> list[Row]:
+        return [(i, self.rows[i], b"") for i in ids]
+
+    def _send(self, taken: Taken) -> None:
+        for shard, rows in taken.items():
+            assert self.intake.slices[shard].ready
+            for record_id, key, _ in rows:
+                assert record_id not in self.sent
+                assert record_id not in self.settled
+                self.sent[record_id] = shard
+                if key is not None:
+                    older = [i for i in self.rows if i < record_id and self.rows[i] == key]
+                    passed = [i for i in older if i not in self.sent and i not in self.settled]
+                    assert not passed, f"{record_id} overtakes {passed}"
+                    later = [i for i in self.sent if i > record_id and self.rows[i] == key]
+                    assert not later, f"{record_id} comes behind {later}"
+
+    def _heads(self) -> list[int]:
+        """The oldest of each key: what is on the wire."""
+        keys = {self.rows[i] for i in self.sent}
+        return [i for i in sorted(self.sent) if self.rows[i] is None or i == self._behind(i)[0]] if keys else []
+
+    def _behind(self, record_id: int) -> list[int]:
+        return [i for i in sorted(self.sent) if self.rows[i] == self.rows[record_id]]
+
+    def _settle(self, which: int) -> None:
+        heads = self._heads()
+        if heads:
+            record_id = heads[which % len(heads)]
+            del self.sent[record_id]
+            self.settled.add(record_id)
+            assert self.ledger.settle([record_id]) == 1
+
+    def _park(self, which: int) -> None:
+        heads = self._heads()
+        if heads:
+            record_id = heads[which % len(heads)]
+            key = self.rows[record_id]
+            ids = [record_id] if key is None else self._behind(record_id)
+            shard = self.sent[record_id]
+            for given_back in ids:
+                del self.sent[given_back]
+            name = record_id if key is None else key
+            self.intake.park(name, shard, ids, self.now + self.draw(5), held=bool(self.draw(2)))
+
+    def check(self) -> None:
+        ledger, waiting = self.ledger, self.intake.waiting
+        assert set(ledger.ids) == self.sent.keys()
+        assert ledger.in_flight <= self.bounds.in_flight
+        assert len(ledger) <= self.bounds.unsettled
+        assert all(ledger.count_of(key) <= self.bounds.per_key for key in (b"a", b"b", b"c"))
+        lanes = [*waiting.lanes.values(), *waiting.shards.values()]
+        assert len(waiting) == sum(len(lane) + lane.fetching for lane in lanes)
+        assert all(len(lane) or lane.fetching for lane in lanes), "a lane with nothing in it"
+        assert ledger.watched <= waiting.lanes.keys(), "a key is watched that does not wait"
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.binary(max_size=300))
+def test_any_history(data: bytes) -> None:
+    IntakeWorld(data).run()
+
+
+def first_failure(histories: int) -> int | None:
+    for seed in range(histories):
+        try:
+            IntakeWorld(random.Random(seed).randbytes(250)).run()
+        except (AssertionError, KeyError):
+            return seed
+    return None
+
+
+def test_long_histories() -> None:
+    assert first_failure(150) is None
+
+
+def _no_bound_of_a_key(patch: pytest.MonkeyPatch) -> None:
+    share_of = Intake._share_of
+    patch.setattr(Intake, "_share_of", lambda self, name, lane, now: 99 * share_of(self, name, lane, now))
+
+
+def _fetches_take_all_they_want(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Intake, "_free_room", lambda self: self._ledger.room())
+
+
+def _slices_take_always(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Intake, "_takes", lambda _self, _index: True)
+
+
+def _nobody_is_woken(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Waiting, "wake", lambda _self, _names: None)
+
+
+def _stamps_stay(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Waiting, "_next_stamp", lambda _self: 1)
+
+
+@pytest.mark.parametrize(
+    "mutation",
+    [_no_bound_of_a_key, _fetches_take_all_they_want, _slices_take_always, _nobody_is_woken, _stamps_stay],
+    ids=lambda mutation: mutation.__name__.strip("_"),
+)
+def test_a_break_is_noticed(mutation: Callable[[pytest.MonkeyPatch], None], monkeypatch: pytest.MonkeyPatch) -> None:
+    mutation(monkeypatch)
+    assert first_failure(1500) is not None
