@@ -17,12 +17,12 @@ from harvester.neli.group import Group, GroupCallbacks, Identity
 from harvester.outbox.backlog import BacklogWatch
 from harvester.outbox.keeper import ArchiveKeeper
 from harvester.outbox.marker import MarkSession
+from harvester.outbox.purge_session import Rules
 from harvester.relay import hooks
 from harvester.relay.attempts import Policy
 from harvester.relay.machine import Settings
 from harvester.relay.marking import MarkLoop, Pace
 from harvester.relay.processes import shared_memory
-from harvester.relay.purging import Rules
 from harvester.relay.shard import ShardSpec
 from harvester.relay.supervision import HandOver, RestartBudget
 from harvester.relay.supervisor import Outlets, Supervisor

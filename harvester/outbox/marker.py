@@ -67,6 +67,7 @@ class MarkSession:
         self.shape: OutboxShape | None = None
         self.server: str | None = None  # of this connection; None when it cannot be told
         self.session: Session | None = None
+        self._sequence_file: int | None = None  # when the holders were last listed
 
     @property
     def is_open(self) -> bool:
@@ -174,16 +175,13 @@ class MarkSession:
         They are marked in the table with `leader_id`; None: nothing is written. Raises TermLost when there are none
         because of the fence (P8).
         """
-        connection, shape = self._open(), self._shape()
+        connection, shape, fence = self._open(), self._shape(), self._fence(term, holder)
         if leader_id is None:
-            statement = queries.mark_in_memory(
-                self.table, shape, term=term, holder=holder, limit=limit, high=high, gaps=gaps
-            )
+            statement = queries.mark_in_memory(self.table, shape, fence=fence, limit=limit, high=high, gaps=gaps)
         else:
             statement = queries.mark_in_table(
-                self.table, shape, term=term, holder=holder, leader_id=leader_id, limit=limit, high=high, gaps=gaps,
-                kept=kept,
-            )  # fmt: skip
+                self.table, shape, fence=fence, leader_id=leader_id, limit=limit, high=high, gaps=gaps, kept=kept
+            )
         rows = copy_rows(connection, statement, self._statement_timeout_s + _SILENCE_MARGIN_S)
         if not rows:
             self._check_term(term, holder)
@@ -191,11 +189,16 @@ class MarkSession:
 
     def fetch(self, *, term: int, holder: UUID, ids: tuple[int, ...]) -> list[Row]:
         """These rows, as far as they are there, sorted by id. Raises TermLost as `mark` does."""
-        statement = queries.fetch(self.table, self._shape(), term=term, holder=holder, ids=ids)
+        statement = queries.fetch(self.table, self._shape(), fence=self._fence(term, holder), ids=ids)
         rows = copy_rows(self._open(), statement, self._statement_timeout_s + _SILENCE_MARGIN_S)
         if not rows:
             self._check_term(term, holder)
         return rows
+
+    def _fence(self, term: int, holder: UUID) -> queries.Fence:
+        sequence, file = self._shape().sequence, self._sequence_file
+        known = (sequence, file) if sequence is not None and file is not None else None
+        return queries.Fence(term, holder, known)
 
     def all_ids(self, high: int) -> list[int]:
         """Every id up to `high`."""
@@ -206,6 +209,7 @@ class MarkSession:
         shape = self._shape()
         row = self._open().execute(queries.holders(shape.oid, shape.sequence)).fetchone()
         assert row is not None
+        self._sequence_file = row[2]
         return Holders(frozenset(row[0]), row[1], row[2])
 
     def wait(self, timeout_s: float, wake_fd: int) -> bool:

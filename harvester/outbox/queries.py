@@ -13,14 +13,37 @@ Everything that varies is a literal made by this module from ints, UUIDs and esc
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from uuid import UUID
 
 from harvester.outbox.shape import OutboxShape
 from harvester.outbox.tables import OutboxTable
 
 
-def _fence(table: OutboxTable, term: int, holder: UUID, lock: str = " FOR SHARE") -> str:
-    return f"WITH t AS MATERIALIZED (SELECT 1 FROM {table.term} WHERE term = {term:d} AND holder = '{holder}'{lock})"
+@dataclass(frozen=True, slots=True)
+class Fence:
+    """Under which term, held by whom, a statement may have an effect.
+
+    `sequence_file`: the outbox's sequence and the file it had; when it was restarted since, ids mean other rows and
+    nothing is read (P9).
+    """
+
+    term: int
+    holder: UUID
+    sequence_file: tuple[str, int] | None = None
+
+
+def _fence(table: OutboxTable, fence: Fence, lock: str = " FOR SHARE") -> str:
+    conditions = f"term = {fence.term:d} AND holder = '{fence.holder}'"
+    if fence.sequence_file is not None:
+        sequence, file = fence.sequence_file
+        conditions += f" AND {_file_of(sequence)} = {file:d}"
+    return f"WITH t AS MATERIALIZED (SELECT 1 FROM {table.term} WHERE {conditions}{lock})"
+
+
+def _file_of(sequence: str) -> str:
+    name = sequence.replace("'", "''")
+    return f"pg_catalog.pg_relation_filenode('{name}'::pg_catalog.regclass)::bigint"
 
 
 def _columns(shape: OutboxShape) -> str:
@@ -56,22 +79,21 @@ def mark_in_memory(
     table: OutboxTable,
     shape: OutboxShape,
     *,
-    term: int,
-    holder: UUID,
+    fence: Fence,
     limit: int,
     high: int | None,
     gaps: Sequence[tuple[int, int]],
 ) -> str:
     """Read the next rows; the leader remembers that it has them."""
-    fence = _fence(table, term, holder, "")
+    fenced = _fence(table, fence, "")
     if not gaps:
         above = f" AND o.id > {high:d}" if high is not None else ""
         return (
-            f"COPY ({fence} SELECT {_columns(shape)} FROM {table.sql} o WHERE EXISTS (SELECT 1 FROM t){above}"
+            f"COPY ({fenced} SELECT {_columns(shape)} FROM {table.sql} o WHERE EXISTS (SELECT 1 FROM t){above}"
             f" ORDER BY o.id LIMIT {limit:d}) TO STDOUT (FORMAT BINARY)"
         )
     return (
-        f"COPY ({fence}{scan_ids(table, high, gaps, limit, '')}"
+        f"COPY ({fenced}{scan_ids(table, high, gaps, limit, '')}"
         f" SELECT {_columns(shape)} FROM {table.sql} o WHERE {_BOTH}) TO STDOUT (FORMAT BINARY)"
     )
 
@@ -80,8 +102,7 @@ def mark_in_table(
     table: OutboxTable,
     shape: OutboxShape,
     *,
-    term: int,
-    holder: UUID,
+    fence: Fence,
     leader_id: UUID,
     limit: int,
     high: int | None,
@@ -101,17 +122,17 @@ def mark_in_table(
         cte, chosen = "", f"EXISTS (SELECT 1 FROM t){above}{condition}"
         order = f"ORDER BY o.id LIMIT {limit:d}"
     return (
-        f"COPY ({_fence(table, term, holder)}{cte}, m AS MATERIALIZED ("
+        f"COPY ({_fence(table, fence)}{cte}, m AS MATERIALIZED ("
         f"SELECT o.id FROM {table.sql} o WHERE {chosen} {order} FOR UPDATE OF o)"
         f" UPDATE {table.sql} o SET leader_id = '{leader_id}' WHERE o.id = ANY (ARRAY(SELECT id FROM m))"
         f" RETURNING {_columns(shape)}) TO STDOUT (FORMAT BINARY)"
     )
 
 
-def fetch(table: OutboxTable, shape: OutboxShape, *, term: int, holder: UUID, ids: Iterable[int]) -> str:
+def fetch(table: OutboxTable, shape: OutboxShape, *, fence: Fence, ids: Iterable[int]) -> str:
     """Read rows again that had to wait."""
     return (
-        f"COPY ({_fence(table, term, holder, '')} SELECT {_columns(shape)} FROM {table.sql} o"
+        f"COPY ({_fence(table, fence, '')} SELECT {_columns(shape)} FROM {table.sql} o"
         f" WHERE EXISTS (SELECT 1 FROM t) AND o.id = ANY ({_id_array(ids)})) TO STDOUT (FORMAT BINARY)"
     )
 
@@ -130,9 +151,7 @@ def holders(oid: int, sequence: str | None) -> str:
     """
     value = "SELECT NULL::bigint AS id, NULL::bigint AS file"
     if sequence:
-        name = sequence.replace("'", "''")
-        file = f"pg_catalog.pg_relation_filenode('{name}'::pg_catalog.regclass)::bigint AS file"
-        value = f"SELECT last_value - (NOT is_called)::int AS id, {file} FROM {sequence}"
+        value = f"SELECT last_value - (NOT is_called)::int AS id, {_file_of(sequence)} AS file FROM {sequence}"
     return (
         f"WITH given AS MATERIALIZED ({value}) SELECT ARRAY(SELECT virtualtransaction FROM pg_catalog.pg_locks"
         f" WHERE locktype = 'relation' AND relation = {oid:d} AND mode = 'RowExclusiveLock' AND granted"

@@ -48,6 +48,7 @@ _STALL_MARGIN_S = 10.0
 _NOTIFIED_CEILING_S = 1.0  # how long to wait between empty marks when the trigger wakes us anyway
 _LIST_S = 0.05  # how often to list who could still fill a gap
 _WATCH_S = 5.0  # how often to look at the sequence otherwise
+_IDLE_WATCH_S = 1.0  # the same where no rows come: a sequence that was restarted is one reason for that
 _MANY_GAPS = 500
 
 
@@ -102,6 +103,7 @@ class MarkLoop(threading.Thread):
         self._unregistered = False
         self._listed_at = 0.0
         self._last_seen: Holders | None = None
+        self._doubted = False
         self._ids_restarted = False  # since the last take-over
         self._checked = True  # that the session is with the database that is meant
 
@@ -113,6 +115,10 @@ class MarkLoop(threading.Thread):
     def register(self, sessions: Sequence[Session]) -> None:
         """The shards' sessions, to be named in the term row (P7); safe from any thread."""
         self._sessions, self._unregistered = sessions, True
+
+    def doubt(self) -> None:
+        """The session may be with another server than others are: make a new one for the next command (P9)."""
+        self._doubted = True
 
     def stop(self) -> None:
         """End the thread after what is running."""
@@ -226,7 +232,8 @@ class MarkLoop(threading.Thread):
         self._hooks.hit("marker.marked", number=mark.number, rows=rows)
         self._report(Marked(mark.number, rows))
         now = time.monotonic()
-        if len(scan.gaps) > _MANY_GAPS or now - self._listed_at >= (_LIST_S if scan.gaps else _WATCH_S):
+        every_s = _LIST_S if scan.gaps else _WATCH_S if rows else _IDLE_WATCH_S
+        if len(scan.gaps) > _MANY_GAPS or now - self._listed_at >= every_s:
             self._listed_at = now
             self._list_holders()
 
@@ -293,6 +300,9 @@ class MarkLoop(threading.Thread):
 
     def _connected(self) -> bool:
         """A session, however long it takes; False when the thread is to end."""
+        if self._doubted:
+            self._doubted = False
+            self._session.close()
         while not self._ended.is_set():
             if self._session.is_open:
                 return True

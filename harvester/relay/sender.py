@@ -26,6 +26,7 @@ from confluent_kafka import KafkaError, KafkaException
 from harvester.delivery.decode import ROW_HEAD, decode
 from harvester.delivery.failures import Failure, Verdict, burns_attempt
 from harvester.errors import UndecodableRecord
+from harvester.outbox.purge_session import Outcome, Poison
 from harvester.relay.attempts import Attempts, Policy, Trial
 from harvester.relay.barrier import Barrier, Entry
 from harvester.relay.frames import (
@@ -42,7 +43,6 @@ from harvester.relay.frames import (
     Settled,
     Stats,
 )
-from harvester.relay.purging import Outcome, Poison
 from harvester.telemetry.latency import Histogram
 
 _BUFFER_RETRY_S = 0.05

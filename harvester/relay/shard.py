@@ -22,11 +22,13 @@ import time
 from dataclasses import dataclass, field
 from typing import Any
 
+from harvester.outbox.purge_session import PurgeSession, Rules
+from harvester.outbox.tables import OutboxTable
 from harvester.relay import hooks
 from harvester.relay.attempts import Policy
 from harvester.relay.frames import Closed, Dispatch, Frame, Log, Ready, Remark, ServerChanged, Session, Stop, Trouble
 from harvester.relay.pipes import ShardPipe, widen
-from harvester.relay.purging import Callbacks, Purger, Rules
+from harvester.relay.purging import Callbacks, Purger
 from harvester.relay.sender import Outlets, Sender
 from harvester.relay.shared import Shared, trust_check
 from harvester.relay.waking import Waker
@@ -71,8 +73,6 @@ def main(spec: ShardSpec, inbound: Any, outbound: Any, shared: Shared) -> None:
 
 class _Shard:
     def __init__(self, spec: ShardSpec, pipe: ShardPipe, shared: Shared) -> None:
-        from harvester.outbox.tables import OutboxTable
-
         self._spec = spec
         self._pipe = pipe
         self._hooks = hooks.load()
@@ -82,18 +82,21 @@ class _Shard:
         self._end_deadline: float | None = None
         client_log = ClientLog(lambda level, text: pipe.send(Log(level, text)))
         self._producer = self._hooks.producer({**spec.producer_options, "logger": client_log})
-        self._purger = Purger(
+        self._session = PurgeSession(
             spec.dsn,
             OutboxTable.parse(spec.outbox),
             f"harvester {spec.name}/{spec.index}",
-            spec.io_error_backoff_s,
             spec.rules,
+            opened=lambda pid, started: pipe.send(Session(pid, started)),
+            server_changed=lambda reason: pipe.send(ServerChanged(reason)),
+        )
+        self._purger = Purger(
+            self._session,
+            spec.io_error_backoff_s,
             Callbacks(
                 self._purged,
                 self._quarantined,
                 lambda text: pipe.send(Trouble(text)),
-                lambda pid, started: pipe.send(Session(pid, started)),
-                lambda reason: pipe.send(ServerChanged(reason)),
                 lambda: self._sender.unsettled,
                 lambda error: self._die(f"the purger failed: {error!r}"),
             ),
@@ -164,7 +167,7 @@ class _Shard:
             case Dispatch(epoch, rows):
                 self._sender.dispatch(epoch, rows)
             case Remark():
-                self._purger.expect(frame.server, frame.term)
+                self._session.expect(frame.server, frame.term)
                 self._sender.remark(frame)
             case Closed(epoch, record_id):
                 self._sender.closed(epoch, record_id)

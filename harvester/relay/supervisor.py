@@ -296,6 +296,8 @@ class Supervisor(threading.Thread):
 
     def _server_changed(self, reason: str, now: float) -> None:
         self._say(logging.ERROR, f"the database is another one than before: {reason}; shards start anew")
+        if self.marker is not None:
+            self.marker.doubt()
         self._perform(self.relay.server_changed(f"the database has changed: {reason}", now))
 
     def _register(self) -> None:

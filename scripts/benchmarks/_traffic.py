@@ -10,7 +10,7 @@ from __future__ import annotations
 import random
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -70,7 +70,7 @@ def write(
 
 
 def receive(gate: Gate, bootstrap: str, topic: str) -> list[list[int]]:
-    """Take every record as it comes; [number, sent, received] in ns. It ends after a stop, when all is quiet."""
+    """Take every record that comes from now on; [number, sent, received] in ns. It ends after a stop, when quiet."""
     from confluent_kafka import Consumer, TopicPartition
 
     consumer = Consumer(
@@ -87,8 +87,13 @@ def receive(gate: Gate, bootstrap: str, topic: str) -> list[list[int]]:
         }
     )
     found: list[list[int]] = []
-    partitions = consumer.list_topics(topic, timeout=30).topics[topic].partitions
-    consumer.assign([TopicPartition(topic, partition, 0) for partition in partitions])
+    places = [
+        TopicPartition(topic, number) for number in consumer.list_topics(topic, timeout=30).topics[topic].partitions
+    ]
+    for place in places:  # an offset, not OFFSET_END: that would be looked up later, perhaps too late
+        bounds = consumer.get_watermark_offsets(place, 30)
+        place.offset = bounds[1] if bounds is not None else 0
+    consumer.assign(places)
     consumer.poll(0.5)  # connected, and waiting at the broker
     gate.ready()
     quiet_at = 0.0
@@ -140,12 +145,15 @@ class Journey:
         return (len(self.moments) - 1) / span if span > 0 else 0.0
 
 
-def travel(place: Place, load: Load) -> Journey:
-    """Write, receive, and put both together; SystemExit when a record did not arrive or arrived twice."""
+def travel(place: Place, load: Load, wait: Callable[[Place], None] | None = None) -> Journey:
+    """Write, receive, and put both together; SystemExit when a record did not arrive.
+
+    `wait` returns when all is through; by default that is when the outbox is empty.
+    """
     with worker("scripts.benchmarks._traffic:receive", bootstrap=place.bootstrap, topic=place.name) as receiver:
         receiver.start()
         sent = write_alone(place, load)
-        wait_empty(place)
+        (wait or wait_empty)(place)
         receiver.stop()
         arrived = receiver.result()
     times = {number: received for number, _, received in arrived}

@@ -26,12 +26,12 @@ def growth(bench: Bench, samples: Samples) -> None:
     """Ten times the backlog; then a steady load, once."""
     rows, part = Rows(bench.share(10)), bench.share(0.5)
     for number in bench.each_round():
-        ordinary = drain(bench, Rows(bench.records)).rate_per_s
+        usual = ordinary(bench)
         with fresh(bench) as place:
             fill(place, rows)
             done = measure(bench, place, rows.count, look=_sizes)
         samples.add("rate_per_s", done.rate_per_s)
-        _compare(samples, done.log.appended_ms, part, ordinary)
+        _compare(samples, done.log.appended_ms, part, usual)
         samples.note("backlog", _series(done.samples))
         bench.say(f"round {number}: last over first {samples.median('last_over_first'):.2f}")
     samples.use("all", FULL)
@@ -42,25 +42,30 @@ def held(bench: Bench, samples: Samples) -> None:
     """Another session holds an old snapshot, so that no dead row can be cleaned away."""
     rows, part = Rows(bench.share(2)), bench.share(0.2)
     for number in bench.each_round():
-        ordinary = drain(bench, Rows(bench.records)).rate_per_s
+        usual = ordinary(bench)
         with fresh(bench) as place:
             fill(place, rows)
             with _snapshot(place):
                 done = measure(bench, place, rows.count, look=_sizes)
         samples.add("rate_per_s", done.rate_per_s)
-        _compare(samples, done.log.appended_ms, part, ordinary)
+        _compare(samples, done.log.appended_ms, part, usual)
         samples.note("backlog", _series(done.samples))
         bench.say(f"round {number}: last over first {samples.median('last_over_first'):.2f}")
     samples.use("all", FULL)
 
 
-def _compare(samples: Samples, appended_ms: Sequence[int], part: int, ordinary: float) -> None:
+def ordinary(bench: Bench) -> float:
+    """The rate of an ordinary drain in the same minute."""
+    return drain(bench, Rows(bench.records)).rate_per_s
+
+
+def _compare(samples: Samples, appended_ms: Sequence[int], part: int, usual: float) -> None:
     first, last = rate(appended_ms[:part]), rate(appended_ms[-part:])
     samples.add("first_per_s", first)
     samples.add("last_per_s", last)
-    samples.add("drain_per_s", ordinary)
+    samples.add("drain_per_s", usual)
     samples.add("last_over_first", last / first)
-    samples.add("first_over_drain", first / ordinary)
+    samples.add("first_over_drain", first / usual)
 
 
 def _steady(bench: Bench, samples: Samples) -> None:

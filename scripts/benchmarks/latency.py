@@ -17,6 +17,7 @@ from scripts.benchmarks._traffic import Load, percentile, travel, wait_empty, wr
 RATES = (10, 200, 1_000, 5_000)
 SHARES = {"p50_ms": 0.5, "p99_ms": 0.99, "p999_ms": 0.999, "max_ms": 1.0}
 WRITERS_PER_S = 500
+TRIGGER = (True, False)  # whether there is the trigger that wakes the leader
 _STATEMENTS = "SELECT xact_commit + xact_rollback FROM pg_stat_database WHERE datname = %s"
 
 
@@ -41,7 +42,7 @@ def latency(bench: Bench, samples: Samples) -> None:
 def idle(bench: Bench, samples: Samples) -> None:
     """An empty table, with the trigger; and without it, under `without_notify`."""
     for number in bench.each_round():
-        for notify in (True, False):
+        for notify in TRIGGER:
             with (
                 fresh(bench, notify=notify) as place,
                 relay(place, shards=bench.count, settings=bench.settings) as running,

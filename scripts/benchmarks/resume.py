@@ -209,8 +209,11 @@ def _appended_s(place: Place) -> list[float]:
         while left:
             for message in consumer.consume(5_000, 1.0):
                 found.append(message.timestamp()[1] / 1000)
-                if message.offset() + 1 == left.get(message.partition()):
-                    del left[message.partition()]
+                found_in, offset = message.partition(), message.offset()
+                assert found_in is not None
+                assert offset is not None
+                if offset + 1 == left.get(found_in):
+                    del left[found_in]
         return sorted(found)
     finally:
         consumer.close()

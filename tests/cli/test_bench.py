@@ -8,8 +8,9 @@ from typing import Any
 
 import pytest
 
-from scripts.benchmarks import _report, drain, latency, limits
+from scripts.benchmarks import _report, drain, growth, latency, limits
 from scripts.benchmarks.__main__ import BOOTSTRAP, DSN, find, main
+from scripts.benchmarks._relay import FULL
 from scripts.benchmarks._scenario import Bench, Samples
 from tests.support.servers import Servers
 
@@ -19,7 +20,7 @@ FLAT = {"pss_last_over_first", "files_last_over_first", "sessions_last_over_firs
 GROUPS: dict[str, dict[str, set[str]]] = {
     "rates": {
         "limits": {"mark_delete_per_s", "read_delete_per_s", "produce_per_s", "together.produce_per_s"},
-        "drain": {*ONE_DRAIN, "limit_per_s", "ratio", "variants.defaults.ratio"},
+        "drain": {*ONE_DRAIN, "limit_per_s", "ratio", "limit_per_s_by_batch.500_copy"},
     },
     "variations": {
         "shards": {"rate_per_s.1", "slowest_over_best"},
@@ -28,7 +29,7 @@ GROUPS: dict[str, dict[str, set[str]]] = {
     },
     "waits": {
         "latency": {"p50_ms.100", "p99_ms.100", "p999_ms.100", "max_ms.100"},
-        "idle": {"statements_per_s", "cpu_percent", "wakeups_per_s", "without_notify.statements_per_s"},
+        "idle": {"statements_per_s", "cpu_percent", "wakeups_per_s", "first_record_ms"},
         "writers": {"insert_ratio"},
     },
     "backlogs": {
@@ -50,10 +51,12 @@ def tiny(monkeypatch: pytest.MonkeyPatch, servers: Servers) -> None:
     monkeypatch.setenv(DSN, servers.dsn)
     monkeypatch.setenv(BOOTSTRAP, servers.bootstrap)
     monkeypatch.setattr(limits, "BATCHES", (500,))
-    monkeypatch.setattr(drain, "VARIANTS", {"cap_10000": drain.FULL, "defaults": ()})
+    monkeypatch.setattr(drain, "VARIANTS", {"cap_10000": FULL})
     monkeypatch.setattr(drain, "KEYS", {"zipf": (1.0, 10, 1.0)})
     monkeypatch.setattr(drain, "SIZES", (10_000,))
     monkeypatch.setattr(latency, "RATES", (100,))
+    monkeypatch.setattr(latency, "TRIGGER", (True,))
+    monkeypatch.setattr(growth, "ordinary", lambda bench: 1000.0)  # `drain` has shown that it can be measured
 
 
 @pytest.mark.parametrize("group", GROUPS)

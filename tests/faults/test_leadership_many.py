@@ -41,7 +41,6 @@ def test_harvesters_come_and_go_in_turn(scene: Scene, faults: list[Share]) -> No
                 load.wait(200)
                 ended_at.append(last)
         repeats = verify(scene, load)
-        assert load.rate_per_s > 500
         running.pop().stop()
     figure(f"repeats_1_2_4_8_{kind}", repeats, "records")
     figure(f"records_1_2_4_8_{kind}", load.committed, "records")

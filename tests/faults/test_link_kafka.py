@@ -146,7 +146,7 @@ def test_acknowledgements_that_take_three_seconds(scene: Scene, link: Proxy) -> 
     link.delay(down_s=ack_s)
     # The client leaves no more than five requests unanswered, each of one partition: with the default linger of 1 ms
     # the first of a burst go out nearly empty, the rest waits for their answers, and the rate is half of this.
-    given = {**through(link), "linger.ms": "30"}
+    given = {**through(link), "linger.ms": "100"}
     with scene.cli(producer_kafka_config=given, **PATIENT) as running:
         wait_leads(running)
         _add_round(scene, keys, 1)  # connections and metadata take their time, too: they are not measured

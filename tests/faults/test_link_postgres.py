@@ -16,6 +16,7 @@ from tests.support.writing import figure, longest_gap_ms, verify, writing
 
 pytest_plugins = ["tests.support.scenes"]
 
+KEYS = 50
 ROWS = 300
 SHORT: dict[str, Any] = {"heartbeat_timeout": "1s", "session_timeout": "4s", "drain_interval": "1500ms"}
 both_ways = pytest.mark.parametrize("marking", ["memory", "table"])
@@ -72,17 +73,15 @@ def test_reset_at_random(scene: Scene, link: Proxy, seed: int, marking: str) -> 
 @both_ways
 def test_broken_in_the_middle_of_a_marks_result(scene: Scene, link: Proxy, marking: str) -> None:
     """Rows may be marked in the table that the harvester never saw: they are found again, before their successors."""
-    with writing(scene, value_bytes=400, rate=1500) as load:
-        load.wait(1200)  # a backlog: marks are full
-        trap = link.break_answer(after_bytes=20_000, times=4)
-        with scene.cli(data_source=through(scene, link), marking=marking) as running:
-            wait_leads(running)
+    with writing(scene, value_bytes=400, rate=3000, batch=30) as backlog:
+        backlog.wait(3000)  # marks are full
+    with scene.cli(data_source=through(scene, link), marking=marking) as running:
+        wait_leads(running)
+        with writing(scene, value_bytes=400, seed=2) as load:
+            eventually(lambda: len(scene.log()) > 100, 60, "the first records")
+            trap = link.break_answer(after_bytes=20_000, times=4)  # rows before and behind it are on their way
             eventually(lambda: trap.sprung >= 4, 60, "four broken marks")
             load.wait(ROWS)
-            eventually(lambda: len(scene.log()) > ROWS, 60, "records")
-            running.wait_for_line("marks again")
-            assert running.stop() == 0
-    with scene.cli(data_source=through(scene, link), marking=marking) as running:
         repeats = verify(scene, load)
         assert running.stop() == 0
     figure(f"mark_broken_in_the_middle_{marking}_repeats", repeats, "records")
@@ -93,33 +92,35 @@ def test_half_open(scene: Scene, link: Proxy) -> None:
     """Connections that were open swallow everything, also after the network is back: only timeouts end them."""
     with scene.cli(data_source=through(scene, link), **SHORT) as running:
         wait_leads(running)
-        with writing(scene) as load:
+        with writing(scene, keys=KEYS) as load:
             load.wait(ROWS)
             link.deafen()
-            running.wait_for_line("the server sent nothing for|the mark loop stands still")
+            running.wait_for_line("the server (sent|said) nothing for|the mark loop stands still")
             link.hear()
             load.wait(ROWS)
         repeats = verify(scene, load, timeout_s=60)
         assert running.stop() == 0
     figure("postgresql_link_half_open_repeats", repeats, "records")
     figure("postgresql_link_half_open_longest_gap", longest_gap_ms(scene.log()), "ms")
-    assert repeats == 0
+    # Out of reach for longer than a drain may take: what was acknowledged and not purged may come again (I8).
+    assert repeats <= KEYS
 
 
 def test_answers_vanish(scene: Scene, link: Proxy) -> None:
     """Half-open in one direction: statements arrive and take effect, and nobody hears of it."""
     with scene.cli(data_source=through(scene, link), marking="table", **SHORT) as running:
         wait_leads(running)
-        with writing(scene) as load:
+        with writing(scene, keys=KEYS) as load:
             load.wait(ROWS)
             link.deafen(up=False)
-            running.wait_for_line("the server sent nothing for|the mark loop stands still")
+            running.wait_for_line("the server (sent|said) nothing for|the mark loop stands still")
             link.hear()
             load.wait(ROWS)
         repeats = verify(scene, load, timeout_s=60)
         assert running.stop() == 0
     figure("postgresql_answers_vanish_repeats", repeats, "records")
-    assert repeats == 0
+    # Out of reach for longer than a drain may take: what was acknowledged and not purged may come again (I8).
+    assert repeats <= KEYS
 
 
 def test_slow(scene: Scene, link: Proxy) -> None:

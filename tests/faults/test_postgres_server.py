@@ -16,6 +16,7 @@ from tests.support.writing import figure, longest_gap_ms, verify, writing
 
 pytest_plugins = ["tests.support.scenes"]
 
+KEYS = 50
 ROWS = 700  # before and after a fault: about a second of load
 SHORT: dict[str, Any] = {"heartbeat_timeout": "1s", "session_timeout": "4s", "drain_interval": "1500ms"}
 
@@ -58,11 +59,11 @@ def test_a_server_that_freezes_for_longer_than_every_timeout(scene: Scene, postg
     """Connections stand and say nothing: not refused, not reset. A statement is given up; its fate is unknown."""
     with scene.cli(**SHORT) as running:
         wait_leads(running)
-        with writing(scene) as load:
+        with writing(scene, keys=KEYS) as load:
             load.wait(ROWS)
             postgres.freeze()
             try:
-                running.wait_for_line("the server sent nothing for|the mark loop stands still")
+                running.wait_for_line("the server (sent|said) nothing for|the mark loop stands still")
             finally:
                 postgres.thaw()
             load.wait(ROWS)
@@ -70,4 +71,5 @@ def test_a_server_that_freezes_for_longer_than_every_timeout(scene: Scene, postg
         assert running.stop() == 0
     figure("postgresql_frozen_repeats", repeats, "records")
     figure("postgresql_frozen_longest_gap", longest_gap_ms(scene.log()), "ms")
-    assert repeats == 0
+    # Out of reach for longer than a drain may take: what was acknowledged and not purged may come again (I8).
+    assert repeats <= KEYS

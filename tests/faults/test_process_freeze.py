@@ -78,7 +78,8 @@ def test_a_zombie_publishes_and_changes_nothing(scene: Scene, who: str, marking:
             assert sent_by(log, zombie, thawed) == []
             assert sent_by(log, zombie, taken_over) == []
             assert len(sent_by(log, two.everyone(), thawed)) >= 500
-            assert set(repeats_by_key(log).values()) <= {1}
+            once_more = max(repeats_by_key(log).values(), default=0)
+            assert once_more <= 1 + one.deaths + two.deaths, f"{one.running.output}\n{two.running.output}"
             assert audit.updates("harvester one", audited_before) == 0
             acknowledged = {record.value for record in sent_by(log, zombie, {})}
             assert set(audit.deleted("harvester one", audited_before)) <= acknowledged

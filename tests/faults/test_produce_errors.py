@@ -29,7 +29,6 @@ def test_transient_produce_errors_repeat_nothing(scene: Scene, marking: str) -> 
         with writing(scene) as load:
             load.wait(1500)
         repeats = verify(scene, load)
-        assert load.rate_per_s > 500
         one.stop()
     struck = scene.plan.chosen()
     assert struck.total() > 30
@@ -46,7 +45,6 @@ def test_an_acknowledgement_turned_into_a_failure_repeats_its_record_once(scene:
         with writing(scene) as load:
             load.wait(1500)
         repeats = verify(scene, load)
-        assert load.rate_per_s > 500
         one.stop()
     turned = scene.plan.chosen("ack")
     assert turned.total() > 15

@@ -15,7 +15,7 @@ from harvester.outbox import settling
 from harvester.outbox.schema import init, inspect
 from harvester.outbox.shape import OutboxShape
 from harvester.outbox.tables import OutboxTable
-from harvester.relay.purging import bigint_array
+from harvester.outbox.purge_session import bigint_array
 
 ODD_NAME = '"Bil%ling"."out ""box"" %s $1 <id>"'
 

@@ -19,7 +19,7 @@ from typing import Any
 from harvester.relay.router import shard_of
 
 from .cli import RunningCli
-from .harvesting import Scene, alive, children, shards_of, wait_leads
+from .harvesting import Scene, alive, children, messages, shards_of, wait_leads
 from .wait import eventually
 from .writing import Load
 
@@ -78,6 +78,11 @@ class Family:
         ended_at = time.time()
         assert code == 0, self.running.output
         return ended_at
+
+    @property
+    def deaths(self) -> int:
+        """How many of its shards died unasked: by a test's hand, or killed for a silence that a busy machine caused."""
+        return sum("ended unasked" in message for message in messages(self.running))
 
     def cpu_s(self) -> float:
         """CPU seconds that its living processes have used."""

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from confluent_kafka import KafkaError
 
+from harvester.outbox.purge_session import Outcome, Poison
 from harvester.relay import frames as f
 from harvester.relay.attempts import Policy
 from harvester.outbox.purge_session import Outcome, Poison

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -42,6 +43,7 @@ class Standby:
             run_as=place.account,
         )
         (port,) = free_ports(1, [])
+        self._home = place.home
         self.address = f"127.0.0.1:{port}"
         self._process = postgres.launch(place, programs, port=port, durable=False)
         self.db: psycopg.Connection[Any]
@@ -73,8 +75,9 @@ class Standby:
         assert self._one("SELECT pg_promote(true, 60)")
 
     def end(self) -> None:
-        """Kill it."""
+        """Kill it and remove what it wrote, which may stand outside of the test's directory."""
         postgres.halt(self._process, kill=True)
+        shutil.rmtree(self._home, ignore_errors=True)
 
     def _one(self, query: str, *parameters: object) -> Any:
         row = self.db.execute(query, parameters).fetchone()

@@ -32,7 +32,7 @@ def main() -> None:
             pace=Pace(rate_per_s=options.rate, keys=options.keys),
             kinds=frozenset(options.only or KINDS) - frozenset(options.without or ()),
             gap_s=options.gap,
-            limits={"max_in_flight_records": options.cap},
+            limits={"max_in_flight_records": options.cap, **dict(each.split("=", 1) for each in options.set)},
         )
         progress = sys.stderr if options.json else sys.stdout
         outcome = run(campaign, directory, lambda text: print(text, file=progress, flush=True))
@@ -57,6 +57,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--keys", type=int, default=200)
     parser.add_argument("--cap", type=int, default=1000, help="limits.max_in_flight_records")
     parser.add_argument("--gap", type=float, default=4.0, help="mean seconds from one fault's end to the next")
+    parser.add_argument("--set", action="append", default=[], metavar="LIMIT=VALUE", help="as under [limits]")
     parser.add_argument("--marking", choices=("memory", "table"), help="default: the harvester's own")
     parser.add_argument("--only", action="append", choices=sorted(KINDS), help="kinds of faults (default: all)")
     parser.add_argument("--without", action="append", choices=sorted(KINDS), help="kinds of faults to leave out")

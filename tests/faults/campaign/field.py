@@ -203,7 +203,8 @@ class Field:
             self.accidents.append(f"{process.name} did not stop within {timeout_s:g} s")
             self.kill(process)
             return
-        if code not in (0, -SIGKILL):
+        unheard = code == -SIGTERM and not process.log()  # it had not come to listen to signals yet
+        if code not in (0, -SIGKILL) and not unheard:
             self.accidents.append(f"{process.name} stopped with code {code}: {logs.last_error(process.log())}")
 
     def bury(self) -> None:

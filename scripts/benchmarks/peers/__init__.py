@@ -1,0 +1,250 @@
+"""`peers`: goharvest and Debezium, with the same drain, keys, latency and crash, each beside us on the same servers.
+
+goharvest's client does not speak to Kafka 4, so it and we get a broker 3.9.1; Debezium and we get the newest, and a
+PostgreSQL with wal_level=logical. Where Go or Maven is missing, the peer is left out, which is said.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import signal
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import replace
+from pathlib import Path
+
+import psycopg
+from confluent_kafka import Consumer, TopicPartition
+
+from harvester.stack import StackOptions, down, start, stop, up
+from scripts.benchmarks import _procs
+from scripts.benchmarks._backlog import Rows, fill, rate, read
+from scripts.benchmarks._place import Place, fresh, make_topic
+from scripts.benchmarks._relay import FULL
+from scripts.benchmarks._scenario import Bench, Samples, Scenario
+from scripts.benchmarks._traffic import Load, percentile, travel, write_alone
+from scripts.benchmarks._worker import worker
+from scripts.benchmarks.peers import _relays, _tools
+from scripts.benchmarks.peers._relays import Peer, process
+
+KEYS: dict[str, tuple[float, int]] = {"1": (0.02, 1), "10": (0.1, 10)}
+RATES = (200, 1_000)
+_CRASH_PER_S = 200
+_WAIT_S = 300.0
+
+
+def peers(bench: Bench, samples: Samples) -> None:
+    """The figures stand under the name of each relay."""
+    lacking = _tools.missing("go", "gcc", "mvn")
+    if lacking:
+        bench.say(f"not installed: {', '.join(lacking)}")
+    if not lacking:
+        bench.say("building goharvest; the first time this downloads and takes minutes")
+        relays = [
+            _relays.goharvest("default"),
+            _relays.goharvest("tuned", "1000", "10000"),
+            *_ours(bench),
+        ]
+        with _servers(bench, "3.9.1", jars=_tools.jars("kafka39")) as servers:
+            _compare(servers, samples, "kafka_3_9", relays)
+    else:
+        bench.say("goharvest is left out: it needs Go with a C compiler, and Maven for a broker that it can speak to")
+    if "mvn" not in lacking:
+        relays = [_relays.debezium("default", None, None), _relays.debezium("tuned", 5, 0), *_ours(bench)]
+        with _servers(bench, "newest", logical=True) as servers:
+            _compare(servers, samples, "kafka_4", relays)
+    else:
+        bench.say("Debezium is left out: it needs Maven")
+
+
+def _ours(bench: Bench) -> list[Peer]:
+    return [_relays.ours(bench.settings, "default"), _relays.ours([*FULL, *bench.settings], "tuned")]
+
+
+def _compare(bench: Bench, samples: Samples, servers: str, relays: Sequence[Peer]) -> None:
+    for peer in relays:
+        if peer.like:
+            samples.note(peer.name, peer.like)
+        under = f"{servers}.{peer.name}"
+        _drains(bench, samples, peer, under)
+        _latencies(bench, samples, peer, under)
+        _crash(bench, samples, peer, under)
+
+
+def _drains(bench: Bench, samples: Samples, peer: Peer, under: str) -> None:
+    """The first round of a fresh process is cold; where processes last, the others are warm."""
+    loads = {"rate_per_s": Rows(bench.records)}
+    loads |= {f"keys_{name}_per_s": Rows(bench.share(share), keys=count) for name, (share, count) in KEYS.items()}
+    with _fresh(bench, peer) as place, ExitStack() as lasting:
+        if not peer.deletes:
+            running = lasting.enter_context(process(peer, place))
+            _wait_slot(place)
+            cold = _one(bench, peer, place, Rows(bench.records), running.pid)
+            samples.add(f"{under}.cold_per_s", cold[0])
+        for number in bench.each_round():
+            for name, rows in loads.items():
+                if peer.deletes:
+                    with _fresh(bench, peer) as other:
+                        fill(other, rows)
+                        with process(peer, other) as one:
+                            figures = _one(bench, peer, other, rows, one.pid, filled=True)
+                else:
+                    figures = _one(bench, peer, place, rows, running.pid)
+                samples.add(f"{under}.{name}", figures[0])
+                if name == "rate_per_s":
+                    samples.add(f"{under}.cpu_us_per_record", figures[1])
+                bench.say(f"round {number}: {under}: {name} {figures[0]:,.0f}")
+
+
+def _one(bench: Bench, peer: Peer, place: Place, rows: Rows, pid: int, *, filled: bool = False) -> tuple[float, float]:
+    """(records per second, CPU per record in µs from before the first record to the last)."""
+    topic = place.name
+    if not filled:
+        topic = f"{place.name}-{time.time_ns()}"
+        make_topic(bench, topic)
+    consumer = _consumer(place)
+    try:
+        before = _procs.cpu(pid)
+        if not filled:
+            fill(place, rows, topic)
+        wait_records(consumer, topic, 1)
+        if filled:
+            before = _procs.cpu(pid)  # what starting took is not in it
+        wait_records(consumer, topic, rows.count)
+        used = _procs.cpu(pid).since(before).all_s
+    finally:
+        consumer.close()
+    return rate(read(place, rows.count, topic).appended_ms), used / rows.count * 1e6
+
+
+def _latencies(bench: Bench, samples: Samples, peer: Peer, under: str) -> None:
+    with _fresh(bench, peer, steady=True) as place, process(peer, place):
+        consumer = _consumer(place)
+        try:
+            if not peer.deletes:
+                _wait_slot(place)
+            done = len(write_alone(place, Load(50, 1.0, writers=1)))
+            wait_records(consumer, place.name, done)
+            for per_s in RATES:
+                load = Load(per_s, bench.seconds or 20)
+                done += round(load.per_s * load.seconds / load.rows)
+                expected = done
+
+                def arrived(where: Place, expected: int = expected) -> None:
+                    wait_records(consumer, where.name, expected)
+
+                found = travel(place, load, arrived).latencies_ms()
+                samples.add(f"{under}.p50_ms.{per_s}", percentile(found, 0.5))
+                samples.add(f"{under}.p99_ms.{per_s}", percentile(found, 0.99))
+        finally:
+            consumer.close()
+
+
+def _crash(bench: Bench, samples: Samples, peer: Peer, under: str) -> None:
+    """SIGKILL under a steady load: goharvest and we have a standby, Connect is started again at once."""
+    seconds = max(3.0, bench.seconds or 60.0)
+    with _fresh(bench, peer) as place, ExitStack() as stack:
+        consumer = _consumer(place)
+        stack.callback(consumer.close)
+        leader = stack.enter_context(process(peer, place, "one"))
+        if not peer.deletes:
+            _wait_slot(place)
+        begun = len(write_alone(place, Load(50, 0.5, writers=1)))
+        wait_records(consumer, place.name, begun)
+        if peer.deletes:
+            stack.enter_context(process(peer, place, "two"))
+        load = {"per_s": _CRASH_PER_S, "seconds": seconds, "writers": 2, "rows": 1}
+        receiver = stack.enter_context(
+            worker("scripts.benchmarks._traffic:receive", bootstrap=place.bootstrap, topic=place.name)
+        )
+        writer = stack.enter_context(
+            worker("scripts.benchmarks._traffic:write", dsn=place.dsn, topic=place.name, **load)
+        )
+        receiver.start()
+        writer.start()
+        time.sleep(seconds / 3)
+        killed_at = time.time_ns()
+        os.killpg(leader.pid, signal.SIGKILL)
+        leader.wait()
+        if not peer.deletes:
+            stack.enter_context(process(peer, place, "two"))
+        sent = writer.result()
+        wait_records(consumer, place.name, begun + len(sent))
+        receiver.stop()
+        arrived = receiver.result()
+    numbers = [number for number, *_ in arrived]
+    times = sorted(at for *_, at in arrived)
+    gap_ns = max((later - earlier for earlier, later in itertools.pairwise(times) if later > killed_at), default=0)
+    samples.add(f"{under}.crash_gap_s", gap_ns / 1e9)
+    samples.add(f"{under}.crash_repeats", len(numbers) - len(set(numbers)))
+    samples.add(f"{under}.crash_lost", len({number for number, *_ in sent} - set(numbers)))
+    bench.say(f"{under}: after a crash nothing came for {gap_ns / 1e9:.1f} s")
+
+
+@contextmanager
+def _fresh(bench: Bench, peer: Peer, *, steady: bool = False) -> Iterator[Place]:
+    """An outbox as this relay wants it; `steady`: ours with its trigger."""
+    with fresh(bench, notify=steady and peer.name.startswith("harvester")) as place:
+        if peer.leader_topic:
+            make_topic(bench, f"{place.name}.neli", 1)
+        yield place
+
+
+def wait_records(consumer: Consumer, topic: str, count: int) -> None:
+    """Until the log of a topic holds so many; repeats count, too, so what is asked for may come a little later."""
+    deadline = time.monotonic() + _WAIT_S
+    partitions = list(consumer.list_topics(topic, timeout=30).topics[topic].partitions)
+    while True:
+        ends = [consumer.get_watermark_offsets(TopicPartition(topic, number), 30) for number in partitions]
+        if sum(end[1] for end in ends if end is not None) >= count:
+            return
+        if time.monotonic() > deadline:
+            raise SystemExit(f"{topic} did not get {count} records within {_WAIT_S:g} s")
+        time.sleep(0.02)
+
+
+def _wait_slot(place: Place) -> None:
+    """Until Debezium reads the log: what is inserted before, it would not see."""
+    deadline = time.monotonic() + _WAIT_S
+    query = "SELECT count(*) FROM pg_replication_slots WHERE slot_name = %s AND active"
+    with place.connect() as connection:
+        while connection.execute(query, (place.name,)).fetchall()[0][0] == 0:
+            if time.monotonic() > deadline:
+                raise SystemExit("Debezium did not begin to read")
+            time.sleep(0.1)
+
+
+@contextmanager
+def _servers(bench: Bench, kafka: str, *, jars: Path | None = None, logical: bool = False) -> Iterator[Bench]:
+    """Servers of this comparison's own."""
+    directory = bench.place / f"stack-{kafka}"
+    before = os.environ.get("HARVESTER_KAFKA_JARS")
+    if jars is not None:
+        os.environ["HARVESTER_KAFKA_JARS"] = str(jars)
+    try:
+        info = up(directory, StackOptions(), progress=bench.say)
+        if logical:
+            with psycopg.connect(info.dsn, autocommit=True) as connection:
+                connection.execute("ALTER SYSTEM SET wal_level = logical")
+            stop(directory, "postgres")
+            info = start(directory, "postgres")
+        yield replace(bench, dsn=info.dsn, bootstrap=info.bootstrap)
+    finally:
+        down(directory, delete=True)
+        if jars is not None:
+            os.environ.pop("HARVESTER_KAFKA_JARS")
+            if before is not None:
+                os.environ["HARVESTER_KAFKA_JARS"] = before
+
+
+def _consumer(place: Place) -> Consumer:
+    return Consumer(
+        {"bootstrap.servers": place.bootstrap, "broker.address.family": "v4", "group.id": "bench-ends", "log_level": 0}
+    )
+
+
+SCENARIOS = {
+    "peers": Scenario(peers, "goharvest and Debezium beside us, on the same servers", chosen=True, own_servers=True),
+}

@@ -1,0 +1,62 @@
+"""What the peers are built with: Go and Maven, their ordinary clients, and a cache for what they make.
+
+A first run downloads; later ones do not. What is missing is said before anything is started.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from collections.abc import Sequence
+from pathlib import Path
+
+from harvester.stack.jars import cache_directory
+
+HERE = Path(__file__).parent
+_TIMEOUT_S = 1_800
+
+
+def missing(*programs: str) -> list[str]:
+    """Those that are not on PATH."""
+    return [program for program in programs if shutil.which(program) is None]
+
+
+def goharvest() -> Path:
+    """The program that runs one goharvest v0.3.1."""
+    built = _cache("goharvest-0.3.1")
+    program = built / "goharvest"
+    if not program.is_file():
+        source = HERE / "goharvest"
+        for name in ("main.go", "go.mod", "go.sum"):
+            shutil.copy(source / name, built / name)
+        _run(["go", "build", "-o", "unfinished", "."], built, CGO_ENABLED="1")
+        (built / "unfinished").rename(program)
+    return program
+
+
+def jars(project: str) -> Path:
+    """The directory with the jars of a Maven project of this directory, and of all it depends on."""
+    built = _cache(f"maven-{project}")
+    found = built / "jars"
+    if not found.is_dir():
+        shutil.copy(HERE / project / "pom.xml", built / "pom.xml")
+        goal = ["dependency:copy-dependencies", "-DincludeScope=runtime", f"-DoutputDirectory={built / 'unfinished'}"]
+        _run(["mvn", "-q", "-B", *goal], built)
+        (built / "unfinished").rename(found)
+    return found
+
+
+def _cache(name: str) -> Path:
+    path = cache_directory() / "peers" / name
+    path.mkdir(parents=True, exist_ok=True)
+    return path
+
+
+def _run(command: Sequence[str], cwd: Path, **environment: str) -> None:
+    done = subprocess.run(
+        command, cwd=cwd, env={**os.environ, **environment}, capture_output=True, text=True, check=False,
+        timeout=_TIMEOUT_S,
+    )  # fmt: skip
+    if done.returncode:
+        raise SystemExit(f"{' '.join(command)}: exit code {done.returncode}\n{(done.stdout + done.stderr)[-3000:]}")
