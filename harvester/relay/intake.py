@@ -130,7 +130,7 @@ class Intake:
                 term=term,
                 holder=holder,
                 leader_id=leader_id,
-                limit=min(self._batch, room),
+                limit=min(self._batch, room if not self._idle or room < 2 else room // 2),
                 idle=self._idle,
                 kept=tuple(sorted(self._kept)),
             )

@@ -110,17 +110,21 @@ class Relay:
         self._term_asked = False
         return [CloseTrust(), *self._broadcast(now), *self._proceed(now)]
 
-    def term_taken(self, holder: UUID, term: int, server: str | None, now: float) -> list[Command]:
-        """The term row of this server names us under this number.
+    def term_taken(
+        self, holder: UUID, term: int, server: str | None, now: float, went_back: bool = False
+    ) -> list[Command]:
+        """The term row of this server names us under this number. `went_back`: it, or its ids, had gone back (P9).
 
         The shards are told, and answer once more: while they knew no term, they gave up what failed on the wire, and
         their word of that has to be heard before anything behind it is marked (P5).
         """
         if self.phase is not Phase.TAKING or holder != self.holder or self._told_term is not None:
             return []
-        changed = self._server is not None and server is not None and server != self._server
+        changed = went_back or (self._server is not None and server is not None and server != self._server)
         self._told_term, self._server = term, server or self._server
-        kills = self._kill_all(f"the term was taken on server {server}, the last one on another") if changed else []
+        kills = (
+            self._kill_all(f"the term was taken on another database than the last one ({server})") if changed else []
+        )
         return [*kills, *self._broadcast(now), *self._proceed(now)]
 
     def term_lost(self, trusted: bool, now: float) -> list[Command]:

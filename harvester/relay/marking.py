@@ -184,11 +184,12 @@ class MarkLoop(threading.Thread):
                 seen, ours = self._highest_term(), self._sessions
                 term = self._session.take_term(row.term, seen, command.holder, self._instance, ours)
                 if term is not None:
-                    self._session.renew_incarnation(went_back=row.term < seen or self._ids_restarted)
+                    went_back = row.term < seen or self._ids_restarted
+                    self._session.renew_incarnation(went_back=went_back)
                     self._ids_restarted = False
                     self._term = (term, command.holder, self._session.server)
                     self._unregistered = True
-                    self._report(TermTaken(command.holder, term, self._session.server))
+                    self._report(TermTaken(command.holder, term, self._session.server, went_back))
                     return
             except (psycopg.Error, OutboxError) as error:
                 self._lost(error)

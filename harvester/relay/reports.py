@@ -10,11 +10,12 @@ from harvester.outbox.copying import Row
 
 @dataclass(frozen=True, slots=True)
 class TermTaken:
-    """The term row of `server` names `holder` under `term`."""
+    """The term row of `server` names `holder` under `term`. `went_back`: the row, or the ids, had gone back (P9)."""
 
     holder: UUID
     term: int
     server: str | None
+    went_back: bool
 
 
 @dataclass(frozen=True, slots=True)

@@ -395,8 +395,8 @@ class Supervisor(threading.Thread):
                 self._perform(relay.statement_failed(number, error, now))
             case ServerChanged(reason):
                 self._server_changed(reason, now)
-            case TermTaken(holder, term, server):
-                self._perform(relay.term_taken(holder, term, server, now))
+            case TermTaken(holder, term, server, went_back):
+                self._perform(relay.term_taken(holder, term, server, now, went_back))
             case TermGone(holder):
                 if holder == relay.holder:
                     trusted = self.trust.trusted

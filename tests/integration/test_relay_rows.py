@@ -32,7 +32,7 @@ def mark(connection: psycopg.Connection[Any], marking: str = "memory") -> list[R
     """All rows, as a new leader gets them."""
     holder = uuid4()
     connection.execute("UPDATE outbox_term SET term = 1, holder = %s", (holder,))
-    where: dict[str, Any] = {"term": 1, "holder": holder, "limit": 1000, "high": None, "gaps": ()}
+    where: dict[str, Any] = {"fence": queries.Fence(1, holder), "limit": 1000, "high": None, "gaps": ()}
     shape = inspect(connection, OUTBOX)
     if marking == "table":
         return copy_rows(connection, queries.mark_in_table(OUTBOX, shape, leader_id=uuid4(), **where), 10)

@@ -80,7 +80,7 @@ class Leader:
 
     @property
     def fence(self) -> dict[str, Any]:
-        return {"term": self.term, "holder": self.holder}
+        return {"fence": queries.Fence(self.term, self.holder)}
 
 
 @pytest.fixture(params=["memory", "table"])

@@ -12,10 +12,10 @@ from psycopg import pq
 from psycopg.rows import dict_row
 
 from harvester.outbox import settling
+from harvester.outbox.purge_session import bigint_array
 from harvester.outbox.schema import init, inspect
 from harvester.outbox.shape import OutboxShape
 from harvester.outbox.tables import OutboxTable
-from harvester.outbox.purge_session import bigint_array
 
 ODD_NAME = '"Bil%ling"."out ""box"" %s $1 <id>"'
 

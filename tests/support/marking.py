@@ -44,8 +44,8 @@ def freeze(scene: Scene, session: MarkSession, term: int, holder: UUID) -> int:
     assert session._connection is not None
     where: dict[str, Any] = {"limit": 1000, "high": None, "gaps": ()}
     statement = queries.mark_in_table(
-        TABLE, session.shape, term=term, holder=holder, leader_id=uuid.uuid4(), **where
-    )  # fmt: skip
+        TABLE, session.shape, fence=queries.Fence(term, holder), leader_id=uuid.uuid4(), **where
+    )
     pid = session.session[0]
     session._connection.pgconn.send_query(statement.encode())
     session._connection.pgconn.flush()

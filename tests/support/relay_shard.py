@@ -14,7 +14,6 @@ from confluent_kafka import KafkaError
 from harvester.outbox.purge_session import Outcome, Poison
 from harvester.relay import frames as f
 from harvester.relay.attempts import Policy
-from harvester.outbox.purge_session import Outcome, Poison
 from harvester.relay.sender import Outlets, Sender
 
 if TYPE_CHECKING:
