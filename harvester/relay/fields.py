@@ -25,7 +25,12 @@ def checked(kind: Any, values: object) -> dict[str, Any]:
     wrong = [name for name, value in values.items() if not checks[name](value)]
     if wrong:
         raise ValueError(f"wrong types: {', '.join(wrong)}")
-    return values
+    return {name: _printable(value) if isinstance(value, str) else value for name, value in values.items()}
+
+
+def _printable(text: str) -> str:
+    """Half a surrogate pair passes JSON and breaks whoever prints or stores it."""
+    return text.encode("utf-8", "replace").decode()
 
 
 @cache

@@ -60,7 +60,8 @@ def peers(bench: Bench, samples: Samples) -> None:
 
 
 def _ours(bench: Bench) -> list[Peer]:
-    return [_relays.ours(bench.settings, "default"), _relays.ours([*FULL, *bench.settings], "tuned")]
+    given = (f"limits.shards={bench.count}", *bench.settings)
+    return [_relays.ours(given, "default"), _relays.ours([*FULL, *given], "tuned")]
 
 
 def _compare(bench: Bench, samples: Samples, servers: str, relays: Sequence[Peer]) -> None:
