@@ -256,8 +256,10 @@ class MarkLoop(threading.Thread):
         self._report(Fetched(fetch.number, rows))
 
     def _look(self, look: Look) -> None:
-        high = self._scan.high
-        self._report(Looked(look.number, self._session.all_ids(high) if high is not None else []))
+        scan, found = self._scan, []
+        if scan.high is not None:
+            found = [record_id for record_id in self._session.all_ids(scan.high) if not scan.expects(record_id)]
+        self._report(Looked(look.number, found))
 
     def _register(self, command: Mark | Fetch | Look) -> None:
         if self._unregistered:

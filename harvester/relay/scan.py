@@ -16,6 +16,9 @@ from a cache, escape that; `init` refuses caches, and a look at the whole table 
 the sequence has yet to give out are never closed, whatever higher id somebody has written by hand.
 
 A mark that was cut off by its limit has not looked above its last row: gaps up there stay as they are.
+
+Where somebody holds the lock for long and many others roll back, gaps only add up. Beyond a number neighbours become
+one, and what lies between them is read once more; who gets the rows knows them.
 """
 
 from __future__ import annotations
@@ -25,6 +28,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 LOWEST = -(2**63)
+MAX_GAPS = 1_000
 
 
 @dataclass(slots=True, eq=False)
@@ -58,6 +62,11 @@ class Scan:
     def ranges(self) -> list[tuple[int, int]]:
         """What to look at below `high`, ascending."""
         return [(gap.low, gap.high) for gap in self.gaps]
+
+    def expects(self, record_id: int) -> bool:
+        """Whether this id lies in a gap, so that a mark will find it."""
+        at = bisect_left(self.gaps, record_id, key=lambda gap: gap.high)
+        return at < len(self.gaps) and self.gaps[at].low <= record_id
 
     def read(self, ids: Sequence[int], limit: int) -> None:
         """A mark returned these, ascending; as many as `limit` means that it may have been cut off."""
@@ -113,6 +122,16 @@ class Scan:
                 kept.append(Gap(low, gap.high, gap.holders))
         self.gaps = kept
 
+    def _join_neighbours(self) -> None:
+        joined: list[Gap] = []
+        for at in range(0, len(self.gaps) - 1, 2):
+            left, right = self.gaps[at], self.gaps[at + 1]
+            holders = None if left.holders is None or right.holders is None else left.holders | right.holders
+            joined.append(Gap(left.low, right.high, holders))
+        if len(self.gaps) % 2:
+            joined.append(self.gaps[-1])
+        self.gaps = joined
+
     def _pass(self, ids: Sequence[int]) -> None:
         """Rows above `high`: what lies between them is a gap."""
         assert self.high is not None
@@ -122,3 +141,5 @@ class Scan:
                 self.gaps.append(Gap(previous + 1, record_id - 1))
             previous = record_id
         self.high = previous
+        while len(self.gaps) > MAX_GAPS:
+            self._join_neighbours()
