@@ -117,9 +117,16 @@ def keep_archive(connection: Connection, table: OutboxTable, retention: timedelt
                 with _step(connection, problems, f"drop {name}"):
                     connection.execute(f"DROP TABLE IF EXISTS {name}")
                     dropped.append(name)
-        with _step(connection, problems, f"clear {_default(table)}"):
-            _execute(connection, f"DELETE FROM {_default(table)} WHERE purged_at < $1", oldest)
+        if _owns(connection, table):
+            with _step(connection, problems, f"clear {_default(table)}"):
+                _execute(connection, f"DELETE FROM {_default(table)} WHERE purged_at < $1", oldest)
     return Kept(tuple(created), tuple(dropped), "; ".join(problems) or None)
+
+
+def _owns(connection: Connection, table: OutboxTable) -> bool:
+    """Others leave what stands in the DEFAULT partition to the owner: it is no trouble of theirs."""
+    owner = "SELECT pg_has_role(relowner, 'USAGE') FROM pg_catalog.pg_class WHERE oid = to_regclass($1)"
+    return bool(_row(connection, owner, table.archive)[0])
 
 
 def _create_day(connection: Connection, table: OutboxTable, day: date) -> None:
