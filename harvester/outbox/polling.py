@@ -15,11 +15,21 @@ import psycopg
 from psycopg import pq
 
 
+def prepare(pgconn: pq.abc.PGconn, name: bytes, statement: bytes, timeout_s: float) -> pq.abc.PGresult:
+    """Prepare a statement; raises as `execute_prepared` does."""
+    pgconn.send_prepare(name, statement)
+    return _only_result(pgconn, timeout_s)
+
+
 def execute_prepared(
     pgconn: pq.abc.PGconn, name: bytes, values: Sequence[bytes | None], timeout_s: float
 ) -> pq.abc.PGresult:
     """Run a prepared statement with binary parameters; raises psycopg.OperationalError after too long a silence."""
     pgconn.send_query_prepared(name, values, [pq.Format.BINARY] * len(values), pq.Format.BINARY)
+    return _only_result(pgconn, timeout_s)
+
+
+def _only_result(pgconn: pq.abc.PGconn, timeout_s: float) -> pq.abc.PGresult:
     flush(pgconn, timeout_s)
     result = next_result(pgconn, timeout_s)
     if result is None:

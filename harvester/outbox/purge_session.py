@@ -23,7 +23,7 @@ from harvester.errors import DatabaseUnavailable
 from harvester.outbox import settling
 from harvester.outbox.connect import connect
 from harvester.outbox.place import read_place, read_session
-from harvester.outbox.polling import execute_prepared
+from harvester.outbox.polling import execute_prepared, prepare
 from harvester.outbox.schema import inspect
 from harvester.outbox.shape import OutboxShape
 from harvester.outbox.tables import OutboxTable
@@ -136,7 +136,7 @@ class PurgeSession:
         assert self._connection is not None
         pgconn = self._connection.pgconn
         if self._prepared is not pgconn:
-            _succeed(pgconn.prepare(_PURGE, self._purge_sql().encode()))
+            _succeed(prepare(pgconn, _PURGE, self._purge_sql().encode(), _SILENCE_S))
             self._prepared = pgconn
         result = execute_prepared(pgconn, _PURGE, [bigint_array(ids)], _SILENCE_S)
         _succeed(result)

@@ -13,6 +13,10 @@ when a row arrives, not when its statement was sent, and nothing has to be given
 Marks are bounded by the room in the ledger, fetches by room and by key. Lanes have no share in any bound but their
 number and, far away, the sum of their ids: then marks pause until some of it is gone.
 
+The room has two parts: keys in flight, and rows in all. Keys whose first record does not get on (its partition is
+away, its row is locked) could fill the second with what is queued behind them. When it stays full and little is
+settled, only the first part counts: one row of a key is sent, further ones join its lane.
+
 Marks, keys' lanes and shards' lanes take turns where room is short: keys that are tried again and again, however many,
 must not keep the rest from flowing.
 """
@@ -33,6 +37,7 @@ Row = tuple[int, bytes | None, bytes]  # id, key, the row as the database sent i
 MARKS_UNDER_WAY = 2
 MAX_LANES = 10_000
 MAX_WAITING = 2_000_000
+_STALL_S = 1.0
 
 
 @dataclass(slots=True, eq=False)
@@ -80,6 +85,9 @@ class Intake:
         self._found: list[int] = []  # seen by a look at the whole table and by no scan: to be fetched
         self._look_at = 0.0
         self._now = 0.0
+        self._stalled = False  # the window stays full, and little is settled
+        self._full_since: float | None = None
+        self._settled_then = 0
 
     # -- statements
 
@@ -156,7 +164,8 @@ class Intake:
         self._forget_waiting()
 
     def _forget_waiting(self) -> None:
-        self._starved = self._passed_by = False
+        self._starved = self._passed_by = self._stalled = False
+        self._full_since = None
         self.waiting.clear()
         self._found.clear()
         self._ledger.watched.clear()
@@ -182,7 +191,24 @@ class Intake:
                 taken += statement.asked.limit
             else:
                 taken += sum(len(part.ids) for part in statement.parts)
-        return self._ledger.room() - taken
+        ledger = self._ledger
+        return (ledger.bounds.in_flight - ledger.in_flight if self._stalled else ledger.room()) - taken
+
+    def watch(self, now: float) -> None:
+        """See whether the window is full of rows that do not get on."""
+        ledger = self._ledger
+        if ledger.bounds.unsettled - len(ledger) >= self._least():
+            self._stalled, self._full_since = False, None
+        elif self._full_since is None:
+            self._full_since, self._settled_then = now, ledger.settled_total
+        elif now - self._full_since >= _STALL_S:
+            self._stalled = ledger.settled_total - self._settled_then < ledger.bounds.unsettled // 4
+            self._full_since, self._settled_then = now, ledger.settled_total
+
+    def _is_enough(self, key: bytes) -> bool:
+        """Whether further rows of this key wait by their ids."""
+        bound = 1 if self._stalled else self._ledger.bounds.per_key
+        return key in self.waiting.lanes or self._ledger.count_of(key) >= bound
 
     # -- what waits
 
@@ -249,6 +275,8 @@ class Intake:
                 return 1
             self.waiting.unpark(lane)  # what was tried has left the key's way
         bounds = self._ledger.bounds
+        if self._stalled:
+            return 0 if under_way else 1
         return bounds.per_key - under_way if under_way <= bounds.low else 0
 
     def _part(self, name: LaneName | None, lane: Lane, count: int) -> _Part:
@@ -312,7 +340,7 @@ class Intake:
             return
         if index in waiting.shards or not self._takes(index):
             waiting.join_shard(index, record_id)
-        elif key is not None and (key in waiting.lanes or ledger.count_of(key) >= ledger.bounds.per_key):
+        elif key is not None and self._is_enough(key):
             ledger.watched.add(key)
             waiting.join(key, index, record_id)
         else:
@@ -342,7 +370,7 @@ class Intake:
                 continue
             if not self._takes(part.shard):
                 waiting.join_shard(part.shard, record_id)
-            elif key is not None and (key in waiting.lanes or ledger.count_of(key) >= ledger.bounds.per_key):
+            elif key is not None and self._is_enough(key):
                 ledger.watched.add(key)
                 waiting.join(key, part.shard, record_id)
             else:

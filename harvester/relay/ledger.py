@@ -42,6 +42,7 @@ class Ledger:
     def __init__(self, bounds: Bounds) -> None:
         self.bounds = bounds
         self.watched: set[bytes] = set()  # keys that `drained` is to speak of
+        self.settled_total = 0
         self._drained: list[bytes] = []
         self._entries: dict[int, tuple[int, bytes | None]] = {}  # id -> (shard, key)
         self._keys: dict[bytes, _Key] = {}
@@ -145,6 +146,7 @@ class Ledger:
                 settled += 1
                 if remember:
                     self._ghosts[record_id] = last
+        self.settled_total += settled
         return settled
 
     def give_back(self, ids: Iterable[int]) -> list[int]:

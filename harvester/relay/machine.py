@@ -414,6 +414,7 @@ class Relay:
             self._reason = "the number of shards could not be changed: something is still unsettled"
             return [*commands, *self._proceed(now)]
         if self.phase is Phase.LEADING:
+            self.intake.watch(now)
             if now >= self._look_at and self.term is not None and self.holder is not None:
                 self._look_at = now + self.settings.look_interval_s
                 commands.append(self.intake.look(self.term, self.holder))

@@ -229,7 +229,7 @@ class MarkLoop(threading.Thread):
             gaps=scan.ranges(),
             kept=mark.kept,
         )
-        scan.read([row[0] for row in rows], mark.limit)
+        scan.read([row[0] for row in rows], mark.limit, writes=self._pace.writes)
         self._hooks.hit("marker.marked", number=mark.number, rows=rows)
         self._report(Marked(mark.number, rows))
         now = time.monotonic()

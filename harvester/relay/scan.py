@@ -16,9 +16,6 @@ from a cache, escape that; `init` refuses caches, and a look at the whole table 
 the sequence has yet to give out are never closed, whatever higher id somebody has written by hand.
 
 A mark that was cut off by its limit has not looked above its last row: gaps up there stay as they are.
-
-Where somebody holds the lock for long and many others roll back, gaps only add up. Beyond a number neighbours become
-one, and what lies between them is read once more; who gets the rows knows them.
 """
 
 from __future__ import annotations
@@ -28,7 +25,6 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 LOWEST = -(2**63)
-MAX_GAPS = 1_000
 
 
 @dataclass(slots=True, eq=False)
@@ -46,6 +42,7 @@ class Scan:
     def __init__(self) -> None:
         self.high: int | None = None
         self.gaps: list[Gap] = []
+        self._found_none = False  # the last mark did
 
     @property
     def floor(self) -> int | None:
@@ -58,6 +55,7 @@ class Scan:
         """From the head again: at a take-over, a new leader id, a new connection, a restarted sequence."""
         self.high = None
         self.gaps.clear()
+        self._found_none = False
 
     def ranges(self) -> list[tuple[int, int]]:
         """What to look at below `high`, ascending."""
@@ -68,17 +66,24 @@ class Scan:
         at = bisect_left(self.gaps, record_id, key=lambda gap: gap.high)
         return at < len(self.gaps) and self.gaps[at].low <= record_id
 
-    def read(self, ids: Sequence[int], limit: int) -> None:
-        """A mark returned these, ascending; as many as `limit` means that it may have been cut off."""
-        cut_off = len(ids) >= limit
+    def read(self, ids: Sequence[int], limit: int, *, writes: bool = False) -> None:
+        """A mark returned these, ascending; as many as `limit` means that it may have been cut off.
+
+        A mark that writes can lose rows that it chose, when they were deleted while it waited for their locks: it may
+        have been cut off although it returned fewer, unless it came to rows above `high`, or to none twice in a row.
+        """
         reached = ids[-1] if ids else None
+        cut_off = len(ids) >= limit
+        if writes and self.high is not None and (reached is None or reached <= self.high):
+            cut_off = cut_off or reached is not None or not self._found_none
+        self._found_none = not ids
         if self.high is None:
             if reached is not None:
                 self.high = LOWEST - 1
                 self._pass(ids)
             return
         first_new = bisect_left(ids, self.high + 1)
-        looked_to = reached if cut_off and reached is not None else self.high
+        looked_to = (LOWEST if reached is None else reached) if cut_off else self.high
         self._fill(ids[:first_new], min(looked_to, self.high))
         self._pass(ids[first_new:])
 
@@ -122,16 +127,6 @@ class Scan:
                 kept.append(Gap(low, gap.high, gap.holders))
         self.gaps = kept
 
-    def _join_neighbours(self) -> None:
-        joined: list[Gap] = []
-        for at in range(0, len(self.gaps) - 1, 2):
-            left, right = self.gaps[at], self.gaps[at + 1]
-            holders = None if left.holders is None or right.holders is None else left.holders | right.holders
-            joined.append(Gap(left.low, right.high, holders))
-        if len(self.gaps) % 2:
-            joined.append(self.gaps[-1])
-        self.gaps = joined
-
     def _pass(self, ids: Sequence[int]) -> None:
         """Rows above `high`: what lies between them is a gap."""
         assert self.high is not None
@@ -141,5 +136,3 @@ class Scan:
                 self.gaps.append(Gap(previous + 1, record_id - 1))
             previous = record_id
         self.high = previous
-        while len(self.gaps) > MAX_GAPS:
-            self._join_neighbours()

@@ -5,11 +5,13 @@ from __future__ import annotations
 import random
 from collections import deque
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from harvester.relay.barrier import Barrier, Entry, Step
+from harvester.relay.commands import Drained
 from harvester.relay.intake import Intake
 from harvester.relay.ledger import Ledger
 from harvester.relay.machine import Phase, Relay
@@ -345,6 +347,77 @@ def _the_marker_does_not_compare(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(SimHarvester, "_is_meant", lambda _self, _command: True)
 
 
+# -- trust
+
+
+def _trust_is_asked_once_a_frame(patch: pytest.MonkeyPatch) -> None:
+    """P12: it may end in the middle of a frame."""
+    dispatch = Sender.dispatch
+
+    def hasty(self: Sender, epoch: int, rows: Any) -> None:
+        out = self._out
+        trusted = out.trusted()
+        self._out = replace(out, trusted=lambda: out.trusted() or trusted)  # asked, so that time passes as before
+        dispatch(self, epoch, rows)
+        self._out = out
+
+    patch.setattr(Sender, "dispatch", hasty)
+
+
+def _followers_are_sent_without_trust(patch: pytest.MonkeyPatch) -> None:
+    """P12: a commit lowers a barrier at any time."""
+    purged = Sender.purged
+
+    def careless(self: Sender, ids: Any) -> None:
+        out = self._out
+        self._out = replace(out, trusted=lambda: True)
+        purged(self, ids)
+        self._out = out
+
+    patch.setattr(Sender, "purged", careless)
+
+
+def _retries_are_sent_without_trust(patch: pytest.MonkeyPatch) -> None:
+    """P12, P13."""
+    due = Sender.due
+
+    def careless(self: Sender, now: float) -> float | None:
+        out = self._out
+        self._out = replace(out, trusted=lambda: True)
+        following = due(self, now)
+        self._out = out
+        return following
+
+    patch.setattr(Sender, "due", careless)
+
+
+def _a_drain_does_not_wait(patch: pytest.MonkeyPatch) -> None:
+    """P13."""
+    drain = Relay.drain
+
+    def hasty(self: Relay, now: float) -> Any:
+        commands = drain(self, now)
+        if self.phase is Phase.DRAINING:
+            self.phase = Phase.IDLE
+            commands.append(Drained())
+        return commands
+
+    patch.setattr(Relay, "drain", hasty)
+
+
+def _a_drain_waits_for_answers_only(patch: pytest.MonkeyPatch) -> None:
+    """P13: what is on the wire has to settle."""
+    proceed = Relay._proceed
+
+    def hasty(self: Relay, now: float) -> Any:
+        if self.phase is Phase.DRAINING and not self._awaited:
+            self.phase = Phase.IDLE
+            return [Drained()]
+        return proceed(self, now)
+
+    patch.setattr(Relay, "_proceed", hasty)
+
+
 # -- policies
 
 
@@ -407,6 +480,11 @@ MUTATIONS: list[tuple[Callable[[pytest.MonkeyPatch], None], tuple[str, ...] | No
     (_shards_survive_a_changed_server, ("server",), b""),
     (_purgers_do_not_compare, ("server",), ONE_KEY),
     (_the_marker_does_not_compare, ("server",), b""),
+    (_trust_is_asked_once_a_frame, ("trust",), b""),
+    (_followers_are_sent_without_trust, ("trust",), b""),
+    (_retries_are_sent_without_trust, ("trust", "kafka"), b""),
+    (_a_drain_does_not_wait, ("hand over",), b""),
+    (_a_drain_waits_for_answers_only, ("hand over",), b""),
     (_a_held_record_is_given_up, POISON, b""),
 ]
 

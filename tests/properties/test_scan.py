@@ -18,7 +18,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from harvester.relay.scan import MAX_GAPS, Gap, Scan
+from harvester.relay.scan import Gap, Scan
 
 HISTORIES = 3000
 
@@ -397,18 +397,6 @@ def test_a_break_is_noticed(mutation: Callable[[pytest.MonkeyPatch], Any], monke
     mutation(monkeypatch)
     with pytest.raises(AssertionError):
         _run(HISTORIES)
-
-
-def test_gaps_beyond_a_number_become_one_and_hide_nothing() -> None:
-    scan = Scan()
-    ids = list(range(0, 10 * MAX_GAPS, 2))
-    scan.read(ids, len(ids) + 1)
-    assert len(scan.gaps) <= MAX_GAPS
-    assert all(scan.expects(record_id) for record_id in range(1, ids[-1], 2))
-    scan.listed({"long"}, None)
-    scan.read([*ids[:2], 11], 100)  # what was seen before may come again, and a late one
-    assert not scan.expects(11)
-    assert all(scan.expects(record_id) for record_id in range(1, ids[-1], 2) if record_id != 11)
 
 
 def test_only_ids_in_gaps_are_expected() -> None:

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from confluent_kafka import Consumer, TopicPartition
+from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
 
 from .wait import eventually
 
@@ -21,6 +21,23 @@ class Published:
     partition: int
     offset: int
     created_ms: int  # when it was handed to the producer
+
+
+def _watermarks(consumer: Consumer, partition: TopicPartition, timeout_s: float) -> tuple[int, int]:
+    """A topic that has just come to be names its leader before the leader knows."""
+
+    def asked() -> tuple[int, int] | None:
+        try:
+            offsets: tuple[int, int] = consumer.get_watermark_offsets(partition, timeout_s)
+        except KafkaException as error:
+            if error.args[0].code() in (KafkaError.NOT_LEADER_FOR_PARTITION, KafkaError.LEADER_NOT_AVAILABLE):
+                return None
+            raise
+        return offsets
+
+    offsets = eventually(asked, timeout_s, f"watermarks of {partition}")
+    assert offsets is not None
+    return offsets
 
 
 def read_topic(bootstrap: str, topic: str, timeout_s: float = 30.0) -> list[Published]:
@@ -40,7 +57,7 @@ def read_topic(bootstrap: str, topic: str, timeout_s: float = 30.0) -> list[Publ
         known = consumer.list_topics(timeout=timeout_s).topics.get(topic)
         ends: dict[int, int] = {}
         for partition in known.partitions if known is not None else ():
-            low, high = consumer.get_watermark_offsets(TopicPartition(topic, partition), timeout_s)
+            low, high = _watermarks(consumer, TopicPartition(topic, partition), timeout_s)
             if high > low:
                 ends[partition] = high
         consumer.assign([TopicPartition(topic, partition, 0) for partition in ends])

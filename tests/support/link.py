@@ -60,6 +60,7 @@ class Link:
         self._near, self._far = near, far
         self._trap, self._rewrite, self._closed = trap, rewrite, closed
         self._answered = 0  # bytes of answer since the client last said anything
+        self._said = b""  # what was read of the client last
         self._ended = threading.Event()
         self._lock = threading.Lock()
         for end in (near, far):
@@ -87,6 +88,13 @@ class Link:
                 end.close()
         self._closed(self)
 
+    def holds(self, text: bytes) -> bool:
+        """Whether the client has said this; with the way up frozen since before, it has not gone on."""
+        unread = b""
+        with contextlib.suppress(OSError):
+            unread = self._near.recv(_CHUNK_BYTES, socket.MSG_PEEK | socket.MSG_DONTWAIT)
+        return text in self._said or text in unread
+
     def _read(
         self, source: socket.socket, conduct: Conduct, held: queue.SimpleQueue[tuple[float, bytes]], answers: bool
     ) -> None:
@@ -102,7 +110,7 @@ class Link:
                 if swallowed:
                     continue
                 if not answers:
-                    self._answered = 0
+                    self._answered, self._said = 0, data
                 elif self._rewrite:
                     data = self._rewrite(data)
                 held.put((time.monotonic() + conduct.delay_s, data))

@@ -97,6 +97,12 @@ class Proxy:
             if chosen:
                 conduct.flowing.clear()
 
+    def holds(self, text: bytes) -> bool:
+        """Whether a client has said this since `freeze`; it will arrive after `thaw`, whatever befalls the client."""
+        with self._lock:
+            links = list(self._links)
+        return any(link.holds(text) for link in links)
+
     def thaw(self) -> None:
         """The end of `freeze`."""
         self._up.flowing.set()

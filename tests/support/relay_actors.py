@@ -397,7 +397,7 @@ class SimHarvester:
             if (high is None or row.id > high or any(low <= row.id <= up for low, up in gaps))
             and not (self.world.writes and (row.gone or row.leader_id == mark.leader_id or row.id in mark.kept))
         ][: mark.limit]
-        scan.read([row.id for row in rows], mark.limit)
+        scan.read([row.id for row in rows], mark.limit, writes=self.world.writes)
         if self.world.writes:
             for row in rows:
                 row.leader_id = mark.leader_id

@@ -1,0 +1,62 @@
+"""The number of shards changes under load (P17): nothing is repeated or reordered, and never while anything is open."""
+
+from __future__ import annotations
+
+from tests.support.harvesting import Scene, causal
+from tests.support.hooks import Fault, Plan
+from tests.support.wait import eventually
+from tests.support.writing import verify, writing
+
+pytest_plugins = ["tests.support.scenes"]
+
+KEYS = [f"k{number}" for number in range(12)]  # some of them belong to another shard after each change
+
+
+def test_up_and_down_under_load(scene: Scene) -> None:
+    with scene.embedded() as running:
+        running.wait_leading()
+        with writing(scene) as load:
+            for shards in (3, 1, 2, 4, 2):
+                load.wait(150)
+                assert running.harvester.scale(shards, 30.0)
+                assert len(running.harvester.status().shards) == shards
+                assert running.wait_refreshed(f"changed to {shards} shards")
+                running.wait_ready()
+            load.wait(150)
+        assert verify(scene, load) == 0
+
+
+def test_it_is_refused_while_anything_is_unsettled(scene: Scene, plan: Plan) -> None:
+    """The first of each key is acknowledged and not settled; another shard would send the second."""
+    with scene.embedded() as running:
+        running.wait_leading()
+        with plan.blocked("shard.reports") as reached:
+            scene.add(*((key, "1") for key in KEYS))
+            reached()
+            eventually(lambda: running.harvester.in_flight == len(KEYS), what="all of them in flight")
+            scene.add(*((key, "2") for key in KEYS))
+            for shards in (3, 1):
+                assert not running.harvester.scale(shards, 0.5)
+                assert len(running.harvester.status().shards) == 2
+        scene.wait_left()
+        assert running.harvester.scale(3, 30.0)
+        scene.add(*((key, "3") for key in KEYS))
+        scene.wait_left()
+    assert scene.published() == causal(KEYS, 3)
+
+
+def test_beside_a_record_that_is_refused_again_and_again(scene: Scene, plan: Plan) -> None:
+    """A parked record is nowhere in flight: it waits in another shard after the change, its key behind it."""
+    plan.add(Fault("UNKNOWN_TOPIC_OR_PART", key="stuck", times=1_000_000))
+    with scene.embedded(max_attempts=1_000_000) as running:
+        running.wait_leading()
+        stuck = scene.add(("stuck", "1"), ("stuck", "2"), ("stuck", "3"))
+        for count, shards in enumerate((3, 1, 4, 2), start=1):
+            struck = plan.struck()
+            eventually(lambda struck=struck: plan.struck() > struck, what="another attempt")  # type: ignore[misc]
+            scene.add(*((key, str(count)) for key in KEYS))
+            assert running.harvester.scale(shards, 30.0)
+            scene.wait_left(*stuck)
+        plan.heal()
+        scene.wait_left()
+    assert scene.published() == {**causal(KEYS, 4), **causal(["stuck"], 3)}

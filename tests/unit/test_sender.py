@@ -1,0 +1,139 @@
+"""What a shard sends, and what it no longer sends (P12, P13, P15); the interplay is in tests/properties."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+from typing import Any
+
+from confluent_kafka import KafkaError
+
+from harvester.relay import frames as f
+from harvester.relay.attempts import Policy
+from harvester.relay.sender import Outlets, Sender
+from tests.support.relay_shard import row_bytes
+
+POLICY = Policy(2, retry_backoff_s=1.0, retry_backoff_max_s=4.0, queue_timeout_s=30.0)
+LATER = float("inf")
+LEADING = f.Remark(1, 7, "holder", "server")
+DRAINING = f.Remark(2, None, None, None)
+
+
+class Shard:
+    """A sender, and everything that came out of it."""
+
+    def __init__(self, trusted: Callable[[], bool] = lambda: True) -> None:
+        self.produced: list[int] = []
+        self.said: list[f.Frame] = []
+        self.fatal: list[str] = []
+        self.reports: dict[int, Callable[[KafkaError | None, Any], None]] = {}
+        self.sender = Sender(
+            self,
+            POLICY,
+            Outlets(
+                send=self.said.append,
+                purge=lambda _id: None,
+                quarantine=lambda _poison: None,
+                wake=lambda: None,
+                fatal=self.fatal.append,
+                trusted=trusted,
+            ),
+        )
+        self.sender.remark(LEADING)
+        self.said.clear()
+
+    def produce(self, _topic: str, *, value: bytes, on_delivery: Any, **_: Any) -> None:
+        """As the producer does it; a value is the record's id."""
+        self.produced.append(int(value))
+        self.reports[int(value)] = on_delivery
+
+    def dispatch(self, *rows: tuple[int, bytes | None], epoch: int = 1) -> None:
+        self.sender.dispatch(epoch, [row_bytes(number, key, "topic", number) for number, key in rows])
+
+    def fail(self, record_id: int, code: int) -> None:
+        self.reports[record_id](KafkaError(code), None)
+
+    def dropped(self) -> list[int]:
+        """Ids that it has given back so far."""
+        return sorted(number for frame in self.said if isinstance(frame, f.Dropped) for number in frame.ids)
+
+
+def test_trust_is_asked_for_before_every_record() -> None:
+    asked = itertools.count(1)
+    shard = Shard(lambda: next(asked) <= 2)
+    shard.dispatch((1, b"a"), (2, b"b"), (3, b"c"), (4, None), (5, b"a"))
+    assert shard.produced == [1, 2]
+    assert shard.dropped() == [3, 4, 5]
+    shard.dispatch((6, b"d"))
+    assert shard.dropped() == [3, 4, 5, 6]
+    shard.sender.purged([1])
+    shard.sender.due(LATER)
+    assert shard.produced == [1, 2]
+
+
+def test_a_record_that_fails_during_a_drain_is_not_sent_again() -> None:
+    shard = Shard()
+    shard.dispatch((1, b"a"), (2, b"a"), (3, b"b"))
+    shard.sender.remark(DRAINING)
+    assert shard.said == [f.Remarked(2, [1, 3])]
+    shard.fail(1, KafkaError._MSG_TIMED_OUT)
+    shard.fail(3, KafkaError.UNKNOWN_TOPIC_OR_PART)
+    assert shard.dropped() == [1, 3]
+    assert shard.sender.unsettled == 0  # the drain need not wait for a retry
+    assert shard.sender.due(LATER) is None
+    assert shard.produced == [1, 3]
+
+
+def test_a_retry_that_is_due_during_a_drain_is_not_made() -> None:
+    shard = Shard()
+    shard.dispatch((1, b"a"), (2, b"a"))
+    shard.fail(1, KafkaError._MSG_TIMED_OUT)
+    assert shard.sender.due(0.0) is not None
+    shard.sender.remark(DRAINING)
+    assert shard.said == [f.Remarked(2, [])]
+    assert shard.sender.due(LATER) is None
+    assert shard.produced == [1]
+
+
+def test_what_arrives_during_a_drain_is_given_back() -> None:
+    shard = Shard()
+    shard.sender.remark(DRAINING)
+    shard.dispatch((1, b"a"))
+    shard.dispatch((2, b"b"), epoch=2)
+    assert shard.dropped() == [1, 2]
+    assert shard.produced == []
+
+
+def test_a_stopped_shard_finishes_what_is_on_the_wire_and_sends_nothing_more() -> None:
+    shard = Shard()
+    shard.dispatch((1, b"a"), (2, b"a"), (3, b"b"), (4, b"c"))
+    shard.fail(4, KafkaError._MSG_TIMED_OUT)
+    shard.sender.stop()
+    shard.reports[1](None, None)
+    shard.sender.purged([1])
+    shard.fail(3, KafkaError._MSG_TIMED_OUT)
+    shard.dispatch((5, b"d"))
+    assert shard.sender.due(LATER) is None
+    assert shard.sender.unsettled == 0
+    assert shard.produced == [1, 3, 4]
+
+
+def test_a_record_that_timed_out_is_sent_again_by_the_same_producer() -> None:
+    """P15: the bytes of another producer's connection could arrive after those of its successor."""
+    shard = Shard()
+    shard.dispatch((1, b"a"), (2, b"a"))
+    shard.fail(1, KafkaError._MSG_TIMED_OUT)
+    assert (shard.said, shard.fatal) == ([], [])
+    shard.sender.due(LATER)
+    assert shard.produced == [1, 1]
+
+
+def test_a_producer_that_cannot_go_on_goes_with_its_process() -> None:
+    """P15."""
+    shard = Shard()
+    shard.dispatch((1, b"a"), (2, b"a"))
+    shard.fail(1, KafkaError._FATAL)
+    assert [type(frame) for frame in shard.said] == [f.FateUnknown]
+    assert len(shard.fatal) == 1
+    assert shard.sender.due(LATER) is None
+    assert shard.produced == [1]
