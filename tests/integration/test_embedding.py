@@ -220,6 +220,7 @@ def test_every_line_goes_to_the_hosts_logger_with_name_and_shard(
         scene.db.execute("ALTER TABLE outbox ALTER kafka_header_values DROP NOT NULL")
         scene.add(("a", "1"), topic="no topic")
         scene.wait_left()
+        eventually(lambda: any("quarantine" in record.getMessage() for record in records), what="the word of it")
         pids = [shard.pid for shard in harvester.status().shards]
         assert pids[0] is not None
         os.kill(pids[0], signal.SIGKILL)

@@ -57,7 +57,7 @@ def test_systemd_would_have_found_a_wrong_setting(tmp_path: Path) -> None:
 
 
 def test_what_a_restart_does_not_help_is_not_restarted() -> None:
-    final = {ExitCode.USAGE, ExitCode.SCHEMA, ExitCode.LEADERSHIP, ExitCode.CONFIGURATION}
+    final = {ExitCode.USAGE, ExitCode.SCHEMA, ExitCode.POISON, ExitCode.LEADERSHIP, ExitCode.CONFIGURATION}
     assert settings()["RestartPreventExitStatus"] == [" ".join(str(int(code)) for code in sorted(final))]
     assert settings()["Restart"] == ["on-failure"]
 
