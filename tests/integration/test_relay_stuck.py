@@ -43,7 +43,7 @@ def test_rows_that_wait_between_many_gaps_do_not_keep_marks_from_going_on(
     with scene.writer() as still:
         scene.add(("still", "1"), db=still)
         with scene.db.transaction():
-            scene.db.execute(_WITH_GAPS, {"topic": scene.topic, "rows": 4000})
+            scene.db.execute(_WITH_GAPS, {"topic": scene.topic, "rows": 1200})
             scene.db.execute("DELETE FROM outbox WHERE id %% 2 = 0", ())
         scene.add(("other", "1"))
         with scene.embedded(marking=marking, head_scan_interval="10m"):
