@@ -27,6 +27,15 @@ def read_place(connection: Connection, table: OutboxTable) -> tuple[str | None, 
     return read_server(connection), int(row[0])
 
 
+def why_another(server: str | None, term: int, meant_server: str | None, meant_term: int) -> str | None:
+    """Why a database with this server and term row is not the one that the term was taken on (P9); None: it is."""
+    if meant_server is not None and server is not None and server != meant_server:
+        return f"it is server {server}, the term was taken on {meant_server}"
+    if term < meant_term:
+        return f"its term is {term}, ours is {meant_term}: it has gone back in time"
+    return None
+
+
 def read_session(connection: Connection) -> tuple[int, str]:
     """(pid, backend_start) of this session, as others find it in pg_stat_activity."""
     row = connection.execute(

@@ -22,7 +22,7 @@ from psycopg.errors import error_from_result
 from harvester.errors import DatabaseUnavailable
 from harvester.outbox import settling
 from harvester.outbox.connect import connect
-from harvester.outbox.place import read_place, read_session
+from harvester.outbox.place import read_place, read_session, why_another
 from harvester.outbox.polling import execute_prepared, prepare
 from harvester.outbox.schema import inspect
 from harvester.outbox.shape import OutboxShape
@@ -117,16 +117,12 @@ class PurgeSession:
         """P9. Raises DatabaseUnavailable, and tells the supervisor, when this is not the database that was meant."""
         server, term = read_place(connection, self._table)
         self._at = server
-        reason = None
-        if self._server is not None and server is not None and server != self._server:
-            reason = f"it is server {server}, the term was taken on {self._server}"
-        elif term < self._term:
-            reason = f"its term is {term}, ours is {self._term}: it has gone back in time"
-        elif self._server is None:
-            self._server = server
+        reason = why_another(server, term, self._server, self._term)
         if reason is not None:
             self._server_changed(reason)
             raise DatabaseUnavailable(f"the database is another one than before: {reason}")
+        if self._server is None:
+            self._server = server
 
     def delete(self, ids: Sequence[int]) -> None:
         """Delete these rows (ascending); psycopg.errors.LockNotAvailable when somebody holds one of them for long.

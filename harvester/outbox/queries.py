@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from uuid import UUID
 
 from harvester.outbox.shape import OutboxShape
-from harvester.outbox.tables import OutboxTable
+from harvester.outbox.tables import OutboxTable, doubled
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,20 +54,20 @@ def _columns(shape: OutboxShape) -> str:
     )
 
 
-def scan_ids(table: OutboxTable, high: int | None, gaps: Sequence[tuple[int, int]], limit: int, condition: str) -> str:
-    """CTEs `g` and `n`, and the array of the first ids of both: rows in the gaps, then rows above `high`."""
-    gap_rows = "SELECT NULL::bigint AS id WHERE false"
-    if gaps:
-        low, up = (_id_array(edge) for edge in zip(*gaps, strict=True))
-        gap_rows = (
-            f"SELECT x.id FROM unnest({low}, {up}) AS r(low, up) CROSS JOIN LATERAL (SELECT o.id FROM {table.sql} o"
-            f" WHERE o.id BETWEEN r.low AND r.up{condition} ORDER BY o.id LIMIT {limit:d}) x"
-            f" WHERE EXISTS (SELECT 1 FROM t) ORDER BY x.id LIMIT {limit:d}"
-        )
-    above = f" AND o.id > {high:d}" if high is not None else ""
+def _above(high: int | None) -> str:
+    return f" AND o.id > {high:d}" if high is not None else ""
+
+
+def _scan_ids(table: OutboxTable, high: int | None, gaps: Sequence[tuple[int, int]], limit: int, condition: str) -> str:
+    """CTEs `g` and `n`: the first ids of the rows in the gaps (there are some), then those above `high`."""
+    low, up = (_id_array(edge) for edge in zip(*gaps, strict=True))
     return (
-        f", g AS MATERIALIZED ({gap_rows}), n AS MATERIALIZED (SELECT o.id FROM {table.sql} o"
-        f" WHERE EXISTS (SELECT 1 FROM t){above}{condition}"
+        f", g AS MATERIALIZED (SELECT x.id FROM unnest({low}, {up}) AS r(low, up)"
+        f" CROSS JOIN LATERAL (SELECT o.id FROM {table.sql} o"
+        f" WHERE o.id BETWEEN r.low AND r.up{condition} ORDER BY o.id LIMIT {limit:d}) x"
+        f" WHERE EXISTS (SELECT 1 FROM t) ORDER BY x.id LIMIT {limit:d}),"
+        f" n AS MATERIALIZED (SELECT o.id FROM {table.sql} o"
+        f" WHERE EXISTS (SELECT 1 FROM t){_above(high)}{condition}"
         f" ORDER BY o.id LIMIT {limit:d} - (SELECT count(*) FROM g))"
     )
 
@@ -87,13 +87,12 @@ def mark_in_memory(
     """Read the next rows; the leader remembers that it has them."""
     fenced = _fence(table, fence, "")
     if not gaps:
-        above = f" AND o.id > {high:d}" if high is not None else ""
         return (
-            f"COPY ({fenced} SELECT {_columns(shape)} FROM {table.sql} o WHERE EXISTS (SELECT 1 FROM t){above}"
+            f"COPY ({fenced} SELECT {_columns(shape)} FROM {table.sql} o WHERE EXISTS (SELECT 1 FROM t){_above(high)}"
             f" ORDER BY o.id LIMIT {limit:d}) TO STDOUT (FORMAT BINARY)"
         )
     return (
-        f"COPY ({fenced}{scan_ids(table, high, gaps, limit, '')}"
+        f"COPY ({fenced}{_scan_ids(table, high, gaps, limit, '')}"
         f" SELECT {_columns(shape)} FROM {table.sql} o WHERE {_BOTH}) TO STDOUT (FORMAT BINARY)"
     )
 
@@ -115,11 +114,10 @@ def mark_in_table(
     if ids != _id_array(()):
         condition += f" AND o.id <> ALL ({ids})"
     if gaps:
-        cte, chosen = scan_ids(table, high, gaps, limit, condition), f"{_BOTH}{condition}"
+        cte, chosen = _scan_ids(table, high, gaps, limit, condition), f"{_BOTH}{condition}"
         order = "ORDER BY o.id"
     else:
-        above = f" AND o.id > {high:d}" if high is not None else ""
-        cte, chosen = "", f"EXISTS (SELECT 1 FROM t){above}{condition}"
+        cte, chosen = "", f"EXISTS (SELECT 1 FROM t){_above(high)}{condition}"
         order = f"ORDER BY o.id LIMIT {limit:d}"
     return (
         f"COPY ({_fence(table, fence)}{cte}, m AS MATERIALIZED ("
@@ -168,7 +166,7 @@ def read_term(table: OutboxTable) -> str:
 def take_term(table: OutboxTable) -> str:
     """Compare and set (P8); parameters expected term, highest term seen, holder, name, sessions. Returns the term."""
     return (
-        f"UPDATE {_doubled(table.term)} SET term = greatest(term, %(seen)s) + 1, holder = %(holder)s,"
+        f"UPDATE {doubled(table.term)} SET term = greatest(term, %(seen)s) + 1, holder = %(holder)s,"
         " holder_name = %(name)s, sessions = %(sessions)s, acquired_at = clock_timestamp()"
         " WHERE term = %(expected)s RETURNING term"
     )
@@ -176,13 +174,13 @@ def take_term(table: OutboxTable) -> str:
 
 def register(table: OutboxTable) -> str:
     """Name the sessions of a leader (P7); parameters sessions, term, holder."""
-    return f"UPDATE {_doubled(table.term)} SET sessions = %(sessions)s WHERE term = %(term)s AND holder = %(holder)s"
+    return f"UPDATE {doubled(table.term)} SET sessions = %(sessions)s WHERE term = %(term)s AND holder = %(holder)s"
 
 
 def end_sessions(table: OutboxTable) -> str:
     """End the sessions that the term row names, but for %(own)s (P7): a frozen backend would keep its locks."""
     return (
-        f"SELECT count(pg_catalog.pg_terminate_backend(a.pid)) FROM {_doubled(table.term)} t,"
+        f"SELECT count(pg_catalog.pg_terminate_backend(a.pid)) FROM {doubled(table.term)} t,"
         " jsonb_to_recordset(t.sessions) AS s(pid int, started timestamptz)"
         " JOIN pg_catalog.pg_stat_activity a ON a.pid = s.pid AND a.backend_start = s.started"
         " WHERE a.pid <> pg_backend_pid() AND a.pid <> ALL (%(own)s::int[])"
@@ -197,17 +195,12 @@ def note_server(table: OutboxTable) -> str:
     """
     return (
         f"WITH v AS MATERIALIZED (SELECT %(went_back)s::boolean OR coalesce((system_identifier, timeline) <>"
-        f" (%(identifier)s::bigint, %(timeline)s::int), false) AS renewed FROM {_doubled(table.term)} FOR UPDATE)"
-        f" UPDATE {_doubled(table.term)}"
+        f" (%(identifier)s::bigint, %(timeline)s::int), false) AS renewed FROM {doubled(table.term)} FOR UPDATE)"
+        f" UPDATE {doubled(table.term)}"
         " SET incarnation = CASE WHEN v.renewed THEN gen_random_uuid() ELSE incarnation END,"
         " system_identifier = coalesce(%(identifier)s::bigint, system_identifier),"
         " timeline = coalesce(%(timeline)s::int, timeline) FROM v RETURNING v.renewed"
     )
-
-
-def _doubled(name: str) -> str:
-    """A name in a statement with psycopg's parameters, where a per cent sign means something."""
-    return name.replace("%", "%%")
 
 
 def _id_array(ids: Iterable[int]) -> str:

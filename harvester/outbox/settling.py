@@ -11,7 +11,7 @@ from typing import Literal
 
 from harvester.errors import SchemaError
 from harvester.outbox.shape import OutboxShape
-from harvester.outbox.tables import OutboxTable
+from harvester.outbox.tables import OutboxTable, doubled
 
 Archive = Literal["off", "ids", "rows"]
 
@@ -38,12 +38,12 @@ def purge(table: OutboxTable, archive: Archive = "off", shape: OutboxShape | Non
 
 def purge_unlocked(table: OutboxTable, archive: Archive = "off", shape: OutboxShape | None = None) -> str:
     """Delete those of %(ids)s that nobody has locked; returns the ids of the others. For psycopg."""
-    outbox, returned, trace = _doubled(table.sql), "o.id", ""
+    outbox, returned, trace = doubled(table.sql), "o.id", ""
     if archive != "off":
         assert shape is not None, "what the archive gets depends on the columns"
         returned, trace = (
             _kept(archive, shape),
-            f", a AS ({_into_archive(_doubled(table.archive), _doubled(table.term))})",
+            f", a AS ({_into_archive(doubled(table.archive), doubled(table.term))})",
         )
     return (
         f"WITH free AS MATERIALIZED (SELECT id FROM {outbox} WHERE id = ANY (%(ids)s::bigint[]) ORDER BY id"
@@ -64,11 +64,11 @@ def quarantine(table: OutboxTable, shape: OutboxShape, notice_topic: str = "") -
     partition = "kafka_partition" if shape.has_partition else "NULL::int AS kafka_partition"
     notice = f", n AS ({_notice(table, shape, notice_topic)})" if notice_topic else ""
     return (
-        f"WITH t AS MATERIALIZED (SELECT incarnation FROM {_doubled(table.term)}"
+        f"WITH t AS MATERIALIZED (SELECT incarnation FROM {doubled(table.term)}"
         " WHERE term = %(term)s AND holder = %(holder)s FOR SHARE),"
-        f" d AS (DELETE FROM {_doubled(table.sql)} WHERE id = %(id)s AND EXISTS (SELECT 1 FROM t)"
+        f" d AS (DELETE FROM {doubled(table.sql)} WHERE id = %(id)s AND EXISTS (SELECT 1 FROM t)"
         f" RETURNING id, {row}, {partition}),"
-        f" q AS (INSERT INTO {_doubled(table.quarantine)} (id, incarnation, {row}, kafka_partition, error, attempts,"
+        f" q AS (INSERT INTO {doubled(table.quarantine)} (id, incarnation, {row}, kafka_partition, error, attempts,"
         f" first_failed_at) SELECT d.id, t.incarnation, {', '.join(f'd.{c}' for c in _ROW)},"
         " d.kafka_partition, %(error)s, %(attempts)s, %(first_failed_at)s FROM d, t"
         " ON CONFLICT (incarnation, id) DO UPDATE SET error = excluded.error, attempts = excluded.attempts"
@@ -123,7 +123,7 @@ def _notice(table: OutboxTable, shape: OutboxShape, topic: str) -> str:
         condition = f" WHERE char_length({value}) <= {shape.columns.value_max}"
     value = f"convert_to({value}, 'UTF8')" if shape.value_type == "bytea" else value
     return (
-        f"INSERT INTO {_doubled(table.sql)} (create_time, kafka_topic, kafka_key, kafka_value, kafka_header_keys,"
+        f"INSERT INTO {doubled(table.sql)} (create_time, kafka_topic, kafka_key, kafka_value, kafka_header_keys,"
         f" kafka_header_values) SELECT now(), '{topic}', x.kafka_key, {value}, '{{}}', '{{}}'"
         f" FROM (SELECT d.kafka_key, {document} AS document,"
         f" {_document(shape, _SHORT_ERROR_CHARACTERS, key=False)} AS short FROM d, t"
@@ -149,8 +149,3 @@ def _document(shape: OutboxShape, error_characters: int, *, key: bool) -> str:
         f" 'create_time', {time('d.create_time')}, 'first_failed_at', {time('%(first_failed_at)s::timestamptz')},"
         f" 'quarantined_at', {time('now()')})::text"
     )
-
-
-def _doubled(name: str) -> str:
-    """A name in a statement with psycopg's parameters, where a per cent sign means something."""
-    return name.replace("%", "%%")

@@ -92,6 +92,11 @@ class OutboxTable:
         return self.sql
 
 
+def doubled(name: str) -> str:
+    """A quoted name in a statement with psycopg's parameters, where a per cent sign means something."""
+    return name.replace("%", "%%")
+
+
 def _fold(identifier: str) -> str:
     """Lower case as PostgreSQL makes it in UTF-8 databases: ASCII letters only."""
     return "".join(c.lower() if c.isascii() else c for c in identifier)

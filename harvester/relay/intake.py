@@ -83,7 +83,6 @@ class Intake:
         self._more = False  # the last result was full
         self._kept: set[int] = set()
         self._found: list[int] = []  # seen by a look at the whole table and by no scan: to be fetched
-        self._look_at = 0.0
         self._now = 0.0
         self._stalled = False  # the window stays full, and little is settled
         self._full_since: float | None = None
@@ -338,11 +337,19 @@ class Intake:
             index = shard_of(key, record_id, len(self.slices))
         if len(waiting) and waiting.holds(record_id, record_id if key is None else key, index):
             return
-        if index in waiting.shards or not self._takes(index):
+        if index in waiting.shards:
             waiting.join_shard(index, record_id)
+        else:
+            self._pass_on(row, index, taken)
+
+    def _pass_on(self, row: Row, index: int, taken: Taken) -> None:
+        """Send a row that is new and has no older one of its shard before it, or let it wait for its shard or key."""
+        record_id, key, _ = row
+        if not self._takes(index):
+            self.waiting.join_shard(index, record_id)
         elif key is not None and self._is_enough(key):
-            ledger.watched.add(key)
-            waiting.join(key, index, record_id)
+            self._ledger.watched.add(key)
+            self.waiting.join(key, index, record_id)
         else:
             self._send(row, index, taken)
 
@@ -363,19 +370,10 @@ class Intake:
             self._ledger.watched.discard(name)
 
     def _take_from_shard(self, part: _Part, rows: Sequence[Row], taken: Taken) -> None:
-        waiting, ledger = self.waiting, self._ledger
         for row in rows:
-            record_id, key, _ = row
-            if ledger.knows(record_id):
-                continue
-            if not self._takes(part.shard):
-                waiting.join_shard(part.shard, record_id)
-            elif key is not None and self._is_enough(key):
-                ledger.watched.add(key)
-                waiting.join(key, part.shard, record_id)
-            else:
-                self._send(row, part.shard, taken)
-        waiting.fetched_shard(part.shard)
+            if not self._ledger.knows(row[0]):
+                self._pass_on(row, part.shard, taken)
+        self.waiting.fetched_shard(part.shard)
 
     def _send(self, row: Row, index: int, taken: Taken) -> None:
         if not self._ledger.unsettled_of(index):

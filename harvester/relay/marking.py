@@ -27,6 +27,7 @@ import psycopg
 from harvester.errors import OutboxError, TermLost
 from harvester.outbox.connect import one_line
 from harvester.outbox.marker import Holders, MarkSession, Session
+from harvester.outbox.place import why_another
 from harvester.relay.commands import Fetch, Look, Mark, TakeTerm
 from harvester.relay.hooks import Hooks
 from harvester.relay.reports import (
@@ -50,7 +51,6 @@ _LIST_S = 0.05  # how often to list who could still fill a gap
 _WATCH_S = 5.0  # how often to look at the sequence otherwise
 _IDLE_WATCH_S = 1.0  # the same where no rows come: a sequence that was restarted is one reason for that
 _MANY_GAPS = 500
-
 
 Work = Mark | Fetch | Look | TakeTerm
 
@@ -271,17 +271,13 @@ class MarkLoop(threading.Thread):
         if self._term is None or self._term[1] != command.holder or self._checked:
             return True
         term, _, server = self._term
-        reason = None
         try:
             row = self._session.read_term()
         except (psycopg.Error, OutboxError) as error:
             self._lost(error)
             self._report(StatementFailed(command.number, one_line(error)))
             return False
-        if server is not None and self._session.server is not None and server != self._session.server:
-            reason = f"it is server {self._session.server}, the term was taken on {server}"
-        elif row.term < term:
-            reason = f"its term is {row.term}, ours is {term}: it has gone back in time"
+        reason = why_another(self._session.server, row.term, server, term)
         self._checked = reason is None
         if reason is not None:
             self._report(ServerChanged(reason))
