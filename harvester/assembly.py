@@ -20,7 +20,7 @@ from harvester.outbox.marker import MarkSession
 from harvester.outbox.purge_session import Rules
 from harvester.relay import hooks
 from harvester.relay.attempts import Policy
-from harvester.relay.machine import Settings
+from harvester.relay.machine import Settings, max_unsettled
 from harvester.relay.marking import MarkLoop, Pace
 from harvester.relay.processes import shared_memory
 from harvester.relay.shard import ShardSpec
@@ -83,6 +83,7 @@ def assemble(
         Settings(
             shards=limits.shards,
             max_in_flight_records=limits.max_in_flight_records,
+            max_unsettled_records=max_unsettled(limits.max_in_flight_records),
             mark_query_records=limits.mark_query_records,
             send_buffer=limits.send_buffer,
             max_queued_per_key=limits.max_queued_per_key,

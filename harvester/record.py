@@ -30,8 +30,8 @@ class KafkaRecord(NamedTuple):
     """
 
     id: int
-    topic: str
     key: bytes | None
+    topic: str
     value: bytes | None
     headers: list[tuple[str, bytes]]
     partition: int  # -1: chosen by the partitioner

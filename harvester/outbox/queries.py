@@ -19,6 +19,8 @@ from uuid import UUID
 from harvester.outbox.shape import OutboxShape
 from harvester.outbox.tables import OutboxTable, doubled
 
+_NO_PARTITION = "'-9223372036854775808'::bigint"
+
 
 @dataclass(frozen=True, slots=True)
 class Fence:
@@ -47,10 +49,11 @@ def _file_of(sequence: str) -> str:
 
 
 def _columns(shape: OutboxShape) -> str:
-    partition = "o.kafka_partition::int" if shape.has_partition else "NULL::int"
+    """What `harvester.delivery.decode` expects; behind the key a time and a partition that are never NULL."""
+    partition = f"coalesce(o.kafka_partition::bigint, {_NO_PARTITION})" if shape.has_partition else _NO_PARTITION
     return (
-        "o.id::bigint, o.kafka_key, o.kafka_topic, o.kafka_value, o.kafka_header_keys, o.kafka_header_values,"
-        f" o.create_time, {partition}"
+        f"o.id::bigint, o.kafka_key, coalesce(o.create_time, 'epoch'), {partition}, o.kafka_topic,"
+        " o.kafka_header_keys, o.kafka_header_values, o.kafka_value"
     )
 
 

@@ -23,8 +23,12 @@ Records without a key are never held up and never hold up anybody else.
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import Enum
+from typing import Final
+
+from harvester.delivery.decode import Decoded
 
 
 class Step(Enum):
@@ -36,21 +40,30 @@ class Step(Enum):
     HELD = "held"  # could not be handed to the producer, or failed; waits for its next attempt
 
 
+_QUEUED: Final = Step.QUEUED  # an enumeration's members are looked up slowly, and these for every record
+_WIRE: Final = Step.WIRE
+_ACKED: Final = Step.ACKED
+_HELD: Final = Step.HELD
+
+
 @dataclass(slots=True, eq=False)
 class Entry:
     """A record inside a shard.
 
-    `raw` is the row as the database sent it, `since` when it was queued, `term` the one it was dispatched under,
-    `sent_at` when it was handed to the producer last.
+    `record` is what to publish, or why that is impossible; `since` when it was queued, `term` the one it was dispatched
+    under, `sent_at` when it was handed to the producer last.
     """
 
     id: int
     key: bytes | None
-    raw: bytes
+    record: Decoded
     since: float
     term: int | None = None
-    step: Step = Step.QUEUED
+    step: Step = _QUEUED
     sent_at: float = 0.0
+
+
+_Queue = deque[Entry] | None  # None: nobody has waited yet
 
 
 class Barrier:
@@ -58,7 +71,7 @@ class Barrier:
 
     def __init__(self) -> None:
         self._unsettled: dict[int, Entry] = {}  # WIRE, ACKED, HELD
-        self._queues: dict[bytes, deque[Entry]] = {}  # a key is in here while its barrier is up
+        self._queues: dict[bytes, _Queue] = {}  # a key is in here while its barrier is up
         self._refusing: set[bytes] = set()
         self._announced: dict[int, bytes] = {}  # parked record -> its key, until the supervisor has answered
         self._queued = 0
@@ -84,7 +97,7 @@ class Barrier:
 
     def on_the_wire(self) -> list[int]:
         """Ids that are sent or acknowledged and not yet purged, ascending."""
-        return sorted(i for i, entry in self._unsettled.items() if entry.step is not Step.HELD)
+        return sorted(i for i, entry in self._unsettled.items() if entry.step is not _HELD)
 
     def offer(self, entry: Entry) -> bool | None:
         """Take a record in. True: send it now. False: it is queued. None: refused, a record of its key is parked."""
@@ -92,41 +105,54 @@ class Barrier:
         if key is not None:
             if key in self._refusing:
                 return None
-            queue = self._queues.get(key)
-            if queue is not None:
-                queue.append(entry)
+            queues = self._queues
+            if key in queues:
+                queue = queues[key]
+                if queue is None:
+                    queues[key] = deque((entry,))
+                else:
+                    queue.append(entry)
                 self._queued += 1
                 return False
-            self._queues[key] = deque()
-        entry.step = Step.WIRE
+            queues[key] = None
+        entry.step = _WIRE
         self._unsettled[entry.id] = entry
         return True
 
-    def acked(self, record_id: int) -> None:
-        """The broker acknowledged it, or it is on its way to quarantine: it can only be settled now."""
-        entry = self._unsettled[record_id]
-        if entry.step is Step.HELD:
-            self._held -= 1
-        entry.step = Step.ACKED
+    def acked(self, entries: Iterable[Entry]) -> None:
+        """The broker acknowledged them, or they are on their way to quarantine: they can only be settled now."""
+        for entry in entries:
+            if entry.step is _HELD:
+                self._held -= 1
+            entry.step = _ACKED
 
-    def settle(self, record_id: int, now: float) -> Entry | None:
-        """Its purge has committed: lower the barrier. Returns the key's next record, to be sent now."""
-        entry = self._unsettled.pop(record_id)
-        if entry.step is Step.HELD:
-            self._held -= 1
-        key = entry.key
-        if key is None:
-            return None
-        queue = self._queues[key]
-        if not queue:
-            del self._queues[key]
-            return None
-        following = queue.popleft()
-        self._queued -= 1
-        if queue:
-            queue[0].since = now  # progress: the queue timeout watches for keys that stand still
-        following.step = Step.WIRE
-        self._unsettled[following.id] = following
+    def settle(self, ids: Iterable[int], now: float) -> list[Entry]:
+        """Their purge has committed: lower the barriers. Returns the next records of their keys, to be sent now.
+
+        Ids that are not here are passed by.
+        """
+        following: list[Entry] = []
+        unsettled, queues = self._unsettled, self._queues
+        for record_id in ids:
+            entry = unsettled.pop(record_id, None)
+            if entry is None:
+                continue
+            if entry.step is _HELD:
+                self._held -= 1
+            key = entry.key
+            if key is None:
+                continue
+            queue = queues[key]
+            if not queue:
+                del queues[key]
+                continue
+            entry = queue.popleft()
+            if queue:
+                queue[0].since = now  # progress: the queue timeout watches for keys that stand still
+            entry.step = _WIRE
+            unsettled[entry.id] = entry
+            following.append(entry)
+        self._queued -= len(following)
         return following
 
     def park(self, record_id: int) -> list[int]:
@@ -140,15 +166,15 @@ class Barrier:
             behind = self._drop_queue(key)
             self._refusing.add(key)
             self._announced[record_id] = key
-        self.settle(record_id, 0.0)
+        self.settle((record_id,), 0.0)
         return behind
 
     def hold(self, record_id: int) -> None:
         """It waits here for its next attempt; what is behind it stays queued."""
         entry = self._unsettled[record_id]
-        if entry.step is not Step.HELD:
+        if entry.step is not _HELD:
             self._held += 1
-        entry.step = Step.HELD
+        entry.step = _HELD
 
     def forget(self, record_id: int) -> list[int]:
         """It will not be sent again by this shard: lower its barrier.
@@ -161,12 +187,12 @@ class Barrier:
         if key is not None:
             behind = self._drop_queue(key)
             self._refusing.add(key)
-        self.settle(record_id, 0.0)
+        self.settle((record_id,), 0.0)
         return behind
 
     def drop_unsent(self, record_id: int) -> list[int]:
         """Trust ran out before this record was sent: drop it and everything that is not on the wire."""
-        before = {*self._unsettled, *(entry.id for queue in self._queues.values() for entry in queue)}
+        before = {*self._unsettled, *(entry.id for queue in self._queues.values() for entry in queue or ())}
         self._drop_all_queues()
         self.forget(record_id)
         return sorted(before - set(self.remark()))
@@ -174,9 +200,9 @@ class Barrier:
     def release(self, record_id: int) -> Entry | None:
         """Its wait is over: send it again. None when a remark dropped it meanwhile."""
         entry = self._unsettled.get(record_id)
-        if entry is None or entry.step is not Step.HELD:
+        if entry is None or entry.step is not _HELD:
             return None
-        entry.step = Step.WIRE
+        entry.step = _WIRE
         self._held -= 1
         return entry
 
@@ -189,16 +215,15 @@ class Barrier:
     def remark(self) -> list[int]:
         """Drop what is queued or held; returns exactly the ids on the wire or unpurged, ascending."""
         self._drop_all_queues()
-        held = [i for i, entry in self._unsettled.items() if entry.step is Step.HELD]
-        for record_id in held:
-            self.settle(record_id, 0.0)
+        held = [i for i, entry in self._unsettled.items() if entry.step is _HELD]
+        self.settle(held, 0.0)
         self._refusing.clear()
         self._announced.clear()
         return sorted(self._unsettled)
 
     def longest_waiting(self) -> Entry | None:
         """The record that has been queued longest without progress, those behind a held one left out."""
-        held = {entry.key for entry in self._unsettled.values() if entry.step is Step.HELD} if self._held else ()
+        held = {entry.key for entry in self._unsettled.values() if entry.step is _HELD} if self._held else ()
         oldest: Entry | None = None
         for key, queue in self._queues.items():
             if queue and key not in held and (oldest is None or queue[0].since < oldest.since):

@@ -29,10 +29,10 @@ MAX_ANSWER_BYTES = 1 << 26  # from a shard: ids, figures and texts only
 
 @dataclass(frozen=True, slots=True)
 class Dispatch:
-    """Supervisor → shard: rows to publish, in id order."""
+    """Supervisor → shard: rows to publish, one after the other, in id order."""
 
     epoch: int
-    rows: Sequence[bytes]
+    rows: bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -242,12 +242,8 @@ _LETTER = {kind: letter for letter, kind in _RARE.items()}
 def encode(frame: Frame) -> bytes:
     """The frame with its length in front, ready for a pipe."""
     if type(frame) is Dispatch:
-        parts: list[bytes] = [_DISPATCH.pack(b"D", frame.epoch)]
-        for row in frame.rows:
-            parts.append(_LENGTH.pack(len(row)))
-            parts.append(row)
-        body = b"".join(parts)
-    elif type(frame) is Settled:
+        return _LENGTH.pack(_DISPATCH.size + len(frame.rows)) + _DISPATCH.pack(b"D", frame.epoch) + frame.rows
+    if type(frame) is Settled:
         body = b"S" + array("q", frame.ids).tobytes()
     else:
         text = json.dumps(asdict(frame), separators=(",", ":"), default=list)
@@ -260,7 +256,8 @@ def decode(body: bytes) -> Frame:
     letter = body[:1]
     try:
         if letter == b"D":
-            return _decode_dispatch(body)
+            _, epoch = _DISPATCH.unpack_from(body)
+            return Dispatch(epoch, body[_DISPATCH.size :])
         if letter == b"S":
             ids = array("q")
             ids.frombytes(body[1:])
@@ -273,20 +270,6 @@ def decode(body: bytes) -> Frame:
             hint="supervisor and shards must be of one version; restart the harvester",
         ) from error
     return frame
-
-
-def _decode_dispatch(body: bytes) -> Dispatch:
-    _, epoch = _DISPATCH.unpack_from(body)
-    rows: list[bytes] = []
-    at, end = _DISPATCH.size, len(body)
-    unpack_length = _LENGTH.unpack_from
-    while at < end:
-        (length,) = unpack_length(body, at)
-        at += 4 + length
-        if at > end:
-            raise ValueError("a row is cut off")
-        rows.append(body[at - length : at])
-    return Dispatch(epoch, rows)
 
 
 class Splitter:

@@ -23,21 +23,25 @@ must not keep the rest from flowing.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from uuid import UUID
 
 from harvester.relay.commands import Fetch, Look, Mark
-from harvester.relay.ledger import Ledger
+from harvester.relay.ledger import Ledger, Row
 from harvester.relay.router import shard_of
 from harvester.relay.waiting import Lane, LaneName, Waiting
-
-Row = tuple[int, bytes | None, bytes]  # id, key, the row as the database sent it
 
 MARKS_UNDER_WAY = 2
 MAX_LANES = 10_000
 MAX_WAITING = 2_000_000
 _STALL_S = 1.0
+_MOST_BYTES = 1 << 28  # of rows that are unsettled or asked for
+_LEARNING = 0.3  # weight of the last mark in what is expected of the next
+_LEAST_NOVELTY = 0.02
+_NOVELTY_MARGIN = 1.25
+_FIRST_ROWS = 100  # while their size is not known
 
 
 @dataclass(slots=True, eq=False)
@@ -62,7 +66,11 @@ class _Part:
 
 @dataclass(slots=True)
 class _Statement:
+    """`rows`: how many it can bring; `keys`: how many places in flight are kept for them."""
+
     asked: Mark | Fetch | Look
+    rows: int = 0
+    keys: int = 0
     parts: list[_Part] = field(default_factory=list)
 
 
@@ -87,6 +95,9 @@ class Intake:
         self._stalled = False  # the window stays full, and little is settled
         self._full_since: float | None = None
         self._settled_then = 0
+        self._novelty = 1.0  # share of a mark's rows whose key was not in flight, lately
+        self._row_bytes = 0.0  # lately
+        self._crowded = 0  # rows of this mark for whose keys there was no room
 
     # -- statements
 
@@ -126,7 +137,10 @@ class Intake:
     def _next_marks(self, term: int, holder: UUID, leader_id: UUID) -> list[Mark]:
         asked: list[Mark] = []
         while self._marks_under_way() < (MARKS_UNDER_WAY if self._more else 1) and not self._is_full():
-            room = min(self._free_room(), MAX_WAITING - len(self.waiting))
+            keys, rows = self._free_room()
+            rows = min(rows, MAX_WAITING - len(self.waiting))
+            novelty = min(1.0, self._novelty * _NOVELTY_MARGIN)
+            room = min(self._batch, rows, int(keys / novelty)) if self._row_bytes else min(_FIRST_ROWS, rows, keys)
             busy = len(self._ledger) or self._under_way or len(self.waiting)
             if room < self._least() and busy:
                 break
@@ -137,11 +151,11 @@ class Intake:
                 term=term,
                 holder=holder,
                 leader_id=leader_id,
-                limit=min(self._batch, room if not self._idle or room < 2 else room // 2),
+                limit=room if not self._idle or room < 2 else room // 2,
                 idle=self._idle,
                 kept=tuple(sorted(self._kept)),
             )
-            self._under_way[mark.number] = _Statement(mark)
+            self._under_way[mark.number] = _Statement(mark, mark.limit, math.ceil(mark.limit * novelty))
             asked.append(mark)
         return asked
 
@@ -183,20 +197,33 @@ class Intake:
         """Room for fewer rows is not worth a mark."""
         return max(1, min(self._batch, self._ledger.bounds.in_flight // 4))
 
-    def _free_room(self) -> int:
-        taken = 0
-        for statement in self._under_way.values():
-            if isinstance(statement.asked, Mark):
-                taken += statement.asked.limit
-            else:
-                taken += sum(len(part.ids) for part in statement.parts)
-        ledger = self._ledger
-        return (ledger.bounds.in_flight - ledger.in_flight if self._stalled else ledger.room()) - taken
+    def _free_room(self) -> tuple[int, int]:
+        """For how many more keys, and rows in all, statements may be asked for."""
+        ledger, under_way = self._ledger, self._under_way.values()
+        keys = ledger.room() - sum(statement.keys for statement in under_way)
+        if self._stalled:
+            return keys, keys
+        rows = ledger.bounds.unsettled
+        if self._row_bytes:
+            rows = min(rows, max(1, int(_MOST_BYTES / self._row_bytes)))
+        return keys, rows - len(ledger) - sum(statement.rows for statement in under_way)
+
+    def _is_crowded(self, key: bytes | None) -> bool:
+        """Whether this row's key is not in flight, and may not become so: a mark has brought more keys than expected.
+
+        What a fetch under way has to bring keeps its places.
+        """
+        if key is not None and self._ledger.count_of(key):
+            return False
+        return self._ledger.room() <= self._kept_for_fetches()
+
+    def _kept_for_fetches(self) -> int:
+        return sum(s.keys for s in self._under_way.values() if isinstance(s.asked, Fetch))
 
     def watch(self, now: float) -> None:
         """See whether the window is full of rows that do not get on."""
         ledger = self._ledger
-        if ledger.bounds.unsettled - len(ledger) >= self._least():
+        if ledger.room_behind() >= self._least():
             self._stalled, self._full_since = False, None
         elif self._full_since is None:
             self._full_since, self._settled_then = now, ledger.settled_total
@@ -217,7 +244,7 @@ class Intake:
             return None
         waiting.wake(self._ledger.drained())
         reserved = self._least() if self._starved and not self._marks_under_way() and not self._is_full() else 0
-        room = max(0, min(self._free_room() - reserved, self._batch))
+        room = max(0, min(*self._free_room(), self._batch + reserved) - reserved)
         parts: list[_Part] = []
         if self._passed_by:
             room -= self._fetch_of_shards(room, parts)
@@ -244,7 +271,7 @@ class Intake:
         self._passed_by = not room and not self._passed_by
         ids = sorted({record_id for part in parts for record_id in part.ids})
         fetch = Fetch(self._ledger.sent(), term, holder, tuple(ids))
-        self._under_way[fetch.number] = _Statement(fetch, parts)
+        self._under_way[fetch.number] = _Statement(fetch, len(ids), len(ids), parts)
         return fetch
 
     def _fetch_of_shards(self, room: int, parts: list[_Part]) -> int:
@@ -289,9 +316,7 @@ class Intake:
         self._now = now
         mark = self._under_way.pop(number).asked
         assert isinstance(mark, Mark)
-        taken: Taken = {}
-        for row in rows:
-            self._take(row, taken)
+        taken = self._take_all(rows)
         self._ledger.done(number)  # not before: until then the ledger remembers what was settled meanwhile (P3)
         self._idle = 0 if rows else self._idle + 1
         self._more = len(rows) >= mark.limit
@@ -327,6 +352,27 @@ class Intake:
         self._ledger.done(number)
         return len(unknown)
 
+    def _take_all(self, rows: Sequence[Row]) -> Taken:
+        """What a mark has brought. Where nothing waits, and all shards take rows, in one go as far as there is room."""
+        ledger, slices = self._ledger, self.slices
+        in_flight, self._crowded = ledger.in_flight, 0
+        new = ledger.unknown(rows)
+        taken: Taken = {}
+        flows = all(state.ready and not state.congested for state in slices) and not self._stalled
+        if flows and not self.waiting.lanes and not self.waiting.shards:
+            silent = [index for index in range(len(slices)) if not ledger.unsettled_of(index)]
+            taken = ledger.add_rows(new, len(slices), ledger.room() - self._kept_for_fetches())
+            for index in silent:
+                slices[index].heard_at = self._now  # it had nothing to say until now
+        for row in new[sum(map(len, taken.values())) :]:
+            self._take(row, taken)
+        if rows:
+            novel = (ledger.in_flight - in_flight + self._crowded) / len(rows)
+            self._novelty += (max(novel, _LEAST_NOVELTY) - self._novelty) * _LEARNING
+            row_bytes = sum(len(row[2]) for row in rows) / len(rows)
+            self._row_bytes += (row_bytes - self._row_bytes) * (_LEARNING if self._row_bytes else 1.0)
+        return taken
+
     def _take(self, row: Row, taken: Taken) -> None:
         record_id, key, _ = row
         ledger, waiting = self._ledger, self.waiting
@@ -350,6 +396,13 @@ class Intake:
         elif key is not None and self._is_enough(key):
             self._ledger.watched.add(key)
             self.waiting.join(key, index, record_id)
+        elif self._is_crowded(key):
+            self._crowded += 1
+            name = record_id if key is None else key
+            if key is not None:
+                self._ledger.watched.add(key)
+            self.waiting.join(name, index, record_id)
+            self.waiting.wake((name,))
         else:
             self._send(row, index, taken)
 

@@ -12,12 +12,19 @@ keys that have fallen to the low mark, so that more of them can be fetched.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Container, Iterable, Sequence
 from dataclasses import dataclass
+
+from harvester.relay.router import shard_of
+
+Row = tuple[int, bytes | None, bytes]  # id, key, the row as the database sent it
 
 
 @dataclass(slots=True, eq=False)
 class _Key:
+    """What is unsettled of one key; a record without a key has one of its own."""
+
+    key: bytes | None
     shard: int
     count: int = 0
 
@@ -44,11 +51,11 @@ class Ledger:
         self.watched: set[bytes] = set()  # keys that `drained` is to speak of
         self.settled_total = 0
         self._drained: list[bytes] = []
-        self._entries: dict[int, tuple[int, bytes | None]] = {}  # id -> (shard, key)
+        self._entries: dict[int, _Key] = {}
         self._keys: dict[bytes, _Key] = {}
         self._keyless = 0
         self._per_shard: dict[int, int] = {}
-        self._ghosts: dict[int, int] = {}  # settled id -> number of the last statement sent before
+        self._ghosts: dict[int, set[int]] = {}  # settled ids, by the number of the last statement sent before
         self._last_sent = 0
         self._outstanding: set[int] = set()
 
@@ -76,8 +83,12 @@ class Ledger:
         return self._entries.keys()
 
     def room(self) -> int:
-        """How many more rows may be taken without risking a bound."""
-        return min(self.bounds.in_flight - self.in_flight, self.bounds.unsettled - len(self._entries))
+        """How many more keys (or records without one) may be in flight."""
+        return self.bounds.in_flight - self.in_flight
+
+    def room_behind(self) -> int:
+        """How many more rows may be unsettled in all."""
+        return self.bounds.unsettled - len(self._entries)
 
     def unsettled_of(self, shard: int) -> int:
         """How many records this shard has to settle."""
@@ -90,8 +101,8 @@ class Ledger:
 
     def key_of(self, record_id: int) -> bytes | None:
         """The key of an unsettled record; None also when it has none."""
-        entry = self._entries.get(record_id)
-        return entry[1] if entry else None
+        state = self._entries.get(record_id)
+        return state.key if state else None
 
     def shard_of_key(self, key: bytes) -> int | None:
         """The shard that holds unsettled records of this key, if any does."""
@@ -100,7 +111,14 @@ class Ledger:
 
     def knows(self, record_id: int) -> bool:
         """Whether a row in a result is on its way already, or settled after its statement was sent (P3)."""
-        return record_id in self._entries or record_id in self._ghosts
+        return record_id in self._entries or any(record_id in ids for ids in self._ghosts.values())
+
+    def unknown(self, rows: Sequence[Row]) -> Sequence[Row]:
+        """The rows of a result that `knows` does not speak of."""
+        known: Container[int]
+        for known in (self._entries, *self._ghosts.values()):
+            rows = [row for row in rows if row[0] not in known]
+        return rows
 
     def drained(self) -> list[bytes]:
         """Watched keys that have come down to the low mark since this was last asked."""
@@ -120,57 +138,85 @@ class Ledger:
         self._outstanding.remove(number)
         if self._ghosts:
             oldest = min(self._outstanding, default=self._last_sent + 1)
-            self._ghosts = {i: last for i, last in self._ghosts.items() if last >= oldest}
+            for last in [last for last in self._ghosts if last < oldest]:
+                del self._ghosts[last]
 
     # -- changes
 
     def add(self, record_id: int, key: bytes | None, shard: int) -> None:
         """A row is taken for this shard."""
-        self._entries[record_id] = (shard, key)
-        self._per_shard[shard] = self._per_shard.get(shard, 0) + 1
-        if key is None:
-            self._keyless += 1
-            return
-        state = self._keys.get(key)
+        state = self._keys.get(key) if key is not None else None
         if state is None:
-            state = self._keys[key] = _Key(shard)
+            state = _Key(key, shard)
+            if key is None:
+                self._keyless += 1
+            else:
+                self._keys[key] = state
         state.count += 1
+        self._entries[record_id] = state
+        self._per_shard[shard] = self._per_shard.get(shard, 0) + 1
+
+    def add_rows(self, rows: Sequence[Row], shards: int, room: int) -> dict[int, list[Row]]:
+        """Take new rows in their order, up to the first that needs more `room` than there is, or passes `per_key`.
+
+        Returns them by shard. It is what `add` does, at once: the supervisor does it for every record.
+        """
+        taken: dict[int, list[Row]] = {}
+        entries, keys, most = self._entries, self._keys, self.bounds.per_key
+        for row in rows:
+            record_id, key, _ = row
+            state = keys.get(key) if key is not None else None
+            if state is None:
+                if room <= 0:
+                    break
+                room -= 1
+                state = _Key(key, shard_of(key, record_id, shards))
+                if key is None:
+                    self._keyless += 1
+                else:
+                    keys[key] = state
+            elif state.count >= most:
+                break
+            state.count += 1
+            entries[record_id] = state
+            if state.shard in taken:
+                taken[state.shard].append(row)
+            else:
+                taken[state.shard] = [row]
+        for shard, own in taken.items():
+            self._per_shard[shard] = self._per_shard.get(shard, 0) + len(own)
+        return taken
 
     def settle(self, ids: Iterable[int]) -> int:
         """Their purge has committed. Ids that are not in the ledger are ignored; returns how many were."""
-        last = self._last_sent
-        remember = bool(self._outstanding)
-        settled = 0
-        for record_id in ids:
-            if self._remove(record_id):
-                settled += 1
-                if remember:
-                    self._ghosts[record_id] = last
-        self.settled_total += settled
-        return settled
+        settled = self.give_back(ids)
+        if settled and self._outstanding:
+            self._ghosts.setdefault(self._last_sent, set()).update(settled)
+        self.settled_total += len(settled)
+        return len(settled)
 
     def give_back(self, ids: Iterable[int]) -> list[int]:
         """They are no longer under way: forget them. Returns those that were in the ledger."""
-        return [record_id for record_id in ids if self._remove(record_id)]
+        entries, watched, low = self._entries, self.watched, self.bounds.low
+        removed: list[int] = []
+        for record_id in ids:
+            state = entries.pop(record_id, None)
+            if state is None:
+                continue
+            removed.append(record_id)
+            self._per_shard[state.shard] -= 1
+            state.count -= 1
+            key = state.key
+            if key is None:
+                self._keyless -= 1
+                continue
+            if not state.count:
+                del self._keys[key]
+            if watched and state.count <= low and key in watched:
+                self._drained.append(key)
+        return removed
 
     def keep_only(self, shard: int, on_the_wire: Iterable[int]) -> list[int]:
         """A remark's answer: of this shard exactly these ids stay. Returns what was forgotten."""
         keep = set(on_the_wire)
-        return self.give_back([i for i, (owner, _) in self._entries.items() if owner == shard and i not in keep])
-
-    def _remove(self, record_id: int) -> bool:
-        entry = self._entries.pop(record_id, None)
-        if entry is None:
-            return False
-        shard, key = entry
-        self._per_shard[shard] -= 1
-        if key is None:
-            self._keyless -= 1
-            return True
-        state = self._keys[key]
-        state.count -= 1
-        if not state.count:
-            del self._keys[key]
-        if state.count <= self.bounds.low and key in self.watched:
-            self._drained.append(key)
-        return True
+        return self.give_back([i for i, state in self._entries.items() if state.shard == shard and i not in keep])

@@ -45,8 +45,10 @@ from harvester.relay.commands import (
     TakeTerm,
 )
 from harvester.relay.frames import Closed, Dispatch, Remark
-from harvester.relay.intake import Intake, Row, Taken
-from harvester.relay.ledger import Bounds, Ledger
+from harvester.relay.intake import Intake, Taken
+from harvester.relay.ledger import Bounds, Ledger, Row
+
+_ENOUGH_UNSETTLED = 10_000
 
 
 class Phase(Enum):
@@ -66,12 +68,18 @@ class Settings:
 
     shards: int
     max_in_flight_records: int
+    max_unsettled_records: int  # with those that wait in shards behind another of their key
     mark_query_records: int
     send_buffer: int
     max_queued_per_key: int
     answer_timeout_s: float
     silence_timeout_s: float
     look_interval_s: float = 60.0
+
+
+def max_unsettled(in_flight: int) -> int:
+    """How many records may be unsettled where so many may be in flight: enough to find that many keys among them."""
+    return max(2 * in_flight, min(6 * in_flight, _ENOUGH_UNSETTLED))
 
 
 class Relay:
@@ -85,8 +93,8 @@ class Relay:
         self.term: int | None = None
         self.holder: UUID | None = None
         self.leader_id: UUID | None = None
-        window = settings.max_in_flight_records * 2
-        self.ledger = Ledger(Bounds(settings.max_in_flight_records, window, settings.max_queued_per_key))
+        bounds = Bounds(settings.max_in_flight_records, settings.max_unsettled_records, settings.max_queued_per_key)
+        self.ledger = Ledger(bounds)
         self.intake = Intake(settings.shards, settings.mark_query_records, settings.send_buffer, self.ledger)
         self._awaited: set[int] = set()
         self._answer_deadline = 0.0
@@ -203,7 +211,7 @@ class Relay:
         return self.remark(f"a mark failed: {error}", now)
 
     def _dispatch(self, taken: Taken) -> list[Command]:
-        return [Send(index, Dispatch(self.epoch, [raw for _, _, raw in rows])) for index, rows in taken.items()]
+        return [Send(index, Dispatch(self.epoch, b"".join([row[2] for row in rows]))) for index, rows in taken.items()]
 
     def _next_statements(self, now: float) -> list[Command]:
         if self.phase is not Phase.LEADING or self.leader_id is None or self.term is None or self.holder is None:

@@ -56,9 +56,9 @@ class Purger(threading.Thread):
         self._troubles: set[str] = set()
         self.connected = threading.Event()
 
-    def purge(self, record_id: int) -> None:
-        """Delete this row at the next `kick`; safe from any thread, cheap."""
-        self._acked.append(record_id)
+    def purge(self, ids: Sequence[int]) -> None:
+        """Delete these rows at the next `kick`; safe from any thread, cheap."""
+        self._acked.extend(ids)
 
     def kick(self) -> None:
         """There is something to purge."""

@@ -209,11 +209,12 @@ class _Shard:
     # -- other threads
 
     def _serve_reports(self) -> None:
-        hit, poll, kick = self._hooks.hit, self._producer.poll, self._purger.kick
+        hit, poll, kick, collect = self._hooks.hit, self._producer.poll, self._purger.kick, self._sender.collect
         try:
             while not self._ended.is_set():
                 if poll(_POLL_S):
                     hit("shard.reports", index=self._spec.index)
+                    collect()
                     kick()
         except Exception as error:  # noqa: BLE001 - the top frame of this thread; without it nothing would settle
             self._die(f"a delivery report failed: {error!r}")

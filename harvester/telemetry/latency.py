@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 import struct
+from collections.abc import Sequence
 
 from harvester.errors import WireError
 
@@ -19,6 +20,7 @@ ERROR = 0.02
 GROWTH = (1 + ERROR) / (1 - ERROR)
 _PER_LOG = 1 / math.log(GROWTH)
 _LAST = int(math.log(HIGHEST_MS / LOWEST_MS) * _PER_LOG)
+_LOWEST_US, _HIGHEST_US = LOWEST_MS * 1000, HIGHEST_MS * 1000
 _PAIR = struct.Struct("<HQ")  # bucket, count
 
 
@@ -44,18 +46,22 @@ class Histogram:
 
     __hash__ = None  # type: ignore[assignment]  # mutable
 
-    def add(self, latency_ms: float, count: int = 1) -> None:
-        """Count one latency (or `count` equal ones)."""
-        if count <= 0:
-            return
-        if not latency_ms > LOWEST_MS:  # written so that NaN lands here as well
-            bucket = 0
-        elif latency_ms >= HIGHEST_MS:
-            bucket = _LAST
-        else:
-            bucket = min(int(math.log(latency_ms / LOWEST_MS) * _PER_LOG), _LAST)
-        self._counts[bucket] = self._counts.get(bucket, 0) + count
-        self._total += count
+    def add(self, latency_ms: float) -> None:
+        """Count one latency."""
+        self.add_all((latency_ms * 1000,))
+
+    def add_all(self, latencies_us: Sequence[float]) -> None:
+        """Count these latencies, given in microseconds; shards do so for every record."""
+        counts, log = self._counts, math.log
+        for latency_us in latencies_us:
+            if not latency_us > _LOWEST_US:  # written so that NaN lands here as well
+                bucket = 0
+            elif latency_us >= _HIGHEST_US:
+                bucket = _LAST
+            else:
+                bucket = int(log(latency_us / _LOWEST_US) * _PER_LOG)
+            counts[bucket] = counts.get(bucket, 0) + 1
+        self._total += len(latencies_us)
 
     def merge(self, other: Histogram) -> None:
         """Add all that `other` counted; the same as if it had been added here."""

@@ -134,7 +134,8 @@ def test_a_mark_gives_rows_by_id_and_key(connection: psycopg.Connection[Any], ma
     keys = fill(connection, keys_of(connection))
     rows = mark(connection, lead(connection, marking))
     assert [(record_id, key) for record_id, key, _ in rows] == sorted(keys.items())
-    assert [(decode(raw).id, decode(raw).key) for _, _, raw in rows] == sorted(keys.items())
+    records = decode(b"".join(raw for _, _, raw in rows))
+    assert [(record.id, record.key) for record in records] == sorted(keys.items())
 
 
 def test_a_scan_goes_on_above_what_it_has_read(connection: psycopg.Connection[Any], marking: str) -> None:

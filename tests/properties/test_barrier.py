@@ -54,7 +54,7 @@ class BarrierMachine(RuleBasedStateMachine):
     @rule(key=KEYS)
     def offer(self, key: bytes | None) -> None:
         self.ids += 1
-        answer = self.barrier.offer(Entry(self.ids, key, b"", since=float(self.ids)))
+        answer = self.barrier.offer(Entry(self.ids, key, "", since=float(self.ids)))
         if key is not None and key in self.refusing:
             assert answer is None
             return
@@ -66,19 +66,20 @@ class BarrierMachine(RuleBasedStateMachine):
     @rule(data=st.data())
     def acked(self, data: st.DataObject) -> None:
         record = self.draw(data, Step.WIRE, Step.HELD)
-        self.barrier.acked(record.id)
+        self.barrier.acked((self.barrier._unsettled[record.id],))
         record.step = Step.ACKED
 
     @precondition(lambda self: self.at(Step.ACKED))
     @rule(data=st.data())
     def settle(self, data: st.DataObject) -> None:
-        record = self.draw(data, Step.ACKED)
-        following = self.barrier.settle(record.id, now=1000.0)
-        self.drop([record])
-        behind = self.behind(record)
-        assert (following.id if following else None) == (behind[0].id if behind else None)
-        if behind:
-            behind[0].step = Step.WIRE
+        """Several at once, as they are purged, with an id that is not here."""
+        records = data.draw(st.lists(st.sampled_from(self.at(Step.ACKED)), min_size=1, unique_by=lambda r: r.id))
+        following = self.barrier.settle([*(record.id for record in records), -1], now=1000.0)
+        self.drop(records)
+        heads = [behind[0] for record in records if (behind := self.behind(record))]
+        assert [entry.id for entry in following] == [head.id for head in heads]
+        for head in heads:
+            head.step = Step.WIRE
 
     @precondition(lambda self: self.at(Step.WIRE))
     @rule(data=st.data())

@@ -44,7 +44,7 @@ def is_well_typed(frame: Frame) -> bool:
     if isinstance(frame, f.Settled):
         return all(type(record_id) is int for record_id in frame.ids)
     if isinstance(frame, f.Dispatch):
-        return type(frame.epoch) is int and all(type(row) is bytes for row in frame.rows)
+        return type(frame.epoch) is int and type(frame.rows) is bytes
     return checked(type(frame), asdict(frame)) is not None
 
 
@@ -90,7 +90,7 @@ def test_anything_behind_a_letter(letter: bytes, body: Any) -> None:
     [
         b"",
         b"S1234567",
-        b"D\0\0\0\1\xff\xff\xff\xff",
+        b"D\0\0\1",
         b"l" + b"[" * 100_000,
         b'l{"level":1e999,"text":"x"}',
         b'l{"level":' + b"9" * 5_000 + b',"text":"x"}',

@@ -111,7 +111,7 @@ class IntakeWorld:
                 assert self.intake.looked(command.number, known) == 0, "a look finds what is known"
 
     def _as_rows(self, ids: list[int]) -> list[Row]:
-        return [(i, self.rows[i], b"") for i in ids]
+        return [(i, self.rows[i], b"row") for i in ids]
 
     def _send(self, taken: Taken) -> None:
         for shard, rows in taken.items():
@@ -192,7 +192,15 @@ def _no_bound_of_a_key(patch: pytest.MonkeyPatch) -> None:
 
 
 def _fetches_take_all_they_want(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(Intake, "_free_room", lambda self: self._ledger.room())
+    patch.setattr(Intake, "_free_room", lambda self: (self._ledger.room(), self._ledger.room_behind()))
+
+
+def _marks_bring_what_they_like(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Intake, "_is_crowded", lambda _self, _key: False)
+
+
+def _places_of_a_fetch_are_given_away(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Intake, "_kept_for_fetches", lambda _self: 0)
 
 
 def _slices_take_always(patch: pytest.MonkeyPatch) -> None:
@@ -209,7 +217,15 @@ def _stamps_stay(patch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize(
     "mutation",
-    [_no_bound_of_a_key, _fetches_take_all_they_want, _slices_take_always, _nobody_is_woken, _stamps_stay],
+    [
+        _no_bound_of_a_key,
+        _fetches_take_all_they_want,
+        _marks_bring_what_they_like,
+        _places_of_a_fetch_are_given_away,
+        _slices_take_always,
+        _nobody_is_woken,
+        _stamps_stay,
+    ],
     ids=lambda mutation: mutation.__name__.strip("_"),
 )
 def test_a_break_is_noticed(mutation: Callable[[pytest.MonkeyPatch], None], monkeypatch: pytest.MonkeyPatch) -> None:

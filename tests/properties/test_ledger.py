@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from harvester.relay.ledger import Bounds, Ledger
+from harvester.relay.router import shard_of
 
 BOUNDS = Bounds(in_flight=4, unsettled=8, per_key=4)
 KEYS = st.sampled_from([None, b"a", b"b", b"c"])
@@ -60,6 +61,25 @@ class LedgerMachine(RuleBasedStateMachine):
             shard = shard if owner is None else owner
         self.ledger.add(self.ids, key, shard)
         self.oracle.unsettled[self.ids] = (shard, key)
+
+    @rule(keys=st.lists(KEYS, max_size=6), room=st.integers(0, 4))
+    def add_rows(self, keys: list[bytes | None], room: int) -> None:
+        """The same, at once, as far as there is room."""
+        rows = [(self.ids + number, key, b"") for number, key in enumerate(keys, 1)]
+        self.ids += len(rows)
+        taken = self.ledger.add_rows(rows, 3, room)
+        shards = {row[0]: shard for shard, own in taken.items() for row in own}
+        assert all(own == sorted(own) for own in taken.values())
+        for record_id, key, _ in rows:
+            others = self.oracle.ids_of(key) if key is not None else []
+            if len(others) >= BOUNDS.per_key or (not others and not room):
+                assert record_id not in shards
+                break
+            room -= not others
+            shard = self.oracle.unsettled[others[0]][0] if others else shard_of(key, record_id, 3)
+            assert shards.pop(record_id) == shard
+            self.oracle.unsettled[record_id] = (shard, key)
+        assert not shards
 
     @rule(data=st.data())
     def settle(self, data: st.DataObject) -> None:
@@ -118,7 +138,7 @@ class LedgerMachine(RuleBasedStateMachine):
         assert len(ledger) == len(unsettled)
         assert ledger.in_flight == len(keys) + len(keyless)
         assert ledger.queued == len(unsettled) - ledger.in_flight
-        assert ledger.room() == min(4 - ledger.in_flight, 8 - len(unsettled))
+        assert (ledger.room(), ledger.room_behind()) == (4 - ledger.in_flight, 8 - len(unsettled))
         for shard in range(3):
             assert ledger.unsettled_of(shard) == sum(owner == shard for owner, _ in unsettled.values())
         for key in (b"a", b"b", b"c"):
@@ -136,6 +156,8 @@ class LedgerMachine(RuleBasedStateMachine):
         ghosts = self.oracle.settled_since(outstanding[0]) if outstanding else set()
         for record_id in range(1, self.ids + 2):
             assert self.ledger.knows(record_id) == (record_id in self.oracle.unsettled or record_id in ghosts)
+        rows = [(record_id, None, b"") for record_id in range(1, self.ids + 2)]
+        assert self.ledger.unknown(rows) == [row for row in rows if not self.ledger.knows(row[0])]
 
 
 TestLedger = LedgerMachine.TestCase

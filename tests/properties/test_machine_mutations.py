@@ -47,24 +47,11 @@ def _parked_keys_are_not_refused(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Barrier, "offer", welcome)
 
 
-def _given_up_keys_are_not_refused(patch: pytest.MonkeyPatch) -> None:
-    """P5: a record that is given up must not be overtaken by frames that were on their way."""
-    forget = Barrier.forget
-
-    def careless(self: Barrier, record_id: int) -> list[int]:
-        key = self._unsettled[record_id].key
-        behind = forget(self, record_id)
-        self._refusing -= {key}
-        return behind
-
-    patch.setattr(Barrier, "forget", careless)
-
-
 def _what_stood_behind_a_given_up_record_stays(patch: pytest.MonkeyPatch) -> None:
     """P5: it would take the place on the wire, and nobody would send it."""
 
     def forget(self: Barrier, record_id: int) -> list[int]:
-        self.settle(record_id, 0.0)
+        self.settle((record_id,), 0.0)
         return []
 
     patch.setattr(Barrier, "forget", forget)
@@ -73,6 +60,7 @@ def _what_stood_behind_a_given_up_record_stays(patch: pytest.MonkeyPatch) -> Non
 def _ghosts_are_forgotten(patch: pytest.MonkeyPatch) -> None:
     """P3."""
     patch.setattr(Ledger, "knows", Ledger.__contains__)
+    patch.setattr(Ledger, "unknown", lambda self, rows: [row for row in rows if row[0] not in self])
 
 
 def _marks_before_all_answered(patch: pytest.MonkeyPatch) -> None:
@@ -425,8 +413,8 @@ def _a_held_record_is_given_up(patch: pytest.MonkeyPatch) -> None:
     """I1."""
 
     def lax(self: Sender, entry: Entry, _text: str) -> None:
-        self._barrier.acked(entry.id)
-        self._out.purge(entry.id)
+        self._barrier.acked((entry,))
+        self._out.purge([entry.id])
 
     patch.setattr(Sender, "_poisoned", lax)
 
@@ -445,7 +433,6 @@ SHARDS = bytes([3, 2, 4, 4, 0, 0, 1, 0])
 MUTATIONS: list[tuple[Callable[[pytest.MonkeyPatch], None], tuple[str, ...] | None, bytes]] = [
     (_barrier_falls_at_the_ack, None, b""),
     (_parked_keys_are_not_refused, KAFKA, ONE_KEY),
-    (_given_up_keys_are_not_refused, ("poison", "usurper"), ONE_KEY + QUARANTINE),
     (_what_stood_behind_a_given_up_record_stays, ("poison", "usurper"), ONE_KEY + QUARANTINE),
     (_ghosts_are_forgotten, ("timeouts",), TWO_KEYS),
     (_marks_before_all_answered, None, b""),

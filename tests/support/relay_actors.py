@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-import struct
 from collections import deque
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 from uuid import UUID
 
+from harvester.delivery.decode import decode
 from harvester.relay import commands as c
 from harvester.relay import frames as f
-from harvester.relay.intake import Row
+from harvester.relay.ledger import Row
 from harvester.relay.machine import Phase, Relay, Settings
 from harvester.relay.router import shard_of
 from harvester.relay.scan import Scan
-from tests.support.relay_shard import Action, Note, SimShard, row_bytes, uid_of
+from tests.support.relay_shard import Action, Note, SimShard, row_bytes, uid_of, undecodable_topic
 
 if TYPE_CHECKING:
     from tests.support import relay_world as w
@@ -271,12 +271,11 @@ class SimHarvester:
             return
         if isinstance(frame, f.Dispatch):
             already = shard.holds
-            for raw in frame.rows:
-                record_id = struct.unpack_from(">hiq", raw)[2]
-                if record_id in already:
-                    self.world.fail(f"record {record_id} is dispatched to a shard that holds it")
-                key = self.world.uids[uid_of(raw)].key
-                assert shard.index == shard_of(key, record_id, len(self.shards))
+            for found in decode(frame.rows):
+                if found.id in already:
+                    self.world.fail(f"record {found.id} is dispatched to a shard that holds it")
+                key = self.world.uids[uid_of(found)].key
+                assert shard.index == shard_of(key, found.id, len(self.shards))
         shard.to_shard.append(frame)
         if "congestion" in self.world.faults and len(shard.to_shard) > self.world.pipe_frames:
             shard.watched = True
@@ -431,4 +430,5 @@ class SimHarvester:
 
 
 def _tuple(row: w.Row) -> Row:
-    return row.id, row.key, row_bytes(row.id, row.key, "?" if row.undecodable else "t", row.uid)
+    topic = undecodable_topic(row.uid) if row.undecodable else "t"
+    return row.id, row.key, row_bytes(row.id, row.key, topic, row.uid)

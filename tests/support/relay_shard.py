@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import struct
+import re
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -11,10 +11,12 @@ from typing import TYPE_CHECKING, Any
 
 from confluent_kafka import KafkaError
 
+from harvester.delivery.decode import Broken, Decoded, decode
 from harvester.outbox.purge_session import Outcome, Poison
 from harvester.relay import frames as f
 from harvester.relay.attempts import Policy
 from harvester.relay.sender import Outlets, Sender
+from tests.support.rows import row
 
 if TYPE_CHECKING:
     from tests.support.relay_actors import SimHarvester
@@ -25,18 +27,22 @@ _FOR_EVER = float("inf")
 
 
 def row_bytes(record_id: int, key: bytes | None, topic: str, uid: int) -> bytes:
-    """A row as `COPY (FORMAT BINARY)` sends it; its value and its time are its uid."""
-    value = str(uid).encode()
-    parts = [struct.pack(">hiq", 8, 8, record_id)]
-    parts += [struct.pack(">i", -1) if one is None else struct.pack(">i", len(one)) + one
-              for one in (key, topic.encode(), value, None, None, struct.pack(">q", uid), None)]  # fmt: skip
-    return b"".join(parts)
+    """A row as `COPY (FORMAT BINARY)` sends it; its value is its uid."""
+    return row(record_id=record_id, key=key, topic=topic.encode(), value=str(uid).encode())
 
 
-def uid_of(raw: bytes) -> int:
-    """Which row of the world these bytes are."""
-    uid: int = struct.unpack(">q", raw[-12:-4])[0]
-    return uid
+def undecodable_topic(uid: int) -> str:
+    """A topic that cannot be; it carries the uid, since nothing but the complaint about it is left of such a row."""
+    return f"?{uid}"
+
+
+def uid_of(found: Decoded) -> int:
+    """Which row of the world this is."""
+    if isinstance(found, Broken):
+        complaint = re.search(r"'\?(\d+)'", found.reason)
+        assert complaint, found
+        return int(complaint[1])
+    return int(found.value or b"")
 
 
 @dataclass(slots=True, eq=False)
@@ -70,7 +76,7 @@ class SimShard:
             Policy(2, retry_backoff_s=1.0, retry_backoff_max_s=4.0, queue_timeout_s=0.0, poison=owner.world.policy),
             Outlets(
                 send=self.to_supervisor.append,
-                purge=self.acked.append,
+                purge=self.acked.extend,
                 quarantine=self.poison.append,
                 wake=lambda: None,
                 fatal=self._fatal,
@@ -88,21 +94,21 @@ class SimShard:
     @property
     def unsettled_uids(self) -> list[int]:
         """The same rows, told from others that had their ids on another server."""
-        return [uid_of(entry.raw) for entry in self.sender._barrier._unsettled.values()]
+        return [uid_of(entry.record) for entry in self.sender._barrier._unsettled.values()]
 
     @property
     def holds(self) -> set[int]:
         """Every id in this shard or on its way to it under the current epoch."""
         barrier = self.sender._barrier
-        ids = {*barrier._unsettled, *(entry.id for queue in barrier._queues.values() for entry in queue)}
+        ids = {*barrier._unsettled, *(entry.id for queue in barrier._queues.values() for entry in queue or ())}
         for frame in self.to_shard:
             if isinstance(frame, f.Dispatch) and frame.epoch == self.owner.relay.epoch:
-                ids |= {struct.unpack_from(">hiq", raw)[2] for raw in frame.rows}
+                ids |= {found.id for found in decode(frame.rows)}
         return ids
 
     # -- the producer's interface
 
-    def produce(self, topic: str, *, value: bytes, on_delivery: Any, **_: Any) -> None:
+    def produce(self, topic: str, value: bytes, key: bytes | None, partition: int, on_delivery: Any, *_: Any) -> None:
         """Take a record."""
         if self.full:
             self.full -= 1
@@ -134,6 +140,8 @@ class SimShard:
                 found.append(((name, record_id, "acknowledged"), partial(self._acknowledge, record_id)))
             else:
                 found.append(((name, record_id, "appended"), partial(self._append, record_id)))
+        if self.sender._acked:
+            found.append(((name, "collects"), self.sender.collect))
         if not self.connected and (self.deleting or self.acked or self.poison):
             found.append(((name, "reconnects"), self._connect))
         elif self.deleting is not None:
@@ -204,6 +212,7 @@ class SimShard:
         self.owner.world.append(sent.uid)
 
     def _acknowledge(self, record_id: int) -> None:
+        """Served by the delivery thread, which collects what it has served a little later."""
         self.wire.pop(record_id).report(None, None)
 
     def fail(self, record_id: int, error: str) -> None:

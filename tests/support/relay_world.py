@@ -178,15 +178,18 @@ class World:
         self.heard_term = 0  # the highest in the leader topic
         self._made = 0
         self._led_on = 1
-        self._newest: dict[bytes, int] = {}  # uids, as in the next
+        self._newest: dict[bytes, int] = {}  # uids, as in the next two
+        self._let_go: set[int] = set()  # quarantined on a server that has been replaced since
         self._by_key: dict[bytes, list[int]] = {}
         self.faults = frozenset(faults)
         draw = self.script.next
         self.keys: list[bytes | None] = [*(f"k{n}".encode() for n in range(1 + draw(4))), None]
+        shards, in_flight, batch = 1 + draw(3), 1 + draw(5), 1 + draw(5)
         settings = Settings(
-            shards=1 + draw(3),
-            max_in_flight_records=1 + draw(5),
-            mark_query_records=1 + draw(5),
+            shards=shards,
+            max_in_flight_records=in_flight,
+            max_unsettled_records=(2 if batch % 2 else 6) * in_flight,
+            mark_query_records=batch,
             send_buffer=1 + draw(3),
             max_queued_per_key=1 + draw(6),
             answer_timeout_s=500,
@@ -335,6 +338,7 @@ class World:
             if not terms:
                 return
             kept = min(kept, terms[-1])
+        self._let_go |= self.table.quarantined  # what stood behind them may be on the wire by now
         self.table = self.table.copy(kept)
         self.last_value = max((i for i in self.table.rows if i <= self.last_value), default=0)
         self._by_key.clear()
@@ -349,6 +353,7 @@ class World:
         if self._led_on != self.table.server:
             self._led_on = self.table.server
             self._newest.clear()
+            self._let_go.clear()
             for row in self.table.visible():
                 self.excused[row.uid] += 1
 
@@ -424,7 +429,7 @@ class World:
             for earlier in self._by_key.get(row.key, ()):
                 if earlier >= uid:
                     break
-                if earlier not in self.appended and earlier not in self.table.quarantined:
+                if earlier not in self.appended and earlier not in self.table.quarantined | self._let_go:
                     self.fail(f"I2: record {row.id} overtakes {self.uids[earlier].id} of its key")
 
     def excuse(self, shard: SimShard) -> None:

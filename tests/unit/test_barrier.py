@@ -6,14 +6,14 @@ from harvester.relay.barrier import Barrier, Entry
 
 
 def entry(record_id: int, key: bytes, since: float) -> Entry:
-    return Entry(record_id, key, b"", since)
+    return Entry(record_id, key, "", since)
 
 
 def test_progress_of_a_key_starts_the_waiting_anew() -> None:
     barrier = Barrier()
     for record_id in (1, 2, 3):
         barrier.offer(entry(record_id, b"a", since=0.0))
-    barrier.settle(1, now=50.0)
+    barrier.settle((1,), now=50.0)
     longest = barrier.longest_waiting()
     assert longest is not None
     assert (longest.id, longest.since) == (3, 50.0)

@@ -41,12 +41,27 @@ def test_p50_and_p99_of_a_known_list() -> None:
     assert histogram.percentile(100) == pytest.approx(1_000, rel=ERROR)
 
 
-def test_a_count_is_as_many_single_ones() -> None:
-    counted = Histogram()
-    counted.add(5.0, 3)
-    counted.add(5.0, 0)
-    assert counted == of(5.0, 5.0, 5.0)
-    assert len(counted) == 3
+def test_many_at_once_are_as_many_single_ones() -> None:
+    """In microseconds, as a shard has them."""
+    histogram = Histogram()
+    histogram.add_all([5_000, 5_000, 7_000])
+    histogram.add_all([])
+    histogram.add_all((5_000.0,))
+    assert histogram == of(5.0, 5.0, 7.0, 5.0)
+    assert len(histogram) == 4
+
+
+def test_many_at_once_may_lie_outside_the_range() -> None:
+    histogram = Histogram()
+    histogram.add_all([math.nan, -math.inf, -1, 0, int(LOWEST_MS * 1000), int(HIGHEST_MS * 1000), 10**18, math.inf])
+    assert histogram == of(*[LOWEST_MS] * 5, *[HIGHEST_MS] * 3)
+
+
+def test_the_last_bucket_is_the_last() -> None:
+    """One step below the end rounding must not reach beyond it: nobody would unpack that."""
+    histogram = of(math.nextafter(HIGHEST_MS, 0.0))
+    histogram.add_all([math.nextafter(HIGHEST_MS * 1000, 0.0), HIGHEST_MS * 1000 - 1])
+    assert Histogram.unpack(histogram.pack()) == histogram
 
 
 def test_a_thousand_records_around_one_latency_pack_small() -> None:

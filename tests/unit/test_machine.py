@@ -6,15 +6,18 @@ from uuid import UUID
 
 import pytest
 
+from harvester.delivery.decode import decode
 from harvester.events import LeaderAcquired, LeaderFenced, LeaderRefreshed
 from harvester.relay import commands as c
 from harvester.relay import frames as f
-from harvester.relay.intake import Row
+from harvester.relay.ledger import Row
 from harvester.relay.machine import Phase, Relay, Settings
+from tests.support.rows import row as raw_row
 
 SETTINGS = Settings(
     shards=2,
     max_in_flight_records=32,
+    max_unsettled_records=64,
     mark_query_records=8,
     send_buffer=2,
     max_queued_per_key=4,
@@ -68,7 +71,7 @@ class Driver:
 
 def row(record_id: int) -> Row:
     """A keyless row of shard `record_id % 2`."""
-    return (record_id, None, b"row %d" % record_id)
+    return (record_id, None, raw_row(record_id=record_id, key=None))
 
 
 def only(commands: list[c.Command], kind: type[c.Command]) -> list[c.Command]:
@@ -191,11 +194,11 @@ def test_rows_of_a_congested_shard_wait_in_its_lane_beyond_the_buffer() -> None:
     driver.lead()
     driver.relay.congested(0)
     said = driver.mark(*map(row, (1, 2, 3, 4, 6, 8)))
-    assert sent(said) == {0: [b"row 2", b"row 4"], 1: [b"row 1", b"row 3"]}
+    assert sent(said) == {0: [2, 4], 1: [1, 3]}
     assert list(driver.relay.intake.waiting.shards[0].ids) == [6, 8]
     assert not only(said, c.Fetch)
     assert only(driver.relay.uncongested(0, 0), c.Fetch) == [fetching(driver, 6, 8)]
-    assert sent(driver.fetch(row(6), row(8))) == {0: [b"row 6", b"row 8"]}
+    assert sent(driver.fetch(row(6), row(8))) == {0: [6, 8]}
     assert not driver.relay.intake.waiting.shards
 
 
@@ -203,7 +206,7 @@ def test_a_shard_that_is_not_ready_gets_nothing() -> None:
     driver = Driver()
     driver.lead()
     driver.relay.shard_died(0, 0)
-    assert sent(driver.mark(row(1), row(2))) == {1: [b"row 1"]}
+    assert sent(driver.mark(row(1), row(2))) == {1: [1]}
     assert only(driver.relay.shard_ready(0, 0), c.Fetch) == [fetching(driver, 2)]
 
 
@@ -215,15 +218,17 @@ def park(driver: Driver, *behind: int, wait_s: float = 5.0) -> list[c.Command]:
 
 
 def _shard(driver: Driver, record_id: int) -> int:
-    return driver.relay.ledger._entries[record_id][0]
+    return driver.relay.ledger._entries[record_id].shard
 
 
 def keyed(*ids: int) -> list[Row]:
-    return [(i, b"key", b"row %d" % i) for i in ids]
+    return [(i, b"key", raw_row(record_id=i, key=b"key")) for i in ids]
 
 
-def sent(commands: list[c.Command]) -> dict[int, list[bytes]]:
-    return {s.shard: list(s.frame.rows) for s in commands if isinstance(s, c.Send) and isinstance(s.frame, f.Dispatch)}
+def sent(commands: list[c.Command]) -> dict[int, list[int]]:
+    """The ids of the rows that are sent, by shard."""
+    frames = [(s.shard, s.frame) for s in commands if isinstance(s, c.Send)]
+    return {shard: [r.id for r in decode(frame.rows)] for shard, frame in frames if isinstance(frame, f.Dispatch)}
 
 
 def fetching(driver: Driver, *ids: int) -> c.Fetch:
@@ -241,7 +246,7 @@ def test_a_parked_record_waits_with_what_stood_behind_it_and_is_not_in_flight() 
     assert c.Send(shard, f.Closed(driver.relay.epoch, 1)) in park(driver, 2, 3)
     assert not len(driver.relay.ledger)
     assert list(driver.relay.intake.waiting.lanes[b"key"].ids) == [1, 2, 3]
-    assert sent(driver.mark(*keyed(4), row(6))) == {0: [b"row 6"]}
+    assert sent(driver.mark(*keyed(4), row(6))) == {0: [6]}
     assert list(driver.relay.intake.waiting.lanes[b"key"].ids) == [1, 2, 3, 4]
 
 
@@ -253,7 +258,7 @@ def test_a_parked_record_is_tried_alone_and_not_before_its_time() -> None:
     assert not only(park(driver, 2, wait_s=5.0), c.Fetch)
     assert not only(driver.relay.tick(4.9), c.Fetch)
     assert only(driver.relay.tick(5.0), c.Fetch) == [fetching(driver, 1)]
-    assert sent(driver.fetch(*keyed(1))) == {shard: [b"row 1"]}
+    assert sent(driver.fetch(*keyed(1))) == {shard: [1]}
     assert not only(driver.relay.tick(100.0), c.Fetch)
     assert only(driver.relay.settled(shard, [1], 100.0)[1], c.Fetch) == [fetching(driver, 2)]
 
@@ -272,7 +277,7 @@ def test_a_key_with_too_much_under_way_waits_until_it_has_come_down() -> None:
     shard = next(iter(sent(driver.mark(*keyed(1, 2, 3, 4, 5, 6)))))
     assert not only(driver.relay.settled(shard, [1, 2], 0)[1], c.Fetch)
     assert only(driver.relay.settled(shard, [3], 0)[1], c.Fetch) == [fetching(driver, 5, 6)]
-    assert sent(driver.fetch(*keyed(5, 6))) == {shard: [b"row 5", b"row 6"]}
+    assert sent(driver.fetch(*keyed(5, 6))) == {shard: [5, 6]}
     assert not driver.relay.intake.waiting.lanes
     assert not driver.relay.ledger.watched
 
@@ -325,7 +330,7 @@ def test_the_whole_table_is_looked_at_now_and_then_and_what_is_unknown_is_fetche
     found, said = driver.relay.looked(asked.number, [2, 3, 5], 60.0)
     assert found == 1
     assert only(said, c.Fetch) == [fetching(driver, 3)]
-    assert sent(driver.fetch(row(3))) == {1: [b"row 3"]}
+    assert sent(driver.fetch(row(3))) == {1: [3]}
 
 
 def test_a_look_knows_what_waits_and_what_is_being_fetched() -> None:

@@ -8,6 +8,7 @@ from typing import Any
 
 from confluent_kafka import KafkaError
 
+from harvester.outbox.purge_session import Outcome, Poison
 from harvester.relay import frames as f
 from harvester.relay.attempts import Policy
 from harvester.relay.sender import Outlets, Sender
@@ -26,14 +27,15 @@ class Shard:
         self.produced: list[int] = []
         self.said: list[f.Frame] = []
         self.fatal: list[str] = []
+        self.poison: list[Poison] = []
         self.reports: dict[int, Callable[[KafkaError | None, Any], None]] = {}
         self.sender = Sender(
             self,
             POLICY,
             Outlets(
                 send=self.said.append,
-                purge=lambda _id: None,
-                quarantine=lambda _poison: None,
+                purge=lambda _ids: None,
+                quarantine=self.poison.append,
                 wake=lambda: None,
                 fatal=self.fatal.append,
                 trusted=trusted,
@@ -42,13 +44,15 @@ class Shard:
         self.sender.remark(LEADING)
         self.said.clear()
 
-    def produce(self, _topic: str, *, value: bytes, on_delivery: Any, **_: Any) -> None:
+    def produce(
+        self, _topic: str, value: bytes, _key: bytes | None, _partition: int, on_delivery: Any, *_: Any
+    ) -> None:
         """As the producer does it; a value is the record's id."""
         self.produced.append(int(value))
         self.reports[int(value)] = on_delivery
 
     def dispatch(self, *rows: tuple[int, bytes | None], epoch: int = 1) -> None:
-        self.sender.dispatch(epoch, [row_bytes(number, key, "topic", number) for number, key in rows])
+        self.sender.dispatch(epoch, b"".join(row_bytes(number, key, "topic", number) for number, key in rows))
 
     def fail(self, record_id: int, code: int) -> None:
         self.reports[record_id](KafkaError(code), None)
@@ -137,3 +141,16 @@ def test_a_producer_that_cannot_go_on_goes_with_its_process() -> None:
     assert len(shard.fatal) == 1
     assert shard.sender.due(LATER) is None
     assert shard.produced == [1]
+
+
+def test_a_key_whose_record_was_given_up_takes_nothing_before_a_remark() -> None:
+    """P5: what is on its way must not overtake the record, which is marked again under the next leader."""
+    shard = Shard()
+    shard.sender.dispatch(1, row_bytes(1, b"a", "no topic", 1) + row_bytes(2, b"a", "topic", 2))
+    [poison] = shard.poison
+    shard.sender.quarantined(poison, Outcome.FENCED)
+    assert shard.dropped() == [1, 2]
+    shard.said.clear()
+    shard.dispatch((3, b"a"), (4, b"b"))
+    assert shard.said == [f.Refused(1, [3])]
+    assert shard.produced == [4]

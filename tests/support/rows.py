@@ -1,0 +1,71 @@
+"""Rows as `COPY … (FORMAT BINARY)` sends them, built by hand, and what a shard makes of a single one."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Sequence
+
+from harvester.delivery.decode import NO_PARTITION, Broken, decode
+from harvester.record import KafkaRecord
+
+TEXT_OID = 25
+VARCHAR_OID = 1043
+
+
+def field(value: bytes | None) -> bytes:
+    return struct.pack(">i", -1) if value is None else struct.pack(">i", len(value)) + value
+
+
+def array(
+    elements: Sequence[bytes | None],
+    dimensions: int = 1,
+    *,
+    oid: int = TEXT_OID,
+    lower: int = 1,
+    has_nulls: bool | None = None,
+) -> bytes:
+    """text[] as the server sends it; the elements lie in the last of the dimensions.
+
+    `oid` is the elements' type, `lower` the lower bounds. `has_nulls` can say so of an array without any: the server's
+    own flag only means that there is room to mark them.
+    """
+    flag = None in elements if has_nulls is None else has_nulls
+    if not elements:
+        return struct.pack(">iii", 0, flag, oid)
+    sizes = [1] * (dimensions - 1) + [len(elements)]
+    head = struct.pack(">iii", dimensions, flag, oid)
+    return head + b"".join(struct.pack(">ii", size, lower) for size in sizes) + b"".join(map(field, elements))
+
+
+def row(
+    *,
+    record_id: int = 7,
+    topic: bytes | None = b"topic",
+    key: bytes | None = b"k",
+    value: bytes | None = b"v",
+    names: bytes | None = None,
+    values: bytes | None = None,
+    created: int = 0,
+    partition: int | None = None,
+) -> bytes:
+    """A row; `names` and `values` are the arrays of its headers."""
+    moment = struct.pack(">q", created)
+    number = struct.pack(">q", NO_PARTITION if partition is None else partition)
+    columns = (key, moment, number, topic, names, values, value)
+    return struct.pack(">hiq", 8, 8, record_id) + b"".join(map(field, columns))
+
+
+def decode_one(raw: bytes) -> KafkaRecord:
+    """The record that these bytes are, and nothing else."""
+    found = decode(raw)
+    assert len(found) == 1, found
+    assert isinstance(found[0], KafkaRecord), found
+    return found[0]
+
+
+def broken_one(raw: bytes) -> Broken:
+    """The row that these bytes are, which can be no record."""
+    found = decode(raw)
+    assert len(found) == 1, found
+    assert isinstance(found[0], Broken), found
+    return found[0]
