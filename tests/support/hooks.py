@@ -185,13 +185,15 @@ class _FaultyProducer:
     def produce(
         self,
         topic: str,
-        *,
         value: bytes | None,
         key: bytes | None,
         partition: int,
-        headers: Any,
         on_delivery: Callable[[Any, Any], None],
+        _alias: None,
+        timestamp: int,
+        headers: Any,
     ) -> None:
+        """By position, as a shard calls it."""
         from confluent_kafka import KafkaException
 
         fault = self._strike(key) or self._share(key, value)
@@ -210,9 +212,7 @@ class _FaultyProducer:
 
         if self._signature:
             headers = [*(headers or ()), *self._signature]
-        self._producer.produce(
-            topic, value=value, key=key, partition=partition, headers=headers, on_delivery=on_delivery
-        )
+        self._producer.produce(topic, value, key, partition, on_delivery, None, timestamp, headers)
 
     def poll(self, timeout_s: float) -> int:
         deadline = time.monotonic() + timeout_s
