@@ -124,7 +124,7 @@ def test_a_leader_frozen_in_the_middle_of_a_mark_is_succeeded(scene: Scene) -> N
             eventually(lambda: two.harvester.state is State.STANDBY, what="standby")
             with scene.plan.blocked("marker.mark") as reached:
                 reached()
-                ids = add_large(scene, 400, 50_000)
+                ids = add_large(scene, 100, 200_000)  # as many as a first mark takes
                 other.execute("SELECT FROM outbox WHERE id = %s FOR UPDATE", (ids[-1],))
             eventually(lambda: scene.waiting_for_locks() >= 1, what="the mark waits for the row")
             family = [one.pid, *shards_of(one.pid)]
@@ -139,4 +139,4 @@ def test_a_leader_frozen_in_the_middle_of_a_mark_is_succeeded(scene: Scene) -> N
             one.wait_for_line("fenced: ")
             assert one.stop() == 0
     published = scene.published()
-    assert {key: len(values) for key, values in published.items()} == {f"large{n}": 1 for n in range(1, 401)}
+    assert {key: len(values) for key, values in published.items()} == {f"large{n}": 1 for n in range(1, 101)}
