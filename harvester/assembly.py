@@ -87,6 +87,7 @@ def assemble(
             mark_query_records=limits.mark_query_records,
             send_buffer=limits.send_buffer,
             max_queued_per_key=limits.max_queued_per_key,
+            records_per_shard=limits.records_per_shard,
             answer_timeout_s=max(heartbeat_s, _LEAST_ANSWER_S),
             silence_timeout_s=max(2 * heartbeat_s, _LEAST_SILENCE_S),
             look_interval_s=limits.head_scan_interval.total_seconds(),

@@ -80,6 +80,7 @@ class Limits(_Settings):
     head_scan_interval: Duration = timedelta(minutes=1)
     max_in_flight_records: Annotated[int, BeforeValidator(whole_number(1, 1_000_000))] = 1000
     shards: Annotated[int, BeforeValidator(whole_number(1, 256))] = 8
+    records_per_shard: Annotated[int, BeforeValidator(whole_number(0, 1_000_000))] = 200
     send_buffer: Annotated[int, BeforeValidator(whole_number(1, 100_000))] = 10
     max_queued_per_key: Annotated[int, BeforeValidator(whole_number(1, 1_000_000))] = 100
     max_attempts: Annotated[int, BeforeValidator(whole_number(1, 1_000_000))] = 5

@@ -169,11 +169,12 @@ class MarkSession:
         high: int | None,
         gaps: Sequence[tuple[int, int]],
         kept: tuple[int, ...] = (),
+        checks_term: bool = True,
     ) -> list[Row]:
         """The next rows, sorted by id: those in the gaps, then those above `high`; None: from the head.
 
-        They are marked in the table with `leader_id`; None: nothing is written. Raises TermLost when there are none
-        because of the fence (P8).
+        They are marked in the table with `leader_id`; None: nothing is written. Where there are none because of the
+        fence (P8) it raises TermLost, if it `checks_term`.
         """
         connection, shape, fence = self._open(), self._shape(), self._fence(term, holder)
         if leader_id is None:
@@ -183,7 +184,7 @@ class MarkSession:
                 self.table, shape, fence=fence, leader_id=leader_id, limit=limit, high=high, gaps=gaps, kept=kept
             )
         rows = copy_rows(connection, statement, self._statement_timeout_s + _SILENCE_MARGIN_S)
-        if not rows:
+        if not rows and checks_term:
             self._check_term(term, holder)
         return rows
 

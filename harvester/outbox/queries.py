@@ -19,6 +19,8 @@ from uuid import UUID
 from harvester.outbox.shape import OutboxShape
 from harvester.outbox.tables import OutboxTable, doubled
 
+_NEAR_IDS = 1_000
+_FEW_GAPS = 20
 _NO_PARTITION = "'-9223372036854775808'::bigint"
 
 
@@ -57,8 +59,19 @@ def _columns(shape: OutboxShape) -> str:
     )
 
 
-def _above(high: int | None) -> str:
-    return f" AND o.id > {high:d}" if high is not None else ""
+def _above(high: int | None, gaps: Sequence[tuple[int, int]] = ()) -> str:
+    """What is above `high`, and in these gaps, which must be near it."""
+    if high is None:
+        return ""
+    if not gaps:
+        return f" AND o.id > {high:d}"
+    ranges = "".join(f" OR o.id BETWEEN {low:d} AND {up:d}" for low, up in gaps)
+    return f" AND o.id >= {gaps[0][0]:d} AND (o.id > {high:d}{ranges})"
+
+
+def _are_near(high: int | None, gaps: Sequence[tuple[int, int]]) -> bool:
+    """Whether reading on from the first gap, past what was read before, costs less than looking into each gap."""
+    return not gaps or (high is not None and high - gaps[0][0] <= _NEAR_IDS and len(gaps) <= _FEW_GAPS)
 
 
 def _scan_ids(table: OutboxTable, high: int | None, gaps: Sequence[tuple[int, int]], limit: int, condition: str) -> str:
@@ -89,9 +102,10 @@ def mark_in_memory(
 ) -> str:
     """Read the next rows; the leader remembers that it has them."""
     fenced = _fence(table, fence, "")
-    if not gaps:
+    if _are_near(high, gaps):
+        wanted = _above(high, gaps)
         return (
-            f"COPY ({fenced} SELECT {_columns(shape)} FROM {table.sql} o WHERE EXISTS (SELECT 1 FROM t){_above(high)}"
+            f"COPY ({fenced} SELECT {_columns(shape)} FROM {table.sql} o WHERE EXISTS (SELECT 1 FROM t){wanted}"
             f" ORDER BY o.id LIMIT {limit:d}) TO STDOUT (FORMAT BINARY)"
         )
     return (
@@ -116,12 +130,12 @@ def mark_in_table(
     condition = f" AND o.leader_id IS DISTINCT FROM '{leader_id}'"
     if ids != _id_array(()):
         condition += f" AND o.id <> ALL ({ids})"
-    if gaps:
+    if _are_near(high, gaps):
+        cte, chosen = "", f"EXISTS (SELECT 1 FROM t){_above(high, gaps)}{condition}"
+        order = f"ORDER BY o.id LIMIT {limit:d}"
+    else:
         cte, chosen = _scan_ids(table, high, gaps, limit, condition), f"{_BOTH}{condition}"
         order = "ORDER BY o.id"
-    else:
-        cte, chosen = "", f"EXISTS (SELECT 1 FROM t){_above(high)}{condition}"
-        order = f"ORDER BY o.id LIMIT {limit:d}"
     return (
         f"COPY ({_fence(table, fence)}{cte}, m AS MATERIALIZED ("
         f"SELECT o.id FROM {table.sql} o WHERE {chosen} {order} FOR UPDATE OF o)"

@@ -28,7 +28,8 @@ class TakeTerm:
 class Mark:
     """Go on with the scan under this leader id, or begin it if the id is new; take up to `limit` rows.
 
-    `idle` counts the empty marks before this one: the marker waits longer each time, or until it is woken.
+    `idle` counts the empty marks before this one: the marker waits longer each time, or until it is woken. `rested`:
+    the last one took all there was, so there is no haste.
     """
 
     number: int
@@ -37,7 +38,13 @@ class Mark:
     leader_id: UUID
     limit: int
     idle: int
+    rested: bool = False
     kept: tuple[int, ...] = ()  # on the wire since before the last remark: a mark that writes leaves them alone
+
+    @property
+    def is_proof(self) -> bool:
+        """Whether it has to find out why there is nothing, when there is nothing: not between rows that trickle in."""
+        return self.idle > 0 or not self.rested
 
 
 @dataclass(frozen=True, slots=True)

@@ -31,6 +31,7 @@ from uuid import UUID
 from harvester.relay.commands import Fetch, Look, Mark
 from harvester.relay.ledger import Ledger, Row
 from harvester.relay.router import shard_of
+from harvester.relay.spread import Spread
 from harvester.relay.waiting import Lane, LaneName, Waiting
 
 MARKS_UNDER_WAY = 2
@@ -80,8 +81,8 @@ Taken = dict[int, list[Row]]  # rows to send, by shard
 class Intake:
     """See the module's text. One thread only."""
 
-    def __init__(self, shards: int, batch: int, send_buffer: int, ledger: Ledger) -> None:
-        self._batch, self._send_buffer, self._ledger = batch, send_buffer, ledger
+    def __init__(self, batch: int, send_buffer: int, ledger: Ledger, shards: int, spread: Spread) -> None:
+        self._batch, self._send_buffer, self._ledger, self._spread = batch, send_buffer, ledger, spread
         self.slices = [Slice() for _ in range(shards)]
         self.waiting = Waiting()
         self._under_way: dict[int, _Statement] = {}
@@ -89,6 +90,8 @@ class Intake:
         self._passed_by = False  # keys' lanes took what room there was, and others could have been fetched
         self._idle = 0  # empty marks in a row
         self._more = False  # the last result was full
+        self._rested = False  # it was not: the table had no more
+        self._proven = False  # it was empty, and for no other reason
         self._kept: set[int] = set()
         self._found: list[int] = []  # seen by a look at the whole table and by no scan: to be fetched
         self._now = 0.0
@@ -108,8 +111,10 @@ class Intake:
 
     @property
     def is_empty(self) -> bool:
-        """Whether nothing is known that would have to be sent."""
-        return not len(self._ledger) and not len(self.waiting) and not self._found and not self._under_way
+        """Whether nothing is known that would have to be sent, and the last mark proves that there is nothing else."""
+        return (
+            self._proven and not len(self._ledger) and not len(self.waiting) and not self._found and not self._under_way
+        )
 
     def begin(self) -> None:
         """A new leader id: what is marked from now on starts from the head again.
@@ -118,7 +123,7 @@ class Intake:
         leave it alone: the ledger would skip these rows, but the statement would lock and rewrite what shards are
         deleting.
         """
-        self._idle, self._more = 0, False
+        self._idle, self._more, self._rested = 0, False, False
         self._kept = set(self._ledger.ids)
         self._forget_waiting()
 
@@ -153,6 +158,7 @@ class Intake:
                 leader_id=leader_id,
                 limit=room if not self._idle or room < 2 else room // 2,
                 idle=self._idle,
+                rested=self._rested,
                 kept=tuple(sorted(self._kept)),
             )
             self._under_way[mark.number] = _Statement(mark, mark.limit, math.ceil(mark.limit * novelty))
@@ -221,8 +227,10 @@ class Intake:
         return sum(s.keys for s in self._under_way.values() if isinstance(s.asked, Fetch))
 
     def watch(self, now: float) -> None:
-        """See whether the window is full of rows that do not get on."""
+        """Time has passed: see whether fewer shards would do, and whether the window is full of rows that stand."""
         ledger = self._ledger
+        if not self.waiting.shards:
+            self._spread.shrink(len(ledger))
         if ledger.room_behind() >= self._least():
             self._stalled, self._full_since = False, None
         elif self._full_since is None:
@@ -320,6 +328,8 @@ class Intake:
         self._ledger.done(number)  # not before: until then the ledger remembers what was settled meanwhile (P3)
         self._idle = 0 if rows else self._idle + 1
         self._more = len(rows) >= mark.limit
+        self._rested = not self._more
+        self._proven = not rows and mark.is_proof
         return taken
 
     def fetched(self, number: int, rows: Sequence[Row], now: float) -> Taken:
@@ -357,11 +367,13 @@ class Intake:
         ledger, slices = self._ledger, self.slices
         in_flight, self._crowded = ledger.in_flight, 0
         new = ledger.unknown(rows)
+        if not self.waiting.shards:
+            self._spread.grow(len(ledger) + len(new))
         taken: Taken = {}
         flows = all(state.ready and not state.congested for state in slices) and not self._stalled
         if flows and not self.waiting.lanes and not self.waiting.shards:
             silent = [index for index in range(len(slices)) if not ledger.unsettled_of(index)]
-            taken = ledger.add_rows(new, len(slices), ledger.room() - self._kept_for_fetches())
+            taken = ledger.add_rows(new, self._spread.active, ledger.room() - self._kept_for_fetches())
             for index in silent:
                 slices[index].heard_at = self._now  # it had nothing to say until now
         for row in new[sum(map(len, taken.values())) :]:
@@ -378,15 +390,33 @@ class Intake:
         ledger, waiting = self._ledger, self.waiting
         if ledger.knows(record_id):
             return
-        index = ledger.shard_of_key(key) if key is not None else None
-        if index is None:
-            index = shard_of(key, record_id, len(self.slices))
+        home = shard_of(key, record_id, self._spread.active)
+        index = self._place_of(key, home)
         if len(waiting) and waiting.holds(record_id, record_id if key is None else key, index):
             return
-        if index in waiting.shards:
+        if index == home and index in waiting.shards:
             waiting.join_shard(index, record_id)
-        else:
+        elif index == home or key is None or self._takes(index):
             self._pass_on(row, index, taken)
+        else:
+            self._join(key, index, record_id)  # in the shard's lane nobody would know that it has to go there
+            waiting.wake((key,))
+
+    def _place_of(self, key: bytes | None, home: int) -> int:
+        """The shard that has anything of this key, or else the one it goes to when nothing is under way."""
+        if key is None:
+            return home
+        index = self._ledger.shard_of_key(key)
+        if index is not None:
+            return index
+        lane = self.waiting.lanes.get(key)
+        return lane.shard if lane is not None else home
+
+    def _join(self, name: LaneName, index: int, record_id: int) -> None:
+        """Let a row wait for others of its key, or for room."""
+        if isinstance(name, bytes):
+            self._ledger.watched.add(name)
+        self.waiting.join(name, index, record_id)
 
     def _pass_on(self, row: Row, index: int, taken: Taken) -> None:
         """Send a row that is new and has no older one of its shard before it, or let it wait for its shard or key."""
@@ -394,14 +424,11 @@ class Intake:
         if not self._takes(index):
             self.waiting.join_shard(index, record_id)
         elif key is not None and self._is_enough(key):
-            self._ledger.watched.add(key)
-            self.waiting.join(key, index, record_id)
+            self._join(key, index, record_id)
         elif self._is_crowded(key):
             self._crowded += 1
             name = record_id if key is None else key
-            if key is not None:
-                self._ledger.watched.add(key)
-            self.waiting.join(name, index, record_id)
+            self._join(name, index, record_id)
             self.waiting.wake((name,))
         else:
             self._send(row, index, taken)
@@ -470,4 +497,5 @@ class Intake:
 
     def resize(self, shards: int) -> None:
         """There are this many shards now; nothing is unsettled and nothing under way."""
+        self._spread.resize(shards)
         self.slices = [*self.slices[:shards], *(Slice() for _ in range(shards - len(self.slices)))]

@@ -47,6 +47,7 @@ from harvester.relay.commands import (
 from harvester.relay.frames import Closed, Dispatch, Remark
 from harvester.relay.intake import Intake, Taken
 from harvester.relay.ledger import Bounds, Ledger, Row
+from harvester.relay.spread import Spread
 
 _ENOUGH_UNSETTLED = 10_000
 
@@ -72,6 +73,7 @@ class Settings:
     mark_query_records: int
     send_buffer: int
     max_queued_per_key: int
+    records_per_shard: int
     answer_timeout_s: float
     silence_timeout_s: float
     look_interval_s: float = 60.0
@@ -95,7 +97,10 @@ class Relay:
         self.leader_id: UUID | None = None
         bounds = Bounds(settings.max_in_flight_records, settings.max_unsettled_records, settings.max_queued_per_key)
         self.ledger = Ledger(bounds)
-        self.intake = Intake(settings.shards, settings.mark_query_records, settings.send_buffer, self.ledger)
+        spread = Spread(settings.shards, settings.max_unsettled_records, settings.records_per_shard)
+        self.intake = Intake(
+            settings.mark_query_records, settings.send_buffer, self.ledger, shards=settings.shards, spread=spread
+        )
         self._awaited: set[int] = set()
         self._answer_deadline = 0.0
         self._reason = ""

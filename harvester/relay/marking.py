@@ -47,6 +47,7 @@ from harvester.relay.waking import Waker
 
 _STALL_MARGIN_S = 10.0
 _NOTIFIED_CEILING_S = 1.0  # how long to wait between empty marks when the trigger wakes us anyway
+_GATHER_S = 0.001  # between marks that take all there is
 _LIST_S = 0.05  # how often to list who could still fill a gap
 _WATCH_S = 5.0  # how often to look at the sequence otherwise
 _IDLE_WATCH_S = 1.0  # the same where no rows come: a sequence that was restarted is one reason for that
@@ -101,7 +102,7 @@ class MarkLoop(threading.Thread):
         self._term: tuple[int, UUID, str | None] | None = None  # term, holder, server: what was taken last
         self._sessions: Sequence[Session] = ()
         self._unregistered = False
-        self._listed_at = 0.0
+        self._listed_at = self._marked_at = 0.0
         self._last_seen: Holders | None = None
         self._doubted = False
         self._ids_restarted = False  # since the last take-over
@@ -219,7 +220,7 @@ class MarkLoop(threading.Thread):
         if mark.leader_id != self._leader_id:
             self._leader_id = mark.leader_id
             self._scan.restart()
-        scan = self._scan
+        scan, self._marked_at = self._scan, time.monotonic()
         rows = self._session.mark(
             term=mark.term,
             holder=mark.holder,
@@ -228,6 +229,7 @@ class MarkLoop(threading.Thread):
             high=scan.high,
             gaps=scan.ranges(),
             kept=mark.kept,
+            checks_term=mark.is_proof,
         )
         scan.read([row[0] for row in rows], mark.limit, writes=self._pace.writes)
         self._hooks.hit("marker.marked", number=mark.number, rows=rows)
@@ -284,18 +286,23 @@ class MarkLoop(threading.Thread):
         return reason is None
 
     def _pause(self, mark: Mark) -> None:
-        """Wait before a mark that follows empty ones; a notification or a new command ends the wait."""
-        notified = self._session.shape is not None and self._session.shape.has_notify
-        wait_s = idle_wait_s(mark.idle, self._pace, notified)
-        if wait_s <= 0:
+        """Wait before a mark that follows empty ones; a notification or a new command ends the wait.
+
+        With the trigger it waits for rows as soon as it has taken all there were. And marks do not follow each other
+        faster than the rows of a moment can gather: many small ones would cost the machine more than they gain.
+        """
+        if not mark.rested:
             return
+        notified = self._session.shape is not None and self._session.shape.has_notify
+        wait_s = idle_wait_s(max(mark.idle, int(notified)), self._pace, notified)
         try:
             self._waker.clear()
-            if not self._commands:
+            if not self._commands and wait_s > 0:
                 self._session.wait(wait_s, self._waker.fd)
         except psycopg.Error as error:
             self._lost(error)
             self._connected()
+        self._ended.wait(max(0.0, self._marked_at + _GATHER_S - time.monotonic()))
 
     def _connected(self) -> bool:
         """A session, however long it takes; False when the thread is to end."""

@@ -1,12 +1,12 @@
 """The shard's database thread: purge what was acknowledged, quarantine what cannot be published.
 
 One batch is whatever came in while the last statement ran, so batches grow by themselves under load. With many
-shards each of them sees few acknowledgements at a time, and statements would be many and small; so a batch that is
-less than half of what is in flight waits a moment for more, where there is enough in flight for that to be a backlog;
-a shard that keeps up purges at once. Only when a statement's commit has come back does its callback run (P1, P2). A
-purge is idempotent and unfenced; it is repeated, over a new connection if need be, until it succeeds: an acknowledged
-record must leave the outbox. A row that somebody else has locked holds up its own key only: after a short wait the
-others are deleted around it, and it is tried apart from them.
+shards each of them sees few acknowledgements at a time, and statements would be many and small; so a batch waits a
+moment for more: while somebody waits for what it would free, until it is half of what is in flight (at once, where
+little is); while nobody does, until it is worth a statement by itself. Only when a statement's commit has come back
+does its callback run (P1, P2). A purge is idempotent and unfenced; it is repeated, over a new connection if need be,
+until it succeeds: an acknowledged record must leave the outbox. A row that somebody else has locked holds up its own
+key only: after a short wait the others are deleted around it, and it is tried apart from them.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from harvester.outbox.connect import one_line
 from harvester.outbox.purge_session import Outcome, Poison, PurgeSession
 
 _GATHER_FROM_RECORDS = 16
+_WORTH_RECORDS = 16
 _GATHER_MAX_S = 0.02
 _LOCKED_AGAIN_S = 0.5
 
@@ -37,6 +38,7 @@ class Callbacks:
     quarantined: Callable[[Poison, Outcome], None]
     trouble: Callable[[str | None], None]
     in_flight: Callable[[], int]
+    is_awaited: Callable[[], bool]  # whether anything waits for a record to be settled
     died: Callable[[Exception], None]
 
 
@@ -64,10 +66,16 @@ class Purger(threading.Thread):
         """There is something to purge."""
         if not self._work.is_set():
             self._work.set()
-        if self._is_worth_a_statement():
+        self.hurry()
+
+    def hurry(self) -> None:
+        """Somebody may wait now."""
+        if self._acked and self._is_worth_a_statement():
             self._enough.set()
 
     def _is_worth_a_statement(self) -> bool:
+        if not self._callbacks.is_awaited():
+            return len(self._acked) >= _WORTH_RECORDS
         in_flight = self._callbacks.in_flight()
         return in_flight < _GATHER_FROM_RECORDS or 2 * len(self._acked) >= in_flight
 
@@ -103,7 +111,7 @@ class Purger(threading.Thread):
     def _gather(self) -> None:
         """Wait a moment for a batch that is worth a statement."""
         self._enough.clear()
-        if not self._is_worth_a_statement():
+        if not self._poison and not self._is_worth_a_statement():
             self._enough.wait(_GATHER_MAX_S)
         self._work.clear()
 

@@ -132,6 +132,11 @@ class Sender:
         """Records on the wire or not yet purged; one read, so no lock."""
         return self._barrier.in_flight
 
+    @property
+    def is_awaited(self) -> bool:
+        """Whether anything here waits for records to be settled: one of their keys, or the end."""
+        return self._blocked or self._barrier.queued > 0
+
     # -- producing
 
     def _produce(self, entries: Iterable[Entry]) -> None:
@@ -294,16 +299,17 @@ class Sender:
 
     def due(self, now: float) -> float | None:
         """Send the retries that are due; returns when the next one is."""
-        while True:
+        while self._retries:
             with self._lock:
                 if not self._retries:
-                    return None
+                    break
                 if self._retries[0][0] > now:
                     return self._retries[0][0]
                 _, _, record_id = heapq.heappop(self._retries)
                 entry = self._barrier.release(record_id)
             if entry is not None:
                 self._produce((entry,))
+        return None
 
     def check_queues(self, now: float) -> None:
         """Report the record that has been queued without progress for longer than queue_timeout."""

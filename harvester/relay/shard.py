@@ -30,7 +30,7 @@ from harvester.relay.frames import Closed, Dispatch, Frame, Log, Ready, Remark, 
 from harvester.relay.pipes import ShardPipe, widen
 from harvester.relay.purging import Callbacks, Purger
 from harvester.relay.sender import Outlets, Sender
-from harvester.relay.shared import Shared, trust_check
+from harvester.relay.shared import Shared, in_flight, trust_check
 from harvester.relay.waking import Waker
 from harvester.telemetry.client_log import ClientLog
 from harvester.telemetry.process import calm_collector
@@ -41,7 +41,7 @@ EXIT_FATAL = 3
 
 # Where cores are few, the supervisor and its mark must be scheduled before the shards that they feed: each hop of a
 # mark would otherwise wait for a shard's time slice. A shard that runs a little later finds more to do at once.
-_NICE = 5
+_NICE = int(os.environ.get("NI", "5"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +74,7 @@ def main(spec: ShardSpec, inbound: Any, outbound: Any, shared: Shared) -> None:
 class _Shard:
     def __init__(self, spec: ShardSpec, pipe: ShardPipe, shared: Shared) -> None:
         self._spec = spec
-        self._pipe = pipe
+        self._pipe, self._shared = pipe, shared
         self._hooks = hooks.load()
         self._waker = Waker()
         self._ended = threading.Event()
@@ -98,6 +98,7 @@ class _Shard:
                 self._quarantined,
                 lambda text: pipe.send(Trouble(text)),
                 lambda: self._sender.unsettled,
+                self._is_awaited,
                 lambda error: self._die(f"the purger failed: {error!r}"),
             ),
         )
@@ -152,6 +153,11 @@ class _Shard:
             return EXIT_FATAL
         return 0
 
+    def _is_awaited(self) -> bool:
+        """Whether a purge would let something go on: a record behind it, a drain, or the room in flight."""
+        records, limit = in_flight(self._shared)
+        return self._sender.is_awaited or 2 * records >= limit
+
     # -- the supervisor
 
     def _read(self) -> bool:
@@ -166,9 +172,11 @@ class _Shard:
         match frame:
             case Dispatch(epoch, rows):
                 self._sender.dispatch(epoch, rows)
+                self._purger.hurry()
             case Remark():
                 self._session.expect(frame.server, frame.term)
                 self._sender.remark(frame)
+                self._purger.hurry()
             case Closed(epoch, record_id):
                 self._sender.closed(epoch, record_id)
             case Stop(within_s):

@@ -11,6 +11,7 @@ from __future__ import annotations
 import random
 from collections import deque
 from collections.abc import Callable
+from typing import Any
 from uuid import UUID
 
 import pytest
@@ -20,6 +21,8 @@ from hypothesis import strategies as st
 from harvester.relay.commands import Fetch, Look, Mark
 from harvester.relay.intake import Intake, Row, Taken
 from harvester.relay.ledger import Bounds, Ledger
+from harvester.relay.router import shard_of
+from harvester.relay.spread import Spread
 from harvester.relay.waiting import Waiting
 
 WHO = UUID(int=1)
@@ -34,7 +37,8 @@ class IntakeWorld:
         self.bounds = Bounds(in_flight=1 + draw(6), unsettled=4 + draw(12), per_key=1 + draw(6))
         self.ledger = Ledger(self.bounds)
         self.buffer = 1 + draw(3)
-        self.intake = Intake(2, 1 + draw(6), self.buffer, self.ledger)
+        spread = Spread(2, self.bounds.unsettled, draw(3))
+        self.intake = Intake(1 + draw(6), self.buffer, self.ledger, shards=2, spread=spread)
         for state in self.intake.slices:
             state.ready = True
         self.rows: dict[int, bytes | None] = {}
@@ -52,6 +56,7 @@ class IntakeWorld:
     def run(self) -> None:
         while self._at < len(self._data):
             self.now += 1
+            self.intake.watch(0.0)  # no time passes: nothing counts as standing still
             self._step(self.draw(16))
             self.check()
         for state in self.intake.slices:
@@ -126,6 +131,7 @@ class IntakeWorld:
                     assert not passed, f"{record_id} overtakes {passed}"
                     later = [i for i in self.sent if i > record_id and self.rows[i] == key]
                     assert not later, f"{record_id} comes behind {later}"
+                    assert {self.sent[i] for i in self.sent if self.rows[i] == key} == {shard}, "a key in two shards"
 
     def _heads(self) -> list[int]:
         """The oldest of each key: what is on the wire."""
@@ -207,6 +213,49 @@ def _slices_take_always(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Intake, "_takes", lambda _self, _index: True)
 
 
+def _the_spread_changes_under_a_shards_lane(patch: pytest.MonkeyPatch) -> None:
+    take_all, watch = Intake._take_all, Intake.watch
+
+    def changing(self: Intake, rows: Any) -> Taken:
+        self._spread.grow(len(self._ledger) + len(rows))
+        return take_all(self, rows)
+
+    def watching(self: Intake, now: float) -> None:
+        self._spread.shrink(len(self._ledger))
+        watch(self, now)
+
+    patch.setattr(Intake, "_take_all", changing)
+    patch.setattr(Intake, "watch", watching)
+
+
+def _the_hash_alone_decides(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Intake, "_place_of", lambda _self, _key, home: home)
+
+
+def _lanes_do_not_bind_a_key(patch: pytest.MonkeyPatch) -> None:
+    def place_of(self: Intake, key: bytes | None, home: int) -> int:
+        index = self._ledger.shard_of_key(key) if key is not None else None
+        return home if index is None else index
+
+    patch.setattr(Intake, "_place_of", place_of)
+
+
+def _a_key_away_from_home_joins_the_shards_lane(patch: pytest.MonkeyPatch) -> None:
+    def join(self: Intake, _name: Any, index: int, record_id: int) -> None:
+        self.waiting.join_shard(index, record_id)
+
+    def take(self: Intake, row: Any, taken: Taken) -> None:
+        key = row[1]
+        away = key is not None and self._place_of(key, -1) not in (-1, shard_of(key, row[0], self._spread.active))
+        with pytest.MonkeyPatch.context() as inner:
+            if away and not self._takes(self._place_of(key, -1)):
+                inner.setattr(Intake, "_join", join)
+            original(self, row, taken)
+
+    original = Intake._take
+    patch.setattr(Intake, "_take", take)
+
+
 def _nobody_is_woken(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Waiting, "wake", lambda _self, _names: None)
 
@@ -223,6 +272,10 @@ def _stamps_stay(patch: pytest.MonkeyPatch) -> None:
         _marks_bring_what_they_like,
         _places_of_a_fetch_are_given_away,
         _slices_take_always,
+        _the_spread_changes_under_a_shards_lane,
+        _the_hash_alone_decides,
+        _lanes_do_not_bind_a_key,
+        _a_key_away_from_home_joins_the_shards_lane,
         _nobody_is_woken,
         _stamps_stay,
     ],

@@ -106,6 +106,17 @@ class SimShard:
                 ids |= {found.id for found in decode(frame.rows)}
         return ids
 
+    @property
+    def keys(self) -> set[bytes | None]:
+        """Of all that is in this shard or on its way to it under the current epoch."""
+        barrier = self.sender._barrier
+        keys = {entry.key for entry in barrier._unsettled.values()}
+        keys |= {entry.key for queue in barrier._queues.values() for entry in queue or ()}
+        for frame in self.to_shard:
+            if isinstance(frame, f.Dispatch) and frame.epoch == self.owner.relay.epoch:
+                keys |= {found.key for found in decode(frame.rows)}
+        return keys
+
     # -- the producer's interface
 
     def produce(self, topic: str, value: bytes, key: bytes | None, partition: int, on_delivery: Any, *_: Any) -> None:

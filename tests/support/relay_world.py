@@ -192,6 +192,7 @@ class World:
             mark_query_records=batch,
             send_buffer=1 + draw(3),
             max_queued_per_key=1 + draw(6),
+            records_per_shard=in_flight % 3,
             answer_timeout_s=500,
             silence_timeout_s=900,
             look_interval_s=500,

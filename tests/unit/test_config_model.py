@@ -61,6 +61,7 @@ def test_the_defaults_of_the_seeds() -> None:
         "head_scan_interval": ms(60_000),
         "max_in_flight_records": 1000,
         "shards": 8,
+        "records_per_shard": 200,  # ours
         "send_buffer": 10,
         "max_queued_per_key": 100,
         "max_attempts": 5,

@@ -21,6 +21,7 @@ SETTINGS = Settings(
     mark_query_records=8,
     send_buffer=2,
     max_queued_per_key=4,
+    records_per_shard=0,
     answer_timeout_s=5,
     silence_timeout_s=20,
 )
