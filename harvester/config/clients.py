@@ -38,7 +38,10 @@ class ClientSettings:
     def for_producer(self) -> dict[str, str]:
         """For a shard's producer."""
         defaults = {
-            "linger.ms": "1",  # the barrier makes every key wait for its acknowledgement: 5 ms would be felt
+            # Batches grow while the last ones are under way, and not by waiting: the barrier makes every key wait for
+            # its acknowledgement, so that each millisecond would be felt. More requests at a time would be smaller ones.
+            "linger.ms": "0",
+            "max.in.flight.requests.per.connection": "2",
             # An unknown topic may not hold a record for longer than it may live.
             "topic.metadata.propagation.max.ms": str(to_ms(min(self.delivery_timeout / 2, _MAX_PROPAGATION))),
             # In-flight records are bounded by the harvester: the client's own queue must never be the bound.

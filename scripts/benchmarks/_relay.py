@@ -25,8 +25,8 @@ from scripts.benchmarks._scenario import Bench
 START_S = 90.0
 STUCK_S = 120.0
 _STOP_S = 60.0
-_LOOK_S = 0.01
-_MEMORY_EVERY_S = 0.5
+_LOOK_S = 0.02
+_MEMORY_EVERY_S = 1.0
 
 FULL = ("limits.mark_query_records=1000", "limits.max_in_flight_records=10000")
 """Settings for bulk: with them the figures of a drain are measured, unless it says otherwise."""

@@ -1,4 +1,4 @@
-"""The router alone; that SQL computes the same is tested in tests/integration/test_relay_sql.py."""
+"""The router; that its hash is the one of Kafka's producers is tested with tests/unit/test_partitioner.py."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from collections import Counter
 from hypothesis import given
 from hypothesis import strategies as st
 
+from harvester.delivery.partitioner import murmur2
 from harvester.relay.router import shard_of
 
 COUNTS = st.integers(1, 256)
@@ -30,6 +31,10 @@ def test_keys_and_ids_spread() -> None:
     assert min(keys.values()) > 850
 
 
-def test_it_stays_what_it_was() -> None:
-    """The digests begin with e3b0c442, ca978112 and a8100ae6."""
-    assert [shard_of(key, 0, 1000) for key in (b"", b"a", b"\xff")] == [610, 610, 654]
+def test_shards_and_partitions_go_together() -> None:
+    """With a common divisor a shard has the keys of some partitions only."""
+    for shards, partitions, together in ((8, 4, 1), (4, 8, 2), (6, 4, 2), (8, 1, 1)):
+        of: dict[int, set[int]] = {}
+        for key in (f"key-{n}".encode() for n in range(2000)):
+            of.setdefault(shard_of(key, 0, shards), set()).add(murmur2(key) % partitions)
+        assert {len(found) for found in of.values()} == {together}

@@ -320,6 +320,7 @@ def test_each_client_gets_its_options() -> None:
     assert config.producer_options() == common | {
         "client.rack": "p",
         "queue.buffering.max.ms": "7",
+        "max.in.flight.requests.per.connection": "2",
         "compression.type": "lz4",
         "topic.metadata.propagation.max.ms": "1000",
         "queue.buffering.max.messages": "400000",
