@@ -39,7 +39,7 @@ class ClientSettings:
         """For a shard's producer."""
         defaults = {
             # Batches grow while the last ones are under way, and not by waiting: the barrier makes every key wait for
-            # its acknowledgement, so that each millisecond would be felt. More requests at a time would be smaller ones.
+            # its acknowledgement, so that each millisecond would be felt. More requests at a time would be smaller.
             "linger.ms": "0",
             "max.in.flight.requests.per.connection": "2",
             # An unknown topic may not hold a record for longer than it may live.

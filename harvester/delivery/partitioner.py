@@ -19,8 +19,8 @@ def murmur2(key: bytes) -> int:
     size = len(key)
     words = size >> 2
     h = _SEED ^ size
-    for k in unpack_from(f"<{words}I", key):
-        k = k * _M & _WORD
+    for word in unpack_from(f"<{words}I", key):
+        k = word * _M & _WORD
         h = h * _M & _WORD ^ (k ^ k >> 24) * _M & _WORD
     if size & 3:
         h = (h ^ int.from_bytes(key[words << 2 :], "little")) * _M & _WORD

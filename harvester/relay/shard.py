@@ -41,7 +41,7 @@ EXIT_FATAL = 3
 
 # Where cores are few, the supervisor and its mark must be scheduled before the shards that they feed: each hop of a
 # mark would otherwise wait for a shard's time slice. A shard that runs a little later finds more to do at once.
-_NICE = int(os.environ.get("NI", "5"))
+_NICE = 5
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,7 +3,8 @@
 Marking and reading come in two forms, and the better one counts: rows as a COPY in binary (which cannot be prepared
 or pipelined), and a prepared statement with binary results in libpq's pipeline, where the server works on the next
 batch while this process looks at the last. Deletes are prepared, `= ANY($1)`, and committed one by one, as purges are.
-All loops fetch whole rows and look at nothing but the id.
+These loops fetch whole rows and look at nothing but the id. A third form, `cursor`, is what a program in Python would
+write: the driver's cursor, prepared and binary, all columns as Python values, one statement after the other.
 
 A loop returns its progress, [[seconds of CLOCK_MONOTONIC, records so far], …], from its start to its end.
 """
@@ -61,7 +62,9 @@ def _loop(gate: Gate, dsn: str, batch: int, form: str, template: str) -> Progres
             _check(pgconn.prepare(b"m", text.encode(), [_BIGINT, _UUID] if "$2" in text else [_BIGINT]))
         gate.ready()
         progress: Progress = [(time.monotonic(), 0)]
-        if form == "copy":
+        if form == "cursor":
+            _by_cursor(connection, template.format(leader="%(leader)s", high="%(high)s", batch=batch), leader, progress)
+        elif form == "copy":
             _by_copy(pgconn, lambda high: template.format(leader=f"'{leader}'", high=high, batch=batch), progress)
         else:
             _by_pipeline(pgconn, [leader.bytes] if template is _MARK else [], progress)
@@ -91,6 +94,20 @@ def _by_copy(pgconn: pq.abc.PGconn, statement: Callable[[int], str], progress: P
         _check(pgconn.exec_prepared(b"d", [_array(ids)], [pq.Format.BINARY], pq.Format.BINARY))
         done += len(ids)
         progress.append((time.monotonic(), done))
+
+
+def _by_cursor(connection: psycopg.Connection[Any], statement: str, leader: uuid.UUID, progress: Progress) -> None:
+    high = done = 0
+    with connection.cursor(binary=True) as cursor:
+        while True:
+            cursor.execute(statement, {"leader": leader, "high": high}, prepare=True)
+            ids = [row[0] for row in cursor.fetchall()]
+            if not ids:
+                return
+            high = max(ids)
+            cursor.execute("DELETE FROM outbox WHERE id = ANY (%s)", (ids,), prepare=True)
+            done += len(ids)
+            progress.append((time.monotonic(), done))
 
 
 def _by_pipeline(pgconn: pq.abc.PGconn, extra: list[bytes], progress: Progress) -> None:

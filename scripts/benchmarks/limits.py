@@ -13,6 +13,7 @@ from scripts.benchmarks._worker import run, worker
 
 BATCHES = (100, 500, 1_000, 4_000)
 FORMS = ("copy", "pipeline")
+DRIVER_BATCH = 1_000  # its best, by trial
 _BASELINES = "scripts.benchmarks._baselines:"
 
 
@@ -27,6 +28,7 @@ def limits(bench: Bench, samples: Samples) -> None:
                 samples.add(f"{kind}_per_s_by_batch.{batch}_{form}", per_s)
             best[kind] = max(found, key=lambda at: found[at])
             samples.add(f"{kind}_per_s", max(found.values()))
+            samples.add(f"driver_{kind}_per_s", database(bench, kind, rows, DRIVER_BATCH, "cursor"))
         samples.add("produce_per_s", produce(bench, rows))
         samples.add_all(_together(bench, rows, best), "together")
         bench.say(f"round {number}: mark+delete {samples.median('mark_delete_per_s'):,.0f}/s")

@@ -141,8 +141,9 @@ def test_a_purge_from_before_is_not_applied_to_ids_given_out_again(
     with Proxy(scene.bootstrap, kafka=True) as kafka:
         kafka.open()
         given: dict[str, Any] = {"session_timeout": "20s", "drain_interval": "10s"}  # acknowledgements may take 9.5 s
-        # One request for each partition: the client sends no more than five that are unanswered.
-        given["producer_kafka_config"] = {"bootstrap.servers": kafka.address, "linger.ms": "300"}
+        # One request for each partition: the client sends no more than so many that are unanswered.
+        producer = {"linger.ms": "300", "max.in.flight.requests.per.connection": "5"}
+        given["producer_kafka_config"] = {"bootstrap.servers": kafka.address, **producer}
         with scene.cli(data_source=through(scene, address), **given) as running:
             wait_leads(running)
             first = scene.add(*((f"first-{number}", "1") for number in range(20)))  # both shards know the topic now

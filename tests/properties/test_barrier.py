@@ -8,6 +8,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
+from harvester.delivery.decode import Broken
 from harvester.relay.barrier import Barrier, Entry, Step
 
 KEYS = st.sampled_from([None, b"a", b"b"])
@@ -54,7 +55,7 @@ class BarrierMachine(RuleBasedStateMachine):
     @rule(key=KEYS)
     def offer(self, key: bytes | None) -> None:
         self.ids += 1
-        answer = self.barrier.offer(Entry(self.ids, key, "", since=float(self.ids)))
+        answer = self.barrier.offer(Entry(self.ids, key, Broken(self.ids, key, ""), since=float(self.ids)))
         if key is not None and key in self.refusing:
             assert answer is None
             return

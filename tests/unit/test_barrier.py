@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from harvester.delivery.decode import Broken
 from harvester.relay.barrier import Barrier, Entry
 
 
 def entry(record_id: int, key: bytes, since: float) -> Entry:
-    return Entry(record_id, key, "", since)
+    return Entry(record_id, key, Broken(record_id, key, ""), since)
 
 
 def test_progress_of_a_key_starts_the_waiting_anew() -> None:

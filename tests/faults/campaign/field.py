@@ -65,6 +65,9 @@ class Process:
         return list(self.running.stderr)
 
 
+_RECORDS_PER_SHARD = 8  # few, so that keys go from shard to shard all the time
+
+
 class Field:
     """Use it in a `with`: everything is taken down at the end, and its directory removed by the caller."""
 
@@ -75,7 +78,12 @@ class Field:
         self.stack = directory / "stack"
         self.processes: list[Process] = []
         self.accidents: list[str] = []
-        self.limits: dict[str, Any] = {"shards": shards, "restart_budget": 10_000, **(limits or {})}
+        self.limits: dict[str, Any] = {
+            "shards": shards,
+            "records_per_shard": _RECORDS_PER_SHARD,
+            "restart_budget": 10_000,
+            **(limits or {}),
+        }
         self.extra: dict[str, Any] = {} if marking is None else {"marking": marking}
         self.links: dict[int, dict[str, Proxy]] = {}
         self._lock = threading.Lock()
