@@ -145,7 +145,7 @@ class Intake:
             keys, rows = self._free_room()
             rows = min(rows, MAX_WAITING - len(self.waiting))
             novelty = min(1.0, self._novelty * _NOVELTY_MARGIN)
-            room = min(self._batch, rows, int(keys / novelty)) if self._row_bytes else min(_FIRST_ROWS, rows, keys)
+            room = min(self._batch, rows, int(keys / novelty) if self._row_bytes else min(_FIRST_ROWS, keys))
             busy = len(self._ledger) or self._under_way or len(self.waiting)
             if room < self._least() and busy:
                 break
