@@ -31,6 +31,7 @@ Log = logging.Logger | logging.LoggerAdapter[logging.Logger]
 
 _REVOKE_MARGIN_S = 1.0
 _LONGEST_HAND_OVER_S = 300.0
+_SHARDS_PER_CORE = 2  # more would take turns on the cores, with less to do at a time
 _LEAST_ANSWER_S, _LEAST_SILENCE_S = 3.0, 5.0  # a healthy shard of a starved machine needs that long
 
 
@@ -88,6 +89,7 @@ def assemble(
             send_buffer=limits.send_buffer,
             max_queued_per_key=limits.max_queued_per_key,
             records_per_shard=limits.records_per_shard,
+            most_shards=_SHARDS_PER_CORE * len(os.sched_getaffinity(0)),
             answer_timeout_s=max(heartbeat_s, _LEAST_ANSWER_S),
             silence_timeout_s=max(2 * heartbeat_s, _LEAST_SILENCE_S),
             look_interval_s=limits.head_scan_interval.total_seconds(),

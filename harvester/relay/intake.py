@@ -23,12 +23,12 @@ must not keep the rest from flowing.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from uuid import UUID
 
 from harvester.relay.commands import Fetch, Look, Mark
+from harvester.relay.expectation import Expectation
 from harvester.relay.ledger import Ledger, Row
 from harvester.relay.router import shard_of
 from harvester.relay.spread import Spread
@@ -38,11 +38,6 @@ MARKS_UNDER_WAY = 2
 MAX_LANES = 10_000
 MAX_WAITING = 2_000_000
 _STALL_S = 1.0
-_MOST_BYTES = 1 << 28  # of rows that are unsettled or asked for
-_LEARNING = 0.3  # weight of the last mark in what is expected of the next
-_LEAST_NOVELTY = 0.02
-_NOVELTY_MARGIN = 1.25
-_FIRST_ROWS = 100  # while their size is not known
 
 
 @dataclass(slots=True, eq=False)
@@ -98,8 +93,7 @@ class Intake:
         self._stalled = False  # the window stays full, and little is settled
         self._full_since: float | None = None
         self._settled_then = 0
-        self._novelty = 1.0  # share of a mark's rows whose key was not in flight, lately
-        self._row_bytes = 0.0  # lately
+        self._expected = Expectation()
         self._crowded = 0  # rows of this mark for whose keys there was no room
 
     # -- statements
@@ -144,8 +138,7 @@ class Intake:
         while self._marks_under_way() < (MARKS_UNDER_WAY if self._more else 1) and not self._is_full():
             keys, rows = self._free_room()
             rows = min(rows, MAX_WAITING - len(self.waiting))
-            novelty = min(1.0, self._novelty * _NOVELTY_MARGIN)
-            room = min(self._batch, rows, int(keys / novelty) if self._row_bytes else min(_FIRST_ROWS, keys))
+            room = min(self._batch, rows, self._expected.rows(keys))
             busy = len(self._ledger) or self._under_way or len(self.waiting)
             if room < self._least() and busy:
                 break
@@ -161,7 +154,7 @@ class Intake:
                 rested=self._rested,
                 kept=tuple(sorted(self._kept)),
             )
-            self._under_way[mark.number] = _Statement(mark, mark.limit, math.ceil(mark.limit * novelty))
+            self._under_way[mark.number] = _Statement(mark, mark.limit, self._expected.keys(mark.limit))
             asked.append(mark)
         return asked
 
@@ -209,9 +202,7 @@ class Intake:
         keys = ledger.room() - sum(statement.keys for statement in under_way)
         if self._stalled:
             return keys, keys
-        rows = ledger.bounds.unsettled
-        if self._row_bytes:
-            rows = min(rows, max(1, int(_MOST_BYTES / self._row_bytes)))
+        rows = self._expected.bound(ledger.bounds.unsettled)
         return keys, rows - len(ledger) - sum(statement.rows for statement in under_way)
 
     def _is_crowded(self, key: bytes | None) -> bool:
@@ -378,11 +369,7 @@ class Intake:
                 slices[index].heard_at = self._now  # it had nothing to say until now
         for row in new[sum(map(len, taken.values())) :]:
             self._take(row, taken)
-        if rows:
-            novel = (ledger.in_flight - in_flight + self._crowded) / len(rows)
-            self._novelty += (max(novel, _LEAST_NOVELTY) - self._novelty) * _LEARNING
-            row_bytes = sum(len(row[2]) for row in rows) / len(rows)
-            self._row_bytes += (row_bytes - self._row_bytes) * (_LEARNING if self._row_bytes else 1.0)
+        self._expected.learn(rows, ledger.in_flight - in_flight + self._crowded)
         return taken
 
     def _take(self, row: Row, taken: Taken) -> None:

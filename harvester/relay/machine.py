@@ -74,6 +74,7 @@ class Settings:
     send_buffer: int
     max_queued_per_key: int
     records_per_shard: int
+    most_shards: int  # that are put to use at a time, unless all always are
     answer_timeout_s: float
     silence_timeout_s: float
     look_interval_s: float = 60.0
@@ -97,7 +98,9 @@ class Relay:
         self.leader_id: UUID | None = None
         bounds = Bounds(settings.max_in_flight_records, settings.max_unsettled_records, settings.max_queued_per_key)
         self.ledger = Ledger(bounds)
-        spread = Spread(settings.shards, settings.max_unsettled_records, settings.records_per_shard)
+        spread = Spread(
+            settings.shards, settings.max_unsettled_records, settings.records_per_shard, settings.most_shards
+        )
         self.intake = Intake(
             settings.mark_query_records, settings.send_buffer, self.ledger, shards=settings.shards, spread=spread
         )

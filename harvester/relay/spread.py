@@ -3,7 +3,8 @@
 Theory. A shard that gets one record at a time wakes its threads, asks its broker and commits its purge for that one;
 eight such shards cost a small machine four times what one of them costs that sees eight records at a time. So keys of
 which nothing is under way go to the first `active` shards only, chosen among these by the key's hash: one shard while
-little is unsettled, all of them when there is a backlog. It grows at once and shrinks by one at a time.
+little is unsettled, all that the cores can carry when there is a backlog. It grows at once and shrinks by one at a
+time.
 
 Order. A key with anything unsettled stays with its shard, whatever the hash says (`harvester.relay.ledger`), and so
 does one with a lane; so no key is ever in two shards. Rows in a shard's lane are known by their ids alone: while there
@@ -16,20 +17,21 @@ from __future__ import annotations
 class Spread:
     """See the module's text. One thread only."""
 
-    def __init__(self, shards: int, unsettled: int, records: int) -> None:
+    def __init__(self, shards: int, unsettled: int, records: int, most: int) -> None:
         """Of so many shards, and records that may be unsettled at all; a further shard for each `records` of them.
 
-        All are used from half of the bound on at the latest. `records` 0: always all.
+        As many as there may be, `most` at the most, from half of the bound on at the latest. `records` 0: always all.
         """
-        self._shards, self._unsettled, self._records = shards, unsettled, records
+        self._shards, self._unsettled, self._records, self._most = shards, unsettled, records, most
         self.active = shards if not records else 1
 
     def wanted(self, unsettled: int) -> int:
         """How many shards so many unsettled records are worth."""
         if not self._records:
             return self._shards
-        each = max(1, min(self._records, self._unsettled // (2 * self._shards)))
-        return min(self._shards, 1 + unsettled // each)
+        usable = max(1, min(self._shards, self._most))
+        each = max(1, min(self._records, self._unsettled // (2 * usable)))
+        return min(usable, 1 + unsettled // each)
 
     def grow(self, unsettled: int) -> None:
         """More has come."""

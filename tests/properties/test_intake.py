@@ -37,7 +37,7 @@ class IntakeWorld:
         self.bounds = Bounds(in_flight=1 + draw(6), unsettled=4 + draw(12), per_key=1 + draw(6))
         self.ledger = Ledger(self.bounds)
         self.buffer = 1 + draw(3)
-        spread = Spread(2, self.bounds.unsettled, draw(3))
+        spread = Spread(2, self.bounds.unsettled, draw(3), most=2)
         self.intake = Intake(1 + draw(6), self.buffer, self.ledger, shards=2, spread=spread)
         for state in self.intake.slices:
             state.ready = True

@@ -193,6 +193,7 @@ class World:
             send_buffer=1 + draw(3),
             max_queued_per_key=1 + draw(6),
             records_per_shard=in_flight % 3,
+            most_shards=1 + batch % 3,
             answer_timeout_s=500,
             silence_timeout_s=900,
             look_interval_s=500,

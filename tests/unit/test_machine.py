@@ -22,6 +22,7 @@ SETTINGS = Settings(
     send_buffer=2,
     max_queued_per_key=4,
     records_per_shard=0,
+    most_shards=8,
     answer_timeout_s=5,
     silence_timeout_s=20,
 )
