@@ -336,7 +336,7 @@ class Intake:
             elif part.shard >= 0:
                 self._take_from_shard(part, found, taken)
             else:
-                for row in found:
+                for row in self._ledger.unknown(found):
                     self._take(row, taken)
         self._ledger.done(number)
         self._idle = 0
@@ -373,10 +373,9 @@ class Intake:
         return taken
 
     def _take(self, row: Row, taken: Taken) -> None:
+        """A row that is new."""
         record_id, key, _ = row
-        ledger, waiting = self._ledger, self.waiting
-        if ledger.knows(record_id):
-            return
+        waiting = self.waiting
         home = shard_of(key, record_id, self._spread.active)
         index = self._place_of(key, home)
         if len(waiting) and waiting.holds(record_id, record_id if key is None else key, index):
@@ -427,9 +426,8 @@ class Intake:
             lane.tried = False
             self.waiting.give_back(name, [row[0] for row in rows])
         else:
-            for row in rows:
-                if not self._ledger.knows(row[0]):
-                    self._send(row, part.shard, taken)
+            for row in self._ledger.unknown(rows):
+                self._send(row, part.shard, taken)
             if lane.tried and not rows:
                 self.waiting.unpark(lane)  # what was to be tried has left the table
         self.waiting.fetched(name)
@@ -437,9 +435,8 @@ class Intake:
             self._ledger.watched.discard(name)
 
     def _take_from_shard(self, part: _Part, rows: Sequence[Row], taken: Taken) -> None:
-        for row in rows:
-            if not self._ledger.knows(row[0]):
-                self._pass_on(row, part.shard, taken)
+        for row in self._ledger.unknown(rows):
+            self._pass_on(row, part.shard, taken)
         self.waiting.fetched_shard(part.shard)
 
     def _send(self, row: Row, index: int, taken: Taken) -> None:

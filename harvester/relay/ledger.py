@@ -147,11 +147,7 @@ class Ledger:
         """A row is taken for this shard."""
         state = self._keys.get(key) if key is not None else None
         if state is None:
-            state = _Key(key, shard)
-            if key is None:
-                self._keyless += 1
-            else:
-                self._keys[key] = state
+            state = self._begin(key, shard)
         state.count += 1
         self._entries[record_id] = state
         self._per_shard[shard] = self._per_shard.get(shard, 0) + 1
@@ -170,11 +166,7 @@ class Ledger:
                 if room <= 0:
                     break
                 room -= 1
-                state = _Key(key, shard_of(key, record_id, shards))
-                if key is None:
-                    self._keyless += 1
-                else:
-                    keys[key] = state
+                state = self._begin(key, shard_of(key, record_id, shards))
             elif state.count >= most:
                 break
             state.count += 1
@@ -186,6 +178,15 @@ class Ledger:
         for shard, own in taken.items():
             self._per_shard[shard] = self._per_shard.get(shard, 0) + len(own)
         return taken
+
+    def _begin(self, key: bytes | None, shard: int) -> _Key:
+        """Nothing of this key was unsettled until now."""
+        state = _Key(key, shard)
+        if key is None:
+            self._keyless += 1
+        else:
+            self._keys[key] = state
+        return state
 
     def settle(self, ids: Iterable[int]) -> int:
         """Their purge has committed. Ids that are not in the ledger are ignored; returns how many were."""

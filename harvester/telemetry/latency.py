@@ -46,10 +46,6 @@ class Histogram:
 
     __hash__ = None  # type: ignore[assignment]  # mutable
 
-    def add(self, latency_ms: float) -> None:
-        """Count one latency."""
-        self.add_all((latency_ms * 1000,))
-
     def add_all(self, latencies_us: Sequence[float]) -> None:
         """Count these latencies, given in microseconds; shards do so for every record."""
         counts, log = self._counts, math.log

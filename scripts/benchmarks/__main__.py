@@ -23,7 +23,6 @@ from scripts.benchmarks._scenario import Bench, Samples, Scenario
 
 DSN = "HARVESTER_TEST_DSN"
 BOOTSTRAP = "HARVESTER_TEST_BOOTSTRAP"
-_WARM_RECORDS = 1.0
 _WARM_MOST = 12
 
 
@@ -149,7 +148,7 @@ def _warm(bench: Bench) -> None:
     produce(bench, Rows(bench.records))
     best, slower = 0.0, 0
     for _ in range(_WARM_MOST):
-        rate_per_s = drain(bench, Rows(bench.share(_WARM_RECORDS))).rate_per_s
+        rate_per_s = drain(bench, Rows(bench.records)).rate_per_s
         slower = slower + 1 if rate_per_s <= best else 0
         best = max(best, rate_per_s)
         if slower == 2:

@@ -16,7 +16,7 @@ MICROSECONDS = st.lists(st.integers(-(2**63), 2**63) | st.integers(0, 10**7), ma
 def of(latencies_ms: list[float]) -> Histogram:
     histogram = Histogram()
     for latency_ms in latencies_ms:
-        histogram.add(latency_ms)
+        histogram.add_all((latency_ms * 1000,))
     return histogram
 
 

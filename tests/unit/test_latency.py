@@ -13,7 +13,7 @@ from harvester.telemetry.latency import ERROR, HIGHEST_MS, LOWEST_MS, Histogram,
 def of(*latencies_ms: float) -> Histogram:
     histogram = Histogram()
     for latency_ms in latencies_ms:
-        histogram.add(latency_ms)
+        histogram.add_all((latency_ms * 1000,))
     return histogram
 
 
