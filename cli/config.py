@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -13,9 +15,10 @@ if TYPE_CHECKING:
     from rich.text import Text
 
     from harvester.config import Loaded
+    from harvester.config.goharvest import Imported
     from harvester.errors import ConfigurationError
 
-app = typer.Typer(no_args_is_help=True, help="Show or check the configuration.")
+app = typer.Typer(no_args_is_help=True, help="Show or check the configuration, or bring goharvest's.")
 
 
 @app.command("show")
@@ -54,6 +57,77 @@ def check(
         typer.echo(json.dumps({"ok": True, "source": _source(loaded), "problems": []}, indent=2))
     else:
         typer.echo(f"The configuration is right ({_source(loaded) or 'defaults; there is no file'}).")
+
+
+@app.command("import")
+def import_(
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="goharvest's reaper.yaml.", show_default=False)],
+    output: Annotated[
+        Path | None,
+        typer.Option(
+            "--output", "-o", help="Where to write it; must not exist. (default: standard output)", show_default=False
+        ),
+    ] = None,
+) -> None:
+    """Turn a configuration of goharvest into one of ours (TOML). Notes on what differs stand in it as comments.
+
+    Exits with 78 where the result is not right yet: it is written all the same, and what to mend is listed.
+    """
+    from harvester.config.goharvest import convert
+    from harvester.config.toml_text import to_toml
+
+    imported = convert(_read_yaml(file))
+    comments = [f"Imported from goharvest's {file.name}.", *(f"note: {note}" for note in imported.notes)]
+    text = to_toml(imported.settings, comments)
+    if output is None:
+        typer.echo(text, nl=False)
+    else:
+        _write_new(output, text)
+        for note in imported.notes:
+            typer.echo(f"note: {note}", err=True)
+    _check_import(imported)
+
+
+def _read_yaml(file: Path) -> Any:
+    from harvester.errors import ConfigurationError, HarvesterError, Problem
+
+    try:
+        import yaml
+    except ImportError as error:
+        raise HarvesterError("reading YAML takes PyYAML", hint="pip install 'harvester[goharvest]'") from error
+    try:
+        return yaml.safe_load(file.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ConfigurationError([Problem(str(file), f"cannot be read: {error.strerror or error}")]) from error
+    except (ValueError, RecursionError, yaml.YAMLError) as error:
+        # Not chained: these errors carry the text of the file.
+        mark = getattr(error, "problem_mark", None)
+        where = f" (line {mark.line + 1})" if mark is not None else ""
+        raise ConfigurationError([Problem(str(file), f"is not valid YAML{where}")]) from None
+
+
+def _write_new(output: Path, text: str) -> None:
+    from harvester.errors import ConfigurationError, Problem
+
+    try:
+        # A password may be in it.
+        with os.fdopen(os.open(output, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w", encoding="utf-8") as file:
+            file.write(text)
+    except OSError as error:
+        problem = Problem(str(output), f"cannot be written: {error.strerror or error}")
+        raise ConfigurationError([problem], hint="name a file that does not exist") from error
+
+
+def _check_import(imported: Imported) -> None:
+    from harvester.config import check_clients
+    from harvester.config.interpolation import interpolate_table
+    from harvester.config.load import build
+    from harvester.errors import ConfigurationError
+
+    resolved, problems = interpolate_table(imported.settings, {})
+    problems += check_clients(build(resolved))
+    if problems:
+        raise ConfigurationError(problems, source="what was imported")
 
 
 def _checked(config: ConfigOption, set_: SetOption, log_level: LogLevelOption) -> Loaded:

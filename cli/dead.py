@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -139,7 +139,8 @@ def redrive(
     settings = load(config, set_)
     archive = settings.archive != "off"
     with _quarantine(settings) as (connection, shape):
-        planned = redriving.plan(connection, settings.table, shape, choice, archive=archive)
+        with _busy("looking whether the order of keys can be kept"):
+            planned = redriving.plan(connection, settings.table, shape, choice, archive=archive)
         blocked = [entry for entry in planned if entry.obstacle is not None]
         _require(planned, choice)
         if dry_run or (blocked and not out_of_order):
@@ -151,9 +152,10 @@ def redrive(
         if planned and not yes:
             typer.confirm(f"Put {_count(len(planned))} back into {settings.table}?", abort=True)
         identities = [entry.record.identity for entry in planned]
-        done = redriving.redrive(
-            connection, settings.table, shape, identities, archive=archive, out_of_order=out_of_order
-        )
+        with _busy(f"putting {_count(len(planned))} back"):
+            done = redriving.redrive(
+                connection, settings.table, shape, identities, archive=archive, out_of_order=out_of_order
+            )
     if json_:
         _print_json(settings, dry_run=False, redriven=[view.redriven_json(entry) for entry in done], blocked=[])
         return
@@ -220,6 +222,13 @@ def _quarantine(settings: Config) -> Iterator[tuple[Connection, OutboxShape]]:
 
     with closing(connect(settings.dsn, application_name="harvester dead")) as connection:
         yield connection, inspect(connection, settings.table)
+
+
+def _busy(what: str) -> AbstractContextManager[Any]:
+    """Something that moves, for people only: rich shows nothing where stderr is no terminal."""
+    from rich.console import Console
+
+    return Console(stderr=True).status(f"{what} …")
 
 
 def _check_choice(choice: Chosen, *, all_: bool, dry_run: bool, yes: bool, json_: bool) -> None:

@@ -23,7 +23,7 @@ def as_json(record: DeadRecord, *, value: bool = False) -> dict[str, Any]:
         "id": record.id,
         "incarnation": str(record.incarnation),
         "topic": record.topic,
-        **_bytes("key", record.key),
+        **bytes_json("key", record.key),
         "partition": record.partition,
         "error": record.error,
         "attempts": record.attempts,
@@ -33,7 +33,7 @@ def as_json(record: DeadRecord, *, value: bool = False) -> dict[str, Any]:
         "value_bytes": record.value_bytes,
     }
     if value:
-        shown |= _bytes("value", record.value)
+        shown |= bytes_json("value", record.value)
         shown |= {"header_keys": record.header_keys, "header_values": record.header_values}
     return shown
 
@@ -126,7 +126,8 @@ def _text(value: bytes) -> str:
         return f"\\x{value.hex()}"
 
 
-def _bytes(name: str, value: bytes | None) -> dict[str, str | None]:
+def bytes_json(name: str, value: bytes | None) -> dict[str, str | None]:
+    """As text, or what is no UTF-8 in base64, under another name."""
     if value is None:
         return {name: None, f"{name}_base64": None}
     try:

@@ -127,7 +127,7 @@ def perform(
             with _running(Relay(place, *arguments, "--until-empty", output=output)) as relay:
                 relay.wait(STUCK_S)
     say("verifying")
-    return verify(config.dsn, config.table, config.common_options())
+    return verify(config.dsn, config.table, config.common_options(), header=config.record_header)
 
 
 def _wait_for_leader(connection: Connection, place: Place, relay: Relay, shards: int) -> None:

@@ -1,4 +1,4 @@
-"""`harvester grants`: the least privileges of the relay's role and of writers, as SQL for the owner."""
+"""`harvester grants`: the least privileges of the relay's role, of writers and of callers, as SQL for the owner."""
 
 from __future__ import annotations
 
@@ -24,6 +24,15 @@ def grants(
         list[str] | None,
         typer.Option("--writer", metavar="ROLE", help="A role that only adds records.", show_default=False),
     ] = None,
+    caller: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--caller",
+            metavar="ROLE",
+            help="A role that only calls outbox_stash (`init --functions`).",
+            show_default=False,
+        ),
+    ] = None,
 ) -> None:
     """Print the SQL that gives roles the least they need; changes nothing.
 
@@ -32,8 +41,8 @@ def grants(
 
         harvester grants --relay relay --writer app | psql --set ON_ERROR_STOP=1
     """
-    if not relay and not writer:
-        raise typer.BadParameter("name a role with --relay or --writer", param_hint="--relay")
+    if not relay and not writer and not caller:
+        raise typer.BadParameter("name a role with --relay, --writer or --caller", param_hint="--relay")
     settings = load(config, set_)
 
     from harvester.outbox.grants import Place, script
@@ -44,7 +53,7 @@ def grants(
         archive=settings.archive != "off",
         notices=bool(settings.poison.notice_topic),
     )
-    text = script(place, relays=relay or (), writers=writer or ())
+    text = script(place, relays=relay or (), writers=writer or (), callers=caller or ())
     typer.echo(f"-- The least privileges on {settings.table}. May be run more than once.")
     typer.echo(text, nl=False)
 

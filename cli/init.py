@@ -35,6 +35,14 @@ def init(
             show_default=False,
         ),
     ] = None,
+    functions: Annotated[
+        bool | None,
+        typer.Option(
+            "--functions/--no-functions",
+            help="Make or remove the SQL function that writes a record. (default: leave as it is)",
+            show_default=False,
+        ),
+    ] = None,
     value_type: Annotated[
         ValueType, typer.Option(help="The type of kafka_value, if the outbox has to be created.")
     ] = ValueType.TEXT,
@@ -48,7 +56,7 @@ def init(
     if print_:
         if json_:
             raise typer.BadParameter("--print writes SQL, --json a result: choose one", param_hint="--json")
-        _print_sql(settings, notify=bool(notify), value_type=value_type)
+        _print_sql(settings, notify=bool(notify), functions=bool(functions), value_type=value_type)
         return
 
     from contextlib import closing
@@ -67,6 +75,7 @@ def init(
             connection,
             settings.table,
             notify=notify,
+            functions=functions,
             value_type=value_type.value,
             archive=settings.archive != "off",
             archive_retention=settings.archive_retention,
@@ -80,7 +89,7 @@ def init(
         typer.echo(line)
 
 
-def _print_sql(settings: Config, *, notify: bool, value_type: ValueType) -> None:
+def _print_sql(settings: Config, *, notify: bool, functions: bool, value_type: ValueType) -> None:
     from contextlib import closing
 
     from harvester.errors import DatabaseUnavailable
@@ -96,5 +105,12 @@ def _print_sql(settings: Config, *, notify: bool, value_type: ValueType) -> None
         typer.echo(f"harvester: {error}; the SQL is for a new outbox", err=True)
         shape, found = None, "a new outbox"
     typer.echo(f"-- The schema of the harvester, for {found}. May be run more than once.")
-    text = sql(settings.table, shape, notify, value_type=value_type.value, archive=settings.archive != "off")
+    text = sql(
+        settings.table,
+        shape,
+        notify,
+        functions=functions,
+        value_type=value_type.value,
+        archive=settings.archive != "off",
+    )
     typer.echo(text, nl=False)

@@ -8,28 +8,80 @@ from __future__ import annotations
 
 import os
 import sys
+from typing import Annotated
 
 import typer
 
-from . import config, dead, demo, grants, init, pump, stack, start, status, verify
+from . import (
+    adopt,
+    claims,
+    config,
+    consume,
+    control,
+    dead,
+    demo,
+    doctor,
+    grants,
+    init,
+    pipeline,
+    pump,
+    stack,
+    start,
+    status,
+    systemd,
+    verify,
+    watch,
+)
+
+
+def _show_version(wanted: bool) -> None:
+    if wanted:
+        from importlib.metadata import version
+
+        typer.echo(f"harvester {version('harvester')}")
+        raise typer.Exit
+
 
 app = typer.Typer(
     name="harvester",
-    help="Moves outbox rows from PostgreSQL to Kafka: loses none, keeps each key's order, survives crashes.",
     no_args_is_help=True,
     add_completion=True,
     pretty_exceptions_enable=False,
+    context_settings={"max_content_width": 110},
+    rich_markup_mode=None,  # plain help: rich would take most of the time of `harvester --help`
 )
 app.command("start")(start.start)
 app.command("init")(init.init)
+app.command("adopt")(adopt.adopt)
 app.command("grants")(grants.grants)
 app.command("status")(status.status)
+app.command("watch")(watch.watch)
+app.command("pause")(control.pause)
+app.command("resume")(control.resume)
+app.command("remark")(control.remark)
+app.command("scale")(control.scale)
+app.command("loglevel")(control.loglevel)
+app.command("stop")(control.stop)
 app.command("pump")(pump.pump)
 app.command("verify")(verify.verify)
+app.command("consume")(consume.consume)
 app.command("demo")(demo.demo)
+app.command("doctor")(doctor.doctor)
+app.add_typer(claims.app, name="claims")
 app.add_typer(config.app, name="config")
 app.add_typer(dead.app, name="dead")
+app.add_typer(pipeline.app, name="pipeline")
 app.add_typer(stack.app, name="stack")
+app.add_typer(systemd.app, name="systemd")
+
+
+@app.callback()
+def _options(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Print the version and exit.")
+    ] = False,
+) -> None:
+    """Moves outbox rows from PostgreSQL to Kafka: loses none, keeps each key's order, survives crashes."""
 
 
 def main() -> None:

@@ -7,16 +7,17 @@ import signal
 import sys
 import threading
 from enum import Enum
+from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from .options import ConfigOption, LogLevelOption, SetOption, load
+from .options import ConfigOption, LogLevelOption, SetOption, load_with_origin
+from .reload import Reloader, has_terminal
 
 if TYPE_CHECKING:
     from harvester.harvester import Harvester
-
-_STATUS_EVERY_S = 2.0
+    from harvester.telemetry.notify import Notifier
 
 
 class DashboardMode(str, Enum):  # noqa: UP042 - typer shows the values of a str enum
@@ -41,34 +42,40 @@ def start(
         bool, typer.Option("--until-empty", help="Stop, with exit code 0, when leading and the outbox is empty.")
     ] = False,
 ) -> None:
-    """Move outbox rows to Kafka until stopped (SIGTERM or Ctrl-C: gracefully; a second one: at once)."""
+    """Move outbox rows to Kafka until stopped (SIGTERM or Ctrl-C: gracefully; a second one: at once).
+
+    Without a terminal SIGHUP reads the configuration again.
+    """
     overrides = list(set_ or ())
     if shards is not None:
         overrides.append(f"limits.shards={shards}")
-    settings = load(config, overrides, log_level)
+    read = partial(load_with_origin, config, overrides, log_level)
+    settings = read().config
 
     from harvester.config import check_clients
     from harvester.errors import ConfigurationError
     from harvester.harvester import Harvester
-    from harvester.telemetry.logging import configure
+    from harvester.telemetry.logging import configure, logger_for
     from harvester.telemetry.notify import Notifier
     from harvester.telemetry.process import calm_collector
 
     from .dashboard import live, plain
+    from .service import tell_manager
 
     problems = check_clients(settings)
     if problems:
         raise ConfigurationError(problems, hint="`harvester config check` names the same")
-    configure(settings.logging.level, name=settings.name)
+    logger = configure(settings.logging.level, name=settings.name)
     calm_collector()
     harvester = Harvester(settings, until_empty=until_empty)
     done = threading.Event()
     notifier = Notifier.from_environment()
     stopper = _Stopper(harvester, notifier)
-    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+    for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, stopper)
+    reloader = Reloader(harvester, settings, read, notifier, logger_for(logger, settings.name))
+    _on_hangup(stopper, reloader)
     threading.Thread(target=_watch, args=(harvester, done), name="watch", daemon=True).start()
-    threading.Thread(target=_tell_manager, args=(harvester, notifier, done), name="notify", daemon=True).start()
     show = live.should_show(dashboard.value, sys.stdout)
 
     def status() -> Any:
@@ -76,6 +83,10 @@ def start(
             stopper.started = True
             harvester.start()
             notifier.ready("started")
+            reloader.start()
+            if "NOTIFY_SOCKET" in os.environ:
+                arguments = (harvester, notifier, done)
+                threading.Thread(target=tell_manager, args=arguments, name="notify", daemon=True).start()
         return harvester.status()
 
     # The dashboard is up before the first shard starts, so that nothing a shard prints tears the screen.
@@ -99,20 +110,18 @@ def _watch(harvester: Harvester, done: threading.Event) -> None:
         done.set()
 
 
-def _tell_manager(harvester: Harvester, notifier: Any, done: threading.Event) -> None:
-    """Keep `systemctl status` informed, where there is a service manager."""
-    from .dashboard.plain import status_line
-
-    if "NOTIFY_SOCKET" not in os.environ:
-        return
-    while not done.wait(_STATUS_EVERY_S):
-        notifier.status(status_line(harvester.status()).split(" ", 2)[-1])
+def _on_hangup(stopper: _Stopper, reloader: Reloader) -> None:
+    """SIGHUP: the terminal was closed, which stops; where there is none, a wish to reload. nohup(1) is respected."""
+    if not has_terminal():
+        signal.signal(signal.SIGHUP, lambda _number, _frame: reloader.request())
+    elif signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
+        signal.signal(signal.SIGHUP, stopper)
 
 
 class _Stopper:
     """First signal: stop gracefully. Second: stop at once. Third: leave."""
 
-    def __init__(self, harvester: Harvester, notifier: Any) -> None:
+    def __init__(self, harvester: Harvester, notifier: Notifier) -> None:
         self._harvester, self._notifier = harvester, notifier
         self._count = 0
         self.started = False

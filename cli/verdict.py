@@ -8,6 +8,7 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
 
     from harvester.verify.check import Report
+    from harvester.verify.sequences import Sequenced
 
 
 def render(report: Report) -> RenderableType:
@@ -35,13 +36,26 @@ def render(report: Report) -> RenderableType:
     for name, count, must_be_zero, meaning in rows:
         style = ("bold red" if count else "green") if must_be_zero else ""
         table.add_row(name, Text(f"{count:,}", style=style), meaning)
+    if report.sequenced.records:
+        for name, count, meaning in _sequences(report.sequenced):
+            table.add_row(name, f"{count:,}", meaning)
     table.add_row("rate", _figure(timing.rate_per_s, "/s"), "from first to last record in Kafka")
     table.add_row("p50", _figure(timing.p50_ms, " ms"), "row inserted to timestamp in Kafka")
     table.add_row("p99", _figure(timing.p99_ms, " ms"), "")
-    examples = [Text(f"  {example}", overflow="fold") for example in report.examples]
+    found = [*report.examples, *report.sequenced.examples]
+    examples = [Text(f"  {example}", overflow="fold") for example in found]
     if examples:
         examples.insert(0, Text("Examples"))
     return Group(table, Text(answer(report)), *examples)
+
+
+def _sequences(found: Sequenced) -> tuple[tuple[str, int, str], ...]:
+    """What the headers tell by themselves; informational, since only the counts know what was committed."""
+    return (
+        ("repeated ids", found.repeats, "by the records' headers alone"),
+        ("open numbers", found.open, "missing in the last sequence of a lane"),
+        ("clashing numbers", found.clashes, "ids that share a number with another"),
+    )
 
 
 def answer(report: Report) -> str:

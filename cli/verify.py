@@ -56,6 +56,7 @@ def verify(
             topics=topic or (),
             isolation=isolation.value,
             timeout_s=timeout,
+            header=settings.record_header,
             on_progress=advance,
         )
     if json_:

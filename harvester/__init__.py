@@ -7,7 +7,15 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from harvester.config import Config, Limits, load_config
-    from harvester.errors import ConfigurationError, HarvesterError
+    from harvester.errors import (
+        ConfigurationError,
+        HarvesterError,
+        LeaseError,
+        LeaseExpired,
+        LeaseFenced,
+        LeaseUnknown,
+        SequenceGap,
+    )
     from harvester.events import (
         Event,
         LeaderAcquired,
@@ -18,13 +26,17 @@ if TYPE_CHECKING:
     )
     from harvester.harvester import Harvester
     from harvester.neli.fake import FakeGroup
+    from harvester.outbox.async_leased_stasher import AsyncLeasedStasher
     from harvester.outbox.async_stasher import AsyncStasher
+    from harvester.outbox.leased_stasher import LeasedStasher
+    from harvester.outbox.leases import Lease, Stashed
     from harvester.outbox.stasher import Stasher
     from harvester.record import OutboxRecord
     from harvester.status import State, Status
 
 # Loaded on first use: writers who only stash need no Kafka client, and `harvester --help` needs nothing at all.
 _HOMES = {
+    "AsyncLeasedStasher": "harvester.outbox.async_leased_stasher",
     "AsyncStasher": "harvester.outbox.async_stasher",
     "Config": "harvester.config",
     "ConfigurationError": "harvester.errors",
@@ -36,9 +48,17 @@ _HOMES = {
     "LeaderFenced": "harvester.events",
     "LeaderRefreshed": "harvester.events",
     "LeaderRevoked": "harvester.events",
+    "Lease": "harvester.outbox.leases",
+    "LeaseError": "harvester.errors",
+    "LeaseExpired": "harvester.errors",
+    "LeaseFenced": "harvester.errors",
+    "LeaseUnknown": "harvester.errors",
+    "LeasedStasher": "harvester.outbox.leased_stasher",
     "Limits": "harvester.config",
     "MeterRead": "harvester.events",
     "OutboxRecord": "harvester.record",
+    "SequenceGap": "harvester.errors",
+    "Stashed": "harvester.outbox.leases",
     "Stasher": "harvester.outbox.stasher",
     "State": "harvester.status",
     "Status": "harvester.status",
@@ -46,6 +66,7 @@ _HOMES = {
 }
 
 __all__ = [
+    "AsyncLeasedStasher",
     "AsyncStasher",
     "Config",
     "ConfigurationError",
@@ -57,9 +78,17 @@ __all__ = [
     "LeaderFenced",
     "LeaderRefreshed",
     "LeaderRevoked",
+    "Lease",
+    "LeaseError",
+    "LeaseExpired",
+    "LeaseFenced",
+    "LeaseUnknown",
+    "LeasedStasher",
     "Limits",
     "MeterRead",
     "OutboxRecord",
+    "SequenceGap",
+    "Stashed",
     "Stasher",
     "State",
     "Status",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import queue
 import threading
+from collections import Counter
 
 from harvester.events import Event, EventHandler
 
@@ -19,10 +20,12 @@ class Announcer(threading.Thread):
         self.handler = handler
         self._log = log
         self._queue: queue.SimpleQueue[tuple[Event | None, threading.Event]] = queue.SimpleQueue()
+        self.counts: Counter[type[Event]] = Counter()  # of those that were announced, by kind
 
     def announce(self, event: Event) -> threading.Event:
         """Queue it; the returned event is set when its handler has returned."""
         done = threading.Event()
+        self.counts[type(event)] += 1
         self._queue.put((event, done))
         return done
 

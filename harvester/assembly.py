@@ -7,17 +7,21 @@ import os
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 from harvester.announcer import Announcer
 from harvester.config import Config
+from harvester.config.model import WORTHWHILE_SHARDS_PER_CORE
 from harvester.config.timing import PURGE_MARGIN
+from harvester.delivery.lane import Lanes, LaneSettings
+from harvester.delivery.progress_topic import ProgressTopic, ensure_progress_topic, find_progress_topic
 from harvester.journal import Journal
 from harvester.neli.election import Timing
 from harvester.neli.group import Group, GroupCallbacks, Identity
 from harvester.outbox.backlog import BacklogWatch
 from harvester.outbox.keeper import ArchiveKeeper
 from harvester.outbox.marker import MarkSession
-from harvester.outbox.purge_session import Rules
+from harvester.outbox.purge_session import PurgeSession, Rules
 from harvester.relay import hooks
 from harvester.relay.attempts import Policy
 from harvester.relay.machine import Settings, max_unsettled
@@ -26,6 +30,7 @@ from harvester.relay.processes import shared_memory
 from harvester.relay.shard import ShardSpec
 from harvester.relay.supervision import HandOver, RestartBudget
 from harvester.relay.supervisor import Outlets, Supervisor
+from harvester.relay.switching import EXACTLY_ONCE, Mode
 
 Log = logging.Logger | logging.LoggerAdapter[logging.Logger]
 
@@ -46,6 +51,12 @@ class Parts:
     keeper: ArchiveKeeper | None
     revoke_within_s: float
     joined: threading.Event
+
+    def prepare(self, config: Config, shards: int = 0) -> None:
+        """Have what the mode of delivery needs for so many shards. Raises BrokerUnavailable or BrokerError."""
+        if config.delivery == EXACTLY_ONCE:
+            topic = _ensure_progress_topic(config, shards)
+            self.supervisor.relay.lanes = topic.lanes  # for those that are added while it runs
 
     def join(self, identity: Identity, callbacks: GroupCallbacks) -> None:
         """Join the group."""
@@ -76,6 +87,14 @@ def assemble(
 ) -> Parts:
     """Make all parts; nothing is connected or started yet."""
     limits = config.limits
+    cores = len(os.sched_getaffinity(0))
+    if limits.shards > WORTHWHILE_SHARDS_PER_CORE * cores:
+        log(None).warning(
+            "%d shards on %d cores: more than %d for each take memory and sessions, and move no more",
+            limits.shards,
+            cores,
+            WORTHWHILE_SHARDS_PER_CORE,
+        )
     heartbeat_s = limits.heartbeat_timeout.total_seconds()
     test_hooks = hooks.load()
     shared = shared_memory()
@@ -89,10 +108,12 @@ def assemble(
             send_buffer=limits.send_buffer,
             max_queued_per_key=limits.max_queued_per_key,
             records_per_shard=limits.records_per_shard,
-            most_shards=_SHARDS_PER_CORE * len(os.sched_getaffinity(0)),
+            most_shards=_SHARDS_PER_CORE * cores,
             answer_timeout_s=max(heartbeat_s, _LEAST_ANSWER_S),
             silence_timeout_s=max(2 * heartbeat_s, _LEAST_SILENCE_S),
             look_interval_s=limits.head_scan_interval.total_seconds(),
+            exactly_once=config.delivery == EXACTLY_ONCE,
+            expiry_s=expiry_s(config),
         ),
         shard_specs(config),
         shared,
@@ -125,6 +146,7 @@ def assemble(
         lambda: supervisor.trust.trusted,
         lambda: kafka.highest_term,
         test_hooks,
+        take_over_mode(config, f"harvester {config.name}/lanes"),
     )
     supervisor.marker = marker
     return Parts(
@@ -136,6 +158,49 @@ def assemble(
         revoke_within_s=_revoke_within_s(config),
         joined=threading.Event(),
     )
+
+
+def take_over_mode(config: Config, application: str) -> Mode:
+    """What a term owes to the one before, and the means for it; `application` is the name of its database session."""
+    make = hooks.load().producer
+    lanes = Lanes(_lane_settings(config), lambda options: make({**options, "log_level": "0"}))
+    session = PurgeSession(
+        config.dsn,
+        config.table,
+        application,
+        Rules(config.archive, config.poison.notice_topic),
+        opened=lambda _pid, _started: None,
+        server_changed=lambda _reason: None,
+    )
+    return Mode(
+        config.delivery,
+        expiry_s(config),
+        lanes,
+        session,
+        partial(progress_topic, config),
+    )
+
+
+def expiry_s(config: Config) -> float:
+    """S + H + D: what an at-least-once leader, or a shard of it, had on the wire is gone after it (P24)."""
+    limits = config.limits
+    return (limits.session_timeout + limits.heartbeat_timeout + config.delivery_timeout).total_seconds()
+
+
+def progress_topic(config: Config) -> ProgressTopic | None:
+    """The topic of the lanes; made where this harvester needs it."""
+    if config.delivery == EXACTLY_ONCE:
+        return _ensure_progress_topic(config)
+    return find_progress_topic(config.progress_topic, config.common_options())
+
+
+def _ensure_progress_topic(config: Config, shards: int = 0) -> ProgressTopic:
+    lanes = max(shards, config.limits.shards)
+    return ensure_progress_topic(config.progress_topic, config.common_options(), lanes)
+
+
+def _lane_settings(config: Config) -> LaneSettings:
+    return LaneSettings(config.leader_group_id, config.progress_topic, config.common_options(), config.lane_options())
 
 
 def _keeper(config: Config, journal: Journal) -> ArchiveKeeper | None:
@@ -172,6 +237,12 @@ def shard_specs(config: Config) -> list[ShardSpec]:
             rules=Rules(config.archive, config.poison.notice_topic),
             io_error_backoff_s=limits.io_error_backoff.total_seconds(),
             linger_at_end_s=(config.delivery_timeout + PURGE_MARGIN).total_seconds(),
+            header=config.record_header,
+            lanes=_lane_settings(config) if config.delivery == EXACTLY_ONCE else None,
+            transaction_records=limits.max_transaction_records,
+            tracing=config.tracing.enabled,
+            reserved=frozenset({config.leader_topic, config.progress_topic}),
+            dated=config.record_timestamp == "create_time",
         )
         for index in range(limits.shards)
     ]

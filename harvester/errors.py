@@ -22,10 +22,15 @@ class ExitCode(IntEnum):
     FAILED = 1  # the command ran and its answer is no (a verdict that does not hold, a record refused)
     USAGE = 2  # unknown option or argument
     SCHEMA = 65  # the outbox table is missing or has the wrong shape: run `harvester init`
+    INPUT = 66  # a topic that a job of the pipeline is to read does not exist
+    ENGINE = 67  # Spark is not installed, or there is no Java that it runs on
+    CONNECTOR = 68  # a connector of Spark was made for another version of it
     UNAVAILABLE = 69  # a server could not be reached within the time that was given
     SOFTWARE = 70  # a bug: please report it
     CRASH_LOOP = 71  # shards died more often than the restart budget allows
     POISON = 72  # a record cannot be published, and poison.policy is "stop": fix or remove it first
+    TABLE = 73  # a table of the pipeline exists with another schema, or was filled by another job
+    CHECKPOINT = 74  # the checkpoint of a job belongs to other topics
     LEADERSHIP = 76  # the group cannot be used (it serves another outbox)
     CONFIGURATION = 78  # the configuration is wrong: fix it, a restart does not help
     FORCED = 130  # a second signal ended it before the drain was done
@@ -97,6 +102,48 @@ class RecordRejected(OutboxError):
     """A record that could never be published was refused before it was written (stasher)."""
 
 
+class SerializationFailed(RecordRejected):
+    """A value could not be turned into what a record holds: nothing was sent, the transaction can go on."""
+
+
+class NoTransaction(OutboxError):
+    """A record was to be written where nothing would tie it to the change that it announces."""
+
+
+class LeaseError(OutboxError):
+    """A leased stasher wrote nothing; `lease` is what it brought (`harvester.Lease`), None while it is asked for one.
+
+    Raised for an answer of the database, not for an error in it: the caller's transaction can go on.
+    """
+
+    def __init__(self, message: str, *, lease: object = None, hint: str | None = None) -> None:
+        self.lease = lease
+        super().__init__(message, hint=hint)
+
+
+class LeaseExpired(LeaseError):
+    """The lease's time is over, or it has been removed since. Nothing can be stashed under it, resends neither."""
+
+
+class LeaseFenced(LeaseError):
+    """The lease was taken by another stasher, which alone may go on."""
+
+
+class LeaseUnknown(LeaseError):
+    """The database never gave out a generation this high: it is an older copy, or the generation is made up."""
+
+
+class SequenceGap(LeaseError):
+    """A number came before the ones below it: `expected` is the next one for the database, `sequence` what came.
+
+    Until the stasher goes back to `expected`, all that follows is refused as well.
+    """
+
+    def __init__(self, message: str, *, sequence: int, expected: int, lease: object, hint: str | None = None) -> None:
+        self.sequence, self.expected = sequence, expected
+        super().__init__(message, lease=lease, hint=hint)
+
+
 class OrderNotKept(OutboxError):
     """Records of the quarantine cannot go back without breaking the order of their keys."""
 
@@ -149,6 +196,85 @@ class ForeignOutbox(LeadershipError):
         super().__init__(
             f"group {group!r} is in use: its member {member!r} serves the outbox {theirs}, this one {ours}",
             hint="give each outbox its own leader_group_id and leader_topic",
+        )
+
+
+class IdempotenceError(HarvesterError):
+    """Something about recognising what was written or seen before."""
+
+
+class CorruptSeenIds(IdempotenceError):
+    """Stored bytes are no set of seen ids."""
+
+    def __init__(self, what: str) -> None:
+        super().__init__(
+            f"these are not the stored ids of a consumer: {what}",
+            hint="restore the row from a backup; without its ids, records that come twice are taken twice",
+        )
+
+
+class InboxError(IdempotenceError):
+    """The inbox cannot take a record; nothing was changed."""
+
+
+class InboxFenced(InboxError):
+    """Another owner took the partition; `ours` and `theirs` are the two generations."""
+
+    def __init__(self, topic: str, partition: int, *, ours: int, theirs: int) -> None:
+        self.topic, self.partition, self.ours, self.theirs = topic, partition, ours, theirs
+        super().__init__(
+            f"{topic}[{partition}] is owned by generation {theirs}, this consumer has {ours}",
+            hint="stop consuming it; whoever is assigned it again opens it again",
+        )
+
+
+class CoordinationError(HarvesterError):
+    """Consumers cannot coordinate through Kafka."""
+
+
+class CoordinationTopicError(CoordinationError):
+    """The coordination topic has settings under which claims would not be safe; nothing was written to it."""
+
+    exit_code = ExitCode.CONFIGURATION
+
+
+class DuplicateClient(CoordinationError):
+    """Another live process of the group has this client id; `client_id` is the id, `other` that one's instance."""
+
+    exit_code = ExitCode.CONFIGURATION
+
+    def __init__(self, group: str, client_id: str, other: str) -> None:
+        self.group, self.client_id, self.other = group, client_id, other
+        super().__init__(
+            f"another live process consumes for group {group!r} as client {client_id!r} (instance {other})",
+            hint="give each process a client id of its own, or none: then a random one is used",
+        )
+
+
+class OtherInterval(CoordinationError):
+    """A client of the group that may be alive counts by another HeartbeatInterval; both in seconds."""
+
+    exit_code = ExitCode.CONFIGURATION
+
+    def __init__(self, group: str, ours_s: float, client_id: str, theirs_s: float) -> None:
+        self.group, self.ours_s, self.client_id, self.theirs_s = group, ours_s, client_id, theirs_s
+        super().__init__(
+            f"the heartbeat interval is {ours_s:g} s here, and {theirs_s:g} s for client {client_id!r} of {group!r}",
+            hint="give all consumers of a group the same; to change it, stop all of them first",
+        )
+
+
+class OffsetOutOfRange(CoordinationError):
+    """The record that comes next is not to be had; `first` and `end` are what the partition holds."""
+
+    def __init__(self, topic: str, partition: int, *, offset: int, first: int, end: int) -> None:
+        self.topic, self.partition = topic, partition
+        self.offset, self.first, self.end = offset, first, end
+        gone = "retention has removed it" if offset < first else "the topic was made anew, or has lost records"
+        super().__init__(
+            f"{topic}[{partition}] goes on at offset {offset}, and holds {first} to {end}: {gone}",
+            hint="`harvester claims set-position` says where to go on; the setting out_of_range does where records"
+            " were removed, for good",
         )
 
 

@@ -15,6 +15,7 @@ import logging
 import threading
 import time
 from types import TracebackType
+from typing import TYPE_CHECKING
 from uuid import UUID
 
 import psycopg
@@ -22,17 +23,25 @@ import psycopg
 from harvester.announcer import Announcer
 from harvester.assembly import Parts, assemble
 from harvester.config import Config, load_config
-from harvester.errors import DatabaseUnavailable, ExitCode, HarvesterError, OutboxError
+from harvester.errors import BrokerError, BrokerUnavailable, DatabaseUnavailable, ExitCode, HarvesterError, OutboxError
 from harvester.events import EventHandler, LeaderRevoked
 from harvester.journal import Journal
 from harvester.neli.group import Group, GroupCallbacks, Identity
+from harvester.outbox.connect import one_line
 from harvester.outbox.marker import MarkSession
 from harvester.relay.machine import Phase
 from harvester.status import State, Status
-from harvester.telemetry.logging import logger_for
+from harvester.telemetry.extras import require_tracing
+from harvester.telemetry.logging import LEVELS, logger_for
+from harvester.telemetry.totals import Totals
+
+if TYPE_CHECKING:
+    from harvester.control.server import ControlServer
+    from harvester.http import WebServer
 
 _STOP_MARGIN_S = 5.0
 _SHARDS_WITHIN_S = 15.0
+_ANSWER_WITHIN_S = 5.0
 
 
 class Harvester:
@@ -60,12 +69,16 @@ class Harvester:
         self._given_group = group
         self._until_empty = until_empty
         self._parts: Parts | None = None
+        self._web: WebServer | None = None
+        self._control: ControlServer | None = None
         self._starter: threading.Thread | None = None
         self._failure: BaseException | None = None
         self._stopping = threading.Event()
         self._stopped = threading.Event()
         self._fenced = False
         self._forced = False
+        self._progress = 0.0
+        self._login = self.config  # what connections are made with
         self._lock = threading.Lock()
         self._stop_lock = threading.Lock()
 
@@ -79,6 +92,9 @@ class Harvester:
             if self._stopping.is_set():
                 self._stopped.set()
                 return
+            if self.config.tracing.enabled:
+                require_tracing()
+            self._web = self._make_web_server()
             self._announcer.start()
             self._parts = assemble(
                 self.config,
@@ -91,7 +107,10 @@ class Harvester:
             )
             atexit.register(self._at_exit)
             self._journal.started()
+            if self._web is not None:
+                self._web.start()
             self._parts.supervisor.start()
+            self._control = self._open_control()
             self._starter = threading.Thread(target=self._join_group, name="harvester-start", daemon=True)
             self._starter.start()
 
@@ -126,6 +145,10 @@ class Harvester:
             parts.backlog.stop()
             if parts.keeper is not None:
                 parts.keeper.stop()
+            if self._web is not None:
+                self._web.stop()
+            if self._control is not None:
+                self._control.stop()
             self._announcer.stop(1.0)
             atexit.unregister(self._at_exit)
             self._log.info("stopped")
@@ -137,12 +160,68 @@ class Harvester:
         Marking stops, queues are dropped, and the switch is made when nothing is unsettled any more. False when
         that did not come true within `within_s` (a record waits for its retry, say): nothing has changed then.
         """
+        parts = self._running()
+        if not 1 <= shards <= 256:
+            raise HarvesterError(f"{shards} shards are not possible", hint="1 to 256 are")
+        parts.prepare(self._login, shards)
+        return parts.supervisor.scale(shards, within_s)
+
+    def pause(self) -> bool:
+        """Mark nothing more until `resume`, or until this object ends; False when it was paused already.
+
+        What was queued is given back to the outbox; what is on the wire is finished and purged. Leadership is kept,
+        and where this one stands by, it will lead without marking. Other harvesters of the group are not paused.
+        """
+        changed: list[bool] = []
+        parts = self._running()
+        _check(parts.supervisor.pause(_ANSWER_WITHIN_S, lambda: changed.append(self._journal.paused(True))))
+        return changed[0]
+
+    def resume(self) -> bool:
+        """The end of `pause`; False when it was not paused."""
+        changed: list[bool] = []
+        parts = self._running()
+        _check(parts.supervisor.resume(_ANSWER_WITHIN_S, lambda: changed.append(self._journal.paused(False))))
+        return changed[0]
+
+    def remark(self, reason: str = "asked for") -> None:
+        """Drop what is queued and mark it again from the head; what is on the wire is awaited, so nothing repeats.
+
+        Raises HarvesterError where there is nothing to mark anew: it does not lead, or is paused.
+        """
+        parts = self._running()
+        if self.state not in (State.LEADING, State.REMARKING):
+            raise HarvesterError(f"it is {self.state.value}: only a leader marks", hint="resume it, or ask the leader")
+        _check(parts.supervisor.remark(reason, _ANSWER_WITHIN_S))
+
+    def set_log_level(self, level: str) -> None:
+        """Log from this level on: trace, debug, info, warning or error. What shards say is logged here as well."""
+        if level.lower() not in LEVELS:
+            raise HarvesterError(f"{level!r} is no level", hint=f"one of {', '.join(LEVELS)}")
+        self._base_logger.setLevel(LEVELS[level.lower()])
+        self._log.info("logs from level %s on", level.lower())
+
+    def renew_logins(self, config: Config) -> None:
+        """Log in with the passwords of `config` from now on; connections that are open stay.
+
+        Nothing else of `config` is looked at: it must not differ in anything else.
+        """
+        from harvester.renewal import renew_logins
+
+        self._login = config
+        parts = self._running()
+        renew_logins(parts, config)
+
+    def _running(self) -> Parts:
         parts = self._parts
         if parts is None or self._stopping.is_set():
             raise HarvesterError("the harvester is not running", hint="start it first")
-        if not 1 <= shards <= 256:
-            raise HarvesterError(f"{shards} shards are not possible", hint="1 to 256 are")
-        return parts.supervisor.scale(shards, within_s)
+        return parts
+
+    def stop_soon(self) -> None:
+        """Begin to `stop`, in the background; returns at once."""
+        self._stopping.set()
+        threading.Thread(target=self.stop, name="harvester-stop", daemon=True).start()
 
     def wait(self, timeout_s: float | None = None) -> bool:
         """Wait until it has ended; True when it has. Raises what ended it, if that was an error."""
@@ -174,13 +253,16 @@ class Harvester:
             return State.DRAINING
         if not parts.joined.is_set():
             return State.STARTING
-        match parts.supervisor.relay.phase:
+        relay = parts.supervisor.relay
+        match relay.phase:
             case Phase.LEADING:
                 return State.LEADING
-            case Phase.REMARKING:
-                return State.REMARKING
+            case Phase.REMARKING | Phase.SCALING:
+                return State.PAUSED if relay.paused else State.REMARKING
             case Phase.DRAINING:
                 return State.DRAINING
+            case Phase.TAKING if parts.supervisor.lent_to is not None:
+                return State.SUSPENDED
             case _:
                 return State.FENCED if self._fenced else State.STANDBY
 
@@ -223,7 +305,54 @@ class Harvester:
             backlog=parts.backlog.latest() if parts is not None and not self._stopping.is_set() else None,
         )
 
+    def totals(self) -> Totals:
+        """What has happened since the start, for counters; never waits for the relay."""
+        parts = self._parts
+        return self._journal.totals(list(parts.supervisor.fleet.slots) if parts is not None else [])
+
+    def is_working(self) -> bool:
+        """Whether its threads turn: false when one is stuck, and when it has not started or has failed."""
+        parts = self._parts
+        if parts is None or self._failure is not None:
+            return False
+        return not parts.joined.is_set() or self._stopping.is_set() or parts.supervisor.is_working()
+
+    def progress(self) -> float:
+        """Something that changes when the mark loop has turned: the proof of life that a watchdog wants.
+
+        Where that loop does not have to turn, because servers are waited for or the harvester stops, it changes with
+        the time. It stands still while `is_working` is false.
+        """
+        parts = self._parts
+        if parts is not None and self.is_working():
+            waits = not parts.joined.is_set() or self._stopping.is_set()
+            self._progress = time.monotonic() if waits else parts.marker.turned_at
+        return self._progress
+
     # -- inside
+
+    def _make_web_server(self) -> WebServer | None:
+        listen = self.config.http.listen
+        if listen == "off":
+            return None
+        from harvester.http import web_server
+
+        return web_server(listen, self, lambda text: self._journal.trouble("http", text), self._log.info)
+
+    def _open_control(self) -> ControlServer | None:
+        """The relay goes on without a control socket where none can be had."""
+        from harvester.control import control_server
+
+        try:
+            server = control_server(self.config, self, self._log)
+        except HarvesterError as error:
+            self._log.warning("%s", f"control: {error.message} ({error.hint})")
+            self._journal.note(f"control: {error.message}")
+            return None
+        if server is not None:
+            server.start()
+            self._log.debug("listens on the control socket %s", server.path)
+        return server
 
     def _join_group(self) -> None:
         """Check the tables, learn the outbox's identity, then join: in the background, for as long as it takes."""
@@ -233,21 +362,26 @@ class Harvester:
         session = MarkSession(config.dsn, config.table, f"harvester {config.name}", 10.0)
         while not self._stopping.is_set():
             try:
+                session.log_in(self._login.dsn)
                 session.open()
+                session.refuse_pooler()
                 identity = session.identity()
                 if config.archive != "off":
                     session.check_archive()
-            except DatabaseUnavailable as error:
-                hint = f" ({error.hint})" if error.hint else ""
-                self._journal.trouble("database", f"{error.message}{hint}")
+                parts.prepare(self._login)
+            except (DatabaseUnavailable, BrokerUnavailable, psycopg.OperationalError) as error:
+                what = "group" if isinstance(error, BrokerUnavailable) else "database"
+                hint = f" ({error.hint})" if isinstance(error, HarvesterError) and error.hint else ""
+                self._journal.trouble(what, f"{one_line(error)}{hint}")
                 self._stopping.wait(config.limits.io_error_backoff.total_seconds())
                 continue
-            except (OutboxError, psycopg.Error) as error:
+            except (OutboxError, BrokerError, psycopg.Error) as error:
                 self._fail(error)
                 return
             finally:
                 session.close()
             self._journal.trouble("database", None)
+            self._journal.trouble("group", None)
             self._await_shards(parts)
             with self._lock:  # either this is done before a stop begins, or not at all
                 if not self._stopping.is_set():
@@ -301,7 +435,7 @@ class Harvester:
     def _emptied(self) -> None:
         if self._until_empty and not self._stopping.is_set():
             self._log.info("the outbox is empty")
-            self._stop_soon()
+            self.stop_soon()
 
     def _fail(self, error: BaseException) -> None:
         if self._failure is None and not self._stopped.is_set():
@@ -311,11 +445,7 @@ class Harvester:
                 self._failure.exit_code = ExitCode.SOFTWARE
                 self._failure.__cause__ = error
             self._log.error("%s", error, exc_info=None if isinstance(error, HarvesterError) else error)
-            self._stop_soon()
-
-    def _stop_soon(self) -> None:
-        self._stopping.set()
-        threading.Thread(target=self.stop, name="harvester-stop", daemon=True).start()
+            self.stop_soon()
 
     def _logger_of(self, shard: int | None) -> logging.LoggerAdapter[logging.Logger]:
         return logger_for(self._base_logger, self.config.name, shard)
@@ -325,3 +455,11 @@ class Harvester:
         parts = self._parts
         if parts is not None and not self._stopped.is_set():
             self.stop()
+
+
+def _check(answered: bool) -> None:
+    if not answered:
+        raise HarvesterError(
+            "the relay does not answer yet",
+            hint="it is busy, and does what was asked for as soon as it goes on, or about to end; see its log",
+        )

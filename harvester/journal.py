@@ -12,11 +12,13 @@ from uuid import UUID
 
 from harvester.announcer import Announcer
 from harvester.config import Config
+from harvester.events import LeaderAcquired, LeaderFenced, LeaderRefreshed
 from harvester.relay.fleet import Slot
 from harvester.status import Backlog, LastEvent, ShardStatus, State, Status
 from harvester.telemetry.latency import Histogram, LatencyWindow
 from harvester.telemetry.meter import Meter, RateHistory
 from harvester.telemetry.process import ProcessUsage, ProcessWatch
+from harvester.telemetry.totals import Tally, Totals
 
 Log = logging.Logger | logging.LoggerAdapter[logging.Logger]
 _LATENCY_WINDOW_S = 5.0
@@ -34,6 +36,7 @@ class Journal:
         self._started_at = datetime.now(UTC)
         self._state = State.CREATED
         self._state_since_at = self._started_at
+        self._paused_since_at: datetime | None = None
         now = time.monotonic()
         self._rates = RateHistory(now)
         self._shard_rates: dict[int, tuple[float, int, float]] = {}
@@ -42,6 +45,7 @@ class Journal:
             config.name, self._started_at, config.limits.min_metrics_interval.total_seconds(), started=now
         )
         self._delivered = 0
+        self._tally = Tally()
         self._watch = ProcessWatch()
         self._usage: dict[int, ProcessUsage] = {}
         self._looked_at = 0.0
@@ -65,6 +69,7 @@ class Journal:
         """A shard's latencies since its last report."""
         with self._lock:
             self._latency.add(latencies, now)
+            self._tally.latency.merge(latencies)
 
     def trouble(self, source: str, text: str | None) -> None:
         """What this part waits for; None when that is over. Logged when it changes."""
@@ -74,6 +79,7 @@ class Journal:
                 self._troubles.pop(source, None)
             else:
                 self._troubles[source] = text
+            self._tally.trouble(source, new=text is not None and text != before, over=text is None)
         if text is not None and text != before:
             self._log.warning("%s: %s", source, text)
             self.note(f"{source}: {text}")
@@ -81,9 +87,35 @@ class Journal:
             self._log.info("%s: recovered", source)
             self.note(f"{source}: recovered")
 
+    def paused(self, paused: bool) -> bool:
+        """Marking was paused or resumed by whoever operates it; false when that was so already."""
+        with self._lock:
+            if paused == (self._paused_since_at is not None):
+                return False
+            self._paused_since_at = datetime.now(UTC) if paused else None
+        text = "paused: nothing is marked until it is resumed" if paused else "resumed"
+        self._log.info("%s", text)
+        self.note(text)
+        return True
+
     def note(self, text: str) -> None:
         """Add a line to the last events."""
         self._events.append(LastEvent(datetime.now(UTC), text))
+
+    def totals(self, slots: Sequence[Slot]) -> Totals:
+        """The counters; `slots` are all that there have ever been."""
+        events = self._announcer.counts
+        with self._lock:
+            return Totals(
+                latency=self._tally.copy_of_latency(),
+                quarantined=sum(slot.quarantined for slot in slots),
+                repeats_suspected=sum(slot.suspected for slot in slots),
+                acquired=events[LeaderAcquired],
+                remarks=events[LeaderRefreshed],
+                fenced=events[LeaderFenced],
+                troubles=dict(self._tally.troubles),
+                troubled=self._tally.troubled,
+            )
 
     def status(
         self,
@@ -129,6 +161,7 @@ class Journal:
                 backlog=backlog,
                 problem="; ".join(f"{source}: {text}" for source, text in sorted(self._troubles.items())) or None,
                 events=tuple(self._events),
+                paused_since_at=self._paused_since_at,
             )
 
     def _shard(self, index: int, slot: Slot, now: float) -> ShardStatus:

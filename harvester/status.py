@@ -19,6 +19,8 @@ class State(StrEnum):
     STANDBY = "standby"  # a healthy member of the group that does not lead
     LEADING = "leading"
     REMARKING = "remarking"  # leading; queues were dropped, waiting for the shards' answers
+    SUSPENDED = "suspended"  # leader of its group, but the term is lent to a bulk drain
+    PAUSED = "paused"  # leading; nothing is marked until it is resumed
     DRAINING = "draining"  # revoked or stopping: finishing what is on the wire
     FENCED = "fenced"  # trust ran out; still a member, may lead again
     STOPPED = "stopped"
@@ -59,6 +61,7 @@ class Backlog:
     records: int
     capped: bool
     oldest_age_s: float | None  # None when empty
+    quarantine: int | None = None  # rows that stand in quarantine, up to the same bound; None while unknown
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,3 +97,4 @@ class Status:
     backlog: Backlog | None  # None while unknown
     problem: str | None  # what the harvester is waiting for, in words; None when all is well
     events: tuple[LastEvent, ...]  # newest last, at most 20
+    paused_since_at: datetime | None = None  # set for a standby that is paused, too

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import uuid
 from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Protocol
@@ -26,6 +27,10 @@ class MakeTopic(Protocol):
 def pytest_configure(config: pytest.Config) -> None:
     """Only in the process that begins the run: workers inherit its environment."""
     if not hasattr(config, "workerinput") and not config.option.collectonly:
+        if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # in the background of a shell; programs inherit it
+            signal.signal(signal.SIGINT, signal.default_int_handler)
+        if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:  # under nohup
+            signal.signal(signal.SIGHUP, signal.SIG_DFL)
         config.stash[_run] = Run()
 
 

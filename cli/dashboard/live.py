@@ -11,18 +11,27 @@ import os
 import sys
 import threading
 from collections.abc import Callable
-from typing import Literal, NoReturn, TextIO, cast
+from functools import partial
+from typing import Literal, NoReturn, Protocol, TextIO, cast
 
 from rich.console import Console, ConsoleDimensions
 from rich.live import Live
+from rich.text import Text
 
 from harvester.status import Status
 
 from .capture import KeptOutput
-from .render import render
+from .render import Kept, render
 
 _FALLBACK = ConsoleDimensions(80, 24)
 _active: list[KeptOutput] = []
+
+
+class Frame(Protocol):
+    """What is to be seen at one moment, for a terminal of any size."""
+
+    def __call__(self, width: int, height: int, /, *, kept: Kept | None, ascii_only: bool) -> Text:
+        """`height` lines of at most `width` cells each."""
 
 
 def should_show(mode: Literal["auto", "on", "off"], stream: TextIO) -> bool:
@@ -39,21 +48,35 @@ def run(
     until: threading.Event,
     stream: TextIO | None = None,
 ) -> None:
-    """Draw what `get_status` gives, on `stream` (default: standard output), until `until` is set.
+    """`show` the dashboard of what `get_status` gives."""
+    show(lambda: partial(render, get_status()), refresh_per_second=refresh_per_second, until=until, stream=stream)
+
+
+def show(
+    get_frame: Callable[[], Frame],
+    *,
+    refresh_per_second: float = 4,
+    until: threading.Event,
+    stream: TextIO | None = None,
+    rest: Callable[[float], bool] | None = None,
+) -> None:
+    """Draw what `get_frame` gives, on `stream` (default: standard output), until `until` is set.
 
     Enter before the first shard is started and leave after the last has ended, so that none of them writes
     over the screen. A terminal that goes away ends the drawing, not the run, and one that is stopped (Ctrl-S)
     holds nothing up. The terminal is restored and what was kept is printed however this ends, an exception of
-    `get_status` and Ctrl-C included.
+    `get_frame` and Ctrl-C included. `rest` waits between two frames, at most so many seconds, and tells whether it was
+    the last; it may return sooner when there is something to see.
     """
+    rest = until.wait if rest is None else rest
     with KeptOutput(sys.stdout if stream is None else stream) as output:
         _active.append(output)
         screen = _Screen(output)
         try:
             screen.start()
             while True:
-                screen.draw(get_status())
-                if until.wait(1 / refresh_per_second):
+                screen.draw(get_frame())
+                if rest(1 / refresh_per_second):
                     return
         finally:
             screen.stop()
@@ -86,19 +109,13 @@ class _Screen:
     def start(self) -> None:
         self._attempt(self._live.start)
 
-    def draw(self, status: Status) -> None:
+    def draw(self, frame: Frame) -> None:
         if self._gone:
             return
         # Asked of the terminal itself: COLUMNS and LINES of the environment do not follow a resize.
         width, height = self._console.size = self._terminal_size()
-        frame = render(
-            status,
-            width,
-            height,
-            kept=self._output.kept(),
-            ascii_only=self._console.options.ascii_only,
-        )
-        self._attempt(lambda: self._live.update(frame, refresh=True))
+        drawn = frame(width, height, kept=self._output.kept(), ascii_only=self._console.options.ascii_only)
+        self._attempt(lambda: self._live.update(drawn, refresh=True))
 
     def stop(self) -> None:
         self._attempt(self._live.stop)

@@ -19,6 +19,7 @@ def status_line(status: Status) -> str:
     ready = sum(shard.state is ShardState.READY for shard in status.shards)
     pairs: dict[str, object] = {
         "term": status.term,
+        "paused_since": None if status.paused_since_at is None else f"{status.paused_since_at:%Y-%m-%dT%H:%M:%SZ}",
         "rate_per_s": round(status.rate_per_s),
         "delivered": status.delivered,
         "queued": status.queued,

@@ -15,12 +15,12 @@ from rich.text import Text
 
 from harvester.status import Backlog, State, Status
 
+from .details import Detail, block
 from .figures import chart, duration, gauge, milliseconds, one_line, short_count
 from .lines import ends, fit, rule
-from .shards import in_words, table
 
 _FIXED_LINES = 9  # all but chart, shards and events
-_EVENTS_BLOCK = 2  # a rule and one event: what the shards leave to the events in any case
+_EVENTS_BLOCK = 2  # a rule and one event: what shards leave to the events in any case
 _EVENTS_WANTED = 11  # a rule and ten events, before the chart may grow
 _MAX_CHART_LINES = 5
 _RATE_CELLS, _PEAK_CELLS = 9, 11  # left and right of the chart
@@ -41,6 +41,8 @@ _IN_WORDS = {
     State.STANDBY: "another process leads; this one is ready to take over",
     State.LEADING: "all is well",
     State.REMARKING: "queues were dropped; waiting for the shards' answers before marking again",
+    State.SUSPENDED: "leader of its group; the term is lent to a bulk drain, and taken back when that ends",
+    State.PAUSED: "leads and marks nothing until it is resumed; what was on the wire is finished",
     State.DRAINING: "finishing what is on the wire; nothing new is marked",
     State.FENCED: "trust ran out, nothing is sent; leads again once Kafka confirms it",
     State.STOPPED: "the relay has ended",
@@ -56,17 +58,29 @@ class Kept:
     path: str
 
 
-def render(status: Status, width: int, height: int, *, kept: Kept | None = None, ascii_only: bool = False) -> Text:
-    """`height` lines of at most `width` cells each, without a line break after the last."""
-    shard_lines = _shard_lines(len(status.shards), height)
-    chart_lines = _chart_lines(shard_lines, height)
+def render(
+    status: Status,
+    width: int,
+    height: int,
+    *,
+    kept: Kept | None = None,
+    ascii_only: bool = False,
+    detail: Detail | None = None,
+) -> Text:
+    """`height` lines of at most `width` cells each, without a line break after the last.
+
+    `detail` stands in the place of the table of shards.
+    """
+    details = block(status, detail, width, ascii_only=ascii_only)
+    detail_lines = _detail_lines(details.lines_wanted, height)
+    chart_lines = _chart_lines(detail_lines, height)
     lines = [
         *_header(status, width, ascii_only=ascii_only),
         rule("throughput", width, notes=[f"last {_chart_seconds(width)} s"], ascii_only=ascii_only),
         *_throughput(status, width, chart_lines, ascii_only=ascii_only),
         *_figures(status, width, ascii_only=ascii_only),
-        rule("shards", width, notes=[in_words(status.shards)], ascii_only=ascii_only),
-        *table(status.shards, width, shard_lines, ascii_only=ascii_only),
+        rule(details.title, width, notes=details.notes, ascii_only=ascii_only),
+        *details.draw(detail_lines),
     ]
     room = height - len(lines)
     if room >= _EVENTS_BLOCK:
@@ -78,15 +92,15 @@ def render(status: Status, width: int, height: int, *, kept: Kept | None = None,
     return screen
 
 
-def _shard_lines(shards: int, height: int) -> int:
+def _detail_lines(wanted: int, height: int) -> int:
     room = height - _FIXED_LINES - 1
     if room > _EVENTS_BLOCK + 1:
         room -= _EVENTS_BLOCK
-    return max(1, min(shards, room))
+    return max(1, min(wanted, room))
 
 
-def _chart_lines(shard_lines: int, height: int) -> int:
-    spare = height - _FIXED_LINES - shard_lines - _EVENTS_WANTED
+def _chart_lines(detail_lines: int, height: int) -> int:
+    spare = height - _FIXED_LINES - detail_lines - _EVENTS_WANTED
     return max(1, min(_MAX_CHART_LINES, spare))
 
 
@@ -94,6 +108,8 @@ def _header(status: Status, width: int, *, ascii_only: bool) -> list[Text]:
     name = fit(Text(one_line(status.name), style="bold"), width // 2, ascii_only=ascii_only)
     state = (status.state.value.upper(), _STATE_STYLES.get(status.state, _TRANSIENT_STYLE))
     since = f" for {duration((status.at - status.state_since_at).total_seconds())}"
+    if status.paused_since_at is not None and status.state is not State.PAUSED:
+        since += f", paused for {duration((status.at - status.paused_since_at).total_seconds())}"
     up = f"up {duration((status.at - status.started_at).total_seconds())}"
     clock = f"{status.at:%H:%M:%S} UTC"
     leader = "no leader id" if status.leader_id is None else f"leader {str(status.leader_id)[:8]}"
@@ -112,8 +128,14 @@ def _header(status: Status, width: int, *, ascii_only: bool) -> list[Text]:
             width,
             ascii_only=ascii_only,
         ),
-        Text(f"! {problem}", style="bold red") if problem else Text(_IN_WORDS[status.state], style="dim"),
+        Text(f"! {problem}", style="bold red") if problem else Text(_in_words(status), style="dim"),
     ]
+
+
+def _in_words(status: Status) -> str:
+    if status.state is State.STANDBY and status.paused_since_at is not None:
+        return "another process leads; this one would take over and mark nothing until it is resumed"
+    return _IN_WORDS[status.state]
 
 
 def _chart_seconds(width: int) -> int:

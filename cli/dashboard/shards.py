@@ -63,6 +63,11 @@ def table(shards: Sequence[ShardStatus], width: int, rows: int, *, ascii_only: b
     return [fit(line, width, ascii_only=ascii_only) for line in lines[: rows + 1]]
 
 
+def figures(shard: ShardStatus) -> list[tuple[str, str]]:
+    """All that is known of one, as (heading, value)."""
+    return [(column.title, column.cell(shard)) for column in _COLUMNS]
+
+
 def in_words(shards: Sequence[ShardStatus]) -> str:
     """`8: 7 ready, 1 DEAD`, in the order of ShardState."""
     counts = [(state, sum(shard.state is state for shard in shards)) for state in ShardState]

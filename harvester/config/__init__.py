@@ -9,7 +9,7 @@ from .client_check import check_clients
 from .describe import as_json, in_effect, settings_of
 from .durations import format_duration, parse_duration
 from .load import DEFAULT_FILE, ENV_VARIABLE, Loaded, load, load_config
-from .model import Config, Limits, Logging, Poison
+from .model import Config, Control, Http, Limits, Logging, Poison
 from .secrets import MASK, mask_options
 
 __all__ = [
@@ -17,6 +17,8 @@ __all__ = [
     "ENV_VARIABLE",
     "MASK",
     "Config",
+    "Control",
+    "Http",
     "Limits",
     "Loaded",
     "Logging",

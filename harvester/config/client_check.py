@@ -15,7 +15,8 @@ from .secrets import scrub
 _NAMED = re.compile(r'(?:No such configuration property: |for configuration property )"(?P<option>[^"]+)"')
 # Without these, making a client starts no connection: no address, no login (SASL may fetch a token over HTTP).
 _PROTOCOLS = {"sasl_ssl": "ssl", "sasl_plaintext": "plaintext"}
-_ADDRESSES = frozenset({"bootstrap.servers"})
+# Nor would it ask for a token, for which a client with `oauth_cb` waits as it is made.
+_LEFT_OUT = frozenset({"bootstrap.servers", "oauth_cb"})
 
 
 def check_clients(config: Config) -> list[Problem]:
@@ -31,7 +32,7 @@ def check_clients(config: Config) -> list[Problem]:
 
 def _refusals(options: Mapping[str, str], *, producer: bool) -> list[tuple[str | None, str]]:
     """(option or None, message) for each refusal: the client names one at a time, so each is taken out in turn."""
-    rest = {name: value for name, value in options.items() if canonical(name) not in _ADDRESSES}
+    rest = {name: value for name, value in options.items() if canonical(name) not in _LEFT_OUT}
     protocol = rest.get("security.protocol", "").lower()
     if protocol in _PROTOCOLS:
         rest["security.protocol"] = _PROTOCOLS[protocol]

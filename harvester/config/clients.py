@@ -8,10 +8,12 @@ from datetime import timedelta
 
 from .durations import to_ms
 from .kafka_options import CONSUMER_ONLY, merge, without
+from .oauth import TokenHook
 
 # syslog severities, librdkafka's `log_level`
 _LOG_LEVELS = {"trace": "7", "debug": "7", "info": "6", "warning": "4", "error": "3"}
 _MAX_PROPAGATION = timedelta(seconds=1)
+_MIN_TRANSACTION_MS = 10_000
 _MIN_PRODUCER_QUEUE_RECORDS = 100_000
 
 
@@ -30,6 +32,7 @@ class ClientSettings:
     group_heartbeat_interval: timedelta
     rebalance_timeout: timedelta
     min_poll_interval: timedelta
+    token_hook: str = ""  # the name of the function that gives tokens
 
     def common(self) -> dict[str, str]:
         """For any producer or admin client of the election: without the options that only consumers know."""
@@ -48,14 +51,19 @@ class ClientSettings:
             "queue.buffering.max.messages": str(max(2 * self.max_in_flight_records, _MIN_PRODUCER_QUEUE_RECORDS)),
             "queue.buffering.max.kbytes": "1048576",
         }
-        # delivery.report.only.error is refused in the tables and false by default: every record is reported.
+        return merge(self._defaults(), defaults, without(self.base, CONSUMER_ONLY), self.producer, self._guards())
+
+    def for_lane(self) -> dict[str, str]:
+        """For a shard's transactional producer; a transaction outlives what it sends, and not by much."""
+        # A transaction waits for all it has sent in any case.
+        defaults = {"linger.ms": "5", "max.in.flight.requests.per.connection": "5"}
         guards = {
-            "acks": "all",
-            "enable.idempotence": "true",
-            "partitioner": "murmur2_random",
-            "delivery.timeout.ms": str(to_ms(self.delivery_timeout)),
+            "transaction.timeout.ms": str(max(_MIN_TRANSACTION_MS, 2 * to_ms(self.delivery_timeout))),
+            "log.connection.close": "true",  # a connection that broke makes an outcome unclear (P23)
         }
-        return merge(self._defaults(), defaults, without(self.base, CONSUMER_ONLY), self.producer, guards)
+        return merge(
+            self.for_producer(), defaults, without(self.base, CONSUMER_ONLY), self.producer, self._guards(), guards
+        )
 
     def for_consumer(self) -> dict[str, str]:
         """For the member of the leader group: the classic protocol, cooperative (design section 4)."""
@@ -73,9 +81,19 @@ class ClientSettings:
         }
         return merge(self._defaults(), defaults, self.base, guards)
 
+    def _guards(self) -> dict[str, str]:
+        # delivery.report.only.error is refused in the tables and false by default: every record is reported.
+        return {
+            "acks": "all",
+            "enable.idempotence": "true",
+            "partitioner": "murmur2_random",
+            "delivery.timeout.ms": str(to_ms(self.delivery_timeout)),
+        }
+
     def _defaults(self) -> dict[str, str]:
         return {
             "client.id": self.client_id,
             "log_level": _LOG_LEVELS[self.log_level],
             "socket.nagle.disable": "true",
+            **({"oauth_cb": TokenHook.of(self.token_hook)} if self.token_hook else {}),
         }

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -12,6 +10,7 @@ from .durations import format_duration
 from .load import Loaded
 from .model import Config
 from .secrets import mask_options
+from .toml_text import assignment
 
 # Defaults that are computed, and from what.
 DERIVED = {
@@ -22,8 +21,17 @@ DERIVED = {
     "leader_group_id": "the main script's name",
     "name": "host, process and start time",
 }
-_DELETE = "\x7f"  # the one character that JSON leaves as it is and TOML refuses
-_TABLES = ("base_kafka_config", "producer_kafka_config", "limits", "poison", "logging")
+_TABLES = (
+    "base_kafka_config",
+    "producer_kafka_config",
+    "limits",
+    "poison",
+    "logging",
+    "http",
+    "tracing",
+    "control",
+    "oauth",
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,9 +46,7 @@ class Setting:
     @property
     def toml(self) -> str:
         """`name = value`; a name with dots is quoted."""
-        name = self.name if re.fullmatch("[A-Za-z0-9_]+", self.name) else json.dumps(self.name)
-        value = json.dumps(self.value, ensure_ascii=False).replace(_DELETE, r"\u007f")
-        return f"{name} = {value}"
+        return assignment(self.name, self.value)
 
 
 def settings_of(loaded: Loaded) -> Iterator[Setting]:

@@ -65,6 +65,11 @@ def mask_dsn(text: str) -> str:
     return make_conninfo("", **{key: MASK if key in _SECRETS and value else value for key, value in params.items()})
 
 
+def without_password(text: str) -> dict[str, str]:
+    """All that the string says besides the password, and the file that holds it: for comparing two of them."""
+    return {key: value for key, value in parse_dsn(text).items() if key not in ("password", "passfile")}
+
+
 def _with_empty_values(text: str) -> str:
     pieces: list[str] = []
     at = 0

@@ -22,7 +22,11 @@ from .problems import echo, refuse
 MAX_DURATION = timedelta(hours=24)
 MAX_RETENTION = timedelta(days=3650)
 MAX_SESSION_TIMEOUT = timedelta(hours=1)  # librdkafka's bound
+_MAX_HEADER_BYTES = 255
 _TOPIC = re.compile(r"[A-Za-z0-9._-]{1,249}", re.ASCII)
+_LISTEN = re.compile(r"(?:[A-Za-z0-9._-]{1,253}|\[[0-9A-Fa-f:.%]{2,60}\]):([0-9]{1,5})", re.ASCII)
+_HIGHEST_PORT = 65_535
+_LONGEST_SOCKET_BYTES = 107  # unix(7)
 _LONGEST_NAME = 200
 _LONGEST_GROUP = 255
 
@@ -121,6 +125,14 @@ def read_notice_topic(value: object) -> str:
     return text
 
 
+def read_header_name(value: object) -> str:
+    """The name of the harvester's own header, or nothing."""
+    text = _text(value)
+    if len(text.encode()) > _MAX_HEADER_BYTES or "\x00" in text:
+        refuse(f"{echo(text)} cannot name a header", f'at most {_MAX_HEADER_BYTES} bytes, or "" for none')
+    return text
+
+
 def read_table_name(value: object) -> str:
     """A table name as in SQL."""
     text = _text(value)
@@ -129,6 +141,39 @@ def read_table_name(value: object) -> str:
     except SchemaError as error:
         refuse(error.message, error.hint)
     return text
+
+
+def read_listen(value: object) -> str:
+    """Where to listen: HOST:PORT, an IPv6 host in brackets, or "off"."""
+    text = _text(value).strip()
+    if text.lower() in ("", "off"):
+        return "off"
+    found = _LISTEN.fullmatch(text)
+    if found is None or int(found[1]) > _HIGHEST_PORT:
+        refuse(f"{echo(text)} is nowhere to listen", '"127.0.0.1:9464", "[::1]:9464", "0.0.0.0:9464" or "off"')
+    return text
+
+
+def read_control_socket(value: object) -> str:
+    """Where the control socket is: "auto", "off", or a path."""
+    text = _text(value).strip()
+    if text.lower() in ("", "off", "auto"):
+        return text.lower() or "off"
+    if not text.startswith("/") or text.endswith("/") or not text.isprintable():
+        refuse(f"{echo(text)} is no place for a socket", '"auto", "off", or an absolute path')
+    if len(text.encode()) > _LONGEST_SOCKET_BYTES:
+        refuse("is too long for a socket", f"a path of {_LONGEST_SOCKET_BYTES} bytes at the most")
+    return text
+
+
+def read_switch(value: object) -> bool:
+    """True or false; also as text, so that `${TRACING:-false}` can give one."""
+    if isinstance(value, bool):
+        return value
+    text = value.strip().lower() if isinstance(value, str) else ""
+    if text not in ("true", "false"):
+        refuse("must be true or false", "true or false")
+    return text == "true"
 
 
 def read_data_source(value: object) -> str:
@@ -141,14 +186,12 @@ def read_data_source(value: object) -> str:
     return text
 
 
-def one_of(*allowed: str, absent: str | None = None) -> Callable[[object], str]:
-    """A validator: one of some words, in any case. `absent` names a word that a later version will know."""
+def one_of(*allowed: str) -> Callable[[object], str]:
+    """A validator: one of some words, in any case."""
     listed = ", ".join(allowed)
 
     def read(value: object) -> str:
         text = _text(value).strip().lower()
-        if absent is not None and text == absent:
-            refuse(f"{absent!r} does not exist in this version", listed)
         if text not in allowed:
             refuse(f"{echo(value)} is not known", listed)
         return text

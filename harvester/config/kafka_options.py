@@ -49,6 +49,7 @@ REFUSED = {
     "delivery.report.only.error": "always false: a record is purged when its acknowledgement is reported (I5)",
     "default.topic.config": "give its options directly in the table",
     "logger": "set [logging] level, or pass a logger where the harvester is embedded",
+    "oauth_cb": "set oauth.token instead, with the function's name",
     "opaque": _CALLBACK,
     "on_delivery": _CALLBACK,
     "on_commit": _CALLBACK,
@@ -121,7 +122,7 @@ def read_options(table: Mapping[str, object], name: Table) -> tuple[dict[str, st
             problems.append(Problem(path, twice, "one of them"))
             continue
         seen[meant] = option
-        reason = _refusal(meant)
+        reason = refusal(meant)
         if reason:
             problems.append(Problem(path, f"cannot be set: {reason}"))
         elif not _NAME.fullmatch(option):
@@ -174,7 +175,7 @@ def _text(value: object) -> str | None:
     return None
 
 
-def _refusal(option: str) -> str | None:
+def refusal(option: str) -> str | None:
     if option in REFUSED:
         return REFUSED[option]
     for prefix, reason in _REFUSED_PREFIXES.items():

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 
 from harvester.errors import ConfigurationError, Problem
+from harvester.origin import HEADER
 from harvester.outbox.tables import OutboxTable
 
 from . import kafka_options, timing
@@ -26,15 +27,20 @@ from .fields import (
     Retention,
     SessionDuration,
     one_of,
+    read_control_socket,
     read_data_source,
     read_group_id,
+    read_header_name,
+    read_listen,
     read_name,
     read_notice_topic,
+    read_switch,
     read_table_name,
     read_topic,
     whole_number,
 )
 from .identity import default_group_id, default_name
+from .oauth import hook_problems, read_hook_name
 from .problems import problems_from, refuse, refuse_all, under
 from .secrets import mask_options
 
@@ -42,6 +48,10 @@ DEFAULT_BOOTSTRAP = "localhost:9092"
 DEFAULT_DATA_SOURCE = "host=localhost port=5432 user=postgres password= dbname=postgres sslmode=disable"
 LEVELS = ("trace", "debug", "info", "warning", "error")
 LEADER_TOPIC_SUFFIX = ".neli"
+PROGRESS_TOPIC_SUFFIX = ".progress"
+WORTHWHILE_SHARDS_PER_CORE = 4  # more take memory and sessions, and move no more
+# Limits that have another default in exactly-once mode.
+TRANSACTIONS = {"max_in_flight_records": 10_000, "mark_query_records": 1_000}
 
 
 def _derived(compute: Any) -> Any:
@@ -84,6 +94,7 @@ class Limits(_Settings):
     send_buffer: Annotated[int, BeforeValidator(whole_number(1, 100_000))] = 10
     max_queued_per_key: Annotated[int, BeforeValidator(whole_number(1, 1_000_000))] = 100
     max_attempts: Annotated[int, BeforeValidator(whole_number(1, 1_000_000))] = 5
+    max_transaction_records: Annotated[int, BeforeValidator(whole_number(1, 50_000))] = 2_000
     mark_query_records: Annotated[int, BeforeValidator(whole_number(1, 100_000))] = 100
     min_metrics_interval: Duration = timedelta(seconds=5)
     retry_backoff: Duration = timedelta(milliseconds=100)
@@ -115,6 +126,30 @@ class Logging(_Settings):
     """What is logged."""
 
     level: Annotated[str, BeforeValidator(one_of(*LEVELS))] = "info"
+
+
+class Http(_Settings):
+    """What is said over HTTP; see docs/operations.md."""
+
+    listen: Annotated[str, BeforeValidator(read_listen)] = "off"
+
+
+class Control(_Settings):
+    """How a running harvester is controlled; see docs/operations.md."""
+
+    socket: Annotated[str, BeforeValidator(read_control_socket)] = "auto"
+
+
+class Tracing(_Settings):
+    """Whether traces go on with the records; see docs/operations.md."""
+
+    enabled: Annotated[bool, BeforeValidator(read_switch)] = False
+
+
+class OAuth(_Settings):
+    """Where tokens for Kafka come from (SASL OAUTHBEARER); see docs/security.md."""
+
+    token: Annotated[str, BeforeValidator(read_hook_name)] = ""
 
 
 def _nested(kind: type[_Settings], name: str) -> BeforeValidator:
@@ -159,15 +194,34 @@ class Config(_Settings):
     data_source: Annotated[str, BeforeValidator(read_data_source)] = DEFAULT_DATA_SOURCE
     outbox_table: Annotated[str, BeforeValidator(read_table_name)] = "outbox"
     name: Annotated[str, BeforeValidator(read_name)] = Field(default_factory=default_name)
-    delivery: Annotated[Literal["at-least-once"], BeforeValidator(one_of("at-least-once", absent="exactly-once"))] = (
-        "at-least-once"
-    )
+    delivery: Annotated[
+        Literal["at-least-once", "exactly-once"], BeforeValidator(one_of("at-least-once", "exactly-once"))
+    ] = "at-least-once"
+    record_header: Annotated[str, BeforeValidator(read_header_name)] = HEADER
+    record_timestamp: Annotated[
+        Literal["produce", "create_time"], BeforeValidator(one_of("produce", "create_time"))
+    ] = "produce"
     marking: Annotated[Literal["memory", "table"], BeforeValidator(one_of("memory", "table"))] = "memory"
     archive: Annotated[Literal["off", "ids", "rows"], BeforeValidator(one_of("off", "ids", "rows"))] = "off"
     archive_retention: Retention = timedelta(days=7)
     limits: Annotated[Limits, _nested(Limits, "limits")] = Field(default_factory=Limits)
     poison: Annotated[Poison, _nested(Poison, "poison")] = Field(default_factory=Poison)
     logging: Annotated[Logging, _nested(Logging, "logging")] = Field(default_factory=Logging)
+    http: Annotated[Http, _nested(Http, "http")] = Field(default_factory=Http)
+    tracing: Annotated[Tracing, _nested(Tracing, "tracing")] = Field(default_factory=Tracing)
+    control: Annotated[Control, _nested(Control, "control")] = Field(default_factory=Control)
+    oauth: Annotated[OAuth, _nested(OAuth, "oauth")] = Field(default_factory=OAuth)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _bounds_of_transactions(cls, data: Any) -> Any:
+        """Records wait for their transaction, and none is repeated after a crash: more of them may be under way."""
+        if not isinstance(data, Mapping) or data.get("delivery") != "exactly-once":
+            return data
+        limits = data.get("limits", {})
+        if isinstance(limits, Limits):
+            limits = {name: getattr(limits, name) for name in limits.model_fields_set}
+        return {**data, "limits": {**TRANSACTIONS, **limits}} if isinstance(limits, Mapping) else data
 
     @model_validator(mode="after")
     def _check_relations(self) -> Config:
@@ -176,6 +230,7 @@ class Config(_Settings):
             *_order_problems(self.limits),
             *self._linger_problems(),
             *self._notice_problems(),
+            *hook_problems(self.oauth.token, self.base_kafka_config),
         ]
         if problems:
             refuse_all(problems)
@@ -238,6 +293,15 @@ class Config(_Settings):
         """Options of a shard's producer, guards applied."""
         return self._clients().for_producer()
 
+    def lane_options(self) -> dict[str, Any]:
+        """Options of a shard's transactional producer in exactly-once mode, without the lane's own id."""
+        return self._clients().for_lane()
+
+    @property
+    def progress_topic(self) -> str:
+        """Where lanes note what they have committed (exactly-once mode)."""
+        return self.leader_group_id + PROGRESS_TOPIC_SUFFIX
+
     def consumer_options(self) -> dict[str, Any]:
         """Options of the member of the leader group, guards applied."""
         return self._clients().for_consumer()
@@ -267,6 +331,7 @@ class Config(_Settings):
             group_heartbeat_interval=self.group_heartbeat_interval,
             rebalance_timeout=self.rebalance_timeout,
             min_poll_interval=self.limits.min_poll_interval,
+            token_hook=self.oauth.token,
         )
 
     def _notice_problems(self) -> list[Problem]:
@@ -301,7 +366,15 @@ def _known_names(kind: type[_Settings]) -> dict[str, str]:
     """Every name that a user may have in mind -> the path that is right, seen from inside `kind`."""
     own = {name: name for name in kind.model_fields}
     if kind is Config:
-        for table, nested in (("limits", Limits), ("poison", Poison), ("logging", Logging)):
+        for table, nested in (
+            ("limits", Limits),
+            ("poison", Poison),
+            ("logging", Logging),
+            ("http", Http),
+            ("tracing", Tracing),
+            ("control", Control),
+            ("oauth", OAuth),
+        ):
             own |= {name: f"{table}.{name}" for name in nested.model_fields}
         return own | {"send_concurrency": "limits.shards"}
     if kind is Limits:

@@ -52,6 +52,8 @@ MAYBE_LATER = frozenset(
         "UNSUPPORTED_COMPRESSION_TYPE",
     }
 )
+# The broker says it of a batch, so of every record that happened to be sent with the one that is too large.
+TOO_LARGE = frozenset({"MSG_SIZE_TOO_LARGE", "RECORD_LIST_TOO_LARGE"})
 FATE_UNKNOWN = frozenset({"_FATAL", "_FENCED", "_PURGE_INFLIGHT", "_PURGE_QUEUE", "_DESTROY", "_STATE"})
 
 
@@ -62,6 +64,7 @@ class Failure:
     name: str
     fatal: bool = False
     local: bool = False  # refused by the client before it was sent: this record, and no other, is at fault
+    innocent: bool = False  # another record of the same batch is at fault
 
 
 def judge(failure: Failure, attempts: int, max_attempts: int) -> Verdict:
@@ -77,7 +80,7 @@ def judge(failure: Failure, attempts: int, max_attempts: int) -> Verdict:
 
 def burns_attempt(failure: Failure) -> bool:
     """Whether this failure counts against max_attempts: an outage is not the record's fault."""
-    return failure.name in NEVER or failure.name in MAYBE_LATER
+    return not failure.innocent and (failure.name in NEVER or failure.name in MAYBE_LATER)
 
 
 def backoff_s(failures: int, first_s: float, longest_s: float, jitter: float) -> float:

@@ -23,6 +23,11 @@ fence, make it lead again, under a new leader id and term.
 every revoke is treated as possibly lost: the client's own flag is not reliable. A leader's proofs still count while it
 leaves; those of a candidate, or of a leader whose trust has ended, do not.
 
+*A candidate that the coordinator never answers* may have a client that has lost its way (librdkafka issue 3740: a
+commit that a broken connection took along is never answered, nor any after it). It keeps its membership, and so nobody
+would lead. One whose heartbeats come back while no commit is answered, for three times heartbeat_timeout without a
+break, joins anew.
+
 *A dead mark loop must not keep leadership*: `Tick` carries whether the loop is alive, and a leader whose loop is
 not is fenced, and proposes itself again only when it is.
 
@@ -52,6 +57,11 @@ class Timing:
     heartbeat_interval_s: float
     heartbeat_timeout_s: float
     revoke_limit_s: float  # rebalance_timeout − group heartbeat interval
+
+    @property
+    def patience_s(self) -> float:
+        """How long a candidate waits for the coordinator's first answer."""
+        return 3 * self.heartbeat_timeout_s
 
 
 # -- events
@@ -159,7 +169,14 @@ class Fence:
     reason: str
 
 
-Command = SendHeartbeat | CommitOffset | Acquire | Trust | Fence
+@dataclass(frozen=True, slots=True)
+class Rejoin:
+    """Leave the group, and join it with a client that is new."""
+
+    reason: str
+
+
+Command = SendHeartbeat | CommitOffset | Acquire | Trust | Fence | Rejoin
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,6 +186,7 @@ class Election:
     role: Role = Role.OUTSIDE
     since: float = 0.0
     heartbeat_sent_at: float | None = None  # newest that came back
+    heard_since: float | None = None  # since when heartbeats have come back without a break
     commit_sent_at: float | None = None  # newest that succeeded
     next_heartbeat_at: float = 0.0
     revoke_deadline: float | None = None
@@ -212,7 +230,11 @@ def _apply(state: Election, event: Event, now: float, timing: Timing) -> tuple[E
         case HeartbeatReturned(sent_at):
             if state.role is Role.OUTSIDE or sent_at < state.since:
                 return state, ()
-            state = replace(state, heartbeat_sent_at=max(sent_at, state.heartbeat_sent_at or sent_at))
+            last = state.heartbeat_sent_at
+            breaks = last is None or sent_at - last >= timing.heartbeat_timeout_s
+            state = replace(
+                state, heartbeat_sent_at=max(sent_at, last or sent_at), heard_since=now if breaks else state.heard_since
+            )
             state, commands = _proved(state, now, timing)
             return state, (CommitOffset(), *commands)
         case CommitSucceeded(sent_at):
@@ -240,7 +262,20 @@ def _apply(state: Election, event: Event, now: float, timing: Timing) -> tuple[E
                 return state, (fence,)
             if state.role in (Role.CANDIDATE, Role.LEADER) and not marker_alive:
                 return state, ()
+            if _is_unanswered(state, now, timing):
+                anew = replace(state, since=now, heartbeat_sent_at=None, heard_since=None)
+                return anew, (Rejoin("the group's coordinator answers no commit"),)
             return _beat(state, now, timing)
+
+
+def _is_unanswered(state: Election, now: float, timing: Timing) -> bool:
+    """A candidate whom the topic has heard for long, and the coordinator never."""
+    if state.role is not Role.CANDIDATE or state.commit_sent_at is not None:
+        return False
+    if state.heard_since is None or state.heartbeat_sent_at is None:
+        return False
+    is_heard = now - state.heartbeat_sent_at < timing.heartbeat_timeout_s
+    return is_heard and now - state.heard_since >= timing.patience_s
 
 
 def _beat(state: Election, now: float, timing: Timing) -> tuple[Election, tuple[Command, ...]]:

@@ -13,10 +13,12 @@ was announced and notices a member that serves another outbox.
 
 from __future__ import annotations
 
+import contextlib
 import logging
+import math
 import threading
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 from uuid import UUID, uuid4
 
@@ -26,12 +28,13 @@ from harvester.clock import clock_s
 from harvester.neli import election as e
 from harvester.neli.group import GroupCallbacks, Identity
 from harvester.neli.heartbeat import Heartbeat, decode, encode
-from harvester.neli.leaving import await_stable
+from harvester.neli.leaving import await_stable, leave
 from harvester.neli.strangers import OFFSET_TAIL_BASE, TAIL_RECORDS, look_for_strangers, refuse_stranger
 from harvester.neli.topic import ensure_leader_topic
 from harvester.telemetry.client_log import ClientLog
 
 _RETRY_S = 1.0
+_LOOK_S = 0.2
 _GONE = frozenset({KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError._UNKNOWN_TOPIC, KafkaError._UNKNOWN_PARTITION})
 _NO_TERM = 1 << 62  # nobody has led that often; the term above it might not fit into the term row
 
@@ -73,6 +76,9 @@ class KafkaGroup:
         self._producer: Producer
         self._consumer: Consumer
         self._topic_gone = False
+        self._joined = False
+        self._look_at = math.inf
+        self._login: tuple[str, str] | None = None
 
     # -- the interface
 
@@ -95,11 +101,25 @@ class KafkaGroup:
         """The highest term seen in the leader topic."""
         return self._state.highest_term
 
+    def log_in(self, consumer_options: Mapping[str, Any], producer_options: Mapping[str, Any], user: str) -> None:
+        """New connections are made with these options from now on. Safe from any thread."""
+        self._settings = replace(self._settings, consumer_options=consumer_options, producer_options=producer_options)
+        self._login = (user, consumer_options["sasl.password"])
+        for client in (getattr(self, "_producer", None), getattr(self, "_consumer", None)):
+            self._log_in(client)
+
     def stop(self) -> None:
         """Leave the group, and wait until that is done."""
         self._ended.set()
         if self._thread.is_alive() and threading.current_thread() is not self._thread:
             self._thread.join()
+
+    def _log_in(self, client: Any) -> None:
+        """With the newest password, if there is one newer than the options; a closed client needs none."""
+        login = self._login
+        if client is not None and login is not None:
+            with contextlib.suppress(RuntimeError):
+                client.set_sasl_credentials(*login)
 
     # -- the thread
 
@@ -107,6 +127,7 @@ class KafkaGroup:
         try:
             log = ClientLog(self._callbacks.client_said)
             self._producer = Producer({**self._settings.producer_options, "logger": log})
+            self._log_in(self._producer)
             while not self._ended.is_set():
                 if self._join():
                     self._serve()
@@ -122,7 +143,9 @@ class KafkaGroup:
             return False
         options = {**settings.consumer_options, "logger": ClientLog(self._callbacks.client_said)}
         look_for_strangers(settings.topic, options, settings.poll_s, self._refuse_stranger, self._ended.is_set)
+        self._joined = False
         self._consumer = Consumer({**options, "on_commit": self._committed, "error_cb": self._broker_error})
+        self._log_in(self._consumer)
         self._consumer.subscribe(
             [settings.topic], on_assign=self._assigned, on_revoke=self._revoked, on_lost=self._revoked
         )
@@ -150,6 +173,7 @@ class KafkaGroup:
                     self._topic_gone = False
                     self._callbacks.trouble(self._ensure_topic())
                 self._producer.poll(0)
+                self._look_for_brokers()
                 asked, self._step_down = self._step_down, None
                 if asked is not None:
                     reason, rejoin_after_s = asked
@@ -157,8 +181,7 @@ class KafkaGroup:
                 self._feed(e.Tick(self._callbacks.marker_alive()))
             await_stable(self._settings.group, self._settings.producer_options, self._consumer.poll)
         finally:
-            self._consumer.unsubscribe()  # else a member without a partition leaves only by session timeout
-            self._consumer.close()
+            leave(self._consumer, self._settings.revoke_within_s, self._callbacks.client_said)
             self._feed(e.Revoked())
         if rejoin_after_s is not None:
             self._ended.wait(rejoin_after_s)
@@ -211,6 +234,9 @@ class KafkaGroup:
             case e.Fence(reason):
                 self._leader = None
                 self._callbacks.fenced(reason)
+            case e.Rejoin(reason):
+                self._callbacks.client_said(logging.WARNING, f"{reason}: the group is joined anew")
+                self._step_down = (reason, 0.0)
 
     def _beat(self) -> None:
         self._number += 1
@@ -258,20 +284,42 @@ class KafkaGroup:
     def _broker_error(self, error: KafkaError) -> None:
         if error.code() == KafkaError._ALL_BROKERS_DOWN:
             self._callbacks.trouble("Kafka: no broker can be reached")
+            self._look_at = clock_s() + _RETRY_S
+
+    def _look_for_brokers(self) -> None:
+        """Where none could be reached: tell when one answers. Nothing else would show that to a standby."""
+        now = clock_s()
+        if now < self._look_at:
+            return
+        self._look_at = now + _RETRY_S
+        try:
+            self._consumer.list_topics(self._settings.topic, timeout=_LOOK_S)
+        except KafkaException:
+            return
+        self._look_at = math.inf
+        self._callbacks.trouble(None)
 
     # -- rebalances
 
     def _assigned(self, consumer: Any, partitions: list[Any]) -> None:
+        if consumer is not self._consumer:
+            return  # a client that was left behind
         for partition in partitions:
             partition.offset = OFFSET_TAIL_BASE - TAIL_RECORDS
         consumer.incremental_assign(partitions)
         self._callbacks.trouble(None)
-        if any(partition.partition == 0 for partition in partitions):
+        elected = any(partition.partition == 0 for partition in partitions)
+        if not self._joined:
+            self._joined = True
+            self._callbacks.client_said(
+                logging.INFO, f"joined group {self._settings.group}, {'elected' if elected else 'stands by'}"
+            )
+        if elected:
             self._sent.clear()
             self._feed(e.Assigned())
 
     def _revoked(self, consumer: Any, partitions: list[Any]) -> None:
-        if not any(partition.partition == 0 for partition in partitions):
+        if consumer is not self._consumer or not any(partition.partition == 0 for partition in partitions):
             consumer.incremental_unassign(partitions)
             return
         self._feed(e.RevokeBegan())

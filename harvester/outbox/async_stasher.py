@@ -4,31 +4,37 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from contextlib import nullcontext
+from datetime import timedelta
 from typing import Any
 from weakref import WeakKeyDictionary
 
 import psycopg
 from psycopg.rows import tuple_row
 
+from harvester.errors import SchemaError
+from harvester.outbox import lease_queries
+from harvester.outbox.async_leased_stasher import AsyncLeasedStasher
 from harvester.outbox.catalog import CATALOG_SQL, catalog_parameters, parse_catalog
 from harvester.outbox.insertion import Insertion
-from harvester.outbox.shape import column_shape
+from harvester.outbox.leases import Lease, checked_names, lease_of
+from harvester.outbox.shape import INIT_HINT, column_shape
+from harvester.outbox.stasher import DEFAULT_LEASE_TIME
 from harvester.outbox.tables import OutboxTable
+from harvester.outbox.targets import AsyncTarget, async_begin, async_connection_of, require_idle
 from harvester.record import OutboxRecord
-
-AsyncTarget = psycopg.AsyncConnection[Any] | psycopg.AsyncCursor[Any]
 
 
 class AsyncStasher:
     """Writes records into one outbox over AsyncConnection; see `Stasher`."""
 
-    def __init__(self, table: str | OutboxTable = "outbox") -> None:
+    def __init__(self, table: str | OutboxTable = "outbox", *, lease_time: timedelta = DEFAULT_LEASE_TIME) -> None:
         self.table = table if isinstance(table, OutboxTable) else OutboxTable.parse(table)
+        self.lease_time = lease_time
         self._insertions: WeakKeyDictionary[psycopg.AsyncConnection[Any], Insertion] = WeakKeyDictionary()
 
     async def stash(self, target: AsyncTarget, record: OutboxRecord) -> int:
         """Write one record; returns its id. Raises RecordRejected, SchemaError or psycopg's errors."""
-        connection = _connection(target)
+        connection = async_connection_of(target)
         insertion = await self._insertion(connection)
         parameters = insertion.parameters(record)
         cursor = await _cursor(connection).execute(insertion.one_sql, parameters)
@@ -36,10 +42,12 @@ class AsyncStasher:
 
     async def stash_many(self, target: AsyncTarget, records: Iterable[OutboxRecord]) -> list[int]:
         """Write records in order, all or none; returns their ids, which grow in that order."""
-        connection = _connection(target)
+        connection = async_connection_of(target)
         insertion = await self._insertion(connection)
         batches = insertion.batches(records)
         ids: list[int] = []
+        if len(batches) > 1:
+            await async_begin(connection)
         async with connection.transaction() if len(batches) > 1 else nullcontext():
             for parameters in batches:
                 cursor = await _cursor(connection).execute(insertion.many_sql, parameters)
@@ -48,8 +56,32 @@ class AsyncStasher:
 
     async def prepare(self, target: AsyncTarget) -> AsyncPreparedStasher:
         """A stasher bound to one connection that uses a prepared statement, for many single records."""
-        connection = _connection(target)
+        connection = async_connection_of(target)
         return AsyncPreparedStasher(connection, await self._insertion(connection))
+
+    async def lease(self, target: AsyncTarget, name: str) -> Lease:
+        """A lease of one name; see `Stasher.lease_many`."""
+        return (await self.lease_many(target, [name]))[0]
+
+    async def lease_many(self, target: AsyncTarget, names: Iterable[str]) -> list[Lease]:
+        """Leases in the order of the names; see `Stasher.lease_many`."""
+        connection, asked = async_connection_of(target), checked_names(names)
+        require_idle(connection)
+        cursor = psycopg.AsyncRawCursor(connection, row_factory=tuple_row)
+        try:
+            async with connection.transaction():
+                await cursor.execute(lease_queries.READ_COMMITTED)
+                await cursor.execute(lease_queries.WAIT_FOR_COMMIT)
+                await cursor.execute(lease_queries.take(self.table), [asked, self.lease_time.total_seconds()])
+                leases = {row[0]: lease_of(row) for row in await cursor.fetchall()}
+                await cursor.execute(lease_queries.sweep(self.table), [lease_queries.sweep_rows(len(asked))])
+        except psycopg.errors.UndefinedTable as error:
+            raise SchemaError(f"there is no table {self.table.lease} in this database", hint=INIT_HINT) from error
+        return [leases[name] for name in asked]
+
+    def leased(self, lease: Lease) -> AsyncLeasedStasher:
+        """A stasher that numbers its records under this lease; see `Stasher.leased`."""
+        return AsyncLeasedStasher(lease, self._insertion)
 
     async def _insertion(self, connection: psycopg.AsyncConnection[Any]) -> Insertion:
         insertion = self._insertions.get(connection)
@@ -75,14 +107,6 @@ class AsyncPreparedStasher:
         parameters = self._insertion.parameters(record)
         await self._cursor.execute(self._insertion.one_sql, parameters, prepare=True)
         return self._insertion.one_id(await self._cursor.fetchone())
-
-
-def _connection(target: AsyncTarget) -> psycopg.AsyncConnection[Any]:
-    if isinstance(target, psycopg.AsyncConnection):
-        return target
-    if isinstance(target, psycopg.AsyncCursor):
-        return target.connection
-    raise TypeError(f"a psycopg AsyncConnection or AsyncCursor is needed, not {type(target).__name__} (see Stasher)")
 
 
 def _cursor(connection: psycopg.AsyncConnection[Any]) -> psycopg.AsyncCursor[tuple[Any, ...]]:

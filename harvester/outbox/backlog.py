@@ -38,6 +38,10 @@ class BacklogWatch:
                 self._thread.start()
         return self._latest
 
+    def log_in(self, dsn: str) -> None:
+        """Connect with this from now on."""
+        self._dsn = dsn
+
     def stop(self) -> None:
         """End the watch, and wait for it."""
         self._ended.set()

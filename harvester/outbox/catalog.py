@@ -6,6 +6,7 @@ a table that is missing is a fact, not an error, so nothing here can break the c
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -164,7 +165,9 @@ def catalog_parameters(table: OutboxTable) -> dict[str, str | None]:
 
 def parse_catalog(row: tuple[Any, ...]) -> Facts:
     """Turn the one row of CATALOG_SQL into facts."""
-    server_version, user, schema_exists, outbox, term, quarantine, sequence, ordered_by_id, notifies = row
+    server_version, user, schema_exists, *documents, ordered_by_id, notifies = row
+    # Some drivers leave JSON as text.
+    outbox, term, quarantine, sequence = (json.loads(d) if isinstance(d, str) else d for d in documents)
     return Facts(
         server_version=server_version,
         user=user,

@@ -1,4 +1,4 @@
-"""Least privilege as SQL: what a role needs that relays, and what one needs that only writes.
+"""Least privilege as SQL: what a role needs that relays, one that only writes, one that only calls `outbox_stash`.
 
 The script is for the owner of the tables. It takes away what the role was granted on them before and gives what is
 listed here, in one transaction: it may run again, and a role keeps no privilege that is no longer listed.
@@ -14,8 +14,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from harvester.errors import ConfigurationError, Problem
-from harvester.outbox.catalog import Facts
-from harvester.outbox.tables import OutboxTable
+from harvester.outbox.catalog import Facts, Relation
+from harvester.outbox.function_sql import signature
+from harvester.outbox.tables import OutboxTable, literal, quoted
 
 _NOT_FOR_WRITERS = frozenset({"id", "leader_id"})
 _WRITTEN = (
@@ -28,13 +29,15 @@ _WRITTEN = (
 class Place:
     """What the statements name: `schema` is a bare name, `sequence` quoted for SQL text, `columns` those of writers.
 
-    `archive`: purges leave a trace there; `notices`: a quarantine inserts a row that tells of it.
+    `archive`: purges leave a trace there; `notices`: a quarantine inserts a row that tells of it. `stash`: the function
+    for callers with its types, be it there or not.
     """
 
     table: OutboxTable
     schema: str
     sequence: str
     columns: tuple[str, ...]
+    stash: str
     archive: bool
     notices: bool
 
@@ -45,11 +48,13 @@ class Place:
         schema = outbox.schema if outbox is not None else table.schema or "public"
         known = facts.sequence if facts is not None else None
         columns = outbox.columns if outbox is not None else _WRITTEN
+        placed = OutboxTable(schema, table.name)
         return cls(
-            table=OutboxTable(schema, table.name),
+            table=placed,
             schema=schema,
             sequence=known.name if known is not None else OutboxTable(schema, f"{table.name}_id_seq").sql,
             columns=tuple(name for name in columns if name not in _NOT_FOR_WRITERS),
+            stash=signature(placed, *_kinds(outbox)),
             archive=archive,
             notices=notices,
         )
@@ -57,9 +62,9 @@ class Place:
 
 def relay_grants(place: Place, role: str) -> list[str]:
     """Marking, purging, quarantine, the term row, the sequence's last value; nothing else that is not configured."""
-    table, to = place.table, _name(role)
+    table, to = place.table, quoted(role)
     grants = [
-        f"GRANT USAGE ON SCHEMA {_name(place.schema)} TO {to}",
+        f"GRANT USAGE ON SCHEMA {quoted(place.schema)} TO {to}",
         # To lock a row takes UPDATE of any one column.
         f"GRANT SELECT, UPDATE (leader_id), DELETE ON {table.sql} TO {to}",
         f"GRANT SELECT, UPDATE ON {table.term} TO {to}",
@@ -70,7 +75,7 @@ def relay_grants(place: Place, role: str) -> list[str]:
     if place.archive:
         grants.append(f"GRANT INSERT ON {table.archive} TO {to}")
     if place.notices:
-        columns = ", ".join(_name(column) for column in _WRITTEN if column in place.columns)
+        columns = ", ".join(quoted(column) for column in _WRITTEN if column in place.columns)
         grants += [
             f"GRANT INSERT ({columns}) ON {table.sql} TO {to}",
             f"GRANT USAGE ON SEQUENCE {place.sequence} TO {to}",
@@ -79,36 +84,53 @@ def relay_grants(place: Place, role: str) -> list[str]:
 
 
 def writer_grants(place: Place, role: str) -> list[str]:
-    """Inserting rows. Of the outbox a writer sees the ids only, which its own INSERT returns."""
-    to = _name(role)
-    columns = ", ".join(_name(column) for column in place.columns)
+    """Inserting rows, and leases. Of the outbox a writer sees the ids only, which its own INSERT returns."""
+    to = quoted(role)
+    columns = ", ".join(quoted(column) for column in place.columns)
     return [
-        f"GRANT USAGE ON SCHEMA {_name(place.schema)} TO {to}",
+        f"GRANT USAGE ON SCHEMA {quoted(place.schema)} TO {to}",
         f"GRANT SELECT (id), INSERT ({columns}) ON {place.table.sql} TO {to}",
         f"GRANT USAGE ON SEQUENCE {place.sequence} TO {to}",
+        # Whoever takes a lease removes expired ones. The sequence of its id is an identity's, and needs nothing.
+        f"GRANT SELECT, INSERT, UPDATE, DELETE ON {place.table.lease} TO {to}",
+    ]
+
+
+def caller_grants(place: Place, role: str) -> list[str]:
+    """Writing records by the function and in no other way: no privilege on any table."""
+    return [
+        f"GRANT USAGE ON SCHEMA {quoted(place.schema)} TO {quoted(role)}",
+        f"GRANT EXECUTE ON FUNCTION {place.stash} TO {quoted(role)}",
     ]
 
 
 def revocations(place: Place, role: str) -> list[str]:
     """Take away what the role was granted, columns included; refuses the owner, who would lose the tables."""
-    table, of = place.table, _name(role)
-    tables = [table.sql, table.term, table.quarantine, *([table.archive] if place.archive else [])]
+    table, of = place.table, quoted(role)
+    tables = [table.sql, table.term, table.quarantine, table.lease, *([table.archive] if place.archive else [])]
     owned = (
-        f"BEGIN IF EXISTS (SELECT FROM pg_catalog.pg_class WHERE oid = {_literal(table.sql)}::pg_catalog.regclass"
-        f" AND pg_catalog.pg_get_userbyid(relowner) = {_literal(role)}) THEN"
+        f"BEGIN IF EXISTS (SELECT FROM pg_catalog.pg_class WHERE oid = {literal(table.sql)}::pg_catalog.regclass"
+        f" AND pg_catalog.pg_get_userbyid(relowner) = {literal(role)}) THEN"
         f" RAISE EXCEPTION 'role % owns the outbox: give the harvester and the writers other roles',"
-        f" {_literal(role)}; END IF; END"
+        f" {literal(role)}; END IF; END"
+    )
+    function = (
+        f"BEGIN IF pg_catalog.to_regprocedure({literal(place.stash)}) IS NOT NULL THEN"
+        f" REVOKE ALL ON FUNCTION {place.stash} FROM {of}; END IF; END"
     )
     return [
-        f"DO {_literal(owned)}",
+        f"DO {literal(owned)}",
+        f"DO {literal(function)}",
         f"REVOKE ALL ON {', '.join(tables)} FROM {of}",
         f"REVOKE ALL ON SEQUENCE {place.sequence} FROM {of}",
     ]
 
 
-def script(place: Place, *, relays: Sequence[str] = (), writers: Sequence[str] = ()) -> str:
-    """For psql, one transaction. A role may be both. Raises ConfigurationError for what is no role."""
-    roles = list(dict.fromkeys([*relays, *writers]))
+def script(
+    place: Place, *, relays: Sequence[str] = (), writers: Sequence[str] = (), callers: Sequence[str] = ()
+) -> str:
+    """For psql, one transaction. A role may be several. Raises ConfigurationError for what is no role."""
+    roles = list(dict.fromkeys([*relays, *writers, *callers]))
     for role in roles:
         # PostgreSQL takes "public", quoted or not, for everybody.
         if role == "public" or not role or "\x00" in role:
@@ -120,13 +142,13 @@ def script(place: Place, *, relays: Sequence[str] = (), writers: Sequence[str] =
         statements += relay_grants(place, role)
     for role in dict.fromkeys(writers):
         statements += writer_grants(place, role)
+    for role in dict.fromkeys(callers):
+        statements += caller_grants(place, role)
     return "".join(f"{statement};\n" for statement in [*statements, "COMMIT"])
 
 
-def _name(identifier: str) -> str:
-    return OutboxTable(None, identifier).sql
-
-
-def _literal(text: str) -> str:
-    # E'' reads the same whatever standard_conforming_strings says.
-    return "E'" + text.replace("\\", "\\\\").replace("'", "''") + "'"
+def _kinds(outbox: Relation | None) -> tuple[str, str]:
+    """The types of key and value for the function; those of a new table, while there is none."""
+    columns = outbox.columns if outbox is not None else {}
+    binary = {name for name, column in columns.items() if column.type == "bytea"}
+    return "bytea" if "kafka_key" in binary else "text", "bytea" if "kafka_value" in binary else "text"

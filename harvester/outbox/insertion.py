@@ -1,4 +1,4 @@
-"""The INSERTs of the stasher as text and parameters, shared by its sync and async forms (pure).
+"""The INSERTs of the stashers as text and parameters, shared by all of them, whatever their driver (pure).
 
 A batch is one INSERT … SELECT FROM unnest(…) ORDER BY position: PostgreSQL takes the ids from the sequence above
 the sort, so they grow in the order of the records, and sorting what RETURNING gives in any order restores that
@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from harvester.errors import OutboxError
+from harvester.outbox.placeholders import Style, rewritten
 from harvester.outbox.shape import ColumnShape
 from harvester.outbox.tables import OutboxTable
 from harvester.outbox.validation import Row, check
@@ -33,25 +34,24 @@ class Insertion:
     many_sql: str
 
     @classmethod
-    def build(cls, table: OutboxTable, shape: ColumnShape, encoding: str) -> Insertion:
+    def build(cls, table: OutboxTable, shape: ColumnShape, encoding: str, style: Style = Style.PSYCOPG) -> Insertion:
         """`encoding` is the Python codec of the session's client_encoding."""
-        names = "create_time, kafka_topic, kafka_key, kafka_value, kafka_header_keys, kafka_header_values"
         fields = "topic, key, value, header_keys, header_values"
         selected = "now(), topic, key, value, header_keys::text[], header_values::text[]"
         arrays = f"%b::text[], %b::{shape.key_type}[], %b::{shape.value_type}[], %b::text[], %b::text[]"
         one = f"now(), %s, %s::{shape.key_type}, %b::{shape.value_type}, %s::text[], %s::text[]"
         if shape.has_partition:
-            names, one = f"{names}, kafka_partition", f"{one}, %s::integer"
+            one = f"{one}, %s::integer"
             fields, selected, arrays = f"{fields}, part", f"{selected}, part", f"{arrays}, %b::integer[]"
         # psycopg reads every % of the query, also one in a quoted name.
-        into = f"INSERT INTO {table.sql.replace('%', '%%')} ({names})"
+        into = f"INSERT INTO {table.sql.replace('%', '%%')} ({written_columns(shape)})"
+        many = f"SELECT {selected} FROM unnest({arrays}) WITH ORDINALITY AS r({fields}, n) ORDER BY n"
         return cls(
             table=table,
             shape=shape,
             encoding=encoding,
-            one_sql=f"{into} VALUES ({one}) RETURNING id",
-            many_sql=f"{into} SELECT {selected} FROM unnest({arrays}) WITH ORDINALITY AS r({fields}, n) "
-            "ORDER BY n RETURNING id",
+            one_sql=rewritten(f"{into} VALUES ({one}) RETURNING id", style),
+            many_sql=rewritten(f"{into} {many} RETURNING id", style),
         )
 
     def parameters(self, record: OutboxRecord) -> Sequence[Any]:
@@ -65,13 +65,13 @@ class Insertion:
         rows = [check(record, self.shape, encoding=self.encoding, index=at) for at, record in enumerate(records)]
         return [self._arrays(chunk) for chunk in _chunks(rows)]
 
-    def one_id(self, row: tuple[Any, ...] | None) -> int:
+    def one_id(self, row: Sequence[Any] | None) -> int:
         """The id in the answer to `one_sql`."""
         if row is None:
             raise OutboxError(f"a row for {self.table} was not inserted", hint=_SUPPRESSED)
         return int(row[0])
 
-    def many_ids(self, rows: Sequence[tuple[Any, ...]], parameters: Sequence[Any]) -> list[int]:
+    def many_ids(self, rows: Sequence[Sequence[Any]], parameters: Sequence[Any]) -> list[int]:
         """The ids in the answer to `many_sql`, in the order of the records."""
         if len(rows) != len(parameters[0]):
             raise OutboxError(
@@ -93,6 +93,12 @@ class Insertion:
 
 
 _SUPPRESSED = "a trigger or rule of the table suppressed it; roll the transaction back"
+
+
+def written_columns(shape: ColumnShape) -> str:
+    """The columns of an INSERT, in the order of `Insertion.parameters` behind create_time."""
+    names = "create_time, kafka_topic, kafka_key, kafka_value, kafka_header_keys, kafka_header_values"
+    return f"{names}, kafka_partition" if shape.has_partition else names
 
 
 def array_literal(texts: Iterable[str]) -> str:

@@ -36,6 +36,10 @@ class ArchiveKeeper(threading.Thread):
         self._application, self._problem = application_name, problem
         self._ended = threading.Event()
 
+    def log_in(self, dsn: str) -> None:
+        """Connect with this from now on."""
+        self._dsn = dsn
+
     def stop(self) -> None:
         """End the thread; it is not waited for."""
         self._ended.set()

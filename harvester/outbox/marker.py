@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from datetime import datetime
 from uuid import UUID
 
 import psycopg
@@ -22,6 +23,7 @@ from harvester.outbox.connect import connect, server_identity
 from harvester.outbox.copying import Row, copy_rows
 from harvester.outbox.place import read_server, read_session
 from harvester.outbox.polling import wait_readable
+from harvester.outbox.pooling import LENT, LENT_HINT, lends_backends
 from harvester.outbox.schema import inspect, refresh_incarnation
 from harvester.outbox.shape import OutboxShape
 from harvester.outbox.tables import OutboxTable
@@ -43,6 +45,10 @@ class TermRow:
     holder: UUID | None
     outbox_id: UUID
     incarnation: UUID
+    delivery: str  # of the term
+    progress_topic: str | None  # of the last term that delivered exactly once
+    kind: str = "harvester"  # of the holder; "drain": it has the term on loan
+    lent_to: str | None = None  # who has the term on loan, or asks for it: nobody else may take it (P32)
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,11 +56,13 @@ class Holders:
     """Who holds a RowExclusiveLock on the outbox, by virtual transaction id, and where its sequence stands.
 
     `sequence_file` changes when the sequence is restarted (TRUNCATE … RESTART IDENTITY), not when it is called.
+    `wanted_by`: who asks for the term (P32).
     """
 
     transactions: frozenset[str]
     last_value: int | None
     sequence_file: int | None
+    wanted_by: str | None = None
 
 
 class MarkSession:
@@ -92,6 +100,10 @@ class MarkSession:
             raise
         self._connection = connection
 
+    def log_in(self, dsn: str) -> None:
+        """Connect with this from now on."""
+        self._dsn = dsn
+
     def close(self) -> None:
         """End the session, if there is one."""
         if self._connection is not None:
@@ -103,7 +115,7 @@ class MarkSession:
         row = self._open().execute(queries.read_term(self.table)).fetchone()
         if row is None:
             raise SchemaError(f"{self.table.term} has no row", hint="run `harvester init`")
-        return TermRow(term=row[0], holder=row[1], outbox_id=row[2], incarnation=row[3])
+        return TermRow(*row)
 
     def identity(self) -> str:
         """What tells this outbox from any other, clones and restored copies included: server, database, table."""
@@ -113,18 +125,36 @@ class MarkSession:
         database = row[0] if row is not None else 0
         return f"{server[0] if server else 0}/{database}/{self.read_term().outbox_id}"
 
+    def refuse_pooler(self) -> None:
+        """Raises SchemaError where sessions are not our own: P1, P7 and LISTEN need that."""
+        if lends_backends(self._open(), self._dsn, self._application):
+            raise SchemaError(LENT, hint=LENT_HINT)
+
     def check_archive(self) -> None:
         """Raises SchemaError where purges could not write the archive."""
         check_archive(self._open(), self.table)
 
-    def take_term(self, expected: int, seen: int, holder: UUID, name: str, ours: Sequence[Session] = ()) -> int | None:
+    def take_term(
+        self,
+        expected: int,
+        seen: int,
+        holder: UUID,
+        name: str,
+        ours: Sequence[Session] = (),
+    ) -> int | None:
         """Compare and set (P8): the new term, or None when the row's term was not `expected`.
 
         The sessions of the predecessor are ended first, and again when one of them still holds the row (P7); `ours`
         are those of our own shards.
         """
         connection = self._open()
-        values = {"expected": expected, "seen": seen, "holder": holder, "name": name, "sessions": self._named(ours)}
+        values = {
+            "expected": expected,
+            "seen": seen,
+            "holder": holder,
+            "name": name,
+            "sessions": self._named(ours),
+        }
         own = {"own": [pid for pid, _ in ours]}
         connection.execute(queries.end_sessions(self.table), own)
         connection.execute(f"SET lock_timeout = '{_LOCK_WAIT}'")
@@ -137,6 +167,47 @@ class MarkSession:
             if not connection.broken:
                 connection.execute("SET lock_timeout = 0")
         return row[0] if row is not None else None
+
+    def want_term(self, name: str, patience_s: float) -> bool:
+        """Ask for the term, for so long (P32); False while somebody else asks for it."""
+        values = {"name": name, "patience_s": patience_s}
+        return self._open().execute(queries.want_term(self.table), values).fetchone() is not None
+
+    def borrow_term(
+        self, expected: int, seen: int, holder: UUID, name: str, lease_s: float
+    ) -> tuple[int, datetime] | None:
+        """The new term and the end of its lease; None when the row has changed, or the term is lent (P32)."""
+        connection = self._open()
+        values = {"expected": expected, "seen": seen, "holder": holder, "name": name, "lease_s": lease_s}
+        connection.execute(queries.end_sessions(self.table), {"own": []})
+        row = connection.execute(queries.borrow_term(self.table), {**values, "sessions": self._named(())}).fetchone()
+        return (row[0], row[1]) if row is not None else None
+
+    def renew_loan(self, term: int, holder: UUID, lease_s: float) -> datetime:
+        """The end of the lease, by the database's clock; raises TermLost."""
+        values = {"lease_s": lease_s, "term": term, "holder": holder}
+        row = self._open().execute(queries.renew_loan(self.table), values).fetchone()
+        if row is None:
+            raise TermLost(f"term {term} of this drain has ended: somebody else has taken it")
+        until: datetime = row[0]
+        return until
+
+    def end_loan(self, term: int, holder: UUID) -> None:
+        """Nobody need wait for the end of the lease; the term stays unreleased."""
+        self._open().execute(queries.end_loan(self.table), {"term": term, "holder": holder})
+
+    def forget_wish(self, name: str) -> None:
+        """The end of `want_term`."""
+        self._open().execute(queries.forget_wish(self.table), {"name": name})
+
+    def note_delivery(self, term: int, holder: UUID, delivery: str, progress_topic: str | None) -> None:
+        """What the term before has left behind is settled; from now on the row speaks of this one."""
+        values = {"delivery": delivery, "progress_topic": progress_topic, "term": term, "holder": holder}
+        self._open().execute(queries.note_delivery(self.table), values)
+
+    def release(self, term: int, holder: UUID) -> None:
+        """Nothing of this term is on the wire or unpurged any more: its successor has nothing to wait for."""
+        self._open().execute(queries.release(self.table), {"term": term, "holder": holder})
 
     def register(self, term: int, holder: UUID, others: Sequence[Session]) -> None:
         """Name our sessions in the term row, this one and these, so that a successor can end them (P7)."""
@@ -208,10 +279,10 @@ class MarkSession:
     def holders(self) -> Holders:
         """Who could still fill a gap (P10)."""
         shape = self._shape()
-        row = self._open().execute(queries.holders(shape.oid, shape.sequence)).fetchone()
+        row = self._open().execute(queries.holders(self.table, shape.oid, shape.sequence)).fetchone()
         assert row is not None
         self._sequence_file = row[2]
-        return Holders(frozenset(row[0]), row[1], row[2])
+        return Holders(frozenset(row[0]), row[1], row[2], row[3])
 
     def wait(self, timeout_s: float, wake_fd: int) -> bool:
         """Wait until a notification arrives, `wake_fd` is readable or the time is up. True: a notification."""

@@ -5,7 +5,7 @@ Needs no running harvester and disturbs none: plain reads, and counting stops at
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any
 from uuid import UUID
@@ -79,9 +79,10 @@ def read_overview(connection: Connection, table: OutboxTable, *, bound: int = CO
 
 
 def read_backlog(connection: Connection, table: OutboxTable, *, bound: int = COUNT_BOUND) -> Backlog:
-    """How many rows stand in the outbox, up to `bound`, and the age of the first."""
+    """How many rows stand in the outbox and in quarantine, up to `bound`, and the age of the outbox's first."""
     with database_errors(f"count the rows of {table}"):
-        return _backlog(connection, table, bound)
+        counted = f"SELECT count(*) FROM (SELECT FROM {table.quarantine} LIMIT {bound}) AS bounded"
+        return replace(_backlog(connection, table, bound), quarantine=_row(connection, counted)[0])
 
 
 def _backlog(connection: Connection, table: OutboxTable, bound: int) -> Backlog:

@@ -27,6 +27,14 @@ def read_place(connection: Connection, table: OutboxTable) -> tuple[str | None, 
     return read_server(connection), int(row[0])
 
 
+def read_holder(connection: Connection, table: OutboxTable) -> tuple[int, str | None]:
+    """(term, holder) of the term row; raises SchemaError when there is none."""
+    row = connection.execute(f"SELECT term, holder::text FROM {table.term}").fetchone()
+    if row is None:
+        raise SchemaError(f"{table.term} has no row", hint="run `harvester init`")
+    return int(row[0]), row[1]
+
+
 def why_another(server: str | None, term: int, meant_server: str | None, meant_term: int) -> str | None:
     """Why a database with this server and term row is not the one that the term was taken on (P9); None: it is."""
     if meant_server is not None and server is not None and server != meant_server:

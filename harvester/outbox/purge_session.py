@@ -22,7 +22,7 @@ from psycopg.errors import error_from_result
 from harvester.errors import DatabaseUnavailable
 from harvester.outbox import settling
 from harvester.outbox.connect import connect
-from harvester.outbox.place import read_place, read_session, why_another
+from harvester.outbox.place import read_holder, read_place, read_session, why_another
 from harvester.outbox.polling import execute_prepared, prepare
 from harvester.outbox.schema import inspect
 from harvester.outbox.shape import OutboxShape
@@ -38,7 +38,10 @@ _SILENCE_S = 15.0  # a purge takes milliseconds
 
 @dataclass(frozen=True, slots=True)
 class Poison:
-    """A record on its way to quarantine, and the term under which that may happen."""
+    """A record on its way to quarantine, and the term under which that may happen.
+
+    `origin`: the header under which it was sent, if it was: its number is missing in the topic (P25).
+    """
 
     id: int
     error: str
@@ -46,6 +49,7 @@ class Poison:
     first_failed_at: datetime
     term: int
     holder: str
+    origin: bytes | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,6 +94,10 @@ class PurgeSession:
         """What the leader took its term on: sessions from now on must be with that, or nothing is purged (P9)."""
         self._server, self._term = server or self._server, term or self._term
 
+    def log_in(self, dsn: str) -> None:
+        """Connect with this from now on."""
+        self._dsn = dsn
+
     def close(self) -> None:
         """End the session, if there is one."""
         if self._connection is not None:
@@ -123,6 +131,11 @@ class PurgeSession:
             raise DatabaseUnavailable(f"the database is another one than before: {reason}")
         if self._server is None:
             self._server = server
+
+    def term(self) -> tuple[int, str | None]:
+        """Term and holder as the term row names them now; raises SchemaError when there is none."""
+        assert self._connection is not None
+        return read_holder(self._connection, self._table)
 
     def delete(self, ids: Sequence[int]) -> None:
         """Delete these rows (ascending); psycopg.errors.LockNotAvailable when somebody holds one of them for long.
@@ -166,6 +179,7 @@ class PurgeSession:
             "error": poison.error,
             "attempts": poison.attempts,
             "first_failed_at": poison.first_failed_at,
+            "origin": poison.origin,
         }
         statement = settling.quarantine(self._table, self._known_shape(), self._rules.notice_topic)
         row = self._connection.execute(statement, parameters).fetchone()

@@ -21,6 +21,9 @@ from harvester.outbox.tables import OutboxTable, doubled
 
 _NEAR_IDS = 1_000
 _FEW_GAPS = 20
+# By the database's clock. A lease that has run out is as good as none.
+_LENT = "(holder IS NOT NULL AND lease_until > clock_timestamp())"
+_WANTED = "(wanted_until > clock_timestamp())"
 _NO_PARTITION = "'-9223372036854775808'::bigint"
 
 
@@ -157,9 +160,9 @@ def all_ids(table: OutboxTable, high: int) -> str:
     return f"SELECT o.id FROM {table.sql} o WHERE o.id <= {high:d}"
 
 
-def holders(oid: int, sequence: str | None) -> str:
-    """Who holds a RowExclusiveLock on the outbox (prepared transactions too), the last id given out, and the file of
-    its sequence, which changes when that is restarted and not when it is called (P10).
+def holders(table: OutboxTable, oid: int, sequence: str | None) -> str:
+    """Who holds a RowExclusiveLock on the outbox (prepared transactions too), the last id given out, the file of
+    its sequence, which changes when that is restarted and not when it is called (P10), and who asks for the term (P32).
 
     The sequence is read first, and the locks depend on it so that no planner turns them round: who takes an id that
     counts as given must be seen holding its lock. A sequence that was never called has yet to give its last_value.
@@ -171,21 +174,91 @@ def holders(oid: int, sequence: str | None) -> str:
         f"WITH given AS MATERIALIZED ({value}) SELECT ARRAY(SELECT virtualtransaction FROM pg_catalog.pg_locks"
         f" WHERE locktype = 'relation' AND relation = {oid:d} AND mode = 'RowExclusiveLock' AND granted"
         " AND database = (SELECT oid FROM pg_catalog.pg_database WHERE datname = current_database())"
-        " AND coalesce(given.id, 0) IS NOT NULL), given.id, given.file FROM given"
+        " AND coalesce(given.id, 0) IS NOT NULL), given.id, given.file,"
+        f" (SELECT wanted_by FROM {table.term} WHERE {_WANTED}) FROM given"
     )
 
 
 def read_term(table: OutboxTable) -> str:
-    """Term, holder and the outbox's identity."""
-    return f"SELECT term, holder, outbox_id, incarnation, delivery, schema_version FROM {table.term}"
+    """Term, holder, the outbox's identity, how the term delivers, and who has it on loan or asks for it (P32)."""
+    return (
+        "SELECT term, holder, outbox_id, incarnation, delivery, progress_topic, holder_kind,"
+        f" CASE WHEN {_LENT} THEN holder_name WHEN {_WANTED} THEN wanted_by END FROM {table.term}"
+    )
 
 
 def take_term(table: OutboxTable) -> str:
-    """Compare and set (P8); parameters expected term, highest term seen, holder, name, sessions. Returns the term."""
+    """Compare and set (P8); returns the term.
+
+    Parameters expected (term), seen (the highest term), holder, name, sessions. How the term before delivered stays in
+    the row until what it left behind is settled: `note_delivery`. A term that is lent cannot be taken.
+    """
     return (
         f"UPDATE {doubled(table.term)} SET term = greatest(term, %(seen)s) + 1, holder = %(holder)s,"
-        " holder_name = %(name)s, sessions = %(sessions)s, acquired_at = clock_timestamp()"
-        " WHERE term = %(expected)s RETURNING term"
+        " holder_name = %(name)s, sessions = %(sessions)s, acquired_at = clock_timestamp(),"
+        " holder_kind = 'harvester', lease_until = NULL"
+        f" WHERE term = %(expected)s AND {_LENT} IS NOT TRUE RETURNING term"
+    )
+
+
+def want_term(table: OutboxTable) -> str:
+    """Ask whoever leads to give up the term, and others not to take it (P32). No row: somebody else asks already.
+
+    Parameters name, patience_s: for how long this holds.
+    """
+    return (
+        f"UPDATE {doubled(table.term)} SET wanted_by = %(name)s,"
+        " wanted_until = clock_timestamp() + make_interval(secs => %(patience_s)s)"
+        f" WHERE {_WANTED} IS NOT TRUE OR wanted_by = %(name)s RETURNING true"
+    )
+
+
+def borrow_term(table: OutboxTable) -> str:
+    """Take the term on loan, for a bulk drain (P32), as `take_term` does; returns the term and the end of the lease.
+
+    Parameters as there, and lease_s.
+    """
+    return (
+        f"UPDATE {doubled(table.term)} SET term = greatest(term, %(seen)s) + 1, holder = %(holder)s,"
+        " holder_name = %(name)s, sessions = %(sessions)s, acquired_at = clock_timestamp(), holder_kind = 'drain',"
+        " lease_until = clock_timestamp() + make_interval(secs => %(lease_s)s), wanted_by = NULL, wanted_until = NULL"
+        f" WHERE term = %(expected)s AND {_LENT} IS NOT TRUE AND ({_WANTED} IS NOT TRUE OR wanted_by = %(name)s)"
+        " RETURNING term, lease_until"
+    )
+
+
+def renew_loan(table: OutboxTable) -> str:
+    """Lengthen the lease, unless the term is somebody else's; returns its end; parameters lease_s, term, holder."""
+    return (
+        f"UPDATE {doubled(table.term)} SET lease_until = clock_timestamp() + make_interval(secs => %(lease_s)s)"
+        " WHERE term = %(term)s AND holder = %(holder)s RETURNING lease_until"
+    )
+
+
+def note_delivery(table: OutboxTable) -> str:
+    """From now on the term delivers like this; parameters delivery, progress_topic (NULL: it stays), term, holder."""
+    return (
+        f"UPDATE {doubled(table.term)} SET delivery = %(delivery)s,"
+        " progress_topic = coalesce(%(progress_topic)s, progress_topic)"
+        " WHERE term = %(term)s AND holder = %(holder)s"
+    )
+
+
+def end_loan(table: OutboxTable) -> str:
+    """Whoever comes next need not wait for the lease, but is told that the term was not released; term, holder."""
+    return f"UPDATE {doubled(table.term)} SET lease_until = NULL WHERE term = %(term)s AND holder = %(holder)s"
+
+
+def forget_wish(table: OutboxTable) -> str:
+    """Ask for the term no longer; parameter name."""
+    return f"UPDATE {doubled(table.term)} SET wanted_by = NULL, wanted_until = NULL WHERE wanted_by = %(name)s"
+
+
+def release(table: OutboxTable) -> str:
+    """Nobody holds the term any more; parameters term, holder."""
+    return (
+        f"UPDATE {doubled(table.term)} SET holder = NULL, lease_until = NULL"
+        " WHERE term = %(term)s AND holder = %(holder)s"
     )
 
 

@@ -20,6 +20,8 @@ from harvester.outbox import archive as archives
 from harvester.outbox import ddl
 from harvester.outbox.catalog import CATALOG_SQL, Facts, catalog_parameters, parse_catalog
 from harvester.outbox.connect import database_errors
+from harvester.outbox.function_sql import create_function
+from harvester.outbox.functions import set_function
 from harvester.outbox.shape import (
     INIT_HINT,
     OutboxShape,
@@ -41,19 +43,20 @@ def init(
     table: OutboxTable,
     *,
     notify: bool | None = None,
+    functions: bool | None = None,
     value_type: ddl.KafkaType = "text",
     archive: bool = False,
     archive_retention: timedelta = timedelta(days=7),
 ) -> list[str]:
     """Create, check and migrate; returns what was done, in words, empty when there was nothing to do.
 
-    `notify` makes (True) or removes (False) the wake-up trigger; None leaves it as it is. `value_type` is that of
-    kafka_value in a new table. `archive` makes the archive and keeps its partitions; one that is there is never
-    removed. Raises SchemaError for a table that does not fit or a schema newer than this
-    version knows, DatabaseUnavailable for a lost session or a lock that could not be had.
+    `notify` makes (True) or removes (False) the wake-up trigger, `functions` the function for writers in SQL; None
+    leaves it as it is. `value_type` is that of kafka_value in a new table. `archive` makes the archive and keeps its
+    partitions; one that is there is never removed. Raises SchemaError for a table that does not fit or a schema newer
+    than this version knows, DatabaseUnavailable for a lost session or a lock that could not be had.
     """
     done: list[str] = []
-    with database_errors(f"set up {table}"), _locked(connection):
+    with database_errors(f"set up {table}"), locked(connection):
         facts = read_facts(connection, table)
         check_place(table, facts)
         if facts.outbox is None:
@@ -82,7 +85,9 @@ def init(
             raise
         if before < ddl.schema_version() and facts.term is not None:
             done.append(f"migrated the schema from version {before} to {ddl.schema_version()}")
+        _restore_leases(connection, placed, done)
         _set_notify(connection, placed, table.channel, wanted=notify, present=shape.has_notify, done=done)
+        done += set_function(connection, placed, shape.columns, wanted=functions)
         check_companions(table, read_facts(connection, table), shape)
         if archive:
             _keep_archive(connection, placed, archive_retention, done)
@@ -133,20 +138,27 @@ def sql(
     shape: OutboxShape | None = None,
     notify: bool = False,
     *,
+    functions: bool = False,
     value_type: ddl.KafkaType = "text",
     archive: bool = False,
 ) -> str:
     """The schema as a script for psql that may run more than once.
 
-    With the shape of an existing outbox only what stands beside it is made, with its types.
+    With the shape of an existing outbox only what stands beside it is made, with its types. The function names its
+    schema, `public` where none is known.
     """
+    extra = list(archives.create_archive(table)) if archive else []
+    if functions:
+        placed = OutboxTable(schema=shape.schema if shape else table.schema or "public", name=table.name)
+        columns = shape.columns if shape else ddl.new_columns(value_type)
+        extra += create_function(placed, columns)
     return ddl.script(
         table,
         key_type=shape.key_type if shape else "text",
         value_type=shape.value_type if shape else value_type,
         new=shape is None,
         notify=notify,
-        archive=archives.create_archive(table) if archive else (),
+        extra=extra,
     )
 
 
@@ -161,7 +173,8 @@ def read_facts(connection: Connection, table: OutboxTable) -> Facts:
 
 
 @contextmanager
-def _locked(connection: Connection) -> Iterator[None]:
+def locked(connection: Connection) -> Iterator[None]:
+    """A transaction that no other of these runs beside; it waits for locks of tables LOCK_TIMEOUT_MS at most."""
     outermost = connection.info.transaction_status == TransactionStatus.IDLE
     with connection.transaction():
         if outermost:
@@ -192,6 +205,17 @@ def _migrate(connection: Connection, table: OutboxTable) -> int:
                 connection.execute(statement)
         connection.execute(ddl.set_version(table))
     return version
+
+
+def _restore_leases(connection: Connection, table: OutboxTable, done: list[str]) -> None:
+    """Make the table of leases anew where somebody has dropped it since its migration."""
+    exists = psycopg.RawCursor(connection, row_factory=tuple_row).execute(
+        "SELECT to_regclass($1) IS NOT NULL", (table.lease,)
+    )
+    if ddl.exactly_once in ddl.MIGRATIONS and exists.fetchone() == (False,):
+        for statement in ddl.create_leases(table):
+            connection.execute(statement)
+        done.append(f"created table {table.lease}")
 
 
 def _set_notify(

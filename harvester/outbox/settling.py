@@ -54,7 +54,7 @@ def purge_unlocked(table: OutboxTable, archive: Archive = "off", shape: OutboxSh
 
 
 def quarantine(table: OutboxTable, shape: OutboxShape, notice_topic: str = "") -> str:
-    """Move one row to quarantine; parameters id, term, holder, error, attempts, first_failed_at. For psycopg.
+    """Move one row to quarantine; parameters id, term, holder, error, attempts, first_failed_at, origin. For psycopg.
 
     Returns one row: `moved`, and `fenced`, whether the term was another's. Neither: the row was gone. With a topic,
     a notice goes into the outbox like any record, under the record's key; a record of that very topic gets none, or a
@@ -69,8 +69,8 @@ def quarantine(table: OutboxTable, shape: OutboxShape, notice_topic: str = "") -
         f" d AS (DELETE FROM {doubled(table.sql)} WHERE id = %(id)s AND EXISTS (SELECT 1 FROM t)"
         f" RETURNING id, {row}, {partition}),"
         f" q AS (INSERT INTO {doubled(table.quarantine)} (id, incarnation, {row}, kafka_partition, error, attempts,"
-        f" first_failed_at) SELECT d.id, t.incarnation, {', '.join(f'd.{c}' for c in _ROW)},"
-        " d.kafka_partition, %(error)s, %(attempts)s, %(first_failed_at)s FROM d, t"
+        f" first_failed_at, origin) SELECT d.id, t.incarnation, {', '.join(f'd.{c}' for c in _ROW)},"
+        " d.kafka_partition, %(error)s, %(attempts)s, %(first_failed_at)s, %(origin)s::bytea FROM d, t"
         " ON CONFLICT (incarnation, id) DO UPDATE SET error = excluded.error, attempts = excluded.attempts"
         f" RETURNING 1){notice}"
         " SELECT EXISTS (SELECT 1 FROM q) AS moved, NOT EXISTS (SELECT 1 FROM t) AS fenced"
@@ -147,5 +147,5 @@ def _document(shape: OutboxShape, error_characters: int, *, key: bool) -> str:
         "json_build_object('id', d.id, 'incarnation', t.incarnation, 'topic', left(d.kafka_topic, 249),"
         f" {pair}, 'error', left(%(error)s::text, {error_characters}), 'attempts', %(attempts)s::int,"
         f" 'create_time', {time('d.create_time')}, 'first_failed_at', {time('%(first_failed_at)s::timestamptz')},"
-        f" 'quarantined_at', {time('now()')})::text"
+        f" 'quarantined_at', {time('now()')}, 'origin', encode(%(origin)s::bytea, 'hex'))::text"
     )

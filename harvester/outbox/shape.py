@@ -38,10 +38,11 @@ _PLAIN_CALL = re.compile(r"nextval\('(?:[^']|'')*'::regclass\)")
 TERM_COLUMNS = (
     "singleton", "schema_version", "outbox_id", "incarnation", "delivery", "term", "holder", "holder_name",
     "sessions", "system_identifier", "timeline", "outbox_oid", "last_value", "acquired_at",
+    "progress_topic", "holder_kind", "lease_until", "wanted_by", "wanted_until",
 )  # fmt: skip
 QUARANTINE_COLUMNS = (
     "id", "incarnation", "create_time", "kafka_topic", "kafka_key", "kafka_value", "kafka_header_keys",
-    "kafka_header_values", "kafka_partition", "error", "attempts", "first_failed_at", "quarantined_at",
+    "kafka_header_values", "kafka_partition", "error", "attempts", "first_failed_at", "quarantined_at", "origin",
 )  # fmt: skip
 
 

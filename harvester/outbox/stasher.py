@@ -15,19 +15,25 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from contextlib import nullcontext
+from datetime import timedelta
 from typing import Any
 from weakref import WeakKeyDictionary
 
 import psycopg
 from psycopg.rows import tuple_row
 
+from harvester.errors import SchemaError
+from harvester.outbox import lease_queries
 from harvester.outbox.catalog import CATALOG_SQL, catalog_parameters, parse_catalog
 from harvester.outbox.insertion import Insertion
-from harvester.outbox.shape import column_shape
+from harvester.outbox.leased_stasher import LeasedStasher
+from harvester.outbox.leases import Lease, checked_names, lease_of
+from harvester.outbox.shape import INIT_HINT, column_shape
 from harvester.outbox.tables import OutboxTable
+from harvester.outbox.targets import Target, begin, connection_of, require_idle
 from harvester.record import OutboxRecord
 
-Target = psycopg.Connection[Any] | psycopg.Cursor[Any]
+DEFAULT_LEASE_TIME = timedelta(days=7)
 
 
 class Stasher:
@@ -35,15 +41,19 @@ class Stasher:
 
     The table's columns are looked up once per connection, with its first use; after a change of the table
     connect again. A cursor that is passed in is not used itself: its results stay as they are.
+
+    `lease_time` is how long leases last that are taken here. Choose it longer than a writer may ever be down: of an
+    expired lease nothing is left, neither the number of its last record nor the upstream position.
     """
 
-    def __init__(self, table: str | OutboxTable = "outbox") -> None:
+    def __init__(self, table: str | OutboxTable = "outbox", *, lease_time: timedelta = DEFAULT_LEASE_TIME) -> None:
         self.table = table if isinstance(table, OutboxTable) else OutboxTable.parse(table)
+        self.lease_time = lease_time
         self._insertions: WeakKeyDictionary[psycopg.Connection[Any], Insertion] = WeakKeyDictionary()
 
     def stash(self, target: Target, record: OutboxRecord) -> int:
         """Write one record; returns its id. Raises RecordRejected, SchemaError or psycopg's errors."""
-        connection = _connection(target)
+        connection = connection_of(target)
         insertion = self._insertion(connection)
         parameters = insertion.parameters(record)
         return insertion.one_id(_cursor(connection).execute(insertion.one_sql, parameters).fetchone())
@@ -53,10 +63,12 @@ class Stasher:
 
         One statement for every few thousand records; all or none are written, on autocommit connections too.
         """
-        connection = _connection(target)
+        connection = connection_of(target)
         insertion = self._insertion(connection)
         batches = insertion.batches(records)
         ids: list[int] = []
+        if len(batches) > 1:
+            begin(connection)
         with connection.transaction() if len(batches) > 1 else nullcontext():
             for parameters in batches:
                 rows = _cursor(connection).execute(insertion.many_sql, parameters).fetchall()
@@ -65,8 +77,42 @@ class Stasher:
 
     def prepare(self, target: Target) -> PreparedStasher:
         """A stasher bound to one connection that uses a prepared statement, for many single records."""
-        connection = _connection(target)
+        connection = connection_of(target)
         return PreparedStasher(connection, self._insertion(connection))
+
+    def lease(self, target: Target, name: str) -> Lease:
+        """A lease of one name; see `lease_many`."""
+        return self.lease_many(target, [name])[0]
+
+    def lease_many(self, target: Target, names: Iterable[str]) -> list[Lease]:
+        """Leases in the order of the names, for `leased`; commits by itself, so the connection has to be idle.
+
+        A name whose lease is alive keeps its id, last number and position, and gets the next generation and a new
+        time: whoever goes on under the generation before is fenced, once any open transaction of his has ended (which
+        this waits for). Any other name gets an id that none had before. Expired leases are removed on the way.
+        """
+        connection, asked = connection_of(target), checked_names(names)
+        require_idle(connection)
+        cursor = psycopg.RawCursor(connection, row_factory=tuple_row)
+        try:
+            with connection.transaction():
+                cursor.execute(lease_queries.READ_COMMITTED)
+                cursor.execute(lease_queries.WAIT_FOR_COMMIT)
+                taken = cursor.execute(lease_queries.take(self.table), [asked, self.lease_time.total_seconds()])
+                leases = {row[0]: lease_of(row) for row in taken.fetchall()}
+                cursor.execute(lease_queries.sweep(self.table), [lease_queries.sweep_rows(len(asked))])
+        except psycopg.errors.UndefinedTable as error:
+            raise SchemaError(f"there is no table {self.table.lease} in this database", hint=INIT_HINT) from error
+        return [leases[name] for name in asked]
+
+    def leased(self, lease: Lease) -> LeasedStasher:
+        """A stasher that numbers its records under this lease, be it a new one or a saved `Lease(id, generation, …)`.
+
+        With the generation that the database has, it goes on; with the one after (`Lease.raised`), its first record
+        raises the database's and fences whoever has the one before. Two that start from the same saved lease at once
+        are no concern of the database: take a lease by name where that can be.
+        """
+        return LeasedStasher(lease, self._insertion)
 
     def _insertion(self, connection: psycopg.Connection[Any]) -> Insertion:
         insertion = self._insertions.get(connection)
@@ -91,14 +137,6 @@ class PreparedStasher:
         parameters = self._insertion.parameters(record)
         answer = self._cursor.execute(self._insertion.one_sql, parameters, prepare=True)
         return self._insertion.one_id(answer.fetchone())
-
-
-def _connection(target: Target) -> psycopg.Connection[Any]:
-    if isinstance(target, psycopg.Connection):
-        return target
-    if isinstance(target, psycopg.Cursor):
-        return target.connection
-    raise TypeError(f"a psycopg Connection or Cursor is needed, not {type(target).__name__} (see AsyncStasher)")
 
 
 def _cursor(connection: psycopg.Connection[Any]) -> psycopg.Cursor[tuple[Any, ...]]:

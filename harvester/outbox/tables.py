@@ -54,7 +54,7 @@ class OutboxTable:
         return cls(schema=parts[0] if len(parts) == 2 else None, name=parts[-1])
 
     def _qualified(self, name: str) -> str:
-        return f"{_quote(self.schema)}.{_quote(name)}" if self.schema is not None else _quote(name)
+        return f"{quoted(self.schema)}.{quoted(name)}" if self.schema is not None else quoted(name)
 
     @property
     def sql(self) -> str:
@@ -70,6 +70,11 @@ class OutboxTable:
     def quarantine(self) -> str:
         """The table that poison records go to."""
         return self._qualified(f"{self.name}_quarantine")
+
+    @property
+    def lease(self) -> str:
+        """The table that keeps what is known of the stashers that number their records."""
+        return self._qualified(f"{self.name}_lease")
 
     @property
     def archive(self) -> str:
@@ -102,5 +107,19 @@ def _fold(identifier: str) -> str:
     return "".join(c.lower() if c.isascii() else c for c in identifier)
 
 
-def _quote(identifier: str) -> str:
+def quoted(identifier: str) -> str:
+    """Any one name for SQL text: of a column, a schema, a role."""
     return '"' + identifier.replace('"', '""') + '"'
+
+
+def literal(text: str) -> str:
+    """A string for SQL text; E'' reads the same whatever standard_conforming_strings says."""
+    return "E'" + text.replace("\\", "\\\\").replace("'", "''") + "'"
+
+
+def dollar_quoted(body: str) -> str:
+    """The body of a function for SQL text, readable, whatever names and texts occur in it."""
+    tag = "$function$"
+    while tag in body:
+        tag = f"{tag[:-1]}_$"
+    return f"{tag}{body}{tag}"

@@ -18,8 +18,9 @@ from harvester.record import OutboxRecord
 
 MAX_TOPIC_CHARACTERS = 249
 MAX_PARTITION = 2**31 - 1
+TOPIC_CHARACTERS = "[a-zA-Z0-9._-]+"
 
-_TOPIC = re.compile(r"[a-zA-Z0-9._-]+")
+_TOPIC = re.compile(TOPIC_CHARACTERS)
 _SHOWN_CHARACTERS = 60
 
 

@@ -30,6 +30,7 @@ class Trial:
     first_failed_at: datetime
     failures: int = 0
     attempts: int = 0
+    origin: bytes | None = None  # its header, which it keeps (P25)
 
 
 class Attempts:
@@ -54,6 +55,16 @@ class Attempts:
         trial = self._trial(record_id, at)
         trial.attempts = max(1, trial.attempts)
         return trial
+
+    def origin_of(self, record_id: int) -> bytes | None:
+        """The header that a record had at its first attempt, if it failed."""
+        trial = self._trials.get(record_id)
+        return trial.origin if trial is not None else None
+
+    def has_timed_out(self, record_id: int) -> bool:
+        """Whether an earlier attempt failed without the record's fault."""
+        trial = self._trials.get(record_id)
+        return trial is not None and trial.failures > trial.attempts
 
     def wait_s(self, trial: Trial, jitter: float) -> float:
         """How long to wait before the next attempt; `jitter` in [0, 1) spreads it."""

@@ -51,7 +51,7 @@ class Entry:
     """A record inside a shard.
 
     `record` is what to publish, or why that is impossible; `since` when it was queued, `term` the one it was dispatched
-    under, `sent_at` when it was handed to the producer last.
+    under, `sent_at` when it was handed to the producer last, `origin` its header, from the first attempt on.
     """
 
     id: int
@@ -61,6 +61,7 @@ class Entry:
     term: int | None = None
     step: Step = _QUEUED
     sent_at: float = 0.0
+    origin: bytes | None = None
 
 
 _Queue = deque[Entry] | None  # None: nobody has waited yet

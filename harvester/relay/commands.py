@@ -25,6 +25,14 @@ class TakeTerm:
 
 
 @dataclass(frozen=True, slots=True)
+class Release:
+    """Nothing of this term is on the wire or unpurged any more: say so in the database."""
+
+    term: int
+    holder: UUID
+
+
+@dataclass(frozen=True, slots=True)
 class Mark:
     """Go on with the scan under this leader id, or begin it if the id is new; take up to `limit` rows.
 
@@ -109,4 +117,18 @@ class Emptied:
     """A mark that left nothing out found no row, and nothing is unsettled: the outbox is empty."""
 
 
-Command = Send | TakeTerm | Mark | Fetch | Look | OpenTrust | CloseTrust | Kill | Resize | Announce | Drained | Emptied
+Command = (
+    Send
+    | TakeTerm
+    | Release
+    | Mark
+    | Fetch
+    | Look
+    | OpenTrust
+    | CloseTrust
+    | Kill
+    | Resize
+    | Announce
+    | Drained
+    | Emptied
+)

@@ -6,7 +6,7 @@ import select
 import time
 from dataclasses import dataclass, replace
 
-from harvester.relay.frames import Frame, Stats, Stop
+from harvester.relay.frames import Frame, Login, Stats, Stop
 from harvester.relay.processes import ShardProcess, start_shard
 from harvester.relay.shard import ShardSpec
 from harvester.relay.shared import Shared
@@ -28,6 +28,7 @@ class Slot:
     stats: Stats = _NO_STATS
     settled: int = 0
     quarantined: int = 0
+    suspected: int = 0  # records that may have been published and will be sent again
     parked: int = 0  # keys of this slice whose record waits for a retry
     watched_for_room: bool = False
     session: tuple[int, str] | None = None  # its database session: pid and backend_start
@@ -62,6 +63,12 @@ class Fleet:
                 for fd in (process.channel.read_fd, process.sentinel):
                     self._poller.register(fd, select.EPOLLIN)
                     self._by_fd[fd] = index
+
+    def log_in(self, spec: ShardSpec, login: Login) -> None:
+        """New connections log in with this from now on: those of processes that there are, and of those to come."""
+        self._specs = [replace(spec, index=index) for index in range(len(self._specs))]
+        for index in self.alive:
+            self.send(index, login)
 
     def owner(self, fd: int) -> int | None:
         """Which shard a descriptor belongs to."""
@@ -111,7 +118,7 @@ class Fleet:
         return frames
 
     def flush(self, index: int) -> bool:
-        """Write what waits for room; true when nothing waits any more."""
+        """Write what waits for room; true when more may come."""
         process = self.slots[index].process
         if process is None:
             return False
@@ -120,7 +127,7 @@ class Fleet:
         return not process.channel.congested
 
     def congested(self, index: int) -> bool:
-        """Whether its pipe is full."""
+        """Whether it takes nothing at the moment."""
         process = self.slots[index].process
         return process is not None and process.channel.congested
 
@@ -180,11 +187,11 @@ class Fleet:
         slot = self.slots[index]
         assert slot.process is not None
         fd = slot.process.channel.write_fd
-        if slot.process.channel.congested and not slot.watched_for_room:
+        if slot.process.channel.is_waiting and not slot.watched_for_room:
             self._poller.register(fd, select.EPOLLOUT)
             self._by_fd[fd] = index
             slot.watched_for_room = True
-        elif not slot.process.channel.congested and slot.watched_for_room:
+        elif not slot.process.channel.is_waiting and slot.watched_for_room:
             self._poller.unregister(fd)
             del self._by_fd[fd]
             slot.watched_for_room = False

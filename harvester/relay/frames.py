@@ -15,24 +15,29 @@ import json
 import struct
 from array import array
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from harvester.errors import WireError
 from harvester.relay.fields import checked
 
 _LENGTH = struct.Struct(">I")
-_DISPATCH = struct.Struct(">cI")
+_DISPATCH = struct.Struct(">cIq")
+_NO_LOW_WATER = -(2**63)
 MAX_FRAME_BYTES = 1 << 30
 MAX_ANSWER_BYTES = 1 << 26  # from a shard: ids, figures and texts only
 
 
 @dataclass(frozen=True, slots=True)
 class Dispatch:
-    """Supervisor → shard: rows to publish, one after the other, in id order."""
+    """Supervisor → shard: rows to publish, one after the other, in id order.
+
+    `low_water`: every id below it is settled, and no new one can appear there (P25); None: not known.
+    """
 
     epoch: int
     rows: bytes
+    low_water: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,13 +45,17 @@ class Remark:
     """Supervisor → shard: drop what is queued, answer with what is still on the wire, go on under this term.
 
     `term` and `holder` fence the shard's quarantine statements; both None: no leader, nothing may be produced.
-    `server` is the database server that the term was taken on; None: not known, or not to be compared.
+    `server` is the database server that the term was taken on; None: not known, or not to be compared. `incarnation`
+    is the outbox's; `lanes` how many there are to be fenced, by `shards` shards (exactly-once mode).
     """
 
     epoch: int
     term: int | None
     holder: str | None
     server: str | None = None
+    incarnation: str | None = None
+    lanes: int = 0
+    shards: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +64,18 @@ class Closed:
 
     epoch: int
     record_id: int
+
+
+@dataclass(frozen=True, slots=True)
+class Login:
+    """Supervisor → shard: what new connections log in with from now on; those that are open stay. All of it secret.
+
+    `user` and `password` are Kafka's (SASL); an empty user changes nothing there.
+    """
+
+    dsn: str = field(repr=False)
+    user: str = field(repr=False)
+    password: str = field(repr=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,10 +101,14 @@ class Settled:
 
 @dataclass(frozen=True, slots=True)
 class Remarked:
-    """Shard → supervisor: queues are empty; exactly these ids are on the wire or unpurged."""
+    """Shard → supervisor: queues are empty; exactly these ids are on the wire or unpurged.
+
+    `in_doubt`: among what is given up was something that had been sent, and may arrive yet.
+    """
 
     epoch: int
     ids: Sequence[int]
+    in_doubt: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,6 +224,7 @@ Frame = (
     Dispatch
     | Remark
     | Closed
+    | Login
     | Stop
     | Ready
     | Settled
@@ -220,6 +246,7 @@ Frame = (
 _RARE: dict[bytes, type[Any]] = {
     b"m": Remark,
     b"c": Closed,
+    b"n": Login,
     b"x": Stop,
     b"r": Ready,
     b"k": Remarked,
@@ -242,7 +269,8 @@ _LETTER = {kind: letter for letter, kind in _RARE.items()}
 def encode(frame: Frame) -> bytes:
     """The frame with its length in front, ready for a pipe."""
     if type(frame) is Dispatch:
-        return _LENGTH.pack(_DISPATCH.size + len(frame.rows)) + _DISPATCH.pack(b"D", frame.epoch) + frame.rows
+        low = _NO_LOW_WATER if frame.low_water is None else frame.low_water
+        return _LENGTH.pack(_DISPATCH.size + len(frame.rows)) + _DISPATCH.pack(b"D", frame.epoch, low) + frame.rows
     if type(frame) is Settled:
         body = b"S" + array("q", frame.ids).tobytes()
     else:
@@ -256,8 +284,8 @@ def decode(body: bytes) -> Frame:
     letter = body[:1]
     try:
         if letter == b"D":
-            _, epoch = _DISPATCH.unpack_from(body)
-            return Dispatch(epoch, body[_DISPATCH.size :])
+            _, epoch, low = _DISPATCH.unpack_from(body)
+            return Dispatch(epoch, body[_DISPATCH.size :], None if low == _NO_LOW_WATER else low)
         if letter == b"S":
             ids = array("q")
             ids.frombytes(body[1:])

@@ -43,8 +43,8 @@ def hear(relay: Relay, slot: Slot, index: int, frame: f.Frame, now: float, to: T
             slot.stats = frame
             if frame.latency:
                 to.latencies(_latencies(frame.latency), now)
-        case f.Remarked(epoch, ids):
-            return relay.remarked(index, epoch, ids, now)
+        case f.Remarked(epoch, ids, in_doubt):
+            return relay.remarked(index, epoch, ids, now, in_doubt)
         case f.Parked(epoch, record_id, given_back, error, wait_s, attempts, held):
             what = "holds its key" if held else "will be retried"
             to.log(index).warning("record %d failed (attempts %d) and %s: %s", record_id, attempts, what, error)
@@ -55,6 +55,7 @@ def hear(relay: Relay, slot: Slot, index: int, frame: f.Frame, now: float, to: T
             return relay.dropped(index, ids, now)
         case f.FateUnknown(epoch, ids, reason):
             to.log(index).error("the fate of records %s is unknown: %s", list(ids), reason)
+            slot.suspected += len(ids)
             return relay.fate_unknown(index, epoch, ids, f"fate unknown: {reason}", now)
         case f.QueueTimedOut(epoch, record_id, waited_s):
             return relay.queue_timed_out(index, epoch, record_id, waited_s, now)

@@ -42,9 +42,13 @@ _STALL_S = 1.0
 
 @dataclass(slots=True, eq=False)
 class Slice:
-    """What is known of one shard: whether it takes rows. `surplus`: rows sent since its pipe was full."""
+    """What is known of one shard: whether it takes rows. `surplus`: rows sent since its pipe was full.
+
+    `opening`: it has yet to find out what its predecessor has published (exactly-once mode).
+    """
 
     ready: bool = False
+    opening: bool = False
     congested: bool = False
     heard_at: float = 0.0
     surplus: int = 0
@@ -109,6 +113,11 @@ class Intake:
         return (
             self._proven and not len(self._ledger) and not len(self.waiting) and not self._found and not self._under_way
         )
+
+    def lowest(self) -> int | None:
+        """The lowest id that was read and is not settled; None: there is none."""
+        parts = [part.ids[0] for statement in self._under_way.values() for part in statement.parts if part.ids]
+        return min([*self._ledger.ids, *self.waiting.firsts(), *self._found[:1], *parts], default=None)
 
     def begin(self) -> None:
         """A new leader id: what is marked from now on starts from the head again.
@@ -361,7 +370,7 @@ class Intake:
         if not self.waiting.shards:
             self._spread.grow(len(ledger) + len(new))
         taken: Taken = {}
-        flows = all(state.ready and not state.congested for state in slices) and not self._stalled
+        flows = all(state.ready and not (state.opening or state.congested) for state in slices) and not self._stalled
         if flows and not self.waiting.lanes and not self.waiting.shards:
             silent = [index for index in range(len(slices)) if not ledger.unsettled_of(index)]
             taken = ledger.add_rows(new, self._spread.active, ledger.room() - self._kept_for_fetches())
@@ -467,7 +476,7 @@ class Intake:
 
     def _takes(self, index: int) -> bool:
         state = self.slices[index]
-        return state.ready and (not state.congested or state.surplus < self._send_buffer)
+        return state.ready and not state.opening and (not state.congested or state.surplus < self._send_buffer)
 
     def congested(self, index: int) -> None:
         """Its pipe takes nothing at the moment."""

@@ -46,8 +46,8 @@ class Bounds:
 class Ledger:
     """See the module's text. One thread only."""
 
-    def __init__(self, bounds: Bounds) -> None:
-        self.bounds = bounds
+    def __init__(self, bounds: Bounds, *, pipelined: bool = False) -> None:
+        self.bounds, self._pipelined = bounds, pipelined
         self.watched: set[bytes] = set()  # keys that `drained` is to speak of
         self.settled_total = 0
         self._drained: list[bytes] = []
@@ -69,7 +69,12 @@ class Ledger:
 
     @property
     def in_flight(self) -> int:
-        """The most that producers can hold now: distinct unsettled keys plus unsettled records without one."""
+        """The most that producers can hold now: distinct unsettled keys plus unsettled records without one.
+
+        Where records do not wait for others of their key, all that is unsettled.
+        """
+        if self._pipelined:
+            return len(self._entries)
         return len(self._keys) + self._keyless
 
     @property
@@ -93,6 +98,11 @@ class Ledger:
     def unsettled_of(self, shard: int) -> int:
         """How many records this shard has to settle."""
         return self._per_shard.get(shard, 0)
+
+    def in_flight_of(self, shard: int) -> int:
+        """The most that this shard's producer can hold now; looks at every unsettled record."""
+        own = [state for state in self._entries.values() if state.shard == shard]
+        return len(own) if self._pipelined else len({id(state) for state in own})
 
     def count_of(self, key: bytes) -> int:
         """How many records of this key are unsettled."""

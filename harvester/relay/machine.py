@@ -19,6 +19,17 @@ id, so that every forgotten row is found again from the head. What is on the wir
 that is known of its rows holds any more, and a purge that is still to be done could hit a new row under an old id: all
 shards are killed, whatever they hold, and the term is taken anew. That repeats records rather than lose one.
 
+*Exactly once.* A shard answers a remark only when it has fenced its lane under the new term, and has purged what its
+predecessor had committed (`harvester.relay.transactor`). So a take-over waits for every shard, those that are being
+started included (P19), however long their answer takes as long as they give a sign of life; and while we lead, the ids
+of a dead shard stay in the ledger until its successor has answered (P21). Rows are bounded, not keys: nothing waits
+for another of its key.
+
+*Paused.* A leader that is paused stays in REMARKING: what was queued has been given back, what is on the wire is
+awaited, and no statement is asked for, since that takes LEADING. It is in no other way different: it keeps its term and
+its trust, and can be drained, fenced, scaled and deposed. Who is paused while it stands by comes to REMARKING, not to
+LEADING, when it has taken the term. To resume is to go on from there, under a new leader id.
+
 *Shards that are stuck.* A shard that does not answer a remark, or is silent while it has records to settle, is
 killed; a killed shard's ids have an unknown fate, which is what a remark is for. Its successor is a new process
 (P15).
@@ -26,6 +37,7 @@ killed; a killed shard's ids have an unknown fate, which is what a remark is for
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
@@ -40,6 +52,7 @@ from harvester.relay.commands import (
     Emptied,
     Kill,
     OpenTrust,
+    Release,
     Resize,
     Send,
     TakeTerm,
@@ -50,6 +63,7 @@ from harvester.relay.ledger import Bounds, Ledger, Row
 from harvester.relay.spread import Spread
 
 _ENOUGH_UNSETTLED = 10_000
+_LOW_WATER_S = 1.0
 
 
 class Phase(Enum):
@@ -78,6 +92,8 @@ class Settings:
     answer_timeout_s: float
     silence_timeout_s: float
     look_interval_s: float = 60.0
+    exactly_once: bool = False
+    expiry_s: float = 22.0  # S + H + D: what a dead shard had on the wire has arrived by then, or never does
 
 
 def max_unsettled(in_flight: int) -> int:
@@ -93,14 +109,16 @@ class Relay:
         self._new_id = new_id
         self.phase = Phase.IDLE
         self.epoch = 0
+        self.paused = False  # by whoever operates it, leading or not
         self.term: int | None = None
         self.holder: UUID | None = None
         self.leader_id: UUID | None = None
-        bounds = Bounds(settings.max_in_flight_records, settings.max_unsettled_records, settings.max_queued_per_key)
-        self.ledger = Ledger(bounds)
-        spread = Spread(
-            settings.shards, settings.max_unsettled_records, settings.records_per_shard, settings.most_shards
-        )
+        most = settings.max_in_flight_records
+        bounds = Bounds(most, settings.max_unsettled_records, settings.max_queued_per_key)
+        if settings.exactly_once:
+            bounds = Bounds(most, most, most)
+        self.ledger = Ledger(bounds, pipelined=settings.exactly_once)
+        spread = Spread(settings.shards, bounds.unsettled, settings.records_per_shard, settings.most_shards)
         self.intake = Intake(
             settings.mark_query_records, settings.send_buffer, self.ledger, shards=settings.shards, spread=spread
         )
@@ -109,8 +127,15 @@ class Relay:
         self._reason = ""
         self._look_at = 0.0
         self._server: str | None = None
+        self._incarnation: str | None = None
+        self.lanes = 0  # that exist, in exactly-once mode; set before the first term is taken
+        self.low_water: int | None = None  # every id below is settled, and none can appear there (P25)
+        self._floor: int | None = None  # as of the last mark
+        self._low_water_at = 0.0
         self._term_asked = False
         self._told_term: int | None = None  # the term that shards are told; it becomes ours when all have answered
+        self._to_release: tuple[int, UUID] | None = None  # the term of a drain, as long as all of it gets settled
+        self._unclean_at = -math.inf  # when something was last given up that may arrive in Kafka all the same
         self._target = settings.shards
         self._scale_deadline = 0.0
 
@@ -127,17 +152,31 @@ class Relay:
         return [CloseTrust(), *self._broadcast(now), *self._proceed(now)]
 
     def term_taken(
-        self, holder: UUID, term: int, server: str | None, now: float, went_back: bool = False
+        self,
+        holder: UUID,
+        term: int,
+        server: str | None,
+        now: float,
+        went_back: bool = False,
+        incarnation: UUID | None = None,
+        in_doubt: bool = False,
     ) -> list[Command]:
         """The term row of this server names us under this number. `went_back`: it, or its ids, had gone back (P9).
+
+        `in_doubt`: the term before was not released, so what its leader had on the wire may still arrive.
 
         The shards are told, and answer once more: while they knew no term, they gave up what failed on the wire, and
         their word of that has to be heard before anything behind it is marked (P5).
         """
         if self.phase is not Phase.TAKING or holder != self.holder or self._told_term is not None:
             return []
+        if in_doubt:
+            self._doubt(now)
         changed = went_back or (self._server is not None and server is not None and server != self._server)
         self._told_term, self._server = term, server or self._server
+        if incarnation is None or str(incarnation) != self._incarnation:
+            self.low_water = None
+        self._incarnation = str(incarnation) if incarnation is not None else None
         kills = (
             self._kill_all(f"the term was taken on another database than the last one ({server})") if changed else []
         )
@@ -163,12 +202,19 @@ class Relay:
         event: list[Command] = [Announce(LeaderFenced(reason))] if had_led else []
         return [CloseTrust(), *self._broadcast(now), *event]
 
-    def drain(self, now: float) -> list[Command]:
-        """Leadership is to be given up in good order, or the process stops: finish what is on the wire."""
+    def drain(self, now: float, trusted: bool = False) -> list[Command]:
+        """Leadership is to be given up in good order, or the process stops: finish what is on the wire.
+
+        `trusted`: the group's trust stays, only the term is given up (P32), so nothing has to be given up unsent.
+        """
         if self.phase is not Phase.DRAINING:
+            term, holder = self._told_term, self.holder
+            in_doubt = now - self._unclean_at < self.settings.expiry_s
+            self._to_release = (term, holder) if term is not None and holder is not None and not in_doubt else None
             self._end_leadership()
             self.phase = Phase.DRAINING
-            return [CloseTrust(), *self._broadcast(now), *self._proceed(now)]
+            closing: list[Command] = [] if trusted else [CloseTrust()]
+            return [*closing, *self._broadcast(now), *self._proceed(now)]
         return []
 
     def server_changed(self, reason: str, now: float) -> list[Command]:
@@ -184,16 +230,22 @@ class Relay:
         slices = enumerate(self.intake.slices)
         return [Kill(index, reason, own_fault=False) for index, shard in slices if shard.ready]
 
+    def _doubt(self, now: float) -> None:
+        """Something of this term, or of the one before, may be on its way to Kafka though nobody waits for it (P24)."""
+        if not self.settings.exactly_once:  # there, whoever comes next fences the lanes
+            self._unclean_at, self._to_release = now, None
+
     def _end_leadership(self) -> None:
         self.intake.abandon()
         self.term = self._told_term = self.holder = self.leader_id = None
 
     # -- marks
 
-    def marked(self, number: int, rows: Sequence[Row], now: float) -> list[Command]:
-        """A mark's result, sorted by id."""
+    def marked(self, number: int, rows: Sequence[Row], now: float, floor: int | None = None) -> list[Command]:
+        """A mark's result, sorted by id. `floor`: no row can appear below it any more."""
         if not self.intake.knows(number) or self.phase is not Phase.LEADING:
             return []
+        self._floor = floor
         commands = self._dispatch(self.intake.marked(number, rows, now))
         if not rows and self.intake.is_empty:
             commands.append(Emptied())
@@ -219,7 +271,10 @@ class Relay:
         return self.remark(f"a mark failed: {error}", now)
 
     def _dispatch(self, taken: Taken) -> list[Command]:
-        return [Send(index, Dispatch(self.epoch, b"".join([row[2] for row in rows]))) for index, rows in taken.items()]
+        return [
+            Send(index, Dispatch(self.epoch, b"".join([row[2] for row in rows]), self.low_water))
+            for index, rows in taken.items()
+        ]
 
     def _next_statements(self, now: float) -> list[Command]:
         if self.phase is not Phase.LEADING or self.leader_id is None or self.term is None or self.holder is None:
@@ -238,6 +293,7 @@ class Relay:
     ) -> list[Command]:
         """A record failed and is to be tried again after `wait_s`: it and what stood behind it wait here (P18)."""
         self.heard(shard, now)
+        self._doubt(now)
         if epoch != self.epoch or record_id not in self.ledger:
             return []
         key = self.ledger.key_of(record_id)
@@ -265,8 +321,12 @@ class Relay:
         """A shard did not send these, for lack of trust or of a leader; while we lead, that calls for a remark."""
         self.heard(shard, now)
         forgotten = self.ledger.give_back(ids)
+        if forgotten:
+            self._doubt(now)
         if forgotten and self.phase is Phase.LEADING:
             return self.remark(f"shard {shard} ran out of trust", now)
+        if forgotten:
+            self._to_release = None  # what failed on the wire may still arrive
         return self._proceed(now)
 
     # -- remarks
@@ -281,18 +341,38 @@ class Relay:
         self.phase = Phase.REMARKING
         return [*self._broadcast(now), *self._proceed(now)]
 
-    def remarked(self, shard: int, epoch: int, on_the_wire: Sequence[int], now: float) -> list[Command]:
-        """A shard's answer to `Remark`."""
+    def pause(self, now: float) -> list[Command]:
+        """Mark nothing until `resume`, now or when this process comes to lead; see the module's text."""
+        self.paused = True
+        return self.remark("paused", now) if self.phase is Phase.LEADING else []
+
+    def resume(self, now: float) -> list[Command]:
+        """The end of `pause`."""
+        if not self.paused:
+            return []
+        self.paused, self._reason = False, "resumed"
+        return self._proceed(now)
+
+    def remarked(
+        self, shard: int, epoch: int, on_the_wire: Sequence[int], now: float, in_doubt: bool = False
+    ) -> list[Command]:
+        """A shard's answer to `Remark`. `in_doubt`: what it gave up may still arrive."""
         self.heard(shard, now)
+        if in_doubt:
+            self._doubt(now)
         if epoch != self.epoch or shard not in self._awaited:
             return []
         self._awaited.discard(shard)
-        self.ledger.keep_only(shard, on_the_wire)
+        self.intake.slices[shard].opening = False
+        lost = self.ledger.keep_only(shard, on_the_wire)
+        if lost and self.phase is Phase.LEADING:  # a successor's answer: what its predecessor had is accounted for
+            return self.remark(f"shard {shard} was replaced", now)
         return self._proceed(now)
 
     def fate_unknown(self, shard: int, epoch: int, ids: Sequence[int], reason: str, now: float) -> list[Command]:
         """Nobody can tell whether these were published. The shard ends itself; until then the ledger keeps them."""
         self.heard(shard, now)
+        self._doubt(now)
         if epoch != self.epoch:
             return []
         return self.remark(reason, now)
@@ -307,13 +387,32 @@ class Relay:
     def _broadcast(self, now: float) -> list[Command]:
         """Raise the epoch, ask every living shard what it has on the wire."""
         self.epoch += 1
-        self._awaited = {i for i, shard in enumerate(self.intake.slices) if shard.ready}
+        if self._told_term is None:
+            self._forget_the_dead()
+        ready = {i for i, shard in enumerate(self.intake.slices) if shard.ready}
+        # Of a shard that is being started the answer tells that its lane is fenced.
+        self._awaited = set(range(len(self.intake.slices))) if self._fences_all else set(ready)
         self._answer_deadline = now + self.settings.answer_timeout_s
-        return [Send(i, self._remark_frame()) for i in sorted(self._awaited)]
+        return [Send(i, self._remark_frame()) for i in sorted(ready)]
+
+    def _forget_the_dead(self) -> None:
+        """Nobody leads: what a dead shard had is for the next leader to find out, and nothing waits for it here."""
+        for index, shard in enumerate(self.intake.slices):
+            if not shard.ready and self.ledger.keep_only(index, ()):
+                self._to_release = None
+
+    @property
+    def _fences_all(self) -> bool:
+        """Whether every lane has to be fenced before a term can begin."""
+        return self.settings.exactly_once and self.phase is Phase.TAKING and self._told_term is not None
 
     def _remark_frame(self) -> Remark:
-        holder = str(self.holder) if self._told_term is not None else None
-        return Remark(self.epoch, self._told_term, holder, self._server if holder is not None else None)
+        if self._told_term is None:
+            return Remark(self.epoch, None, None)
+        lanes, shards = (self.lanes, self.settings.shards) if self.settings.exactly_once else (0, 0)
+        return Remark(
+            self.epoch, self._told_term, str(self.holder), self._server, self._incarnation, max(lanes, shards), shards
+        )
 
     def _proceed(self, now: float) -> list[Command]:
         """Go on where something was waited for."""
@@ -323,12 +422,16 @@ class Relay:
             return []
         if self.phase is Phase.TAKING and self._told_term is not None and self.leader_id is not None:
             self.term = self._told_term
+            began: list[Command] = [OpenTrust(), Announce(LeaderAcquired(self.leader_id, self.term))]
+            if self.paused:
+                self.phase = Phase.REMARKING
+                return began
             self._lead(now)
-            return [OpenTrust(), Announce(LeaderAcquired(self.leader_id, self.term)), *self._next_statements(now)]
+            return [*began, *self._next_statements(now)]
         if self.phase is Phase.TAKING and self.holder is not None and not self._term_asked:
             self._term_asked = True  # once: a second one would raise the term under our own feet
             return [TakeTerm(self.holder)]
-        if self.phase is Phase.REMARKING and self.term is not None:
+        if self.phase is Phase.REMARKING and self.term is not None and not self.paused:
             self.leader_id = self._new_id()
             self._lead(now)
             refreshed = LeaderRefreshed(self.leader_id, self.term, self._reason)
@@ -340,11 +443,20 @@ class Relay:
             return [resize, *self._proceed(now)]
         if self.phase is Phase.DRAINING and not len(self.ledger):
             self.phase = Phase.IDLE
-            return [Drained()]
+            released = [Release(*self._to_release)] if self._to_release is not None else []
+            return [*released, Drained()]
         return []
+
+    def _raise_low_water(self) -> None:
+        """What is known to be settled without a gap stays so, over remarks and terms of one incarnation."""
+        lowest = self.intake.lowest()
+        if self._floor is not None:
+            found = self._floor if lowest is None else min(self._floor, lowest)
+            self.low_water = max(found, self.low_water or 1) if found > 1 else self.low_water
 
     def _lead(self, now: float) -> None:
         self.phase = Phase.LEADING
+        self._floor = None
         self._look_at = now + self.settings.look_interval_s
         self.intake.begin()
 
@@ -376,16 +488,28 @@ class Relay:
         """A new process of this shard can take rows."""
         state = self.intake.slices[shard]
         state.ready, state.congested, state.heard_at = True, False, now
+        if self.settings.exactly_once and self._told_term is not None:
+            state.opening = True
+            self._awaited.add(shard)
+            self._answer_deadline = now + self.settings.answer_timeout_s
         return [Send(shard, self._remark_frame()), *self._proceed(now)]
 
     def shard_died(self, shard: int, now: float) -> list[Command]:
         """Its process is gone for certain. What it had on the wire may or may not have been published."""
         state = self.intake.slices[shard]
         state.ready = False
+        if self._fences_all:
+            return []  # its successor has to fence the lane
         self._awaited.discard(shard)
+        if self.settings.exactly_once and self.phase in (Phase.LEADING, Phase.REMARKING, Phase.SCALING):
+            return self._proceed(now)  # its successor says what became of its records (P21)
         lost = self.ledger.keep_only(shard, ())
+        if lost:
+            self._doubt(now)
         if lost and self.phase in (Phase.LEADING, Phase.REMARKING):
             return self.remark(f"shard {shard} died", now)
+        if lost:
+            self._to_release = None
         return self._proceed(now)
 
     def congested(self, shard: int) -> None:
@@ -421,7 +545,8 @@ class Relay:
             if not shard.ready:
                 continue
             silent_s = now - shard.heard_at
-            if index in self._awaited and now >= self._answer_deadline:
+            patient = self.settings.exactly_once and silent_s < self.settings.answer_timeout_s
+            if index in self._awaited and now >= self._answer_deadline and not patient:
                 commands.append(Kill(index, "it did not answer a remark"))
             elif self.ledger.unsettled_of(index) and silent_s >= self.settings.silence_timeout_s:
                 commands.append(Kill(index, f"it was silent for {silent_s:.1f} s"))
@@ -431,6 +556,9 @@ class Relay:
             return [*commands, *self._proceed(now)]
         if self.phase is Phase.LEADING:
             self.intake.watch(now)
+            if now >= self._low_water_at:
+                self._low_water_at = now + _LOW_WATER_S
+                self._raise_low_water()
             if now >= self._look_at and self.term is not None and self.holder is not None:
                 self._look_at = now + self.settings.look_interval_s
                 commands.append(self.intake.look(self.term, self.holder))

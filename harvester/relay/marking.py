@@ -8,6 +8,8 @@ here, without end and without telling the machine: nothing was sent. A statement
 its fate is unknown (P4). A session with another server than before, or with one whose term row is older than our
 term, is reported too, and nothing is done on it for the machine (P9).
 
+How the term is taken: `harvester.relay.taking`. That somebody asks for it (P32) is read with the list of lock holders.
+
 Liveness (P14): `is_alive` is true while the loop turns, or waits inside its own bounded retry or for a statement
 that its own timeout bounds. A thread that died or hangs beyond that is not alive, and leadership ends.
 """
@@ -24,11 +26,11 @@ from uuid import UUID
 
 import psycopg
 
-from harvester.errors import OutboxError, TermLost
+from harvester.errors import BrokerError, OutboxError, TermLost
 from harvester.outbox.connect import one_line
 from harvester.outbox.marker import Holders, MarkSession, Session
 from harvester.outbox.place import why_another
-from harvester.relay.commands import Fetch, Look, Mark, TakeTerm
+from harvester.relay.commands import Fetch, Look, Mark, Release, TakeTerm
 from harvester.relay.hooks import Hooks
 from harvester.relay.reports import (
     DatabaseTrouble,
@@ -40,9 +42,11 @@ from harvester.relay.reports import (
     ServerChanged,
     StatementFailed,
     TermGone,
-    TermTaken,
+    TermWanted,
 )
 from harvester.relay.scan import Scan
+from harvester.relay.switching import AT_LEAST_ONCE, Mode
+from harvester.relay.taking import TermTaker, Voices
 from harvester.relay.waking import Waker
 
 _STALL_MARGIN_S = 10.0
@@ -53,7 +57,7 @@ _WATCH_S = 5.0  # how often to look at the sequence otherwise
 _IDLE_WATCH_S = 1.0  # the same where no rows come: a sequence that was restarted is one reason for that
 _MANY_GAPS = 500
 
-Work = Mark | Fetch | Look | TakeTerm
+Work = Mark | Fetch | Look | TakeTerm | Release
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,25 +91,25 @@ class MarkLoop(threading.Thread):
         trusted: Callable[[], bool],
         highest_term: Callable[[], int],
         hooks: Hooks,
+        mode: Mode | None = None,
     ) -> None:
         super().__init__(name="marker", daemon=True)
-        self._session, self._pace, self._instance = session, pace, name
-        self._report, self._trusted, self._highest_term = report, trusted, highest_term
-        self._hooks = hooks
+        self.mode = mode if mode is not None else Mode(AT_LEAST_ONCE, 0.0)
+        self._session, self._pace, self._report, self._hooks = session, pace, report, hooks
         self._commands: deque[Work] = deque()
         self._waker = Waker()
         self._ended = threading.Event()
         self._turned_at = time.monotonic()
+        voices = Voices(report, trusted, highest_term, self._turned)
+        self._taker = TermTaker(session, self.mode, name, voices, self._ended, hooks)
         self._unreachable_since: float | None = None
         self._scan = Scan()
         self._leader_id: UUID | None = None  # whose scan it is
-        self._term: tuple[int, UUID, str | None] | None = None  # term, holder, server: what was taken last
         self._sessions: Sequence[Session] = ()
         self._unregistered = False
         self._listed_at = self._marked_at = 0.0
         self._last_seen: Holders | None = None
         self._doubted = False
-        self._ids_restarted = False  # since the last take-over
         self._checked = True  # that the session is with the database that is meant
 
     def perform(self, command: Work) -> None:
@@ -121,6 +125,10 @@ class MarkLoop(threading.Thread):
         """The session may be with another server than others are: make a new one for the next command (P9)."""
         self._doubted = True
 
+    def log_in(self, dsn: str) -> None:
+        """Connect with this from now on; safe from any thread."""
+        self._session.log_in(dsn)
+
     def stop(self) -> None:
         """End the thread after what is running."""
         self._ended.set()
@@ -133,6 +141,19 @@ class MarkLoop(threading.Thread):
         bound_s = self._pace.statement_timeout_s + _STALL_MARGIN_S
         return self.is_alive() and now - self._turned_at < bound_s
 
+    @property
+    def lent_to(self) -> str | None:
+        """Who has the term, while we wait for it (P32)."""
+        return self._taker.lent_to
+
+    def _turned(self) -> None:
+        self._turned_at = time.monotonic()
+
+    @property
+    def turned_at(self) -> float:
+        """When the loop last turned: a reading of the monotonic clock."""
+        return self._turned_at
+
     def unreachable_s(self, now: float) -> float:
         """For how long the database has been out of reach; 0 when it is not."""
         since = self._unreachable_since
@@ -142,6 +163,9 @@ class MarkLoop(threading.Thread):
         """The thread."""
         try:
             self._loop()
+            for command in self._commands:
+                if isinstance(command, Release):
+                    self._release(command)
         except Exception as error:  # noqa: BLE001 - the top frame of this thread
             self._report(LoopDied(error))
         finally:
@@ -158,6 +182,8 @@ class MarkLoop(threading.Thread):
             match command:
                 case TakeTerm():
                     self._take(command)
+                case Release():
+                    self._release(command)
                 case Mark():
                     self._mark(command)
                 case Fetch():
@@ -174,26 +200,25 @@ class MarkLoop(threading.Thread):
         self._waker.clear()
 
     def _take(self, command: TakeTerm) -> None:
-        """P8: read, check trust, compare and set; again while trusted."""
-        while not self._ended.is_set() and self._connected():
-            try:
-                row = self._session.read_term()
-                self._hooks.hit("marker.term_read", term=row.term)
-                if not self._trusted():
-                    self._report(TermGone(command.holder))
-                    return
-                seen, ours = self._highest_term(), self._sessions
-                term = self._session.take_term(row.term, seen, command.holder, self._instance, ours)
-                if term is not None:
-                    went_back = row.term < seen or self._ids_restarted
-                    self._session.renew_incarnation(went_back=went_back)
-                    self._ids_restarted = False
-                    self._term = (term, command.holder, self._session.server)
-                    self._unregistered = True
-                    self._report(TermTaken(command.holder, term, self._session.server, went_back))
-                    return
-            except (psycopg.Error, OutboxError) as error:
-                self._lost(error)
+        """Until the term is taken, or trust in us is over (P8)."""
+        try:
+            while not self._ended.is_set() and self._connected():
+                try:
+                    if self._taker.attempt(command.holder, self._sessions):
+                        self._unregistered = True
+                        return
+                except (psycopg.Error, OutboxError, BrokerError) as error:
+                    self._lost(error)
+        finally:
+            self._taker.lent_to = None
+
+    def _release(self, release: Release) -> None:
+        """Nothing of the term is left; whoever leads next need not wait. It is worth one attempt."""
+        try:
+            if self._session.is_open:
+                self._session.release(release.term, release.holder)
+        except (psycopg.Error, OutboxError) as error:
+            self._lost(error)
 
     def _read(self, command: Mark | Fetch | Look, action: Callable[[], None]) -> None:
         """Perform a statement for the machine, on the database that is meant."""
@@ -233,7 +258,7 @@ class MarkLoop(threading.Thread):
         )
         scan.read([row[0] for row in rows], mark.limit, writes=self._pace.writes)
         self._hooks.hit("marker.marked", number=mark.number, rows=rows)
-        self._report(Marked(mark.number, rows))
+        self._report(Marked(mark.number, rows, scan.floor))
         now = time.monotonic()
         every_s = _LIST_S if scan.gaps else _WATCH_S if rows else _IDLE_WATCH_S
         if len(scan.gaps) > _MANY_GAPS or now - self._listed_at >= every_s:
@@ -245,11 +270,13 @@ class MarkLoop(threading.Thread):
         found, before = self._session.holders(), self._last_seen
         self._last_seen = found
         self._scan.listed(found.transactions, found.last_value)
+        if found.wanted_by is not None and self._taker.taken is not None:
+            self._report(TermWanted(self._taker.taken.holder, found.wanted_by))
         if before is None or found.last_value is None or before.last_value is None:
             return
         if found.last_value < before.last_value or found.sequence_file != before.sequence_file:
             self._scan.restart()
-            self._ids_restarted = True
+            self._taker.ids_restarted = True
             given = f"{before.last_value} was the last, now it is {found.last_value}"
             self._report(ServerChanged(f"ids have started again: {given}"))
 
@@ -270,16 +297,16 @@ class MarkLoop(threading.Thread):
 
     def _is_meant(self, command: Mark | Fetch | Look) -> bool:
         """P9: whether the session is with the database that the term was taken on."""
-        if self._term is None or self._term[1] != command.holder or self._checked:
+        taken = self._taker.taken
+        if taken is None or taken.holder != command.holder or self._checked:
             return True
-        term, _, server = self._term
         try:
             row = self._session.read_term()
         except (psycopg.Error, OutboxError) as error:
             self._lost(error)
             self._report(StatementFailed(command.number, one_line(error)))
             return False
-        reason = why_another(self._session.server, row.term, server, term)
+        reason = why_another(self._session.server, row.term, taken.server, taken.term)
         self._checked = reason is None
         if reason is not None:
             self._report(ServerChanged(reason))

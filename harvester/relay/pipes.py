@@ -1,8 +1,8 @@
 """The two ends of a shard's pipe pair.
 
-P16: the supervisor never blocks. It writes what the pipe takes and keeps the rest (`Channel.congested` says so, and
-the relay then holds that shard's rows back); it reads whatever has arrived. So the shard, whose writes do block,
-always finds its reader reading.
+P16: the supervisor never blocks. It writes what the pipe takes and keeps the rest; when that is much
+(`Channel.congested`) the relay holds that shard's rows back. It reads whatever has arrived. So the shard, whose writes
+do block, always finds its reader reading.
 """
 
 from __future__ import annotations
@@ -20,6 +20,9 @@ from harvester.relay.frames import MAX_ANSWER_BYTES, Frame, Splitter, encode
 _PIPE_BYTES = 1 << 20
 _READ_BYTES = 1 << 16  # a larger buffer is a fresh mapping for every read
 _LOOK_AGAIN_MS = 250
+# A pipe holds a third of what a shard may have to do. To hold rows back means to read them again, so it is for a shard
+# that takes nothing, and not for one that is busy.
+_SLACK_BYTES = 1 << 22
 
 
 def widen(fd: int) -> None:
@@ -38,17 +41,25 @@ class Channel:
         for fd in (read_fd, write_fd):
             os.set_blocking(fd, False)
             widen(fd)
-        self._outbound: deque[bytes] = deque()
+        self._outbound: deque[memoryview] = deque()
+        self._waiting_bytes = 0
         self._splitter = Splitter(MAX_ANSWER_BYTES)
 
     @property
     def congested(self) -> bool:
-        """Whether something waits until the pipe takes it."""
+        """Whether so much waits until the pipe takes it that no more should come."""
+        return self._waiting_bytes > _SLACK_BYTES
+
+    @property
+    def is_waiting(self) -> bool:
+        """Whether anything waits until the pipe takes it."""
         return bool(self._outbound)
 
     def send(self, frame: Frame) -> None:
         """Write the frame, or keep what the pipe does not take. A broken pipe drops it: the shard is dead."""
-        self._outbound.append(encode(frame))
+        data = encode(frame)
+        self._outbound.append(memoryview(data))
+        self._waiting_bytes += len(data)
         self.flush()
 
     def flush(self) -> None:
@@ -62,7 +73,9 @@ class Channel:
                 return
             except BrokenPipeError:
                 outbound.clear()
+                self._waiting_bytes = 0
                 return
+            self._waiting_bytes -= written
             if written == len(data):
                 outbound.popleft()
             else:

@@ -17,6 +17,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
+from typing import Any, TypeVar
 
 import psycopg
 
@@ -28,6 +29,20 @@ _GATHER_FROM_RECORDS = 16
 _WORTH_RECORDS = 16
 _GATHER_MAX_S = 0.02
 _LOCKED_AGAIN_S = 0.5
+_LOOK_S = 1.0
+
+T = TypeVar("T")
+
+
+class _Call:
+    """Something that another thread wants of the session."""
+
+    def __init__(self, action: Callable[[], Any]) -> None:
+        self.action, self.done = action, threading.Event()
+        self.result: Any = None
+
+    def run(self) -> None:
+        self.result = self.action()
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +67,7 @@ class Purger(threading.Thread):
         self._locked: list[int] = []  # somebody else holds these rows
         self._locked_due = 0.0
         self._poison: deque[tuple[Poison, float]] = deque()  # and when to try it
+        self._calls: deque[_Call] = deque()
         self._work = threading.Event()
         self._enough = threading.Event()
         self._ended = threading.Event()
@@ -84,6 +100,18 @@ class Purger(threading.Thread):
         self._poison.append((poison, 0.0))
         self._work.set()
 
+    def ask(self, action: Callable[[], T]) -> T | None:
+        """Run it on this thread, with the session ready, until it succeeds; None when the thread ends before."""
+        call = _Call(action)
+        self._calls.append(call)
+        self._work.set()
+        self._enough.set()
+        while not call.done.wait(_LOOK_S):
+            if not self.is_alive() and not call.done.is_set():
+                return None
+        result: T | None = call.result
+        return result
+
     def stop(self) -> None:
         """End the thread once what is running has ended."""
         self._ended.set()
@@ -103,6 +131,7 @@ class Purger(threading.Thread):
                     self._settled(batch)
                 self._retry_locked()
                 self._settle_poison()
+                self._serve_calls()
         except Exception as error:  # noqa: BLE001 - the top frame of this thread; without it nothing would settle
             self._callbacks.died(error)
         finally:
@@ -111,7 +140,7 @@ class Purger(threading.Thread):
     def _gather(self) -> None:
         """Wait a moment for a batch that is worth a statement."""
         self._enough.clear()
-        if not self._poison and not self._is_worth_a_statement():
+        if not self._poison and not self._calls and not self._is_worth_a_statement():
             self._enough.wait(_GATHER_MAX_S)
         self._work.clear()
 
@@ -163,6 +192,14 @@ class Purger(threading.Thread):
                 continue
             self._note("quarantine", None)
             self._callbacks.quarantined(poison, outcome)
+
+    # -- calls
+
+    def _serve_calls(self) -> None:
+        while self._calls:
+            call = self._calls.popleft()
+            self._attempt(call.run)
+            call.done.set()
 
     # -- attempts
 

@@ -10,12 +10,19 @@ from harvester.outbox.copying import Row
 
 @dataclass(frozen=True, slots=True)
 class TermTaken:
-    """The term row of `server` names `holder` under `term`. `went_back`: the row, or the ids, had gone back (P9)."""
+    """The term row of `server` names `holder` under `term`. `went_back`: the row, or the ids, had gone back (P9).
+
+    `lanes`: how many there are to be fenced (exactly-once mode). `in_doubt`: the term before was at least once and was
+    not released.
+    """
 
     holder: UUID
     term: int
     server: str | None
     went_back: bool
+    incarnation: UUID
+    lanes: int = 0
+    in_doubt: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,11 +33,20 @@ class TermGone:
 
 
 @dataclass(frozen=True, slots=True)
+class TermWanted:
+    """Somebody asks for the term, to have it on loan (P32)."""
+
+    holder: UUID
+    by: str
+
+
+@dataclass(frozen=True, slots=True)
 class Marked:
-    """A mark's rows, by id."""
+    """A mark's rows, by id. `floor`: no row can appear below it any more; None: not known."""
 
     number: int
     rows: list[Row]
+    floor: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,4 +94,15 @@ class LoopDied:
     error: Exception
 
 
-Report = TermTaken | TermGone | Marked | Fetched | Looked | StatementFailed | ServerChanged | DatabaseTrouble | LoopDied
+Report = (
+    TermTaken
+    | TermGone
+    | TermWanted
+    | Marked
+    | Fetched
+    | Looked
+    | StatementFailed
+    | ServerChanged
+    | DatabaseTrouble
+    | LoopDied
+)

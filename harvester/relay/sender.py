@@ -24,7 +24,7 @@ from typing import Any
 from confluent_kafka import KafkaError, KafkaException
 
 from harvester.delivery.decode import Broken, decode
-from harvester.delivery.failures import Failure, Verdict, burns_attempt
+from harvester.delivery.failures import TOO_LARGE, Failure, Verdict, burns_attempt
 from harvester.outbox.purge_session import Outcome, Poison
 from harvester.relay.attempts import Attempts, Policy, Trial
 from harvester.relay.barrier import Barrier, Entry
@@ -42,9 +42,11 @@ from harvester.relay.frames import (
     Settled,
     Stats,
 )
+from harvester.relay.stamps import Stamps, timestamp_ms
 from harvester.telemetry.latency import Histogram
 
 _BUFFER_RETRY_S = 0.05
+RESERVED = "its topic is one of the harvester's own, where a record could pass for the harvester's word"
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,8 +64,19 @@ class Outlets:
 class Sender:
     """See the module's text."""
 
-    def __init__(self, producer: Any, policy: Policy, outlets: Outlets) -> None:
-        self._producer = producer
+    def __init__(
+        self,
+        producer: Any,
+        policy: Policy,
+        outlets: Outlets,
+        index: int = 0,
+        header: str = "",
+        reserved: frozenset[str] = frozenset(),
+        dated: bool = False,
+    ) -> None:
+        """`dated`: a record's timestamp is its row's create_time; else the moment at which it is produced."""
+        self._producer, self._reserved, self._dated = producer, reserved, dated
+        self._stamps = Stamps(header, index)
         self._attempts = Attempts(policy)
         self._out = outlets
         self._lock = threading.Lock()
@@ -75,6 +88,7 @@ class Sender:
         self._retries: list[tuple[float, int, int]] = []  # due, tie-breaker, record id
         self._order = itertools.count()
         self._acked: list[Entry] = []  # acknowledged, and not yet collected; of the delivery thread
+        self._too_large: list[tuple[Entry, KafkaError, tuple[str, int]]] = []  # refused as such, the same
         self._latency = Histogram()
         self._delivered = self._retried = self._errors = self._quarantined = 0
         self._acked_at = 0.0  # when the last acknowledgement came: the broker takes records
@@ -82,10 +96,14 @@ class Sender:
 
     # -- frames
 
-    def dispatch(self, epoch: int, rows: bytes) -> None:
+    def dispatch(self, epoch: int, rows: bytes, low_water: int | None = None) -> None:
         """Rows in id order: send what may be sent, queue the rest."""
         now, term = time.monotonic(), self._term  # which this thread alone changes
         entries = [Entry(record[0], record[1], record, now, term) for record in decode(rows)]
+        self._stamps.set_low_water(low_water)
+        if len(self._attempts):
+            for entry in entries:
+                entry.origin = self._attempts.origin_of(entry.id)
         ready: list[Entry] = []
         refused: list[int] = []
         with self._lock:
@@ -108,10 +126,12 @@ class Sender:
                 self._attempts.clear()
             self._epoch = frame.epoch
             self._term, self._holder = frame.term, frame.holder
+            self._stamps.begin(frame.term, frame.incarnation)
             self._blocked = frame.term is None
             self._retries.clear()
+            held = self._barrier.held > 0
             on_the_wire = self._barrier.remark()
-            self._out.send(Remarked(frame.epoch, on_the_wire))
+            self._out.send(Remarked(frame.epoch, on_the_wire, held))
 
     def closed(self, epoch: int, record_id: int) -> None:
         """The supervisor knows of this parked record; its key may come again."""
@@ -141,7 +161,8 @@ class Sender:
 
     def _produce(self, entries: Iterable[Entry]) -> None:
         produce, reported, trusted = self._producer.produce, self._reported, self._out.trusted
-        now = time.monotonic()
+        now, name, stamp, reserved = time.monotonic(), self._stamps.name, self._stamps.stamp, self._reserved
+        dated = self._dated
         for entry in entries:
             record = entry.record
             if isinstance(record, Broken):
@@ -151,10 +172,18 @@ class Sender:
                 self._run_out_of_trust(entry)
                 continue
             entry.sent_at = now
-            _, key, topic, value, headers, partition, _ = record
+            record_id, key, topic, value, headers, partition, created_us = record
+            if topic in reserved:
+                self._poisoned(entry, RESERVED)
+                continue
+            if name:
+                if entry.origin is None:
+                    entry.origin = stamp(record_id, created_us)
+                headers = [*headers, (name, entry.origin)] if entry.origin else headers
             try:
                 # By position: names cost a third of the call. They are: on_delivery, its alias, timestamp, headers.
-                produce(topic, value, key, partition, partial(reported, entry), None, 0, headers)
+                at_ms = timestamp_ms(created_us) if dated else 0
+                produce(topic, value, key, partition, partial(reported, entry), None, at_ms, headers)
             except BufferError:
                 self._put_off(entry)
             except KafkaException as error:
@@ -184,19 +213,34 @@ class Sender:
 
     # -- reports
 
-    def _reported(self, entry: Entry, error: KafkaError | None, _message: Any) -> None:
+    def _reported(self, entry: Entry, error: KafkaError | None, message: Any) -> None:
         """Delivery report; runs on the delivery thread, which calls `collect` when it has served some."""
         if error is None:
             self._acked.append(entry)
+        elif error.name() in TOO_LARGE and message is not None:
+            self._too_large.append((entry, error, (message.topic(), message.partition())))
         else:
             self.collect()
             self._failed(entry, error)
 
     def collect(self) -> None:
-        """See to the acknowledgements that were served since the last call. Delivery thread."""
+        """See to the acknowledgements and refusals that were served since the last call. Delivery thread."""
         acked, self._acked = self._acked, []
-        if not acked:
-            return
+        if acked:
+            self._collect(acked)
+        if self._too_large:
+            self._collect_too_large()
+
+    def _collect_too_large(self) -> None:
+        """Of the records of one batch the largest is at fault; the others have not failed."""
+        refused, self._too_large = self._too_large, []
+        largest: dict[tuple[str, int], int] = {}
+        for entry, _, where in refused:
+            largest[where] = max(_size(entry), largest.get(where, 0))
+        for entry, error, where in refused:
+            self._failed(entry, error, innocent=_size(entry) < largest[where])
+
+    def _collect(self, acked: list[Entry]) -> None:
         now_us = time.time_ns() // 1000
         with self._lock:
             self._latency.add_all([now_us - entry.record[6] for entry in acked if not isinstance(entry.record, Broken)])
@@ -205,12 +249,13 @@ class Sender:
             self._barrier.acked(acked)
         self._out.purge([entry.id for entry in acked])
 
-    def _failed(self, entry: Entry, error: KafkaError, *, local: bool = False) -> None:
-        failure = Failure(error.name(), error.fatal(), local)
+    def _failed(self, entry: Entry, error: KafkaError, *, local: bool = False, innocent: bool = False) -> None:
+        failure = Failure(error.name(), error.fatal(), local, innocent)
         text = f"{error.name()}: {error.str()}"
         with self._lock:
             self._errors += 1
             verdict, trial = self._attempts.failed(entry.id, failure, datetime.now(UTC))
+            trial.origin = entry.origin
             if verdict is Verdict.FATAL:
                 self._out.send(FateUnknown(self._epoch, [entry.id], text))
             elif verdict is Verdict.RETRY:
@@ -272,7 +317,8 @@ class Sender:
                 self._give_up(entry.id)
                 return
             self._barrier.acked((entry,))
-        self._out.quarantine(Poison(entry.id, error, trial.attempts, trial.first_failed_at, term, holder))
+        origin = entry.origin or None
+        self._out.quarantine(Poison(entry.id, error, trial.attempts, trial.first_failed_at, term, holder, origin))
 
     # -- commits
 
@@ -329,3 +375,8 @@ class Sender:
             self._seen = now
             latency, self._latency = self._latency, Histogram()
         return Stats(*now[:4], self._retried, *now[4:], latency.pack().hex())
+
+
+def _size(entry: Entry) -> int:
+    record = entry.record
+    return 0 if isinstance(record, Broken) else len(record.key or b"") + len(record.value or b"")

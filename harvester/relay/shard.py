@@ -3,7 +3,8 @@
 Its threads, all blocking, none polling:
 
 - *main* waits for frames, due retries, and the death of the supervisor (EOF on the pipe, or its pidfd);
-- *delivery* serves the producer's reports;
+- *delivery* serves the producer's reports; in exactly-once mode *transactor* does all that has to do with Kafka instead
+  (`harvester.relay.transactor`);
 - *purger* deletes what was acknowledged (`harvester.relay.purging`).
 
 The end. On `Stop`, or when the supervisor is gone, nothing more is produced; what is on the wire is awaited and
@@ -19,28 +20,48 @@ import select
 import signal
 import threading
 import time
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
+from harvester.delivery.lane import Lanes, LaneSettings
 from harvester.outbox.purge_session import PurgeSession, Rules
 from harvester.outbox.tables import OutboxTable
 from harvester.relay import hooks
 from harvester.relay.attempts import Policy
-from harvester.relay.frames import Closed, Dispatch, Frame, Log, Ready, Remark, ServerChanged, Session, Stop, Trouble
+from harvester.relay.frames import (
+    Closed,
+    Dispatch,
+    Frame,
+    Log,
+    Login,
+    Ready,
+    Remark,
+    ServerChanged,
+    Session,
+    Stop,
+    Trouble,
+)
 from harvester.relay.pipes import ShardPipe, widen
 from harvester.relay.purging import Callbacks, Purger
 from harvester.relay.sender import Outlets, Sender
 from harvester.relay.shared import Shared, in_flight, trust_check
+from harvester.relay.transactor import Database, Transactor
 from harvester.relay.waking import Waker
 from harvester.telemetry.client_log import ClientLog
 from harvester.telemetry.process import calm_collector
+
+if TYPE_CHECKING:
+    from harvester.telemetry.tracing import Provider
 
 _STATS_INTERVAL_S = 1.0
 _POLL_S = 0.5
 EXIT_FATAL = 3
 
 # Where cores are few, the supervisor and its mark must be scheduled before the shards that they feed: each hop of a
-# mark would otherwise wait for a shard's time slice. A shard that runs a little later finds more to do at once.
+# mark would otherwise wait for a shard's time slice. A shard that runs a little later finds more to do at once. A
+# transaction is many hops between the shard and the broker, one after the other: there it costs more than it brings.
 _NICE = 5
 
 
@@ -58,6 +79,12 @@ class ShardSpec:
     rules: Rules
     io_error_backoff_s: float
     linger_at_end_s: float  # how long the end may take: delivery timeout and purge margin
+    header: str  # the name of the header that says where a record comes from; "" is none
+    lanes: LaneSettings | None = field(default=None, repr=False)  # in exactly-once mode
+    transaction_records: int = 0
+    tracing: bool = False  # continue traces that the headers of rows carry
+    reserved: frozenset[str] = frozenset()  # topics of the harvester's own: no record goes there
+    dated: bool = False  # a record's timestamp is its row's create_time
 
 
 def main(spec: ShardSpec, inbound: Any, outbound: Any, shared: Shared) -> None:
@@ -66,7 +93,8 @@ def main(spec: ShardSpec, inbound: Any, outbound: Any, shared: Shared) -> None:
         signal.signal(number, signal.SIG_IGN)  # the supervisor decides; its end is noticed
     widen(outbound.fileno())
     calm_collector()
-    os.nice(_NICE)
+    if spec.lanes is None:
+        os.nice(_NICE)
     code = _Shard(spec, ShardPipe(inbound.fileno(), outbound.fileno()), shared).run()
     os._exit(code)  # never wait for the producer: what it still holds must not leave after us
 
@@ -80,8 +108,6 @@ class _Shard:
         self._ended = threading.Event()
         self._fatal: str | None = None
         self._end_deadline: float | None = None
-        client_log = ClientLog(lambda level, text: pipe.send(Log(level, text)))
-        self._producer = self._hooks.producer({**spec.producer_options, "logger": client_log})
         self._session = PurgeSession(
             spec.dsn,
             OutboxTable.parse(spec.outbox),
@@ -102,23 +128,74 @@ class _Shard:
                 lambda error: self._die(f"the purger failed: {error!r}"),
             ),
         )
-        self._sender = Sender(
-            self._producer,
+        self._client_log = ClientLog(lambda level, text: pipe.send(Log(level, text)))
+        self._sender: Sender | Transactor
+        self._lanes: Lanes | None = None
+        self._tracing = self._start_tracing() if spec.tracing else None
+        if spec.lanes is None:
+            self._producer = self._make_producer(spec.producer_options)
+            outlets = self._outlets(self._purger.purge)
+            self._sender = Sender(
+                self._producer, spec.policy, outlets, spec.index, spec.header, spec.reserved, spec.dated
+            )
+        else:
+            self._sender = self._transactor(spec.lanes)
+
+    def _start_tracing(self) -> Provider:
+        from harvester.telemetry.tracing import make_provider
+
+        return make_provider(self._spec.name)
+
+    def _make_producer(self, options: Mapping[str, Any]) -> Any:
+        producer = self._hooks.producer({**options, "logger": self._client_log})
+        if self._tracing is None:
+            return producer
+        from harvester.telemetry.tracing import TracingProducer
+
+        return TracingProducer(producer, self._tracing, transactional="transactional.id" in options)
+
+    def _outlets(self, purge: Callable[[Sequence[int]], None]) -> Outlets:
+        return Outlets(
+            send=self._pipe.send,
+            purge=purge,
+            quarantine=self._purger.quarantine,
+            wake=self._waker.set,
+            fatal=self._die,
+            trusted=trust_check(self._shared),
+        )
+
+    def _transactor(self, lanes: LaneSettings) -> Transactor:
+        purger, session, spec = self._purger, self._session, self._spec
+
+        def purge(ids: Sequence[int]) -> None:
+            purger.purge(ids)
+            purger.kick()
+
+        def delete(ids: Sequence[int]) -> bool:
+            session.delete(ids)
+            return True
+
+        self._lanes = Lanes(lanes, self._make_producer)
+        database = Database(lambda: purger.ask(session.term), lambda ids: purger.ask(partial(delete, ids)))
+        return Transactor(
+            spec.index,
+            self._lanes,
             spec.policy,
-            Outlets(
-                send=pipe.send,
-                purge=self._purger.purge,
-                quarantine=self._purger.quarantine,
-                wake=self._waker.set,
-                fatal=self._die,
-                trusted=trust_check(shared),
-            ),
+            spec.transaction_records,
+            spec.header,
+            spec.reserved,
+            self._outlets(purge),
+            database,
+            self._hooks,
+            spec.dated,
         )
 
     def run(self) -> int:
         """The life of the process; returns its exit code."""
-        delivery = threading.Thread(target=self._serve_reports, name="delivery", daemon=True)
-        delivery.start()
+        if isinstance(self._sender, Transactor):
+            self._sender.start()
+        else:
+            threading.Thread(target=self._serve_reports, name="delivery", daemon=True).start()
         self._purger.start()
         threading.Thread(target=self._report_ready, name="ready", daemon=True).start()
         poller = select.poll()
@@ -148,6 +225,10 @@ class _Shard:
                     self._end(self._spec.linger_at_end_s)
         self._ended.set()
         self._purger.stop()
+        if self._tracing is not None:
+            from harvester.telemetry.tracing import flush
+
+            flush(self._tracing)
         if self._fatal is not None:
             self._pipe.send(Log(40, f"ends: {self._fatal}"))
             return EXIT_FATAL
@@ -170,8 +251,8 @@ class _Shard:
 
     def _obey(self, frame: Frame) -> None:
         match frame:
-            case Dispatch(epoch, rows):
-                self._sender.dispatch(epoch, rows)
+            case Dispatch(epoch, rows, low_water):
+                self._sender.dispatch(epoch, rows, low_water)
                 self._purger.hurry()
             case Remark():
                 self._session.expect(frame.server, frame.term)
@@ -179,10 +260,18 @@ class _Shard:
                 self._purger.hurry()
             case Closed(epoch, record_id):
                 self._sender.closed(epoch, record_id)
+            case Login():
+                self._log_in(frame)
             case Stop(within_s):
                 self._end(within_s)
             case _:
                 self._pipe.send(Log(40, f"unexpected frame {type(frame).__name__}"))
+
+    def _log_in(self, login: Login) -> None:
+        self._session.log_in(login.dsn)
+        if login.user:
+            clients = self._lanes.log_in if self._lanes is not None else self._producer.set_sasl_credentials
+            clients(login.user, login.password)
 
     def _watch_parent(self) -> int | None:
         """A descriptor that becomes readable when the supervisor dies, however its pipe fares."""
@@ -217,6 +306,7 @@ class _Shard:
     # -- other threads
 
     def _serve_reports(self) -> None:
+        assert isinstance(self._sender, Sender)
         hit, poll, kick, collect = self._hooks.hit, self._producer.poll, self._purger.kick, self._sender.collect
         try:
             while not self._ended.is_set():

@@ -25,6 +25,7 @@ from harvester.events import Event, LeaderAcquired, LeaderFenced, LeaderRefreshe
 from harvester.neli.group import Group
 from harvester.relay import commands as c
 from harvester.relay.fleet import Fleet
+from harvester.relay.frames import Login
 from harvester.relay.hearing import Tidings, hear
 from harvester.relay.machine import Phase, Relay, Settings
 from harvester.relay.marking import MarkLoop
@@ -39,6 +40,7 @@ from harvester.relay.reports import (
     StatementFailed,
     TermGone,
     TermTaken,
+    TermWanted,
 )
 from harvester.relay.shard import ShardSpec
 from harvester.relay.shared import Shared, TrustCell, set_in_flight
@@ -154,6 +156,7 @@ class Supervisor(threading.Thread):
             return False
 
         def begin(now: float) -> None:
+            self._wanted = False  # whatever a loan of the term was to be followed by
             led.append(self.relay.term is not None)
             self._drained.append(done)
             self._perform(self.relay.drain(now))
@@ -183,16 +186,56 @@ class Supervisor(threading.Thread):
         self.post(kill)
 
     def scale(self, shards: int, within_s: float) -> bool:
-        """Change the number of shards (P17); False when it was refused."""
+        """Change the number of shards (P17); False when it was refused, as it is while another change is under way."""
         done, changed = threading.Event(), [False]
+        if self._broken:
+            return False
 
         def begin(now: float) -> None:
+            if self._scaling is not None:
+                done.set()
+                return
             self._scaling = (done, changed)
             self._perform(self.relay.scale(shards, now + within_s, now))
 
         self.post(begin)
         done.wait(within_s + 5.0)
         return changed[0]
+
+    def pause(self, within_s: float, then: Callable[[], None]) -> bool:
+        """Mark nothing until `resume`. True as soon as that holds, whatever is still on the wire by then.
+
+        `then` is called when it holds, on the supervisor's thread, however late that is.
+        """
+        return self._do(self.relay.pause, within_s, then)
+
+    def resume(self, within_s: float, then: Callable[[], None]) -> bool:
+        """The end of `pause`; True when it has begun. `then` as there."""
+        return self._do(self.relay.resume, within_s, then)
+
+    def remark(self, reason: str, within_s: float) -> bool:
+        """Drop what is queued and mark again, if this one leads; True when it has begun."""
+        return self._do(lambda now: self.relay.remark(reason, now), within_s)
+
+    def _do(
+        self,
+        decide: Callable[[float], Sequence[c.Command]],
+        within_s: float,
+        then: Callable[[], None] = lambda: None,
+    ) -> bool:
+        done = threading.Event()
+
+        def act(now: float) -> None:
+            self._perform(decide(now))
+            then()
+            done.set()
+
+        self.post(act)
+        return done.wait(within_s)
+
+    def log_in(self, spec: ShardSpec, login: Login) -> None:
+        """Shards log in with this from now on, new ones and those that there are."""
+        self.post(lambda _now: self.fleet.log_in(spec, login))
 
     def end(self, within_s: float) -> None:
         """End the shards (killing those that take longer) and this thread. Nothing may be leading any more."""
@@ -240,6 +283,8 @@ class Supervisor(threading.Thread):
                 self.marker.stop()
             for done in self._drained:
                 done.set()
+            if self._scaling is not None:
+                self._scaling[0].set()
             self.shards_ready.set()
             self._waker.close()
             self._poller.close()
@@ -309,6 +354,8 @@ class Supervisor(threading.Thread):
         self._hear(index, now)  # all it said before its end
         slot = self.fleet.slots[index]
         asked = slot.asked_to_end
+        if not self.relay.settings.exactly_once:
+            slot.suspected += self.relay.ledger.in_flight_of(index)
         code = self.fleet.bury(index)
         self._out.trouble(f"shard {index}", None)
         if index < len(self.relay.intake.slices):
@@ -336,7 +383,7 @@ class Supervisor(threading.Thread):
                         self.relay.congested(shard)
                     elif self.relay.is_congested(shard):
                         self._perform(self.relay.uncongested(shard, time.monotonic()))
-                case c.Mark() | c.Fetch() | c.Look() | c.TakeTerm():
+                case c.Mark() | c.Fetch() | c.Look() | c.TakeTerm() | c.Release():
                     if self.marker is not None:
                         self.marker.perform(command)
                 case c.OpenTrust():
@@ -382,8 +429,8 @@ class Supervisor(threading.Thread):
     def _marker_said(self, report: Report, now: float) -> None:
         relay = self.relay
         match report:
-            case Marked(number, rows):
-                self._perform(relay.marked(number, rows, now))
+            case Marked(number, rows, floor):
+                self._perform(relay.marked(number, rows, now, floor))
             case Fetched(number, rows):
                 self._perform(relay.fetched(number, rows, now))
             case Looked(number, ids):
@@ -395,18 +442,35 @@ class Supervisor(threading.Thread):
                 self._perform(relay.statement_failed(number, error, now))
             case ServerChanged(reason):
                 self._server_changed(reason, now)
-            case TermTaken(holder, term, server, went_back):
-                self._perform(relay.term_taken(holder, term, server, now, went_back))
+            case TermTaken(holder, term, server, went_back, incarnation, lanes, in_doubt):
+                relay.lanes = lanes
+                self._perform(relay.term_taken(holder, term, server, now, went_back, incarnation, in_doubt))
             case TermGone(holder):
                 if holder == relay.holder:
                     trusted = self.trust.trusted
                     self._perform(relay.term_lost(trusted, now))
                     if not trusted:  # only a new election, on fresh proofs, may try again
                         self._group.step_down("the term could not be kept")
+            case TermWanted(holder, by):
+                self._lend(holder, by, now)
             case DatabaseTrouble(text):
                 self._out.trouble("database", text)
             case LoopDied(error):
                 self._out.failed(error)
+
+    def _lend(self, holder: UUID, by: str, now: float) -> None:
+        """Give up the term in good order, and take it again, which waits until it is free (P32)."""
+        relay = self.relay
+        if holder != relay.holder or relay.phase not in (Phase.LEADING, Phase.REMARKING):
+            return
+        self._wanted = True
+        self._perform(relay.drain(now, trusted=True))
+        self._announce(LeaderFenced(f"the term is lent to {by}"))
+
+    @property
+    def lent_to(self) -> str | None:
+        """Who has the term that this process would take (P32)."""
+        return self.marker.lent_to if self.marker is not None else None
 
     @property
     def leadership(self) -> tuple[UUID | None, int | None]:

@@ -102,6 +102,10 @@ class Waiting:
         """Every waiting id; for the rare look at the whole table."""
         return {i for lane in (*self.lanes.values(), *self.shards.values()) for i in lane.ids[lane._start :]}
 
+    def firsts(self) -> list[int]:
+        """The lowest waiting id of each lane."""
+        return [lane.ids[lane._start] for lane in (*self.lanes.values(), *self.shards.values()) if len(lane)]
+
     # -- rows join
 
     def join(self, name: LaneName, shard: int, record_id: int) -> None:

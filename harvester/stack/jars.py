@@ -6,20 +6,15 @@ slf4j to log4j, and would say nothing at all about what goes wrong: the binding 
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
-import importlib.util
 import os
-import shutil
-import tempfile
 from collections.abc import Callable, Mapping
 from importlib import resources
 from pathlib import Path
 
 from harvester.errors import StackError
 
-from . import java
-from .processes import run
+from . import ivy
 
 KAFKA_VERSION = "4.3.0"
 _SCALA = "2.13"
@@ -51,31 +46,18 @@ def broker_jars(*, progress: Callable[[str], None] = lambda _: None, timeout_s: 
                 hint="name the `libs` directory of an unpacked Apache Kafka, or unset it",
             )
         return Path(given).absolute()
-    cache = cache_directory()
-    home = cache / f"kafka-{KAFKA_VERSION}"
-    if home.is_dir():
-        return home
-    try:
-        cache.mkdir(parents=True, exist_ok=True)
-        handle = os.open(cache / ".lock", os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o644)
-    except OSError as error:
-        raise StackError(
-            f"cannot use the cache directory {cache}: {error.strerror}", hint="set XDG_CACHE_HOME"
-        ) from error
-    try:
-        fcntl.flock(handle, fcntl.LOCK_EX)
-        if not home.is_dir():
-            progress(f"fetching Apache Kafka {KAFKA_VERSION} (44 MB, once)")
-            _resolve(home, timeout_s)
-    finally:
-        os.close(handle)
-    return home
-
-
-def cache_directory() -> Path:
-    """`harvester` in $XDG_CACHE_HOME, else in ~/.cache."""
-    base = os.environ.get("XDG_CACHE_HOME")
-    return (Path(base) if base else Path.home() / ".cache") / "harvester"
+    return ivy.cached(
+        f"kafka-{KAFKA_VERSION}",
+        _IVY_FILE,
+        what="the Kafka broker",
+        hints=(
+            "pip install 'harvester[stack]', or name a broker of your own with --bootstrap",
+            "it needs the network once; HARVESTER_KAFKA_JARS names jars you already have",
+        ),
+        check=_check,
+        announce=lambda: progress(f"fetching Apache Kafka {KAFKA_VERSION} (44 MB, once)"),
+        timeout_s=timeout_s,
+    )
 
 
 def parse_digests(text: str) -> dict[str, str]:
@@ -93,43 +75,8 @@ def wrong_files(found: Mapping[str, str], expected: Mapping[str, str]) -> list[s
     return problems
 
 
-def _ivy_jar() -> Path:
-    # Found without importing: importing pyspark takes half a second and starts nothing we need.
-    found = importlib.util.find_spec("pyspark")
-    if found is not None and found.origin is not None:
-        for jar in sorted((Path(found.origin).parent / "jars").glob("ivy-*.jar")):
-            return jar
-    raise StackError(
-        "Apache Ivy, which fetches the Kafka broker, is not installed",
-        hint="pip install 'harvester[stack]', or name a broker of your own with --bootstrap",
-    )
-
-
-def _resolve(home: Path, timeout_s: float) -> None:
-    ivy, runtime = _ivy_jar(), java.find()
+def _check(directory: Path) -> None:
     expected = parse_digests(resources.files(__package__).joinpath("broker.sha256").read_text())
-    with tempfile.TemporaryDirectory(dir=home.parent, prefix=".fetch-") as scratch:
-        work = Path(scratch)
-        (work / "ivy.xml").write_text(_IVY_FILE)
-        command = [
-            str(runtime.program),
-            *java.trust_options(runtime, work),
-            "-jar",
-            str(ivy),
-            *("-ivy", str(work / "ivy.xml")),
-            *("-cache", str(work / "cache")),
-            *("-retrieve", str(work / "jars" / "[artifact]-[revision](-[classifier]).[ext]")),
-            *("-confs", "default"),
-            *("-types", "jar", "bundle"),
-        ]
-        try:
-            run(command, what="fetching the Kafka broker", timeout_s=timeout_s)
-        except StackError as error:
-            raise StackError(
-                error.message, hint="it needs the network once; HARVESTER_KAFKA_JARS names jars you already have"
-            ) from error
-        jars = work / "jars"
-        found = {jar.name: hashlib.sha256(jar.read_bytes()).hexdigest() for jar in jars.iterdir()}
-        if problems := wrong_files(found, expected):
-            raise StackError("the Kafka broker that was fetched is not the expected one: " + "; ".join(problems))
-        shutil.move(jars, home)  # a rename: the same file system
+    found = {jar.name: hashlib.sha256(jar.read_bytes()).hexdigest() for jar in directory.iterdir()}
+    if problems := wrong_files(found, expected):
+        raise StackError("the Kafka broker that was fetched is not the expected one: " + "; ".join(problems))

@@ -40,8 +40,11 @@ def parse_version(text: str) -> int | None:
     return int(found.group(1)) if found else None
 
 
-def find() -> Java:
-    """The first of JAVA_HOME, PATH and the wheel that is new enough; StackError says what was found instead."""
+def find(newest: int | None = None) -> Java:
+    """The first of JAVA_HOME, PATH and the wheel that is new enough, and not newer than `newest`.
+
+    StackError says what was found instead.
+    """
     seen: list[str] = []
     for program, bundled in _candidates():
         try:
@@ -49,11 +52,12 @@ def find() -> Java:
         except StackError as error:
             seen.append(error.message.splitlines()[0])
             continue
-        if major is not None and major >= MINIMUM:
+        if major is not None and MINIMUM <= major <= (newest or major):
             return Java(program, major, bundled)
         seen.append(f"{program} is version {major or 'unknown'}")
+    wanted = f"{MINIMUM} to {newest}" if newest else f"{MINIMUM} or newer"
     raise StackError(
-        f"no Java {MINIMUM} or newer: " + ("; ".join(seen) or "none on PATH or in JAVA_HOME"),
+        f"no Java {wanted}: " + ("; ".join(seen) or "none on PATH or in JAVA_HOME"),
         hint="pip install 'harvester[stack]' brings one, or set JAVA_HOME",
     )
 

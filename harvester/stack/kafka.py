@@ -219,7 +219,8 @@ def _format(home: Path, jars: Path, java: Java, settings: dict[str, str]) -> Non
                 *_java(home, jars, java),
                 *("-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC"),
                 "kafka.tools.StorageTool",
-                *("format", "-t", cluster, "-c", str(file)),
+                # With "=", because one in 64 begins with a dash, which would be taken for an option.
+                *("format", f"--cluster-id={cluster}", "-c", str(file)),
             ],
             what="formatting the Kafka storage",
             timeout_s=120,

@@ -164,7 +164,7 @@ def send(process: ProcessId, number: signal.Signals) -> bool:
     """Signal exactly this process; False when it is gone. The pidfd rules out a pid recycled in between."""
     try:
         handle = os.pidfd_open(process.pid)
-    except ProcessLookupError:
+    except (ProcessLookupError, FileNotFoundError):  # the latter where the number is a thread's now
         return False
     try:
         if not is_alive(process):

@@ -8,6 +8,8 @@ share fits into a few hundred bytes. Pure: times are passed in.
 
 from __future__ import annotations
 
+import bisect
+import itertools
 import math
 import struct
 from collections.abc import Sequence
@@ -79,6 +81,19 @@ class Histogram:
             if seen >= rank:
                 return _value(bucket)
         raise AssertionError("the counts do not add up to the total")
+
+    def counts_up_to(self, bounds_ms: Sequence[float]) -> list[int]:
+        """How many latencies are no longer than each of these ascending bounds, within ERROR of the bound."""
+        sums = [0] * len(bounds_ms)
+        for bucket, count in list(self._counts.items()):
+            place = bisect.bisect_left(bounds_ms, _value(bucket))
+            if place < len(sums):
+                sums[place] += count
+        return list(itertools.accumulate(sums))
+
+    def total_ms(self) -> float:
+        """The sum of all latencies, within ERROR."""
+        return sum(_value(bucket) * count for bucket, count in list(self._counts.items()))
 
     def pack(self) -> bytes:
         """Ten bytes for each bucket in use, in bucket order."""

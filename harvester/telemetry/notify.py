@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import socket
+import time
 from collections.abc import Mapping
 
 _SEND_TIMEOUT_S = 1.0  # a manager that does not read must not hold the relay up
@@ -38,6 +39,10 @@ class Notifier:
         """One line for `systemctl status`; line breaks become spaces."""
         return self._send([f"STATUS={_one_line(text)}"])
 
+    def reloading(self) -> bool:
+        """The configuration is being read again; `ready` says that it is done (sd_notify(3), Type=notify-reload)."""
+        return self._send(["RELOADING=1", f"MONOTONIC_USEC={time.monotonic_ns() // 1000}"])
+
     def stopping(self, status: str | None = None) -> bool:
         """The graceful stop has begun."""
         return self._send(["STOPPING=1", *([f"STATUS={_one_line(status)}"] if status is not None else [])])
@@ -45,6 +50,13 @@ class Notifier:
     def watchdog(self) -> bool:
         """Alive; due at least twice in `watchdog_s` where that is set."""
         return self._send(["WATCHDOG=1"])
+
+    def widen_watchdog(self, least_s: float) -> bool:
+        """Ask for at least this much time between two `watchdog`; true when it was less."""
+        if self.watchdog_s is None or self.watchdog_s >= least_s:
+            return False
+        self.watchdog_s = least_s
+        return self._send([f"WATCHDOG_USEC={round(least_s * 1e6)}"])
 
     def _send(self, lines: list[str]) -> bool:
         if self._address is None:

@@ -8,26 +8,32 @@ was committed in between may have been delivered as well.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
+from harvester.origin import HEADER
 from harvester.outbox.connect import connect
 from harvester.outbox.schema import inspect
 from harvester.outbox.tables import OutboxTable
 from harvester.verify.history import Timing
 from harvester.verify.reader import Isolation, read
+from harvester.verify.sequences import Sequenced, Sequences
 from harvester.verify.truth import read_counts, read_truth
 from harvester.verify.verdict import Verdict, judge
 
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """A verdict with what was measured. `examples` are findings as text, with positions in the log."""
+    """A verdict with what was measured. `examples` are findings as text, with positions in the log.
+
+    `sequenced` is what the records' headers alone tell; the verdict does not depend on it.
+    """
 
     verdict: Verdict
     timing: Timing
     topics: tuple[str, ...]
     examples: tuple[str, ...]
+    sequenced: Sequenced = field(default_factory=lambda: Sequences().judge())
 
     def summary(self) -> dict[str, int | float | None]:
         """The figures that scripts read; the order is that of the documentation."""
@@ -53,6 +59,7 @@ class Report:
             "pending": verdict.pending,
             "scattered": verdict.scattered,
             "topics": list(self.topics),
+            "sequences": self.sequenced.details(),
             "examples": list(self.examples),
         }
 
@@ -65,18 +72,21 @@ def verify(
     topics: Sequence[str] = (),
     isolation: Isolation = "read_committed",
     timeout_s: float = 30.0,
+    header: str = HEADER,
     on_progress: Callable[[int], None] = lambda records: None,
 ) -> Report:
     """Compare an outbox that was filled by the pump with what Kafka holds.
 
-    `topics` defaults to those the pump wrote to. Raises SchemaError without a pump's side table, DatabaseUnavailable,
-    BrokerUnavailable, BrokerError; never because of what it finds.
+    `topics` defaults to those the pump wrote to; `header` is the name of the relay's own. Raises SchemaError without
+    a pump's side table, DatabaseUnavailable, BrokerUnavailable, BrokerError; never because of what it finds.
     """
     with connect(dsn, application_name="harvester verify") as connection:
         shape = inspect(connection, table)
         truth = read_truth(connection, table, shape)
         topics = tuple(topics) or truth.topics
-        history = read(kafka_options, topics, isolation=isolation, timeout_s=timeout_s, on_progress=on_progress)
+        history = read(
+            kafka_options, topics, isolation=isolation, timeout_s=timeout_s, header=header, on_progress=on_progress
+        )
         known = read_counts(connection, table, shape)
     verdict = judge(
         truth.counts,
@@ -92,4 +102,10 @@ def verify(
         places = history.where(finding.key, finding.seq) if finding.seq is not None else []
         examples.append(f"{finding}{' at ' if places else ''}{', '.join(places)}")
     examples += [*history.foreign, *(f"{row}: not from the pump, or rolled back" for row in truth.foreign)]
-    return Report(verdict=verdict, timing=history.timing(), topics=tuple(topics), examples=tuple(examples))
+    return Report(
+        verdict=verdict,
+        timing=history.timing(),
+        topics=tuple(topics),
+        examples=tuple(examples),
+        sequenced=history.sequences.judge(truth.given_up),
+    )

@@ -6,6 +6,7 @@ from array import array
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from harvester.verify.sequences import Sequences
 from harvester.verify.verdict import MAX_FINDINGS, Delivery
 from harvester.verify.wire import COMMITTED, ROLLED_BACK, parse
 
@@ -44,12 +45,16 @@ class Timing:
 
 
 class History:
-    """Filled with `add` for each record of a partition in offset order; places are numbered by `place`."""
+    """Filled with `add` for each record of a partition in offset order; places are numbered by `place`.
+
+    `sequences` is filled beside it, with the records that carry an origin.
+    """
 
     def __init__(self) -> None:
         self.records = 0
         self.foreign_records = 0
         self.foreign: list[str] = []
+        self.sequences = Sequences()
         self._places: list[Place] = []
         self._keys: dict[bytes, _KeyLog] = {}
         self._latencies_us = array("q")

@@ -20,6 +20,7 @@ from confluent_kafka import (
 )
 
 from harvester.errors import BrokerError, BrokerUnavailable
+from harvester.origin import HEADER, decode, find
 from harvester.verify.history import History, Place
 
 Isolation = Literal["read_committed", "read_uncommitted"]
@@ -37,15 +38,18 @@ def read(
     *,
     isolation: Isolation = "read_committed",
     timeout_s: float = 30.0,
+    header: str = HEADER,
     on_progress: Callable[[int], None] = lambda records: None,
 ) -> History:
     """Read `topics` to their end. `options` are the client's (bootstrap.servers, security).
+
+    `header` names the one that says where a record comes from; empty: there is none.
 
     A topic that does not exist counts as empty: nothing was delivered to it. `timeout_s` bounds how long nothing
     may arrive; `on_progress` gets the number of records read. Raises BrokerUnavailable; BrokerError for what
     waiting does not help, and when an open transaction hides records from a read_committed reader for that long.
     """
-    reader = _Reader(options, isolation, timeout_s, on_progress)
+    reader = _Reader(options, isolation, timeout_s, header, on_progress)
     try:
         return reader.read(list(dict.fromkeys(topics)))
     except KafkaException as error:
@@ -56,8 +60,14 @@ def read(
 
 class _Reader:
     def __init__(
-        self, options: Mapping[str, Any], isolation: Isolation, timeout_s: float, on_progress: Callable[[int], None]
+        self,
+        options: Mapping[str, Any],
+        isolation: Isolation,
+        timeout_s: float,
+        header: str,
+        on_progress: Callable[[int], None],
     ) -> None:
+        self._header = header
         self._timeout_s = timeout_s
         self._on_progress = on_progress
         self._complaint = ""
@@ -119,6 +129,9 @@ class _Reader:
                         kind, at_ms = message.timestamp()
                         timestamp_ms = -1 if kind == TIMESTAMP_NOT_AVAILABLE else at_ms
                         self._history.add(numbers[place], offset, message.key(), message.value(), timestamp_ms)
+                        origin = decode(find(message.headers(), self._header)) if self._header else None
+                        if origin is not None:
+                            self._history.sequences.add(origin, timestamp_ms)
                     if offset >= end - 1:
                         del left[place]
                 elif error.code() == KafkaError._PARTITION_EOF:

@@ -13,10 +13,12 @@ from typing import Any
 import psycopg
 
 from harvester.errors import ConfigurationError, OutboxError, Problem, SchemaError
+from harvester.origin import decode
 from harvester.outbox.connect import database_errors
 from harvester.outbox.shape import OutboxShape
 from harvester.outbox.tables import OutboxTable
 from harvester.verify.load import Load
+from harvester.verify.sequences import Stream
 from harvester.verify.wire import PREFIX_BYTES, ROLLED_BACK, key_name, parse
 
 Connection = psycopg.Connection[Any]
@@ -26,6 +28,7 @@ Connection = psycopg.Connection[Any]
 class Truth:
     """One snapshot of the database. `pending` and `quarantined`: key -> numbers found there.
 
+    `given_up`: streams and sequence numbers of what is in quarantine, for `sequences`.
     `foreign` says which rows of outbox and quarantine are not the pump's, at most a few of them, and
     `foreign_rows` how many there are.
     """
@@ -36,6 +39,7 @@ class Truth:
     quarantined: Mapping[str, set[int]]
     foreign_rows: int
     foreign: tuple[str, ...]
+    given_up: tuple[tuple[Stream, int], ...] = ()
 
 
 def side_table(table: OutboxTable, shape: OutboxShape) -> OutboxTable:
@@ -108,6 +112,7 @@ def read_truth(connection: Connection, table: OutboxTable, shape: OutboxShape) -
                 cursor.execute(f"SELECT id, kafka_key, {_prefix(shape)} FROM {name}")
                 for row in cursor:
                     found.add(name, *row)
+        origins = connection.execute(f"SELECT origin FROM {table.quarantine} WHERE origin IS NOT NULL").fetchall()
     return Truth(
         counts={key: count for key, count, _ in rows},
         topics=tuple(sorted({topic for _, count, topic in rows if count})),
@@ -115,6 +120,7 @@ def read_truth(connection: Connection, table: OutboxTable, shape: OutboxShape) -
         quarantined=quarantined.numbers,
         foreign_rows=pending.foreign_rows + quarantined.foreign_rows,
         foreign=tuple((pending.foreign + quarantined.foreign)[:10]),
+        given_up=tuple((Stream.of(origin), origin.sequence) for (raw,) in origins if (origin := decode(raw))),
     )
 
 

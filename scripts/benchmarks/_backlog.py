@@ -11,7 +11,7 @@ from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from confluent_kafka import Consumer, TopicPartition
+from confluent_kafka import Consumer, KafkaError, TopicPartition
 
 from scripts.benchmarks._place import Place
 
@@ -107,6 +107,8 @@ def read(place: Place, expected: int, topic: str | None = None, timeout_s: float
             "auto.offset.reset": "error",
             "fetch.wait.max.ms": 20,
             "queued.min.messages": 100_000,
+            "isolation.level": "read_committed",
+            "enable.partition.eof": True,  # the end may be a marker of a transaction, which nobody is given
             "log_level": 0,
         }
     )
@@ -122,15 +124,17 @@ def read(place: Place, expected: int, topic: str | None = None, timeout_s: float
             if silent_s > timeout_s:
                 raise SystemExit(f"{topic} could not be read to its end")
             for message in messages:
-                if (error := message.error()) is not None:
+                error, partition, offset = message.error(), message.partition() or 0, message.offset() or 0
+                if error is not None and error.code() == KafkaError._PARTITION_EOF:
+                    if offset >= left.get(partition, 0):
+                        left.pop(partition, None)
+                    continue
+                if error is not None:
                     raise SystemExit(f"reading {topic}: {error}")
                 key, number = message.key() or b"", int((message.value() or b"0").partition(b":")[0])
                 wrong += number <= tops.get(key, 0)
                 tops[key] = number
                 moments.append((message.timestamp()[1], key == hot))
-                partition, offset = message.partition() or 0, message.offset() or 0
-                if offset + 1 >= left.get(partition, 0):
-                    left.pop(partition, None)
     finally:
         consumer.close()
     if wrong or len(moments) != expected:

@@ -31,14 +31,14 @@ _BIGINT, _UUID, _BIGINT_ARRAY = 20, 2950, 1016
 _ID = Struct(">q")
 _COPY_HEADER_BYTES = 19
 _COPY_ID = Struct(">hiq")  # field count, length, id
-_DELETE = b"DELETE FROM outbox WHERE id = ANY ($1)"
+DELETE = b"DELETE FROM outbox WHERE id = ANY ($1)"
 # The mark of a relay that writes: the next rows from a cursor that lags one batch behind, so the condition is needed.
 _MARK = (
     "UPDATE outbox SET leader_id = {leader} WHERE id = ANY (ARRAY(SELECT id FROM outbox WHERE id > {high}"
     " AND leader_id IS DISTINCT FROM {leader} ORDER BY id LIMIT {batch} FOR UPDATE)) RETURNING " + _COLUMNS
 )
 _READ = "SELECT " + _COLUMNS + " FROM outbox WHERE id > {high} ORDER BY id LIMIT {batch}"
-_SETTINGS = "SET enable_seqscan = off; SET enable_bitmapscan = off; SET jit = off"
+SETTINGS = "SET enable_seqscan = off; SET enable_bitmapscan = off; SET jit = off"
 
 
 def mark_delete(gate: Gate, dsn: str, batch: int, form: str) -> Progress:
@@ -53,13 +53,13 @@ def read_delete(gate: Gate, dsn: str, batch: int, form: str) -> Progress:
 
 def _loop(gate: Gate, dsn: str, batch: int, form: str, template: str) -> Progress:
     with psycopg.connect(dsn, autocommit=True) as connection:
-        connection.execute(_SETTINGS)
+        connection.execute(SETTINGS)
         pgconn = connection.pgconn
-        _check(pgconn.prepare(b"d", _DELETE, [_BIGINT_ARRAY]))
+        check(pgconn.prepare(b"d", DELETE, [_BIGINT_ARRAY]))
         leader = uuid.uuid4()
         if form == "pipeline":
             text = template.format(leader="$2", high="$1", batch=batch)
-            _check(pgconn.prepare(b"m", text.encode(), [_BIGINT, _UUID] if "$2" in text else [_BIGINT]))
+            check(pgconn.prepare(b"m", text.encode(), [_BIGINT, _UUID] if "$2" in text else [_BIGINT]))
         gate.ready()
         progress: Progress = [(time.monotonic(), 0)]
         if form == "cursor":
@@ -75,7 +75,7 @@ def _by_copy(pgconn: pq.abc.PGconn, statement: Callable[[int], str], progress: P
     high = done = 0
     while True:
         pgconn.send_query(f"COPY ({statement(high)}) TO STDOUT (FORMAT BINARY)".encode())
-        _check(pgconn.get_result())
+        check(pgconn.get_result())
         ids: list[int] = []
         while True:
             size, data = pgconn.get_copy_data(0)
@@ -86,12 +86,12 @@ def _by_copy(pgconn: pq.abc.PGconn, statement: Callable[[int], str], progress: P
                 row = row[_COPY_HEADER_BYTES:]
             if len(row) > 2:
                 ids.append(_COPY_ID.unpack_from(row)[2])
-        _check(pgconn.get_result())
+        check(pgconn.get_result())
         pgconn.get_result()
         if not ids:
             return
         high = max(ids)
-        _check(pgconn.exec_prepared(b"d", [_array(ids)], [pq.Format.BINARY], pq.Format.BINARY))
+        check(pgconn.exec_prepared(b"d", [bigint_array(ids)], [pq.Format.BINARY], pq.Format.BINARY))
         done += len(ids)
         progress.append((time.monotonic(), done))
 
@@ -137,14 +137,14 @@ def _by_pipeline(pgconn: pq.abc.PGconn, extra: list[bytes], progress: Progress) 
         if ids:
             high = max(high, *ids)
             send(b"m", [_ID.pack(high), *extra])
-            send(b"d", [_array(ids)], len(ids))
+            send(b"d", [bigint_array(ids)], len(ids))
 
 
 def _pipelined(pgconn: pq.abc.PGconn) -> Any:
     """The result of one statement that has a sync of its own."""
-    result = _check(pgconn.get_result())
+    result = check(pgconn.get_result())
     pgconn.get_result()  # None: the end of the statement
-    _check(pgconn.get_result())  # the sync
+    check(pgconn.get_result())  # the sync
     return result
 
 
@@ -212,25 +212,25 @@ def one_by_one(gate: Gate, dsn: str, bootstrap: str, topic: str, records: int) -
     headers: list[tuple[str, str | bytes | None]] = [("source", b"bench")]
     with psycopg.connect(dsn, autocommit=True) as connection:
         pgconn = connection.pgconn
-        _check(pgconn.prepare(b"d", _DELETE, [_BIGINT_ARRAY]))
+        check(pgconn.prepare(b"d", DELETE, [_BIGINT_ARRAY]))
         rows = connection.execute("SELECT id, kafka_value FROM outbox ORDER BY id LIMIT %s", (records,)).fetchall()
         gate.ready()
         progress: Progress = [(time.monotonic(), 0)]
         for done, (record_id, value) in enumerate(rows, 1):
             producer.produce(topic, value, b"hot", headers=headers)
             producer.flush(60)
-            _check(pgconn.exec_prepared(b"d", [_array([record_id])], [pq.Format.BINARY], pq.Format.BINARY))
+            check(pgconn.exec_prepared(b"d", [bigint_array([record_id])], [pq.Format.BINARY], pq.Format.BINARY))
             progress.append((time.monotonic(), done))
         return progress
 
 
-def _array(ids: list[int]) -> bytes:
+def bigint_array(ids: list[int]) -> bytes:
     # Each element as its length, 8, and its value: one call for all of them.
     flat = [number for record_id in sorted(ids) for number in (8, record_id)]
     return _ARRAY.pack(1, 0, _BIGINT, len(ids), 1) + pack(">" + "iq" * len(ids), *flat)
 
 
-def _check(result: Any) -> Any:
+def check(result: Any) -> Any:
     if result is None or result.status in (pq.ExecStatus.FATAL_ERROR, pq.ExecStatus.PIPELINE_ABORTED):
         raise SystemExit(f"a statement failed: {result.error_message.decode() if result is not None else 'no result'}")
     return result

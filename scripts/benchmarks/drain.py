@@ -5,7 +5,7 @@ from __future__ import annotations
 from scripts.benchmarks._backlog import Rows
 from scripts.benchmarks._relay import FULL, drain
 from scripts.benchmarks._scenario import Bench, Samples, Scenario
-from scripts.benchmarks.limits import DRIVER_BATCH, best_mark_delete, database
+from scripts.benchmarks.limits import DRIVER_BATCH, bare_relay, best_mark_delete, database
 
 VARIANTS: dict[str, tuple[str, ...]] = {
     "cap_10000": FULL,
@@ -31,10 +31,12 @@ def drain_a_backlog(bench: Bench, samples: Samples) -> None:
     for number in bench.each_round():
         limit = best_mark_delete(bench, rows, samples)
         driver = database(bench, "mark_delete", rows, DRIVER_BATCH, "cursor")
+        bare = bare_relay(bench, rows, rows.keys)  # as many in flight as there are keys, which is all the barrier lets
         for variant, settings in VARIANTS.items():
             done = drain(bench, rows, settings=settings)
             figures = done.figures() | {"limit_per_s": limit, "ratio": done.rate_per_s / limit}
             figures |= {"driver_limit_per_s": driver, "driver_ratio": done.rate_per_s / driver}
+            figures |= {"bare_relay_per_s": bare, "bare_ratio": done.rate_per_s / bare}
             samples.use(variant, settings)
             samples.add_all(figures, "" if settings is FULL else f"variants.{variant}")
             bench.say(f"round {number}: {variant}: {done.rate_per_s:,.0f}/s, mark+delete alone {limit:,.0f}/s")

@@ -14,6 +14,7 @@ from scripts.benchmarks._worker import run, worker
 BATCHES = (100, 500, 1_000, 4_000)
 FORMS = ("copy", "pipeline")
 DRIVER_BATCH = 1_000  # its best, by trial
+BARE_CAPS = (1_000, 10_000)
 _BASELINES = "scripts.benchmarks._baselines:"
 
 
@@ -30,6 +31,8 @@ def limits(bench: Bench, samples: Samples) -> None:
             samples.add(f"{kind}_per_s", max(found.values()))
             samples.add(f"driver_{kind}_per_s", database(bench, kind, rows, DRIVER_BATCH, "cursor"))
         samples.add("produce_per_s", produce(bench, rows))
+        for cap in BARE_CAPS:
+            samples.add(f"bare_relay_per_s_by_cap.{cap}", bare_relay(bench, rows, cap))
         samples.add_all(_together(bench, rows, best), "together")
         bench.say(f"round {number}: mark+delete {samples.median('mark_delete_per_s'):,.0f}/s")
 
@@ -59,6 +62,15 @@ def produce(bench: Bench, rows: Rows) -> float:
         return overall(run(_BASELINES + "produce", **_producing(bench, place.name, rows)), rows.count)
 
 
+def bare_relay(bench: Bench, rows: Rows, cap: int) -> float:
+    """Records per second of a relay without any guarantee that has so many in flight."""
+    with fresh(bench) as place:
+        fill(place, rows)
+        return overall(
+            run("scripts.benchmarks._bare:relay", dsn=place.dsn, bootstrap=bench.bootstrap, cap=cap), rows.count
+        )
+
+
 def overall(progress: Sequence[tuple[float, int]], expected: int) -> float:
     """From start to end; SystemExit when it did not do everything."""
     (began, _), (ended, done) = progress[0], progress[-1]
@@ -68,8 +80,13 @@ def overall(progress: Sequence[tuple[float, int]], expected: int) -> float:
 
 
 def within(progress: Sequence[tuple[float, int]], began: float, ended: float) -> float:
-    """Records per second in a window of its time; between two reports the progress counts as even."""
-    return (_at(progress, ended) - _at(progress, began)) / max(ended - began, 1e-6)
+    """Records per second in a window of its time; between two reports the progress counts as even.
+
+    0 in a window that ends before it begins: with few records one may be done before another has started.
+    """
+    if ended <= began:
+        return 0.0
+    return (_at(progress, ended) - _at(progress, began)) / (ended - began)
 
 
 def _at(progress: Sequence[tuple[float, int]], moment: float) -> float:

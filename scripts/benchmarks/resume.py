@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import psycopg
-from confluent_kafka import Consumer, TopicPartition
+from confluent_kafka import Consumer, KafkaError, TopicPartition
 from confluent_kafka.admin import AdminClient, ConfigResource, ResourceType
 
 from scripts.benchmarks._place import PARTITIONS, ROOT, Place, command, fresh, harvester
@@ -197,23 +197,21 @@ class _Trial:
 
 def _appended_s(place: Place) -> list[float]:
     """When each record was appended, in order."""
-    consumer = Consumer({"bootstrap.servers": place.bootstrap, "broker.address.family": "v4", "group.id": "bench"})
+    options = {"bootstrap.servers": place.bootstrap, "broker.address.family": "v4", "group.id": "bench"}
+    consumer = Consumer({**options, "enable.partition.eof": True})  # the last offset may be a transaction's marker
     try:
-        left = {}
-        for partition in range(PARTITIONS):
-            _, end = consumer.get_watermark_offsets(TopicPartition(place.name, partition), 30)
-            if end:
-                left[partition] = end
+        left = set(range(PARTITIONS))
         consumer.assign([TopicPartition(place.name, partition, 0) for partition in left])
         found: list[float] = []
         while left:
             for message in consumer.consume(5_000, 1.0):
-                found.append(message.timestamp()[1] / 1000)
-                found_in, offset = message.partition(), message.offset()
-                assert found_in is not None
-                assert offset is not None
-                if offset + 1 == left.get(found_in):
-                    del left[found_in]
+                error = message.error()
+                if error is None:
+                    found.append(message.timestamp()[1] / 1000)
+                elif error.code() == KafkaError._PARTITION_EOF:
+                    left.discard(message.partition() or 0)
+                else:
+                    raise SystemExit(f"{place.name}: {error.str()}")
         return sorted(found)
     finally:
         consumer.close()

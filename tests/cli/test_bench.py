@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from scripts.benchmarks import _report, drain, growth, latency, limits
+from scripts.benchmarks import _report, coordination, drain, growth, latency, limits
 from scripts.benchmarks.__main__ import BOOTSTRAP, DSN, find, main
 from scripts.benchmarks._relay import FULL
 from scripts.benchmarks._scenario import Bench, Samples
@@ -22,6 +22,15 @@ GROUPS: dict[str, dict[str, set[str]]] = {
         "limits": {"mark_delete_per_s", "read_delete_per_s", "produce_per_s", "together.produce_per_s"},
         "drain": {*ONE_DRAIN, "limit_per_s", "ratio", "limit_per_s_by_batch.500_copy"},
     },
+    "once": {"exactly-once": {"rate_per_s", "ratio", "hot_key_per_s", "p50_ms", "p99_ms"}},
+    "consumers": {
+        "coordination": {
+            *(f"{mode}_{what}" for mode in ("alo", "amo") for what in ("ratio", "per_s")),
+            "bare_per_s",
+            "messages_per_partition_minute",
+            "recovery_s",
+        },
+    },
     "variations": {
         "shards": {"rate_per_s.1", "slowest_over_best"},
         "keys": {"rate_per_s.zipf"},
@@ -31,6 +40,7 @@ GROUPS: dict[str, dict[str, set[str]]] = {
         "latency": {"p50_ms.100", "p99_ms.100", "p999_ms.100", "max_ms.100"},
         "idle": {"statements_per_s", "cpu_percent", "wakeups_per_s", "first_record_ms"},
         "writers": {"insert_ratio"},
+        "stasher": {"leased_over_plain", "together.leased_over_plain", "batch.leased_over_plain"},
     },
     "backlogs": {
         "growth": {*SHARE, "steady.p99_ms"},
@@ -56,6 +66,7 @@ def tiny(monkeypatch: pytest.MonkeyPatch, servers: Servers) -> None:
     monkeypatch.setattr(drain, "SIZES", (10_000,))
     monkeypatch.setattr(latency, "RATES", (100,))
     monkeypatch.setattr(latency, "TRIGGER", (True,))
+    monkeypatch.setattr(coordination, "INTERVAL_S", 1.0)
     monkeypatch.setattr(growth, "ordinary", lambda bench: 1000.0)  # `drain` has shown that it can be measured
 
 
@@ -83,7 +94,7 @@ def test_each_scenario_gives_its_figures(
 def test_the_groups_are_all_scenarios_of_our_own() -> None:
     """A scenario that is added has to be tried here, too; those that take other software or long are not."""
     tried = {name for group in GROUPS.values() for name in group}
-    assert find().keys() - tried <= {"resume", "peers"}
+    assert find().keys() - tried == {"resume", "peers", "pipeline", "pipeline-growth"}
 
 
 def test_figures_are_medians_of_the_rounds() -> None:

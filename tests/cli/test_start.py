@@ -25,7 +25,7 @@ def leading(scene: Scene, running: RunningCli) -> list[int]:
     return shards_of(running.pid)
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_signal_stops_it_gracefully(number: signal.Signals, scene: Scene) -> None:
     with scene.cli() as running:
         shards = leading(scene, running)

@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import random
 import tempfile
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from tests.faults.campaign.judge import judge
 from tests.faults.campaign.load import Pace
 from tests.faults.campaign.run import Campaign, run
-from tests.faults.campaign.schedule import KINDS, REPEATING, Planned, plan
+from tests.faults.campaign.schedule import KINDS, REPEATING, Planned, kinds_of, plan
+from tests.faults.campaign.setup import AT_LEAST_ONCE, BOTH, EXACTLY_ONCE, Setup, first_setup
 
 # Those that are done in a moment: a broker takes half a minute to start on a machine that is busy with other tests.
-QUICK = frozenset(KINDS) - {"stop kafka", "kill kafka", "rolling restart", "half-open postgres link", "join"}
+QUICK = kinds_of(AT_LEAST_ONCE) - {"stop kafka", "kill kafka", "rolling restart", "half-open postgres link", "join"}
+AIMED = {kind for kind in kinds_of(EXACTLY_ONCE) if kind.startswith("kill") and kind.endswith((" a commit", " lane"))}
 
 
 @pytest.fixture
@@ -33,6 +38,30 @@ def test_a_short_campaign_holds(place: Path) -> None:
     assert sum(outcome.injected.values()) >= 5
 
 
+@pytest.mark.timeout(400)
+def test_a_leader_that_dies_with_a_full_wire_repeats_and_the_judge_counts_it(place: Path) -> None:
+    """At least once. The same history would break exactly-once mode: its judge can fail."""
+    kinds = {"kill leader with a full wire"}
+    outcome = run(Campaign(seed=3, seconds=8.0, harvesters=2, pace=Pace(keys=60), kinds=kinds, gap_s=4.0), place)
+    assert outcome.injected, "nobody came to the place"
+    assert outcome.judgement.sentence == "held", outcome.summary()
+    assert outcome.judgement.repeats > 0
+    assert judge(replace(outcome.history, delivery=EXACTLY_ONCE)).sentence.startswith("broken: I6")
+
+
+@pytest.mark.timeout(400)
+def test_killed_at_the_worst_moments_nothing_is_repeated_in_exactly_once_mode(place: Path) -> None:
+    kinds = AIMED | {"unknown outcomes"}
+    outcome = run(
+        Campaign(seed=5, seconds=20.0, delivery=EXACTLY_ONCE, harvesters=2, pace=Pace(keys=60), kinds=kinds, gap_s=1.5),
+        place,
+    )
+    assert outcome.judgement.sentence == "held", outcome.summary()
+    assert outcome.judgement.repeats == 0
+    assert outcome.judgement.committed > 1000
+    assert sum(outcome.injected.values()) >= 3
+
+
 def test_a_plan_follows_from_its_seed() -> None:
     one, other = plan(3, 600.0), plan(4, 600.0)
     assert one == plan(3, 600.0)
@@ -50,3 +79,22 @@ def test_only_some_kinds_explain_repeats() -> None:
     assert Planned(1.0, "kill shard", 0.0, 1).repeats
     assert Planned(1.0, "freeze leader", 2.0, 1).repeats
     assert not Planned(1.0, "freeze leader", 0.5, 1).repeats
+
+
+def test_each_mode_has_its_kinds() -> None:
+    once, both = kinds_of(EXACTLY_ONCE), kinds_of(BOTH)
+    assert kinds_of(AT_LEAST_ONCE) | both == set(KINDS)
+    assert not any("commit" in kind or "switch" in kind for kind in kinds_of(AT_LEAST_ONCE))
+    assert "acknowledgements turned into failures" not in both
+    assert both - once == {"switch mode", "kill and switch mode", "kill leader with a full wire"}
+    assert {"kill leader after a commit", "unknown outcomes", "switch shards"} <= once
+
+
+def test_setups_alternate_and_change() -> None:
+    assert [first_setup(BOTH, 4, slot).delivery for slot in (1, 2, 3)] == [AT_LEAST_ONCE, EXACTLY_ONCE, AT_LEAST_ONCE]
+    assert first_setup(EXACTLY_ONCE, 4, 1) == Setup(EXACTLY_ONCE, 4)
+    setup = Setup(EXACTLY_ONCE, 4)
+    assert setup.other_mode() == Setup(AT_LEAST_ONCE, 4)
+    assert setup.other_mode().other_mode() == setup
+    assert {setup.other_shards(4, random.Random(seed)).shards for seed in range(20)} == {2, 8}
+    assert Setup(EXACTLY_ONCE, 8).other_shards(4, random.Random(1)).shards in (2, 4)

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from tests.faults.campaign import forging, logs
 from tests.faults.campaign.history import Committed, Delivered, Fault, History, Led, Limits, Removed, Stuck
 from tests.faults.campaign.judge import judge
+from tests.faults.campaign.setup import AT_LEAST_ONCE, BOTH, EXACTLY_ONCE
 
 Mutation = Callable[[History, random.Random], History]
 seeds = st.integers(0, 2**32 - 1)
@@ -44,6 +45,34 @@ def test_a_mutation_is_found(mutation: Mutation, seed: int) -> None:
     history = mutation(forging.legal(rng), rng)
     assert forging.MUTATIONS[mutation] in names(history)
     assert judge(history).sentence.startswith("broken: ")
+
+
+@unhurried
+@given(seed=seeds, delivery=st.sampled_from([EXACTLY_ONCE, BOTH]))
+def test_a_legal_history_with_transactions_passes(seed: int, delivery: str) -> None:
+    judgement = judge(forging.legal(random.Random(seed), delivery=delivery))
+    assert judgement.sentence == "held"
+    assert (judgement.committed, judgement.delivered, judgement.quarantined) == (60, 59, 1)
+    assert delivery == BOTH or judgement.repeats == 0
+
+
+@pytest.mark.parametrize("mutation", forging.ONCE_MUTATIONS, ids=lambda mutation: mutation.__name__)
+@unhurried
+@given(seed=seeds, delivery=st.sampled_from([EXACTLY_ONCE, BOTH]))
+def test_a_mutation_is_found_where_leaders_deliver_exactly_once(mutation: Mutation, seed: int, delivery: str) -> None:
+    rng = random.Random(seed)
+    history = mutation(forging.legal(rng, delivery=delivery), rng)
+    assert forging.ONCE_MUTATIONS[mutation] in names(history)
+    assert judge(history).sentence.startswith("broken: ")
+
+
+@unhurried
+@given(seeds)
+def test_what_at_least_once_may_repeat_exactly_once_may_not(seed: int) -> None:
+    history = forging.legal(random.Random(seed))
+    judgement = judge(replace(history, delivery=EXACTLY_ONCE))
+    assert judgement.repeats == judge(history).repeats
+    assert judgement.held == (judgement.repeats == 0)
 
 
 # -- by hand: one line a record, so that a reader sees what is meant
@@ -138,6 +167,26 @@ def test_repeats_are_bounded_by_what_can_be_in_flight() -> None:
     assert names(replace(repeats, limits=Limits(cap=1, recovery_s=5.0), led=lost)) == set()
 
 
+def test_a_repeat_of_what_was_sent_exactly_once_has_no_excuse() -> None:
+    crash = Fault("kill supervisor", "h1", 1005.0, 1005.0, repeats=True)
+    repeated = history(("a", 1), ("a", 1), faults=[crash])  # delivered at 1001 and 1011
+    assert said(repeated) == []
+    assert said(replace(repeated, delivery=EXACTLY_ONCE)) == [
+        "I6 a #1 at topic[0]@1 came again after 10.000 s, although it was sent exactly once"
+    ]
+
+
+def test_who_led_at_the_first_delivery_decides_about_a_repeat() -> None:
+    crash = Fault("kill supervisor", "h1", 1005.0, 1005.0, repeats=True)
+    one, other = Led("h1", "x", 1, 1000.0, 1005.0), Led("h2", "y", 2, 1007.0, 1020.0, delivery=EXACTLY_ONCE)
+    repeated = history(("a", 1), ("a", 1), faults=[crash], led=[one, other], delivery=BOTH)
+    assert judge(repeated).repeats_by == {"kill supervisor": 1}
+    assert said(repeated) == []
+    turned = [replace(one, delivery=EXACTLY_ONCE), replace(other, delivery=AT_LEAST_ONCE)]
+    assert names(replace(repeated, led=turned)) == {"I6"}
+    assert names(replace(repeated, faults=[])) == {"I8"}
+
+
 def test_a_stuck_key_may_not_stop_others() -> None:
     slow = history(("a", 1), ("b", 1), stuck=[Stuck("a", 1005.0, 1020.0)])
     late = replace(slow, delivered=[slow.delivered[0], replace(slow.delivered[1], at=1014.0)])
@@ -193,3 +242,11 @@ def test_losses_are_read_from_logs() -> None:
         ("shard lost", 3.0),
     ]
     assert logs.last_error(log) == "ended unasked (exit code -9)"
+
+
+def test_a_thread_that_failed_is_read_from_logs() -> None:
+    log = [
+        line("01.000", "ends: _FATAL: the producer is of no use", "error"),  # what a producer's own end is called
+        line("02.000", "ends: the transactor failed: KeyError(1)", "error"),
+    ]
+    assert list(logs.failures("h1", log)) == ["h1: a shard ends: the transactor failed: KeyError(1)"]

@@ -8,7 +8,7 @@ from __future__ import annotations
 import pytest
 
 from tests.support.audit import Audit
-from tests.support.families import QUICK, family, full_wire, slice_of, wait_members
+from tests.support.families import QUICK, family, full_wire, slice_of, wait_members, wait_sent
 from tests.support.findings import ends, repeats_by_key, sent_by
 from tests.support.harvesting import Scene, alive
 from tests.support.wait import eventually
@@ -59,7 +59,9 @@ def test_a_zombie_publishes_and_changes_nothing(scene: Scene, who: str, marking:
                     with full_wire(scene, load):  # so that its shards have acknowledgements to read, and a queue
                         one.freeze(one.pid)
                 else:
-                    one.freeze(*shards)
+                    with full_wire(scene, load):
+                        wait_sent(scene, load)
+                        one.freeze(*shards)
                     load.wait(100)  # these the supervisor still sends down the pipes
                     one.freeze()
                 _, term = two.wait_leads()
@@ -83,7 +85,8 @@ def test_a_zombie_publishes_and_changes_nothing(scene: Scene, who: str, marking:
             assert audit.updates("harvester one", audited_before) == 0
             acknowledged = {record.value for record in sent_by(log, zombie, {})}
             assert set(audit.deleted("harvester one", audited_before)) <= acknowledged
-            assert scene.term() == term
+            assert scene.term() == two.terms[-1]  # higher than `term` only if a busy machine cost it its trust
+            assert one.terms[-1] < term
             two.stop()
             one.stop()
     figure(f"repeats_frozen_{who}_{marking}", repeats, "records")

@@ -7,10 +7,11 @@ import threading
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from datetime import timedelta
+from typing import Any
 from uuid import uuid4
 
 import pytest
-from confluent_kafka import Producer
+from confluent_kafka import Consumer, KafkaError, Producer
 
 from harvester.assembly import kafka_group
 from harvester.clock import clock_s
@@ -267,3 +268,23 @@ def test_a_member_that_is_alone_leads_again_after_it_stepped_down(join: Callable
     eventually(lambda: member.said.count("acquired") == 2, what="leading again")
     assert member.said[1] == "fenced: a reason"
     assert member.said[-1] == "acquired"
+
+
+def test_a_member_whose_client_gets_no_answers_from_the_coordinator_joins_anew(
+    config: Config, join: Callable[..., Member], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The answers to the first client's commits are lost, as those of a connection that was reset."""
+    answered = KafkaGroup._committed
+    clients: list[Consumer] = []
+
+    def lost_at_first(group: KafkaGroup, error: KafkaError | None, partitions: Any) -> None:
+        if group._consumer not in clients:
+            clients.append(group._consumer)
+        if len(clients) > 1:
+            answered(group, error, partitions)
+
+    monkeypatch.setattr(KafkaGroup, "_committed", lost_at_first)
+    member = join()
+    eventually(lambda: "acquired" in member.said, 60, what="leading")
+    assert len(clients) == 2
+    assert member.failure is None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import socket
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -32,6 +33,10 @@ def test_what_a_life_looks_like_to_the_manager(manager: tuple[socket.socket, str
     assert receiver.recv(4096).decode() == "STATUS=leading: 1,523 records/s backlog 12 ✓"
     assert notifier.watchdog()
     assert receiver.recv(4096) == b"WATCHDOG=1"
+    assert notifier.reloading()
+    lines = receiver.recv(4096).decode().splitlines()
+    assert lines[0] == "RELOADING=1"
+    assert 0 < int(lines[1].removeprefix("MONOTONIC_USEC=")) <= time.monotonic_ns() // 1000
     assert notifier.stopping("draining")
     assert receiver.recv(4096) == b"STOPPING=1\nSTATUS=draining"
 
@@ -83,3 +88,16 @@ def test_the_environment_of_the_process_is_the_default(
 )
 def test_the_watchdog_interval(environ: dict[str, str], watchdog_s: float | None) -> None:
     assert Notifier.from_environment(environ).watchdog_s == watchdog_s
+
+
+def test_a_watchdog_that_is_too_short_is_widened_once(tmp_path: Path) -> None:
+    path = str(tmp_path / "n.sock")
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as receiver:
+        receiver.bind(path)
+        receiver.settimeout(30)
+        notifier = Notifier(path, watchdog_s=30.0)
+        assert notifier.widen_watchdog(70.5)
+        assert receiver.recv(4096) == b"WATCHDOG_USEC=70500000"
+        assert notifier.watchdog_s == 70.5
+        assert not notifier.widen_watchdog(70.0)
+        assert not Notifier(path).widen_watchdog(70.0)  # no watchdog is wanted

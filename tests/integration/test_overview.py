@@ -11,6 +11,7 @@ import psycopg
 import pytest
 
 from harvester.errors import SchemaError
+from harvester.outbox.ddl import schema_version
 from harvester.outbox.overview import read_backlog, read_overview
 from harvester.outbox.tables import OutboxTable
 from harvester.status import Backlog
@@ -39,7 +40,7 @@ def test_a_fresh_outbox(connection: psycopg.Connection[Any]) -> None:
     assert (overview.term, overview.holder, overview.holder_name, overview.acquired_at) == (0, None, None, None)
     assert overview.backlog == Backlog(records=0, capped=False, oldest_age_s=None)
     assert (overview.quarantine.records, overview.quarantine.newest_error) == (0, None)
-    assert (overview.schema_version, overview.delivery) == (2, "at-least-once")
+    assert (overview.schema_version, overview.delivery) == (schema_version(), "at-least-once")
 
 
 def test_a_used_one(connection: psycopg.Connection[Any]) -> None:

@@ -19,7 +19,7 @@ INSERT = "INSERT INTO outbox (kafka_topic, kafka_value) VALUES ('t', 'v')"
 
 def holders(connection: psycopg.Connection[Any]) -> tuple[set[str], int]:
     shape = inspect(connection, OUTBOX)
-    row = connection.execute(queries.holders(shape.oid, shape.sequence)).fetchone()
+    row = connection.execute(queries.holders(OUTBOX, shape.oid, shape.sequence)).fetchone()
     assert row is not None
     return set(row[0]), row[1]
 
@@ -57,7 +57,7 @@ def test_other_tables_and_other_databases_do_not_count(database: str, empty_data
 def test_an_outbox_without_a_sequence_has_no_last_value_and_no_file(database: str) -> None:
     with psycopg.connect(database, autocommit=True) as watcher:
         oid = inspect(watcher, OUTBOX).oid
-        assert watcher.execute(queries.holders(oid, None)).fetchone() == ([], None, None)
+        assert watcher.execute(queries.holders(OUTBOX, oid, None)).fetchone() == ([], None, None, None)
 
 
 def test_the_file_of_the_sequence_tells_a_restart_from_calls(database: str) -> None:
@@ -66,7 +66,7 @@ def test_the_file_of_the_sequence_tells_a_restart_from_calls(database: str) -> N
         shape = inspect(watcher, OUTBOX)
 
         def file() -> int:
-            row = watcher.execute(queries.holders(shape.oid, shape.sequence)).fetchone()
+            row = watcher.execute(queries.holders(OUTBOX, shape.oid, shape.sequence)).fetchone()
             assert row is not None
             return int(row[2])
 

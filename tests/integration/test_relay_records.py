@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import uuid
 from typing import Any
 
@@ -9,8 +10,11 @@ import psycopg
 import pytest
 from psycopg import sql
 
+from harvester.origin import HEADER, decode, encode
 from harvester.outbox.schema import init
 from harvester.outbox.tables import OutboxTable
+from harvester.relay.router import shard_of
+from harvester.verify.sequences import Hole, Sequences, Stream
 from tests.conftest import MakeTopic
 from tests.support.harvesting import Scene, causal
 from tests.support.hooks import Fault, Plan
@@ -113,7 +117,12 @@ def test_everything_a_good_record_can_have_arrives_as_it_was(wide: Scene) -> Non
         (b"bytes", bytes(range(256))),
         (b"placed", b"here"),
     }
-    assert found[b"bytes", bytes(range(256))].headers == [("n", b"1"), ("n", b""), ("ü", "ö".encode())]
+    *headers, (name, value) = found[b"bytes", bytes(range(256))].headers
+    assert headers == [("n", b"1"), ("n", b""), ("ü", "ö".encode())]
+    origin = decode(value)
+    assert name == HEADER
+    assert origin is not None
+    assert (origin.id, origin.term, origin.lane) == (5, 1, shard_of(b"bytes", 5, 2))
     assert found[b"placed", b"here"].partition == 3
     assert wide.quarantined() == {}
 
@@ -146,6 +155,34 @@ def test_a_refusal_that_may_pass_is_tried_again_before_the_record_is_given_up(sc
         assert running.leadership() == ["LeaderAcquired"]
     assert scene.published() == {"a": ["1", "2"], "b": ["2"], "c": ["1"]}
     assert scene.db.execute("SELECT kafka_key, attempts FROM outbox_quarantine").fetchall() == [("b", 3)]
+
+
+@BOTH
+def test_the_number_of_a_record_in_quarantine_is_no_hole(
+    scene: Scene, plan: Plan, make_topic: MakeTopic, marking: str
+) -> None:
+    """P25: it was refused after it had been sent, and its number with it; the notice names both."""
+    plan.add(Fault(error="TOPIC_AUTHORIZATION_FAILED", key="b", times=3))
+    with scene.db.transaction():
+        scene.add(("a", "1"), ("b", "1"), ("a", "2"))
+        scene.add(("b", "2"), ("c", "1"))
+    notice_topic = make_topic(1)
+    poison = {"notice_topic": notice_topic}
+    with scene.embedded(shards=1, max_attempts=3, marking=marking, poison=poison):
+        scene.wait_left()
+    (notice,) = scene.log(notice_topic)
+    assert notice.value is not None
+    lost = decode(bytes.fromhex(json.loads(notice.value)["origin"]))
+    assert lost is not None
+    sequences = Sequences()
+    for record in [*scene.log(), notice]:
+        origin = decode(dict(record.headers)[HEADER])
+        assert origin is not None
+        sequences.add(origin, 0)  # one stream: the time tells nothing
+    assert sequences.judge().open == 1
+    verdict = sequences.judge([(Stream.of(lost), lost.sequence)])
+    assert (verdict.open, verdict.holes[Hole.GIVEN_UP]) == (0, 1)
+    assert scene.db.execute("SELECT id, origin FROM outbox_quarantine").fetchall() == [(lost.id, encode(lost))]
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+
 from tests.support.harvesting import Scene, causal
 from tests.support.hooks import Fault, Plan
 from tests.support.wait import eventually
@@ -43,6 +45,25 @@ def test_it_is_refused_while_anything_is_unsettled(scene: Scene, plan: Plan) -> 
         scene.add(*((key, "3") for key in KEYS))
         scene.wait_left()
     assert scene.published() == causal(KEYS, 3)
+
+
+def test_one_change_at_a_time(scene: Scene, plan: Plan) -> None:
+    """Who asks while another change is under way is told no, and the other is told what became of his."""
+    with scene.embedded() as running:
+        running.wait_leading()
+        answers: list[bool] = []
+        with plan.blocked("shard.reports") as reached:
+            scene.add(*((key, "1") for key in KEYS))
+            reached()
+            first = threading.Thread(target=lambda: answers.append(running.harvester.scale(4, 30.0)))
+            first.start()
+            eventually(lambda: running.harvester.state.value == "remarking", what="the change under way")
+            assert not running.harvester.scale(1, 30.0)
+            assert not answers
+        first.join(60)
+        assert answers == [True]
+        assert len(running.harvester.status().shards) == 4
+    assert scene.published() == causal(KEYS, 1)
 
 
 def test_beside_a_record_that_is_refused_again_and_again(scene: Scene, plan: Plan) -> None:

@@ -180,7 +180,15 @@ def test_an_archive_and_notices_need_more(roles: Roles) -> None:
         purge = settling.purge(TABLE, "rows", shape).replace("$1", "'{1}'")
         holder = owner.execute("SELECT holder FROM billing.outbox_term").fetchone()
         assert holder is not None
-        poison = {"id": 2, "term": 1, "holder": holder[0], "error": "e", "attempts": 1, "first_failed_at": None}
+        poison = {
+            "id": 2,
+            "term": 1,
+            "holder": holder[0],
+            "error": "e",
+            "attempts": 1,
+            "first_failed_at": None,
+            "origin": None,
+        }
         quarantine = settling.quarantine(TABLE, shape, "notices")
         for statement, parameters in ((purge, None), (quarantine, poison)):
             with pytest.raises(psycopg.errors.InsufficientPrivilege):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ from typing import Any
 import psycopg
 import pytest
 from confluent_kafka.admin import AdminClient, NewTopic
+from psycopg import sql
 
 from harvester import Stasher
 from harvester.record import OutboxRecord
@@ -17,7 +19,7 @@ from tests.support.canaries import DATABASE, KAFKA, KEY, environment, leaks, pro
 from tests.support.cli import RunningCli, run_cli
 from tests.support.consuming import by_key, read_topic
 from tests.support.harvesting import LIMITS, _toml, shards_of
-from tests.support.tls import Login, SecureServers, secure_servers
+from tests.support.tls import Login, SecureServers, secure_servers, set_kafka_password
 from tests.support.wait import eventually
 
 ENDED_BY_US = 0
@@ -182,6 +184,45 @@ def test_a_shard_that_breaks(place: Place) -> None:
     assert running.returncode == 71
     assert "broken by the test" in running.stderr
     assert leaks(running.stdout + running.stderr) == []
+
+
+@pytest.mark.parametrize("delivery", ["at-least-once", "exactly-once"])
+def test_new_passwords_after_a_reload(delivery: str, place: Place) -> None:
+    """Sessions that are made from then on use them, in every process; a shard that is added knows no others."""
+    secure, keys = place.secure, [f"k{number}" for number in range(60)]
+    new_database, new_kafka = "Canary-database-of-tomorrow", "Canary-kafka-of-tomorrow"
+
+    def add(value: str) -> None:
+        with psycopg.connect(secure.admin_dsn, autocommit=True) as connection:
+            Stasher().stash_many(connection, [OutboxRecord(place.topic, key, value) for key in keys])
+
+    try:
+        with RunningCli("start", "-f", place.config(), "--set", f"delivery={delivery}", session=True) as running:
+            add("1")
+            eventually(lambda: place.left() == 0, 60, "an empty outbox")
+            _set_passwords(secure, new_database, new_kafka)
+            config = Path(place.config(data_source=secure.data_source(password=new_database), sasl_password=new_kafka))
+            config.write_text(config.read_text().replace("shards = 2", "shards = 3"))
+            running.process.send_signal(signal.SIGHUP)
+            running.wait_for_line("reload: applied: limits.shards: 2 -> 3")
+            with psycopg.connect(secure.admin_dsn, autocommit=True) as admin:
+                admin.execute("SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE usename = 'relay'")
+            add("2")
+            eventually(lambda: place.left() == 0, 60, "an empty outbox, with new passwords")
+            shards = shards_of(running.pid)
+            assert len(shards) == 3
+            assert running.stop() == ENDED_BY_US
+        assert place.published() == {key: ["1", "2"] for key in keys}
+        assert leaks(running.output, (DATABASE, KAFKA, KEY, new_database, new_kafka)) == []
+    finally:
+        _set_passwords(secure, secure.login.database_password, secure.login.kafka_password)
+
+
+def _set_passwords(secure: SecureServers, database: str, kafka: str) -> None:
+    with psycopg.connect(secure.admin_dsn, autocommit=True) as admin:
+        name = sql.Identifier(secure.login.user)
+        admin.execute(sql.SQL("ALTER ROLE {} PASSWORD {}").format(name, database))
+    set_kafka_password(secure.admin_bootstrap, secure.login.user, kafka)
 
 
 class Breaking:

@@ -44,6 +44,7 @@ def test_a_record_is_moved_whole_or_not_at_all(outbox: Outbox) -> None:
         assert moved[column] == before[column], column
     assert (moved["error"], moved["attempts"]) == ("too large", 5)
     assert moved["first_failed_at"] < moved["quarantined_at"]
+    assert moved["origin"] == b"sent"
     assert keyless["kafka_key"] is None
     assert outbox.quarantine(first) == [(False, False)]
 
@@ -72,6 +73,7 @@ def test_a_notice_goes_into_the_outbox_under_the_records_key(outbox: Outbox) -> 
     assert (value["error"], value["attempts"]) == ("x" * settling.NOTICE_ERROR_CHARACTERS, 5)
     for name in ("create_time", "first_failed_at", "quarantined_at"):
         assert datetime.fromisoformat(value[name]) == moved[name]
+    assert value["origin"] == b"sent".hex()
     # A notice is a record like any other; when it is refused itself, that is the end.
     assert outbox.quarantine(notice["id"], notice_topic="notices") == [(True, False)]
     assert outbox.rows() == []

@@ -11,42 +11,84 @@ from pathlib import Path
 
 import pytest
 
+from cli.service import least_watchdog_s
+from cli.unit_text import NAMES, unit_text
 from harvester.config import Limits
 from harvester.errors import ExitCode
 
 ROOT = Path(__file__).parents[2]
-UNIT = ROOT / "scripts" / "systemd" / "harvester.service"
+UNITS = [ROOT / "cli" / "units" / name for name in NAMES]
+UNIT, TEMPLATE = UNITS
+WORST = 2.5  # what systemd-analyze calls the exposure level: 0 to 10
 CONSOLE_SCRIPT = Path(sys.executable).parent / "harvester"
 PR_SET_MDWE, PR_MDWE_REFUSE_EXEC_GAIN = 65, 1  # prctl(2); what MemoryDenyWriteExecute= sets
 
 with_analyze = pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="systemd-analyze is not installed")
 
 
-def settings() -> dict[str, list[str]]:
-    """Every setting of the unit with its values, in order."""
+def settings(text: str | None = None) -> dict[str, list[str]]:
+    """Every setting of a unit with its values, in order."""
     found: dict[str, list[str]] = {}
-    for line in UNIT.read_text(encoding="utf-8").splitlines():
+    for line in (UNIT.read_text(encoding="utf-8") if text is None else text).splitlines():
         if line and not line.startswith(("#", "[")):
             name, _, value = line.partition("=")
             found.setdefault(name, []).append(value)
     return found
 
 
-def complaints(folder: Path, text: str) -> list[str]:
-    """What systemd says about a copy of the unit whose program is the installed one."""
-    program = settings()["ExecStart"][0].split()[0]
-    copy = folder / "harvester.service"
-    copy.write_text(text.replace(f"ExecStart={program} ", f"ExecStart={CONSOLE_SCRIPT} "), encoding="utf-8")
+def complaints(folder: Path, text: str, name: str = "harvester.service", *, user: bool = False) -> list[str]:
+    """What systemd says about a unit whose program is the installed one."""
+    copy = folder / name.replace("@", "@billing")
+    copy.write_text(unit_text(text, str(CONSOLE_SCRIPT), user=user), encoding="utf-8")
+    manager = "--user" if user else "--system"
     done = subprocess.run(
-        ["systemd-analyze", "verify", "--man=no", str(copy)], capture_output=True, text=True, check=False
+        ["systemd-analyze", manager, "verify", "--man=no", str(copy)],
+        env=os.environ | {"XDG_RUNTIME_DIR": str(folder)},
+        capture_output=True,
+        text=True,
+        check=False,
     )
     said = [line for line in done.stderr.splitlines() if "harvester" in line]
     return said if said or not done.returncode else done.stderr.splitlines()
 
 
 @with_analyze
-def test_systemd_finds_nothing_wrong(tmp_path: Path) -> None:
-    assert complaints(tmp_path, UNIT.read_text(encoding="utf-8")) == []
+@pytest.mark.parametrize("user", [False, True])
+@pytest.mark.parametrize("unit", UNITS, ids=NAMES)
+def test_systemd_finds_nothing_wrong(unit: Path, user: bool, tmp_path: Path) -> None:
+    assert complaints(tmp_path, unit.read_text(encoding="utf-8"), unit.name, user=user) == []
+
+
+def exposure(unit: Path, threshold: float) -> subprocess.CompletedProcess[str]:
+    command = ["systemd-analyze", "security", "--offline=true", f"--threshold={threshold * 10:.0f}", str(unit)]
+    return subprocess.run(command, env=os.environ | {"LC_ALL": "C.UTF-8"}, capture_output=True, text=True, check=False)
+
+
+@with_analyze
+@pytest.mark.parametrize("unit", UNITS, ids=NAMES)
+def test_the_service_is_exposed_to_little(unit: Path, tmp_path: Path) -> None:
+    copy = tmp_path / unit.name
+    copy.write_text(unit.read_text(encoding="utf-8"), encoding="utf-8")
+    done = exposure(copy, WORST)
+    assert done.returncode == 0, done.stdout[-300:]
+    assert "Overall exposure level" in done.stdout
+    copy.write_text(copy.read_text(encoding="utf-8").replace("CapabilityBoundingSet=\n", ""), encoding="utf-8")
+    assert exposure(copy, WORST).returncode != 0  # it does look
+
+
+def test_the_template_differs_by_the_name_alone() -> None:
+    def bare(unit: Path) -> list[str]:
+        text = unit.read_text(encoding="utf-8").replace("Harvester %i:", "Harvester:").replace("%i", "harvester")
+        return [line for line in text.splitlines() if not line.startswith("#")]
+
+    assert bare(TEMPLATE) == bare(UNIT)
+    assert TEMPLATE.read_text(encoding="utf-8").count("=/etc/harvester/") == 0
+    assert settings(TEMPLATE.read_text(encoding="utf-8"))["RuntimeDirectory"] == ["harvester/%i"]
+
+
+def test_the_watchdog_gives_a_default_harvester_its_time() -> None:
+    assert settings()["WatchdogSec"] == ["2min"]
+    assert least_watchdog_s(Limits().heartbeat_timeout.total_seconds()) < 120
 
 
 @with_analyze

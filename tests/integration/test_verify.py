@@ -7,6 +7,7 @@ from typing import Any
 
 import psycopg
 import pytest
+from confluent_kafka import Producer
 
 from harvester.errors import BrokerError, BrokerUnavailable
 from harvester.verify.check import Report, verify
@@ -14,6 +15,7 @@ from harvester.verify.load import Load
 from harvester.verify.pump import pump
 from harvester.verify.reader import Isolation, read
 from tests.support.forging import TABLE, Row, fill, produce_in, publish, take, transactional
+from tests.support.inbox import stamped
 
 pytestmark = pytest.mark.servers
 
@@ -208,3 +210,21 @@ def test_what_is_committed_and_delivered_while_verify_runs_is_no_surprise(
     monkeypatch.setattr("harvester.verify.check.read", late_read)
 
     assert counts(judged(servers, database)) == {"delivered": 40}
+
+
+def test_headers_tell_what_is_missing_without_the_database(servers: Any, database: str, topic: str) -> None:
+    fill(database, topic, records=20)
+    producer = Producer({"bootstrap.servers": servers.bootstrap, "linger.ms": 5})
+    for number, row in enumerate(take(database), 1):
+        headers: list[tuple[str, str | bytes | None]] = [("harvester", stamped(row.id, sequence=number))]
+        for _ in range({5: 0, 9: 2}.get(number, 1)):
+            producer.produce(row.topic, row.value, row.key, headers=headers)
+    assert producer.flush(30) == 0
+
+    report = judged(servers, database)
+
+    assert counts(report) == {"delivered": 19, "lost": 1, "duplicates": 1}
+    assert (report.sequenced.records, report.sequenced.repeats, report.sequenced.open) == (20, 1, 1)
+    assert "number 5 under way or lost" in report.sequenced.examples[0]
+    options = {"bootstrap.servers": servers.bootstrap}
+    assert verify(database, TABLE, options, header="").sequenced.records == 0

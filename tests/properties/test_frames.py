@@ -21,9 +21,10 @@ TEXTS = st.text(max_size=40)
 FLOATS = st.floats(allow_nan=False)
 
 FRAMES: st.SearchStrategy[Frame] = st.one_of(
-    st.builds(f.Dispatch, EPOCHS, st.binary(max_size=200)),
-    st.builds(f.Remark, EPOCHS, st.none() | NUMBERS, st.none() | TEXTS, st.none() | TEXTS),
+    st.builds(f.Dispatch, EPOCHS, st.binary(max_size=200), st.none() | st.integers(1 - 2**63, 2**63 - 1)),
+    st.builds(f.Remark, EPOCHS, st.none() | NUMBERS, *[st.none() | TEXTS] * 3, NUMBERS, NUMBERS),
     st.builds(f.Closed, EPOCHS, NUMBERS),
+    st.builds(f.Login, TEXTS, TEXTS, TEXTS),
     st.builds(f.Stop, FLOATS),
     st.builds(f.Ready, NUMBERS),
     st.builds(f.Settled, IDS),

@@ -47,9 +47,11 @@ class Oracle:
 class LedgerMachine(RuleBasedStateMachine):
     """Every rule does the same to both."""
 
+    pipelined = False
+
     def __init__(self) -> None:
         super().__init__()
-        self.ledger = Ledger(BOUNDS)
+        self.ledger = Ledger(BOUNDS, pipelined=self.pipelined)
         self.oracle = Oracle()
         self.ids = 0
 
@@ -136,7 +138,7 @@ class LedgerMachine(RuleBasedStateMachine):
         keyless = self.oracle.ids_of(None)
         assert set(ledger.ids) == set(unsettled)
         assert len(ledger) == len(unsettled)
-        assert ledger.in_flight == len(keys) + len(keyless)
+        assert ledger.in_flight == (len(unsettled) if self.pipelined else len(keys) + len(keyless))
         assert ledger.queued == len(unsettled) - ledger.in_flight
         assert (ledger.room(), ledger.room_behind()) == (4 - ledger.in_flight, 8 - len(unsettled))
         for shard in range(3):
@@ -160,5 +162,13 @@ class LedgerMachine(RuleBasedStateMachine):
         assert self.ledger.unknown(rows) == [row for row in rows if not self.ledger.knows(row[0])]
 
 
+class PipelinedLedgerMachine(LedgerMachine):
+    """Where records do not wait for others of their key, each of them is in flight."""
+
+    pipelined = True
+
+
 TestLedger = LedgerMachine.TestCase
+TestPipelinedLedger = PipelinedLedgerMachine.TestCase
 TestLedger.settings = settings(max_examples=80, stateful_step_count=40, deadline=None)
+TestPipelinedLedger.settings = TestLedger.settings

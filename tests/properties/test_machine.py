@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from tests.support.relay_world import FAULTS, Broken, Script, World
 
-PLANNED = ("hand over", "congestion", "scale", "poison")  # nothing of this may repeat a record (I8)
+PLANNED = ("hand over", "congestion", "scale", "poison", "pause", "loan")  # nothing of this may repeat a record (I8)
 
 
 @settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -50,15 +50,19 @@ def test_the_same_bytes_make_the_same_history() -> None:
 def test_histories_are_not_trivial() -> None:
     """They reach what they are for: parking, remarks, repeats, hand-overs, quarantine, scaling."""
     said: set[str] = set()
+    words: set[object] = set()
     repeated = quarantined = 0
     for seed in range(60):
-        world = World(random.Random(seed).randbytes(600)).run()
+        faults = FAULTS if seed % 3 else ("timeouts", "hand over", "kafka", "poison")
+        world = World(random.Random(seed).randbytes(600), faults).run()
         said |= {type(part).__name__ for note in world.trace for part in note}
+        words |= {part for note in world.trace for part in note if isinstance(part, str)}
         repeated += sum(count - 1 for count in world.appended.values())
         quarantined += len(world.table.quarantined)
     assert {"Parked", "Refused", "Dropped", "Remarked", "FateUnknown", "QueueTimedOut", "Settled"} <= said
     assert {"ServerChanged", "Poisoned"} <= said
     assert {"Mark", "Fetch", "Look", "TakeTerm", "Kill", "Drained", "Emptied", "Resize"} <= said
+    assert {"pauses", "resumes", "is asked for the term"} <= words
     assert repeated
     assert quarantined
 

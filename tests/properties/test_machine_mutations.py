@@ -406,6 +406,47 @@ def _a_drain_waits_for_answers_only(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Relay, "_proceed", hasty)
 
 
+# -- pauses
+
+
+def _a_paused_leader_goes_on(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Relay, "pause", lambda self, now: self.remark("paused", now))
+
+
+def _a_pause_of_one_that_stands_by_is_forgotten(patch: pytest.MonkeyPatch) -> None:
+    pause = Relay.pause
+    patch.setattr(Relay, "pause", lambda self, now: pause(self, now) if self.phase is Phase.LEADING else [])
+
+
+def _a_pause_drops_nothing(patch: pytest.MonkeyPatch) -> None:
+    """P4: marks that are under way have to be abandoned, and what they bring found again."""
+
+    def pause(self: Relay, now: float) -> Any:
+        self.paused = True
+        if self.phase is Phase.LEADING:
+            self.phase = Phase.REMARKING
+        return self._proceed(now)
+
+    patch.setattr(Relay, "pause", pause)
+
+
+def _a_resumed_leader_keeps_its_leader_id(patch: pytest.MonkeyPatch) -> None:
+    """P4: what was given back is found again by a new leader id only."""
+
+    def resume(self: Relay, now: float) -> Any:
+        self.paused = False
+        if self.phase is Phase.REMARKING and not self._awaited:
+            self._lead(now)
+        return self._proceed(now)
+
+    patch.setattr(Relay, "resume", resume)
+
+
+def _nobody_resumes(patch: pytest.MonkeyPatch) -> None:
+    """I1."""
+    patch.setattr(Relay, "resume", lambda _self, _now: [])
+
+
 # -- policies
 
 
@@ -421,6 +462,7 @@ def _a_held_record_is_given_up(patch: pytest.MonkeyPatch) -> None:
 
 KAFKA = ("kafka",)
 POISON = ("poison",)
+PAUSE = ("pause",)
 # one shard, room for five, five a mark, a buffer of three, three of a key, marks in the table, pipes of four frames
 ONE_KEY = bytes([0, 0, 4, 4, 2, 2, 1, 3])
 TWO_KEYS = bytes([1, *ONE_KEY[1:]])
@@ -473,6 +515,11 @@ MUTATIONS: list[tuple[Callable[[pytest.MonkeyPatch], None], tuple[str, ...] | No
     (_a_drain_does_not_wait, ("hand over",), b""),
     (_a_drain_waits_for_answers_only, ("hand over",), b""),
     (_a_held_record_is_given_up, POISON, b""),
+    (_a_paused_leader_goes_on, PAUSE, b""),
+    (_a_pause_of_one_that_stands_by_is_forgotten, PAUSE, b""),
+    (_a_pause_drops_nothing, ("pause", "shard death"), b""),
+    (_a_resumed_leader_keeps_its_leader_id, PAUSE, b""),
+    (_nobody_resumes, PAUSE, b""),
 ]
 
 

@@ -76,7 +76,7 @@ class Outbox:
                 statement,
                 {
                     "id": i, "term": self.term, "holder": self.holder, "error": error, "attempts": 5,
-                    "first_failed_at": failed,
+                    "first_failed_at": failed, "origin": b"sent",
                 },
             ).fetchall()[0]
             for i in ids

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import signal
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -84,6 +85,12 @@ class Family:
         """How many of its shards died unasked: by a test's hand, or killed for a silence that a busy machine caused."""
         return sum("ended unasked" in message for message in messages(self.running))
 
+    @property
+    def terms(self) -> list[int]:
+        """Under which it came to lead, in order."""
+        found = (re.search(r"leads as \S+ under term (\d+)", message) for message in messages(self.running))
+        return [int(match[1]) for match in found if match]
+
     def cpu_s(self) -> float:
         """CPU seconds that its living processes have used."""
         return sum(cpu_s(pid) for pid in self.everyone())
@@ -118,6 +125,18 @@ def full_wire(scene: Scene, load: Load) -> Iterator[None]:
         reached()
         load.wait(200)
         yield
+
+
+def wait_sent(scene: Scene, load: Load) -> None:
+    """On a full wire: until every key has its record at Kafka, so that no shard is about to send one.
+
+    A process that freezes between its last look at the clock and the write to the socket writes when it thaws: the one
+    late repeat that docs/guarantees.md speaks of, which is not what a test of the looks is about.
+    """
+    sent, before = len(scene.log()), -1
+    while sent != before:
+        load.wait(100)
+        sent, before = len(scene.log()), sent
 
 
 def descendants(pid: int) -> list[int]:

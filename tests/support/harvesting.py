@@ -56,9 +56,10 @@ class Scene:
             "leader_group_id": self.group,
             "data_source": self.dsn,
             "name": "test",
+            "control": {"socket": "off"},  # tests run side by side, under one name
         }
         for name, value in given.items():
-            if name in ("base_kafka_config", "producer_kafka_config"):
+            if name in ("base_kafka_config", "producer_kafka_config", "control"):
                 settings[name] = {**settings[name], **value}
             elif name in Config.model_fields:
                 settings[name] = value
@@ -108,6 +109,11 @@ class Scene:
         row = self.db.execute("SELECT term FROM outbox_term").fetchone()
         assert row is not None
         return int(row[0])
+
+    def holder(self) -> str | None:
+        """The name of the harvester that the term row names."""
+        row = self.db.execute("SELECT holder_name FROM outbox_term WHERE holder IS NOT NULL").fetchone()
+        return row[0] if row is not None else None
 
     def quarantined(self) -> dict[int, str]:
         """Errors by id."""

@@ -5,8 +5,8 @@
 
 The directory is the plan, so that a test can change it while the harvester runs and processes come and go:
 
-- `<place>.block`: who comes to this place makes `<place>.reached` and waits until the file is gone; a mark without
-  rows passes;
+- `<place>.block`: who comes to this place writes its process id into `<place>.reached` and waits until the file is
+  gone; a mark without rows passes;
 - `<place>.exit`: who comes to this place ends its process at once;
 - `fault-<n>.json`: a `Fault`. How often it has struck is counted in files too, over all processes;
 - `share-<n>.json`: a `Share`. Whom it has struck is written, one line each, into `share-<n>.struck`;
@@ -42,7 +42,8 @@ class Fault:
     """The first `times` matching records fail with the KafkaError of this name.
 
     `key` None matches every record. `when`: "produce" (the call raises), "delivery" (it is never sent, the report
-    says so), "ack" (it is sent and acknowledged, the report says otherwise).
+    says so), "ack" (it is sent and acknowledged, the report says otherwise); of a transaction "commit" (it is not
+    committed, and nobody can tell), "committed" (it is, and nobody can tell).
     """
 
     error: str
@@ -161,7 +162,7 @@ class _Hooks:
             os._exit(_EXIT_CODE)
         block = self._directory / f"{place}.block"
         if block.exists():
-            (self._directory / f"{place}.reached").touch()
+            (self._directory / f"{place}.reached").write_text(str(os.getpid()))
             while block.exists():
                 time.sleep(_LOOK_S)
 
@@ -178,6 +179,7 @@ class _FaultyProducer:
         self._producer = Producer(options)
         self._directory = directory
         self._due: deque[Callable[[], None]] = deque()
+        self._failed = False
         self._signature = [(SENDER, str(os.getpid()).encode())] if (directory / "signed").exists() else []
         self._shares: dict[Path, Share] = {}
         self._struck: set[tuple[Path, bytes | None, bytes | None]] = set()
@@ -188,27 +190,32 @@ class _FaultyProducer:
         value: bytes | None,
         key: bytes | None,
         partition: int,
-        on_delivery: Callable[[Any, Any], None],
-        _alias: None,
-        timestamp: int,
-        headers: Any,
+        on_delivery: Callable[[Any, Any], None] | None = None,
+        _alias: None = None,
+        timestamp: int = 0,
+        headers: Any = None,
     ) -> None:
-        """By position, as a shard calls it."""
+        """By position, as a shard calls it; a lane's progress record, without a report, no fault befalls."""
         from confluent_kafka import KafkaException
 
+        if on_delivery is None:
+            self._producer.produce(topic, value, key, partition)
+            return
         fault = self._strike(key) or self._share(key, value)
         if fault is not None:
             error = _kafka_error(fault)
             if fault["when"] == "produce":
                 raise KafkaException(error)
             if fault["when"] == "delivery":
-                self._due.append(lambda: on_delivery(error, None))
+                self._due.append(partial(on_delivery, error, None))
                 return
             report = on_delivery
 
-            def on_delivery(real: Any, message: Any) -> None:
+            def turned(real: Any, message: Any) -> None:
                 assert real is None, real
                 report(error, message)
+
+            on_delivery = turned
 
         if self._signature:
             headers = [*(headers or ()), *self._signature]
@@ -224,6 +231,29 @@ class _FaultyProducer:
             served += self._producer.poll(min(0.01, timeout_s))
             if served or time.monotonic() >= deadline:
                 return served
+
+    def begin_transaction(self) -> None:
+        self._failed = False
+        self._producer.begin_transaction()
+
+    def commit_transaction(self, timeout_s: float) -> None:
+        """Refused when a record of it failed by the plan, as the client does; or as a fault "commit" says."""
+        from confluent_kafka import KafkaError, KafkaException
+
+        while self._due:
+            self._failed = True
+            self._due.popleft()()
+        if self._failed:
+            raise KafkaException(KafkaError(KafkaError._INCONSISTENT, "injected by the test", txn_requires_abort=True))
+        fault = self._strike(None, "commit") or self._strike(None, "committed")
+        if fault is None or fault["when"] == "committed":
+            self._producer.commit_transaction(timeout_s)
+        if fault is not None:
+            raise KafkaException(_kafka_error(fault))
+
+    def __getattr__(self, name: str) -> Any:
+        """What no fault befalls."""
+        return getattr(self._producer, name)
 
     def _share(self, key: bytes | None, value: bytes | None) -> Mapping[str, Any] | None:
         for file in sorted(self._directory.glob("share-*.json")):
@@ -241,11 +271,13 @@ class _FaultyProducer:
                 return {**asdict(share), "fatal": False}
         return None
 
-    def _strike(self, key: bytes | None) -> Mapping[str, Any] | None:
+    def _strike(self, key: bytes | None, when: str = "") -> Mapping[str, Any] | None:
         for file in sorted(self._directory.glob("fault-*.json")):
             try:
                 fault: dict[str, Any] = json.loads(file.read_text())
             except FileNotFoundError:
+                continue
+            if (fault["when"] in ("commit", "committed")) != bool(when) or (when and fault["when"] != when):
                 continue
             if fault["key"] is not None and (key or b"").decode(errors="replace") != fault["key"]:
                 continue

@@ -14,7 +14,7 @@ from harvester.relay import frames as f
 from harvester.relay.ledger import Row
 from harvester.relay.machine import Phase, Relay, Settings
 from harvester.relay.scan import Scan
-from tests.support.relay_shard import Action, Note, SimShard, row_bytes, uid_of, undecodable_topic
+from tests.support.relay_shard import Action, Note, SimProcess, row_bytes, uid_of, undecodable_topic
 
 if TYPE_CHECKING:
     from tests.support import relay_world as w
@@ -26,8 +26,11 @@ class SimHarvester:
     def __init__(self, world: w.World, name: str, settings: Settings) -> None:
         self.world, self.name = world, name
         self._made = 0
+        self._begin_life(settings)
+
+    def _begin_life(self, settings: Settings) -> None:
         self.relay = Relay(settings, self._new_id)
-        self.shards = [SimShard(self, index) for index in range(settings.shards)]
+        self.shards = [self.world.make_shard(self, index) for index in range(settings.shards)]
         self.inbox: deque[tuple[object, Callable[[], Sequence[c.Command]]]] = deque()
         self.marker: deque[c.Mark | c.Fetch | c.Look | c.TakeTerm] = deque()
         self._scan = Scan()
@@ -38,7 +41,7 @@ class SimHarvester:
         self._connected = self._checked = True
         self._term: tuple[int, UUID, str | None] | None = None  # term, holder, server: what was taken last
         self._due: dict[int, tuple[int, float]] = {}  # parked record -> (epoch, not to be fetched before)
-        self.proven = self.word = self.revoking = False
+        self.proven = self.word = self.revoking = self.paused = self.wanted = False
         self.fuse: int | None = None  # trust runs out after so many produces
 
     def _new_id(self) -> UUID:
@@ -58,26 +61,56 @@ class SimHarvester:
     def elect(self) -> None:
         """The group chooses this one."""
         self.world.leader, self.proven = self, True
-        self._post("acquire", lambda: self.relay.acquire(self.world.now))
+
+        def acquire() -> Sequence[c.Command]:
+            self.wanted = self.relay.phase is Phase.DRAINING
+            return self.relay.acquire(self.world.now)
+
+        self._post("acquire", acquire)
 
     def lose_trust(self, reason: str) -> None:
         """The election fences."""
         self.word = self.proven = False
         self.fuse = None
-        self.world.leader = None
+        self._step_down()
         for shard in self.living:
             self.world.excuse(shard)
-        self._post("fence", lambda: self.relay.fence(reason, self.world.now))
+
+        def fence() -> Sequence[c.Command]:
+            self.wanted = False
+            return self.relay.fence(reason, self.world.now)
+
+        self._post("fence", fence)
+
+    def _step_down(self) -> None:
+        if self.world.leader is self:
+            self.world.leader = None
 
     @property
     def has_let_go(self) -> bool:
         """Another one may lead: trust is over, and so is the delivery timeout of all that was produced under it."""
-        return not self.proven and not any(sent for s in self.living for sent in s.wire.values() if not sent.appended)
+        return not self.proven and not any(shard.may_send for shard in self.living)
 
     def revoke(self) -> None:
         """The group takes leadership away and waits for the drain."""
         self.word, self.revoking, self.fuse = False, True, None
-        self._post("drain", lambda: self.relay.drain(self.world.now))
+
+        def drain() -> Sequence[c.Command]:
+            self.wanted = False
+            return self.relay.drain(self.world.now)
+
+        self._post("drain", drain)
+
+    def _lend(self) -> None:
+        """Somebody asks for the term (P32): it is given up in good order, and taken again."""
+
+        def lend() -> Sequence[c.Command]:
+            if self.relay.phase not in (Phase.LEADING, Phase.REMARKING):
+                return []
+            self.wanted = True
+            return self.relay.drain(self.world.now, trusted=True)
+
+        self._post("lend", lend)
 
     def _cut(self) -> None:
         """The drain takes too long."""
@@ -88,7 +121,7 @@ class SimHarvester:
     # -- state
 
     @property
-    def living(self) -> list[SimShard]:
+    def living(self) -> list[SimProcess]:
         return [shard for shard in self.shards if shard.alive]
 
     @property
@@ -110,10 +143,8 @@ class SimHarvester:
         ledger = self.relay.ledger
         waiting = self.relay.intake.waiting
         kept = ledger.in_flight or ledger.queued or len(waiting) or waiting.lanes or waiting.shards or ledger.watched
-        if kept or any(s.sender._barrier.held for s in self.shards):
+        if kept or any(shard.keeps_something for shard in self.shards):
             self.world.fail(f"{self.name} keeps something in calm")
-        if any(shard.sender._barrier.queued or shard.sender._barrier._queues for shard in self.shards):
-            self.world.fail(f"a barrier of {self.name} is up in calm")
 
     # -- what can happen
 
@@ -136,6 +167,8 @@ class SimHarvester:
         if timers and self.leads:
             wait_s = max(0.0, timers[0][0] - self.world.now)
             found.append(((self.name, "is patient"), lambda: self.pass_time(wait_s)))
+        if self.paused:
+            found.append(((self.name, "resumes"), self._resume))
         if self.marker:
             begun = self._snapshot is not None or self._seen_term is not None
             step = self._finish if begun else self._begin
@@ -150,6 +183,9 @@ class SimHarvester:
             found.append(("trust", (self.name, "fuse"), self._light_fuse))
             found.append(("hand over", (self.name, "revoked"), self.revoke))
             found.append(("scale", (self.name, "scales"), self._scale))
+            found.append(("loan", (self.name, "is asked for the term"), self._lend))
+        if not self.paused:
+            found.append(("pause", (self.name, "pauses"), self._pause))
         if self.revoking:
             found.append(("shard death", (self.name, "cut"), self._cut))
         if self.marker:
@@ -187,6 +223,17 @@ class SimHarvester:
         shards, within_s = 1 + self.world.script.next(3), self.world.script.next(2) * 1e9
         self._post("scale", lambda: self.relay.scale(shards, self.world.now + within_s, self.world.now))
 
+    def _pause(self) -> None:
+        def pause() -> Sequence[c.Command]:
+            self.paused = True
+            return self.relay.pause(self.world.now)
+
+        self._post("pause", pause)
+
+    def _resume(self) -> None:
+        self.paused = False
+        self._perform(self.relay.resume(self.world.now))
+
     # -- the supervisor's part
 
     def _post(self, name: object, act: Callable[[], Sequence[c.Command]]) -> None:
@@ -195,14 +242,14 @@ class SimHarvester:
     def _hear(self) -> None:
         self._perform(self.inbox.popleft()[1]())
 
-    def _hear_shard(self, shard: SimShard) -> None:
+    def _hear_shard(self, shard: SimProcess) -> None:
         relay, now, i = self.relay, self.world.now, shard.index
         frame = shard.to_supervisor.popleft()
         match frame:
             case f.Settled(ids):
                 self._perform(relay.settled(i, ids, now)[1])
-            case f.Remarked(epoch, ids):
-                self._perform(relay.remarked(i, epoch, ids, now))
+            case f.Remarked(epoch, ids, in_doubt):
+                self._perform(relay.remarked(i, epoch, ids, now, in_doubt))
             case f.Parked(epoch, record_id, given_back, _, wait_s, _, held):
                 self._due[record_id] = epoch, now + wait_s
                 self._perform(relay.parked(i, epoch, record_id, given_back, wait_s, held, now))
@@ -218,22 +265,24 @@ class SimHarvester:
                 self._stop_for(record_id)
             case f.ServerChanged(reason):
                 self._perform(relay.server_changed(reason, now))
-            case f.Quarantined():
+            case f.Quarantined() | f.Log():
                 pass
             case f.Ready():
                 self._perform(relay.shard_ready(i, now))
 
-    def _bury(self, shard: SimShard) -> None:
-        self.shards[shard.index] = SimShard(self, shard.index)
+    def _bury(self, shard: SimProcess) -> None:
+        self.shards[shard.index] = self.world.make_shard(self, shard.index)
         self._perform(self.relay.shard_died(shard.index, self.world.now))
 
-    def _uncongested(self, shard: SimShard) -> None:
+    def _uncongested(self, shard: SimProcess) -> None:
         shard.watched = False
         self._perform(self.relay.uncongested(shard.index, self.world.now))
 
     def _perform(self, commands: Sequence[c.Command]) -> None:
         for command in commands:
             self.world.trace.append(("   ", self.name, command))
+            if self.paused and isinstance(command, c.Mark | c.Fetch | c.Look | c.Emptied):
+                self.world.fail(f"{self.name} is paused")
             match command:
                 case c.Send(index, frame):
                     self._send(self.shards[index], frame)
@@ -258,6 +307,8 @@ class SimHarvester:
                     self.world.leader_ids |= {leader_id} if leader_id is not None else set()
                 case c.Drained():
                     self._drained()
+                case c.Release():
+                    self._check_settled("Release")
                 case c.Emptied():
                     left = [row.id for row in self._processed if not row.gone and not row.early]
                     if left:
@@ -265,10 +316,11 @@ class SimHarvester:
                 case c.Resize(shards):
                     self._resize(shards)
 
-    def _send(self, shard: SimShard, frame: f.Frame) -> None:
+    def _send(self, shard: SimProcess, frame: f.Frame) -> None:
         if not shard.alive:
             return
         if isinstance(frame, f.Dispatch):
+            self.world.check_low_water(frame.low_water)
             already = shard.holds
             for found in decode(frame.rows):
                 if found.id in already:
@@ -295,17 +347,24 @@ class SimHarvester:
             if epoch == self.relay.epoch and self.world.now < due:
                 self.world.fail(f"P18: {record_id} is to be tried again at {due}")
 
-    def _drained(self) -> None:
+    def _check_settled(self, what: str) -> None:
         if len(self.relay.ledger) or any(shard.unsettled for shard in self.living):
-            self.world.fail("Drained is said while something is unsettled")
+            self.world.fail(f"{what} is said while something is unsettled")
+
+    def _drained(self) -> None:
+        self._check_settled("Drained")
         if self.revoking:
             self.revoking = self.proven = False
-            self.world.leader = None
+            self._step_down()
+        if self.wanted:
+            self.wanted = False
+            self._perform(self.relay.acquire(self.world.now))
 
     def _resize(self, shards: int) -> None:
         if any(shard.unsettled for shard in self.living):
             self.world.fail("P17: the number of shards changes while something is unsettled")
-        self.shards = [*self.shards[:shards], *(SimShard(self, i) for i in range(len(self.shards), shards))]
+        more = range(len(self.shards), shards)
+        self.shards = [*self.shards[:shards], *(self.world.make_shard(self, index) for index in more)]
 
     # -- the marker's part
 
@@ -348,12 +407,14 @@ class SimHarvester:
         if not rows and (table.term, table.holder) != (command.term, command.holder):
             self._post("term gone", lambda: self._term_gone(command.holder, table))
         elif isinstance(command, c.Mark):
-            self._post(("marked", [row[0] for row in rows]), lambda: self._marked(command.number, rows, snapshot))
+            floor = self._scan.floor
+            done = partial(self._marked, command.number, rows, snapshot, floor)
+            self._post(("marked", [row[0] for row in rows]), done)
             if not self.world.script.next(2):
                 self._scan.listed(table.holders(), self.world.last_value)
         else:
-            done = partial(self.relay.fetched, command.number, rows)
-            self._post(("fetched", [row[0] for row in rows]), lambda: done(self.world.now))
+            done = partial(self._fetched, command.number, rows)
+            self._post(("fetched", [row[0] for row in rows]), done)
 
     def _take_term(self, command: c.TakeTerm) -> None:
         table, seen = self.world.table, self._seen_term
@@ -368,13 +429,17 @@ class SimHarvester:
             self._post("term taken", lambda: self._term_taken(command.holder, term, server))
 
     def _term_taken(self, holder: UUID, term: int, server: str | None) -> Sequence[c.Command]:
-        commands = self.relay.term_taken(holder, term, server, self.world.now)
+        incarnation = UUID(int=self.world.table.server)
+        commands = self.relay.term_taken(holder, term, server, self.world.now, incarnation=incarnation)
         self.world.begin_anew()
         return commands
 
-    def _marked(self, number: int, rows: list[Row], snapshot: list[w.Row]) -> Sequence[c.Command]:
+    def _marked(self, number: int, rows: list[Row], snapshot: list[w.Row], floor: int | None) -> Sequence[c.Command]:
         self._processed = [row for row in snapshot if self.world.table.rows.get(row.id) is row]
-        return self.relay.marked(number, rows, self.world.now)
+        return self.relay.marked(number, rows, self.world.now, floor)
+
+    def _fetched(self, number: int, rows: list[Row]) -> Sequence[c.Command]:
+        return self.relay.fetched(number, rows, self.world.now)
 
     def _term_gone(self, holder: UUID, table: w.Table) -> Sequence[c.Command]:
         if holder != self.relay.holder:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import re
+from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -54,15 +55,14 @@ class Sent:
     appended: bool = False
 
 
-class SimShard:
-    """A shard process with a real Sender; its pipes, producer and purger are simulated."""
+class SimProcess(ABC):
+    """What shards of both modes share: the process with its pipes and its purger, which are simulated."""
 
     def __init__(self, owner: SimHarvester, index: int) -> None:
         self.owner, self.index = owner, index
         self.to_shard: deque[f.Frame] = deque()
         self.to_supervisor: deque[f.Frame] = deque()
         self.alive, self.ready, self.doomed, self.watched = True, False, False, False
-        self.wire: dict[int, Sent] = {}
         self.acked: list[int] = []
         self.deleting: list[int] | None = None
         self.deleted = False
@@ -70,73 +70,99 @@ class SimShard:
         self.server: str | None = None  # of the purger, as its `expect` and its connections leave it
         self.term = 0
         self.connected = False
-        self.full = 0  # how many produces the producer refuses for lack of room
-        self.sender = Sender(
-            self,
-            Policy(2, retry_backoff_s=1.0, retry_backoff_max_s=4.0, queue_timeout_s=0.0, poison=owner.world.policy),
-            Outlets(
-                send=self.to_supervisor.append,
-                purge=self.acked.extend,
-                quarantine=self.poison.append,
-                wake=lambda: None,
-                fatal=self._fatal,
-                trusted=owner.is_trusted,
-            ),
+        self.policy = Policy(
+            2, retry_backoff_s=1.0, retry_backoff_max_s=4.0, queue_timeout_s=0.0, poison=owner.world.policy
         )
+        self.outlets = Outlets(
+            send=self.to_supervisor.append,
+            purge=self.acked.extend,
+            quarantine=self.poison.append,
+            wake=lambda: None,
+            fatal=self._fatal,
+            trusted=owner.is_trusted,
+        )
+
+    @property
+    def name(self) -> str:
+        return f"{self.owner.name}{self.index}"
+
+    def _fatal(self, _text: str) -> None:
+        self.doomed = True
+
+    # -- what the kinds differ in
+
+    @property
+    @abstractmethod
+    def unsettled(self) -> list[int]:
+        """Ids handed to the producer, or on their way to quarantine, and not settled."""
+
+    @property
+    @abstractmethod
+    def unsettled_uids(self) -> list[int]:
+        """The same rows, told from others that had their ids on another server."""
+
+    @property
+    @abstractmethod
+    def inside(self) -> list[tuple[int, bytes | None]]:
+        """Id and key of every record in this shard."""
+
+    @property
+    @abstractmethod
+    def keeps_something(self) -> bool:
+        """In calm it must not."""
+
+    @property
+    def may_send(self) -> bool:
+        """Whether something that was produced may still be appended."""
+        return False
+
+    @abstractmethod
+    def mishaps(self) -> list[tuple[str, Note, Action]]:
+        """(fault, name, action) of what may go wrong."""
+
+    @abstractmethod
+    def _steps(self) -> list[tuple[Note, Action]]:
+        """What goes on by itself besides pipes and purger."""
+
+    @abstractmethod
+    def _read(self) -> None:
+        """Obey the next frame."""
+
+    @abstractmethod
+    def _purged(self, ids: list[int]) -> None:
+        """Their DELETE has committed."""
+
+    @abstractmethod
+    def _quarantined(self, poison: Poison, outcome: Outcome) -> None:
+        """The outcome of a quarantine has committed."""
+
+    @abstractmethod
+    def _leave_producer(self) -> None:
+        """The process is dead: what its producer has sent arrives or not."""
 
     # -- what it holds
 
-    @property
-    def unsettled(self) -> list[int]:
-        """Ids handed to the producer and not settled."""
-        return [*self.sender._barrier._unsettled]
-
-    @property
-    def unsettled_uids(self) -> list[int]:
-        """The same rows, told from others that had their ids on another server."""
-        return [uid_of(entry.record) for entry in self.sender._barrier._unsettled.values()]
+    def _under_way(self) -> list[tuple[int, bytes | None]]:
+        """Id and key of every record in this shard, or on its way to it under the current epoch."""
+        frames = [frame for frame in self.to_shard if isinstance(frame, f.Dispatch)]
+        rows = [found for frame in frames if frame.epoch == self.owner.relay.epoch for found in decode(frame.rows)]
+        return [*self.inside, *((found.id, found.key) for found in rows)]
 
     @property
     def holds(self) -> set[int]:
         """Every id in this shard or on its way to it under the current epoch."""
-        barrier = self.sender._barrier
-        ids = {*barrier._unsettled, *(entry.id for queue in barrier._queues.values() for entry in queue or ())}
-        for frame in self.to_shard:
-            if isinstance(frame, f.Dispatch) and frame.epoch == self.owner.relay.epoch:
-                ids |= {found.id for found in decode(frame.rows)}
-        return ids
+        return {record_id for record_id, _ in self._under_way()}
 
     @property
     def keys(self) -> set[bytes | None]:
         """Of all that is in this shard or on its way to it under the current epoch."""
-        barrier = self.sender._barrier
-        keys = {entry.key for entry in barrier._unsettled.values()}
-        keys |= {entry.key for queue in barrier._queues.values() for entry in queue or ()}
-        for frame in self.to_shard:
-            if isinstance(frame, f.Dispatch) and frame.epoch == self.owner.relay.epoch:
-                keys |= {found.key for found in decode(frame.rows)}
-        return keys
-
-    # -- the producer's interface
-
-    def produce(self, topic: str, value: bytes, key: bytes | None, partition: int, on_delivery: Any, *_: Any) -> None:
-        """Take a record."""
-        if self.full:
-            self.full -= 1
-            raise BufferError
-        row = self.owner.world.uids[int(value)]
-        assert row.id not in self.wire, f"{row.id} is handed to the producer twice"
-        assert self.owner.word, "P12: produced without trust"
-        self.wire[row.id] = Sent(row.uid, on_delivery)
-
-    def _fatal(self, _text: str) -> None:
-        self.doomed = True
+        return {key for _, key in self._under_way()}
 
     # -- what can happen
 
     def actions(self) -> list[tuple[Note, Action]]:
         """Everything that goes on by itself."""
-        name = f"{self.owner.name}{self.index}"
+        name = self.name
         if self.doomed:
             return [((name, "exits"), self.die)]
         found: list[tuple[Note, Action]] = []
@@ -144,15 +170,7 @@ class SimShard:
             found.append(((name, "ready"), self._become_ready))
         if self.to_shard:
             found.append(((name, "reads", self.to_shard[0]), self._read))
-        for record_id, sent in self.wire.items():
-            if self.owner.world.uids[sent.uid].refused:
-                found.append(((name, record_id, "refused"), partial(self.fail, record_id, "MSG_SIZE_TOO_LARGE")))
-            elif sent.appended:
-                found.append(((name, record_id, "acknowledged"), partial(self._acknowledge, record_id)))
-            else:
-                found.append(((name, record_id, "appended"), partial(self._append, record_id)))
-        if self.sender._acked:
-            found.append(((name, "collects"), self.sender.collect))
+        found += self._steps()
         if not self.connected and (self.deleting or self.acked or self.poison):
             found.append(((name, "reconnects"), self._connect))
         elif self.deleting is not None:
@@ -163,29 +181,7 @@ class SimShard:
             found.append(((name, "purge of", tuple(self.acked), "begins"), self._begin_delete))
         elif self.poison:
             found.append(((name, "quarantine of", self.poison[0].id), self._move))
-        if self.sender._retries:
-            found.append(((name, "retries"), lambda: self.sender.due(_FOR_EVER)))
         return found
-
-    def mishaps(self) -> list[tuple[str, Note, Action]]:
-        """(fault, name, action) of what may go wrong."""
-        name = f"{self.owner.name}{self.index}"
-        found: list[tuple[str, Note, Action]] = [
-            ("shard death", (name, "dies"), self.die),
-            ("kafka", (name, "producer full"), self._fill),
-            ("timeouts", (name, "checks its queues"), lambda: self.sender.check_queues(_FOR_EVER)),
-        ]
-        for i, sent in self.wire.items():
-            if not sent.appended:
-                found.append(("kafka", (name, i, "times out"), partial(self.fail, i, "_MSG_TIMED_OUT")))
-                found.append(("kafka", (name, i, "no topic"), partial(self.fail, i, "UNKNOWN_TOPIC_OR_PART")))
-            else:
-                found.append(("kafka", (name, i, "loses its ack"), partial(self.fail, i, "_MSG_TIMED_OUT")))
-            found.append(("shard death", (name, i, "fatal"), partial(self.fail, i, "_FATAL")))
-        return found
-
-    def _fill(self) -> None:
-        self.full = 1 + self.owner.world.script.next(2)
 
     def _become_ready(self) -> None:
         self.ready = True
@@ -203,6 +199,141 @@ class SimShard:
     def disconnect(self) -> None:
         """The server is gone: what was under way is repeated over a new connection."""
         self.connected = self.deleted = False
+
+    def _begin_delete(self) -> None:
+        self.deleting, self.deleted = sorted(self.acked), False
+        self.acked.clear()
+
+    def _delete(self) -> None:
+        assert self.deleting is not None
+        self.delete_rows(self.deleting)
+        self.deleted = True
+
+    def delete_rows(self, ids: Sequence[int]) -> None:
+        """They leave the outbox, those that are there."""
+        world = self.owner.world
+        for record_id in ids:
+            row = world.table.rows.get(record_id)
+            if row is None or row.gone:
+                continue
+            if not world.appended[row.uid]:
+                world.fail(f"I5: record {record_id} is purged and was never appended")
+            world.table.delete(row)
+
+    def _return(self) -> None:
+        ids, self.deleting = self.deleting, None
+        assert ids is not None
+        self._purged(ids)
+
+    def _move(self) -> None:
+        poison, table = self.poison.popleft(), self.owner.world.table
+        row = table.rows.get(poison.id)
+        if (table.term, str(table.holder)) != (poison.term, poison.holder):
+            outcome = Outcome.FENCED
+        elif row is None or row.gone or not row.visible:
+            outcome = Outcome.GONE
+        else:
+            outcome = Outcome.MOVED
+            table.quarantine(row)
+        self._quarantined(poison, outcome)
+
+    def die(self) -> None:
+        """SIGKILL: what is on the wire arrives or not, what was said stays readable."""
+        self.alive = False
+        world = self.owner.world
+        self._leave_producer()
+        if self.deleting is not None and self.connected and not self.deleted and world.script.next(2):
+            self._delete()
+        world.excuse(self)
+
+
+class SimShard(SimProcess):
+    """A shard with a real Sender; its producer is simulated."""
+
+    def __init__(self, owner: SimHarvester, index: int) -> None:
+        super().__init__(owner, index)
+        self.wire: dict[int, Sent] = {}
+        self.full = 0  # how many produces the producer refuses for lack of room
+        self.sender = Sender(self, self.policy, self.outlets)
+
+    # -- what it holds
+
+    @property
+    def unsettled(self) -> list[int]:
+        """Ids handed to the producer and not settled."""
+        return [*self.sender._barrier._unsettled]
+
+    @property
+    def unsettled_uids(self) -> list[int]:
+        """The same rows, told from others that had their ids on another server."""
+        return [uid_of(entry.record) for entry in self.sender._barrier._unsettled.values()]
+
+    @property
+    def inside(self) -> list[tuple[int, bytes | None]]:
+        barrier = self.sender._barrier
+        queued = [entry for queue in barrier._queues.values() for entry in queue or ()]
+        return [(entry.id, entry.key) for entry in (*barrier._unsettled.values(), *queued)]
+
+    @property
+    def keeps_something(self) -> bool:
+        barrier = self.sender._barrier
+        return bool(barrier.held or barrier.queued or barrier._queues)
+
+    @property
+    def may_send(self) -> bool:
+        return any(not sent.appended for sent in self.wire.values())
+
+    # -- the producer's interface
+
+    def produce(self, topic: str, value: bytes, key: bytes | None, partition: int, on_delivery: Any, *_: Any) -> None:
+        """Take a record."""
+        if self.full:
+            self.full -= 1
+            raise BufferError
+        row = self.owner.world.uids[int(value)]
+        assert row.id not in self.wire, f"{row.id} is handed to the producer twice"
+        assert self.owner.word, "P12: produced without trust"
+        self.wire[row.id] = Sent(row.uid, on_delivery)
+
+    # -- what can happen
+
+    def _steps(self) -> list[tuple[Note, Action]]:
+        name, found = self.name, list[tuple[Note, Action]]()
+        for record_id, sent in self.wire.items():
+            if self.owner.world.uids[sent.uid].refused:
+                found.append(((name, record_id, "refused"), partial(self.fail, record_id, "MSG_SIZE_TOO_LARGE")))
+            elif sent.appended:
+                found.append(((name, record_id, "acknowledged"), partial(self._acknowledge, record_id)))
+            else:
+                found.append(((name, record_id, "appended"), partial(self._append, record_id)))
+        if self.sender._acked:
+            found.append(((name, "collects"), self.sender.collect))
+        return found
+
+    def actions(self) -> list[tuple[Note, Action]]:
+        found = super().actions()
+        if self.sender._retries and not self.doomed:
+            found.append(((self.name, "retries"), lambda: self.sender.due(_FOR_EVER)))
+        return found
+
+    def mishaps(self) -> list[tuple[str, Note, Action]]:
+        name = self.name
+        found: list[tuple[str, Note, Action]] = [
+            ("shard death", (name, "dies"), self.die),
+            ("kafka", (name, "producer full"), self._fill),
+            ("timeouts", (name, "checks its queues"), lambda: self.sender.check_queues(_FOR_EVER)),
+        ]
+        for i, sent in self.wire.items():
+            if not sent.appended:
+                found.append(("kafka", (name, i, "times out"), partial(self.fail, i, "_MSG_TIMED_OUT")))
+                found.append(("kafka", (name, i, "no topic"), partial(self.fail, i, "UNKNOWN_TOPIC_OR_PART")))
+            else:
+                found.append(("kafka", (name, i, "loses its ack"), partial(self.fail, i, "_MSG_TIMED_OUT")))
+            found.append(("shard death", (name, i, "fatal"), partial(self.fail, i, "_FATAL")))
+        return found
+
+    def _fill(self) -> None:
+        self.full = 1 + self.owner.world.script.next(2)
 
     def _read(self) -> None:
         frame = self.to_shard.popleft()
@@ -233,47 +364,15 @@ class SimShard:
             self.owner.world.excused[sent.uid] += 1
         sent.report(KafkaError(getattr(KafkaError, error)), None)
 
-    def _begin_delete(self) -> None:
-        self.deleting, self.deleted = sorted(self.acked), False
-        self.acked.clear()
-
-    def _delete(self) -> None:
-        assert self.deleting is not None
-        world = self.owner.world
-        for record_id in self.deleting:
-            row = world.table.rows.get(record_id)
-            if row is None or row.gone:
-                continue
-            if not world.appended[row.uid]:
-                world.fail(f"I5: record {record_id} is purged and was never appended")
-            world.table.delete(row)
-        self.deleted = True
-
-    def _return(self) -> None:
-        ids, self.deleting = self.deleting, None
-        assert ids is not None
+    def _purged(self, ids: list[int]) -> None:
         self.sender.purged(ids)
 
-    def _move(self) -> None:
-        poison, table = self.poison.popleft(), self.owner.world.table
-        row = table.rows.get(poison.id)
-        if (table.term, str(table.holder)) != (poison.term, poison.holder):
-            outcome = Outcome.FENCED
-        elif row is None or row.gone or not row.visible:
-            outcome = Outcome.GONE
-        else:
-            outcome = Outcome.MOVED
-            table.quarantine(row)
+    def _quarantined(self, poison: Poison, outcome: Outcome) -> None:
         self.sender.quarantined(poison, outcome)
 
-    def die(self) -> None:
-        """SIGKILL: what is on the wire arrives or not, what was said stays readable."""
-        self.alive = False
+    def _leave_producer(self) -> None:
         world = self.owner.world
         for sent in self.wire.values():
             if not sent.appended and not world.uids[sent.uid].refused and world.script.next(2):
                 world.append(sent.uid)
         self.wire.clear()
-        if self.deleting is not None and self.connected and not self.deleted and world.script.next(2):
-            self._delete()
-        world.excuse(self)

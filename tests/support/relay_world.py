@@ -17,6 +17,7 @@ What it checks, at every step unless said otherwise:
 - P5: when a mark is commanded, the ledger knows all that any shard holds;
 - P8: the term is found lost only when somebody else has taken it;
 - P18: a parked record is not fetched before its time; in the end no lane is left;
+- nothing is read from the outbox for a harvester that is paused, nor is the outbox said to be empty;
 - Drained and Emptied are true when they are said; leader ids are never used twice; no count is negative.
 
 A writer inserts the rows of one key one transaction after the other; rows of different keys commit in any order, or
@@ -41,7 +42,7 @@ from uuid import UUID
 from harvester.relay.commands import Mark
 from harvester.relay.machine import Settings
 from tests.support.relay_actors import SimHarvester
-from tests.support.relay_shard import Action, Note, SimShard
+from tests.support.relay_shard import Action, Note, SimProcess, SimShard
 
 FAULTS = (
     "shard death",
@@ -55,6 +56,8 @@ FAULTS = (
     "scale",
     "poison",
     "server",
+    "pause",
+    "loan",
 )
 _CALM_STEPS = 6000
 POLICIES = ("quarantine", "hold", "stop")
@@ -203,9 +206,27 @@ class World:
         self.policy = POLICIES[draw(3)]
         deposed = {"trust", "hand over", "usurper"} & self.faults  # then a term alone proves nothing
         self.tells_server = bool(deposed) or not draw(2)
-        self.harvesters = [SimHarvester(self, name, settings) for name in ("A", "B")]
+        settings = self.adjusted(settings)
+        self.harvesters = [self.make_harvester(name, settings) for name in ("A", "B")]
         if "hand over" not in faults:
             del self.harvesters[1]
+
+    # -- what the kinds of world differ in
+
+    def adjusted(self, settings: Settings) -> Settings:
+        """As this world needs them."""
+        return settings
+
+    def make_harvester(self, name: str, settings: Settings) -> SimHarvester:
+        """Called twice."""
+        return SimHarvester(self, name, settings)
+
+    def make_shard(self, owner: SimHarvester, index: int) -> SimProcess:
+        """A new process."""
+        return SimShard(owner, index)
+
+    def check_low_water(self, low_water: int | None) -> None:
+        """A record is sent with this one."""
 
     # -- running
 
@@ -306,12 +327,12 @@ class World:
         for harvester in self.harvesters:
             actions += harvester.actions()
         if self.leader is None:
-            actions += [
-                ((h.name, "elected"), h.elect)
-                for h in self.harvesters
-                if all(other.has_let_go for other in self.harvesters if other is not h)
-            ]
+            actions += [((h.name, "elected"), h.elect) for h in self.harvesters if self.may_be_elected(h)]
         return actions
+
+    def may_be_elected(self, harvester: SimHarvester) -> bool:
+        """At least once: when nothing of another one is still on its way."""
+        return all(other.has_let_go for other in self.harvesters if other is not harvester)
 
     def _faults(self) -> list[tuple[Note, Action]]:
         actions: list[tuple[Note, Action]] = []
@@ -434,7 +455,7 @@ class World:
                 if earlier not in self.appended and earlier not in self.table.quarantined | self._let_go:
                     self.fail(f"I2: record {row.id} overtakes {self.uids[earlier].id} of its key")
 
-    def excuse(self, shard: SimShard) -> None:
+    def excuse(self, shard: SimProcess) -> None:
         """What this shard has on the wire or unpurged may be repeated once."""
         for uid in shard.unsettled_uids:
             self.excused[uid] += 1

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Any
 
 import psycopg
 
@@ -25,6 +26,20 @@ class Roles:
     owner: str
     relay: str
     writer: str
+
+
+def lead_astray(admin: psycopg.Connection[Any], poor: psycopg.Connection[Any]) -> None:
+    """Have this role's session find a now() of its own before the server's, which would be long ago."""
+    admin.execute(f"CREATE SCHEMA astray AUTHORIZATION {poor.info.user}".encode())
+    poor.execute("CREATE FUNCTION astray.now() RETURNS timestamptz LANGUAGE sql AS $$SELECT timestamptz '2000-01-01'$$")
+    poor.execute("SET search_path = astray, public, pg_catalog")
+
+
+def led_astray(admin: psycopg.Connection[Any]) -> int:
+    """How many rows of the outbox are of that time."""
+    row = admin.execute("SELECT count(*) FROM outbox WHERE create_time < '2001-01-01'").fetchone()
+    assert row is not None
+    return int(row[0])
 
 
 @contextmanager

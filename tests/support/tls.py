@@ -155,9 +155,14 @@ def _make_login(dsn: str, bootstrap: str, login: Login) -> None:
         assert row is not None
         Path(row[0]).write_text(_TRUST_THE_ADMINISTRATOR)
         admin.execute("SELECT pg_reload_conf()")
+    set_kafka_password(bootstrap, login.user, login.kafka_password)
+
+
+def set_kafka_password(bootstrap: str, user: str, password: str) -> None:
+    """For SCRAM-SHA-512; of a user that there is or not."""
     client = AdminClient({"bootstrap.servers": bootstrap, "broker.address.family": "v4"})
     credentials = ScramCredentialInfo(ScramMechanism.SCRAM_SHA_512, 4096)
-    change = UserScramCredentialUpsertion(login.user, credentials, login.kafka_password.encode())
+    change = UserScramCredentialUpsertion(user, credentials, password.encode())
     for done in client.alter_user_scram_credentials([change]).values():
         done.result(timeout=30)
 

@@ -18,6 +18,7 @@ import itertools
 import random
 import threading
 import time
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -27,6 +28,7 @@ import psycopg
 
 from .consuming import Published
 from .harvesting import Scene
+from .hooks import sender
 from .wait import eventually
 
 _TABLE = """CREATE TABLE IF NOT EXISTS written (
@@ -271,11 +273,25 @@ def verify(scene: Scene, load: Load, *, timeout_s: float = 90.0, quarantined: in
     assert len(in_quarantine) == quarantined, f"in quarantine: {dict(list(in_quarantine.items())[:5])}"
     counts = committed(scene)
     assert sum(counts.values()) >= load.committed, "the database has lost commits that it had confirmed"
-    findings = judge(counts, rows_by_key(scene.log(topic)), quarantined)
+    log = scene.log(topic)
+    findings = judge(counts, rows_by_key(log), quarantined)
     assert not findings.lost, f"{len(findings.lost)} lost: {findings.lost[:10]}"
-    assert not findings.order, f"{len(findings.order)} out of order: {findings.order[:10]}"
+    assert not findings.order, f"{len(findings.order)} out of order: {_story(log, findings.order[0])}"
     assert not findings.strange, f"{len(findings.strange)} strange: {findings.strange[:10]}"
     return findings.repeats
+
+
+def _story(log: Sequence[Published], finding: str) -> str:
+    """A finding, and all deliveries of its key from the first that came again: who sent what, and when."""
+    key = finding.partition(":")[0].encode()
+    found = [record for record in log if record.key == key]
+    again = {value for value, count in Counter(record.value for record in found).items() if count > 1}
+    first = next((place for place, record in enumerate(found) if record.value in again), 0)
+    told = [
+        f"{parse(each.value).seq} at {each.created_ms} by {sender(each.headers)} ({each.partition}@{each.offset})"
+        for each in found[first:]
+    ]
+    return f"{finding}: {', '.join(told)}"
 
 
 def longest_gap_ms(log: Sequence[Published]) -> int:

@@ -65,6 +65,7 @@ def test_the_defaults_of_the_seeds() -> None:
         "send_buffer": 10,
         "max_queued_per_key": 100,
         "max_attempts": 5,
+        "max_transaction_records": 2_000,
         "mark_query_records": 100,
         "min_metrics_interval": ms(5000),
         "retry_backoff": ms(100),
@@ -83,6 +84,16 @@ def test_the_defaults_of_the_seeds() -> None:
     assert re.fullmatch(r".+_[0-9]+_[0-9]{10}", config.name)
     assert (config.delivery_timeout, config.rebalance_timeout) == (ms(2000), ms(15_000))
     assert config.group_heartbeat_interval == ms(500)
+
+
+@pytest.mark.parametrize("limits", [{"shards": 4}, Limits(shards=4)], ids=["table", "object"])
+def test_transactions_have_bounds_of_their_own(limits: Any) -> None:
+    once = given(delivery="exactly-once", limits=limits).limits
+    assert (once.max_in_flight_records, once.mark_query_records, once.shards) == (10_000, 1_000, 4)
+    assert given(delivery="exactly-once").limits.mark_query_records == 1_000
+    chosen = given(delivery="exactly-once", limits={"max_in_flight_records": 50}).limits
+    assert (chosen.max_in_flight_records, chosen.mark_query_records) == (50, 1_000)
+    assert given(delivery="at-least-once", limits=limits).limits.max_in_flight_records == 1_000
 
 
 def test_derived_defaults_follow_what_was_given() -> None:
@@ -206,7 +217,7 @@ def test_at_the_bound_a_rule_holds(settings: dict[str, Any]) -> None:
         ({"dataSource": "x"}, "dataSource", "did you mean 'data_source'"),
         ({"zzz": "hunter2"}, "zzz", "unknown setting"),
         ({"a\x1b[31m": 1}, "'a\\x1b[31m'", "unknown setting"),
-        ({"delivery": "exactly-once"}, "delivery", "this version"),
+        ({"record_header": "x" * 256}, "record_header", "cannot name a header"),
         ({"delivery": "sometimes"}, "delivery", "at-least-once"),
         ({"logging": {"level": "loud"}}, "logging.level", "trace, debug, info, warning, error"),
         ({"logging": {"level": 3}}, "logging.level", "text"),
@@ -553,10 +564,11 @@ def test_every_setting_of_the_sample_is_explained() -> None:
 def test_the_page_names_every_setting_and_its_default() -> None:
     page = (ROOT / "docs/configuration.md").read_text()
     rows = dict(re.findall(r"^\| `([a-z_.]+)` \| (.+?) \|", page.partition("## Settings")[2], re.MULTILINE))
-    fields = [name for name in Config.model_fields if name not in ("limits", "poison", "logging")]
+    tables = ("limits", "poison", "logging", "http", "tracing", "control", "oauth")
+    fields = [name for name in Config.model_fields if name not in tables]
     fields += [f"limits.{name}" for name in Limits.model_fields]
     fields += ["poison.policy", "poison.notice_topic", "logging.level"]
-    tables = ("limits", "poison", "logging")
+    fields += ["http.listen", "tracing.enabled", "control.socket", "oauth.token"]
     rows = {name: default for name, default in rows.items() if name in fields or name.startswith(tables)}
     assert list(rows) == fields
     described = {
@@ -569,6 +581,8 @@ def test_the_page_names_every_setting_and_its_default() -> None:
         "limits.session_timeout": "3 × `heartbeat_timeout`",
         "limits.drain_interval": "the lower of `max_poll_interval` and `queue_timeout`",
         "poison.notice_topic": "none",
+        "tracing.enabled": "`false`",
+        "oauth.token": "none",
     }
     config = given()
     for path, shown in rows.items():

@@ -234,3 +234,45 @@ def test_a_term_counts_for_a_leader_only() -> None:
     member.feed(0, e.TermTaken(3))
     assert (member.state.term, member.state.highest_term) == (None, 3)
     assert leader().state.term == 7
+
+
+def candidate(heard: range) -> Member:
+    """Assigned at 0; its heartbeats came back at these moments, half a second after they were sent."""
+    member = Member()
+    member.feed(0, e.Assigned())
+    for now in heard:
+        member.feed(now, e.HeartbeatReturned(now - 0.5), e.Tick(True))
+    return member
+
+
+def rejoins(said: list[e.Command]) -> bool:
+    return any(isinstance(command, e.Rejoin) for command in said)
+
+
+def test_a_candidate_that_the_coordinator_never_answers_joins_anew() -> None:
+    member = candidate(range(1, 16))
+    assert not rejoins(member.feed(15.9, e.Tick(True)))
+    assert rejoins(member.feed(16.0, e.Tick(True)))
+    assert not rejoins(member.feed(16.9, e.HeartbeatReturned(16.5), e.Tick(True)))  # from here on it is new
+
+
+def test_nobody_joins_anew_while_kafka_is_away_nor_at_the_moment_in_which_it_is_back() -> None:
+    member = candidate(range(1, 4))
+    for now in range(4, 40):
+        assert not rejoins(member.feed(now, e.Tick(True)))
+    assert not rejoins(member.feed(40, e.HeartbeatReturned(39.5), e.Tick(True)))
+    said = member.feed(41, e.HeartbeatReturned(40.5), e.CommitSucceeded(40.5))
+    assert e.Acquire() in said
+
+
+def test_one_that_was_answered_does_not() -> None:
+    member = candidate(range(1, 15))
+    member.feed(15, e.CommitSucceeded(14.5))
+    assert member.state.role is Role.LEADER
+
+
+def test_a_leader_that_was_fenced_gets_its_time_before_it_joins_anew() -> None:
+    member = leader(100)
+    assert fences(member.feed(105, e.Tick(True)))
+    assert not rejoins(member.feed(130, e.HeartbeatReturned(129.9), e.Tick(True)))
+    assert e.Acquire() in member.feed(130.1, e.CommitSucceeded(130))

@@ -6,82 +6,11 @@ from uuid import UUID
 
 import pytest
 
-from harvester.delivery.decode import decode
 from harvester.events import LeaderAcquired, LeaderFenced, LeaderRefreshed
 from harvester.relay import commands as c
 from harvester.relay import frames as f
-from harvester.relay.ledger import Row
-from harvester.relay.machine import Phase, Relay, Settings
-from tests.support.rows import row as raw_row
-
-SETTINGS = Settings(
-    shards=2,
-    max_in_flight_records=32,
-    max_unsettled_records=64,
-    mark_query_records=8,
-    send_buffer=2,
-    max_queued_per_key=4,
-    records_per_shard=0,
-    most_shards=8,
-    answer_timeout_s=5,
-    silence_timeout_s=20,
-)
-
-
-class Driver:
-    """A relay whose shards answer at once, and everything that it commanded since it was last asked."""
-
-    def __init__(self, settings: Settings = SETTINGS, *, ready: bool = True) -> None:
-        self._made = 0
-        self.relay = Relay(settings, self._new_id)
-        self.now = 0.0
-        if ready:
-            for shard in range(settings.shards):
-                self.relay.shard_ready(shard, self.now)
-
-    def _new_id(self) -> UUID:
-        self._made += 1
-        return UUID(int=self._made)
-
-    def answer(self, wire: dict[int, list[int]] | None = None) -> list[c.Command]:
-        """All shards answer the current epoch."""
-        said: list[c.Command] = []
-        for shard in range(len(self.relay.intake.slices)):
-            ids = (wire or {}).get(shard, [])
-            said += self.relay.remarked(shard, self.relay.epoch, ids, self.now)
-        return said
-
-    def lead(self, term: int = 1, server: str | None = "one") -> list[c.Command]:
-        self.relay.acquire(self.now)
-        self.answer()
-        assert self.relay.holder is not None
-        self.relay.term_taken(self.relay.holder, term, server, self.now)
-        return self.answer()
-
-    def mark(self, *rows: Row) -> list[c.Command]:
-        """The oldest mark under way returns these rows."""
-        return self.relay.marked(self.under_way(c.Mark), rows, self.now)
-
-    def fetch(self, *rows: Row) -> list[c.Command]:
-        """The fetch under way returns these rows."""
-        return self.relay.fetched(self.under_way(c.Fetch), rows, self.now)
-
-    def under_way(self, kind: type[c.Command]) -> int:
-        statements = self.relay.intake._under_way.items()
-        return min(number for number, statement in statements if isinstance(statement.asked, kind))
-
-
-def row(record_id: int) -> Row:
-    """A keyless row of shard `record_id % 2`."""
-    return (record_id, None, raw_row(record_id=record_id, key=None))
-
-
-def only(commands: list[c.Command], kind: type[c.Command]) -> list[c.Command]:
-    return [command for command in commands if isinstance(command, kind)]
-
-
-def killed(commands: list[c.Command]) -> list[int]:
-    return [command.shard for command in commands if isinstance(command, c.Kill)]
+from harvester.relay.machine import Phase
+from tests.support.relay_driver import Driver, keyed, killed, only, row, sent
 
 
 def test_leadership_begins_when_all_shards_have_answered_twice() -> None:
@@ -149,6 +78,124 @@ def test_a_remark_goes_on_under_the_same_term_and_a_new_leader_id() -> None:
     refreshed = only(driver.answer(), c.Announce)
     assert acquired == [c.Announce(LeaderAcquired(UUID(int=1), 3))]
     assert refreshed == [c.Announce(LeaderRefreshed(UUID(int=2), 3, "why not"))]
+
+
+# -- pauses
+
+
+def test_who_is_paused_gives_back_what_is_queued_and_marks_nothing() -> None:
+    driver = Driver()
+    driver.lead()
+    number = driver.under_way(c.Mark)
+    assert only(driver.relay.pause(0), c.Send) == [
+        c.Send(shard, f.Remark(driver.relay.epoch, 1, str(UUID(int=1)), "one")) for shard in (0, 1)
+    ]
+    assert driver.relay.marked(number, [row(2)], 0) == []  # it was under way
+    assert driver.answer() == []
+    assert driver.relay.tick(1000.0) == []
+    assert driver.relay.pause(0) == []
+
+
+def test_who_is_resumed_marks_from_the_head_under_a_new_leader_id() -> None:
+    driver = Driver()
+    driver.lead(term=3)
+    driver.relay.pause(0)
+    driver.answer()
+    announced, mark = driver.relay.resume(0)
+    assert announced == c.Announce(LeaderRefreshed(UUID(int=2), 3, "resumed"))
+    assert isinstance(mark, c.Mark)
+    assert mark.leader_id == UUID(int=2)
+    assert driver.relay.resume(0) == []
+
+
+def test_who_is_resumed_at_once_still_waits_for_all_answers() -> None:
+    """P5."""
+    driver = Driver()
+    driver.lead()
+    driver.mark(row(2))
+    driver.relay.pause(0)
+    assert driver.relay.resume(0) == []
+    assert only(driver.answer({0: [2]}), c.Mark)
+
+
+def test_what_was_on_the_wire_settles_during_a_pause() -> None:
+    driver = Driver()
+    driver.lead()
+    driver.mark(row(2))
+    driver.relay.pause(0)
+    driver.answer({0: [2]})
+    assert driver.relay.settled(0, [2], 0) == (1, [])
+    assert not len(driver.relay.ledger)
+
+
+def test_an_outbox_is_not_said_to_be_empty_during_a_pause() -> None:
+    driver = Driver()
+    driver.lead()
+    number = driver.under_way(c.Mark)
+    driver.relay.pause(0)
+    driver.answer()
+    assert driver.relay.marked(number, [], 0) == []
+    driver.relay.resume(0)
+    assert c.Emptied() in driver.mark()
+
+
+def test_who_stands_by_and_is_paused_leads_without_marking() -> None:
+    driver = Driver()
+    assert driver.relay.pause(0) == []
+    said = driver.lead(term=3)
+    assert said == [c.OpenTrust(), c.Announce(LeaderAcquired(UUID(int=1), 3))]
+    assert driver.relay.term == 3
+    assert only(driver.relay.resume(0), c.Mark)
+
+
+@pytest.mark.parametrize("wire", [[], [2]])
+def test_a_paused_leader_drains(wire: list[int]) -> None:
+    driver = Driver()
+    driver.lead(term=3)
+    driver.mark(row(2))
+    driver.relay.pause(0)
+    driver.answer({0: wire})
+    driver.relay.drain(0)
+    said = driver.answer({0: wire})
+    for record_id in wire:
+        assert said == []
+        said = driver.relay.settled(0, [record_id], 0)[1]
+    assert said == [c.Release(3, UUID(int=1)), c.Drained()]
+
+
+def test_a_paused_leader_that_is_scaled_stays_paused() -> None:
+    driver = Driver()
+    driver.lead()
+    driver.relay.pause(0)
+    driver.answer()
+    driver.relay.scale(1, 10.0, 0)
+    assert driver.answer() == [c.Resize(1)]
+    assert driver.relay.tick(1.0) == []
+    assert only(driver.relay.resume(1.0), c.Mark)
+
+
+def test_a_paused_leader_whose_term_is_lost_takes_it_again_and_stays_paused() -> None:
+    driver = Driver()
+    driver.lead()
+    driver.relay.pause(0)
+    driver.answer()
+    driver.relay.term_lost(True, 0)
+    assert driver.answer() == [c.TakeTerm(UUID(int=2))]
+    driver.relay.term_taken(UUID(int=2), 5, "one", 0)
+    assert not only(driver.answer(), c.Mark)
+    assert only(driver.relay.resume(0), c.Mark)
+
+
+def test_a_shard_that_dies_during_a_pause_is_accounted_for() -> None:
+    driver = Driver()
+    driver.lead()
+    driver.mark(row(2))
+    driver.relay.pause(0)
+    driver.answer({0: [2]})
+    driver.relay.shard_died(0, 0)
+    assert not len(driver.relay.ledger)
+    assert not only(driver.answer(), c.Mark)
+    assert only(driver.relay.resume(0), c.Mark)
 
 
 # -- P14 and the silence of shards
@@ -221,16 +268,6 @@ def park(driver: Driver, *behind: int, wait_s: float = 5.0) -> list[c.Command]:
 
 def _shard(driver: Driver, record_id: int) -> int:
     return driver.relay.ledger._entries[record_id].shard
-
-
-def keyed(*ids: int) -> list[Row]:
-    return [(i, b"key", raw_row(record_id=i, key=b"key")) for i in ids]
-
-
-def sent(commands: list[c.Command]) -> dict[int, list[int]]:
-    """The ids of the rows that are sent, by shard."""
-    frames = [(s.shard, s.frame) for s in commands if isinstance(s, c.Send)]
-    return {shard: [r.id for r in decode(frame.rows)] for shard, frame in frames if isinstance(frame, f.Dispatch)}
 
 
 def fetching(driver: Driver, *ids: int) -> c.Fetch:

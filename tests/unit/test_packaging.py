@@ -24,8 +24,9 @@ def test_every_package_is_shipped() -> None:
 
 
 def test_every_data_file_is_shipped() -> None:
-    patterns = project()["tool"]["setuptools"]["package-data"]["*"]
-    for folder in ("harvester", "cli"):
+    data = project()["tool"]["setuptools"]["package-data"]
+    for folder, package in (("harvester", "harvester"), ("cli", "harvester_cli")):
+        patterns = [*data["*"], *(f"{folder}/{pattern}" for pattern in data.get(package, ()))]
         for file in (ROOT / folder).rglob("*"):
             if file.is_file() and file.suffix not in (".py", ".pyc"):
                 assert any(file.match(pattern) for pattern in patterns), f"{file} would be missing from a wheel"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 from confluent_kafka import KafkaError
@@ -57,6 +58,11 @@ class Shard:
     def fail(self, record_id: int, code: int) -> None:
         self.reports[record_id](KafkaError(code), None)
 
+    def refuse(self, record_id: int, partition: int) -> None:
+        """As too large, in a batch of this partition."""
+        message = SimpleNamespace(topic=lambda: "topic", partition=lambda: partition)
+        self.reports[record_id](KafkaError(KafkaError.MSG_SIZE_TOO_LARGE), message)
+
     def dropped(self) -> list[int]:
         """Ids that it has given back so far."""
         return sorted(number for frame in self.said if isinstance(frame, f.Dropped) for number in frame.ids)
@@ -94,7 +100,7 @@ def test_a_retry_that_is_due_during_a_drain_is_not_made() -> None:
     shard.fail(1, KafkaError._MSG_TIMED_OUT)
     assert shard.sender.due(0.0) is not None
     shard.sender.remark(DRAINING)
-    assert shard.said == [f.Remarked(2, [])]
+    assert shard.said == [f.Remarked(2, [], in_doubt=True)]
     assert shard.sender.due(LATER) is None
     assert shard.produced == [1]
 
@@ -154,3 +160,22 @@ def test_a_key_whose_record_was_given_up_takes_nothing_before_a_remark() -> None
     shard.dispatch((3, b"a"), (4, b"b"))
     assert shard.said == [f.Refused(1, [3])]
     assert shard.produced == [4]
+
+
+def test_of_a_batch_that_is_too_large_only_the_largest_record_is_at_fault() -> None:
+    """The broker refuses all that was sent together; a small record must not go to quarantine for it (I7)."""
+    shard = Shard()
+    small, large, elsewhere = 1, 10_000, 2
+    shard.dispatch((small, b"a"), (elsewhere, b"c"), (large, b"b"))
+    for partition, record_id in ((0, small), (0, large), (1, elsewhere)):
+        shard.refuse(record_id, partition)
+    shard.sender.collect()
+    assert [frame.record_id for frame in shard.said if isinstance(frame, f.Parked)] == [large, elsewhere]
+    shard.sender.due(LATER)
+    assert shard.produced[3:] == [small]
+    shard.sender.closed(1, large)
+    shard.dispatch((large, b"b"))
+    for record_id in (small, large):
+        shard.refuse(record_id, 0)
+    shard.sender.collect()
+    assert [poison.id for poison in shard.poison] == [large]

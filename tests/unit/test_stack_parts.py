@@ -7,7 +7,9 @@ import socket
 import subprocess
 import sys
 import tempfile
+import uuid
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -15,7 +17,7 @@ from hypothesis import strategies as st
 
 from harvester import stack
 from harvester.errors import StackError
-from harvester.stack import jars, java, postgres, truststore
+from harvester.stack import jars, java, kafka, postgres, truststore
 from harvester.stack.processes import ProcessId, RunAs, identify
 from harvester.stack.stack import free_ports
 from harvester.stack.state import Server, State, read, write
@@ -234,3 +236,16 @@ def test_only_a_bundled_java_is_told_what_to_trust(tmp_path: Path, monkeypatch: 
         options = java.trust_options(ours, tmp_path)
         assert options[0] == f"-Djavax.net.ssl.trustStore={tmp_path / 'trust.jks'}"
         assert (tmp_path / "trust.jks").read_bytes().startswith(bytes.fromhex("feedfeed"))
+
+
+def test_a_cluster_id_that_begins_with_a_dash_is_no_option(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    commands: list[list[str]] = []
+
+    def formatted(command: list[str], **_: Any) -> None:
+        commands.append(command)
+        Path(command[-1]).with_name("data").mkdir()
+
+    monkeypatch.setattr(kafka, "run", formatted)
+    monkeypatch.setattr(uuid, "uuid4", lambda: uuid.UUID(bytes=b"\xf8" * 16))
+    kafka._format(tmp_path, tmp_path, java.Java(Path("java"), 21, bundled=False), {})
+    assert [word for word in commands[0] if word.startswith("--cluster-id=-")]

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from uuid import UUID
+
 import pytest
 from rich.console import Console
 
 from cli.verdict import answer, render
+from harvester.origin import Origin
 from harvester.verify.check import Report
 from harvester.verify.history import Timing
+from harvester.verify.sequences import Sequences
 from harvester.verify.verdict import judge
 
 
@@ -35,6 +40,34 @@ def test_a_good_verdict_fits_a_small_terminal() -> None:
     assert lines[-1] == "Nothing is lost or out of order."
     assert max(map(len, lines)) <= 80
     assert len(lines) == 14
+
+
+def test_sequences_are_shown_where_there_are_any() -> None:
+    sequences = Sequences()
+    for number in (1, 3, 3):
+        sequences.add(Origin(UUID(int=1), number, 1, 0, 1, number, 0), number)
+    view = replace(report([("a", seq) for seq in range(1, 1201)]), sequenced=sequences.judge())
+
+    lines = drawn(view)
+
+    assert [line.split()[:3] for line in lines if "number" in line[:20] or "ids" in line[:20]] == [
+        ["repeated", "ids", "1"],
+        ["open", "numbers", "1"],
+        ["clashing", "numbers", "0"],
+    ]
+    assert answer(view) == "Nothing is lost or out of order."
+    assert " ".join(lines[-2:]).endswith("number 2 under way or lost")
+    assert view.details()["sequences"] == {
+        "streams": 1,
+        "records": 3,
+        "repeats": 1,
+        "clashes": 0,
+        "given_up": 0,
+        "elsewhere": 0,
+        "handed_over": 0,
+        "open": 1,
+        "examples": [f"term 1, lane 0, producer 1 of {UUID(int=1)}: number 2 under way or lost"],
+    }
 
 
 def test_what_is_wrong_is_said_and_shown() -> None:

@@ -18,8 +18,8 @@ from harvester.stack.processes import ProcessId, send
 from harvester.stack.state import SERVERS
 from tests.support.hooks import Fault as Injected
 
-from . import sessions
-from .field import Field, Process
+from . import aimed, logs, sessions, switches
+from .field import Field
 from .history import Stuck
 
 # Shards see the end of their parent at once; what is on the wire may take the delivery timeout, and a purge.
@@ -36,6 +36,7 @@ class Striker:
         self._keys = keys
         # A server is struck by one fault at a time.
         self._servers = {name: threading.Lock() for name in SERVERS}
+        self._aiming = threading.Lock()
         self._numbers = itertools.count(1)
         self._links: defaultdict[tuple[int, str], threading.Lock] = defaultdict(threading.Lock)
 
@@ -71,6 +72,10 @@ class Striker:
                 return sessions.lock_rows(self.field, hold_s, rng)
             case "deadlock":
                 return sessions.deadlock(self.field, hold_s)
+            case "switch shards" | "switch mode" | "kill and switch mode":
+                return switches.switch(self.field, kind, rng)
+            case _ if aimed.is_aimed(kind):
+                return self._aim(kind, hold_s, rng)
             case "reset links":
                 return self._reset(rng)
             case _ if rest.endswith("link"):
@@ -80,15 +85,8 @@ class Striker:
 
     # -- processes
 
-    def _any(self, rng: random.Random) -> Process | None:
-        """A harvester: in three of four cases the one that leads."""
-        leader, alive = self.field.leader(), self.field.alive()
-        if leader is not None and rng.random() < 0.75:
-            return leader
-        return rng.choice(alive) if alive else None
-
     def _kill_shards(self, rng: random.Random, *, several: bool) -> str | None:
-        process = self._any(rng)
+        process = self.field.pick(rng)
         shards = process.shards() if process is not None else []
         if process is None or not shards:
             return None
@@ -98,7 +96,7 @@ class Striker:
         return f"{len(chosen)} of {process.name}"
 
     def _kill_supervisor(self, rng: random.Random) -> str | None:
-        process = self._any(rng)
+        process = self.field.pick(rng)
         if process is None:
             return None
         shards = process.shards()
@@ -111,7 +109,7 @@ class Striker:
         return process.name
 
     def _kill_group(self, rng: random.Random) -> str | None:
-        process = self._any(rng)
+        process = self.field.pick(rng)
         if process is None:
             return None
         self.field.kill(process)
@@ -119,7 +117,7 @@ class Striker:
         return process.name
 
     def _freeze(self, what: str, hold_s: float, rng: random.Random) -> str | None:
-        process = self.field.leader() if what == "leader" else self._any(rng)
+        process = self.field.leader() if what == "leader" else self.field.pick(rng)
         if process is None:
             return None
         shards = process.shards()
@@ -128,18 +126,12 @@ class Striker:
             chosen = [rng.choice(shards)]
         elif what == "leader":
             chosen += shards
-        began = time.time()
-        for each in chosen:
-            send(each, SIGSTOP)
-        time.sleep(hold_s)
-        for each in reversed(chosen):
-            send(each, SIGCONT)
-        if what != "shard":
-            process.frozen.append((began, time.time()))
+        with process.standing_still(chosen):
+            time.sleep(hold_s)
         return process.name
 
     def _leave(self, rng: random.Random) -> str | None:
-        process = self._any(rng)
+        process = self.field.pick(rng)
         if process is None:
             return None
         self.field.stop(process)
@@ -156,10 +148,14 @@ class Striker:
         for process in self.field.alive():
             successor = self.field.start(process.slot)
             deadline = time.monotonic() + _READY_WITHIN_S
-            while not self.field.joined(successor) and time.monotonic() < deadline:
+            while not logs.has_joined(successor.log()) and time.monotonic() < deadline:
                 time.sleep(0.1)
             self.field.stop(process)
         return "all"
+
+    def _aim(self, kind: str, hold_s: float, rng: random.Random) -> str | None:
+        with _alone(self._aiming) as free:
+            return aimed.strike(self.field, kind, hold_s, rng) if free else None
 
     # -- servers
 
@@ -186,7 +182,7 @@ class Striker:
     # -- links
 
     def _link(self, what: str, server: str, hold_s: float, rng: random.Random) -> str | None:
-        process = self._any(rng)
+        process = self.field.pick(rng)
         if process is None:
             return None
         link, lock = self.field.links[process.slot][server], self._links[process.slot, server]
@@ -227,6 +223,10 @@ class Striker:
                 fault = Injected("MSG_SIZE_TOO_LARGE", key=key, when="produce", times=2)
             case "stuck key":
                 fault = Injected("_TIMED_OUT", key=key, times=10_000)
+            case "refused for a while":
+                fault = Injected("_UNKNOWN_TOPIC", key=key, when="produce", times=3)
+            case "unknown outcomes":
+                fault = Injected("_TIMED_OUT", when=rng.choice(("commit", "committed")), times=5)
             case _:
                 raise ValueError(f"there is no fault {kind!r}")
         began = time.time()

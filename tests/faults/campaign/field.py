@@ -6,15 +6,14 @@ not. Every process has a name of its own, also when it takes the place of anothe
 
 from __future__ import annotations
 
+import random
 import threading
 import time
-from dataclasses import dataclass, field
 from pathlib import Path
 from signal import SIGCONT, SIGKILL, SIGSTOP, SIGTERM, Signals
 from typing import Any
 
 import psycopg
-from confluent_kafka import KafkaException
 from confluent_kafka.admin import AdminClient, NewTopic
 from psycopg.conninfo import make_conninfo
 
@@ -23,48 +22,19 @@ from harvester.outbox import schema
 from harvester.outbox.tables import OutboxTable
 from harvester.stack.processes import ProcessId, children_of, identify, is_alive, send
 from harvester.stack.state import SERVERS
-from tests.support.cli import RunningCli
-from tests.support.harvesting import Scene, shards_of
+from tests.support.harvesting import Scene
 from tests.support.proxy import Proxy
 from tests.support.servers import FAST, Servers
 
 from . import audit, logs
+from .process import Process
+from .setup import AT_LEAST_ONCE, Setup, first_setup
 
 TABLE = OutboxTable.parse("outbox")
 TOPICS = ("campaign-a", "campaign-b", "campaign-c")
 _PARTITIONS = 3
 _DATABASE = "campaign"
 _STARTS_WITHIN_S = 120.0
-
-
-@dataclass
-class Process:
-    """A harvester's process. `asked`: we ended it. `ended`: when it was killed, told to stop, found gone."""
-
-    name: str
-    slot: int
-    running: RunningCli
-    identity: ProcessId
-    began: float
-    asked: bool = False
-    ended: float | None = None
-    frozen: list[tuple[float, float]] = field(default_factory=list)
-
-    @property
-    def alive(self) -> bool:
-        """Whether it runs."""
-        return self.running.process.poll() is None
-
-    def shards(self) -> list[ProcessId]:
-        """Its shards, now."""
-        found = (identify(pid) for pid in shards_of(self.identity.pid))
-        return [each for each in found if each is not None]
-
-    def log(self) -> list[str]:
-        """What it has said."""
-        return list(self.running.stderr)
-
-
 _RECORDS_PER_SHARD = 8  # few, so that keys go from shard to shard all the time
 
 
@@ -72,14 +42,21 @@ class Field:
     """Use it in a `with`: everything is taken down at the end, and its directory removed by the caller."""
 
     def __init__(
-        self, directory: Path, *, shards: int = 2, marking: str | None = None, limits: dict[str, Any] | None = None
+        self,
+        directory: Path,
+        *,
+        delivery: str = AT_LEAST_ONCE,
+        shards: int = 2,
+        marking: str | None = None,
+        limits: dict[str, Any] | None = None,
     ) -> None:
         self.directory = directory
         self.stack = directory / "stack"
+        self.delivery, self.shards = delivery, shards
+        self.setups: dict[int, Setup] = {}  # of the next process in each place
         self.processes: list[Process] = []
         self.accidents: list[str] = []
         self.limits: dict[str, Any] = {
-            "shards": shards,
             "records_per_shard": _RECORDS_PER_SHARD,
             "restart_budget": 10_000,
             **(limits or {}),
@@ -113,14 +90,14 @@ class Field:
     def _set_up(self) -> None:
         info = stack.up(self.stack, FAST)
         self.bootstrap = info.bootstrap
-        with psycopg.connect(info.dsn, autocommit=True) as admin:
-            admin.execute(f"CREATE DATABASE {_DATABASE}")
+        with psycopg.connect(info.dsn, autocommit=True) as connection:
+            connection.execute(f"CREATE DATABASE {_DATABASE}")
         self.dsn = make_conninfo(info.dsn, dbname=_DATABASE)
         with psycopg.connect(self.dsn, autocommit=True) as connection:
             schema.init(connection, TABLE)
             audit.install(connection)
-        self._admin = AdminClient({"bootstrap.servers": info.bootstrap, "broker.address.family": "v4", "log_level": 0})
-        made = self._admin.create_topics(
+        admin = AdminClient({"bootstrap.servers": info.bootstrap, "broker.address.family": "v4", "log_level": 0})
+        made = admin.create_topics(
             [NewTopic(name, _PARTITIONS, 1, config={"message.timestamp.type": "LogAppendTime"}) for name in TOPICS]
         )
         for done in made.values():
@@ -142,6 +119,7 @@ class Field:
             links = self.links.get(slot)
             if links is None:
                 links = self.links[slot] = self._links()
+            setup = self.setups.setdefault(slot, first_setup(self.delivery, self.shards, slot))
             number = sum(process.slot == slot for process in self.processes) + 1
             name = f"h{slot}-{number}"
             running = self.scene.cli(
@@ -151,12 +129,13 @@ class Field:
                 env=self.plan.env,
                 data_source=make_conninfo(self.dsn, host="127.0.0.1", port=links["postgres"].port),
                 base_kafka_config={"bootstrap.servers": links["kafka"].address},
-                **self.limits,
+                delivery=setup.delivery,
+                **{"shards": setup.shards, **self.limits},
                 **self.extra,
             )
             identity = identify(running.pid)
             assert identity is not None, "an unreaped child keeps its entry"
-            process = Process(name, slot, running, identity, time.time())
+            process = Process(name, slot, running, identity, setup, time.time())
             self.processes.append(process)
             return process
 
@@ -171,20 +150,18 @@ class Field:
         """Harvesters that run, by name."""
         return sorted((process for process in self.processes if process.alive), key=lambda process: process.name)
 
-    def joined(self, process: Process) -> bool:
-        """Whether it is a member of the leader group, as far as the broker can be asked."""
-        try:
-            asked = self._admin.describe_consumer_groups([self.scene.group], request_timeout=2.0)
-            members = asked[self.scene.group].result(3.0).members
-        except (KafkaException, TimeoutError):
-            return False
-        return any(member.client_id == process.name for member in members)
-
     def leader(self) -> Process | None:
         """Who leads, by its own account; the highest term if several say so."""
         claims = [(logs.is_leading(process.log()), process) for process in self.alive()]
         leading = [(term, process) for term, process in claims if term is not None]
         return max(leading, key=lambda claim: claim[0])[1] if leading else None
+
+    def pick(self, rng: random.Random) -> Process | None:
+        """A harvester: in three of four cases the one that leads."""
+        leader, alive = self.leader(), self.alive()
+        if leader is not None and rng.random() < 0.75:
+            return leader
+        return rng.choice(alive) if alive else None
 
     def kill(self, process: Process, *, shards: bool = True) -> None:
         """SIGKILL to the supervisor, and (unless that is what is tested) to its shards."""
@@ -199,9 +176,10 @@ class Field:
                 send(shard, SIGKILL)
 
     def stop(self, process: Process, timeout_s: float = 60.0) -> None:
-        """SIGTERM; whatever comes but exit code 0 is an accident."""
-        process.asked = True
-        if not process.alive:
+        """SIGTERM, once: a second one would force it; whatever comes but exit code 0 is an accident."""
+        with self._lock:
+            stopping, process.asked = process.asked, True
+        if stopping or not process.alive:
             return
         process.ended = time.time()
         process.running.process.send_signal(SIGTERM)

@@ -8,6 +8,7 @@ from dataclasses import replace
 from typing import TypeVar
 
 from .history import Committed, Delivered, Fault, History, Led, Limits, Marked, Quarantined, Removed, Stuck
+from .setup import AT_LEAST_ONCE, BOTH, EXACTLY_ONCE
 
 T = TypeVar("T")
 
@@ -37,6 +38,10 @@ class _Forge:
         if purge:
             self.removed.append(Removed(row.key, row.seq, at + 0.002))
 
+    def purge(self, row: Committed, at: float) -> None:
+        """What the leader before had committed."""
+        self.removed.append(Removed(row.key, row.seq, at))
+
     def quarantine(self, row: Committed, led: Led, at: float) -> None:
         """Mark, fail, give up."""
         self.marked.append(Marked(led.name, led.leader_id, at, 1, led.term, led.name))
@@ -44,10 +49,11 @@ class _Forge:
         self.removed.append(Removed(row.key, row.seq, at + 0.5))
 
 
-def legal(rng: random.Random, keys: int = 4, records: int = 60) -> History:
+def legal(rng: random.Random, keys: int = 4, records: int = 60, delivery: str = AT_LEAST_ONCE) -> History:
     """A leader is killed half-way, with acknowledged records that it had not purged; its successor repeats those.
 
-    There are at least two records of some key in each half, and a poison record among them.
+    Where both lead exactly once, it purges them. In a campaign of both modes the first leads at least once, the second
+    exactly once. There are at least two records of some key in each half, and a poison record among them.
     """
     rows: list[Committed] = []
     counts = dict.fromkeys(range(keys), 0)
@@ -58,8 +64,10 @@ def legal(rng: random.Random, keys: int = 4, records: int = 60) -> History:
         rows.append(Committed(f"k{key}", counts[key], at, round(at * 1e6)))
     half = records // 2
     killed_at = rows[half].at
-    first = Led("h1", "id-1", 1, 999.0, killed_at)
-    second = Led("h2", "id-2", 2, killed_at + 1.0, rows[-1].at + 60.0, frozen=((rows[-1].at + 1, rows[-1].at + 2),))
+    modes = (AT_LEAST_ONCE, EXACTLY_ONCE) if delivery == BOTH else (delivery, delivery)
+    first = Led("h1", "id-1", 1, 999.0, killed_at, delivery=modes[0])
+    frozen = ((rows[-1].at + 1, rows[-1].at + 2),)
+    second = Led("h2", "id-2", 2, killed_at + 1.0, rows[-1].at + 60.0, frozen, delivery=modes[1])
     before, after = rows[:half], rows[half:]
     unpurged = [row for row in {row.key: row for row in before}.values() if rng.random() < 0.7][: LIMITS.cap]
     poison = rng.choice(after)
@@ -71,6 +79,8 @@ def legal(rng: random.Random, keys: int = 4, records: int = 60) -> History:
         at = max(row.at, second.began) + index / 1000
         if row is poison:
             forge.quarantine(row, second, at)
+        elif index < len(unpurged) and first.delivery == EXACTLY_ONCE:
+            forge.purge(row, at)
         else:
             forge.publish(row, second, at)
     return History(
@@ -83,6 +93,7 @@ def legal(rng: random.Random, keys: int = 4, records: int = 60) -> History:
         faults=(Fault("kill supervisor", "h1", killed_at, killed_at, repeats=True),),
         stuck=(Stuck("k0", rows[-1].at + 20.0, rows[-1].at + 40.0),),
         limits=LIMITS,
+        delivery=delivery,
     )
 
 
@@ -147,6 +158,21 @@ def repeat_without_reason(history: History, rng: random.Random) -> History:
     index = rng.choice(long_after or [len(delivered) - 1])
     again = replace(delivered[index], at=delivered[index].at + 0.01)
     return replace(history, delivered=[*delivered[: index + 1], again, *delivered[index + 1 :]], faults=())
+
+
+def repeat_committed(history: History, rng: random.Random) -> History:
+    """A record of the second leader comes again at once. A fault would explain that, were it not sent exactly once."""
+    delivered = list(history.delivered)
+    own = [index for index, each in enumerate(delivered) if each.at > history.led[1].began]
+    index = rng.choice(own)
+    again = replace(delivered[index], at=delivered[index].at + 0.01)
+    crash = Fault("kill shard", "1 of h2", again.at, again.at, repeats=True)
+    return replace(
+        history,
+        delivered=[*delivered[: index + 1], again, *delivered[index + 1 :]],
+        faults=[*history.faults, crash],
+        limits=replace(LIMITS, cap=1000),
+    )
 
 
 def scatter(history: History, rng: random.Random) -> History:
@@ -238,4 +264,10 @@ MUTATIONS: Mapping[Callable[[History, random.Random], History], str] = {
     purge_early: "I5",
     stop_flow: "I7",
     repeat_without_reason: "I8",
+}
+# The same of campaigns in which some leader delivers exactly once: a repeat of what it sent has no excuse.
+ONCE_MUTATIONS: Mapping[Callable[[History, random.Random], History], str] = {
+    **MUTATIONS,
+    repeat_without_reason: "I6",
+    repeat_committed: "I6",
 }

@@ -11,6 +11,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from .setup import AT_LEAST_ONCE
+
 
 @dataclass(frozen=True, slots=True)
 class Committed:
@@ -71,7 +73,7 @@ class Marked:
 class Led:
     """A process's leadership, from "leads" to "fenced", "revoked", its end or the next term of its own.
 
-    `frozen` are the times in which its supervisor stood still, as far as they lie in it.
+    `frozen` are the times in which its supervisor stood still, as far as they lie in it; `delivery` is its mode.
     """
 
     name: str
@@ -80,14 +82,15 @@ class Led:
     began: float
     ended: float
     frozen: tuple[tuple[float, float], ...] = ()
+    delivery: str = AT_LEAST_ONCE
 
 
 @dataclass(frozen=True, slots=True)
 class Fault:
     """An injected fault and its effects, which may last until `ended`.
 
-    `repeats`: whether invariant I8 allows records to be repeated because of it; then at most as many as may be in
-    flight, once for the fault and once for each leadership that ended meanwhile.
+    `repeats`: whether invariant I8 allows records to be repeated because of it, if they were sent at least once; then
+    at most as many as may be in flight, once for the fault and once for each leadership that ended meanwhile.
     """
 
     kind: str
@@ -124,7 +127,8 @@ class Limits:
 
 @dataclass(frozen=True, slots=True)
 class History:
-    """Everything that was recorded. `delivered` is in the order of offsets within each partition."""
+    """Everything that was recorded. `delivered` is what a reader of committed records sees, in the order of offsets
+    within each partition; `delivery` is the campaign's mode."""
 
     committed: Sequence[Committed]
     delivered: Sequence[Delivered]
@@ -139,3 +143,4 @@ class History:
     rolled_back: int = 0
     foreign: Sequence[str] = ()  # records in the topics that no writer wrote, and rolled-back ones
     limits: Limits = field(default_factory=Limits)
+    delivery: str = AT_LEAST_ONCE

@@ -1,8 +1,8 @@
 """The judge: a recorded history against the invariants of docs/reliability.md. Pure.
 
 I1 and I2 are judged by `harvester.verify.verdict`, the same code as `harvester verify`; here is what needs times and
-processes: one leader (I4), no purge before its record is in the log (I5), a stuck key that stops no other (I7), and
-repeats that have a reason and stay within their bound (I8).
+processes: one leader (I4), no purge before its record is in the log (I5), a stuck key that stops no other (I7).
+Repeats (I6, I8) have a module of their own.
 """
 
 from __future__ import annotations
@@ -13,25 +13,15 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from harvester.verify.verdict import judge as judge_log
+from tests.support.campaigns import Verdict
 
-from .history import Delivered, Fault, History, Led
-
-_EXAMPLES = 5
-
-
-@dataclass(frozen=True, slots=True)
-class Violation:
-    """One broken invariant, by example."""
-
-    invariant: str
-    text: str
-
-    def __str__(self) -> str:
-        return f"{self.invariant} {self.text}"
+from .history import History, Led
+from .repeats import explain
+from .violation import EXAMPLES, Violation, name
 
 
 @dataclass(frozen=True, slots=True)
-class Judgement:
+class Judgement(Verdict):
     """Figures and violations. `repeats` counts deliveries beyond a record's first; `repeats_by` by their reason."""
 
     committed: int
@@ -44,19 +34,6 @@ class Judgement:
     repeats_by: dict[str, int]
     leaderships: int
     violations: tuple[Violation, ...]
-
-    @property
-    def held(self) -> bool:
-        """Nothing was broken."""
-        return not self.violations
-
-    @property
-    def sentence(self) -> str:
-        """`held`, or `broken: …` with the first violation and how many more there are."""
-        if self.held:
-            return "held"
-        more = len(self.violations) - 1
-        return f"broken: {self.violations[0]}" + (f" (and {more} more)" if more else "")
 
 
 def judge(history: History) -> Judgement:
@@ -76,10 +53,10 @@ def judge(history: History) -> Judgement:
         kinds = {"lost": "I1", "never committed": "I1", "in more than one partition": "I2"}
         bad = [finding for finding in verdict.findings if finding.kind != "repeated"]
         violations += [Violation(kinds.get(finding.kind, "I2"), str(finding)) for finding in bad]
-        violations += [Violation("I1", f"{text}: nobody wrote that") for text in history.foreign[:_EXAMPLES]]
+        violations += [Violation("I1", f"{text}: nobody wrote that") for text in history.foreign[:EXAMPLES]]
     violations += [*_strange_rows(history), *_foreign_marks(history), *_double_leaders(history)]
     violations += [*_early_purges(history), *_stopped_flow(history)]
-    reasons, unexplained = _explain_repeats(history)
+    reasons, unexplained = explain(history)
     violations += unexplained
     return Judgement(
         committed=verdict.inserted,
@@ -131,10 +108,10 @@ def _strange_rows(history: History) -> Iterator[Violation]:
     counts = _counts(history)
     holes = [f"{key} #{seq}" for key, seq in stamps if not 1 <= seq <= counts[key]]
     if holes or len(stamps) != len(history.committed):
-        yield Violation("accident", f"the record of what was committed has holes: {holes[:_EXAMPLES]}")
+        yield Violation("accident", f"the record of what was committed has holes: {holes[:EXAMPLES]}")
     other = [each for each in history.delivered if stamps.get((each.key, each.seq), each.stamp) != each.stamp]
-    for each in other[:_EXAMPLES]:
-        yield Violation("I1", f"{_name(each)}: a row of a failed transaction was published")
+    for each in other[:EXAMPLES]:
+        yield Violation("I1", f"{name(each)}: a row of a failed transaction was published")
 
 
 # -- I4: one leader
@@ -143,7 +120,7 @@ def _strange_rows(history: History) -> Iterator[Violation]:
 def _foreign_marks(history: History) -> Iterator[Violation]:
     """The statement that marks sees, under its own lock on the term row, who holds the term."""
     wrong = [mark for mark in history.marked if mark.by != mark.holder]
-    for mark in wrong[:_EXAMPLES]:
+    for mark in wrong[:EXAMPLES]:
         yield Violation("I4", f"{mark.by} marked {mark.rows} rows under term {mark.term} of {mark.holder}")
 
 
@@ -156,7 +133,7 @@ def _double_leaders(history: History) -> Iterator[Violation]:
     for began, ended, led in trusted:
         if latest is not None and latest[1].name != led.name and began < latest[0] - limits.overlap_s:
             found += 1
-            if found <= _EXAMPLES:
+            if found <= EXAMPLES:
                 yield Violation(
                     "I4",
                     f"{led.name} led under term {led.term} {latest[0] - began:.3f} s before "
@@ -199,7 +176,7 @@ def _early_purges(history: History) -> Iterator[Violation]:
         if at is not None and at <= row.at + history.limits.clock_slack_s:
             continue
         found += 1
-        if found <= _EXAMPLES:
+        if found <= EXAMPLES:
             how = "and never delivered" if at is None else f"{at - row.at:.3f} s before it was in the log"
             yield Violation("I5", f"{row.key} #{row.seq} was purged {how}")
 
@@ -234,46 +211,3 @@ def _stopped_flow(history: History) -> Iterator[Violation]:
             yield Violation(
                 "I7", f"{len(slow)} records of other keys, {row.key} #{row.seq} first, waited for {stuck.key}"
             )
-
-
-# -- I8: repeats
-
-
-def _explain_repeats(history: History) -> tuple[Counter[str], list[Violation]]:
-    """A repeat needs a fault, of those that may cause one, between the two deliveries."""
-    limits = history.limits
-    guilty = sorted((fault for fault in history.faults if fault.repeats), key=lambda fault: fault.began)
-    losses = [led.ended for led in history.led]
-    last: dict[tuple[str, int], Delivered] = {}
-    reasons: Counter[str] = Counter()
-    by_fault: Counter[Fault] = Counter()
-    violations = []
-    for each in history.delivered:
-        before = last.get((each.key, each.seq))
-        last[each.key, each.seq] = each
-        if before is None:
-            continue
-        fault = _reason(guilty, before.at, each.at, limits.recovery_s)
-        reasons[fault.kind if fault else "none"] += 1
-        if fault is not None:
-            by_fault[fault] += 1
-        elif reasons["none"] <= _EXAMPLES:
-            gap_s = each.at - before.at
-            violations.append(
-                Violation("I8", f"{_name(each)} came again after {gap_s:.3f} s, and no fault explains it")
-            )
-    for fault, count in by_fault.items():
-        lost = sum(fault.began <= at <= fault.ended + limits.recovery_s for at in losses)
-        if count > limits.cap * (lost + 1):
-            violations.append(Violation("I8", f"{count} repeats because of {fault.kind} of {fault.target}"))
-    return reasons, violations
-
-
-def _reason(guilty: list[Fault], first_at: float, again_at: float, recovery_s: float) -> Fault | None:
-    """The latest fault that began before the repeat and was not over long before the first delivery."""
-    fitting = (fault for fault in guilty if fault.began <= again_at and first_at <= fault.ended + recovery_s)
-    return max(fitting, key=lambda fault: fault.began, default=None)
-
-
-def _name(each: Delivered) -> str:
-    return f"{each.key} #{each.seq} at {each.topic}[{each.partition}]@{each.offset}"

@@ -10,8 +10,10 @@ from datetime import datetime
 from typing import Any
 
 from .history import Fault, Led
+from .setup import AT_LEAST_ONCE
 
 _LEADS = re.compile(r"leads as (\S+) under term (\d+)")
+_FAILED = re.compile(r"ends: (the \w+|a delivery report) failed")
 _ENDS = ("fenced: ", "leadership is revoked", "stopped")
 
 # What the harvester itself reports, and what may be repeated because of it (I8). Injected faults cause some of them;
@@ -47,6 +49,11 @@ def parse(lines: Iterable[str]) -> Iterator[Line]:
         yield Line(datetime.fromisoformat(line["at"]).timestamp(), line["level"], line["message"])
 
 
+def has_joined(lines: Iterable[str]) -> bool:
+    """Whether it is a member of the leader group by its own account, or was one."""
+    return any(line.message.startswith("joined group ") for line in parse(lines))
+
+
 def is_leading(lines: Iterable[str]) -> int | None:
     """The term that it leads under by its own account; None when it does not lead."""
     term = None
@@ -59,7 +66,11 @@ def is_leading(lines: Iterable[str]) -> int | None:
 
 
 def leaderships(
-    name: str, lines: Iterable[str], ended: float, frozen: Sequence[tuple[float, float]] = ()
+    name: str,
+    lines: Iterable[str],
+    ended: float,
+    frozen: Sequence[tuple[float, float]] = (),
+    delivery: str = AT_LEAST_ONCE,
 ) -> Iterator[Led]:
     """Its leaderships.
 
@@ -72,7 +83,7 @@ def leaderships(
         if open_ is not None:
             leader_id, term, began = open_
             inside = tuple(span for span in frozen if began <= span[0] < at)
-            yield Led(name, leader_id, term, began, max(began, at), inside)
+            yield Led(name, leader_id, term, began, max(began, at), inside, delivery)
 
     for line in parse(lines):
         found = _LEADS.match(line.message)
@@ -88,6 +99,13 @@ def losses(name: str, lines: Iterable[str]) -> Iterator[Fault]:
         for text, kind in _LOSSES:
             if text in line.message:
                 yield Fault(kind, name, line.at, line.at, repeats=True)
+
+
+def failures(name: str, lines: Iterable[str]) -> Iterator[str]:
+    """What must not happen at all: a thread of a shard that failed, and ended its process."""
+    for line in parse(lines):
+        if _FAILED.match(line.message):
+            yield f"{name}: a shard {line.message}"
 
 
 def last_error(lines: Iterable[str]) -> str:

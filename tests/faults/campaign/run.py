@@ -20,7 +20,8 @@ from .history import Fault, History, Limits
 from .judge import Judgement, judge
 from .load import Pace, Writers
 from .recording import record
-from .schedule import Planned, plan
+from .schedule import Planned, kinds_of, plan
+from .setup import AT_LEAST_ONCE
 
 _DRAINS_WITHIN_S = 120.0
 _HEALS_WITHIN_S = 150.0
@@ -30,10 +31,11 @@ _HEALED_LOAD_S = 3.0
 
 @dataclass(frozen=True, slots=True)
 class Campaign:
-    """What to do. `kinds` None: all of them."""
+    """What to do. `kinds` None: all that belong to the mode."""
 
     seed: int
     seconds: float
+    delivery: str = AT_LEAST_ONCE
     harvesters: int = 3
     shards: int = 2
     marking: str | None = None
@@ -79,7 +81,14 @@ class Outcome:
 def run(campaign: Campaign, directory: Path, say: Callable[[str], None] = print) -> Outcome:
     """Do it in this directory, which must be empty and reachable for the account of PostgreSQL."""
     limits = Limits(cap=int(campaign.limits.get("max_in_flight_records", 1000)))
-    with Field(directory, shards=campaign.shards, marking=campaign.marking, limits=campaign.limits) as field:
+    kinds = kinds_of(campaign.delivery) if campaign.kinds is None else campaign.kinds
+    with Field(
+        directory,
+        delivery=campaign.delivery,
+        shards=campaign.shards,
+        marking=campaign.marking,
+        limits=campaign.limits,
+    ) as field:
         striker = Striker(field, campaign.pace.keys)
         for slot in range(1, campaign.harvesters + 1):
             field.start(slot)
@@ -87,9 +96,12 @@ def run(campaign: Campaign, directory: Path, say: Callable[[str], None] = print)
         writers = Writers(field.dsn, TOPICS, campaign.pace, campaign.seed)
         began = time.time()
         writers.start()
-        say(f"{campaign.harvesters} harvesters with {campaign.shards} shards each; faults for {campaign.seconds:g} s")
+        say(
+            f"{campaign.harvesters} harvesters with {campaign.shards} shards each, {campaign.delivery};"
+            f" faults for {campaign.seconds:g} s"
+        )
         faults = _Faults(field, striker, began, say).strike_all(
-            plan(campaign.seed, campaign.seconds, campaign.kinds, gap_s=campaign.gap_s), campaign.seconds
+            plan(campaign.seed, campaign.seconds, kinds, gap_s=campaign.gap_s), campaign.seconds
         )
         field.heal()
         time.sleep(_HEALED_LOAD_S)

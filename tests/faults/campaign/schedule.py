@@ -10,6 +10,8 @@ import random
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
+from .setup import AT_LEAST_ONCE, EXACTLY_ONCE
+
 
 @dataclass(frozen=True, slots=True)
 class Kind:
@@ -60,10 +62,46 @@ KINDS: Mapping[str, Kind] = {
     "acknowledgements turned into failures": Kind(1.5, ((2.0, 4.0),)),
     "poison record": Kind(2, ((3.0, 5.0),)),
     "stuck key": Kind(1.5, ((4.0, 14.0),)),
+    "refused for a while": Kind(1.5, ((3.0, 5.0),)),
+    # aimed
+    "kill leader with a full wire": Kind(2),
+    "kill shard at a commit": Kind(1),
+    "kill shard after a commit": Kind(1),
+    "kill shard at a fenced lane": Kind(1),
+    "kill leader at a commit": Kind(1),
+    "kill leader after a commit": Kind(1),
+    "kill leader at a fenced lane": Kind(1),
+    "freeze leader at a commit": Kind(1, (BLINK, PAUSE, LONG)),
+    "freeze leader after a commit": Kind(1, (BLINK, PAUSE, LONG)),
+    "freeze leader at a fenced lane": Kind(1, (PAUSE, LONG)),
+    "unknown outcomes": Kind(1.5, ((2.0, 4.0),)),
+    # another takes the place
+    "switch shards": Kind(2),
+    "switch mode": Kind(3),
+    "kill and switch mode": Kind(2),
 }
 
-# What may make records come twice (I8): processes that die or stand still, and a way to Kafka that is closed for longer
-# than the delivery timeout. Nothing that befalls the database may, nor what is planned, nor what a record fails of.
+# What strikes transactions only.
+_OF_TRANSACTIONS = frozenset(
+    {kind for kind in KINDS if kind.endswith((" a commit", " a fenced lane"))} | {"unknown outcomes"}
+)
+_OF_MODES = frozenset({"switch mode", "kill and switch mode", "kill leader with a full wire"})
+_ORDINARY = frozenset(KINDS) - _OF_TRANSACTIONS - _OF_MODES - {"switch shards", "refused for a while"}
+
+
+def kinds_of(delivery: str) -> frozenset[str]:
+    """What makes up a campaign in this mode, unless kinds are chosen: at least once, exactly once, or both."""
+    if delivery == AT_LEAST_ONCE:
+        return _ORDINARY
+    # A transaction's records are not acknowledged one by one.
+    once = (_ORDINARY - {"acknowledgements turned into failures"}) | _OF_TRANSACTIONS
+    once |= {"switch shards", "refused for a while"}
+    return once if delivery == EXACTLY_ONCE else once | _OF_MODES
+
+
+# What may make records come twice (I8) that a leader sent at least once: processes that die or stand still, and a way
+# to Kafka that is closed for longer than the delivery timeout. Nothing that befalls the database may, nor what is
+# planned, nor what a record fails of.
 REPEATING = frozenset(
     {
         "kill shard",
@@ -79,6 +117,8 @@ REPEATING = frozenset(
         "cut kafka link",
         "half-open kafka link",
         "acknowledgements turned into failures",
+        "kill leader with a full wire",
+        "kill and switch mode",
     }
 )
 

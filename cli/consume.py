@@ -1,0 +1,106 @@
+"""`harvester consume`: a coordinated consumer that prints the records of what it holds."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from .coordination_options import (
+    DEFAULT_INTERVAL,
+    DEFAULT_TOPIC,
+    BootstrapOption,
+    CoordinationTopicOption,
+    HeartbeatIntervalOption,
+    consumer_settings,
+)
+from .options import ConfigOption, LogLevelOption, SetOption
+
+if TYPE_CHECKING:
+    import threading
+
+    from harvester.coordination.consumer import CoordinatedConsumer
+
+_POLL_S = 0.1
+
+
+class Format(StrEnum):
+    """What a line holds."""
+
+    JSON = "json"
+    VALUE = "value"
+
+
+def consume(
+    group: Annotated[str, typer.Option(help="Consumers of one group share the partitions.")],
+    topic: Annotated[list[str], typer.Option(help="May be given several times.")],
+    config: ConfigOption = None,
+    set_: SetOption = None,
+    log_level: LogLevelOption = None,
+    bootstrap: BootstrapOption = None,
+    amo: Annotated[
+        bool, typer.Option("--amo", help="At most once: none is printed twice, and some never if this process dies.")
+    ] = False,
+    format_: Annotated[
+        Format, typer.Option("--format", help="json: all of a record; value: the bytes of its value.")
+    ] = Format.JSON,
+    count: Annotated[int | None, typer.Option(min=1, help="End after so many records.", show_default=False)] = None,
+    timeout: Annotated[
+        float | None,
+        typer.Option(min=0.1, help="End when nothing has come for so many seconds.", show_default=False),
+    ] = None,
+    client_id: Annotated[
+        str | None,
+        typer.Option(help="A name that stays: what it held is taken up again at once. Else a random one."),
+    ] = None,
+    coordination_topic: CoordinationTopicOption = DEFAULT_TOPIC,
+    coordination_partitions: Annotated[
+        int, typer.Option(min=1, help="Of the coordination topic, for its whole life.")
+    ] = 8,
+    heartbeat_interval: HeartbeatIntervalOption = DEFAULT_INTERVAL,
+) -> None:
+    """Print the records of topics, one a line, sharing their partitions with all consumers of the group.
+
+    A record counts as processed once its line is written. SIGTERM and Ctrl-C hand over what is held.
+    """
+    if amo and count is not None:
+        raise typer.BadParameter("at most once, what is claimed beyond the count would be lost", param_hint="--count")
+    settings = consumer_settings(
+        config, set_, log_level, bootstrap, heartbeat_interval, group=group, topics=tuple(topic), client_id=client_id,
+        at_most_once=amo, coordination_topic=coordination_topic, coordination_partitions=coordination_partitions,
+    )  # fmt: skip
+
+    from harvester.coordination.consumer import CoordinatedConsumer
+
+    from .pump import stop_on_signal
+
+    with stop_on_signal() as stop, CoordinatedConsumer(settings) as consumer:
+        _print_all(consumer, stop, format_, count, timeout)
+
+
+def _print_all(
+    consumer: CoordinatedConsumer,
+    stop: threading.Event,
+    format_: Format,
+    count: int | None,
+    timeout_s: float | None,
+) -> None:
+    import sys
+
+    from harvester.clock import clock_s
+
+    from .record_view import line_of
+
+    printed, last_at = 0, clock_s()
+    while not stop.is_set() and printed != count:
+        record: Any = consumer.poll(_POLL_S)
+        if record is None:
+            if timeout_s is not None and clock_s() - last_at >= timeout_s:
+                return
+            continue
+        line = (record.value() or b"") if format_ is Format.VALUE else line_of(record)
+        sys.stdout.buffer.write(line + b"\n")
+        sys.stdout.buffer.flush()
+        consumer.commit(record)
+        printed, last_at = printed + 1, clock_s()

@@ -1,0 +1,119 @@
+"""`harvester watch`: the dashboard of harvesters that run on this machine, attached to their control sockets."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+if TYPE_CHECKING:
+    from harvester.status import Status
+
+_LINES_EVERY_S = 10.0
+_JSON_EVERY_S = 1.0
+
+NamesOption = Annotated[
+    list[str] | None,
+    typer.Option("--name", help="The harvester of this name; may be given several times.", show_default=False),
+]
+SocketsOption = Annotated[
+    list[Path] | None,
+    typer.Option("--socket", help="The harvester on this Unix socket; may be given several times.", show_default=False),
+]
+
+
+def watch(
+    name: NamesOption = None,
+    socket: SocketsOption = None,
+    once: Annotated[bool, typer.Option("--once", help="Print how they fare now, and end.")] = False,
+    json_: Annotated[
+        bool, typer.Option("--json", help="Print JSON, a line for each harvester: once, or every second.")
+    ] = False,
+) -> None:
+    """Show how running harvesters fare, all that are found or those that are named; on a terminal with keys.
+
+    Exits with 69 when none runs.
+    """
+    from .dashboard import live
+
+    meant = _Meant(name or [], socket or [])
+    if once:
+        for path in meant.find():
+            _print(path, _status(path), as_json=json_)
+    elif not json_ and live.should_show("auto", sys.stdout):
+        from .watch_live import watch_live
+
+        meant.find()  # says so where none runs
+        watch_live(meant.find_any)
+    else:
+        _follow(meant.find(), as_json=json_)
+
+
+class _Meant:
+    """Which harvesters are meant: those that were named, else all that run."""
+
+    def __init__(self, names: list[str], sockets: list[Path]) -> None:
+        self._names, self._sockets = names, sockets
+
+    def find(self) -> list[Path]:
+        """Their sockets, at least one; raises NoHarvester."""
+        from harvester.control import client
+        from harvester.control.errors import SeveralHarvesters
+
+        named = [*self._sockets, *(client.find(name, None) for name in self._names)]
+        if named:
+            return list(dict.fromkeys(named))
+        try:
+            return [client.find(None, None)]
+        except SeveralHarvesters:
+            return client.running()
+
+    def find_any(self) -> list[Path]:
+        """The same, none included."""
+        from harvester.control.errors import ControlError
+
+        try:
+            return self.find()
+        except ControlError:
+            return []
+
+
+def _status(path: Path) -> Status:
+    from harvester.control.client import Connection
+
+    with Connection(path) as connection:
+        return connection.status()
+
+
+def _print(path: Path, status: Status, *, as_json: bool) -> None:
+    if not as_json:
+        from .dashboard.plain import status_line
+
+        typer.echo(status_line(status))
+        return
+    import json
+
+    from harvester.control.snapshot import to_json
+
+    typer.echo(json.dumps({"socket": str(path), **to_json(status)}))
+
+
+def _follow(paths: list[Path], *, as_json: bool) -> None:
+    """Lines now and again, until the last of them has ended."""
+    import time
+
+    from harvester.control.client import Connection
+    from harvester.control.errors import NoHarvester
+
+    connections = {path: Connection(path) for path in paths}
+    while connections:
+        for path, connection in list(connections.items()):
+            try:
+                _print(path, connection.status(), as_json=as_json)
+            except NoHarvester as error:
+                typer.echo(f"harvester: {error.message}", err=True)
+                connections.pop(path).close()
+        if connections:
+            time.sleep(_JSON_EVERY_S if as_json else _LINES_EVERY_S)

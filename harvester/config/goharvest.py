@@ -1,0 +1,212 @@
+"""A configuration of goharvest's `reaper` as one of ours, with notes on all that differs (pure).
+
+The names are those of its user guide (`reaper.yaml`: `harvest`, `logging`). What guards an invariant here and was an
+option there is left out; a delivery timeout that is longer than the default session allows makes the session longer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from datetime import timedelta
+from typing import Any
+
+from harvester.errors import ConfigurationError, Problem
+
+from . import goharvest_values as values
+from . import timing
+from .durations import format_duration, parse_duration
+from .kafka_options import CONSUMER_ONLY, PRODUCER_ONLY, canonical, flatten, get, refusal
+
+# There, here.
+_LIMITS = {
+    "pollDuration": "poll_duration",
+    "minPollInterval": "min_poll_interval",
+    "maxPollInterval": "max_poll_interval",
+    "heartbeatTimeout": "heartbeat_timeout",
+    "drainInterval": "drain_interval",
+    "queueTimeout": "queue_timeout",
+    "markBackoff": "mark_backoff",
+    "ioErrorBackoff": "io_error_backoff",
+    "minMetricsInterval": "min_metrics_interval",
+    "maxInFlightRecords": "max_in_flight_records",
+    "sendConcurrency": "shards",
+    "sendBuffer": "send_buffer",
+    "markQueryRecords": "mark_query_records",
+}
+_COUNTS = frozenset({"maxInFlightRecords", "sendConcurrency", "sendBuffer", "markQueryRecords"})
+_MEANINGS = {
+    "sendConcurrency": "shards are processes here, not threads; four for each core are the most that is worth it",
+    "sendBuffer": "here: records still sent to a shard whose pipe is full; max_queued_per_key bounds what is queued",
+}
+_TEXTS = {"leaderTopic": "leader_topic", "leaderGroupID": "leader_group_id", "outboxTable": "outbox_table",
+          "name": "name"}  # fmt: skip
+_TABLES = {"baseKafkaConfig": "base_kafka_config", "producerKafkaConfig": "producer_kafka_config"}
+_DEFAULT_GROUP = "reaper"
+_H, _QUEUE = timedelta(seconds=5), timedelta(seconds=30)
+
+
+@dataclass(frozen=True, slots=True)
+class Note:
+    """Something that differs, or has no counterpart. `path` is the name there."""
+
+    path: str
+    text: str
+
+    def __str__(self) -> str:
+        return f"{self.path}: {self.text}"
+
+
+@dataclass(frozen=True, slots=True)
+class Imported:
+    """`settings` as TOML would give them; a text's `$` is doubled, since ours stand for variables."""
+
+    settings: Mapping[str, Any]
+    notes: tuple[Note, ...]
+
+
+def convert(document: object) -> Imported:
+    """What a `reaper.yaml` that was read says. Raises ConfigurationError with all that cannot be understood."""
+    return _Conversion().run(document)
+
+
+@dataclass(slots=True)
+class _Conversion:
+    settings: dict[str, Any] = field(default_factory=dict)
+    limits: dict[str, Any] = field(default_factory=dict)
+    notes: list[Note] = field(default_factory=list)
+    problems: list[Problem] = field(default_factory=list)
+
+    def run(self, document: object) -> Imported:
+        top = self.table("", document)
+        harvest = self.table("harvest", top.pop("harvest", {}))
+        logging = self.table("logging", top.pop("logging", {}))
+        self.texts(harvest)
+        tables = {ours: self.table(f"harvest.{theirs}", harvest.pop(theirs, {})) for theirs, ours in _TABLES.items()}
+        self.kafka(tables)
+        if not any(canonical(name) == "partitioner" for options in tables.values() for name, _ in flatten(options)):
+            text = "murmur2_random here, CRC32 there: a key may move to another partition (docs/migration.md)"
+            self.notes.append(Note("harvest.producerKafkaConfig.partitioner", text))
+        self.take("harvest.limits", self.table("harvest.limits", harvest.pop("limits", {})), self.limit)
+        if "level" in logging:
+            self.value("logging.level", logging.pop("level"), lambda given: {"level": values.level(given)}, "logging")
+        for path, rest in (("", top), ("harvest.", harvest), ("logging.", logging)):
+            self.notes += [Note(f"{path}{name}", "left out: there is no such setting here") for name in rest]
+        self.times()
+        if self.limits:
+            self.settings["limits"] = self.limits
+        if self.problems:
+            raise ConfigurationError(self.problems, hint="is it a configuration of goharvest's reaper?")
+        return Imported(self.settings, tuple(self.notes))
+
+    def table(self, path: str, value: object) -> dict[str, Any]:
+        if value is None:
+            return {}
+        if not isinstance(value, Mapping):
+            self.problems.append(Problem(path or "the document", "is not a mapping"))
+            return {}
+        # A key without a value is as good as not given.
+        return {str(name): inner for name, inner in value.items() if inner is not None}
+
+    def take(self, path: str, table: dict[str, Any], each: Callable[[str, object], None]) -> None:
+        for name, value in table.items():
+            each(f"{path}.{name}", value)
+
+    def value(self, path: str, given: object, read: Callable[[Any], dict[str, Any]], table: str = "") -> None:
+        try:
+            read_ = read(given)
+        except ValueError as error:
+            self.problems.append(Problem(path, str(error)))
+            return
+        if table:
+            self.settings.setdefault(table, {}).update(read_)
+        else:
+            self.settings.update(read_)
+
+    def texts(self, harvest: dict[str, Any]) -> None:
+        for theirs, ours in _TEXTS.items():
+            if theirs in harvest:
+                self.settings[ours] = plain(str(harvest.pop(theirs)))
+        if "leader_group_id" not in self.settings:
+            self.settings["leader_group_id"] = _DEFAULT_GROUP
+            text = f"not given: {_DEFAULT_GROUP!r}, the name of goharvest's program, unless yours had another"
+            self.notes.append(Note("harvest.leaderGroupID", text))
+        if "dataSource" in harvest:
+            self.value("harvest.dataSource", harvest.pop("dataSource"), self.data_source)
+
+    def data_source(self, given: object) -> dict[str, Any]:
+        source, notes = values.data_source(str(given))
+        self.notes += [Note("harvest.dataSource", text) for text in notes]
+        return {"data_source": plain(source)}
+
+    def kafka(self, tables: dict[str, dict[str, Any]]) -> None:
+        names = {ours: theirs for theirs, ours in _TABLES.items()}
+        for table, options in tables.items():
+            for option, value in flatten(options):
+                if value is None:
+                    continue
+                path, meant = f"harvest.{names[table]}.{option}", canonical(option)
+                reason = refusal(meant)
+                if reason:
+                    self.notes.append(Note(path, f"left out: {reason}"))
+                    continue
+                into = table
+                if table == "base_kafka_config" and meant in PRODUCER_ONLY:
+                    into = "producer_kafka_config"
+                elif table == "producer_kafka_config" and meant in CONSUMER_ONLY:
+                    into = "base_kafka_config"
+                if into != table:
+                    self.notes.append(Note(path, f"moved to [{into}]: only such clients know it"))
+                shown = plain(value) if isinstance(value, str) else value
+                options_there = self.settings.setdefault(into, {})
+                for alias in [name for name in options_there if canonical(name) == meant]:
+                    del options_there[alias]  # given for all clients, and once more for producers: the latter wins
+                options_there[option] = shown
+
+    def limit(self, path: str, given: object) -> None:
+        theirs = path.rpartition(".")[2]
+        ours = _LIMITS.get(theirs)
+        if ours is None:
+            self.notes.append(Note(path, "left out: there is no such setting here"))
+            return
+        if theirs in _COUNTS:
+            if isinstance(given, bool) or not isinstance(given, int):
+                self.problems.append(Problem(path, f"{given!r} is no whole number"))
+                return
+            self.limits[ours] = given
+        else:
+            try:
+                self.limits[ours] = values.duration(given)
+            except ValueError as error:
+                self.problems.append(Problem(path, str(error)))
+                return
+        if theirs in _MEANINGS:
+            self.notes.append(Note(path, _MEANINGS[theirs]))
+
+    def times(self) -> None:
+        """Make room for a delivery timeout, where it was given (docs/configuration.md, rules 1 and 2)."""
+        options = {name: str(value) for name, value in self.settings.get("producer_kafka_config", {}).items()}
+        given = get(options, "delivery.timeout.ms")
+        if given is None or not given.isdigit():
+            return
+        delivery = timedelta(milliseconds=int(given))
+        heartbeat = self.time("heartbeat_timeout", _H)
+        poll = self.time("max_poll_interval", heartbeat / 2)
+        drain = self.time("drain_interval", timing.default_drain_interval(poll, self.time("queue_timeout", _QUEUE)))
+        session = heartbeat * 3
+        least_drain, least_session = delivery + timing.PURGE_MARGIN, heartbeat + delivery + timing.SCAN_INTERVAL
+        for ours, is_, least in (("drain_interval", drain, least_drain), ("session_timeout", session, least_session)):
+            if is_ < least:
+                self.limits[ours] = format_duration(least)
+                why = (
+                    f"so limits.{ours} is {self.limits[ours]}: a leader that goes must know what became of its records"
+                )
+                self.notes.append(Note("harvest.producerKafkaConfig.delivery.timeout.ms", why))
+
+    def time(self, ours: str, default: timedelta) -> timedelta:
+        return parse_duration(self.limits[ours]) if ours in self.limits else default
+
+
+def plain(text: str) -> str:
+    """A text in which nothing stands for a variable."""
+    return text.replace("$", "$$")

@@ -1,0 +1,216 @@
+"""The client's side of a control socket: which harvesters run, asking one of them, seeing it end."""
+
+from __future__ import annotations
+
+import os
+import socket
+import stat
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from harvester.control.errors import ControlError, NoHarvester, SeveralHarvesters
+from harvester.control.listening import is_live
+from harvester.control.peers import is_believed, may_answer, peer_of
+from harvester.control.places import SUFFIX, file_name, looked_through
+from harvester.control.protocol import MAX_ANSWER_BYTES, Lines, Request, decode_answer, encode_request
+from harvester.control.snapshot import from_json
+from harvester.status import Status
+
+ANSWERS_S = 10.0
+_QUEUES_S = 0.02
+_READ_BYTES = 1 << 16
+_SAME_USER = "run this as the user that runs the harvester, or as root"
+
+
+class Connection:
+    """A connection to one harvester; a context manager. Not for several threads at once."""
+
+    def __init__(self, path: Path, timeout_s: float = ANSWERS_S) -> None:
+        """Raises NoHarvester when nobody listens there, or somebody who may not be believed (`peers`)."""
+        self.path, self._identified = path, False
+        self._lines = Lines(MAX_ANSWER_BYTES)
+        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
+        self._socket.settimeout(timeout_s)
+        deadline = time.monotonic() + timeout_s
+        try:
+            while not self._is_connected():
+                if time.monotonic() > deadline:
+                    raise self._silent()
+                time.sleep(_QUEUES_S)
+            self._identify()
+        except OSError as error:
+            raise self._gone(error) from error
+        finally:
+            if not self._identified:
+                self._socket.close()
+
+    def ask(self, command: str, *, answers_s: float = ANSWERS_S, **arguments: Any) -> Mapping[str, Any]:
+        """What it answers. Raises ControlError when that is a refusal, NoHarvester when it does not answer."""
+        try:
+            self._socket.settimeout(answers_s)
+            self._socket.sendall(encode_request(Request(command, arguments)))
+        except OSError as error:
+            if not isinstance(error, ConnectionError):  # it may have said why before it hung up
+                raise self._gone(error) from error
+        answer = decode_answer(self._line(time.monotonic() + answers_s))
+        if answer.error is not None:
+            raise ControlError(answer.error, hint=answer.hint)
+        return answer.result
+
+    def status(self, answers_s: float = ANSWERS_S) -> Status:
+        """How it fares."""
+        return from_json(self.ask("status", answers_s=answers_s))
+
+    def wait_ended(self, within_s: float) -> bool:
+        """Wait until it has ended, which it shows by hanging up; False when time is up."""
+        deadline = time.monotonic() + within_s
+        try:
+            while True:
+                self._socket.settimeout(max(0.01, deadline - time.monotonic()))
+                if not self._socket.recv(_READ_BYTES):
+                    return True
+        except TimeoutError:
+            return False
+        except OSError:
+            return True
+
+    def close(self) -> None:
+        """Hang up."""
+        self._socket.close()
+
+    def __enter__(self) -> Connection:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _line(self, deadline: float) -> bytes:
+        try:
+            while True:
+                self._socket.settimeout(max(0.01, deadline - time.monotonic()))
+                data = self._socket.recv(_READ_BYTES)
+                if not data:
+                    raise NoHarvester(f"the harvester on {self.path} has ended", hint="see its log")
+                for line in self._lines.feed(data):
+                    return line
+        except TimeoutError as error:
+            raise self._silent() from error
+        except OSError as error:
+            raise self._gone(error) from error
+
+    def _is_connected(self) -> bool:
+        """Try once; false when too many others wait to be let in."""
+        try:
+            self._socket.connect(str(self.path))
+        except BlockingIOError:
+            return False
+        return True
+
+    def _identify(self) -> None:
+        pid, uid = peer_of(self._socket)
+        if not may_answer(uid, os.geteuid(), self.path.parent.stat().st_uid):
+            raise NoHarvester(
+                f"whoever listens on {self.path} is not believed: it runs as uid {uid} (pid {pid})",
+                hint=f"only a harvester of root's, or of uid {os.geteuid()}, may answer; {_SAME_USER}"
+                if os.geteuid()
+                else "only a harvester of root's, or of the user whose directory that is, may answer",
+            )
+        self._identified = True
+
+    def _silent(self) -> NoHarvester:
+        return NoHarvester(
+            f"the harvester on {self.path} does not answer", hint="is its process stopped, or the machine busy?"
+        )
+
+    def _gone(self, error: OSError) -> NoHarvester:
+        hint = (
+            _SAME_USER if isinstance(error, PermissionError) else "does it run? `harvester watch` finds those that do"
+        )
+        return NoHarvester(f"no harvester listens on {self.path} ({error.strerror or error})", hint=hint)
+
+
+def running(environ: Mapping[str, str] = os.environ) -> list[Path]:
+    """The sockets of all harvesters that this user can find, by name."""
+    found: dict[Path, Path] = {}
+    for folder in _folders(environ):
+        for path in sorted(_sockets_in(folder)):
+            try:
+                if is_live(path):
+                    found.setdefault(path.resolve(), path)
+            except OSError:  # of another user's
+                continue
+    return sorted(found.values(), key=lambda path: path.name)
+
+
+def find(name: str | None, path: Path | None, environ: Mapping[str, str] = os.environ) -> Path:
+    """The socket that is meant: this one, that of the harvester of this name, or that of the only one.
+
+    Raises NoHarvester and SeveralHarvesters.
+    """
+    if path is not None:
+        return path
+    found = running(environ)
+    if name is not None:
+        meant = [path for path in found if path.name == file_name(name)]
+        if len(meant) == 1:
+            return meant[0]
+        if not meant:
+            raise NoHarvester(f"no harvester named {name!r} runs here; {_those_that_run(found)}", hint=_SAME_USER)
+        found = meant
+    if not found:
+        raise NoHarvester(
+            f"no harvester runs here ({_places(environ)})",
+            hint=f"{_SAME_USER}; --socket names one that listens elsewhere (control.socket)",
+        )
+    if len(found) > 1:
+        raise SeveralHarvesters(_those_that_run(found), hint="say which one is meant with --name or --socket")
+    return found[0]
+
+
+def _those_that_run(found: Sequence[Path]) -> str:
+    if not found:
+        return "none does"
+    return "these run: " + ", ".join(str(path) for path in found)
+
+
+def _folders(environ: Mapping[str, str]) -> list[Path]:
+    return looked_through(environ, os.geteuid(), tempfile.gettempdir())
+
+
+def _places(environ: Mapping[str, str]) -> str:
+    folders = _folders(environ)
+    others = [folder for folder in folders if _is_doubted(folder)]
+    looked = "looked in " + ", ".join(str(folder) for folder in folders if folder not in others)
+    if not others:
+        return looked
+    return f"{looked}; not in {', '.join(map(str, others))}, which others have made or can write to"
+
+
+def _is_doubted(folder: Path) -> bool:
+    try:
+        return not is_believed(folder, os.geteuid())
+    except OSError:  # there is none
+        return False
+
+
+def _sockets_in(folder: Path) -> list[Path]:
+    try:
+        if is_believed(folder, os.geteuid()):
+            return [path for path in folder.iterdir() if path.name.endswith(SUFFIX) and _is_socket(path)]
+    except OSError:
+        pass
+    return []
+
+
+def _is_socket(path: Path) -> bool:
+    """A link is none: it could lead to somebody else's."""
+    try:
+        return stat.S_ISSOCK(path.lstat().st_mode)
+    except OSError:
+        return False

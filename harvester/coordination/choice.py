@@ -1,0 +1,226 @@
+"""Which places a consumer claims, asks for and gives up now. Pure.
+
+Theory. A place is *open* (P28) when the world is certain that a claim would win now; or when the client id that holds
+it is ours, from an earlier life (the fast path of the seed, P29); or when nothing was heard of it for 2 intervals of
+the *local* clock. The last is for a log that stands still: the claim brings the time by which it is judged, and loses
+if the local clock was wrong. A reader that is not certain about a place allows for `clock_step` besides (P30).
+
+How many of the open places are taken, and when one is given up, follows from `share`. Shares are counted in *units*:
+places, or with whole topics their first partitions, whose holder alone claims the others. For its first half interval
+a client takes no more than one unit, besides what its id held already: so that those who start together hear of each
+other before the first of them has taken everything.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from harvester.coordination.holding import Holding, Pace, Phase
+from harvester.coordination.messages import Client, Place
+from harvester.coordination.placement import log_partition
+from harvester.coordination.share import Roster, Shedding, preferred
+from harvester.coordination.world import Timing, World
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """What a consumer was told. `shed_at_once`: the most places that are given up in one interval for those who have
+    fewer; None: all that there are too many.
+    """
+
+    group: str
+    client: Client
+    log_partitions: int
+    timing: Timing
+    pace: Pace
+    greedy: bool = True
+    whole_topics: bool = False
+    max_claims: int | None = None
+    shed_at_once: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Look:
+    """All that is known: the places of the subscribed topics, the worlds by partition of the log, one's own claims."""
+
+    settings: Settings
+    places: tuple[Place, ...]
+    worlds: Mapping[int, World]
+    holdings: Mapping[Place, Holding]
+
+    def world(self, place: Place) -> World:
+        """Which speaks of a place."""
+        return self.worlds[log_partition(place, self.settings.log_partitions)]
+
+    def phase(self, place: Place) -> Phase:
+        """Of one's own claim."""
+        holding = self.holdings.get(place)
+        return Phase.IDLE if holding is None else holding.phase
+
+    def holder(self, place: Place) -> Client | None:
+        """As the log has it, stale or not."""
+        return self.world(place).claim(place).holder
+
+    @property
+    def units(self) -> tuple[Place, ...]:
+        """See the module's text."""
+        return tuple(place for place in self.places if not self.settings.whole_topics or place.partition == 0)
+
+    @property
+    def wanted(self) -> tuple[Place, ...]:
+        """What may be claimed as far as topics go."""
+        return tuple(place for place in self.places if not self.is_orphan(place))
+
+    def is_orphan(self, place: Place) -> bool:
+        """With whole topics: a partition whose topic's first partition is not held."""
+        if not self.settings.whole_topics or place.partition == 0:
+            return False
+        return self.phase(Place(place.group, place.topic, 0)) is not Phase.HELD
+
+
+class Choice:
+    """See the module's text; keeps what was heard and tried when, on the local clock."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings
+        self._interval_s = settings.pace.interval_s
+        self._ready_at = self._first_until = -math.inf
+        self._heard_at: dict[Place, float] = {}
+        self._retry_at: dict[Place, float] = {}
+        self._shedding = Shedding(self._interval_s)
+        self._next_ask_at = self._next_extra_at = -math.inf
+        self._left_over_since: float | None = None
+
+    def ready(self, now: float) -> None:
+        """The log is read to the end it had: silence counts from here."""
+        self._ready_at = now
+
+    def active(self, now: float) -> None:
+        """Claims are made from here on."""
+        self._first_until = now + self._settings.pace.beat_every_s
+
+    def heard(self, place: Place, now: float) -> None:
+        """A message about the place was read."""
+        self._heard_at[place] = now
+
+    def missed(self, place: Place, now: float) -> None:
+        """A claim was not won: not the same again at once."""
+        self._retry_at[place] = now + self._settings.pace.beat_every_s
+
+    def let_go(self, place: Place, now: float) -> None:
+        """It is given up on request: for others to claim."""
+        self._retry_at[place] = now + 2 * self._interval_s
+
+    def to_shed(self, look: Look, now: float) -> list[Place]:
+        """What is given up now, for those who have fewer."""
+        roster = self._roster(look, now)
+        surplus = roster.moves()[roster.me]
+        held = [place for place in look.units if look.phase(place) is Phase.HELD]
+        if not self._shedding.due(surplus > 0, now) or not held:
+            return []
+        most = self._settings.shed_at_once
+        return preferred(roster.me, held)[-(surplus if most is None else min(most, surplus)) :]
+
+    def fewer_elsewhere(self, look: Look, now: float) -> bool:
+        """Whether somebody present has less."""
+        counts = self._roster(look, now).counts
+        return min(counts.values()) < counts[self._settings.client.id]
+
+    def to_claim(self, look: Look, now: float) -> list[Place]:
+        """What is claimed now: what is open, within the share, and if nothing is, perhaps one in vain, to ask."""
+        if not self._shedding.may_claim(now):
+            return []
+        roster = self._roster(look, now)
+        units = frozenset(look.units)
+        mine = sum(1 for place in units if look.phase(place) is not Phase.IDLE)
+        under_way = sum(1 for holding in look.holdings.values() if holding.phase is Phase.CLAIMING)
+        chosen: list[Place] = []
+        free = [place for place in look.wanted if self._is_open(look, place, now)]
+        if not units.intersection(free):
+            self._left_over_since = None
+        elif self._left_over_since is None:
+            self._left_over_since = now
+        for place in preferred(roster.me, free):
+            if not self._settings.greedy and under_way + len(chosen) > 0:
+                break
+            if place in units:
+                if not self._allows(mine) or not (self._is_ours(look, place) or self._may_take(roster, mine, now)):
+                    continue
+                mine += 1
+            chosen.append(place)
+        if not chosen and not under_way and self._allows(mine) and roster.has_reason_to_ask(mine):
+            return self._to_ask(look, roster, now)
+        return chosen
+
+    def _may_take(self, roster: Roster, mine: int, now: float) -> bool:
+        """One unit more. What goes beyond the fair share is taken only when it was left over for an interval."""
+        if now < self._first_until and mine > 0:
+            return False
+        if roster.may_claim(mine):
+            return True
+        since = self._left_over_since
+        if roster.asking or since is None or now < max(since + self._interval_s, self._next_extra_at):
+            return False
+        self._next_extra_at = now + self._interval_s
+        return True
+
+    def _to_ask(self, look: Look, roster: Roster, now: float) -> list[Place]:
+        """A place of whoever has most."""
+        if now < self._next_ask_at:
+            return []
+        self._next_ask_at = now + self._interval_s
+        others = [
+            (roster.counts[holder.id], place)
+            for place in preferred(roster.me, look.units)
+            if look.phase(place) is Phase.IDLE
+            and (holder := look.holder(place)) is not None
+            and holder.id in roster.counts
+            and look.world(place).claim(place).exact
+        ]
+        most = max((count for count, _ in others), default=0)
+        return [place for count, place in others if count == most][:1]
+
+    def _is_open(self, look: Look, place: Place, now: float) -> bool:
+        if look.phase(place) is not Phase.IDLE or now < self._retry_at.get(place, -math.inf):
+            return False
+        world = look.world(place)
+        if world.claimable(place) or self._is_ours(look, place):
+            return True
+        allowance_s = 0.0 if world.claim(place).exact else world.timing.clock_step_ms / 1000
+        return self._silent_for(place, now) > 2 * self._interval_s + allowance_s
+
+    def _is_ours(self, look: Look, place: Place) -> bool:
+        """Whether the log certainly has our client id as the holder."""
+        holder = look.holder(place)
+        return look.world(place).claim(place).exact and holder is not None and holder.id == self._settings.client.id
+
+    def _silent_for(self, place: Place, now: float) -> float:
+        return now - max(self._heard_at.get(place, self._ready_at), self._ready_at)
+
+    def _roster(self, look: Look, now: float) -> Roster:
+        us = self._settings.client.id
+        counts = {us: 0}
+        free = 0
+        for place in look.units:
+            holder = look.holder(place)
+            if look.phase(place) is Phase.HELD:
+                counts[us] += 1
+            elif holder is None or look.world(place).claimable(place):
+                free += 1
+            elif holder.id != us and self._silent_for(place, now) <= 2 * self._interval_s:
+                counts[holder.id] = counts.get(holder.id, 0) + 1
+        # Where nobody writes any more, log time stands still: who asked there last would ask for ever.
+        moving = {
+            log_partition(place, self._settings.log_partitions)
+            for place in self._heard_at
+            if self._silent_for(place, now) <= 2 * self._interval_s
+        }
+        asking = {client for each in moving for client in look.worlds[each].waiting(self._settings.group)}
+        for client in asking:
+            counts.setdefault(client, 0)
+        return Roster(us, counts, frozenset(asking - {us}), free, len(look.units))
+
+    def _allows(self, mine: int) -> bool:
+        return self._settings.max_claims is None or mine < self._settings.max_claims

@@ -1,0 +1,251 @@
+"""One claim, as the client sees it that wants it or holds it: events in, commands out. Pure.
+
+Theory. The log decides who holds a place (`rationalizer`); this machine decides what a client says there, and how long
+it may believe what it has read:
+
+    IDLE ──try──▶ CLAIMING ──read back: won──▶ HELD ──release──▶ LEAVING ──drained──▶ IDLE
+     ▲               │             │            ▲  │                │       (ReleasingPartition)
+     │               │             └▶ FINDING ──┘  │                │
+     └──lost, late───┘     (position not known)    └──taken, expired┴──▶ IDLE (Stop)
+
+*Winning.* The claim is appended and the log is read up to it; the verdict at its own offset is the answer (seed 003).
+A claim that won and is not awaited any more is released. The winner sends a heartbeat at once, begins behind the
+position the log knows, and sends a heartbeat every half interval: so one that is lost leaves the claim fresh.
+
+*Belief* (P28). A holder believes in its claim until 2 intervals minus a margin after it *sent* the newest of its
+messages that it has read back as accepted. Nobody can win earlier: the claim is stale 2 intervals after that message
+was *appended*, which is later. The clock is looked at before anything else, and it runs through suspend.
+
+*At least once.* A heartbeat carries the processed prefix (`progress`). New records are handed out for one interval
+after the newest accepted message was sent, no longer: so what a crash repeats is one interval's work at most.
+
+*At most once* (P27). A batch of records up to L is not touched before its fate is in the log:
+
+    fetched ──ClaimingMessages L──▶ read back: accepted ──Heartbeat L──▶ read back: accepted ──▶ Process
+
+Whoever wins the claim afterwards begins behind L, and nobody else of this generation takes L. Until then nothing was
+processed, so a claimer that is frozen anywhere leaves the batch to its successor, or takes it alone. A send whose
+outcome is unknown is repeated; only what is read back counts. Other heartbeats wait meanwhile: they would end the
+message claim.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+from harvester.coordination.holding import HOLDING, Batch, BatchStep, Holding, Pace, Phase
+from harvester.coordination.messages import (
+    ClaimingMessages,
+    ClaimingPartition,
+    Heartbeat,
+    Message,
+    ReleasingPartition,
+)
+from harvester.coordination.rationalizer import Verdict
+from harvester.coordination.signals import (
+    Append,
+    Begin,
+    Command,
+    Drained,
+    Event,
+    Fetched,
+    Found,
+    LookBack,
+    Missed,
+    NotSent,
+    Process,
+    Progressed,
+    ReadBack,
+    Release,
+    Stop,
+    Taken,
+    Tick,
+    TryClaim,
+)
+
+_MOST_SENT = 64  # older ones would prove nothing
+Next = tuple[Holding, tuple[Command, ...]]
+
+
+def step(state: Holding, event: Event, now: float, pace: Pace) -> Next:
+    """One event at one moment; returns the next state and what is to be done, in order."""
+    if state.phase in HOLDING and now >= state.trusted_until(pace):
+        state, stopped = _stop(state, "none of its messages came back in time")
+        state, commands = _apply(state, event, now, pace)
+        return state, (*stopped, *commands)
+    return _apply(state, event, now, pace)
+
+
+def _apply(state: Holding, event: Event, now: float, pace: Pace) -> Next:
+    match event:
+        case TryClaim(known) if state.phase is Phase.IDLE:
+            message = ClaimingPartition(state.place, state.client, state.number + 1, known, None, pace.interval_ms)
+            state = replace(state, phase=Phase.CLAIMING, claim_number=message.number)
+            return _append(state, message, now, pace)
+        case ReadBack():
+            return _read_back(state, event, now, pace)
+        case Taken(reason) if state.phase in HOLDING:
+            return _stop(state, reason)
+        case Found(generation, last_offset) if state.phase is Phase.FINDING and generation == state.generation:
+            return _begin(replace(state, last_offset=last_offset), now, pace)
+        case NotSent(number):
+            return _not_sent(state, number, now, pace)
+        case Progressed(last_offset) if state.phase in (Phase.HELD, Phase.LEAVING):
+            known = last_offset if state.last_offset is None else max(last_offset, state.last_offset)
+            return replace(state, last_offset=known), ()
+        case Fetched(last_offset) if state.may_fetch(now, pace):
+            if state.last_offset is not None and last_offset <= state.last_offset:
+                return state, ()
+            return _claim_messages(state, last_offset, now, pace)
+        case Release(reason):
+            return _leave(state, reason)
+        case Drained() if state.phase is Phase.LEAVING:
+            return _left(replace(state, drained=True), now, pace)
+        case Tick():
+            return _tick(state, now, pace)
+        case _:
+            return state, ()
+
+
+def _tick(state: Holding, now: float, pace: Pace) -> Next:
+    if state.phase is Phase.CLAIMING and now >= _sent_at(state, state.claim_number) + pace.trust_s:
+        return _missed(state)
+    if state.phase in (Phase.HELD, Phase.LEAVING) and state.batch is None and now >= state.next_beat_at:
+        return _append(state, _heartbeat(state, state.last_offset, pace), now, pace)
+    return state, ()
+
+
+def _read_back(state: Holding, event: ReadBack, now: float, pace: Pace) -> Next:
+    message, number = event.message, event.message.number
+    sent_at = _sent_at(state, number)
+    state = replace(state, sent=tuple(entry for entry in state.sent if entry[0] > number))
+    if isinstance(message, ClaimingPartition):
+        return _claim_read(state, event, sent_at, now, pace)
+    if state.phase not in HOLDING or message.generation != state.generation:
+        return state, ()  # of a claim that is over
+    if event.verdict is not Verdict.ACCEPTED:
+        return _stop(state, "another client holds it")
+    state = replace(state, proof_at=max(state.proof_at, sent_at), confirmed=event.offset)
+    return _advance_batch(state, message, now, pace)
+
+
+def _claim_read(state: Holding, event: ReadBack, sent_at: float, now: float, pace: Pace) -> Next:
+    awaited = state.phase is Phase.CLAIMING and event.message.number == state.claim_number
+    if event.verdict is not Verdict.WON:
+        return _missed(state) if awaited else (state, ())
+    if awaited and now < sent_at + pace.trust_s:
+        won = replace(
+            state, generation=event.offset, confirmed=event.offset, proof_at=sent_at, last_offset=event.last_offset,
+            batch=None, drained=False,
+        )  # fmt: skip
+        if event.positioned:
+            return _begin(won, now, pace)
+        return replace(won, phase=Phase.FINDING), (LookBack(state.place, event.offset),)
+    state, missed = _missed(state) if awaited else (state, ())
+    if not event.positioned:
+        return state, missed  # a release would report a position; the claim goes stale by itself
+    release = ReleasingPartition(
+        state.place, state.client, state.number + 1, event.offset, event.offset, event.last_offset
+    )
+    state, appended = _append(state, release, now, pace)
+    return state, (*missed, *appended)
+
+
+def _begin(state: Holding, now: float, pace: Pace) -> Next:
+    state = replace(state, phase=Phase.HELD)
+    state, beat = _append(state, _heartbeat(state, state.last_offset, pace), now, pace)
+    return state, (*beat, Begin(state.place, state.generation, state.last_offset))
+
+
+def _claim_messages(state: Holding, last_offset: int, now: float, pace: Pace) -> Next:
+    message = ClaimingMessages(
+        state.place, state.client, state.number + 1, state.generation, state.confirmed, last_offset
+    )
+    state = replace(state, batch=Batch(last_offset, BatchStep.CLAIMED, message.number))
+    return _append(state, message, now, pace)
+
+
+def _commit(state: Holding, batch: Batch, now: float, pace: Pace) -> Next:
+    message = _heartbeat(state, batch.last_offset, pace)
+    state = replace(state, batch=Batch(batch.last_offset, BatchStep.COMMITTED, message.number))
+    return _append(state, message, now, pace)
+
+
+def _advance_batch(state: Holding, message: Message, now: float, pace: Pace) -> Next:
+    batch = state.batch
+    match message:
+        case ClaimingMessages() if batch is not None and batch.step is BatchStep.CLAIMED:
+            if message.proposed_last_offset == batch.last_offset:
+                return _commit(state, batch, now, pace)
+        case Heartbeat() if batch is not None and batch.step is BatchStep.COMMITTED:
+            if message.last_offset == batch.last_offset:
+                process = Process(state.place, state.generation, batch.last_offset)
+                state, commands = _left(replace(state, batch=None, last_offset=batch.last_offset), now, pace)
+                return state, (process, *commands)
+    return state, ()
+
+
+def _not_sent(state: Holding, number: int, now: float, pace: Pace) -> Next:
+    if state.phase is Phase.CLAIMING and number == state.claim_number:
+        return _missed(state)
+    batch = state.batch
+    if state.phase not in HOLDING or batch is None or number != batch.number:
+        return state, ()
+    if batch.step is BatchStep.CLAIMED:
+        return _claim_messages(state, batch.last_offset, now, pace)
+    return _commit(state, batch, now, pace)
+
+
+def _leave(state: Holding, reason: str) -> Next:
+    if state.phase is Phase.HELD:
+        return replace(state, phase=Phase.LEAVING), (Stop(state.place, state.generation, reason, lost=False),)
+    if state.phase is Phase.CLAIMING:
+        return _missed(state)
+    if state.phase is Phase.FINDING:
+        return replace(state, phase=Phase.IDLE), (Missed(state.place),)
+    return state, ()
+
+
+def _left(state: Holding, now: float, pace: Pace) -> Next:
+    """Release, once the application is done and no batch is under way."""
+    if not state.drained or state.batch is not None:
+        return state, ()
+    release = ReleasingPartition(
+        state.place, state.client, state.number + 1, state.generation, state.confirmed, state.last_offset
+    )
+    return _append(replace(state, phase=Phase.IDLE, drained=False), release, now, pace)
+
+
+def _stop(state: Holding, reason: str) -> Next:
+    phase = state.phase
+    state = replace(state, phase=Phase.IDLE, batch=None, drained=False)
+    if phase is Phase.FINDING:
+        return state, (Missed(state.place),)
+    return state, (Stop(state.place, state.generation, reason, lost=True),)
+
+
+def _missed(state: Holding) -> Next:
+    return replace(state, phase=Phase.IDLE), (Missed(state.place),)
+
+
+def _heartbeat(state: Holding, last_offset: int | None, pace: Pace) -> Heartbeat:
+    number = state.number + 1
+    return Heartbeat(
+        state.place, state.client, number, state.generation, state.confirmed, last_offset, pace.interval_ms
+    )  # fmt: skip
+
+
+def _append(state: Holding, message: Message, now: float, pace: Pace) -> Next:
+    state = replace(
+        state,
+        number=message.number,
+        sent=(*state.sent, (message.number, now))[-_MOST_SENT:],
+        next_beat_at=now + pace.beat_every_s,
+    )
+    return state, (Append(message),)
+
+
+def _sent_at(state: Holding, number: int) -> float:
+    """When a message was sent; long ago, if that is forgotten."""
+    return next((at for known, at in state.sent if known == number), -math.inf)

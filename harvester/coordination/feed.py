@@ -1,0 +1,238 @@
+"""Records of what is held, from Kafka into the hands. Thin.
+
+Belongs to the consumer's thread. Where a place is begun and what is done when its position is gone is decided by
+`starting`; the client itself never moves a position.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import defaultdict
+from collections.abc import Iterator, Mapping
+from itertools import repeat
+from typing import Any
+
+from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaError, KafkaException, Message, TopicPartition
+
+from harvester.clock import clock_s
+from harvester.coordination.consumer_settings import ConsumerSettings
+from harvester.coordination.events import Event, OutOfRange
+from harvester.coordination.hands import Hands
+from harvester.coordination.inquiry import Inquiry
+from harvester.coordination.messages import Place
+from harvester.coordination.offsets import GroupOffsets
+from harvester.coordination.session import Change, Session
+from harvester.coordination.starting import resume, start
+from harvester.coordination.troubles import passes
+from harvester.errors import BrokerError, OffsetOutOfRange
+
+_LOGGER = logging.getLogger("harvester.coordination")
+_CALL_S = 5.0
+_POLL_S = 0.002
+_LEAST_FETCHED = 500  # in one call
+_MOST_WAITING = 10  # calls that are fetched ahead
+_TOPIC: Any = Message.topic
+_PARTITION: Any = Message.partition
+
+
+def connect(settings: ConsumerSettings) -> Consumer:
+    """To Kafka, for records."""
+    return Consumer(
+        {
+            **settings.connection,
+            "group.id": settings.group,
+            "enable.auto.commit": False,
+            "auto.offset.reset": "error",
+            "allow.auto.create.topics": False,
+        }
+    )
+
+
+class Feed:
+    """See the module's text."""
+
+    def __init__(self, settings: ConsumerSettings, session: Session, data: Consumer, offsets: GroupOffsets) -> None:
+        self._settings, self._session, self._data = settings, session, data
+        self._inquiry = Inquiry(offsets.committed, offsets.reconnect, settings.heartbeat_interval_s / 2)
+        self._assigned: set[Place] = set()
+        self._pauses: set[tuple[str | None, int | None]] = set()
+        self._displaced: dict[Place, float] = {}  # their position is not there; since when
+        self._fetched = max(_LEAST_FETCHED, settings.batch_records if settings.at_most_once else 0)
+
+    # -- claims
+
+    def topics(self) -> dict[str, int] | None:
+        """Those of the settings that there are, with their partitions now; None if the brokers do not say."""
+        try:
+            known = self._data.list_topics(timeout=_CALL_S).topics  # asking for one by name might create it
+        except KafkaException:
+            return None  # claims run out by themselves when it lasts
+        found = [known[name] for name in self._settings.topics if name in known]
+        if any(each.error is not None for each in found):
+            return None  # a broker that has just started may not know yet
+        return {each.topic: len(each.partitions) for each in found}
+
+    def follow(self) -> Iterator[Event]:
+        """Assign what was begun, unassign what was stopped; returns what the application is to be told.
+
+        What begins waits until the group's coordinator has said where; other places do not wait for it.
+        """
+        changes, waiting = self._session.changes, list[Change]()
+        committed = self._committed()
+        try:
+            while changes:
+                place, hands, event = changes[0]
+                waits = any(place == each[0] for each in waiting) or not self._reassign(place, hands, committed)
+                change = changes.popleft()
+                if waits:
+                    waiting.append(change)
+                elif event is not None:
+                    yield event
+        finally:  # also if the application's handler raises
+            changes.extendleft(reversed(waiting))
+        for place, since in tuple(self._displaced.items()):
+            yield from self._replace(place, since)
+
+    def _committed(self) -> dict[Hands, int | None]:
+        """Of the claims that begin, as far as the group's coordinator has answered."""
+        session = self._session
+        with session.lock:
+            begun = [hands for place, hands, _ in session.changes if hands and session.hands.get(place) is hands]
+        try:
+            return self._inquiry.look(begun)
+        except BrokerError as error:  # asking again would not help
+            session.fail(error)
+            return {}
+
+    def _reassign(self, place: Place, hands: Hands | None, committed: Mapping[Hands, int | None]) -> bool:
+        """False when the claim cannot begin yet; it is kept."""
+        self._unassign(place)
+        if hands is None or self._session.hands.get(place) is not hands:
+            return True
+        if hands not in committed:
+            return False
+        offset = start(committed[hands], hands.progress.last_offset)
+        with self._session.lock:
+            if offset is not None:
+                hands.progress.last_offset = hands.fetched_to = offset - 1 if offset > 0 else None
+            hands.assigned = True
+        self._assign(place, OFFSET_BEGINNING if offset is None else offset)
+        return True
+
+    def _replace(self, place: Place, since: float) -> Iterator[Event]:
+        """The client found no record at the position of a place."""
+        hands = self._session.hands.get(place)
+        if hands is None or place not in self._assigned:
+            del self._displaced[place]
+            return
+        try:
+            first, end = self._data.get_watermark_offsets(_partition(place), _CALL_S)
+        except KafkaException:
+            return
+        offset = 0 if hands.fetched_to is None else hands.fetched_to + 1
+        resumed_at = resume(offset, first, end, self._settings.out_of_range)
+        if offset > end and clock_s() < since + 2 * self._settings.heartbeat_interval_s:
+            return  # a new leader may not know its end yet
+        del self._displaced[place]
+        if resumed_at is None:
+            self._session.fail(OffsetOutOfRange(place.topic, place.partition, offset=offset, first=first, end=end))
+        if resumed_at != offset:
+            yield OutOfRange(place.topic, place.partition, offset, first, end, resumed_at)
+        if resumed_at is None:
+            return
+        _LOGGER.warning(
+            "%s goes on at offset %d instead of %d: %d to %d are there", place, resumed_at, offset, first, end
+        )
+        hands.fetched_to = resumed_at - 1 if resumed_at > 0 else None
+        self._unassign(place)
+        self._assign(place, resumed_at)
+
+    def _assign(self, place: Place, offset: int) -> None:
+        self._data.incremental_assign([TopicPartition(place.topic, place.partition, offset)])
+        self._assigned.add(place)
+        self._pace(place)
+
+    def _unassign(self, place: Place) -> None:
+        self._displaced.pop(place, None)
+        if place in self._assigned:
+            self._assigned.discard(place)
+            self._data.incremental_unassign([_partition(place)])
+
+    # -- pauses
+
+    def pause(self, topic: str | None, partition: int | None) -> None:
+        """One partition, without it a topic, without both everything."""
+        self._pauses.add(_named(topic, partition))
+        for place in self._assigned:
+            self._pace(place)
+
+    def resume(self, topic: str | None, partition: int | None) -> None:
+        """The same; without both, whatever was paused."""
+        self._pauses.discard(_named(topic, partition))
+        if topic is None:
+            self._pauses.clear()
+        for place in self._assigned:
+            self._pace(place)
+
+    def is_paused(self, place: Place) -> bool:
+        """By one of the three."""
+        return not self._pauses.isdisjoint({(None, None), (place.topic, None), (place.topic, place.partition)})
+
+    def _pace(self, place: Place) -> None:
+        (self._data.pause if self.is_paused(place) else self._data.resume)([_partition(place)])
+
+    # -- records
+
+    def fetch(self, timeout_s: float) -> None:
+        """Put what has come into the hands, after waiting for the first of it at most so long."""
+        session = self._session
+        with session.lock:
+            waiting = sum(len(hands.fetched) for place, hands in session.hands.items() if not self.is_paused(place))
+            proposed = any(hands.proposed for hands in session.hands.values())
+        if proposed:
+            timeout_s = min(timeout_s, _POLL_S)  # the answer comes on the other thread
+        if waiting > _MOST_WAITING * self._fetched:
+            session.news.wait(min(timeout_s, _POLL_S))
+            session.news.clear()
+            return
+        first = self._data.poll(timeout_s)
+        if first is None:
+            return
+        messages = [first, *self._data.consume(self._fetched, 0)]  # which would wait until there are so many
+        troubles: list[Any] = []
+        if any(map(Message.error, messages)):
+            troubles = [message for message in messages if message.error() is not None]
+            messages = [message for message in messages if message.error() is None]
+        runs: dict[tuple[str, int], list[Any]] = defaultdict(list)
+        for message, where in zip(messages, self._origins(messages), strict=True):
+            runs[where].append(message)
+        with session.lock:
+            for (topic, partition), run in runs.items():
+                hands = session.hands.get(Place(self._settings.group, topic, partition))
+                if hands is not None and hands.assigned and hands.stopping_at is None:
+                    hands.fetch(run)
+        for message in troubles:  # last: the client does not come back to the records that came with them
+            self._trouble(message)
+
+    def _origins(self, messages: list[Any]) -> Iterator[tuple[str, int]]:
+        """Topic and partition of each. It takes as long as all else that is done for a record, so no loop of ours."""
+        only = self._settings.topics[0] if len(self._settings.topics) == 1 else None
+        topics = map(_TOPIC, messages) if only is None else repeat(only, len(messages))
+        return zip(topics, map(_PARTITION, messages), strict=True)
+
+    def _trouble(self, message: Any) -> None:
+        error = message.error()
+        if error.code() == KafkaError._AUTO_OFFSET_RESET:
+            self._displaced[Place(self._settings.group, message.topic(), message.partition())] = clock_s()
+        elif not passes(error):
+            self._session.fail(BrokerError(f"{message.topic()}[{message.partition()}]: {error.str()}"))
+
+
+def _partition(place: Place) -> TopicPartition:
+    return TopicPartition(place.topic, place.partition)
+
+
+def _named(topic: str | None, partition: int | None) -> tuple[str | None, int | None]:
+    if topic is None and partition is not None:
+        raise ValueError(f"partition {partition} of which topic?")
+    return topic, partition

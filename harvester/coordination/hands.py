@@ -1,0 +1,104 @@
+"""What of a held place is on its way to the application, or in its hands. Thin data: no I/O.
+
+Records come from Kafka in order and wait in `fetched`. They are handed out in lots: at least once all that is there, at
+most once what was proposed and is ours since.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from harvester.coordination.health import Health
+from harvester.coordination.lot import Lot
+from harvester.coordination.messages import Place
+from harvester.coordination.progress import Progress
+
+
+class Hands:
+    """Of one place under one claim. `stopping_at`: when a release stops waiting for what is in hand."""
+
+    def __init__(self, place: Place, generation: int, last_offset: int | None) -> None:
+        self.place, self.generation = place, generation
+        self.progress = Progress(last_offset)
+        self.health = Health()
+        self.reported = last_offset  # to the coordinator
+        self.fetched: list[Any] = []
+        self.fetched_to = last_offset
+        self.lot: Lot | None = None  # at least once: the one that is open
+        self.proposed = 0  # records of the batch that is proposed: the first of `fetched`
+        self.assigned = False  # what came before was fetched under an older claim
+        self.stopping_at: float | None = None
+        self.reason = ""  # why it is given up
+
+    def fetch(self, records: list[Any]) -> None:
+        """Records came, in order; those that the claim already counts as processed are dropped."""
+        last = self.fetched_to
+        if last is not None and records[0].offset() <= last:
+            records = [record for record in records if record.offset() > last]
+        if records:
+            self.fetched += records
+            self.fetched_to = records[-1].offset()
+
+    # -- at least once
+
+    def open_lot(self) -> Lot:
+        """All that waits, to be handed out."""
+        self.close_lot()
+        self.lot = Lot(self.place, self.fetched, in_order=not self.progress.open_records)
+        self.fetched = []
+        return self.lot
+
+    def close_lot(self) -> None:
+        """Put back what was not handed out, and note the rest of the lot record by record."""
+        lot = self.lot
+        if lot is None:
+            return
+        lot.end()
+        lot.tell(self.progress)
+        self.fetched = lot.rest + self.fetched
+        self.lot = None
+
+    def finish(self, offset: int) -> None:
+        """A record is processed that is not the next one to be (see `lot`)."""
+        lot = self.lot
+        if lot is not None:
+            lot.tell(self.progress)
+        self.progress.finish(offset)
+        if lot is not None and not self.progress.open_records:
+            lot.count_again()
+
+    @property
+    def last_offset(self) -> int | None:
+        """Of the processed prefix."""
+        lot = self.lot
+        if lot is not None and (done := lot.done) > lot.told:
+            last: int = lot.records[done - 1].offset()
+            return last
+        return self.progress.last_offset
+
+    @property
+    def open_records(self) -> int:
+        """Handed out, and not in the prefix."""
+        lot = self.lot
+        known = self.progress.open_records
+        return known if lot is None else known + lot.given - max(lot.done, lot.told)
+
+    # -- at most once
+
+    def propose(self, most: int) -> int | None:
+        """Choose the next batch; returns the offset of its last record, None without any."""
+        count = min(most, len(self.fetched))
+        if not count:
+            return None
+        self.proposed = count
+        last: int = self.fetched[count - 1].offset()
+        return last
+
+    def own(self) -> Lot:
+        """The batch is ours."""
+        batch = self.fetched[: self.proposed]
+        del self.fetched[: self.proposed]
+        self.proposed = 0
+        if batch:
+            self.progress.last_offset = batch[-1].offset()
+        return Lot(self.place, batch)

@@ -1,0 +1,228 @@
+"""Reading and writing the coordination topic with confluent-kafka. Thin.
+
+The reader is in no group: it is assigned all partitions. It begins with the first record that is kept, or in the tail
+where there are many: as long before the last record as makes a late reader certain of every place (P30). The writer is
+idempotent and waits for all replicas in sync; what it gives up is reported by number, and may stand in the log all the
+same. Offsets only grow: a topic that was made anew under the same name would make every reader wait for offsets that
+it has read in the old one.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+from confluent_kafka import TIMESTAMP_LOG_APPEND_TIME, Consumer, KafkaError, KafkaException, Producer, TopicPartition
+
+from harvester.clock import clock_s
+from harvester.coordination.messages import Message, Place, encode
+from harvester.coordination.rationalizer import miss
+from harvester.coordination.topic import failed
+from harvester.coordination.troubles import passes
+from harvester.coordination.world import World
+from harvester.errors import CoordinationTopicError
+
+_LOGGER = logging.getLogger("harvester.coordination")
+_TIMEOUT_S = 10.0
+_MOST_RECORDS = 500
+_POLL_S = 0.1
+_LONG = 1_000  # records of a partition: fewer are read faster than their tail is found
+_LEAST_ANSWER_S = 1.0
+_RENEWED_AFTER = 2.0  # times what a message has to arrive
+_READY_S = 30.0  # a topic that has just been made is not led at once
+
+Record = tuple[int, int, int, bytes | None]  # partition, offset, append time in ms, value
+
+
+class CoordinationLog:
+    """One reader and one writer. `not_sent` is called from `poll`, on its thread; not from `append`: it may append.
+
+    A message that did not leave within `expires_s` is given up: after an outage it would only be in the way of others.
+    A connection that does not answer for as long is taken for dead. A writer that has got nothing through for twice as
+    long, while messages were given up, is replaced: a client that has lost its way after an outage would otherwise keep
+    this one silent for ever, and nobody would be told. So is one that has given itself up (a fatal error).
+    """
+
+    def __init__(
+        self,
+        topic: str,
+        options: Mapping[str, Any],
+        not_sent: Callable[[Place, int], None],
+        expires_s: float = _TIMEOUT_S,
+    ) -> None:
+        self.topic = topic
+        self.tails: set[int] = set()  # partitions that have records before those that are read
+        self._not_sent, self._expires_s = not_sent, expires_s
+        self._options = {
+            "socket.nagle.disable": True,  # messages are small and urgent
+            "socket.timeout.ms": round(max(expires_s, _LEAST_ANSWER_S) * 1000),
+            "reconnect.backoff.max.ms": 1000,
+            **options,
+        }
+        self._reader = Consumer(
+            {
+                **self._options,
+                "group.id": "harvester-coordination",  # demanded by the client; nothing joins, nothing is committed
+                "enable.auto.commit": False,
+                "auto.offset.reset": "earliest",  # what retention removed is noticed by the hole in the offsets
+                "allow.auto.create.topics": False,
+                "isolation.level": "read_uncommitted",
+            }
+        )
+        self._writer = self._new_writer()
+        self._complaint = ""  # the last one
+        self._delivered: dict[int, int] = {}  # the newest offset of each partition since it was assigned
+        self._given_up: list[tuple[Place, int]] = []  # and not reported yet
+        self._failing_since: float | None = (
+            None  # the sending of the first message that did not arrive after one that did
+        )
+
+    def begin(self, worlds: Mapping[int, World], tail_ms: int | None = None) -> dict[int, int]:
+        """Start reading; returns where each partition ends now. A world that has begun is read on.
+
+        With `tail_ms` a long partition is read from so long before its last record on; `tails` tells which.
+        """
+        bounds = {partition: self._ends(partition) for partition in worlds}
+        starts = {partition: max(low, worlds[partition].next_offset) for partition, (low, _) in bounds.items()}
+        ends = {partition: high for partition, (_, high) in bounds.items()}
+        if tail_ms is not None:
+            for partition, offset in self._tails(ends, starts, tail_ms).items():
+                if offset > starts[partition]:
+                    starts[partition] = offset
+                    self.tails.add(partition)
+        for partition, start in starts.items():
+            if start > worlds[partition].next_offset:
+                miss(worlds[partition], start)
+        self._assign([TopicPartition(self.topic, partition, start) for partition, start in starts.items()])
+        return ends
+
+    def poll(self, timeout_s: float) -> Iterator[Record]:
+        """What has come, after waiting for the first of it at most so long; serves the writer, too.
+
+        Raises CoordinationTopicError if offsets begin again, BrokerError or BrokerUnavailable.
+        """
+        self._serve_writer()
+        first = self._reader.poll(timeout_s)
+        if first is None:
+            return
+        message: Any
+        for message in (first, *self._reader.consume(_MOST_RECORDS, 0)):  # which would wait until there are so many
+            error = message.error()
+            if error is not None:
+                self._complain(error)
+                continue
+            kind, at_ms = message.timestamp()
+            if kind != TIMESTAMP_LOG_APPEND_TIME:
+                raise CoordinationTopicError(
+                    f"a record of the coordination topic {self.topic!r} has its writer's time, not the broker's",
+                    hint="set message.timestamp.type=LogAppendTime on the topic, and wait for its retention",
+                )
+            self._advance(message.partition(), message.offset())
+            yield message.partition(), message.offset(), at_ms, message.value()
+
+    def append(self, partition: int, message: Message) -> int:
+        """Write a message; whether it arrived is learnt by reading it. Returns its size in bytes."""
+        value, sent_at = encode(message), clock_s()
+
+        def delivered(error: KafkaError | None, _: object) -> None:
+            if error is None:
+                self._failing_since = None
+                return
+            if self._failing_since is None:
+                self._failing_since = sent_at
+            self._given_up.append((message.place, message.number))
+
+        try:
+            self._writer.produce(self.topic, value, partition=partition, on_delivery=delivered)
+        except BufferError:
+            self._given_up.append((message.place, message.number))
+        except KafkaException as error:
+            if error.args[0].fatal():
+                self._renew_writer()
+            elif not passes(error.args[0]):
+                raise failed(self.topic, self._options, error) from error
+            self._given_up.append((message.place, message.number))
+        return len(value)
+
+    def _serve_writer(self) -> None:
+        self._writer.poll(0)
+        if self._failing_since is not None and clock_s() - self._failing_since > _RENEWED_AFTER * self._expires_s:
+            self._renew_writer()
+        given_up, self._given_up = self._given_up, []
+        for place, number in given_up:
+            self._not_sent(place, number)
+
+    def _new_writer(self) -> Producer:
+        return Producer(
+            {
+                **self._options,
+                "acks": "all",
+                "enable.idempotence": True,
+                "linger.ms": 0,
+                "delivery.timeout.ms": round(self._expires_s * 1000),
+            }
+        )
+
+    def _renew_writer(self) -> None:
+        lost, self._writer = self._writer, self._new_writer()
+        lost.purge()
+        lost.poll(0)  # what it still had was not sent
+        self._failing_since = None
+
+    def close(self, timeout_s: float) -> None:
+        """Wait so long for what was written, and forget the connections."""
+        self._writer.flush(timeout_s)
+        self._reader.close()
+
+    def _assign(self, partitions: list[TopicPartition]) -> None:
+        self._delivered.clear()  # it may go back, on purpose
+        self._reader.assign(partitions)
+
+    def _advance(self, partition: int, offset: int) -> None:
+        before = self._delivered.get(partition, -1)
+        if offset <= before:
+            raise CoordinationTopicError(
+                f"the coordination topic {self.topic!r} was made anew, or has lost records: "
+                f"partition {partition} has offset {offset} after {before}",
+                hint="claims that were read from it are over; start the consumers of all groups that use it anew",
+            )
+        self._delivered[partition] = offset
+
+    def _tails(self, ends: Mapping[int, int], starts: Mapping[int, int], tail_ms: int) -> dict[int, int]:
+        """Where the tails of the long partitions begin; those that cannot be found are left out."""
+        last = [TopicPartition(self.topic, each, end - 1) for each, end in ends.items() if end - starts[each] > _LONG]
+        if not last:
+            return {}
+        self._assign(last)
+        begins: list[TopicPartition] = []
+        deadline = time.monotonic() + _TIMEOUT_S
+        while len(begins) < len(last) and time.monotonic() < deadline:
+            for partition, offset, at_ms, _ in self.poll(_POLL_S):
+                if offset == ends[partition] - 1:
+                    begins.append(TopicPartition(self.topic, partition, max(0, at_ms - tail_ms)))
+        try:
+            found = self._reader.offsets_for_times(begins, timeout=_TIMEOUT_S) if begins else []
+        except KafkaException:
+            return {}  # all is read instead, which takes longer
+        return {each.partition: each.offset for each in found if each.error is None and each.offset >= 0}
+
+    def _ends(self, partition: int) -> tuple[int, int]:
+        deadline = time.monotonic() + _READY_S
+        while True:
+            try:
+                low, high = self._reader.get_watermark_offsets(TopicPartition(self.topic, partition), _TIMEOUT_S)
+            except KafkaException as error:
+                if not passes(error.args[0]) or time.monotonic() > deadline:
+                    raise failed(self.topic, self._options, error) from error
+                time.sleep(0.05)
+            else:
+                return low, high
+
+    def _complain(self, error: KafkaError) -> None:
+        if not passes(error):
+            raise failed(self.topic, self._options, KafkaException(error))
+        if error.code() != KafkaError._PARTITION_EOF and error.str() != self._complaint:
+            self._complaint = error.str()
+            _LOGGER.info("the coordination topic %s: %s", self.topic, self._complaint)

@@ -1,0 +1,206 @@
+"""What clients say on the coordination topic, and the text it travels as. Pure.
+
+A message is one line that a person can read with a console consumer:
+
+    Heartbeat v1 group=billing topic=orders partition=3 client=b-1 instance=5f0c number=7 generation=41 confirmed=52
+    last_offset=1041
+
+(one line, broken here). The first word is the kind, the second the version of that kind, then its fields in this
+order, each once. Names are percent-encoded (RFC 3986: all but letters, digits and `_.-~`, as UTF-8), so no name can
+contain a blank, a `=` or a `/`; numbers are decimal; `-` stands for a number that there is none of.
+
+All kinds carry the seed's fields and four more. `instance` tells apart two lives of one client id (P29). `number`
+counts the messages of an instance, so that it recognises each of them when it reads the log. `generation` is the
+offset of the claim under which the message is sent; with ClaimingPartition, the newest that its sender knows for
+certain. `confirmed` is the offset of the newest message under that claim which its sender has read back as accepted,
+at first the claim's own: from it a reader that came late learns what was true there (see `rationalizer`).
+
+Text that is no message of a version known here is `Unreadable`, a value with the reason: it changes nothing, and the
+reader warns.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import ClassVar
+from urllib.parse import quote, unquote
+
+VERSION = 1
+_MAX_BYTES = 16_384
+_MAX_NUMBER = 2**63
+_NONE = "-"
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Place:
+    """What is claimed: a partition of a topic, for a group."""
+
+    group: str
+    topic: str
+    partition: int
+
+    def __str__(self) -> str:
+        return f"{self.topic}[{self.partition}] of {self.group}"
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Client:
+    """One life of a client: its id, unique in its group, and the instance."""
+
+    id: str
+    instance: str
+
+
+@dataclass(frozen=True, slots=True)
+class _Said:
+    place: Place
+    client: Client
+    number: int
+    generation: int | None
+    confirmed: int | None
+
+    carries: ClassVar[str | None] = None  # how the position's field is called
+
+
+@dataclass(frozen=True, slots=True)
+class ClaimingPartition(_Said):
+    """The wish to hold a place. The earliest wins (see `rationalizer`); the record's own offset is the generation.
+
+    `interval_ms`, here and in a heartbeat: the HeartbeatInterval that its sender counts by (`paces`).
+    """
+
+    interval_ms: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Heartbeat(_Said):
+    """The holder lives, and has processed everything up to `last_offset`; None: nothing yet."""
+
+    last_offset: int | None
+    interval_ms: int | None = None
+    carries: ClassVar[str | None] = "last_offset"
+
+
+@dataclass(frozen=True, slots=True)
+class ReleasingPartition(_Said):
+    """The holder gives the place up, everything up to `last_offset` processed."""
+
+    last_offset: int | None
+    carries: ClassVar[str | None] = "last_offset"
+
+
+@dataclass(frozen=True, slots=True)
+class ClaimingMessages(_Said):
+    """The holder is about to take the records up to `proposed_last_offset`, at most once."""
+
+    proposed_last_offset: int
+    carries: ClassVar[str | None] = "proposed_last_offset"
+
+
+@dataclass(frozen=True, slots=True)
+class SettingPosition(_Said):
+    """An administrator ends whatever claim there is, and lets the next one begin behind `last_offset`."""
+
+    last_offset: int | None
+    carries: ClassVar[str | None] = "last_offset"
+
+
+Message = Heartbeat | ClaimingPartition | ReleasingPartition | ClaimingMessages | SettingPosition
+
+
+@dataclass(frozen=True, slots=True)
+class Unreadable:
+    """A record that is no message to this version; for the log of the process."""
+
+    reason: str
+
+
+_KINDS: dict[str, type[Message]] = {
+    kind.__name__: kind
+    for kind in (Heartbeat, ClaimingPartition, ReleasingPartition, ClaimingMessages, SettingPosition)
+}
+_INTERVAL = "interval_ms"  # the last field of a message that has it
+_FIELDS = ("group", "topic", "partition", "client", "instance", "number", "generation", "confirmed")
+
+
+def encode(message: Message) -> bytes:
+    """The record's value. Raises UnicodeEncodeError for a name that is no text (half a surrogate pair)."""
+    values = [
+        _name(message.place.group),
+        _name(message.place.topic),
+        str(message.place.partition),
+        _name(message.client.id),
+        _name(message.client.instance),
+        str(message.number),
+        _number(message.generation),
+        _number(message.confirmed),
+    ]
+    words = [type(message).__name__, f"v{VERSION}"]
+    words += [f"{field}={value}" for field, value in zip(_FIELDS, values, strict=True)]
+    if message.carries is not None:
+        words.append(f"{message.carries}={_number(getattr(message, message.carries))}")
+    if isinstance(message, ClaimingPartition | Heartbeat) and message.interval_ms is not None:
+        words.append(f"{_INTERVAL}={message.interval_ms}")
+    return " ".join(words).encode("ascii")
+
+
+def decode(value: bytes | None) -> Message | Unreadable:
+    """The message, or why it is none. Raises nothing."""
+    if not value or len(value) > _MAX_BYTES:
+        return Unreadable(f"a record of {len(value or b'')} bytes is no message")
+    try:
+        return _parse(value.decode("ascii"))
+    except ValueError as error:  # UnicodeDecodeError is one
+        return Unreadable(str(error))
+
+
+def _parse(text: str) -> Message | Unreadable:
+    kind, *words = text.split(" ")
+    made = _KINDS.get(kind)
+    if made is None or not words:
+        return Unreadable(f"{text[:40]!r} is no kind of message known here")
+    if words[0] != f"v{VERSION}":
+        return Unreadable(f"a {kind} of version {words[0][:20]!r}: this program reads v{VERSION}, a newer one wrote it")
+    expected = _FIELDS if made.carries is None else (*_FIELDS, made.carries)
+    found = [word.partition("=") for word in words[1:]]
+    interval_ms = None
+    if found and found[-1][0] == _INTERVAL and made in (ClaimingPartition, Heartbeat):
+        interval_ms = _whole(found.pop()[2])
+    if tuple(field for field, _, _ in found) != expected:
+        return Unreadable(f"a {kind} has other fields than {', '.join(expected)}")
+    group, topic, partition, client, instance, number, *numbers = (text for _, _, text in found)
+    place = Place(_unname(group), _unname(topic), _whole(partition))
+    sender = Client(_unname(client), _unname(instance))
+    rest = [None if text == _NONE else _whole(text) for text in numbers]
+    if made is ClaimingMessages and rest[-1] is None:
+        return Unreadable("a ClaimingMessages names no offset")
+    build: Callable[..., Message] = made
+    paced = {} if interval_ms is None else {_INTERVAL: interval_ms}
+    return build(place, sender, _whole(number), *rest, **paced)
+
+
+def position(message: Message) -> int | None:
+    """The last offset that it reports as processed; None for those that report none."""
+    return message.last_offset if isinstance(message, Heartbeat | ReleasingPartition | SettingPosition) else None
+
+
+def _name(name: str) -> str:
+    return quote(name, safe="")
+
+
+def _unname(text: str) -> str:
+    return unquote(text, errors="strict")
+
+
+def _number(number: int | None) -> str:
+    return _NONE if number is None else str(number)
+
+
+def _whole(text: str) -> int:
+    if not text.isdecimal() or len(text) > 19:
+        raise ValueError(f"{text[:40]!r} is no number")
+    number = int(text)
+    if number >= _MAX_NUMBER:
+        raise ValueError(f"{text} has no room in 64 bits")
+    return number

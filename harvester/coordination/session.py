@@ -1,0 +1,255 @@
+"""The coordination's own thread: reads and writes the log, lets time pass, keeps what is held. Thin.
+
+It runs however long the application takes over a record, so heartbeats never wait for it. The consumer's thread sees it
+through `hands`, `owned` and `changes`, under `lock`.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections import Counter, deque
+from collections.abc import Iterable, Mapping
+
+from harvester.clock import clock_s
+from harvester.coordination.consumer_settings import ConsumerSettings
+from harvester.coordination.coordinator import Coordinator, Outcome, Refuse, RefusePace, Warn
+from harvester.coordination.events import Claimed, Event, Lost, Released
+from harvester.coordination.figures import Statistics
+from harvester.coordination.hands import Hands
+from harvester.coordination.holding import Holding, Phase
+from harvester.coordination.log import CoordinationLog
+from harvester.coordination.lot import Lot
+from harvester.coordination.messages import Client, Place
+from harvester.coordination.past import Past
+from harvester.coordination.placement import log_partition
+from harvester.coordination.signals import (
+    Append,
+    Begin,
+    Drained,
+    Found,
+    LookBack,
+    Missed,
+    NotSent,
+    Process,
+    Progressed,
+    Stop,
+)
+from harvester.coordination.signals import Event as Signal
+from harvester.coordination.world import World
+from harvester.errors import DuplicateClient, OtherInterval
+
+_LOGGER = logging.getLogger("harvester.coordination")
+_TURN = 0.02  # of an interval: how often time passes when nothing is read
+_LONGEST_TURN_S = 0.1  # each one interrupts the consumer's thread
+Change = tuple[Place, Hands | None, Event | None]
+
+
+class Session:
+    """See the module's text."""
+
+    def __init__(self, settings: ConsumerSettings, client: Client) -> None:
+        self.lock = threading.RLock()
+        self.hands: dict[Place, Hands] = {}
+        self.changes: deque[Change] = deque()  # begun (with hands) or stopped, and what the application is told of it
+        self.owned: deque[Lot] = deque()  # at most once: batches that are ours
+        self.news = threading.Event()  # there is one more
+        self.error: BaseException | None = None
+        self.ended = threading.Event()
+        self._settings, self._client = settings, client
+        self._turn_s = min(_TURN * settings.heartbeat_interval_s, _LONGEST_TURN_S)
+        self._counts: Counter[str] = Counter()
+        self._written: Counter[str] = Counter()
+        self._worlds = {
+            partition: World.begin(settings.timing) for partition in range(settings.coordination_partitions)
+        }
+        self._coordinator = Coordinator(settings.choice(client), self._worlds)
+        self._log = CoordinationLog(
+            settings.coordination_topic, settings.kafka, self._not_sent, settings.pace.trust_s
+        )  # what is older than trust proves nothing
+        self._past = Past(settings, self._found)
+        self._thread = threading.Thread(target=self._run, name="coordination", daemon=True)
+
+    def start(self) -> None:
+        """Begin to read, without waiting for it."""
+        self._thread.start()
+
+    def consume(self, topics: Mapping[str, int]) -> None:
+        """The topics, with the number of partitions that each has now."""
+        with self.lock:
+            self._coordinator.consume(topics)
+
+    def tell(self, place: Place, signal: Signal) -> None:
+        """Something happened to a place; with the lock."""
+        self._perform(self._coordinator.tell(place, signal, clock_s()))
+
+    def holding(self, place: Place) -> Holding:
+        """One's own claim; with the lock."""
+        return self._coordinator.holdings[place]
+
+    def fewer_elsewhere(self) -> bool:
+        """Whether another client that is present holds less; with the lock."""
+        return self._coordinator.fewer_elsewhere(clock_s())
+
+    def claims(self) -> dict[Place, int]:
+        """What is held, with the generations; with the lock."""
+        holdings = self._coordinator.holdings
+        return {
+            place: holdings[place].generation
+            for place in self._coordinator.holds
+            if holdings[place].phase is not Phase.FINDING
+        }
+
+    def statistics(self, records: int) -> Statistics:
+        """As of now; the application was given so many records."""
+        with self.lock:
+            counts = self._counts
+            return Statistics(
+                records, counts["batches"], counts["won"], counts["missed"], counts["releases"], counts["losses"],
+                dict(self._written), counts["bytes"],
+            )  # fmt: skip
+
+    def fail(self, error: BaseException) -> None:
+        """The consumer ends: it raises the first such error whenever it is asked, and hands out nothing more."""
+        with self.lock:
+            self.error = self.error or error
+            for hands in self.hands.values():
+                _hold_back(hands)
+
+    def stop(self, *, release: bool) -> None:
+        """End; with `release` give everything up first, waiting for an interval at most, and for no record in hand.
+
+        A claim that has just been sent is waited for: if it wins, it is released as well.
+        """
+        with self.lock:
+            self._perform(self._coordinator.close(clock_s(), release=release))
+            for hands in self.hands.values():
+                _hold_back(hands)
+                hands.stopping_at = 0.0 if release else None
+        deadline = clock_s() + self._settings.heartbeat_interval_s
+        while release and self._thread.is_alive() and clock_s() < deadline:
+            with self.lock:
+                if self._coordinator.left:
+                    break
+            self.ended.wait(self._turn_s)
+        self.ended.set()
+        self._thread.join()
+        self._past.close()
+        self._log.close(self._settings.heartbeat_interval_s)
+
+    # -- the thread
+
+    def _run(self) -> None:
+        try:
+            ends = self._log.begin(self._worlds, self._settings.tail_ms)
+            with self.lock:
+                self._coordinator.begin(ends, clock_s())
+            while not self.ended.is_set():
+                self._turn()
+        except Exception as error:  # noqa: BLE001 - the top frame of this thread; the consumer raises it
+            self.fail(error)
+
+    def _turn(self) -> None:
+        for partition, offset, at_ms, value in self._log.poll(self._turn_s):
+            with self.lock:
+                self._perform(self._coordinator.read(partition, offset, at_ms, value, clock_s()))
+        with self.lock:
+            for place, hands in tuple(self.hands.items()):
+                self._report(place, hands)
+            self._perform(self._coordinator.tick(clock_s()))
+            self._drain(clock_s())
+
+    def _report(self, place: Place, hands: Hands) -> None:
+        """At least once: what is processed by now, for the next message."""
+        last_offset = hands.last_offset
+        if last_offset is not None and not self._settings.at_most_once and last_offset != hands.reported:
+            hands.reported = last_offset
+            self.tell(place, Progressed(last_offset))
+
+    def _drain(self, now: float) -> None:
+        """Release what is being given up, once nothing of it is in hand or proposed, or the time for that is over."""
+        for place, hands in tuple(self.hands.items()):
+            if hands.stopping_at is None or self.holding(place).batch is not None:
+                continue
+            if not hands.open_records or now >= hands.stopping_at:
+                self._report(place, hands)
+                del self.hands[place]
+                self._counts["releases"] += 1
+                self._change(place, None, Released(place.topic, place.partition, hands.generation, hands.reason))
+                self.tell(place, Drained())
+
+    def _not_sent(self, place: Place, number: int) -> None:
+        with self.lock:
+            self.tell(place, NotSent(number))
+
+    # -- commands
+
+    def _perform(self, outcomes: Iterable[Outcome]) -> None:
+        for outcome in outcomes:
+            match outcome:
+                case Append(message):
+                    self._written[type(message).__name__] += 1
+                    self._counts["bytes"] += self._log.append(self._partition(message.place), message)
+                case LookBack(place, generation):
+                    self._look_back(place, generation)
+                case Begin(place, generation, last_offset):
+                    self._counts["won"] += 1
+                    self.hands[place] = hands = Hands(place, generation, last_offset)
+                    self._change(place, hands, Claimed(place.topic, place.partition, generation))
+                case Missed():
+                    self._counts["missed"] += 1
+                case Process(place, generation):
+                    self._own(place, generation)
+                case Stop(place, generation, reason, lost):
+                    self._stop(place, generation, reason, lost=lost)
+                case Warn(text):
+                    _LOGGER.warning("%s", text)
+                case Refuse(other):
+                    raise DuplicateClient(self._settings.group, self._client.id, other.instance)
+                case RefusePace(other, interval_ms):
+                    raise OtherInterval(
+                        self._settings.group, self._settings.heartbeat_interval_s, other.id, interval_ms / 1000
+                    )
+
+    def _look_back(self, place: Place, generation: int) -> None:
+        partition = self._partition(place)
+        if partition in self._log.tails:
+            self._past.find(partition, place, generation)
+        else:  # all that is kept of the log has been read: there is nothing further back to be found
+            self.tell(place, Found(generation, self._worlds[partition].claim(place).last_offset))
+
+    def _found(self, place: Place, found: Found) -> None:
+        with self.lock:
+            self.tell(place, found)
+
+    def _own(self, place: Place, generation: int) -> None:
+        hands = self.hands.get(place)
+        if hands is not None and hands.generation == generation:
+            self._counts["batches"] += 1
+            self.owned.append(hands.own())
+            self.news.set()
+
+    def _stop(self, place: Place, generation: int, reason: str, *, lost: bool) -> None:
+        _LOGGER.info("%s is given up: %s", place, reason)
+        hands = self.hands.get(place)
+        if hands is not None:
+            _hold_back(hands)
+        if not lost:
+            self._change(place, None, None)
+            if hands is not None:
+                hands.reason, hands.stopping_at = reason, clock_s() + self._settings.heartbeat_interval_s
+            return
+        self.hands.pop(place, None)
+        self._counts["losses"] += 1
+        self._change(place, None, Lost(place.topic, place.partition, generation, reason))
+
+    def _change(self, place: Place, hands: Hands | None, event: Event | None) -> None:
+        self.changes.append((place, hands, event))
+
+    def _partition(self, place: Place) -> int:
+        return log_partition(place, self._settings.coordination_partitions)
+
+
+def _hold_back(hands: Hands) -> None:
+    if hands.lot is not None:
+        hands.lot.end()

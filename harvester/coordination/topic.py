@@ -1,0 +1,94 @@
+"""The coordination topic: made if it is missing, refused if claims would not be safe in it. Thin."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from confluent_kafka import KafkaError, KafkaException
+from confluent_kafka.admin import AdminClient, ConfigResource, NewTopic, ResourceType
+
+from harvester.errors import BrokerError, BrokerUnavailable, CoordinationTopicError
+
+_TIMEOUT_S = 10.0
+_LEAST_INTERVALS = 100  # that the log is kept
+_LEAST_RETENTION_MS = 86_400_000
+_REPLICAS = 3
+_MISSING = frozenset({KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError._UNKNOWN_TOPIC, KafkaError._UNKNOWN_PARTITION})
+
+
+def ensure_coordination_topic(name: str, options: Mapping[str, Any], partitions: int, interval_ms: int) -> None:
+    """Raises CoordinationTopicError for a topic that does not fit, BrokerError or BrokerUnavailable."""
+    admin = AdminClient({**options, "log_level": "0"})
+    try:
+        metadata = admin.list_topics(timeout=_TIMEOUT_S)  # of all topics: asking for one by name might create it
+        found = metadata.topics.get(name)
+        if found is None or found.error is not None:
+            _create(admin, name, partitions, len(metadata.brokers), interval_ms)
+            return
+        resource = ConfigResource(ResourceType.TOPIC, name)
+        entries = admin.describe_configs([resource], request_timeout=_TIMEOUT_S)[resource].result(_TIMEOUT_S * 2)
+    except KafkaException as error:
+        raise failed(name, options, error) from error
+    replicas = min((len(partition.replicas) for partition in found.partitions.values()), default=0)
+    settings = {key: entry.value for key, entry in entries.items()}
+    problems = misfits(len(found.partitions), replicas, settings, partitions, interval_ms)
+    if problems:
+        raise CoordinationTopicError(
+            f"the coordination topic {name!r} does not fit: {'; '.join(problems)}",
+            hint="correct the settings, or name another coordination topic for all consumers of the group at once",
+        )
+
+
+def misfits(
+    found_partitions: int, replicas: int, settings: Mapping[str, str | None], partitions: int, interval_ms: int
+) -> list[str]:
+    """What is wrong with an existing topic, in words."""
+    problems = []
+    if found_partitions != partitions:
+        problems.append(
+            f"it has {found_partitions} partitions, {partitions} are configured; the number is fixed for its life"
+        )
+    for key, needed in (
+        ("message.timestamp.type", "LogAppendTime"),
+        ("cleanup.policy", "delete"),
+        ("unclean.leader.election.enable", "false"),
+    ):
+        if settings.get(key) != needed:
+            problems.append(f"{key} is {settings.get(key)}, not {needed}")
+    retention_ms, least_ms = int(settings.get("retention.ms") or -1), _LEAST_INTERVALS * interval_ms
+    if 0 <= retention_ms < least_ms:
+        problems.append(
+            f"retention.ms is {retention_ms}, less than {_LEAST_INTERVALS} heartbeat intervals ({least_ms})"
+        )
+    if replicas >= _REPLICAS and int(settings.get("min.insync.replicas") or 1) < 2:
+        problems.append("min.insync.replicas is less than 2")
+    return problems
+
+
+def failed(name: str, options: Mapping[str, Any], error: KafkaException) -> BrokerError:
+    """The error of this library for one of the client."""
+    problem = error.args[0]
+    if problem.code() in {KafkaError._TRANSPORT, KafkaError._TIMED_OUT}:
+        return BrokerUnavailable(f"Kafka at {options.get('bootstrap.servers', '')} does not answer: {problem.str()}")
+    return BrokerError(
+        f"the coordination topic {name!r} cannot be used: {problem.str()}",
+        hint="this user needs to describe, read and write it, and to create it if it is missing",
+    )
+
+
+def _create(admin: AdminClient, name: str, partitions: int, brokers: int, interval_ms: int) -> None:
+    replicas = min(_REPLICAS, brokers)
+    config = {
+        "cleanup.policy": "delete",
+        "message.timestamp.type": "LogAppendTime",
+        "retention.ms": str(max(_LEAST_RETENTION_MS, _LEAST_INTERVALS * interval_ms)),
+        "unclean.leader.election.enable": "false",
+        "min.insync.replicas": "2" if replicas >= _REPLICAS else "1",
+    }
+    topic = NewTopic(name, partitions, replicas, config=config)
+    try:
+        admin.create_topics([topic], operation_timeout=_TIMEOUT_S)[name].result(_TIMEOUT_S * 2)
+    except KafkaException as error:
+        if error.args[0].code() != KafkaError.TOPIC_ALREADY_EXISTS:  # another consumer was quicker
+            raise

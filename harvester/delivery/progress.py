@@ -1,0 +1,80 @@
+"""What a lane's progress record says: the ids that Kafka has committed and the database perhaps not yet deleted. Pure.
+
+Each transaction of a lane ends with one such record on the lane's own partition of the progress topic, so that a
+successor that reads it knows of every record committed (rules P19, P22). It is cumulative: ids of earlier transactions
+stay in until their DELETE is known to have committed, so the last record of a partition says all there is to say.
+
+The bytes, in network byte order: version (1), width of an element (1), term (8), incarnation of the outbox (16), number
+of ids (4), the first id (8), then the distance of each to the one before, in `width` bytes.
+"""
+
+from __future__ import annotations
+
+import struct
+import sys
+from array import array
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+from operator import sub
+from uuid import UUID
+
+from harvester.errors import WireError
+
+_VERSION = 1
+_HEAD = struct.Struct(">BBq16sIq")
+_NARROW, _WIDE = 4, 8
+_CODES = {_NARROW: "I", _WIDE: "Q"}
+
+# A record may have a million bytes unless the topic says otherwise, and an id takes eight at the most.
+MAX_IDS = 100_000
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """`ids` ascend. An id counts only together with the incarnation."""
+
+    term: int
+    incarnation: UUID
+    ids: Sequence[int] = ()
+
+
+def encode(progress: Progress) -> bytes:
+    """The record's value; raises ValueError for more than MAX_IDS or ids that do not ascend."""
+    ids = progress.ids
+    if len(ids) > MAX_IDS:
+        raise ValueError(f"{len(ids)} ids are too many for one progress record")
+    steps = list(map(sub, ids[1:], ids[:-1]))
+    if steps and min(steps) <= 0:
+        raise ValueError("ids must ascend")
+    width = _NARROW if not steps or max(steps) < 1 << 32 else _WIDE
+    first = ids[0] if ids else 0
+    head = _HEAD.pack(_VERSION, width, progress.term, progress.incarnation.bytes, len(ids), first)
+    return head + _swapped(array(_CODES[width], steps)).tobytes()
+
+
+def decode(value: bytes) -> Progress:
+    """Read a record's value; raises WireError for anything else."""
+    try:
+        version, width, term, incarnation, count, first = _HEAD.unpack_from(value)
+    except struct.error as error:
+        raise WireError(f"{len(value)} bytes are no progress record") from error
+    steps = max(0, count - 1)
+    if version != _VERSION or width not in _CODES or len(value) != _HEAD.size + steps * width:
+        raise WireError(
+            f"a progress record of version {version} with {len(value)} bytes cannot be read",
+            hint="a newer harvester has written it, or the progress topic is used for something else",
+        )
+    distances = array(_CODES[width])
+    distances.frombytes(value[_HEAD.size :])
+    ids = tuple(accumulate(_swapped(distances), initial=first)) if count else ()
+    if steps and (not all(distances) or ids[-1] >= 1 << 63):
+        raise WireError(f"a progress record names ids that no outbox has: {ids[:3]} … {ids[-1]}")
+    return Progress(term, UUID(bytes=incarnation), ids)
+
+
+def _swapped(numbers: array[int]) -> array[int]:
+    """Between this machine's byte order and the network's."""
+    if sys.byteorder == "little":
+        numbers.byteswap()
+    return numbers

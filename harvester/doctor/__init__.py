@@ -1,0 +1,9 @@
+"""`harvester doctor`: is everything as a harvester needs it? Facts are collected thinly, and judged purely.
+
+`examine` looks at this machine, PostgreSQL and Kafka, and returns a report of findings, each with what to do.
+"""
+
+from .examine import examine
+from .findings import Finding, Level, Report
+
+__all__ = ["Finding", "Level", "Report", "examine"]

@@ -1,0 +1,91 @@
+"""The examination: collect what can be had, judge it, and go on where a server is away."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from harvester.config import Config, check_clients
+from harvester.errors import BrokerError, HarvesterError
+
+from .database import read_database
+from .facts import Database, Kafka
+from .findings import Finding, Report, listed, ok, problem, skipped
+from .host import read_host, read_java
+from .judge_database import judge_database
+from .judge_host import judge_clock, judge_host, judge_java
+from .judge_kafka import judge_kafka
+from .judge_topics import judge_topics, topics_of
+from .judge_vacuum import judge_vacuum
+from .kafka import probe_clock, read_kafka
+
+Progress = Callable[[str], None]
+
+
+def examine(
+    config: Config, *, also: Sequence[str] = (), probe: bool = False, progress: Progress = lambda _: None
+) -> Report:
+    """All findings about this machine, the database and the cluster of `config`. Changes nothing without `probe`.
+
+    `also`: commands (`stack`, `pipeline`) whose Java is looked for. `probe`: let the brokers stamp a record of a topic
+    that is made for it and deleted again, to see their clock.
+    """
+    found = [_configuration(config), *judge_host(read_host(), config), *judge_java(read_java(also))]
+    progress("looking at PostgreSQL")
+    database, about_database = _database(config)
+    found += about_database
+    progress("looking at Kafka")
+    in_rows = database.topics if database is not None else ()
+    kafka, about_kafka = _kafka(config, in_rows)
+    found += about_kafka
+    if database is not None:
+        matters = "latencies, and the age of the backlog, are told from both"
+        found.append(judge_clock("clock.database", "PostgreSQL's", database.clock, matters))
+    if kafka is not None:
+        progress("looking at the brokers' clock" if probe else "")
+        found.append(_broker_clock(config, probe=probe))
+    return Report(tuple(found))
+
+
+def _configuration(config: Config) -> Finding:
+    problems = check_clients(config)
+    if problems:
+        text = f"the Kafka client refuses {listed([str(each) for each in problems])}"
+        return problem("configuration", text, "correct it; `harvester config check` says the same")
+    return ok("configuration", f"{config.delivery}, outbox {config.table}, group {config.leader_group_id}")
+
+
+def _database(config: Config) -> tuple[Database | None, list[Finding]]:
+    try:
+        database = read_database(config)
+    except HarvesterError as error:
+        hint = error.hint or "look after the server, or correct data_source"
+        return None, [
+            problem("database", error.message, hint),
+            skipped("outbox", "the outbox cannot be looked at without the database"),
+        ]
+    return database, [*judge_database(database, config), *judge_vacuum(database, config)]
+
+
+def _kafka(config: Config, in_rows: Sequence[str]) -> tuple[Kafka | None, list[Finding]]:
+    try:
+        kafka = read_kafka(config, topics_of(config, in_rows))
+    except HarvesterError as error:
+        hint = error.hint or "see that the brokers run and that bootstrap.servers and the security options are right"
+        return None, [
+            problem("kafka", error.message, hint),
+            skipped("topics", "topics cannot be looked at without Kafka"),
+        ]
+    return kafka, [*judge_kafka(kafka, config), *judge_topics(kafka, config, in_rows)]
+
+
+def _broker_clock(config: Config, *, probe: bool) -> Finding:
+    check = "clock.kafka"
+    if not probe:
+        return skipped(
+            check, "the brokers' clock was not looked at: that takes a topic for a moment", "--probe does it"
+        )
+    try:
+        clock = probe_clock(config)
+    except BrokerError as error:
+        return skipped(check, error.message, "the user needs to create and delete topics for it")
+    return judge_clock(check, "the brokers'", clock, "retention, and times in consumers, go by it")

@@ -1,0 +1,162 @@
+"""What is collected and judged. Plain data: who reads it is in `database`, `kafka`, `host`; who judges it in `judge_*`.
+
+None stands for what could not be read; `unread` says why, by the name of the part.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import Enum
+
+from harvester.outbox import catalog
+
+
+class Pooling(Enum):
+    """What stands between us and the server, told from the pids of two sessions at once."""
+
+    NONE = "none"
+    SESSION = "session"  # a pooler that has kept a server session for each of ours so far
+    TRANSACTION = "transaction"  # both of ours were served by one server session
+
+
+@dataclass(frozen=True, slots=True)
+class Clock:
+    """Another clock minus ours. The truth lies within `offset_s` ± `uncertainty_s` (half a round trip)."""
+
+    offset_s: float
+    uncertainty_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Host:
+    """This machine and this process. `open_files` is the soft limit, None without one."""
+
+    cores: int
+    open_files: int | None
+    python: str
+    kafka_client: str
+    postgres_client: str
+
+
+@dataclass(frozen=True, slots=True)
+class Java:
+    """A command that needs Java: what it would use, or why it cannot."""
+
+    command: str
+    version: int | None
+    error: str | None = None
+    hint: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Connections:
+    """Sessions of the whole server, of this role and of this database. A limit of -1 is none."""
+
+    used: int
+    most: int
+    reserved: int
+    role_limit: int
+    role_used: int
+    database_limit: int
+    database_used: int
+
+
+@dataclass(frozen=True, slots=True)
+class Vacuum:
+    """The outbox as autovacuum sees it. `options`: storage parameters of the table; `idle_s` since it was last done."""
+
+    live: float
+    dead: int
+    options: Mapping[str, str]
+    idle_s: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class Holder:
+    """Something that keeps deleted rows from being removed, or ids from being accounted for.
+
+    `kind`: transaction, writer (has written to the outbox), prepared, slot, standby.
+    """
+
+    kind: str
+    name: str
+    age_s: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class Index:
+    """An index of the outbox."""
+
+    name: str
+    valid: bool
+    columns: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Database:
+    """One look at PostgreSQL. `settings` as `RESET` would make them, so without what our own session has set."""
+
+    version: int  # as in server_version_num
+    settings: Mapping[str, str]
+    pooling: Pooling
+    clock: Clock
+    sees_all: bool  # may see what other roles' sessions do
+    identity_known: bool  # may ask which server it is (P9)
+    catalog: catalog.Facts
+    schema_version: int | None  # None: no term row
+    lease: bool = False  # the table of leases is there
+    archive: str | None = None  # "missing", "denied", "ready"; None when the configuration asks for none
+    notices: bool | None = None  # may insert notices; None when the configuration asks for none
+    connections: Connections | None = None
+    vacuum: Vacuum | None = None
+    holders: tuple[Holder, ...] | None = None
+    indexes: tuple[Index, ...] = ()
+    standbys: int = 0
+    topics: tuple[str, ...] = ()  # that rows at the head name
+    unread: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Partition:
+    """Broker ids; `leader` is -1 while there is none."""
+
+    leader: int
+    replicas: tuple[int, ...]
+    in_sync: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Topic:
+    """`settings` None: may not be read. `operations` None: the broker did not say what we may do."""
+
+    name: str
+    partitions: tuple[Partition, ...]
+    settings: Mapping[str, str] | None = None
+    operations: frozenset[str] | None = None
+
+    @property
+    def replication(self) -> int:
+        """Of the partition that has the fewest."""
+        return min((len(partition.replicas) for partition in self.partitions), default=0)
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """The leader group; `operations` as for a topic."""
+
+    state: str
+    members: int
+    operations: frozenset[str] | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Kafka:
+    """One look at the cluster. `topics` holds those that were asked for and exist."""
+
+    brokers: int
+    settings: Mapping[str, str] | None  # of one broker
+    topics: Mapping[str, Topic]
+    group: Group | None
+    operations: frozenset[str] | None  # on the cluster
+    unread: Mapping[str, str] = field(default_factory=dict)

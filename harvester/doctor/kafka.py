@@ -1,0 +1,192 @@
+"""Looking at Kafka: an admin client that reads, and for `--probe` a producer for a moment. Thin."""
+
+from __future__ import annotations
+
+import re
+import time
+import uuid
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
+from concurrent.futures import TimeoutError as FutureTimeoutError
+from typing import Any, TypeVar
+
+from confluent_kafka import KafkaError, KafkaException, Message, Producer, TopicCollection
+from confluent_kafka.admin import AdminClient, ConfigResource, ResourceType
+from confluent_kafka.cimpl import NewTopic
+
+from harvester.config import Config
+from harvester.errors import BrokerError, BrokerUnavailable
+
+from .facts import Clock, Group, Kafka, Partition, Topic
+
+T = TypeVar("T")
+
+_TIMEOUT_S = 10.0
+_PROBES = 5
+_AFTER = re.compile(r" \(after \d+ms in state \w+\).*")
+_NOT_YET = {
+    KafkaError.COORDINATOR_NOT_AVAILABLE,
+    KafkaError.COORDINATOR_LOAD_IN_PROGRESS,
+    KafkaError.NOT_COORDINATOR,
+}
+_FAILURES = (KafkaException, FutureTimeoutError, TimeoutError)
+
+
+def read_kafka(config: Config, topics: Sequence[str]) -> Kafka:
+    """What this user may see of the cluster, of those of `topics` that exist, and of the leader group.
+
+    Raises BrokerUnavailable, with the reason of a refusal where the client knows one.
+    """
+    refusals, client = _admin(config)
+    nothing: dict[str, Any] = {}
+    unread: dict[str, str] = {}
+
+    def part(name: str, read: Callable[[], T], otherwise: T) -> T:
+        try:
+            return read()
+        except _FAILURES as error:
+            unread[name] = _text(error)
+            return otherwise
+
+    try:
+        metadata = client.list_topics(timeout=_TIMEOUT_S)  # of all topics: asking for one by name could create it
+    except KafkaException as error:
+        client.poll(0)  # a wrong password or certificate looks like silence to the one who asks
+        reason = refusals[-1] if refusals else _text(error)
+        raise BrokerUnavailable(f"Kafka at {_servers(config)} cannot be used: {reason}") from error
+    found = {name: metadata.topics[name] for name in topics if name in metadata.topics}
+    settings = part("topics' settings", lambda: _topic_settings(client, list(found)), nothing)
+    rights = part("rights on topics", lambda: _topic_rights(client, list(found)), nothing)
+    cluster = part("cluster", lambda: _wait(client.describe_cluster(include_authorized_operations=True)), None)
+    broker = next(iter(sorted(metadata.brokers)), None)
+    return Kafka(
+        brokers=len(metadata.brokers),
+        settings=part("broker's settings", lambda: _broker_settings(client, broker), None),
+        topics={
+            name: Topic(
+                name,
+                tuple(
+                    Partition(each.leader, tuple(each.replicas), tuple(each.isrs))
+                    for _, each in sorted(topic.partitions.items())
+                ),
+                settings.get(name),
+                rights.get(name),
+            )
+            for name, topic in found.items()
+        },
+        group=part("group", lambda: _group(client, config.leader_group_id), None),
+        operations=_operations(cluster.authorized_operations) if cluster is not None else None,
+        unread=unread,
+    )
+
+
+def probe_clock(config: Config) -> Clock:
+    """The brokers' clock, by which a record of a topic made for it was appended; the topic is deleted again.
+
+    Raises BrokerError. The first record waits for the topic, so the quickest of several counts.
+    """
+    topic = f"harvester-doctor-{uuid.uuid4().hex[:8]}"
+    _, client = _admin(config)
+    try:
+        stamped = {"message.timestamp.type": "LogAppendTime", "retention.ms": "60000"}
+        _wait(client.create_topics([NewTopic(topic, 1, -1, config=stamped)])[topic])
+        try:
+            return _probe(config, topic)
+        finally:
+            _wait(client.delete_topics([topic])[topic])
+    except _FAILURES as error:
+        raise BrokerError(f"the probe failed: {_text(error)}") from error
+
+
+def _probe(config: Config, topic: str) -> Clock:
+    producer = Producer({**config.producer_options(), "log_level": "0"})
+    looks: list[Clock] = []
+    errors: list[KafkaError] = []
+    for _ in range(_PROBES):
+        before = time.time()
+
+        def delivered(error: KafkaError | None, message: Message, before: float = before) -> None:
+            after = time.time()
+            if error is not None:
+                errors.append(error)
+            else:
+                # Milliseconds, cut off: half of one is unknown.
+                theirs = message.timestamp()[1] / 1000 + 0.0005
+                looks.append(Clock(theirs - (before + after) / 2, (after - before) / 2 + 0.0005))
+
+        producer.produce(topic, b"", on_delivery=delivered)
+        producer.flush(_TIMEOUT_S)
+    if not looks:
+        raise BrokerError(f"the probe failed: {errors[-1].str() if errors else 'no acknowledgement came'}")
+    return min(looks, key=lambda look: look.uncertainty_s)
+
+
+def _admin(config: Config) -> tuple[list[str], AdminClient]:
+    refusals: list[str] = []
+
+    def note(error: KafkaError) -> None:
+        if error.code() in {KafkaError._AUTHENTICATION, KafkaError._SSL}:
+            refusals.append(_AFTER.sub("", error.str()))
+
+    settings: dict[str, Any] = {**config.common_options(), "log_level": "0", "error_cb": note}
+    return refusals, AdminClient(settings)
+
+
+def _servers(config: Config) -> str:
+    return str(config.common_options().get("bootstrap.servers", ""))
+
+
+def _wait(future: Future[T]) -> T:
+    return future.result(_TIMEOUT_S)
+
+
+def _text(error: Exception) -> str:
+    if isinstance(error, KafkaException):
+        problem = error.args[0]
+        text = str(problem.str())
+        return text if text.strip().rstrip(":") else str(problem.name())
+    return str(error) or "no answer"
+
+
+def _broker_settings(client: AdminClient, broker: int | None) -> dict[str, str]:
+    resource = ConfigResource(ResourceType.BROKER, str(broker))
+    return _values(_wait(client.describe_configs([resource])[resource]))
+
+
+def _topic_settings(client: AdminClient, topics: Sequence[str]) -> dict[str, dict[str, str]]:
+    if not topics:
+        return {}
+    resources = {name: ConfigResource(ResourceType.TOPIC, name) for name in topics}
+    futures = client.describe_configs(list(resources.values()))
+    return {name: _values(_wait(futures[resource])) for name, resource in resources.items()}
+
+
+def _topic_rights(client: AdminClient, topics: Sequence[str]) -> dict[str, frozenset[str] | None]:
+    if not topics:
+        return {}
+    futures = client.describe_topics(TopicCollection(list(topics)), include_authorized_operations=True)
+    return {name: _operations(_wait(future).authorized_operations) for name, future in futures.items()}
+
+
+def _group(client: AdminClient, name: str) -> Group:
+    for pause_s in (0.2, 0.4, 0.8, 1.6, 0.0):
+        futures = client.describe_consumer_groups([name], include_authorized_operations=True)
+        try:
+            group = _wait(futures[name])
+            break
+        except KafkaException as error:
+            if error.args[0].code() == KafkaError.GROUP_ID_NOT_FOUND:
+                return Group("dead", 0, None)
+            # The first question about any group makes the brokers create the topic that groups are kept in.
+            if error.args[0].code() not in _NOT_YET or not pause_s:
+                raise
+            time.sleep(pause_s)
+    return Group(group.state.name.lower(), len(group.members), _operations(group.authorized_operations))
+
+
+def _operations(given: Any) -> frozenset[str] | None:
+    return frozenset(operation.name for operation in given) if given else None
+
+
+def _values(entries: Mapping[str, Any]) -> dict[str, str]:
+    return {name: entry.value for name, entry in entries.items() if entry.value is not None}

@@ -1,0 +1,61 @@
+"""Figures of a coordinated consumer as Prometheus reads them, for whatever serves the application's own metrics.
+
+    from prometheus_client import REGISTRY
+
+    REGISTRY.register(ConsumerMetrics(consumer))
+
+Counters begin anew with the consumer. Every sample carries its group and client id. Several consumers of one process
+need a registry each, or differ in these labels by collectors of their own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from harvester.coordination.consumer import CoordinatedConsumer
+
+_WHO = ["group", "client"]
+Samples = Iterable[tuple[tuple[str, ...], float]]
+
+
+class ConsumerMetrics(Collector):
+    """See the module's text. It may be scraped from any thread; a closed consumer has no claims and no lag."""
+
+    def __init__(self, consumer: CoordinatedConsumer) -> None:
+        self._consumer = consumer
+        self._who = [consumer.settings.group, consumer.client.id]
+
+    def collect(self) -> Iterator[Metric]:
+        """All families."""
+        done = self._consumer.statistics()
+        held = self._consumer.claims()
+        lag = self._consumer.lag()
+        yield self._gauge("claims", "Partitions that it holds.", [((), len(held))])
+        text = "Records behind the last processed one, as of the last fetch, of each partition that it holds."
+        behind = [((topic, str(partition)), float(records)) for (topic, partition), records in sorted(lag.items())]
+        yield self._gauge("lag_records", text, behind, "topic", "partition")
+        yield self._counter("records", "Records given to the application.", [((), done.records)])
+        yield self._counter("batches", "At most once: batches that became its own.", [((), done.batches)])
+        claims = [(("won",), done.claims_won), (("missed",), done.claims_missed)]
+        yield self._counter(
+            "claims_made", "Claims by their outcome; one that asks for a share is missed.", claims, "outcome"
+        )
+        ended = [(("released",), done.releases), (("lost",), done.losses)]
+        yield self._counter("claims_ended", "Claims by how they ended.", ended, "how")
+        written = [((kind,), count) for kind, count in sorted(done.written.items())]
+        yield self._counter("coordination_messages", "Messages for the coordination topic.", written, "kind")
+        yield self._counter("coordination_bytes", "What these were, in bytes.", [((), done.written_bytes)])
+
+    def _gauge(self, name: str, text: str, samples: Samples, *labels: str) -> Metric:
+        return self._filled(GaugeMetricFamily(f"harvester_consumer_{name}", text, labels=[*_WHO, *labels]), samples)
+
+    def _counter(self, name: str, text: str, samples: Samples, *labels: str) -> Metric:
+        return self._filled(CounterMetricFamily(f"harvester_consumer_{name}", text, labels=[*_WHO, *labels]), samples)
+
+    def _filled(self, family: GaugeMetricFamily | CounterMetricFamily, samples: Samples) -> Metric:
+        for labels, value in samples:
+            family.add_metric([*self._who, *labels], value)
+        return family

@@ -1,0 +1,57 @@
+"""Idempotence for writers and consumers (seed 002): high-water marks, leases, seen ids, the inbox.
+
+For consumers: `SeenIds` (pure) recognises records by the origin in their header, `harvester.origin`; `Inbox` keeps it
+in PostgreSQL together with the consumed offset and the application's effect. docs/consumers.md explains both.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from harvester.errors import CorruptSeenIds, InboxError, InboxFenced
+    from harvester.idempotence.async_inbox import AsyncInbox
+    from harvester.idempotence.inbox import Inbox, table_sql
+    from harvester.idempotence.partition import Novelty
+    from harvester.idempotence.seen import SeenIds
+    from harvester.idempotence.transaction import Batch, Effect, Position
+    from harvester.origin import Origin
+
+# Loaded on first use: who counts seen ids needs no database driver.
+_HOMES = {
+    "AsyncInbox": "harvester.idempotence.async_inbox",
+    "Batch": "harvester.idempotence.transaction",
+    "CorruptSeenIds": "harvester.errors",
+    "Effect": "harvester.idempotence.transaction",
+    "Inbox": "harvester.idempotence.inbox",
+    "InboxError": "harvester.errors",
+    "InboxFenced": "harvester.errors",
+    "Origin": "harvester.origin",
+    "Position": "harvester.idempotence.transaction",
+    "SeenIds": "harvester.idempotence.seen",
+    "Novelty": "harvester.idempotence.partition",
+    "table_sql": "harvester.idempotence.inbox",
+}
+
+__all__ = [
+    "AsyncInbox",
+    "Batch",
+    "CorruptSeenIds",
+    "Effect",
+    "Inbox",
+    "InboxError",
+    "InboxFenced",
+    "Novelty",
+    "Origin",
+    "Position",
+    "SeenIds",
+    "table_sql",
+]
+
+
+def __getattr__(name: str) -> Any:
+    home = _HOMES.get(name)
+    if home is None:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(home), name)

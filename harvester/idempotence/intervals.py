@@ -1,0 +1,100 @@
+"""A set of integers as intervals: sorted, apart from each other, in two flat arrays of 8 bytes a bound."""
+
+from __future__ import annotations
+
+from array import array
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterable, Iterator
+
+
+class Intervals:
+    """Bounds are inclusive and fit into 64 bits, signed; between two intervals at least one integer is missing.
+
+    `add` at or behind the end costs no search; elsewhere a binary search and, where an interval begins or two become
+    one, a move of those behind it.
+    """
+
+    __slots__ = ("_ends", "_starts")
+
+    def __init__(self, intervals: Iterable[tuple[int, int]] = ()) -> None:
+        self._starts = array("q")
+        self._ends = array("q")
+        for first, last in intervals:
+            self.add_range(first, last)
+
+    def add(self, number: int) -> bool:
+        """Whether it was new."""
+        starts, ends = self._starts, self._ends
+        if not ends or number > ends[-1] + 1:
+            starts.append(number)
+            ends.append(number)
+            return True
+        if number == ends[-1] + 1:
+            ends[-1] = number
+            return True
+        after = bisect_right(starts, number)  # the first interval that begins above; there is one, or it is inside
+        if after and number <= ends[after - 1]:
+            return False
+        joins_left = after > 0 and ends[after - 1] == number - 1
+        joins_right = starts[after] == number + 1
+        if joins_left and joins_right:
+            ends[after - 1] = ends[after]
+            del starts[after], ends[after]
+        elif joins_left:
+            ends[after - 1] = number
+        elif joins_right:
+            starts[after] = number
+        else:
+            starts.insert(after, number)
+            ends.insert(after, number)
+        return True
+
+    def add_range(self, first: int, last: int) -> None:
+        """All of first … last; nothing where last < first."""
+        if last < first:
+            return
+        if not self._ends or first > self._ends[-1] + 1:
+            self._starts.append(first)
+            self._ends.append(last)
+            return
+        low = bisect_left(self._ends, first - 1)  # the first one that reaches up to it
+        high = bisect_right(self._starts, last + 1)  # behind the last one that begins within reach
+        if low < high:
+            first = min(first, self._starts[low])
+            last = max(last, self._ends[high - 1])
+        self._starts[low:high] = array("q", (first,))
+        self._ends[low:high] = array("q", (last,))
+
+    def drop(self, at: int, count: int) -> None:
+        """Forget `count` intervals from the one with this index on."""
+        del self._starts[at : at + count], self._ends[at : at + count]
+
+    def gaps(self) -> Iterator[tuple[int, int]]:
+        """What is missing between the intervals, as (first, last)."""
+        for at in range(1, len(self._starts)):
+            yield self._ends[at - 1] + 1, self._starts[at] - 1
+
+    def end_from(self, number: int) -> int | None:
+        """The end of the interval that holds this number; None when none does."""
+        at = bisect_right(self._starts, number)
+        return self._ends[at - 1] if at > 0 and number <= self._ends[at - 1] else None
+
+    def __contains__(self, number: int) -> bool:
+        return self.end_from(number) is not None
+
+    def __iter__(self) -> Iterator[tuple[int, int]]:
+        return zip(self._starts, self._ends, strict=True)
+
+    def __len__(self) -> int:
+        """How many intervals."""
+        return len(self._starts)
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Intervals):
+            return NotImplemented
+        return self._starts == other._starts and self._ends == other._ends
+
+    __hash__ = None  # type: ignore[assignment]  # it changes
+
+    def __repr__(self) -> str:
+        return f"Intervals({list(self)!r})"

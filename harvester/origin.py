@@ -1,0 +1,118 @@
+"""The header that says where a record comes from: its codec, for the relay that writes it and consumers that read it.
+
+One header, named `harvester` unless configured otherwise; its value has 66 bytes, numbers in network byte order:
+
+    at  bytes  field
+     0    1    mark, 0xB5: no UTF-8 text begins with it
+     1    1    version, 1
+     2   16    incarnation of the outbox (UUID)
+    18    8    term, signed
+    26    4    lane, unsigned
+    30    4    producer incarnation, unsigned: one number for each producer that the lane has under a term
+    34    8    low water, signed; the smallest value, which no id is below, says that none is known
+    42    8    id, signed
+    50    8    sequence, signed
+    58    8    creation time, signed: microseconds since the UNIX epoch
+
+The first 42 bytes are the same for many records in a row. `head` makes them once, and `stamp` adds the rest.
+"""
+
+from __future__ import annotations
+
+import struct
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from functools import lru_cache
+from typing import Any
+from uuid import UUID
+
+HEADER = "harvester"
+VERSION = 1
+SMALLEST = -(2**63)
+
+_MARK = 0xB5
+_BEGIN = bytes((_MARK, VERSION))
+_HEAD = struct.Struct(">2s16sqIIq")
+_TAIL = struct.Struct(">qqq")
+_ALL = struct.Struct(">16sqIIqqqq")
+SIZE = _HEAD.size + _TAIL.size
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+_pack_tail = _TAIL.pack
+_uuid = lru_cache(maxsize=64)(lambda raw: UUID(bytes=raw))
+
+
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """Where a record comes from. Only `incarnation` and `id` together name it: ids of another incarnation start again.
+
+    Sequences count from 1 without a hole within (incarnation, term, lane, producer); a record that is tried again
+    keeps its own. `low_water`: every id below it is settled and no new one can appear there (protocol P25); it never
+    exceeds `id`. None: the relay does not know one.
+    """
+
+    incarnation: UUID
+    id: int
+    term: int
+    lane: int
+    producer: int
+    sequence: int
+    created_us: int
+    low_water: int | None = None
+
+    @property
+    def created_at(self) -> datetime:
+        """Aware, UTC; raises OverflowError for a time that no datetime can hold."""
+        return _EPOCH + timedelta(microseconds=self.created_us)
+
+
+def head(incarnation: UUID, term: int, lane: int, producer: int, low_water: int | None = None) -> bytes:
+    """What a producer's records have in common until its low water moves."""
+    low = SMALLEST if low_water is None else low_water
+    return _HEAD.pack(_BEGIN, incarnation.bytes, term, lane, producer, low)
+
+
+def stamp(head: bytes, record_id: int, sequence: int, created_us: int) -> bytes:
+    """The header's value for one record; called for every one of them."""
+    return head + _pack_tail(record_id, sequence, created_us)
+
+
+def encode(origin: Origin) -> bytes:
+    """The header's value, all at once; raises struct.error for a number that has no room."""
+    return stamp(
+        head(origin.incarnation, origin.term, origin.lane, origin.producer, origin.low_water),
+        origin.id,
+        origin.sequence,
+        origin.created_us,
+    )
+
+
+def decode(value: bytes | None) -> Origin | None:
+    """Read a header's value; None for anything that is not of version 1 and sound. Raises nothing."""
+    if value is None or len(value) != SIZE or value[:2] != _BEGIN:
+        return None
+    incarnation, term, lane, producer, low, record_id, sequence, created_us = _ALL.unpack_from(value, 2)
+    # A low water above the record itself would make consumers take it, and others, for seen.
+    if sequence < 1 or low > record_id:
+        return None
+    low_water = None if low == SMALLEST else low
+    return Origin(_uuid(incarnation), record_id, term, lane, producer, sequence, created_us, low_water)
+
+
+def version(value: bytes | None) -> int | None:
+    """The version a value claims, if it begins as ours do: what `decode` does not read may be of a newer one."""
+    if value is None or len(value) < 2 or value[0] != _MARK:
+        return None
+    return value[1]
+
+
+def find(headers: Any, name: str = HEADER) -> bytes | None:
+    """The value of the last header of this name; `headers` are pairs or None, as a consumed message has them.
+
+    The last, because the relay adds its own behind the writer's, among which there may be one that was copied from
+    a record of another outbox.
+    """
+    found: bytes | None = None
+    for key, value in headers or ():
+        if key == name:
+            found = value
+    return found

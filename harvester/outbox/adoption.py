@@ -1,0 +1,56 @@
+"""Adopts and abandons tables, each in one transaction under the lock of `init`; see `adoption_sql`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import psycopg
+from psycopg.rows import tuple_row
+
+from harvester.errors import SchemaError
+from harvester.outbox import adoption_sql
+from harvester.outbox.adoption_sql import AdoptedTable
+from harvester.outbox.connect import database_errors
+from harvester.outbox.routes import Route
+from harvester.outbox.schema import locked, read_facts
+from harvester.outbox.shape import outbox_shape
+from harvester.outbox.tables import OutboxTable
+
+_LOOK = """SELECT n.nspname, c.relname, c.relkind::text, ARRAY(
+    SELECT ARRAY[a.attname::text, format_type(a.atttypid, NULL)] FROM pg_catalog.pg_attribute a
+    WHERE a.attrelid = c.oid AND a.attnum > 0 AND NOT a.attisdropped ORDER BY a.attnum)
+FROM pg_catalog.pg_class c JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
+WHERE c.oid = pg_catalog.to_regclass($1)"""
+
+
+def statements(connection: psycopg.Connection[Any], table: OutboxTable, source: str, route: Route | None) -> list[str]:
+    """What `adopt` executes, or `abandon` where the route is None; `source` is a name as in SQL. Raises SchemaError."""
+    with database_errors(f"look at {source}"):
+        shape = outbox_shape(table, read_facts(connection, table))
+        row = psycopg.RawCursor(connection, row_factory=tuple_row).execute(_LOOK, (source,)).fetchone()
+    if row is None:
+        raise SchemaError(f"there is no table {source} in this database", hint="name the table whose rows are meant")
+    schema, name, kind, columns = row
+    placed, found = OutboxTable(shape.schema, table.name), OutboxTable(schema, name)
+    if route is None:
+        return adoption_sql.abandon(placed, found)
+    return adoption_sql.adopt(placed, shape.columns, AdoptedTable(found, kind, dict(columns)), route)
+
+
+def adopt(connection: psycopg.Connection[Any], table: OutboxTable, source: str, route: Route) -> None:
+    """From now on each new row of `source` is a record as well; where it was adopted before, it is routed anew.
+
+    Waits for those who write to it, no longer than `init` would. Raises SchemaError, DatabaseUnavailable.
+    """
+    _execute(connection, table, source, route)
+
+
+def abandon(connection: psycopg.Connection[Any], table: OutboxTable, source: str) -> None:
+    """From now on new rows of `source` are no records; those that wait in the outbox are still published."""
+    _execute(connection, table, source, None)
+
+
+def _execute(connection: psycopg.Connection[Any], table: OutboxTable, source: str, route: Route | None) -> None:
+    with database_errors(f"adopt {source}"), locked(connection):
+        for statement in statements(connection, table, source, route):
+            psycopg.RawCursor(connection).execute(statement.encode())

@@ -1,0 +1,186 @@
+"""Leases as a stasher holds them, and the numbers it gives out under one (pure; seed 002, docs/adr/0013-leases.md)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from datetime import datetime
+from typing import Any, NamedTuple, NoReturn
+
+from harvester.errors import LeaseError, LeaseExpired, LeaseFenced, LeaseUnknown, OutboxError, SequenceGap
+from harvester.idempotence.highwater import FIRST_GENERATION, Mark, Verdict, judge
+
+MAX_NAME_CHARACTERS = 255
+_MAX_BIGINT = 2**63 - 1
+_ANEW = "lease the name again and go on behind the position and sequence that the new lease carries"
+
+
+@dataclass(frozen=True, slots=True)
+class Lease:
+    """A producer id under a generation, and the last number that is used up.
+
+    `id`, `generation` and `sequence` are enough to go on with, wherever they were saved. The rest is there when the
+    lease comes from the database: `expires_at` by its clock, and the upstream `position` that was saved last.
+    """
+
+    id: int
+    generation: int
+    sequence: int
+    name: str | None = None
+    position: str | None = None
+    expires_at: datetime | None = None
+
+    @property
+    def resumed(self) -> bool:
+        """Whether the name had a lease that was alive; if not, this producer begins, and knows of no position."""
+        return self.generation > FIRST_GENERATION
+
+    def raised(self) -> Lease:
+        """For the one successor of a stasher that saved this: its first record fences whoever goes on with `self`."""
+        return replace(self, generation=self.generation + 1)
+
+    def __str__(self) -> str:
+        return f"lease {self.id}{f' of {self.name!r}' if self.name is not None else ''} (generation {self.generation})"
+
+
+class Stashed(NamedTuple):
+    """The id of the row, None for a repeat, which wrote none; and the record's number under its lease."""
+
+    id: int | None
+    sequence: int
+
+    @property
+    def repeated(self) -> bool:
+        """The record was in the outbox before; it may be published and purged by now."""
+        return self.id is None
+
+
+class Run(NamedTuple):
+    """The numbers of what is stashed with one statement."""
+
+    first: int
+    last: int
+
+
+class Course:
+    """The numbers that one stasher gives out, and what the database's answers mean.
+
+    A number is used up when it is given, whatever comes of it, until `seek` goes back. So when one record fails, all
+    that were sent behind it are above the database's mark, and none of them passes it.
+    """
+
+    def __init__(self, lease: Lease) -> None:
+        if not (lease.id >= 1 and lease.generation >= FIRST_GENERATION and 0 <= lease.sequence < _MAX_BIGINT):
+            raise LeaseError(f"{lease} at sequence {lease.sequence} is none that a database gives", lease=lease)
+        self.start = lease
+        self.sequence = lease.sequence  # the last number given
+        self.at: str | None = None  # where the row of the lease was seen last (its ctid)
+        self._accepted = False
+
+    @property
+    def lease(self) -> Lease:
+        """As it is now."""
+        return replace(self.start, sequence=self.sequence)
+
+    def give(self, count: int) -> Run:
+        """The next `count` numbers."""
+        run = Run(self.sequence + 1, self.sequence + count)
+        self.sequence = run.last
+        return run
+
+    def seek(self, sequence: int) -> None:
+        """The next number is the one after this."""
+        if sequence < 0:
+            raise LeaseError(f"{self.start}: there is no sequence {sequence}", lease=self.lease)
+        self.sequence = sequence
+        self._accepted = False
+
+    def hoped(self, run: Run, row: tuple[Any, ...]) -> list[Stashed]:
+        """Read what a hopeful step gave: all of the run is new."""
+        self.at = row[0]
+        return self._stashed(run, 0, row[1])
+
+    def decided(self, run: Run, row: tuple[Any, ...] | None) -> list[Stashed]:
+        """Read what a deciding step gave, None when there is no such lease; raises what is not a success."""
+        if row is None:
+            self.at = None
+            self._refuse(Verdict.EXPIRED, run, None)
+        self.at, ids, previous, generation, expired = row
+        mark = Mark(generation, previous)
+        step = judge(mark, self.start.generation, run.first, run.last, expired=expired)
+        if step.verdict not in (Verdict.ACCEPTED, Verdict.REPEATED):
+            self._refuse(step.verdict, run, mark)
+        if step.repeats and self._accepted:
+            # Ours came through, and then somebody else's did. What we brought under their numbers is not in there.
+            raise LeaseFenced(
+                f"{self.start}: another stasher goes on under the same generation and used the numbers from {run.first}"
+                f" to {run.first + step.repeats - 1}; what was stashed under them here was not written",
+                lease=self.lease,
+                hint=f"roll the transaction back; {_ANEW}",
+            )
+        return self._stashed(run, step.repeats, ids)
+
+    def _stashed(self, run: Run, repeats: int, found: int | list[int] | None) -> list[Stashed]:
+        ids = [] if found is None else sorted(found) if isinstance(found, list) else [found]
+        fresh = run.last - run.first + 1 - repeats
+        if len(ids) != fresh:
+            raise OutboxError(
+                f"{len(ids)} of {fresh} rows under {self.start} were inserted",
+                hint="a trigger or rule of the table suppressed the others; roll the transaction back",
+            )
+        self._accepted = self._accepted or fresh > 0
+        known = [Stashed(None, run.first + at) for at in range(repeats)]
+        return known + [Stashed(row, run.first + repeats + at) for at, row in enumerate(ids)]
+
+    def _refuse(self, verdict: Verdict, run: Run, mark: Mark | None) -> NoReturn:
+        lease = self.lease
+        if verdict is Verdict.EXPIRED or mark is None:
+            gone = "is not there (expired and removed, or younger than this transaction's snapshot)"
+            raise LeaseExpired(
+                f"{lease} {'has expired' if mark is not None else gone}; record {run.first} was not written",
+                lease=lease,
+                hint=f"{_ANEW}; next time before its end",
+            )
+        if verdict is Verdict.FENCED:
+            raise LeaseFenced(
+                f"{lease} was taken over: its generation is {mark.generation} now; record {run.first} was not written",
+                lease=lease,
+                hint="stop: another stasher goes on; only lease the name again if this one is to fence that one",
+            )
+        if verdict is Verdict.UNKNOWN:
+            raise LeaseUnknown(
+                f"{lease}: the database has generation {mark.generation} and never gave this one out",
+                lease=lease,
+                hint=f"is it an older copy of the database? If this is the right one, {_ANEW}",
+            )
+        expected = mark.sequence + 1
+        raise SequenceGap(
+            f"{lease}: record {run.first} came where {expected} is next; it was not written",
+            sequence=run.first,
+            expected=expected,
+            lease=lease,
+            hint=f"records from {expected} on were rolled back, failed or lost: seek({mark.sequence}), then stash them"
+            " again in order",
+        )
+
+
+def lease_of(row: Sequence[Any]) -> Lease:
+    """From a row of `lease_queries.take`."""
+    name, identity, generation, sequence, position, expires_at = row
+    return Lease(identity, generation, sequence, name, position, expires_at)
+
+
+def checked_names(names: Iterable[str]) -> list[str]:
+    """Names of leases, each once; raises LeaseError for what can be none."""
+    asked = list(dict.fromkeys(names))
+    for name in asked:
+        if not isinstance(name, str) or not 1 <= len(name) <= MAX_NAME_CHARACTERS or "\x00" in name:
+            raise LeaseError(f"{name!r} is no name of a lease", hint=f"a str of 1 to {MAX_NAME_CHARACTERS} characters")
+    return asked
+
+
+def checked_position(position: str | None) -> str | None:
+    """An upstream position; raises LeaseError for what cannot be stored."""
+    if position is not None and (not isinstance(position, str) or "\x00" in position):
+        raise LeaseError(f"{position!r} is no upstream position", hint="a str without NUL, such as str(offset) or JSON")
+    return position

@@ -1,0 +1,1 @@
+"""The job `audit`: docs/pipeline-audit.md. `job` is where it begins."""

@@ -1,0 +1,137 @@
+"""Numbers that are missing in a lane, found from the topics alone: `harvester.verify.sequences` as windows of Spark.
+
+The words are that module's. Every producer of a lane numbers what it sends under a term 1, 2, 3, …, over all topics,
+so a number below the highest one that is not there is a record that was sent and is not in the log. It was given up
+(the quarantine names it), left to a successor (a later producer or term sent it again), or is open: under way or lost.
+Which id a missing number had is known of quarantined records only, so no number is told to stand elsewhere.
+
+Beyond that module an audit knows edges: what retention removed, or what lies before the range, looks like a hole.
+"""
+
+from __future__ import annotations
+
+from datetime import datetime
+from enum import StrEnum
+from typing import TYPE_CHECKING
+
+from pyspark.sql import functions as F  # noqa: N812 - Spark's own name for it
+from pyspark.sql.window import Window
+
+from harvester.pipeline.audit.schemas import FINDINGS, GIVEN_UP, HISTORY, MARKED, RECORDS, STREAM, Kind, Severity
+from harvester.pipeline.origin_columns import bronze_columns
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column, DataFrame
+
+_NUMBER = (*STREAM, "sequence")
+
+
+class Hole(StrEnum):
+    """Why numbers are missing. The first three are those of `verify`; the last two are nobody's fault to judge."""
+
+    GIVEN_UP = "given up"
+    HANDED_OVER = "left to a successor"
+    OPEN = "under way or lost"
+    RECENT = "newer than the look at the outbox"
+    EDGE = "at the edge of what was read"
+
+
+def given_up(history: DataFrame, records: DataFrame) -> DataFrame:
+    """HISTORY and RECORDS → GIVEN_UP: the numbers that the quarantine, or a notice among the records, names."""
+    assert "origin" in HISTORY.names
+    assert "notice" in RECORDS.names
+    raw = history.select("origin").unionByName(records.select(F.col("notice").alias("origin")))
+    raw = raw.where(F.col("origin").isNotNull())
+    # As if it were a record of Kafka: the header is read in one place.
+    header = F.array(F.struct(F.lit("harvester").alias("key"), F.col("origin").alias("value")))
+    nothing = F.lit(None)
+    rows = raw.select(
+        nothing.cast("binary").alias("key"), nothing.cast("binary").alias("value"),
+        nothing.cast("string").alias("topic"), nothing.cast("int").alias("partition"),
+        nothing.cast("bigint").alias("offset"), nothing.cast("timestamp").alias("timestamp"),
+        nothing.cast("int").alias("timestampType"), header.alias("headers"),
+    )  # fmt: skip
+    decoded = bronze_columns(rows, "harvester").where(F.col("problem").isNull())
+    return decoded.select(*GIVEN_UP.names).distinct()
+
+
+def numbers(marked: DataFrame, given_up: DataFrame) -> DataFrame:
+    """MARKED and GIVEN_UP → a row for each number of a stream: `ids` that have it (0: given up), and the last place."""
+    assert set(_NUMBER) <= set(MARKED.names)
+    place = F.struct("timestamp", "topic", "partition", "offset", "id", "key", "inside")
+    seen = marked.groupBy(*_NUMBER).agg(F.size(F.collect_set("id")).alias("ids"), F.max(place).alias("at"))
+    joined = seen.join(given_up, list(_NUMBER), "full_outer")
+    return joined.select(*_NUMBER, F.coalesce("ids", F.lit(0)).alias("ids"), "at")
+
+
+def gaps(numbers: DataFrame, last: DataFrame, whole: datetime | None, read_at: datetime | None) -> DataFrame:
+    """`numbers` and the streams that nothing followed → numbers first … last of a stream, and why they are missing.
+
+    `whole`: since when the topics have everything; None: from their beginning. `read_at`: when the outbox was looked
+    at; None: it was not, and nothing is told to be under way.
+    """
+    stream = Window.partitionBy(*STREAM)
+    before = stream.orderBy("sequence")
+    # The record that comes next, over numbers that only the quarantine knows; a window that looks ahead is quadratic.
+    up_to_here = stream.orderBy(F.desc("sequence")).rowsBetween(Window.unboundedPreceding, Window.currentRow)
+    earlier = before.rowsBetween(Window.unboundedPreceding, -1)
+    rows = (
+        numbers.withColumn("next", F.last("at", ignorenulls=True).over(up_to_here))
+        .withColumn("previous", F.lag("sequence", 1, 0).over(before))
+        .withColumn("previous_at", F.last("at.timestamp", ignorenulls=True).over(earlier))
+        .where(F.col("next").isNotNull())
+    )
+
+    def missing(first: Column, last: Column, *, given_up: bool) -> tuple[Column | str, ...]:
+        known = F.lit(given_up).alias("given_up")
+        return (*STREAM, first.alias("first"), last.alias("last"), F.col("next").alias("at"), "previous_at", known)
+
+    number, previous = F.col("sequence"), F.col("previous")
+    holes = rows.where(number > previous + 1).select(*missing(previous + 1, number - 1, given_up=False))
+    known = rows.where(F.col("ids") == 0).select(*missing(number, number, given_up=True))
+    found = holes.unionByName(known).join(F.broadcast(last.withColumn("_last", F.lit(True))), list(STREAM), "left")
+    edge = F.lit(False) if whole is None else F.coalesce(F.col("previous_at") < F.lit(whole), F.lit(True))
+    recent = F.lit(False) if read_at is None else F.coalesce(F.col("at.timestamp") > F.lit(read_at), F.lit(False))
+    hole = (
+        F.when(F.col("given_up"), Hole.GIVEN_UP)
+        .when(edge, Hole.EDGE)
+        .when(F.col("_last").isNull(), Hole.HANDED_OVER)
+        .when(recent, Hole.RECENT)
+        .otherwise(Hole.OPEN)
+    )
+    return found.withColumn("hole", hole).select(*STREAM, "first", "last", "at", "hole")
+
+
+def last_streams(streams: DataFrame) -> DataFrame:
+    """(STREAM, last_at) → STREAM: of each lane of an incarnation's last term the one whose records are the latest."""
+    incarnation = Window.partitionBy("incarnation")
+    lane = Window.partitionBy("incarnation", "lane").orderBy(F.desc("last_at"), F.desc("producer"))
+    latest = streams.withColumn("_term", F.max("term").over(incarnation)).where(F.col("term") == F.col("_term"))
+    return latest.withColumn("_nth", F.row_number().over(lane)).where(F.col("_nth") == 1).select(*STREAM)
+
+
+def open_gaps(gaps: DataFrame, severity: Severity) -> DataFrame:
+    """`gaps` → FINDINGS: the open ones, each at the record whose number comes next."""
+    rows = gaps.where((F.col("hole") == Hole.OPEN) & F.col("at.inside"))
+    numbers = F.when(F.col("first") == F.col("last"), F.format_string("number %d is", "first")).otherwise(
+        F.format_string("numbers %d to %d are", "first", "last")
+    )
+    detail = F.format_string("term %d, lane %d, producer %d: %s missing", "term", "lane", "producer", numbers)
+    return _finding(rows, Kind.GAP, severity, detail, F.lit(None).cast("bigint"))
+
+
+def clashes(numbers: DataFrame) -> DataFrame:
+    """`numbers` → FINDINGS: numbers that several ids have; never right for a reader of what is committed."""
+    rows = numbers.where((F.col("ids") > 1) & F.col("at.inside"))
+    detail = F.format_string(
+        "term %d, lane %d, producer %d: number %d has %d ids", "term", "lane", "producer", "sequence", "ids"
+    )
+    return _finding(rows, Kind.CLASH, Severity.VIOLATION, detail, F.col("at.id"))
+
+
+def _finding(rows: DataFrame, kind: Kind, severity: Severity, detail: Column, record: Column) -> DataFrame:
+    return rows.select(
+        F.lit(kind.value).alias("kind"), F.lit(severity.value).alias("severity"), "incarnation", record.alias("id"),
+        "at.topic", "at.partition", "at.offset", F.lit(None).cast("binary").alias("key"), detail.alias("detail"),
+        F.col("at.timestamp").alias("at"),
+    ).select(*FINDINGS.names)  # fmt: skip

@@ -1,0 +1,91 @@
+"""Hot keys, and how evenly so many shards would be loaded: the relay's own hash, on what was delivered.
+
+A key is never in two shards, so the hottest one bounds what shards can do for the whole load. Keys are counted by
+bucket of their hash once; a number of shards that divides the number of buckets then follows from these counts alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from pyspark.sql import functions as F  # noqa: N812 - Spark's own name for it
+
+from harvester.pipeline.audit.key_hash import murmur2
+from harvester.pipeline.audit.schemas import MARKED
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+BUCKETS = 480
+HOT = 20
+SHARDS = (1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 20, 24, 32)
+_ENOUGH = 0.75  # of what the best number of shards would carry
+
+
+def places(marked: DataFrame) -> DataFrame:
+    """MARKED → (topic, key, partition, records)."""
+    assert "key" in MARKED.names
+    inside = marked.where("inside")
+    return inside.groupBy("topic", "key", "partition").agg(F.count(F.lit(1)).alias("records"))
+
+
+def hot_keys(places: DataFrame) -> DataFrame:
+    """`places` → (key, bucket, records, keys): the hottest keys, with a bucket of NULL, and every bucket's counts.
+
+    Records without a key are the row of neither.
+    """
+    keyed = places.groupBy("key").agg(F.sum("records").alias("records"))
+    named = keyed.where(F.col("key").isNotNull())
+    top = named.orderBy(F.desc("records"), "key").limit(HOT)
+    hottest = top.select("key", F.lit(None).cast("bigint").alias("bucket"), "records", F.lit(1).alias("keys"))
+    buckets = (
+        keyed.groupBy((murmur2(F.col("key")) % F.lit(BUCKETS)).alias("bucket"))
+        .agg(F.sum("records").alias("records"), F.count("key").alias("keys"))
+        .select(F.lit(None).cast("binary").alias("key"), "bucket", "records", "keys")
+    )
+    return hottest.unionByName(buckets)
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """With so many shards: the share of all records that the busiest has, and how many times one shard they carry."""
+
+    shards: int
+    busiest: float
+    carried: float
+
+
+@dataclass(frozen=True, slots=True)
+class Skew:
+    """`hottest`: the share of the hottest key. `most`: no number of shards carries more than so many times one."""
+
+    records: int
+    keys: int
+    keyless: int
+    hottest: float
+    most: float
+    loads: tuple[Load, ...]
+    advised: int
+
+
+def skew(buckets: Mapping[int, int], keys: int, keyless: int, hottest: int) -> Skew:
+    """Records by bucket, the number of keys, records without one, records of the hottest key → the advice.
+
+    Advised is the smallest number of shards that carries three quarters of what any number of SHARDS does.
+    """
+    total = sum(buckets.values()) + keyless
+    share = hottest / total if total else 0.0
+    loads = tuple(_load(buckets, keyless, total, shards) for shards in SHARDS)
+    best = max(load.carried for load in loads)
+    advised = next(load.shards for load in loads if load.carried >= _ENOUGH * best)
+    return Skew(total, keys, keyless, share, 1 / share if share else float(SHARDS[-1]), loads, advised)
+
+
+def _load(buckets: Mapping[int, int], keyless: int, total: int, shards: int) -> Load:
+    held = [keyless / shards] * shards  # these go round by id
+    for bucket, records in buckets.items():
+        held[bucket % shards] += records
+    busiest = max(held) / total if total else 1 / shards
+    return Load(shards, busiest, 1 / busiest)

@@ -1,0 +1,1 @@
+"""The job `drain`: docs/pipeline-drain.md. `job` is where it begins."""

@@ -1,0 +1,287 @@
+"""The job `drain`: a backlog moved by a cluster, slice by slice, under a term that is borrowed from the harvesters.
+
+    renew ─▶ choose rows, in a snapshot ─▶ set aside what can be no record ─▶ send ─▶ purge ─▶ next slice
+                                                  └─▶ quarantine, choose again
+
+Each slice begins at the head of the outbox: what a slice before has sent is purged by then, and what was committed late
+is found. Nothing of a slice is purged before all of it was acknowledged, so a drain that is killed loses nothing, and
+repeats the slice that it was at. Order: rows of a key go through one task, in the order of their ids, and no slice
+begins before the one ahead of it has ended.
+
+The driver renews the lease while it works. Should it be cut off, its tasks stop before the lease ends (`Times`), so
+that whoever has the term next finds nothing of ours on its way (rule P32). After a failure a task may still be running
+somewhere, so the term is not released then: the lease has to end.
+"""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
+from contextlib import suppress
+from dataclasses import dataclass, field
+from datetime import timedelta
+from typing import TYPE_CHECKING
+
+from harvester.assembly import expiry_s
+from harvester.config import Config
+from harvester.errors import ConfigurationError, DatabaseUnavailable, HarvesterError, Problem
+from harvester.outbox.lending import Borrower, Loan, Patience
+from harvester.outbox.purge_session import Rules
+from harvester.pipeline.drain import slices as drain_slice
+from harvester.pipeline.drain.purge import Purgers
+from harvester.pipeline.drain.rows import Stamp
+from harvester.pipeline.drain.settle import settle
+from harvester.pipeline.drain.sieve import Sieve
+from harvester.pipeline.drain.sink import check
+from harvester.pipeline.drain.slices import Topic, times
+from harvester.pipeline.drain.snapshot import Chosen, Snapshot
+from harvester.pipeline.drain.topics import Topics
+from harvester.pipeline.drain.write import SliceWriter
+from harvester.pipeline.errors import PipelineError
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+_TURN_S = 0.2
+
+
+@dataclass(frozen=True, slots=True)
+class DrainSettings:
+    """`kafka` has options as Kafka's Java client names them. `slice_records`, `slice_bytes` bound a slice.
+
+    `records`: stop after so many; `leave`: stop when no more than so many are left.
+    """
+
+    config: Config
+    kafka: Mapping[str, str]
+    lease: timedelta = timedelta(seconds=60)
+    tasks: int | None = None
+    slice_records: int = 500_000
+    slice_bytes: int = 1 << 30
+    records: int | None = None
+    leave: int = 0
+    purgers: int = 2
+
+
+@dataclass(frozen=True, slots=True)
+class SliceDone:
+    """What a finished slice says; times in seconds. `left`: records that are left, about."""
+
+    number: int
+    records: int
+    took_s: float
+    left: int
+    quarantined: int
+    steps_s: Mapping[str, float] = field(default_factory=dict)
+
+
+@dataclass(slots=True)
+class Report:
+    """Everything that was done. `taken`: whether there was a term to drain under."""
+
+    records: int = 0
+    quarantined: int = 0
+    slices: int = 0
+    took_s: float = 0.0
+    taken: bool = False
+
+
+def run(
+    spark: SparkSession,
+    settings: DrainSettings,
+    *,
+    stop: Callable[[], bool] = lambda: False,
+    progress: Callable[[SliceDone], None] = lambda _: None,
+    waiting: Callable[[str], None] = lambda _: None,
+) -> Report:
+    """Drain until nothing is left, or until `stop()`: then the slice that is in progress is finished.
+
+    Raises ConfigurationError, DatabaseUnavailable, SchemaError, BrokerUnavailable, TermLost; PoisonRecord by
+    poison.policy; PipelineError for a slice that was not written. What was purged was written, always.
+    """
+    config = settings.config
+    refuse(spark, config)
+    durations = times(settings.lease, check(settings.kafka))
+    limits = config.limits
+    patience = Patience((limits.drain_interval + config.delivery_timeout).total_seconds(), expiry_s(config))
+    borrower = Borrower(config.dsn, config.table, config.name, settings.lease, patience, settle(config, stop))
+    with borrower, Snapshot(config.dsn, config.table, borrower.session.server) as snapshot:
+        writer = SliceWriter(spark, config, settings.kafka, durations, settings.tasks)
+        if config.archive != "off":
+            borrower.session.check_archive()
+        writer.start(snapshot.shape)
+        try:
+            loan = borrower.take(waiting, stop)
+        except BaseException:
+            with suppress(HarvesterError):
+                borrower.give_up()
+            raise
+        if loan is None:
+            return Report()
+        job = _Drain(settings, durations, borrower, loan, snapshot, writer, waiting)
+        try:
+            job.perform(stop, progress)
+        except BaseException:
+            with suppress(HarvesterError):
+                job.close()
+            raise
+        job.close()
+        return job.report
+
+
+def refuse(spark: SparkSession, config: Config) -> None:
+    """ConfigurationError for what Spark's Kafka sink cannot do, or must not."""
+    problems = []
+    if not config.record_header:
+        problems.append(Problem("record_header", "is empty: records would not say where they come from"))
+    if config.record_timestamp != "produce":
+        problems.append(Problem("record_timestamp", "cannot be kept: Spark's Kafka sink sets no timestamps", "produce"))
+    if config.tracing.enabled:
+        problems.append(Problem("tracing.enabled", "cannot be kept: Spark's Kafka sink makes no spans", "false"))
+    if spark.sparkContext.getConf().get("spark.speculation", "false") == "true":
+        problems.append(Problem("--conf spark.speculation", "would send a key by two tasks at once", "false"))
+    if problems:
+        raise ConfigurationError(problems, hint="--set and --conf change them for this job alone")
+
+
+class _Drain:
+    """A drain under its loan. The calling thread alone talks to the borrower; Spark and the purges have their own."""
+
+    def __init__(
+        self,
+        settings: DrainSettings,
+        durations: drain_slice.Times,
+        borrower: Borrower,
+        loan: Loan,
+        snapshot: Snapshot,
+        writer: SliceWriter,
+        waiting: Callable[[str], None],
+    ) -> None:
+        config = settings.config
+        self._settings, self._times, self._borrower, self._loan = settings, durations, borrower, loan
+        self._snapshot, self._writer, self._waiting = snapshot, writer, waiting
+        self._renew_at = self._asked_at = 0.0  # the one by a clock that only goes, the other by that of the tasks
+        limits, common = config.limits, config.common_options()
+        self._topics = Topics(
+            common, limits.max_attempts, limits.retry_backoff.total_seconds(), limits.retry_backoff_max.total_seconds()
+        )
+        self._purgers = Purgers(
+            config.dsn, config.table, Rules(config.archive, config.poison.notice_topic), borrower.session.server,
+            loan.term, settings.purgers,
+        )  # fmt: skip
+        self._sieve = Sieve(config, snapshot, self._purgers, self._keep)
+        self._sending = ThreadPoolExecutor(1, thread_name_prefix="slice")
+        self._in_doubt = False  # a task may be running somewhere
+        self.report = Report(taken=True)
+
+    def close(self) -> None:
+        """Give the term back, if nothing can be on its way."""
+        self._sending.shutdown()
+        self._purgers.close()
+        if not self._in_doubt:
+            self._borrower.release()
+
+    def perform(self, stop: Callable[[], bool], progress: Callable[[SliceDone], None]) -> None:
+        """Slice after slice; `report` grows with each."""
+        report, snapshot, most = self.report, self._snapshot, self._settings.slice_records
+        began, quarantined = time.monotonic(), 0
+        wanted = min(drain_slice.FIRST_RECORDS, most)
+        while not stop() and (limit := self._limit(wanted)) > 0:
+            steps = _Steps()
+            self._renew()
+            chosen = snapshot.choose(limit, self._settings.slice_bytes, self._loan.term, self._loan.holder)
+            if chosen is None or len(chosen.ids) + chosen.left <= self._settings.leave:
+                break
+            topics = self._topics.look([one.topic for one in chosen.shares if one.topic])
+            if moved := self._sieve.set_aside(chosen, topics, self._loan):
+                quarantined += moved
+                report.quarantined += moved
+                continue
+            steps.end("choose")
+            self._send(chosen, topics)
+            steps.end("send")
+            self._await(self._purgers.purge(chosen.ids, self._waiting))
+            snapshot.end()
+            steps.end("purge")
+            report.records += len(chosen.ids)
+            report.slices += 1
+            report.took_s = time.monotonic() - began
+            progress(SliceDone(report.slices, len(chosen.ids), steps.all_s, chosen.left, quarantined, steps.each_s))
+            quarantined = 0
+            wanted = drain_slice.next_records(len(chosen.ids), steps.all_s, self._times.slice, most)
+
+    def _limit(self, wanted: int) -> int:
+        most = self._settings.records
+        return wanted if most is None else min(wanted, most - self.report.records)
+
+    # -- sending
+
+    def _send(self, chosen: Chosen, topics: Mapping[str, Topic]) -> None:
+        self._renew()
+        loan, shape = self._loan, self._snapshot.shape
+        stamp = Stamp(self._settings.config.record_header, loan.incarnation, loan.term, random.getrandbits(32))
+        deadline_ms = self._times.deadline_ms(self._asked_at)
+        limits = [topic.most_bytes for topic in topics.values()]
+        extremes = min(limits), max(limits)
+        self._in_doubt = True
+        try:
+            self._await([self._sending.submit(self._writer.write, shape, chosen, stamp, deadline_ms, extremes)])
+        except BaseException:
+            self._writer.cancel()
+            raise
+        self._check_limits(topics)
+        self._in_doubt = False
+
+    def _check_limits(self, topics: Mapping[str, Topic]) -> None:
+        """Records of a batch that was refused as too large may be lost without a word (`sink_options`)."""
+        now = self._topics.look(topics)
+        lowered = [name for name, topic in topics.items() if name not in now or now[name].most_bytes < topic.most_bytes]
+        if lowered:
+            raise PipelineError(
+                f"{', '.join(lowered)}: max.message.bytes was lowered while a slice was sent: parts may be missing",
+                hint="nothing of it is purged: start the drain again",
+            )
+
+    # -- the lease
+
+    def _await(self, work: Sequence[Future[None]]) -> None:
+        """Wait for these, renewing the lease meanwhile."""
+        pending = set(work)
+        while pending:
+            done, pending = wait(pending, _TURN_S, FIRST_EXCEPTION)
+            for one in done:
+                one.result()
+            self._keep()
+
+    def _keep(self) -> None:
+        """Renew when it is time; a database that is away is asked again, and the tasks keep to the lease they know."""
+        if time.monotonic() < self._renew_at:
+            return
+        try:
+            self._renew()
+        except DatabaseUnavailable:
+            self._renew_at = time.monotonic() + 1.0
+
+    def _renew(self) -> None:
+        asked_at = time.time()
+        self._loan = self._borrower.renew()
+        self._asked_at, self._renew_at = asked_at, time.monotonic() + self._times.slice
+
+
+class _Steps:
+    """How long the steps of a slice take."""
+
+    def __init__(self) -> None:
+        self._began = self._last = time.monotonic()
+        self.each_s: dict[str, float] = {}
+
+    def end(self, step: str) -> None:
+        now = time.monotonic()
+        self.each_s[step] = now - self._last
+        self._last = now
+
+    @property
+    def all_s(self) -> float:
+        return self._last - self._began

@@ -1,0 +1,105 @@
+"""Purges of a drain: several sessions, each with the relay's own statement, so that the archive has its trace. Thin."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from datetime import UTC, datetime
+from uuid import UUID
+
+import psycopg
+
+from harvester.errors import DatabaseUnavailable, TermLost
+from harvester.outbox.connect import database_errors
+from harvester.outbox.purge_session import Outcome, Poison, PurgeSession, Rules
+from harvester.outbox.tables import OutboxTable
+
+_CHUNK_RECORDS = 5_000
+_ATTEMPTS = 10
+_AGAIN_S = 1.0
+
+
+class Purgers:
+    """See the module's text. Methods raise DatabaseUnavailable, SchemaError, TermLost."""
+
+    def __init__(
+        self, dsn: str, table: OutboxTable, rules: Rules, server: str | None, term: int, sessions: int
+    ) -> None:
+        def make(number: int) -> PurgeSession:
+            session = PurgeSession(
+                dsn, table, f"harvester drain/{number}", rules,
+                opened=lambda _pid, _started: None, server_changed=lambda _reason: None,
+            )  # fmt: skip
+            session.expect(server, term)
+            return session
+
+        self._sessions = [make(number) for number in range(sessions)]
+        self._pool = ThreadPoolExecutor(sessions, thread_name_prefix="purge")
+
+    def close(self) -> None:
+        """End the sessions, once what runs has ended."""
+        self._pool.shutdown()
+        for session in self._sessions:
+            session.close()
+
+    def purge(self, ids: Sequence[int], waiting: Callable[[str], None]) -> list[Future[None]]:
+        """Delete these rows (ascending), which Kafka has acknowledged."""
+        chunks = [ids[at : at + _CHUNK_RECORDS] for at in range(0, len(ids), _CHUNK_RECORDS)]
+        count = len(self._sessions)
+        return [
+            self._pool.submit(_purge, session, chunks[number::count], waiting)
+            for number, session in enumerate(self._sessions)
+        ]
+
+    def quarantine(self, record_id: int, error: str, attempts: int, term: int, holder: UUID) -> bool:
+        """Move one row to quarantine; False: it was gone."""
+        poison = Poison(record_id, error, attempts, datetime.now(UTC), term, str(holder))
+        session = self._sessions[0]
+        outcome: list[Outcome] = []
+
+        def move() -> None:
+            outcome[:] = [session.quarantine(poison)]
+
+        _insist(session, move, f"move record {record_id} to quarantine")
+        if outcome == [Outcome.FENCED]:
+            raise TermLost(f"term {term} of this drain has ended: somebody else has taken it")
+        return outcome == [Outcome.MOVED]
+
+
+def _purge(session: PurgeSession, chunks: Sequence[Sequence[int]], waiting: Callable[[str], None]) -> None:
+    for chunk in chunks:
+        left = chunk
+        while left:
+            left = _delete(session, left)
+            if left:
+                waiting(f"{len(left)} records that were sent are locked by somebody else")
+
+
+def _delete(session: PurgeSession, ids: Sequence[int]) -> list[int]:
+    """Those that somebody has locked."""
+    left: list[int] = []
+
+    def delete() -> None:
+        try:
+            session.delete(ids)
+        except psycopg.errors.LockNotAvailable:
+            session.ready()
+            left[:] = session.delete_unlocked(ids)
+
+    _insist(session, delete, "purge what was sent")
+    return left
+
+
+def _insist(session: PurgeSession, action: Callable[[], None], what: str) -> None:
+    """A session that was lost is made anew, for a while."""
+    for attempt in range(1, _ATTEMPTS + 1):
+        try:
+            with database_errors(what):
+                session.ready()
+                action()
+            return
+        except DatabaseUnavailable:
+            if attempt == _ATTEMPTS:
+                raise
+            time.sleep(_AGAIN_S)

@@ -1,0 +1,132 @@
+"""A slice's transaction: it chooses the rows, lends its snapshot to the tasks, and stays open until they are purged.
+
+As long as it is open the outbox cannot be truncated, so that an id means the same row when it is read, sent and purged.
+Thin. Raises DatabaseUnavailable, SchemaError, TermLost.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from types import TracebackType
+from uuid import UUID
+
+from harvester.delivery.decode import Broken, Decoded, decode
+from harvester.errors import OutboxError, TermLost
+from harvester.outbox.connect import connect, database_errors
+from harvester.outbox.copying import copy_rows
+from harvester.outbox.place import read_server, why_another
+from harvester.outbox.schema import inspect
+from harvester.outbox.shape import OutboxShape
+from harvester.outbox.tables import OutboxTable
+from harvester.pipeline.drain import sql
+from harvester.pipeline.drain.slices import Rules, Share, Topic
+
+_SILENCE_S = 300.0
+_DOUBTFUL_RECORDS = 1_000
+
+
+@dataclass(frozen=True, slots=True)
+class Chosen:
+    """The rows of a slice: all of them from the first id to the last, in this snapshot."""
+
+    ids: list[int]
+    shares: list[Share]
+    snapshot: str
+    left: int  # behind them, at most
+    shifted: bool = False  # a header array does not begin with 1
+
+    @property
+    def headers(self) -> tuple[int, int]:
+        """The fewest and the most of a row."""
+        return min(share.headers[0] for share in self.shares), max(share.headers[1] for share in self.shares)
+
+    @property
+    def bytes(self) -> int:
+        """About."""
+        return sum(share.bytes for share in self.shares)
+
+    @property
+    def largest_bytes(self) -> int:
+        """Of a row, about."""
+        return max(share.largest_bytes for share in self.shares)
+
+
+class Snapshot:
+    """See the module's text. A context manager; one slice at a time."""
+
+    def __init__(self, dsn: str, table: OutboxTable, server: str | None) -> None:
+        self._dsn, self._table, self._server = dsn, table, server
+        self._file: int | None = None
+
+    def __enter__(self) -> Snapshot:
+        self._connection = connect(self._dsn, application_name="harvester drain/slice", silence_s=_SILENCE_S)
+        try:
+            with database_errors("read the outbox"):
+                self.shape: OutboxShape = inspect(self._connection, self._table)
+                reason = why_another(read_server(self._connection), 0, self._server, 0)
+        except BaseException:
+            self._connection.close()
+            raise
+        if reason is not None:
+            self._connection.close()
+            raise TermLost(f"the database is another one than before: {reason}")
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._connection.close()
+
+    def choose(self, limit: int, most_bytes: int, term: int, holder: UUID) -> Chosen | None:
+        """Begin a slice of at most so many records, and of about so many bytes at most; None: there are none."""
+        with database_errors("choose rows of the outbox"):
+            self.end()
+            self._connection.execute(sql.BEGIN)
+            self._connection.execute(sql.SETTINGS)
+            chosen = self._read(limit)
+            while chosen is not None and chosen.bytes > 2 * most_bytes and len(chosen.ids) > 1:
+                chosen = self._read(max(1, len(chosen.ids) * most_bytes // chosen.bytes))
+            self._check(term, holder)
+        return chosen
+
+    def doubtful(
+        self, ids: tuple[int, int], shares: list[tuple[Share, Topic | None]], rules: Rules
+    ) -> list[tuple[Decoded, int | None]]:
+        """Rows of these shares, between two ids, that may be no records: the first of them, and their values' bytes."""
+        query = sql.doubtful(self._table, self.shape, ids, shares, rules, _DOUBTFUL_RECORDS)
+        with database_errors("look at rows of the outbox"):
+            rows = copy_rows(self._connection, query, _SILENCE_S)
+        found: list[tuple[Decoded, int | None]] = []
+        for record in decode(b"".join(raw for _, _, raw in rows)):
+            value = None if isinstance(record, Broken) else record.value
+            found.append((record, None if value is None else int(value)))
+        return found
+
+    def end(self) -> None:
+        """Give up the snapshot."""
+        with database_errors("end a slice"):
+            self._connection.rollback()
+
+    def _read(self, limit: int) -> Chosen | None:
+        rows = self._connection.execute(sql.choose(self._table, self.shape, limit), binary=True).fetchall()
+        if not rows:
+            return None
+        snapshot = self._connection.execute("SELECT pg_export_snapshot()").fetchone()
+        highest = self._connection.execute(f"SELECT max(id) FROM {self._table.sql}").fetchone()
+        assert snapshot is not None
+        assert highest is not None
+        ids = sorted(number for row in rows for number in row[10])
+        shares = []
+        for topic, records, size, largest, low, high, fewest, most, odd, *_ in rows:
+            places = None if low is None else (low, high)
+            shares.append(Share(topic, records, size, largest, places, (fewest, most), odd))
+        return Chosen(ids, shares, snapshot[0], highest[0] - ids[-1], any(row[9] for row in rows))
+
+    def _check(self, term: int, holder: UUID) -> None:
+        row = self._connection.execute(sql.standing(self._table, self.shape)).fetchone()
+        if row is None or (row[0], row[1]) != (term, holder):
+            raise TermLost(f"term {term} of this drain has ended: somebody else has taken it")
+        file = row[2]
+        if self._file is not None and file != self._file:
+            raise OutboxError("the ids of the outbox have started again", hint="start the drain again")
+        self._file = file

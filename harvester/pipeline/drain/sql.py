@@ -1,0 +1,154 @@
+"""The SQL of a bulk drain: which rows a slice has, which of them have to be looked at, how a task reads its part.
+
+Text only. One transaction chooses the slice and lends its snapshot to the sessions that read it, so that all of them,
+and each that reads a part once more, see the same rows: of two rows of a key, a later snapshot could show the second
+to one session while an earlier one had kept the first from another.
+
+A task reads one *bucket*, the rows of its keys, in the order of their ids. Each of them goes through the ids of the
+whole slice for that (0.2 µs a row), which costs less than shuffling the rows, and keeps nothing in memory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from harvester.outbox.shape import OutboxShape
+from harvester.outbox.tables import OutboxTable, literal
+from harvester.pipeline.drain.slices import Rules as PoisonRules
+from harvester.pipeline.drain.slices import Share, Topic, limit_bytes
+
+BEGIN = "BEGIN ISOLATION LEVEL REPEATABLE READ, READ ONLY"
+# By id, whatever the planner's statistics say (those of an outbox are out of date), however long it takes; a session
+# says nothing while Kafka has no room.
+SETTINGS = (
+    "SET LOCAL enable_seqscan = off; SET LOCAL enable_bitmapscan = off; SET LOCAL jit = off;"
+    " SET LOCAL statement_timeout = 0; SET LOCAL idle_in_transaction_session_timeout = 0"
+)
+_SMALL_ARRAY_BYTES = 200  # of a compressed one the size would say little
+_MARGIN_BYTES, _HEADER_BYTES = 300, 12  # of a record beyond what its columns take, and of each header
+
+
+def same_snapshot(snapshot: str) -> str:
+    """What a session executes at its beginning, to see what the one with this snapshot sees."""
+    return (
+        "SET TRANSACTION ISOLATION LEVEL REPEATABLE READ, READ ONLY;"
+        f" SET TRANSACTION SNAPSHOT {literal(snapshot)}; {SETTINGS}"
+    )
+
+
+def standing(table: OutboxTable, shape: OutboxShape) -> str:
+    """Term, holder, the file of the outbox's sequence (which changes when ids start again)."""
+    file = "NULL::bigint"
+    if shape.sequence is not None:
+        file = f"pg_catalog.pg_relation_filenode({literal(shape.sequence)}::pg_catalog.regclass)::bigint"
+    return f"SELECT term, holder, {file} FROM {table.term}"
+
+
+def choose(table: OutboxTable, shape: OutboxShape, limit: int) -> str:
+    """The first rows, topic by topic: the fields of Share, whether an array does not begin with 1, and the ids."""
+    return (
+        "SELECT x.topic, count(*), sum(x.bytes)::bigint, max(x.bytes), min(x.place), max(x.place), min(x.headers),"
+        " max(x.headers), bool_or(x.odd), bool_or(x.shifted), array_agg(x.id)"
+        f" FROM (SELECT o.id::bigint AS id, o.kafka_topic AS topic, {_place(shape)} AS place, {_bytes()} AS bytes,"
+        f" coalesce(cardinality(o.kafka_header_keys), 0) AS headers, {_ODD} AS odd, {_SHIFTED} AS shifted"
+        f" FROM {table.sql} o ORDER BY o.id LIMIT {limit:d}) x GROUP BY x.topic"
+    )
+
+
+def doubtful(
+    table: OutboxTable,
+    shape: OutboxShape,
+    ids: tuple[int, int],
+    shares: Iterable[tuple[Share, Topic | None]],
+    rules: PoisonRules,
+    limit: int,
+) -> str:
+    """Rows of these shares, between two ids, that may be no records: as `harvester.delivery.decode` reads them from a
+    COPY, but in place of the value the number of its bytes."""
+    conditions = [_condition(shape, share, topic, rules) for share, topic in shares]
+    partition = f"coalesce({_place(shape)}::bigint, '-9223372036854775808'::bigint)"
+    return (
+        f"COPY (SELECT o.id::bigint, o.kafka_key, coalesce(o.create_time, 'epoch'), {partition}, o.kafka_topic,"
+        " o.kafka_header_keys, o.kafka_header_values, octet_length(o.kafka_value)::text"
+        f" FROM {table.sql} o WHERE o.id BETWEEN {ids[0]:d} AND {ids[1]:d} AND ({' OR '.join(conditions)})"
+        f" ORDER BY o.id LIMIT {limit:d}) TO STDOUT (FORMAT BINARY)"
+    )
+
+
+def read(
+    table: OutboxTable, shape: OutboxShape, ids: tuple[int, int], headers: int, tasks: int, *, shifted: bool = False
+) -> str:
+    """The rows between two ids, in brackets and with a name, as `drain_rows` takes them, and their `bucket`."""
+    names, values = "o.kafka_header_keys", "o.kafka_header_values"
+    if shifted:  # a slice of an array begins with 1
+        names, values = f"({names}[:])", f"({values}[:])"
+    pairs = "".join(
+        f", {names}[{number}] AS name_{number}, convert_to({values}[{number}], 'UTF8') AS value_{number}"
+        for number in range(1, headers + 1)
+    )
+    return (
+        f"(SELECT o.id::bigint AS id, {_as_bytes('o.kafka_key', shape.key_type)} AS key,"
+        f" {_as_bytes('o.kafka_value', shape.value_type)} AS value, o.kafka_topic::text AS topic,"
+        f" {_place(shape)} AS partition, {_CREATED_US} AS created_us{pairs}, {_bucket(shape, tasks)} AS bucket"
+        f" FROM {table.sql} o WHERE o.id BETWEEN {ids[0]:d} AND {ids[1]:d}) rows"
+    )
+
+
+def part(bucket: int) -> str:
+    """What follows WHERE for one task."""
+    return f"bucket = {bucket:d} ORDER BY id"
+
+
+# A server before 14 calculates in double precision, which holds microseconds until the year 2255.
+_CREATED_US = "CASE WHEN isfinite(o.create_time) THEN (extract(epoch FROM o.create_time) * 1000000)::bigint ELSE 0 END"
+_ODD = (
+    "CASE WHEN array_ndims(o.kafka_header_keys) > 1 OR array_ndims(o.kafka_header_values) > 1 THEN true"
+    " ELSE coalesce(cardinality(o.kafka_header_keys), 0) <> coalesce(cardinality(o.kafka_header_values), 0)"
+    " OR array_position(o.kafka_header_keys, NULL) IS NOT NULL"
+    " OR array_position(o.kafka_header_values, NULL) IS NOT NULL END"
+)
+_SHIFTED = (
+    "coalesce(array_lower(o.kafka_header_keys, 1), 1) <> 1 OR coalesce(array_lower(o.kafka_header_values, 1), 1) <> 1"
+)
+
+
+def _condition(shape: OutboxShape, share: Share, topic: Topic | None, rules: PoisonRules) -> str:
+    if share.topic is None:
+        return "o.kafka_topic IS NULL"
+    same = f"o.kafka_topic = {literal(share.topic)}"
+    if topic is None or share.topic in rules.reserved:
+        return same
+    place, limit = _place(shape), limit_bytes(topic, rules)
+    return f"({same} AND ({_bytes()} > {limit:d} OR {place} < 0 OR {place} >= {topic.partitions:d} OR {_ODD}))"
+
+
+def _place(shape: OutboxShape) -> str:
+    return "o.kafka_partition" if shape.has_partition else "NULL::int"
+
+
+def _as_bytes(column: str, kind: str) -> str:
+    return column if kind == "bytea" else f"convert_to({column}, 'UTF8')"
+
+
+def _bytes() -> str:
+    """A record's size, estimated from above."""
+
+    def array(column: str) -> str:
+        # Of an array there is no length without reading it; the size of what is stored will do for small ones.
+        return (
+            f"CASE WHEN pg_column_size({column}) <= {_SMALL_ARRAY_BYTES} THEN pg_column_size({column})"
+            f" ELSE octet_length(array_to_string({column}, '', '')) END"
+        )
+
+    return (
+        "(coalesce(octet_length(o.kafka_key), 0)::bigint + coalesce(octet_length(o.kafka_value), 0)"
+        f" + coalesce({array('o.kafka_header_keys')}, 0) + coalesce({array('o.kafka_header_values')}, 0)"
+        f" + {_MARGIN_BYTES} + {_HEADER_BYTES} * coalesce(cardinality(o.kafka_header_keys), 0))"
+    )
+
+
+def _bucket(shape: OutboxShape, tasks: int) -> str:
+    """Equal keys, equal buckets, in whatever topics; rows without a key anywhere."""
+    key = "o.kafka_key" if shape.key_type == "text" else "encode(o.kafka_key, 'hex')"
+    hashed = f'hashtext({key}::text COLLATE "C")::bigint & 2147483647'
+    return f"coalesce({hashed}, o.id & 2147483647) % {tasks:d}"

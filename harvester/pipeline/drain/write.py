@@ -1,0 +1,83 @@
+"""What Spark does for a drain: its tasks read a slice from PostgreSQL, and send it to Kafka. Thin."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from contextlib import suppress
+from typing import TYPE_CHECKING
+from uuid import UUID
+
+from harvester.config import Config
+from harvester.outbox.shape import OutboxShape
+from harvester.pipeline.drain import slices, sql
+from harvester.pipeline.drain.rows import Stamp, sink_rows
+from harvester.pipeline.drain.sink import sink_options
+from harvester.pipeline.drain.slices import Times
+from harvester.pipeline.drain.snapshot import Chosen
+from harvester.pipeline.jdbc import jdbc_source
+from harvester.pipeline.session import clear_errors
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+_GROUP = "harvester drain"
+_NEVER_MS = 9_999_999_999_999
+_NO_IDS = (1, 0)
+_ANY_LIMITS = (1 << 20, 1 << 20)
+
+
+class SliceWriter:
+    """See the module's text. Raises PipelineError, ConfigurationError. `tasks`: None is one for each core."""
+
+    def __init__(
+        self, spark: SparkSession, config: Config, kafka: Mapping[str, str], durations: Times, tasks: int | None
+    ) -> None:
+        self._config, self._kafka, self._times = config, kafka, durations
+        self._context = spark.sparkContext
+        self._session = spark.newSession()
+        self._session.conf.set("spark.sql.ansi.enabled", "false")  # numbers are sent as their bytes
+        self._tasks = tasks or self._context.defaultParallelism
+        self._source = jdbc_source(config.dsn)
+
+    def start(self, shape: OutboxShape) -> None:
+        """A slice without rows: what takes long the first time, and what is wrong, comes before the lease runs."""
+        rows = self._read(shape, _NO_IDS, 1, {"fetchsize": "1"})
+        stamp = Stamp(self._config.record_header, UUID(int=0), 0, 0)
+        with clear_errors("a first try without rows failed"):
+            self._save(sink_rows(rows, stamp, (1, 1), _NEVER_MS), _ANY_LIMITS)
+
+    def write(
+        self, shape: OutboxShape, chosen: Chosen, stamp: Stamp, deadline_ms: int, limits: tuple[int, int]
+    ) -> None:
+        """Send these rows; returns when all of them are acknowledged. `limits`: see `sink_options`."""
+        self._context.setJobGroup(_GROUP, "a slice of the outbox", interruptOnCancel=True)  # of this thread
+        more = {
+            "fetchsize": str(slices.fetch_records(chosen.largest_bytes)),
+            "sessionInitStatement": sql.same_snapshot(chosen.snapshot),
+        }
+        with clear_errors("the slice was not written"):
+            ids = chosen.ids[0], chosen.ids[-1]
+            rows = self._read(shape, ids, chosen.headers[1], more, shifted=chosen.shifted)
+            self._save(sink_rows(rows, stamp, chosen.headers, deadline_ms), limits)
+
+    def cancel(self) -> None:
+        """End what is being written, as far as it can be reached."""
+        from py4j.protocol import Py4JError
+
+        with suppress(Py4JError, OSError, EOFError):
+            self._context.cancelJobGroup(_GROUP)
+
+    def _read(
+        self, shape: OutboxShape, ids: tuple[int, int], headers: int, more: Mapping[str, str], *, shifted: bool = False
+    ) -> DataFrame:
+        table = sql.read(self._config.table, shape, ids, headers, self._tasks, shifted=shifted)
+        # A threshold below zero: bytes come as they are, not as digits.
+        properties = {**self._source.options, "prepareThreshold": "-1", **more}
+        url = properties.pop("url")
+        parts = [sql.part(bucket) for bucket in range(self._tasks)]
+        with clear_errors("the outbox cannot be read"):
+            return self._session.read.jdbc(url, table, predicates=parts, properties=properties)
+
+    def _save(self, rows: DataFrame, limits: tuple[int, int]) -> None:
+        options = sink_options(self._kafka, self._times, limits)
+        rows.write.format("kafka").options(**options).mode("append").save()

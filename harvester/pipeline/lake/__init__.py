@@ -1,0 +1,1 @@
+"""The job `lake`: docs/pipeline.md. `job` is where it begins."""

@@ -1,0 +1,124 @@
+"""The job `lake`: harvested topics into Delta tables, exactly once across kill and restart.
+
+A batch is a range of offsets that Spark has written down before it begins, so a killed batch comes again with the same
+records. Each write of it has the same effect once and twice: appends bear the checkpoint's name and the batch's number,
+which Delta refuses a second time; merges find what they inserted. So it does not matter where a batch was cut off.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, cast
+
+from harvester.origin import HEADER
+from harvester.pipeline import source, streaming, tables
+from harvester.pipeline.lake.batch import LakeBatch
+from harvester.pipeline.lake.payloads import table as payload_table
+from harvester.pipeline.schemas import TABLES
+from harvester.pipeline.session import clear_errors
+from harvester.relay import hooks
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+    from pyspark.sql.streaming.query import StreamingQuery
+    from pyspark.sql.types import StructType
+
+_LOOK_S = 0.5
+
+
+@dataclass(frozen=True, slots=True)
+class LakeSettings:
+    """`kafka` has options as Kafka's Java client names them. `once`: up to the ends that the topics have now."""
+
+    topics: tuple[str, ...]
+    root: str
+    kafka: Mapping[str, str]
+    checkpoint: str | None = None
+    header: str = HEADER
+    once: bool = False
+    trigger_s: float = 10.0
+    most_records: int = 200_000
+    compact_every: int = 50
+    payloads: Mapping[str, StructType] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class BatchDone:
+    """What a finished batch says: how many records it read, and how many are behind it at the topics' ends."""
+
+    batch: int
+    records: int
+    per_s: float
+    behind: int | None
+
+
+def run(
+    spark: SparkSession,
+    settings: LakeSettings,
+    *,
+    stop: Callable[[], bool] = lambda: False,
+    progress: Callable[[BatchDone], None] = lambda _: None,
+) -> int:
+    """Run until there is nothing more (`once`) or `stop()`; returns the number of records that were read.
+
+    Raises InputMissing, CheckpointMismatch, TableMismatch, BrokerUnavailable before anything is written, and
+    PipelineError for what ends the stream later. Started again, it goes on where it was.
+    """
+    source.require_topics(spark, settings.kafka, settings.topics)
+    with clear_errors("the lake"):
+        where = settings.checkpoint or f"{settings.root.rstrip('/')}/checkpoint"
+        manifest = streaming.claim(
+            spark, where, "lake", settings.topics, settings.header, tables.path_of(settings.root, "bronze")
+        )
+        extra = [payload_table(topic, payload) for topic, payload in settings.payloads.items()]
+        tables.prepare(spark, settings.root, [*TABLES, *extra], manifest.owner)
+        # As they are stored: columns that were asked for in an earlier run stay, in the order they came in.
+        stored = {topic: _stored(spark, settings.root, topic, kind) for topic, kind in settings.payloads.items()}
+        batch = LakeBatch(
+            spark, settings.root, where, manifest.owner, settings.header, stored, settings.compact_every,
+            hooks.load().hit,
+        )  # fmt: skip
+        kafka = source.stream(spark, settings.kafka, settings.topics, settings.most_records)
+        writer = kafka.writeStream.foreachBatch(batch.write).option("checkpointLocation", where).queryName("lake")
+        query = streaming.start(writer, once=settings.once, trigger_s=settings.trigger_s)
+        return _follow(query, stop, progress)
+
+
+def _stored(spark: SparkSession, root: str, topic: str, payload: StructType) -> StructType:
+    path = tables.path_of(root, payload_table(topic, payload).name)
+    kind: Any = spark.read.format("delta").load(path).schema["data"].dataType
+    return cast("StructType", kind)
+
+
+def _follow(query: StreamingQuery, stop: Callable[[], bool], progress: Callable[[BatchDone], None]) -> int:
+    from py4j.protocol import Py4JError
+
+    records, last, ended = 0, -1, False
+    try:
+        while not ended:
+            ended = bool(query.awaitTermination(_LOOK_S))  # type: ignore[arg-type]
+            reports: list[Any] = list(query.recentProgress)
+            for done in map(_done, reports):
+                if done.batch > last and done.records:
+                    last, records = done.batch, records + done.records
+                    progress(done)
+            if not ended and stop():
+                query.stop()
+                ended = True
+    except (Py4JError, OSError, EOFError):
+        # A signal to the whole process group ends the Java process as well, and may be quicker than we are.
+        if not stop():
+            raise
+    return records
+
+
+def _done(said: Mapping[str, Any]) -> BatchDone:
+    sources = said.get("sources") or [{}]
+    behind = (sources[0].get("metrics") or {}).get("maxOffsetsBehindLatest")
+    return BatchDone(
+        int(said["batchId"]),
+        int(said["numInputRows"]),
+        float(said.get("processedRowsPerSecond") or 0.0),
+        None if behind is None else int(float(behind)),
+    )

@@ -1,0 +1,131 @@
+"""Bronze → one row for each (incarnation, id), and the state of each key. ADR 0018 says why in this order."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from datetime import date
+from typing import TYPE_CHECKING, Any
+
+from pyspark.sql import Window
+from pyspark.sql import functions as F  # noqa: N812 - Spark's own name for it
+
+from harvester.pipeline import schemas
+from harvester.pipeline.origin_columns import day_of
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column, DataFrame
+
+_NO_DAY = "1970-01-01"
+_NAME = ("incarnation", "id")
+_PLACE = ("topic", "partition", "offset")
+_DAY_US = 86_400_000_000
+
+
+def first_deliveries(bronze: DataFrame) -> DataFrame:
+    """schemas.BRONZE → schemas.SILVER: of each (incarnation, id) the delivery that came first; none without an origin.
+
+    `day` is that of the row's creation, 1970-01-01 if no calendar has it. It comes from the header, so repeats have
+    the same however late they come, and a MERGE needs to look into the days of its batch only.
+    """
+    return without(deliveries(bronze), later_deliveries(bronze))
+
+
+def deliveries(bronze: DataFrame) -> DataFrame:
+    """schemas.BRONZE → schemas.SILVER, with all repeats: every record that has an origin."""
+    day = _day_created(F.col("created_us"))
+    rows = bronze.where(F.col("problem").isNull()).withColumns({"day": day, "tombstone": F.col("value").isNull()})
+    return rows.select(*schemas.SILVER.names)
+
+
+def later_deliveries(bronze: DataFrame) -> DataFrame:
+    """schemas.BRONZE → (topic, partition, offset) of every record that came before, in the same rows.
+
+    Few as a rule. To find them takes names and places; with its key and value no record is moved.
+    """
+    named = bronze.where(F.col("problem").isNull()).select(*_NAME, "timestamp", *_PLACE)
+    earliest = Window.partitionBy(*_NAME).orderBy("timestamp", *_PLACE)
+    return named.withColumn("delivery", F.row_number().over(earliest)).where("delivery > 1").select(*_PLACE)
+
+
+def without(silver: DataFrame, places: DataFrame) -> DataFrame:
+    """schemas.SILVER but for the records at these (topic, partition, offset)."""
+    return silver.join(places, [*_PLACE], "left_anti").select(*schemas.SILVER.names)
+
+
+@dataclass(frozen=True, slots=True)
+class Overview:
+    """What there is in a batch: `ids` are the lowest and the highest, None without a record that has an origin."""
+
+    rejected: bool
+    topics: frozenset[str]
+    incarnations: frozenset[str]
+    days: tuple[date, ...]
+    ids: tuple[int, int] | None
+
+
+def overview(bronze: DataFrame) -> DataFrame:
+    """schemas.BRONZE → a row for each topic, incarnation and day of creation, with the lowest and the highest id.
+
+    Counted are days towards 1970, which takes no calendar; so `first` and `last` are two days there.
+    """
+    about = F.expr(f"created_us DIV {_DAY_US}")
+    grouped = bronze.groupBy("topic", "incarnation", F.col("problem").isNotNull().alias("rejected"), about)
+    found = grouped.agg(
+        F.min("id").alias("lowest"),
+        F.max("id").alias("highest"),
+        F.min("created_us").alias("_first"),
+        F.max("created_us").alias("_last"),
+    )
+    days = {"first": _day_created(F.col("_first")), "last": _day_created(F.col("_last"))}
+    return found.withColumns(days).select("topic", "incarnation", "rejected", "lowest", "highest", "first", "last")
+
+
+def summed_up(rows: Iterable[Any]) -> Overview:
+    """Of the rows of `overview`."""
+    listed = list(rows)
+    named = [row for row in listed if not row["rejected"]]
+    return Overview(
+        rejected=len(named) < len(listed),
+        topics=frozenset(row["topic"] for row in named),
+        incarnations=frozenset(row["incarnation"] for row in named),
+        days=tuple(sorted({row[end] for row in named for end in ("first", "last")})),
+        ids=(min(row["lowest"] for row in named), max(row["highest"] for row in named)) if named else None,
+    )
+
+
+def incarnations(silver: DataFrame) -> DataFrame:
+    """schemas.SILVER → schemas.INCARNATIONS: when each was first seen, by Kafka's clock."""
+    seen = silver.groupBy("incarnation").agg(F.min("timestamp").alias("since"))
+    return seen.select(*schemas.INCARNATIONS.names)
+
+
+def latest_states(silver: DataFrame, known: DataFrame) -> DataFrame:
+    """schemas.SILVER and schemas.INCARNATIONS → schemas.CURRENT: one row for each topic and key.
+
+    The last state is that of the highest (since, incarnation, id). A tombstone is a state as well, `deleted`: it has
+    to stay, or an older record that comes late would bring the key back. Records without a key have no state.
+    """
+    keyed = silver.where(F.col("key").isNotNull())
+    # Found by names alone; only what is chosen brings its value along.
+    ages = keyed.select("topic", "key", *_NAME).join(F.broadcast(known), "incarnation")
+    last = ages.groupBy("topic", "key").agg(F.max(age()).alias("age")).select("age.*")
+    rows = keyed.join(last, [*_NAME]).withColumn("deleted", F.col("tombstone"))
+    return rows.select(*schemas.CURRENT.names)
+
+
+def age() -> Column:
+    """What orders states of a key: which incarnation came later, and in it which id."""
+    return F.struct("since", "incarnation", "id")
+
+
+def rejects(bronze: DataFrame) -> DataFrame:
+    """schemas.BRONZE → schemas.REJECTS: the records that silver cannot have, since nothing names them."""
+    rows = bronze.where(F.col("problem").isNotNull()).withColumns(
+        {"reason": F.col("problem"), "detail": F.lit(None).cast("string")}
+    )
+    return rows.select(*schemas.REJECTS.names)
+
+
+def _day_created(microseconds: Column) -> Column:
+    return F.coalesce(day_of(microseconds), F.lit(_NO_DAY).cast("date"))

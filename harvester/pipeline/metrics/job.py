@@ -1,0 +1,184 @@
+"""The job `metrics`: throughput, latency and skew of topics by window, each window once and whole.
+
+Spark keeps counts of the windows that are open, and gives them away when the watermark, the newest timestamp less what
+records may be late by, has passed a window's end. That is a batch like any other: the offsets it ends at, the state it
+left and what it gave away belong together, and a killed batch comes again with the same ones.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from harvester.origin import HEADER
+from harvester.pipeline import source, streaming, tables
+from harvester.pipeline.metrics import late as metrics_late
+from harvester.pipeline.metrics.batch import MetricsBatch
+from harvester.pipeline.metrics.windows import KEYS, METRICS, counts
+from harvester.pipeline.origin_columns import bronze_columns
+from harvester.pipeline.session import clear_errors
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+    from pyspark.sql.streaming.query import StreamingQuery
+
+ALL = 2**62
+_LOOK_S = 0.5
+# State on the executors' disks, and of each batch only what changed: keys of open windows may be many.
+_STATE = {
+    "spark.sql.streaming.stateStore.providerClass": (
+        "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider"
+    ),
+    "spark.sql.streaming.stateStore.rocksdb.changelogCheckpointing.enabled": "true",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class MetricsSettings:
+    """`kafka` has options as Kafka's Java client names them. `once`: up to the ends that the topics have now.
+
+    `most_records` of a batch: everything by default. The watermark is one for all partitions, so a backlog that is cut
+    in pieces is late where one partition's piece is older than another's.
+    """
+
+    topics: tuple[str, ...]
+    root: str
+    kafka: Mapping[str, str]
+    checkpoint: str | None = None
+    header: str = HEADER
+    once: bool = False
+    trigger_s: float = 10.0
+    window_s: int = 60
+    late_s: float = 600.0
+    most_keys: int = 10
+    most_records: int = ALL
+    compact_every: int = 50
+
+
+@dataclass(frozen=True, slots=True)
+class BatchDone:
+    """What a finished batch says. `windows` it wrote, `open_counts` are kept for those that are open.
+
+    `late`: records by topic that came after their window was closed, which no window counts. `watermark` is UTC.
+    """
+
+    batch: int
+    records: int
+    per_s: float
+    windows: int
+    open_counts: int
+    late: Mapping[str, int]
+    watermark: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class Total:
+    """What a run has done."""
+
+    records: int = 0
+    windows: int = 0
+    late: Mapping[str, int] = field(default_factory=dict)
+    open_counts: int = 0
+
+    def after(self, done: BatchDone) -> Total:
+        """With one more batch."""
+        late = {topic: self.late.get(topic, 0) + done.late.get(topic, 0) for topic in {*self.late, *done.late}}
+        return Total(self.records + done.records, self.windows + done.windows, late, done.open_counts)
+
+
+def run(
+    spark: SparkSession,
+    settings: MetricsSettings,
+    *,
+    stop: Callable[[], bool] = lambda: False,
+    progress: Callable[[BatchDone], None] = lambda _: None,
+) -> Total:
+    """Run until there is nothing more (`once`) or `stop()`. Windows that are open then are written by the next run.
+
+    Raises InputMissing, CheckpointMismatch, TableMismatch, BrokerUnavailable before anything is written, and
+    PipelineError for what ends the stream later. Started again, it goes on where it was.
+    """
+    source.require_topics(spark, settings.kafka, settings.topics)
+    with clear_errors("the metrics"):
+        spark = _with_state(spark)
+        where = settings.checkpoint or f"{settings.root.rstrip('/')}/checkpoint-metrics"
+        # What is kept of open windows is of this length, and with or without keys: another one cannot go on with it.
+        job = f"metrics of {settings.window_s} s windows{'' if settings.most_keys else ' without keys'}"
+        path = tables.path_of(settings.root, METRICS.name)
+        manifest = streaming.claim(spark, where, job, settings.topics, settings.header, path)
+        tables.prepare(spark, settings.root, [METRICS, KEYS], manifest.owner)
+        batch = MetricsBatch(settings.root, manifest.owner, settings.most_keys, settings.compact_every)
+        kafka = source.stream(spark, settings.kafka, settings.topics, settings.most_records)
+        bronze = bronze_columns(kafka, settings.header).withWatermark(
+            "timestamp", f"{round(settings.late_s * 1000)} milliseconds"
+        )
+        counted = counts(bronze, settings.window_s, keys=bool(settings.most_keys))
+        writer = counted.writeStream.outputMode("append").foreachBatch(batch.write)
+        writer = writer.option("checkpointLocation", where).queryName("metrics")
+        query = streaming.start(writer, once=settings.once, trigger_s=settings.trigger_s)
+
+        def late(number: int) -> dict[str, int]:
+            return metrics_late.count(spark, settings.kafka, where, number, settings.window_s)
+
+        return _follow(query, batch.written, late, stop, progress)
+
+
+def _with_state(spark: SparkSession) -> SparkSession:
+    given = spark.sparkContext.getConf()
+    own = spark.newSession()
+    for name, value in _STATE.items():
+        if not given.contains(name):
+            own.conf.set(name, value)
+    return own
+
+
+def _follow(
+    query: StreamingQuery,
+    written: dict[int, int],
+    late: Callable[[int], dict[str, int]],
+    stop: Callable[[], bool],
+    progress: Callable[[BatchDone], None],
+) -> Total:
+    from py4j.protocol import Py4JError
+    from pyspark.errors import PySparkException
+
+    total, last, ended = Total(), -1, False
+    try:
+        while not ended:
+            failed = None
+            try:
+                ended = bool(query.awaitTermination(_LOOK_S))  # type: ignore[arg-type]
+            except PySparkException as error:
+                failed = error  # what was done before is still to be told
+            if not ended and stop():
+                query.stop()
+                ended = True
+            reports: list[Any] = list(query.recentProgress)
+            for said in reports:
+                # What reports while nothing comes is a batch that has not been.
+                if said["batchId"] > last and "addBatch" in said["durationMs"]:
+                    last = said["batchId"]
+                    done = _done(said, written.pop(last, 0), late)
+                    total = total.after(done)
+                    progress(done)
+            if failed is not None:
+                raise failed
+    except (Py4JError, OSError, EOFError):
+        # A signal to the whole process group ends the Java process as well, and may be quicker than we are.
+        if not stop():
+            raise
+    return total
+
+
+def _done(said: Mapping[str, Any], windows: int, late: Callable[[int], dict[str, int]]) -> BatchDone:
+    batch, state = int(said["batchId"]), said["stateOperators"][0]
+    return BatchDone(
+        batch,
+        int(said["numInputRows"]),
+        float(said.get("processedRowsPerSecond") or 0.0),
+        windows,
+        int(state["numRowsTotal"]),
+        late(batch) if state["numRowsDroppedByWatermark"] else {},
+        (said.get("eventTime") or {}).get("watermark"),
+    )

@@ -1,0 +1,195 @@
+"""schemas.BRONZE → counts by window, and counts of closed windows → the tables `metrics` and `metrics_keys`.
+
+What a stream has to keep until a window closes are counts by (window, topic, lane, key, latency): they add up, whatever
+comes in which batch, and everything that is said of a window follows from them. Latencies are counted in the buckets of
+`harvester.telemetry.latency`, so windows can be joined to hours without losing more than the buckets did; percentiles
+alone could not.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+from pyspark.sql import Window
+from pyspark.sql import functions as F  # noqa: N812 - Spark's own name for it
+from pyspark.sql.types import (
+    ArrayType,
+    BinaryType,
+    DateType,
+    DoubleType,
+    IntegerType,
+    LongType,
+    StringType,
+    TimestampType,
+)
+
+from harvester.pipeline.schemas import Table, struct
+from harvester.telemetry.latency import GROWTH, HIGHEST_MS, LOWEST_MS
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column, DataFrame
+
+PERCENTILES = (50, 90, 99)
+
+_WINDOW = (("window_start", TimestampType()), ("window_end", TimestampType()), ("topic", StringType()))
+COUNTS = struct(
+    *_WINDOW,
+    ("lane", LongType()),
+    ("key", BinaryType()),
+    ("bucket", IntegerType()),
+    ("records", LongType()),
+    ("bytes", LongType()),
+    ("max_us", LongType()),
+)
+LANES = ArrayType(struct(("lane", LongType()), ("records", LongType())))
+HISTOGRAM = ArrayType(struct(("bucket", IntegerType()), ("records", LongType())))
+METRICS = Table(
+    "metrics",
+    struct(
+        ("day", DateType()),
+        *_WINDOW,
+        ("records", LongType()),
+        ("bytes", LongType()),
+        ("with_origin", LongType()),
+        ("lanes", LANES),
+        ("latency", HISTOGRAM),
+        *((f"p{p}_ms", DoubleType()) for p in PERCENTILES),
+        ("max_ms", DoubleType()),
+        ("keys", LongType()),
+        ("hottest_key", BinaryType()),
+        ("hottest_share", DoubleType()),
+    ),
+    ("day",),
+)
+KEYS = Table(
+    "metrics_keys",
+    struct(
+        ("day", DateType()),
+        *_WINDOW,
+        ("rank", IntegerType()),
+        ("key", BinaryType()),
+        ("records", LongType()),
+        ("share", DoubleType()),
+    ),
+    ("day",),
+)
+
+_PLACE = tuple(name for name, _ in _WINDOW)
+_LOWEST_US, _HIGHEST_US = LOWEST_MS * 1000, HIGHEST_MS * 1000
+_PER_LOG = 1 / math.log(GROWTH)
+_LAST = int(math.log(HIGHEST_MS / LOWEST_MS) * _PER_LOG)
+
+
+def counts(bronze: DataFrame, window_s: int, *, keys: bool = True) -> DataFrame:
+    """schemas.BRONZE → COUNTS; the same on a stream, which gives a window's once its watermark has passed the end.
+
+    `bytes` are those of key and value. Without an origin a record has neither lane nor latency; without `keys` its
+    key is not told apart, and what has to be kept does not grow with their number.
+    """
+    # try_: the header may say any time, and under ANSI rules an overflow would end the query.
+    latency_us = F.try_subtract(F.unix_micros("timestamp"), F.col("created_us"))
+    rows = bronze.withColumns({"_latency_us": latency_us, "_bucket": bucket(latency_us)})
+    window = F.window("timestamp", f"{window_s} seconds").alias("window")
+    by: list[Column | str] = [window, "topic", "lane", "_bucket", *(["key"] if keys else [])]
+    size = F.coalesce(F.length("key"), F.lit(0)) + F.coalesce(F.length("value"), F.lit(0))
+    counted = rows.groupBy(*by).agg(
+        F.count("*").alias("records"), F.sum(size).alias("bytes"), F.max("_latency_us").alias("max_us")
+    )
+    named = {
+        "window_start": F.col("window.start"),
+        "window_end": F.col("window.end"),
+        "bucket": F.col("_bucket"),
+        **({} if keys else {"key": F.lit(None).cast("binary")}),
+    }
+    return counted.withColumns(named).select(*COUNTS.names)
+
+
+def windows(closed: DataFrame) -> DataFrame:
+    """COUNTS → METRICS: a row for each window and topic. `keys` and `hottest_…` are NULL where no keys were counted.
+
+    Of keys with as many records the highest is the hottest. `max_ms` is exact; percentiles are as exact as buckets.
+    """
+    # Sums by lane, by bucket and by key at once; each row says by which, and has NULL in the other two.
+    by = {name: [*_PLACE, name] for name in ("lane", "bucket", "key")}
+    sums = closed.groupingSets(list(by.values()), *_PLACE, *by).agg(
+        F.sum("records").alias("records"),
+        F.sum("bytes").alias("bytes"),
+        F.max("max_us").alias("max_us"),
+        *(F.grouping(name).alias(f"_no_{name}") for name in by),
+    )
+
+    def of(name: str, value: Column, *, known: bool = False) -> Column:
+        here = F.col(f"_no_{name}") == 0
+        return F.when(here & F.col(name).isNotNull() if known else here, value)
+
+    def each(name: str) -> Column:
+        return F.sort_array(F.collect_list(of(name, F.struct(name, "records"), known=True)))
+
+    key = of("key", F.struct("records", "key"), known=True)
+    found = sums.groupBy(*_PLACE).agg(
+        F.sum(of("lane", F.col("records"))).alias("records"),
+        F.sum(of("lane", F.col("bytes"))).alias("bytes"),
+        F.coalesce(F.sum(of("lane", F.col("records"), known=True)), F.lit(0)).alias("with_origin"),
+        each("lane").alias("lanes"),
+        each("bucket").alias("latency"),
+        (F.max("max_us") / 1000).alias("max_ms"),
+        F.nullif(F.count(key), F.lit(0)).alias("keys"),
+        F.max(key).alias("_hottest"),
+    )
+    return found.withColumns(
+        {
+            "day": F.to_date("window_start"),
+            "hottest_key": F.col("_hottest.key"),
+            "hottest_share": F.col("_hottest.records") / F.col("records"),
+            **{f"p{p}_ms": percentile(F.col("latency"), p) for p in PERCENTILES},
+        }
+    ).select(*METRICS.schema.names)
+
+
+def top_keys(closed: DataFrame, most: int) -> DataFrame:
+    """COUNTS → KEYS: of each window and topic the `most` keys with the most records; shares are of all its records."""
+    window = Window.partitionBy(*_PLACE)
+    sums = closed.groupBy(*_PLACE, "key").agg(F.sum("records").alias("records"))
+    ranked = sums.withColumns(
+        {
+            "share": F.col("records") / F.sum("records").over(window),
+            # The records without a key come last, as one that is left out.
+            "rank": F.row_number().over(window.orderBy(F.isnull("key"), F.desc("records"), F.desc("key"))),
+        }
+    )
+    rows = ranked.where(F.col("key").isNotNull() & (F.col("rank") <= most))
+    return rows.withColumn("day", F.to_date("window_start")).select(*KEYS.schema.names)
+
+
+def late(kafka: DataFrame, window_s: int, watermark_ms: int) -> DataFrame:
+    """schemas.KAFKA → (topic, records): those whose window a watermark has closed, none for the other topics."""
+    end = F.window("timestamp", f"{window_s} seconds")["end"]
+    return kafka.where(F.unix_millis(end) <= watermark_ms).groupBy("topic").agg(F.count("*").alias("records"))
+
+
+def bucket(latency_us: Column) -> Column:
+    """The bucket that `harvester.telemetry.latency.Histogram` counts a latency in; NULL for NULL."""
+    inside = F.floor(F.log(latency_us / _LOWEST_US) * _PER_LOG).cast("int")
+    return (
+        F.when(latency_us <= _LOWEST_US, 0).when(latency_us >= _HIGHEST_US, _LAST).when(latency_us.isNotNull(), inside)
+    )
+
+
+def histogram() -> Column:
+    """An aggregate: rows of (bucket, records) as a HISTOGRAM, in the order of the buckets."""
+    return F.sort_array(F.collect_list(F.struct("bucket", "records")))
+
+
+def percentile(found: Column, p: int) -> Column:
+    """Of a HISTOGRAM: the latency in ms that `p` percent do not exceed, by nearest rank; NULL when there is none."""
+    total = F.aggregate(found, F.lit(0).cast("bigint"), lambda seen, one: seen + one["records"])
+    rank = F.greatest(F.ceil(total * p / 100), F.lit(1).cast("bigint"))
+    begin = F.struct(F.lit(0).cast("bigint").alias("seen"), F.lit(None).cast("int").alias("bucket"))
+
+    def up_to(at: Column, one: Column) -> Column:
+        further = F.struct((at["seen"] + one["records"]).alias("seen"), one["bucket"].alias("bucket"))
+        return F.when(at["seen"] >= rank, at).otherwise(further)
+
+    reached = F.aggregate(found, begin, up_to, lambda at: at["bucket"])
+    return F.pow(F.lit(GROWTH), reached) * (LOWEST_MS * 2 * GROWTH / (GROWTH + 1))

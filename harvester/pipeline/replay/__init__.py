@@ -1,0 +1,1 @@
+"""The job `replay`: docs/pipeline-replay.md. `job` is where it begins."""

@@ -1,0 +1,234 @@
+"""The job `replay`: records of a lake into topics again, in the order of each key, no faster than asked.
+
+A replay reads one version of silver, however the lake grows meanwhile. It is cut into slices of a total order
+(replay_rows), each written by a Spark job of its own and then noted in a file beside the tables. So one that was killed
+goes on behind its last whole slice, and repeats what it had written of the next one: at least once.
+"""
+
+from __future__ import annotations
+
+import time
+import uuid
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING
+
+from pyspark.sql import functions as F  # noqa: N812 - Spark's own name for it
+
+from harvester.origin import HEADER
+from harvester.pipeline import files, merging, schemas, source, tables
+from harvester.pipeline.errors import InputMissing, PipelineError, TableMismatch
+from harvester.pipeline.replay import request as replay_request
+from harvester.pipeline.replay import rows as replay_rows
+from harvester.pipeline.replay.pace import Pace
+from harvester.pipeline.replay.request import Progress, Request
+from harvester.pipeline.replay.rows import Slice
+from harvester.pipeline.session import clear_errors
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+DIRECTORY = "replays"
+# A batch of several records that a broker refuses as too large is split by the client, and Spark does not wait for the
+# halves (KAFKA-19479): no batch comes near a topic's limit.
+_FORCED = {"acks": "all", "enable.idempotence": "true", "batch.size": "16384", "compression.type": "none"}
+_LOOK_S = 0.2
+# Slices are read from the table together, up to so many records: one alone may be far less than a file holds.
+_READ_RECORDS = 200_000
+
+
+@dataclass(frozen=True, slots=True)
+class ReplaySettings:
+    """`kafka` has options as Kafka's Java client names them. `header`: the harvester's, which `as_new` leaves out."""
+
+    lake: str
+    kafka: Mapping[str, str]
+    pace: Pace = field(default_factory=Pace)
+    header: str = HEADER
+
+
+@dataclass(frozen=True, slots=True)
+class TopicSummary:
+    """What a replay has to write of a topic; `first` and `last` are Kafka's times."""
+
+    topic: str
+    target: str
+    records: int
+    tombstones: int
+    first: datetime
+    last: datetime
+
+
+@dataclass(frozen=True, slots=True)
+class SliceDone:
+    """What a finished slice says: records written so far, of how many, and the rate since this run began."""
+
+    records: int
+    total: int
+    per_s: float
+
+
+def begin(spark: SparkSession, lake: str, request: Request) -> Progress:
+    """A new replay of the lake as it is now; nothing is stored yet. Raises InputMissing, TableMismatch."""
+    with clear_errors("the replay"):
+        path = _silver(spark, lake)
+        version = spark.sql(f"DESCRIBE HISTORY {merging.at(path)} LIMIT 1").first()
+        assert version is not None
+        return Progress(str(uuid.uuid4()), request, int(version["version"]))
+
+
+def load(spark: SparkSession, lake: str, replay: str) -> Progress:
+    """One that was begun before; InputMissing if the lake knows none of this id, CheckpointMismatch."""
+    with clear_errors("the replay"):
+        _silver(spark, lake)
+        file = _file(lake, replay)
+        text = files.read_text(spark, file)
+    if text is None:
+        raise InputMissing(f"no replay {replay} in {lake}", hint=f"their ids are the names in {lake}/{DIRECTORY}")
+    return replay_request.from_text(text, file)
+
+
+def preview(spark: SparkSession, lake: str, progress: Progress) -> list[TopicSummary]:
+    """What is left to write, by topic. Raises PipelineError for a topic that records would come back to."""
+    with clear_errors("the replay"):
+        counted = replay_rows.summary(_remaining(spark, lake, progress)).orderBy("topic")
+        # As numbers: a timestamp would come back in the time zone of this machine.
+        times = {name: F.unix_micros(name) for name in ("first", "last")}
+        rows = counted.withColumns(times).collect()
+    targets = progress.request.destination.targets([row["topic"] for row in rows])
+    return [
+        TopicSummary(
+            row["topic"], targets[row["topic"]], row["records"], row["tombstones"], _time(row["first"]),
+            _time(row["last"]),
+        )
+        for row in rows
+    ]  # fmt: skip
+
+
+def run(
+    spark: SparkSession,
+    settings: ReplaySettings,
+    progress: Progress,
+    *,
+    stop: Callable[[], bool] = lambda: False,
+    report: Callable[[SliceDone], None] = lambda _: None,
+    clock: Callable[[], float] = time.monotonic,
+    sleep: Callable[[float], None] = time.sleep,
+) -> Progress:
+    """Write what is left, until it is or `stop()`; returns how far it came.
+
+    Raises InputMissing for a topic to write to, BrokerUnavailable, and PipelineError for what ends a slice.
+    """
+    if progress.finished:
+        return progress
+    _refuse_speculation(spark)
+    with clear_errors("the replay"):
+        planned = _planned(spark, settings, progress)
+    if not planned:
+        return replace(progress, finished=True)
+    total = progress.records + sum(one.records for one in planned)
+    targets = progress.request.destination.targets({topic for one in planned for topic, _ in one.upto})
+    source.require_topics(spark, settings.kafka, sorted(set(targets.values())))
+    try:
+        with clear_errors("the replay"):
+            _store(spark, settings.lake, progress)
+            before, began, due = progress.records, clock(), clock()
+            for one, rows in _with_rows(spark, settings, progress, planned):
+                while not stop() and (wait_s := due - clock()) > 0:
+                    sleep(min(wait_s, _LOOK_S))
+                if stop():
+                    return progress
+                due = settings.pace.next_s(clock(), one.records)
+                without = settings.header if progress.request.as_new else None
+                records = replay_rows.outgoing(rows, targets, progress.id, without)
+                records.write.format("kafka").options(**sink_options(settings.kafka)).save()
+                done = {**progress.done, **one.upto}
+                progress = replace(progress, records=progress.records + one.records, done=done)
+                _store(spark, settings.lake, progress)
+                elapsed_s = clock() - began
+                per_s = (progress.records - before) / elapsed_s if elapsed_s > 0 else 0.0
+                report(SliceDone(progress.records, total, per_s))
+            progress = replace(progress, finished=True)
+            _store(spark, settings.lake, progress)
+            return progress
+    except PipelineError as error:
+        error.hint = f"--resume {progress.id} goes on behind the last whole slice"
+        raise
+
+
+def _planned(spark: SparkSession, settings: ReplaySettings, progress: Progress) -> list[Slice]:
+    remaining = _remaining(spark, settings.lake, progress)
+    return list(replay_rows.slices(replay_rows.cuts(remaining, settings.pace.size).toLocalIterator()))
+
+
+def _with_rows(
+    spark: SparkSession, settings: ReplaySettings, progress: Progress, planned: Iterable[Slice]
+) -> Iterator[tuple[Slice, DataFrame]]:
+    """Each slice with its rows, in order; rows are read for several at a time where they are small."""
+    remaining = _remaining(spark, settings.lake, progress)
+    done = dict(progress.done)
+    for together in _readings(planned):
+        upto = {place: offset for one in together for place, offset in one.upto.items()}
+        rows = replay_rows.placed(replay_rows.between(remaining, done, upto))
+        if len(together) > 1:
+            rows = rows.persist()
+        try:
+            for one in together:
+                yield one, replay_rows.between(rows, done, one.upto)
+                done.update(one.upto)
+        finally:
+            rows.unpersist()
+
+
+def _readings(planned: Iterable[Slice]) -> Iterator[list[Slice]]:
+    together: list[Slice] = []
+    records = 0
+    for one in planned:
+        if together and records + one.records > _READ_RECORDS:
+            yield together
+            together, records = [], 0
+        together.append(one)
+        records += one.records
+    if together:
+        yield together
+
+
+def sink_options(kafka: Mapping[str, str]) -> dict[str, str]:
+    """For Spark's Kafka sink: what is asked for, but nothing by which records could be lost or overtake each other."""
+    return {f"kafka.{name}": value for name, value in {**kafka, **_FORCED}.items()}
+
+
+def _remaining(spark: SparkSession, lake: str, progress: Progress) -> DataFrame:
+    path = tables.path_of(lake, "silver")
+    silver = spark.read.format("delta").option("versionAsOf", progress.silver_version).load(path)
+    return replay_rows.behind(replay_rows.selected(silver, progress.request.selection), progress.done)
+
+
+def _silver(spark: SparkSession, lake: str) -> str:
+    path = tables.path_of(lake, "silver")
+    if not tables.exists(spark, path):
+        raise InputMissing(f"no table silver in {lake}", hint="it is made by: harvester pipeline lake")
+    missing, problems = schemas.differences(spark.read.format("delta").load(path).schema, schemas.SILVER)
+    if missing or problems:
+        said = "; ".join([*(f"no column {'.'.join(one.path)}" for one in missing), *problems])
+        raise TableMismatch(f"the table {path} has another schema: {said}", hint="run `harvester pipeline lake` first")
+    return path
+
+
+def _refuse_speculation(spark: SparkSession) -> None:
+    # A second copy of a task would write its records once more, between those of the first.
+    if spark.sparkContext.getConf().get("spark.speculation", "false") == "true":
+        raise PipelineError("a replay cannot keep the order of keys with spark.speculation", hint="set it to false")
+
+
+def _store(spark: SparkSession, lake: str, progress: Progress) -> None:
+    files.write_text(spark, _file(lake, progress.id), replay_request.to_text(progress))
+
+
+def _time(microseconds: int) -> datetime:
+    return datetime(1970, 1, 1, tzinfo=UTC) + timedelta(microseconds=microseconds)
+
+
+def _file(lake: str, replay: str) -> str:
+    return f"{tables.path_of(lake, DIRECTORY)}/{replay}.json"

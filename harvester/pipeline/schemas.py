@@ -1,0 +1,131 @@
+"""The columns of every table, and whether a table that is already there can be written to."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from pyspark.sql.types import (
+    ArrayType,
+    BinaryType,
+    BooleanType,
+    DataType,
+    DateType,
+    IntegerType,
+    LongType,
+    StringType,
+    StructField,
+    StructType,
+    TimestampType,
+)
+
+HEADERS = ArrayType(StructType([StructField("key", StringType()), StructField("value", BinaryType())]))
+
+
+def struct(*fields: tuple[str, DataType]) -> StructType:
+    """Columns in this order."""
+    return StructType([StructField(name, kind) for name, kind in fields])
+
+
+KAFKA = struct(
+    ("key", BinaryType()),
+    ("value", BinaryType()),
+    ("topic", StringType()),
+    ("partition", IntegerType()),
+    ("offset", LongType()),
+    ("timestamp", TimestampType()),
+    ("timestampType", IntegerType()),
+    ("headers", HEADERS),
+)
+"""What Spark's Kafka source gives, with its option includeHeaders."""
+
+PLACE = (
+    ("topic", StringType()),
+    ("partition", IntegerType()),
+    ("offset", LongType()),
+    ("timestamp", TimestampType()),
+)
+_ORIGIN = (
+    ("incarnation", StringType()),
+    ("id", LongType()),
+    ("term", LongType()),
+    ("lane", LongType()),
+    ("producer", LongType()),
+    ("sequence", LongType()),
+    ("low_water", LongType()),
+    ("created_us", LongType()),
+    ("created_at", TimestampType()),
+)
+_CONTENT = (("key", BinaryType()), ("value", BinaryType()), ("headers", HEADERS))
+
+BRONZE = struct(
+    ("day", DateType()), *PLACE, ("timestamp_type", IntegerType()), *_CONTENT, *_ORIGIN, ("problem", StringType())
+)
+SILVER = struct(("day", DateType()), *_ORIGIN, *PLACE, *_CONTENT, ("tombstone", BooleanType()))
+CURRENT = struct(
+    ("topic", StringType()),
+    ("key", BinaryType()),
+    ("value", BinaryType()),
+    ("headers", HEADERS),
+    ("deleted", BooleanType()),
+    ("since", TimestampType()),
+    ("incarnation", StringType()),
+    ("id", LongType()),
+    ("created_at", TimestampType()),
+    ("timestamp", TimestampType()),
+)
+INCARNATIONS = struct(("incarnation", StringType()), ("since", TimestampType()))
+REJECTS = struct(("day", DateType()), *PLACE, *_CONTENT, ("reason", StringType()), ("detail", StringType()))
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """A Delta table of a lake: its directory, columns and what it is partitioned by."""
+
+    name: str
+    schema: StructType
+    partitioned_by: tuple[str, ...] = ()
+
+
+TABLES = (
+    Table("bronze", BRONZE, ("day",)),
+    Table("silver", SILVER, ("day",)),
+    Table("current", CURRENT, ("topic",)),
+    Table("incarnations", INCARNATIONS),
+    Table("rejects", REJECTS, ("day",)),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Addition:
+    """A column that a table lacks; `path` leads into structs."""
+
+    path: tuple[str, ...]
+    kind: DataType
+
+
+def differences(found: StructType, expected: StructType) -> tuple[list[Addition], list[str]]:
+    """Columns that `found` lacks and that can be added, and what is wrong, in words.
+
+    Columns that only `found` has are somebody's own; they are left alone and get NULL, unless they refuse it.
+    """
+    additions: list[Addition] = []
+    problems: list[str] = []
+    _compare(found, expected, (), additions, problems)
+    return additions, problems
+
+
+def _compare(
+    found: StructType, expected: StructType, path: tuple[str, ...], additions: list[Addition], problems: list[str]
+) -> None:
+    have = {field.name.lower(): field for field in found}
+    for field in expected:
+        here = (*path, field.name)
+        other = have.pop(field.name.lower(), None)
+        if other is None:
+            additions.append(Addition(here, field.dataType))
+        elif isinstance(other.dataType, StructType) and isinstance(field.dataType, StructType):
+            _compare(other.dataType, field.dataType, here, additions, problems)
+        elif other.dataType.simpleString() != field.dataType.simpleString():
+            name = ".".join(here)
+            problems.append(f"{name} is {other.dataType.simpleString()}, not {field.dataType.simpleString()}")
+    problems += [f"{'.'.join((*path, field.name))} takes no NULL" for field in have.values() if not field.nullable]

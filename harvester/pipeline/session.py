@@ -1,0 +1,163 @@
+"""The Spark session of a job: what the user asks for, what the jobs need, and one clear error for what cannot work."""
+
+from __future__ import annotations
+
+import importlib.util
+import logging
+import os
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from harvester.errors import StackError
+from harvester.pipeline import connectors, versions
+from harvester.pipeline.errors import PipelineError, SparkUnavailable
+from harvester.stack import java
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+NEWEST_JAVA = 21
+"""Spark 4 runs on 17 and 21; from 24 on Hadoop's login fails, for want of the security manager."""
+
+_NEEDED = {
+    "spark.sql.extensions": "io.delta.sql.DeltaSparkSessionExtension",
+    "spark.sql.catalog.spark_catalog": "org.apache.spark.sql.delta.catalog.DeltaCatalog",
+    "spark.sql.session.timeZone": "UTC",  # days and shown times are the same on every machine
+    "spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS",
+}
+_USUAL = {
+    "spark.ui.showConsoleProgress": "false",
+    "spark.sql.adaptive.enabled": "true",
+    # The log of a table of the lake is small: Delta's 50 tasks for each look at it would take longer than the look.
+    "spark.databricks.delta.snapshotPartitions": "4",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class SessionSettings:
+    """`master`: as for spark-submit; None is its default, local[*]. `conf` wins over all but what the jobs need.
+
+    `log_level` is of Spark's own log, which tells of each failure with a stack trace.
+    """
+
+    name: str
+    master: str | None = None
+    conf: Mapping[str, str] = field(default_factory=dict)
+    log_level: str = "FATAL"
+
+
+def spark_version() -> str:
+    """The version of the installed PySpark; SparkUnavailable where there is none. Imports nothing of it."""
+    if importlib.util.find_spec("pyspark") is None:
+        raise SparkUnavailable("the pipeline needs Apache Spark", hint="pip install 'harvester[spark]'")
+    from importlib.metadata import PackageNotFoundError, version
+
+    try:
+        return version("pyspark")
+    except PackageNotFoundError:
+        import pyspark  # a cluster's own Spark on PYTHONPATH, without metadata
+
+        return str(pyspark.__version__)
+
+
+def options(settings: SessionSettings, pyspark_version: str, progress: Callable[[str], None]) -> dict[str, str]:
+    """Everything the builder is told. Connectors that the user names are checked, else ours are added.
+
+    Under spark-submit the Java process runs already, and has what it was given there.
+    """
+    conf = dict(settings.conf)
+    named = [
+        name.strip()
+        for key in ("spark.jars", "spark.jars.packages")
+        for name in conf.get(key, "").split(",")
+        if name.strip()
+    ]
+    versions.check(pyspark_version, named)
+    if not any("spark-sql-kafka" in name for name in named) and "PYSPARK_GATEWAY_PORT" not in os.environ:
+        jars = [str(jar) for jar in connectors.connector_jars(pyspark_version, progress=progress)]
+        conf["spark.jars"] = ",".join([*(name for name in conf.get("spark.jars", "").split(",") if name), *jars])
+    extensions = conf.get("spark.sql.extensions", "")
+    merged = {**_USUAL, **conf, **_NEEDED}
+    if extensions and _NEEDED["spark.sql.extensions"] not in extensions:
+        merged["spark.sql.extensions"] = f"{extensions},{_NEEDED['spark.sql.extensions']}"
+    return merged
+
+
+def use_java() -> None:
+    """Let Spark start the first Java that it can run on: JAVA_HOME, PATH, the wheel. SparkUnavailable without one."""
+    try:
+        found = java.find(newest=NEWEST_JAVA)
+    except StackError as error:
+        raise SparkUnavailable(error.message, hint="install Java 17 or 21, or set JAVA_HOME to one") from error
+    os.environ["JAVA_HOME"] = str(found.program.resolve().parents[1])
+
+
+@contextmanager
+def session(settings: SessionSettings, *, progress: Callable[[str], None] = lambda _: None) -> Iterator[SparkSession]:
+    """A running Spark, stopped at the end; raises SparkUnavailable, ConnectorMismatch, StackError."""
+    version = spark_version()
+    conf = options(settings, version, progress)
+    use_java()
+    from py4j.protocol import Py4JError
+    from pyspark.errors import PySparkException
+    from pyspark.sql import SparkSession
+
+    # It would print a stack trace for what is raised to us as well.
+    logging.getLogger("py4j").setLevel(logging.CRITICAL)
+    builder = SparkSession.builder.appName(settings.name)
+    if settings.master is not None:
+        builder = builder.master(settings.master)
+    for name, value in conf.items():
+        builder = builder.config(name, value)
+    try:
+        spark = builder.getOrCreate()
+    except (PySparkException, Py4JError, OSError) as error:
+        raise SparkUnavailable(f"Spark did not start: {reason(error)}", hint="see what it printed above") from error
+    spark.sparkContext.setLogLevel(settings.log_level)
+    try:
+        yield spark
+    finally:
+        with suppress(Py4JError, OSError):  # the Java process may have been killed
+            spark.stop()
+
+
+@contextmanager
+def clear_errors(what: str) -> Iterator[None]:
+    """Whatever Spark or its Java process says becomes a PipelineError of one line, beginning with `what`."""
+    from py4j.protocol import Py4JError
+    from pyspark.errors import PySparkException
+
+    try:
+        yield
+    except (PySparkException, Py4JError, OSError, EOFError) as error:
+        raise PipelineError(
+            f"{what}: {reason(error)}", hint="nothing is lost: started again, it goes on where it was"
+        ) from error
+
+
+def reason(error: BaseException) -> str:
+    """The innermost cause that an error of Spark names, without its stack trace."""
+    text = str(error)
+    causes = [line.partition("Caused by:")[2].strip() for line in text.splitlines() if "Caused by:" in line]
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    if isinstance(error, OSError | EOFError) or type(error).__name__ == "Py4JNetworkError":
+        return "Spark's Java process is gone"
+    # What Python raised within a batch comes back through Java, with the trace of both.
+    causes = [cause for cause in causes if "py4j.Py4JException" not in cause] or _raised(text)
+    # Below what was called comes what went wrong there.
+    told = [line.removeprefix(": ") for line in lines if not line.startswith("An error occurred while calling ")]
+    return causes[-1] if causes else (told or [type(error).__name__])[0]
+
+
+def _raised(text: str) -> list[str]:
+    """The exceptions below the tracebacks of Python in a text."""
+    found, within = [], False
+    for line in text.splitlines():
+        if line.endswith("Traceback (most recent call last):"):
+            within = True
+        elif within and line.strip() and not line[0].isspace():
+            within = False
+            found.append(line)
+    return found

@@ -1,0 +1,57 @@
+"""Topics as a stream of Spark's own Kafka source, and whether they are there."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING, Any
+
+from harvester.errors import BrokerUnavailable
+from harvester.pipeline.errors import InputMissing
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+_WAIT = {"default.api.timeout.ms": "30000", "request.timeout.ms": "10000"}
+
+
+def stream(spark: SparkSession, kafka: Mapping[str, str], topics: Iterable[str], most: int) -> DataFrame:
+    """Every committed record from the beginning, as schemas.KAFKA; `most` of them in a batch.
+
+    Records that the checkpoint goes on from and Kafka no longer has end the stream: silence would be loss.
+    """
+    options = {
+        **{f"kafka.{name}": value for name, value in kafka.items()},
+        "kafka.isolation.level": "read_committed",
+        "subscribe": ",".join(topics),
+        "startingOffsets": "earliest",
+        "includeHeaders": "true",
+        "failOnDataLoss": "true",
+        "maxOffsetsPerTrigger": str(most),
+    }
+    return spark.readStream.format("kafka").options(**options).load()
+
+
+def require_topics(spark: SparkSession, kafka: Mapping[str, str], topics: Iterable[str]) -> None:
+    """InputMissing names the topics that are not there; BrokerUnavailable if nobody says. Asks as the source will."""
+    from py4j.protocol import Py4JJavaError
+
+    jvm: Any = spark.sparkContext._jvm
+    properties = jvm.java.util.Properties()
+    for name, value in {**_WAIT, **kafka}.items():
+        properties.setProperty(name, value)
+    try:
+        admin = jvm.org.apache.kafka.clients.admin.AdminClient.create(properties)
+        try:
+            found = set(admin.listTopics().names().get())
+        finally:
+            admin.close()
+    except Py4JJavaError as error:
+        said = str(error.java_exception.getMessage() or error.java_exception.getClass().getName())
+        raise BrokerUnavailable(
+            f"no topics from {kafka.get('bootstrap.servers')}: {said.splitlines()[0]}", hint="look after the brokers"
+        ) from error
+    if missing := [topic for topic in topics if topic not in found]:
+        raise InputMissing(
+            f"no topic {', '.join(missing)} at {kafka.get('bootstrap.servers')}",
+            hint="a topic comes with the harvester's first record for it, or is made beforehand",
+        )

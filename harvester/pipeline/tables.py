@@ -1,0 +1,68 @@
+"""The Delta tables of a lake: made, checked against their schemas, and opened under one lake's name."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+from harvester.pipeline import files, merging, schemas
+from harvester.pipeline.errors import TableMismatch
+from harvester.pipeline.schemas import Table
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+OWNER = "harvester.lake"
+"""The table property that names the lake's checkpoint: what filled a table, alone may go on filling it."""
+
+_LAYOUT = {"delta.autoOptimize.optimizeWrite": "true", "delta.enableDeletionVectors": "true"}
+
+
+def prepare(spark: SparkSession, root: str, tables: Iterable[Table], owner: str) -> None:
+    """Make what is missing, add columns that are new; TableMismatch for anything else, before anything is changed."""
+    wanted = list(tables)
+    additions = {table.name: _check(spark, path_of(root, table.name), table, owner) for table in wanted}
+    for table in wanted:
+        path, missing = path_of(root, table.name), additions[table.name]
+        if missing is None:
+            spark.sql(merging.create(path, table, {**_LAYOUT, OWNER: owner}))
+        elif missing:
+            spark.sql(merging.add_columns(path, missing))
+
+
+def path_of(root: str, name: str) -> str:
+    """The directory of a table."""
+    return f"{root.rstrip('/')}/{name}"
+
+
+def exists(spark: SparkSession, path: str) -> bool:
+    """Whether there is a Delta table; TableMismatch for a directory with anything else in it."""
+    # Killed while it was made, a table is a log without an entry: it is made again.
+    if any(name[:20].isdigit() for name in files.listing(spark, f"{path}/_delta_log")):
+        return True
+    if set(files.listing(spark, path)) - {"_delta_log"}:
+        raise TableMismatch(f"{path} holds something that is no Delta table", hint="name an empty directory")
+    return False
+
+
+def _check(spark: SparkSession, path: str, table: Table, owner: str) -> list[schemas.Addition] | None:
+    """The columns to add; None where there is no table yet."""
+    if not exists(spark, path):
+        return None
+    detail = spark.sql(f"DESCRIBE DETAIL {merging.at(path)}").select("partitionColumns", "properties").first()
+    assert detail is not None
+    missing, problems = schemas.differences(spark.read.format("delta").load(path).schema, table.schema)
+    if tuple(detail["partitionColumns"]) != table.partitioned_by:
+        by = ", ".join(table.partitioned_by) or "nothing"
+        problems.append(f"it is partitioned by {', '.join(detail['partitionColumns']) or 'nothing'}, not by {by}")
+    if problems:
+        raise TableMismatch(
+            f"the table {path} has another schema: {'; '.join(problems)}",
+            hint="write to another directory, or mend the table",
+        )
+    if detail["properties"].get(OWNER) != owner:
+        raise TableMismatch(
+            f"the table {path} was filled through another checkpoint",
+            hint="go on with that checkpoint; a new one would read the topics again, into a directory of its own",
+        )
+    return missing

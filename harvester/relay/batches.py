@@ -1,0 +1,231 @@
+"""The records of one shard in exactly-once mode: queue, open transaction, committed. Pure.
+
+Theory. Records are published in the order in which they arrived, many to a transaction, without waiting for each other:
+a transaction is all or nothing, and one follows the other, so the order of a key needs no barrier. A record is
+
+    QUEUED ──take──▶ OPEN ──committed──▶ UNPURGED ──settle──▶ (gone)
+       ▲               │
+       └────aborted────┘
+
+*Unpurged* records are committed in Kafka, and their DELETE is not known to have committed; every progress record names
+them (P22). After an abort the records of the transaction stand at the head of the queue again, in their order, as if
+nothing had happened. After an outcome that nobody knows they do so too, less those that the lane's progress names.
+
+Failure handling. When brokers refuse a record they refuse its whole batch, innocent records included. All of them
+become *suspects*, of which a transaction takes at most half as many as failed together, until one fails alone: that
+one is at fault. Then, with each transaction of suspects that succeeds, the next takes twice as many. Others flow
+meanwhile, in their order. A record that is at fault is taken out. It goes to quarantine, and what is behind it of its
+key is *held* until it has arrived there: if the shard dies before, the record is sent again, and may be accepted. Or
+it is *parked* with what is behind it, and everything of its key that still arrives is refused until `reopen` (P5, P18).
+A record that timed out before goes *alone*, with little patience: its partition may be away, and nothing else shall
+wait for it.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from harvester.delivery.decode import Decoded
+
+
+@dataclass(slots=True, eq=False)
+class Entry:
+    """A record inside a shard; `since` when it was queued, monotonic."""
+
+    id: int
+    key: bytes | None
+    record: Decoded
+    since: float
+    suspect: bool = False
+    alone: bool = False
+    size: int = 0  # of its value, in bytes
+
+
+class Batches:
+    """See the module's text. Not thread-safe: the shard holds its lock around every call.
+
+    `most` records go into one transaction, no more once they have `most_bytes`; its progress record names
+    `most_named` at the most.
+    """
+
+    def __init__(self, most: int, most_named: int, most_bytes: int = 1 << 62) -> None:
+        self._most, self._most_named, self._most_bytes = most, most_named, most_bytes
+        self._queue: deque[Entry] = deque()
+        self._open: list[Entry] = []
+        self._unpurged: dict[int, Entry] = {}
+        self._leaving: dict[int, bytes | None] = {}  # on their way to quarantine, and their keys
+        self._held: dict[bytes, deque[Entry]] = {}  # key of such a record -> what is behind it, in order
+        self._refusing: set[bytes] = set()
+        self._announced: dict[int, bytes] = {}  # parked record -> its key, until the supervisor has answered
+        self.put_back = 0  # by the last abort
+        self._suspects_at_once = 1
+        self._searching = False  # one of the suspects is at fault, and not found
+        self._suspects_open = self._open_bytes = 0
+
+    @property
+    def queued(self) -> int:
+        """Records that are in no transaction yet."""
+        return len(self._queue) + sum(map(len, self._held.values()))
+
+    @property
+    def in_flight(self) -> int:
+        """Records handed to the producer, or on their way to quarantine, and not settled."""
+        return len(self._open) + len(self._unpurged) + len(self._leaving)
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether a transaction would find a record to take."""
+        return bool(self._queue) and len(self._unpurged) + len(self._open) < self._most_named
+
+    @property
+    def alone(self) -> Entry | None:
+        """The record that is in the open transaction by itself, because it timed out before."""
+        return self._open[0] if self._open and self._open[0].alone else None
+
+    def __contains__(self, entry: Entry) -> bool:
+        """Whether it is queued, and waits for no quarantine."""
+        return entry in self._queue
+
+    def leaving(self) -> list[int]:
+        """Ids that are committed, or go to quarantine, and have perhaps not left the outbox; ascending."""
+        return sorted([*self._unpurged, *self._leaving])
+
+    def progress(self) -> list[int]:
+        """What the progress record of the open transaction names, ascending."""
+        return sorted([*self._unpurged, *(entry.id for entry in self._open)])
+
+    def oldest(self) -> Entry | None:
+        """The record that has been here longest without being committed, of those that nothing holds."""
+        if self._open:
+            return self._open[0]
+        return self._queue[0] if self._queue else None
+
+    # -- in order
+
+    def offer(self, entry: Entry) -> bool:
+        """Queue a record; False: refused, a record of its key is parked."""
+        if entry.key in self._refusing:
+            return False
+        held = self._held.get(entry.key) if entry.key is not None else None
+        (self._queue if held is None else held).append(entry)
+        return True
+
+    def take(self, most: int) -> list[Entry]:
+        """The next records of the open transaction, at most so many; none: it has all that it may have."""
+        taken: list[Entry] = []
+        if self.alone is not None:
+            return taken
+        queue, named = self._queue, len(self._unpurged) + len(self._open)
+        room = min(most, self._most - len(self._open), self._most_named - named)
+        while queue and len(taken) < room and self._open_bytes < self._most_bytes:
+            entry = queue[0]
+            if entry.alone and (self._open or taken):
+                break
+            if entry.suspect:
+                if self._suspects_open >= self._suspects_at_once:
+                    break
+                self._suspects_open += 1
+            self._open_bytes += entry.size
+            taken.append(queue.popleft())
+            if entry.alone:
+                break
+        self._open += taken
+        return taken
+
+    def committed(self) -> list[Entry]:
+        """The transaction is committed, for certain. Returns its records, which are to be purged."""
+        entries, self._open = self._open, []
+        if self._suspects_open and not self._searching:
+            self._suspects_at_once *= 2  # they were suspected in vain; so may the next be
+        self._suspects_open = self._open_bytes = 0
+        for entry in entries:
+            self._unpurged[entry.id] = entry
+        return entries
+
+    def settle(self, ids: Iterable[int]) -> None:
+        """They have left the outbox. Ids that are not here are passed by."""
+        for record_id in ids:
+            self._unpurged.pop(record_id, None)
+            key = self._leaving.pop(record_id, None)
+            if key is not None:
+                self._queue.extendleft(reversed(self._held.pop(key)))
+
+    # -- failures
+
+    def aborted(self, published: Iterable[int] = ()) -> None:
+        """Nothing of the open transaction is published, but for these ids, whose purge has committed as well."""
+        gone = set(published)
+        self.settle(gone)
+        entries, self._open = self._open, []
+        self._suspects_open = self._open_bytes = 0
+        back = [entry for entry in entries if entry.id not in gone]
+        self.put_back = len(back)
+        self._queue.extendleft(reversed(back))
+
+    def suspect(self, failed: Sequence[Entry]) -> Entry | None:
+        """These records failed together, and one of them may be at fault: the one that is, if it can be told."""
+        self._searching = len(failed) > 1
+        if not self._searching:
+            return failed[0]
+        for entry in failed:
+            entry.suspect = True
+        self._suspects_at_once = max(1, len(failed) // 2)
+        return None
+
+    def remove(self, entry: Entry) -> None:
+        """Take a queued record out; it is on its way to quarantine, and its key is held, until it is settled."""
+        self._queue.remove(entry)
+        self._leaving[entry.id] = key = entry.key
+        if key is not None:
+            self._held[key] = self._take_out(key)
+
+    def give_up(self, record_id: int) -> list[int]:
+        """Quarantine would not have this record: return it, and what is behind it of its key, for the supervisor.
+
+        Nothing more of its key is taken before the queue is dropped.
+        """
+        key = self._leaving.pop(record_id, None)
+        if key is None:
+            return [record_id]
+        self._refusing.add(key)
+        return [record_id, *(entry.id for entry in self._held.pop(key))]
+
+    def park(self, entry: Entry) -> list[int]:
+        """A queued record will be sent again by the supervisor's word only: take it and what is behind it out.
+
+        Returns the ids behind it. Its key is refused until `reopen`.
+        """
+        key = entry.key
+        if key is None:
+            self._queue.remove(entry)
+            return []
+        self._refusing.add(key)
+        self._announced[entry.id] = key
+        return [other.id for other in self._take_out(key) if other is not entry]
+
+    def _take_out(self, key: bytes) -> deque[Entry]:
+        """Everything of this key that is queued."""
+        found = deque(entry for entry in self._queue if entry.key == key)
+        self._queue = deque(entry for entry in self._queue if entry.key != key)
+        return found
+
+    def reopen(self, record_id: int) -> None:
+        """The supervisor knows of this parked record: nothing older of its key can arrive any more."""
+        key = self._announced.pop(record_id, None)
+        if key is not None:
+            self._refusing.discard(key)
+
+    def drop_queue(self) -> list[int]:
+        """Forget what is in no transaction; returns its ids. Nothing is refused any more.
+
+        Keys of records that go to quarantine stay held.
+        """
+        ids = [entry.id for entries in (self._queue, *self._held.values()) for entry in entries]
+        self._queue.clear()
+        for held in self._held.values():
+            held.clear()
+        self._refusing.clear()
+        self._announced.clear()
+        return ids

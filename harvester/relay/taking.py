@@ -1,0 +1,126 @@
+"""Taking the term: compare and set, and what is owed to the term before (rules P8, P19, P22, P24, P32). Thin.
+
+A term that is lent to a bulk drain, or asked for by one, is not taken: it is looked at again each second, for as long
+as the group trusts this process (P32).
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from uuid import UUID
+
+from harvester.errors import SchemaError
+from harvester.outbox.marker import MarkSession, Session, TermRow
+from harvester.relay.hooks import Hooks
+from harvester.relay.opening import Deposed, Superseded
+from harvester.relay.reports import DatabaseTrouble, LoopDied, Report, TermGone, TermTaken
+from harvester.relay.switching import Mode
+
+_TURN_S = 0.1
+_LENT_LOOK_S = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Voices:
+    """Whom the taker asks and tells. `trusted`: whether the group still vouches for us; `turned`: it is alive."""
+
+    report: Callable[[Report], None]
+    trusted: Callable[[], bool]
+    highest_term: Callable[[], int]  # that was seen in the leader topic
+    turned: Callable[[], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Taken:
+    """A term that is ours in the row: what marks, and later take-overs, compare with."""
+
+    term: int
+    holder: UUID
+    server: str | None
+
+
+class TermTaker:
+    """See the module's text. For the mark loop's thread; `lent_to` may be read by any."""
+
+    def __init__(
+        self, session: MarkSession, mode: Mode, name: str, voices: Voices, ended: threading.Event, hooks: Hooks
+    ) -> None:
+        self._session, self._mode, self._name = session, mode, name
+        self._voices, self._ended, self._hooks = voices, ended, hooks
+        self.taken: Taken | None = None  # the last one
+        self.ids_restarted = False  # since then
+        self.lent_to: str | None = None  # who has the term that is waited for
+
+    def attempt(self, holder: UUID, ours: Sequence[Session]) -> bool:
+        """Read the row, check trust, compare and set; `ours`: the shards' sessions. False: it is to be tried again.
+
+        Raises the database's errors and BrokerError, after which it is to be tried again as well.
+        """
+        session, voices = self._session, self._voices
+        row = session.read_term()
+        self._hooks.hit("marker.term_read", term=row.term)
+        if not voices.trusted():
+            voices.report(TermGone(holder))
+            return True
+        self.lent_to = row.lent_to
+        if row.lent_to is not None:
+            self._hooks.hit("marker.term_lent", term=row.term)
+            voices.turned()
+            self._ended.wait(_LENT_LOOK_S)
+            return False
+        seen = voices.highest_term()
+        if not self._is_known(row):
+            return True
+        term = session.take_term(row.term, seen, holder, self._name, ours)
+        if term is None:
+            return False
+        went_back = row.term < seen or self.ids_restarted
+        session.renew_incarnation(went_back=went_back)
+        self.ids_restarted = False
+        incarnation = session.read_term().incarnation
+        self.taken = Taken(term, holder, session.server)
+        if self._settle_predecessor(row, term, holder, incarnation):
+            mode, server = self._mode, session.server
+            session.note_delivery(term, holder, mode.delivery, mode.topic_id)
+            in_doubt = mode.is_unreleased(row)
+            voices.report(TermTaken(holder, term, server, went_back, incarnation, mode.lanes_now, in_doubt))
+        return True
+
+    def _is_known(self, row: TermRow) -> bool:
+        """Whether the progress topic is the one of the term row; if not, this harvester has to end."""
+        try:
+            self._mode.check(row)
+        except SchemaError as error:
+            self._voices.report(LoopDied(error))
+            return False
+        return True
+
+    def _settle_predecessor(self, row: TermRow, term: int, holder: UUID, incarnation: UUID) -> bool:
+        """What the mode of the term before calls for; False when the term is not ours any more."""
+        report, wait_s = self._voices.report, self._mode.wait_s(row)
+
+        def is_over() -> bool:
+            self._voices.turned()
+            return self._ended.is_set() or not self._voices.trusted()
+
+        def pause(seconds: float) -> None:
+            self._ended.wait(seconds)
+
+        deadline = time.monotonic() + wait_s
+        if wait_s > 0:
+            report(DatabaseTrouble(f"what an at-least-once leader may still send expires in {wait_s:.0f} s (P24)"))
+        while time.monotonic() < deadline and not is_over():
+            pause(_TURN_S)
+        try:
+            self._mode.fence(row, term, holder, incarnation, is_over, pause, lambda text: report(DatabaseTrouble(text)))
+        except (Superseded, Deposed):
+            report(TermGone(holder))
+            return False
+        report(DatabaseTrouble(None))
+        if is_over():
+            report(TermGone(holder))
+            return False
+        return True

@@ -1,0 +1,16 @@
+"""From an application's values to records: serialisers, and the headers of CloudEvents (docs/writing.md).
+
+    orders = Records(Json(), cloud_events=CloudEvents("/shop"))
+    stasher.stash(connection, orders.make("orders", "42", {"total": 99}, type="shop.order.paid"))
+
+Here is what needs nothing but Python. `harvester.serializers.msgspec` and `harvester.serializers.registry` need extras,
+and are imported by those who use them.
+"""
+
+from __future__ import annotations
+
+from harvester.serializers.plain import Bytes, Json, Text
+from harvester.serializers.protocol import Serialized, Serializer
+from harvester.serializers.records import CloudEvents, Records
+
+__all__ = ["Bytes", "CloudEvents", "Json", "Records", "Serialized", "Serializer", "Text"]

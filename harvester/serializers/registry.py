@@ -1,0 +1,84 @@
+"""Avro, Protobuf and JSON Schema by a Schema Registry, in the framing that its deserialisers read.
+
+    registry = SchemaRegistryClient({"url": "https://registry:8081"})
+    orders = Records(avro(registry, SCHEMA))
+
+Each needs the extra of its name, and the outbox a BYTEA value: what is written begins with a zero byte and the id of
+the schema. With the first value of a topic the registry is asked, or told, over HTTP: make the record before the
+transaction takes its locks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from confluent_kafka.schema_registry import SchemaRegistryClient
+from confluent_kafka.serialization import MessageField, SerializationContext
+
+from harvester.errors import SerializationFailed
+from harvester.serializers.protocol import Serialized
+
+Settings = Mapping[str, Any]
+
+
+def avro(
+    client: SchemaRegistryClient,
+    schema: str,
+    *,
+    to_dict: Callable[[Any, SerializationContext], dict[str, Any]] | None = None,
+    settings: Settings | None = None,
+) -> RegistrySerializer:
+    """Values that fit an Avro schema; `to_dict` makes dictionaries of others. `settings` as of AvroSerializer."""
+    from confluent_kafka.schema_registry.avro import AvroSerializer
+
+    return RegistrySerializer(AvroSerializer(client, schema, to_dict, dict(settings or {})), "application/avro")
+
+
+def json_schema(
+    client: SchemaRegistryClient,
+    schema: str,
+    *,
+    to_dict: Callable[[Any, SerializationContext], dict[str, Any]] | None = None,
+    settings: Settings | None = None,
+) -> RegistrySerializer:
+    """Values that a JSON schema allows; `to_dict` makes dictionaries of others. `settings` as of JSONSerializer."""
+    from confluent_kafka.schema_registry.json_schema import JSONSerializer
+
+    return RegistrySerializer(JSONSerializer(schema, client, to_dict, dict(settings or {})), "application/json")
+
+
+def protobuf(
+    client: SchemaRegistryClient, message: type[Any], *, settings: Settings | None = None
+) -> RegistrySerializer:
+    """Messages of one generated class. `settings` as of ProtobufSerializer."""
+    from confluent_kafka.schema_registry.protobuf import ProtobufSerializer
+
+    return RegistrySerializer(ProtobufSerializer(message, client, dict(settings or {})), "application/protobuf")
+
+
+class RegistrySerializer:
+    """Made by the functions above, or of any serialiser of confluent_kafka's that takes (value, context)."""
+
+    def __init__(self, write: Callable[[Any, SerializationContext], bytes | None], content_type: str) -> None:
+        self.content_type = content_type
+        self._write = write
+
+    def serialize(self, topic: str, value: object) -> Serialized:
+        """See `Serializer`. Asks the registry, if this is news to it."""
+        context = SerializationContext(topic, MessageField.VALUE, [])
+        try:
+            written = self._write(value, context)
+        except Exception as error:  # formats, rules and HTTP each raise what they like
+            raise SerializationFailed(
+                f"the value for topic {topic!r} cannot be written by its schema: {error}",
+                hint="compare the value with the schema; if the registry could not be reached, try again",
+            ) from error
+        if context.headers:
+            raise SerializationFailed(
+                "the registry's serialiser puts the schema's id into a header, in bytes that no text column holds",
+                hint="leave schema.id.serializer at its default, which puts it before the value",
+            )
+        if written is None:
+            raise SerializationFailed(f"the registry's serialiser made nothing of the value for topic {topic!r}")
+        return Serialized(written)

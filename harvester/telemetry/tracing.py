@@ -1,0 +1,206 @@
+"""Traces that go on: a record whose headers carry a trace context is published in a producer span of that trace.
+
+    row's headers ─extract─▶ parent ─▶ span "send <topic>" ─inject─▶ the Kafka record's headers
+
+`TracingProducer` stands around a shard's producer, so that nothing is on the way of a record where tracing is off. A
+record without a trace context is passed on as it is; the other headers, `baggage` among them, always are. Each attempt
+is a span of its own; it ends with the delivery report, in a transaction with the transaction. How spans are sampled and
+where they go is in the environment (OTEL_…), as everywhere: see docs/operations.md. An extra: `[otel]`.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable, Mapping
+from functools import partial
+from importlib.metadata import entry_points
+from typing import Any
+
+from opentelemetry.baggage import clear as without_baggage
+from opentelemetry.baggage.propagation import W3CBaggagePropagator
+from opentelemetry.context import Context
+from opentelemetry.propagate import get_global_textmap
+from opentelemetry.propagators.textmap import Getter, Setter
+from opentelemetry.sdk.resources import Resource
+from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.sdk.trace.export import BatchSpanProcessor
+from opentelemetry.trace import Span, SpanKind, Status, StatusCode, get_current_span, set_span_in_context
+
+from harvester.errors import ConfigurationError, Problem
+
+Provider = TracerProvider
+Headers = list[tuple[str, bytes | None]]
+Report = Callable[[Any, Any], None]  # error or None, message
+
+_EXPORTERS = "opentelemetry_traces_exporter"  # the entry points that OTEL_TRACES_EXPORTER names
+_PROTOCOLS = {"http/protobuf": "otlp_proto_http", "grpc": "otlp_proto_grpc"}
+_FLUSH_S = 2.0
+# We add nothing to baggage: it goes on as it came, byte for byte. Written anew, its properties and whatever is beyond
+# the limits of the propagator would change.
+_BAGGAGE = W3CBaggagePropagator().fields
+
+
+def make_provider(instance: str, environ: Mapping[str, str] = os.environ) -> TracerProvider:
+    """A provider as the environment describes it. Raises ConfigurationError for an exporter that is not installed."""
+    attributes = {"service.instance.id": instance}
+    if not environ.get("OTEL_SERVICE_NAME") and "service.name=" not in environ.get("OTEL_RESOURCE_ATTRIBUTES", ""):
+        attributes["service.name"] = "harvester"
+    provider = TracerProvider(resource=Resource.create(attributes))
+    for name in exporter_names(environ):
+        provider.add_span_processor(BatchSpanProcessor(_exporter(name)))
+    return provider
+
+
+def exporter_names(environ: Mapping[str, str]) -> list[str]:
+    """What OTEL_TRACES_EXPORTER names, `otlp` without it, as names of entry points."""
+    protocol = environ.get("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL") or environ.get("OTEL_EXPORTER_OTLP_PROTOCOL")
+    otlp = _PROTOCOLS.get(protocol or "http/protobuf", "otlp_proto_http")
+    named = [name.strip() for name in (environ.get("OTEL_TRACES_EXPORTER") or "otlp").split(",")]
+    return [otlp if name == "otlp" else name for name in named if name not in ("", "none")]
+
+
+def check_tracing(environ: Mapping[str, str] = os.environ) -> None:
+    """Raises ConfigurationError where spans could not be exported."""
+    for name in exporter_names(environ):
+        _exporter_class(name)
+
+
+def _exporter(name: str) -> Any:
+    return _exporter_class(name)()
+
+
+def _exporter_class(name: str) -> Any:
+    for entry in entry_points(group=_EXPORTERS, name=name):
+        return entry.load()
+    known = ", ".join(sorted({entry.name for entry in entry_points(group=_EXPORTERS)}))
+    problem = Problem("OTEL_TRACES_EXPORTER", f"names {name!r}, which is not installed", known)
+    raise ConfigurationError([problem], hint="pip install 'harvester[otel]', or the exporter's own package")
+
+
+def flush(provider: TracerProvider) -> None:
+    """Export what is left, for two seconds at the most: a collector that is away holds up no end."""
+    thread = threading.Thread(target=provider.force_flush, name="spans", daemon=True)
+    thread.start()
+    thread.join(_FLUSH_S)
+
+
+class _FromHeaders(Getter[Headers]):
+    def get(self, carrier: Headers, key: str) -> list[str] | None:
+        values = [value.decode("utf-8", "replace") for name, value in carrier if name.lower() == key and value]
+        return values or None
+
+    def keys(self, carrier: Headers) -> list[str]:
+        return [name for name, _ in carrier]
+
+
+class _IntoHeaders(Setter[Headers]):
+    def set(self, carrier: Headers, key: str, value: str) -> None:
+        carrier.append((key, value.encode()))
+
+
+_GETTER, _SETTER = _FromHeaders(), _IntoHeaders()
+
+
+class TracingProducer:
+    """A producer with the interface of confluent_kafka.Producer, as far as shards use it by name."""
+
+    def __init__(self, producer: Any, provider: TracerProvider, *, transactional: bool) -> None:
+        self._producer, self._transactional = producer, transactional
+        self._tracer = provider.get_tracer("harvester")
+        self._map = get_global_textmap()
+        self._fields = frozenset(self._map.fields) - _BAGGAGE
+        self._open: list[Span] = []  # of the transaction
+        self._none = Context()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._producer, name)
+
+    def produce(
+        self,
+        topic: str,
+        value: bytes | None = None,
+        key: bytes | None = None,
+        partition: int = -1,
+        on_delivery: Report | None = None,
+        callback: Report | None = None,
+        timestamp: int = 0,
+        headers: Headers | None = None,
+    ) -> None:
+        """As the original, by position."""
+        begun = self._begin(topic, key, headers) if headers else None
+        if begun is None:
+            self._producer.produce(topic, value, key, partition, on_delivery, callback, timestamp, headers)
+            return
+        span, parent = begun
+        given = [header for header in headers or () if header[0].lower() not in self._fields]
+        self._map.inject(given, set_span_in_context(span, without_baggage(parent)), _SETTER)
+        try:
+            report = partial(self._reported, span, on_delivery)
+            self._producer.produce(topic, value, key, partition, report, callback, timestamp, given)
+        except BaseException as error:
+            _end(span, str(error))
+            raise
+        if self._transactional:
+            self._open.append(span)
+
+    def commit_transaction(self, *arguments: Any) -> None:
+        """As the original."""
+        try:
+            self._producer.commit_transaction(*arguments)
+        except BaseException as error:
+            self._end_all(f"not known to be committed: {error}")
+            raise
+        self._end_all(None)
+
+    def abort_transaction(self, *arguments: Any) -> None:
+        """As the original."""
+        self._end_all("the transaction was given up")
+        self._producer.abort_transaction(*arguments)
+
+    def purge(self, *arguments: Any) -> None:
+        """As the original; what is purged is not sent."""
+        self._end_all("the producer was given up")
+        self._producer.purge(*arguments)
+
+    def _begin(self, topic: str, key: bytes | None, headers: Headers) -> tuple[Span, Context] | None:
+        """A span below the one that the headers name, and all that they say; None where they name none."""
+        parent = self._map.extract(headers, self._none, _GETTER)
+        if not get_current_span(parent).get_span_context().is_valid:
+            return None
+        attributes = {
+            "messaging.system": "kafka",
+            "messaging.operation.type": "send",
+            "messaging.operation.name": "send",
+            "messaging.destination.name": topic,
+        }
+        if key is not None:
+            attributes["messaging.kafka.message.key"] = key.decode("utf-8", "replace")
+        return self._tracer.start_span(f"send {topic}", parent, SpanKind.PRODUCER, attributes), parent
+
+    def _reported(self, span: Span, on_delivery: Report | None, error: Any, message: Any) -> None:
+        if error is not None:
+            span.set_attribute("error.type", error.name())
+            _end(span, error.str())
+        else:
+            partition, offset = message.partition(), message.offset()
+            if partition is not None:
+                span.set_attribute("messaging.destination.partition.id", str(partition))
+            if offset is not None:
+                span.set_attribute("messaging.kafka.offset", offset)
+            if not self._transactional:
+                span.end()
+        if on_delivery is not None:
+            on_delivery(error, message)
+
+    def _end_all(self, error: str | None) -> None:
+        spans, self._open = self._open, []
+        for span in spans:
+            _end(span, error)
+
+
+def _end(span: Span, error: str | None) -> None:
+    if span.is_recording():  # one that has ended does not
+        if error is not None:
+            span.set_status(Status(StatusCode.ERROR, error))
+        span.end()

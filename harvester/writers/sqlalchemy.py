@@ -1,0 +1,135 @@
+"""The stasher for SQLAlchemy 2: sessions and connections, blocking and asyncio.
+
+    with Session(engine) as session, session.begin():
+        session.get_one(Account, 42).balance -= 5
+        SqlalchemyStasher("outbox").stash(session, OutboxRecord("billing.paid", key="42", value="{…}"))
+
+The row is written at once, in the transaction of that session or connection, and commits and rolls back with it; no
+event of the ORM is involved. What a session has pending is flushed before: a record's id is to be taken after the
+locks on what it announces (docs/outbox.md), and those come with the flush.
+
+Works over psycopg, psycopg2 and asyncpg. What the server refuses is raised as SQLAlchemy raises it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from contextlib import nullcontext
+from typing import TYPE_CHECKING, Any
+
+from sqlalchemy import Connection, CursorResult
+from sqlalchemy.orm import Session, scoped_session
+
+from harvester.errors import NoTransaction, OutboxError
+from harvester.outbox.catalog import CATALOG_SQL, catalog_parameters, parse_catalog
+from harvester.outbox.insertion import Insertion
+from harvester.outbox.placeholders import Style, rewritten
+from harvester.outbox.shape import column_shape
+from harvester.outbox.tables import OutboxTable
+from harvester.record import OutboxRecord
+
+if TYPE_CHECKING:
+    # Needs greenlet, which those who use no asyncio need not have.
+    from sqlalchemy.ext.asyncio import AsyncConnection, AsyncSession
+
+    AsyncTarget = AsyncSession | AsyncConnection
+
+Target = Session | scoped_session[Session] | Connection
+
+_STYLES = {"psycopg": Style.PSYCOPG, "psycopg2": Style.FORMAT, "asyncpg": Style.DOLLAR}
+
+
+class SqlalchemyStasher:
+    """Writes records into one outbox. Safe to share between threads; keep one for the life of the program.
+
+    The table's columns are looked up once per connection of the pool, with its first use.
+    """
+
+    def __init__(self, table: str | OutboxTable = "outbox") -> None:
+        self.table = table if isinstance(table, OutboxTable) else OutboxTable.parse(table)
+
+    def stash(self, target: Target, record: OutboxRecord) -> int:
+        """Write one record; returns its id. Raises NoTransaction, RecordRejected, SchemaError or SQLAlchemy's."""
+        connection = self._connection(target)
+        insertion = self._insertion(connection)
+        return insertion.one_id(_execute(connection, insertion.one_sql, insertion.parameters(record)).one_or_none())
+
+    def stash_many(self, target: Target, records: Iterable[OutboxRecord]) -> list[int]:
+        """Write records in order, all or none; returns their ids, which grow in that order. All are checked first."""
+        connection = self._connection(target)
+        insertion = self._insertion(connection)
+        batches = insertion.batches(records)
+        ids: list[int] = []
+        with connection.begin_nested() if len(batches) > 1 else nullcontext():
+            for parameters in batches:
+                ids += insertion.many_ids(_execute(connection, insertion.many_sql, parameters).all(), parameters)
+        return ids
+
+    def _connection(self, target: Target) -> Connection:
+        if isinstance(target, Connection):
+            connection = target
+        elif isinstance(target, Session | scoped_session):
+            target.flush()
+            connection = target.connection()
+        else:
+            raise TypeError(f"a Session or Connection is needed, not {type(target).__name__}")
+        if getattr(connection.connection.dbapi_connection, "autocommit", False):
+            raise NoTransaction(
+                f"a record for {self.table} was to be written over a connection that commits each statement",
+                hint="use one without isolation_level AUTOCOMMIT, the one that makes the change",
+            )
+        return connection
+
+    def _insertion(self, connection: Connection) -> Insertion:
+        place = ("harvester", self.table)
+        known = connection.info.get(place)  # lives as long as the driver's connection
+        if isinstance(known, Insertion):
+            return known
+        style = _style(connection)
+        parameters = catalog_parameters(self.table)
+        query = rewritten(CATALOG_SQL, style, parameters)
+        # asyncpg numbers its parameters, the others name them here.
+        given = tuple(parameters.values()) if style is Style.DOLLAR else parameters
+        row = connection.exec_driver_sql(query, given).one()
+        shape = column_shape(self.table, parse_catalog(tuple(row)))
+        insertion = Insertion.build(self.table, shape, _encoding(connection), style)
+        connection.info[place] = insertion
+        return insertion
+
+
+class AsyncSqlalchemyStasher:
+    """Writes records over AsyncSession and AsyncConnection; see `SqlalchemyStasher`."""
+
+    def __init__(self, table: str | OutboxTable = "outbox") -> None:
+        self._stasher = SqlalchemyStasher(table)
+        self.table = self._stasher.table
+
+    async def stash(self, target: AsyncTarget, record: OutboxRecord) -> int:
+        """Write one record; returns its id. Raises as `SqlalchemyStasher.stash`."""
+        return await target.run_sync(self._stasher.stash, record)
+
+    async def stash_many(self, target: AsyncTarget, records: Iterable[OutboxRecord]) -> list[int]:
+        """Write records in order, all or none; returns their ids, which grow in that order."""
+        return await target.run_sync(self._stasher.stash_many, records)
+
+
+def _execute(connection: Connection, statement: str, parameters: Sequence[Any]) -> CursorResult[Any]:
+    return connection.exec_driver_sql(statement, tuple(parameters))  # a list would be many sets of parameters
+
+
+def _style(connection: Connection) -> Style:
+    dialect = connection.dialect
+    style = _STYLES.get(dialect.driver) if dialect.name == "postgresql" else None
+    if style is None:
+        raise OutboxError(
+            f"records cannot be written over {dialect.name}+{dialect.driver}",
+            hint=f"use postgresql+{', postgresql+'.join(_STYLES)}",
+        )
+    return style
+
+
+def _encoding(connection: Connection) -> str:
+    """The Python codec of the session, where the driver tells; the others speak UTF-8 unless forced."""
+    info = getattr(connection.connection.driver_connection, "info", None)
+    encoding = getattr(info, "encoding", "utf-8")
+    return encoding if isinstance(encoding, str) else "utf-8"

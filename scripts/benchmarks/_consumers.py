@@ -1,0 +1,122 @@
+"""Consumers to be compared, each in a worker: a bare one, one that reads batches, and those that hold claims.
+
+A loop reads a topic of so many records to its end and returns [[seconds of CLOCK_MONOTONIC, records so far], …]. All of
+them have their partitions before the clock starts, and have them paused, so that the client has fetched nothing yet.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+import uuid
+from typing import Any
+
+from confluent_kafka import Consumer, TopicPartition
+
+from harvester.coordination.consumer import CoordinatedConsumer
+from harvester.coordination.consumer_settings import ConsumerSettings
+from scripts.benchmarks._worker import Gate
+
+Progress = list[tuple[float, int]]
+_STUCK_S = 120.0
+_BATCH = 500
+
+
+def bare(gate: Gate, bootstrap: str, topic: str, records: int, partitions: int, batches: bool) -> Progress:
+    """What an application without us would write: subscribe, and `poll`; or `consume`, many at a time."""
+    consumer = Consumer(
+        {
+            "bootstrap.servers": bootstrap,
+            "broker.address.family": "v4",
+            "group.id": f"bench-{uuid.uuid4().hex[:12]}",
+            "auto.offset.reset": "earliest",
+            "log_level": 0,
+        }
+    )
+    gate.ready()
+    deadline = time.monotonic() + _STUCK_S
+    consumer.subscribe([topic], on_assign=_paused)
+    while len(consumer.assignment()) < partitions:
+        consumer.poll(0.05)
+        _check(deadline)
+    done, began = 0, time.monotonic()
+    consumer.resume(consumer.assignment())
+    while done < records:
+        found = consumer.consume(_BATCH, 0.1) if batches else [consumer.poll(0.1)]
+        for record in found:
+            if record is None:
+                _check(deadline)
+            elif record.error() is None:
+                record.offset()
+                done += 1
+    ended = time.monotonic()
+    consumer.close()
+    return [(began, 0), (ended, done)]
+
+
+def _paused(consumer: Consumer, partitions: list[TopicPartition]) -> None:
+    consumer.assign(partitions)
+    consumer.pause(partitions)
+
+
+def claimed(gate: Gate, settings: dict[str, Any], records: int, partitions: int, idle_s: float) -> dict[str, Any]:
+    """The same with claims; then it holds them for a while. `messages`: in the coordination topic, at the end of the
+    records, and after that while."""
+    gate.ready()
+    done, deadline, made = 0, time.monotonic() + _STUCK_S, settings_of(settings)
+    with CoordinatedConsumer(made) as consumer:
+        consumer.pause()
+        while len(consumer.claims()) < partitions:
+            consumer.poll(0.05)
+            _check(deadline)
+        consumer.poll(0.05)  # the last of them is assigned
+        began = time.monotonic()
+        consumer.resume()
+        late = threading.Timer(_STUCK_S, consumer.stop)
+        late.start()
+        for record in consumer:
+            record.offset()
+            consumer.commit(record)
+            done += 1
+            if done == records:
+                break
+        late.cancel()
+        ended = time.monotonic()
+        messages = [written(made)]
+        until = time.monotonic() + idle_s
+        while time.monotonic() < until:
+            consumer.poll(0.1)
+        messages.append(written(made))
+    return {"progress": [(began, 0), (ended, done)], "messages": messages}
+
+
+def member(gate: Gate, settings: dict[str, Any]) -> None:
+    """Hold claims until told to stop, or killed."""
+    with CoordinatedConsumer(settings_of(settings)) as consumer:
+        gate.ready()
+        while not gate.stopped.is_set():
+            record = consumer.poll(0.1)
+            if record is not None:
+                consumer.commit(record)
+
+
+def settings_of(given: dict[str, Any]) -> ConsumerSettings:
+    """From what has gone through JSON."""
+    return ConsumerSettings(**{**given, "topics": tuple(given["topics"])})
+
+
+def written(settings: ConsumerSettings) -> int:
+    """How many messages the coordination topic has had."""
+    reader = Consumer({**settings.kafka, "group.id": "bench-reader"})
+    try:
+        return sum(
+            reader.get_watermark_offsets(TopicPartition(settings.coordination_topic, each), 10)[1]
+            for each in range(settings.coordination_partitions)
+        )
+    finally:
+        reader.close()
+
+
+def _check(deadline: float) -> None:
+    if time.monotonic() > deadline:
+        raise SystemExit(f"a consumer did not come to the end within {_STUCK_S:g} s")

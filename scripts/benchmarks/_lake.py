@@ -1,0 +1,173 @@
+"""The job `lake`, and beside it the least that Spark can do with the same topic: copy it into one Delta table.
+
+Each runs in a Spark of its own, in a process of its own, and has it to itself. Both read with the same source, as many
+records in a batch, to the end that the topic has (availableNow), and write files partitioned by day. Rates are from the
+beginning of the first batch to the end of the last, as the stream's own reports say, so Spark's start is in neither.
+"""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from datetime import datetime
+from typing import Any
+
+from scripts.benchmarks._scenario import Bench
+from scripts.benchmarks._worker import Gate, run
+
+_CONF = {
+    "spark.driver.memory": "3g",
+    "spark.ui.enabled": "false",
+    "spark.driver.host": "127.0.0.1",
+    "spark.driver.bindAddress": "127.0.0.1",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Streamed:
+    """What a stream did, by its own reports: batches, and milliseconds by what they were spent on."""
+
+    records: int
+    seconds: float
+    batches: int
+    spent_ms: Mapping[str, int]
+
+    @property
+    def per_s(self) -> float:
+        """Records per second."""
+        return self.records / self.seconds
+
+
+def lake_run(
+    bench: Bench,
+    topic: str,
+    *,
+    most: int,
+    warm: str | None = None,
+    compact_every: int = 0,
+    conf: Mapping[str, str] | None = None,
+) -> Streamed:
+    """`harvester pipeline lake --once` on a topic. `warm` is a topic that the same Spark reads before, unmeasured.
+
+    Files are not joined unless that is asked for: in the table of the bare copy nobody does it.
+    """
+    return _measured("lake", bench, topic, most, warm, conf, compact_every)
+
+
+def bare_copy_run(
+    bench: Bench, topic: str, *, most: int, warm: str | None = None, conf: Mapping[str, str] | None = None
+) -> Streamed:
+    """The topic into one table, record for record, as Spark's and Delta's own manuals have it."""
+    return _measured("bare_copy", bench, topic, most, warm, conf)
+
+
+def lake(gate: Gate, **given: Any) -> dict[str, Any]:
+    """In the worker."""
+    from harvester.pipeline.lake.job import LakeSettings, run
+
+    def copy(spark: Any, topic: str, root: str) -> None:
+        given_settings = {"most_records": given["most"], "compact_every": given["compact_every"]}
+        run(spark, LakeSettings((topic,), root, _kafka(given), once=True, **given_settings))
+
+    return _worked(gate, given, copy)
+
+
+def bare_copy(gate: Gate, **given: Any) -> dict[str, Any]:
+    """In the worker."""
+    from pyspark.sql import functions as F  # noqa: N812 - Spark's own name for it
+
+    from harvester.pipeline import source
+
+    def copy(spark: Any, topic: str, root: str) -> None:
+        records = source.stream(spark, _kafka(given), (topic,), given["most"])
+        writer = records.withColumn("day", F.to_date("timestamp")).writeStream.format("delta").partitionBy("day")
+        query = writer.option("checkpointLocation", f"{root}/checkpoint").trigger(availableNow=True)
+        query.start(f"{root}/copy").awaitTermination()
+
+    return _worked(gate, given, copy)
+
+
+def _measured(
+    name: str,
+    bench: Bench,
+    topic: str,
+    most: int,
+    warm: str | None,
+    conf: Mapping[str, str] | None,
+    compact_every: int = 0,
+) -> Streamed:
+    found = run(
+        f"{__name__}:{name}",
+        bootstrap=bench.bootstrap, topic=topic, most=most, warm=warm, conf={**_CONF, **(conf or {})},
+        place=str(bench.place), compact_every=compact_every,
+    )  # fmt: skip
+    return Streamed(**found)
+
+
+def _kafka(given: Mapping[str, Any]) -> dict[str, str]:
+    return {"bootstrap.servers": str(given["bootstrap"])}
+
+
+def _worked(gate: Gate, given: Mapping[str, Any], copy: Any) -> dict[str, Any]:
+    from harvester.pipeline.session import SessionSettings, session
+
+    root = tempfile.mkdtemp(prefix="lake-", dir=given["place"])
+    try:
+        with session(SessionSettings("bench", None, given["conf"])) as spark:
+            reports = _listen(spark)
+            if given["warm"]:
+                copy(spark, given["warm"], f"{root}/warm")
+                _settled(reports)
+                reports.clear()
+            gate.ready()
+            copy(spark, given["topic"], f"{root}/measured")
+            return asdict(_sum(_settled(reports)))
+    finally:
+        shutil.rmtree(root, ignore_errors=True)
+
+
+def _listen(spark: Any) -> list[dict[str, Any]]:
+    """The reports of every batch that has records, as they come."""
+    import json
+
+    from pyspark.sql.streaming.listener import StreamingQueryListener
+
+    reports: list[dict[str, Any]] = []
+
+    class Listener(StreamingQueryListener):
+        def onQueryStarted(self, event: Any) -> None:  # noqa: N802
+            pass
+
+        def onQueryProgress(self, event: Any) -> None:  # noqa: N802
+            report = json.loads(event.progress.json)
+            if report["numInputRows"]:
+                reports.append(report)
+
+        def onQueryTerminated(self, event: Any) -> None:  # noqa: N802
+            reports.append({})
+
+    spark.streams.addListener(Listener())
+    return reports
+
+
+def _settled(reports: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    # Reports come from a thread of Spark's own; the last one is that of the end.
+    deadline = time.monotonic() + 30
+    while not (reports and not reports[-1]):
+        if time.monotonic() > deadline:
+            raise SystemExit("Spark did not say how the stream went")
+        time.sleep(0.05)
+    return [report for report in reports if report]
+
+
+def _sum(reports: Sequence[dict[str, Any]]) -> Streamed:
+    begun = [datetime.fromisoformat(report["timestamp"]).timestamp() for report in reports]
+    ended = [at + report["durationMs"]["triggerExecution"] / 1000 for at, report in zip(begun, reports, strict=True)]
+    spent: dict[str, int] = {}
+    for report in reports:
+        for name, milliseconds in report["durationMs"].items():
+            spent[name] = spent.get(name, 0) + milliseconds
+    return Streamed(sum(report["numInputRows"] for report in reports), max(ended) - min(begun), len(reports), spent)

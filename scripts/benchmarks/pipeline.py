@@ -1,0 +1,54 @@
+"""`pipeline`: the lake beside a bare copy of the same topic, and what ten times the data costs."""
+
+from __future__ import annotations
+
+from scripts.benchmarks._harvest import Harvest, harvested
+from scripts.benchmarks._lake import bare_copy_run, lake_run
+from scripts.benchmarks._scenario import Bench, Samples, Scenario
+
+_BATCHES = 5
+_WARM = 0.5  # of what is measured: Spark's compiler has seen most of it by then
+_TENFOLD = 10
+
+
+def pipeline(bench: Bench, samples: Samples) -> None:
+    """The two in turns. `lake_ratio` compares rates; `spent_ms` says what the stream's batches were spent on."""
+    size = bench.share(4, least=2_000)
+    most = max(1, size // _BATCHES)
+    with harvested(bench, Harvest(size)) as topic, harvested(bench, Harvest(max(1_000, int(size * _WARM)))) as warm:
+        for number in bench.each_round():
+            copied = bare_copy_run(bench, topic, most=most, warm=warm)
+            done = lake_run(bench, topic, most=most, warm=warm)
+            samples.add("lake_per_s", done.per_s)
+            samples.add("bare_copy_per_s", copied.per_s)
+            samples.add("lake_ratio", done.per_s / copied.per_s)
+            samples.note("spent_ms", {"lake": dict(done.spent_ms), "bare_copy": dict(copied.spent_ms)})
+            bench.say(f"round {number}: lake {done.per_s:,.0f}/s, bare copy {copied.per_s:,.0f}/s")
+    # Figures of the job `drain` belong here: drain_per_s, and beside it relay_per_s of the same backlog.
+
+
+def growth(bench: Bench, samples: Samples) -> None:
+    """Batches of one size, ten times as many of them: `cost_growth` is 1 where each record costs the same.
+
+    Both read with all that belongs to the job, joining of small files as well.
+    """
+    small = bench.share(1, least=1_000)
+    most = max(1, small // 2)
+    with (
+        harvested(bench, Harvest(small)) as few,
+        harvested(bench, Harvest(small * _TENFOLD)) as many,
+        harvested(bench, Harvest(small * 2)) as warm,
+    ):
+        for number in bench.each_round():
+            short = lake_run(bench, few, most=most, warm=warm, compact_every=10)
+            long = lake_run(bench, many, most=most, warm=warm, compact_every=10)
+            samples.add("per_s.1", short.per_s)
+            samples.add("per_s.10", long.per_s)
+            samples.add("cost_growth", (long.seconds / long.records) / (short.seconds / short.records))
+            bench.say(f"round {number}: {short.per_s:,.0f}/s, of ten times as many {long.per_s:,.0f}/s")
+
+
+SCENARIOS = {
+    "pipeline": Scenario(pipeline, "the lake on Spark, beside a bare copy of the topic", chosen=True),
+    "pipeline-growth": Scenario(growth, "the lake with ten times the data", chosen=True),
+}

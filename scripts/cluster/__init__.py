@@ -1,0 +1,1 @@
+"""`scripts/spark-cluster`: a Spark standalone cluster of separate processes on loopback, out of PySpark's own jars."""

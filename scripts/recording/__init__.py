@@ -1,0 +1,1 @@
+"""A session on a terminal, played and checked by `scripts/record`."""

@@ -1,0 +1,234 @@
+"""A running harvester over HTTP: what Prometheus, a load balancer and a browser see of it."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import socket
+import urllib.error
+import urllib.request
+from contextlib import ExitStack
+from dataclasses import replace
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from harvester.http import web_server
+from harvester.http.server import MOST_CONNECTIONS
+from harvester.status import LastEvent, Status
+from tests.support.browser import dump_dom
+from tests.support.cli import RunningCli
+from tests.support.harvesting import Scene, wait_leads
+from tests.support.hooks import Fault
+from tests.support.wait import eventually
+from tests.unit.test_http_exposition import BUSY, Shown
+
+pytest_plugins = ["tests.support.scenes"]
+
+HTTP = {"listen": "127.0.0.1:0"}
+
+
+def base_url(running: RunningCli) -> str:
+    """Where it says that it serves."""
+    return running.wait_for_line(r"serves (http://127\.0\.0\.1:\d+)/")[1]
+
+
+def get(url: str) -> tuple[int, str]:
+    try:
+        with urllib.request.urlopen(url, timeout=60) as response:
+            return response.status, response.read().decode()
+    except urllib.error.HTTPError as error:
+        return error.code, error.read().decode()
+
+
+def metrics(url: str) -> dict[str, float]:
+    """By name and the value of the one label, if there is one: `harvester_state.leading`."""
+    found = {}
+    for family in text_string_to_metric_families(get(f"{url}/metrics")[1]):
+        for sample in family.samples:
+            found[".".join([sample.name, *sample.labels.values()])] = sample.value
+    return found
+
+
+def total(url: str, name: str) -> float:
+    """Over all shards."""
+    return sum(value for found, value in metrics(url).items() if found.startswith(f"{name}."))
+
+
+def test_metrics_of_a_life(scene: Scene) -> None:
+    """Published, refused and quarantined records, a shard that died: each is in its figure."""
+    scene.plan.add(Fault(error="MSG_SIZE_TOO_LARGE", key="poison", times=10))
+    with scene.cli(http=HTTP, max_attempts=2, env=scene.plan.env) as running:
+        url = base_url(running)
+        wait_leads(running)
+        scene.add(*((f"k{number}", "1") for number in range(20)), ("poison", "1"))
+        scene.wait_left()
+        expected = {
+            "harvester_quarantine_records": 1,
+            "harvester_quarantined_records_total": 1,
+            "harvester_settled_records_total": 21,  # the quarantined one included
+            "harvester_latency_seconds_count": 20,
+            "harvester_backlog_records": 0,
+            "harvester_leader": 1,
+            "harvester_state.leading": 1,
+            "harvester_term": scene.term(),
+            "harvester_shards": 2,
+            "harvester_repeats_suspected_total": 0,
+        }
+        try:
+            eventually(lambda: expected.items() <= metrics(url).items(), what="the figures")
+        except AssertionError:
+            found = metrics(url)
+            assert {name: found.get(name) for name in expected} == expected
+        eventually(lambda: total(url, "harvester_shard_errors_total") >= 1, what="the refused deliveries")
+
+        with scene.plan.blocked("shard.purged") as reached:
+            scene.add(("a", "1"))
+            reached()  # published and deleted; the supervisor has not heard of it
+            os.kill(int((scene.plan.directory / "shard.purged.reached").read_text().split()[0]), signal.SIGKILL)
+            eventually(
+                lambda: metrics(url)["harvester_repeats_suspected_total"] == 1, what="the repeat that is suspected"
+            )
+        eventually(lambda: total(url, "harvester_shard_restarts_total") == 1, what="the restart")
+        eventually(lambda: metrics(url)["harvester_remarks_total"] >= 1, what="the remark")
+        assert running.stop() == 0
+
+
+def test_health_readiness_and_leadership(scene: Scene) -> None:
+    with scene.cli(http=HTTP) as running:
+        url = base_url(running)
+        assert get(f"{url}/healthz") == (200, "ok\n")  # also while it starts
+        wait_leads(running)
+        assert get(f"{url}/readyz")[0] == 200
+        code, text = get(f"{url}/leader")
+        assert (code, json.loads(text)["term"]) == (200, scene.term())
+        with scene.cli(http=HTTP, name="second") as standby:
+            url = base_url(standby)
+            eventually(lambda: get(f"{url}/readyz") == (200, "standby\n"), 60, "a standby that is ready")
+            assert get(f"{url}/leader")[0] == 503
+            assert get(f"{url}/healthz")[0] == 200
+            assert json.loads(get(f"{url}/status")[1])["name"] == "second"
+            assert running.stop() == 0
+            eventually(lambda: get(f"{url}/leader")[0] == 200, 60, "the standby to lead")
+            assert standby.stop() == 0
+
+
+def test_a_database_that_is_away_is_no_reason_to_restart(scene: Scene) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as closed:
+        port = closed.getsockname()[1]
+    away = f"host=127.0.0.1 port={port} user=nobody dbname=nothing"
+    with scene.cli(http=HTTP, data_source=away) as running:
+        url = base_url(running)
+        eventually(lambda: metrics(url)["harvester_trouble.database"] == 1, what="the trouble")
+        assert metrics(url)["harvester_troubles_total.database"] >= 1
+        assert get(f"{url}/healthz")[0] == 200
+        code, text = get(f"{url}/readyz")
+        assert code == 503
+        assert text.startswith("starting: database: ")
+        assert running.stop() == 0
+
+
+def test_clients_that_are_stuck_do_not_hold_up_the_relay(scene: Scene) -> None:
+    with scene.cli(http=HTTP) as running, ExitStack() as stuck:
+        address = base_url(running).removeprefix("http://").split(":")
+        wait_leads(running)
+        for _ in range(3 * MOST_CONNECTIONS):
+            client = stuck.enter_context(socket.create_connection((address[0], int(address[1]))))
+            client.sendall(b"GET /metrics HTTP/1.0\r\n")
+        scene.add(*((f"k{number}", "1") for number in range(50)))
+        scene.wait_left()
+        assert running.stop() == 0  # nor its end
+
+
+def test_a_taken_port_is_named_and_the_relay_goes_on(scene: Scene) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        listen = f"127.0.0.1:{taken.getsockname()[1]}"
+        with scene.cli(http={"listen": listen}) as running:
+            running.wait_for_line(f"http: cannot listen on {re.escape(listen)}: Address already in use")
+            wait_leads(running)
+            scene.add(("a", "1"))
+            scene.wait_left()
+            assert running.stop() == 0
+
+
+class _Texts(HTMLParser):
+    """Text by the id of the element around it, and what is loaded."""
+
+    def __init__(self, html: str) -> None:
+        super().__init__()
+        self.by_id: dict[str, str] = {}
+        self.loaded: list[str] = []
+        self._open: list[str] = []
+        self.feed(html)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        values = dict(attrs)
+        if tag in ("script", "link", "img", "iframe"):
+            self.loaded.append(values.get("src") or values.get("href") or "")
+        if tag not in ("meta", "link", "br", "img"):
+            self._open.append(values.get("id") or "")
+
+    def handle_endtag(self, tag: str) -> None:
+        self._open.pop()
+
+    def handle_data(self, data: str) -> None:
+        for element in filter(None, self._open):
+            self.by_id[element] = self.by_id.get(element, "") + data + "|"
+
+
+@pytest.mark.timeout(300)
+def test_the_page_in_a_browser(scene: Scene, tmp_path: Path) -> None:
+    with scene.cli(http=HTTP) as running:
+        url = base_url(running)
+        wait_leads(running)
+        scene.add(*((f"k{number}", "1") for number in range(30)))
+        scene.wait_left()
+        eventually(lambda: json.loads(get(f"{url}/status")[1])["delivered"] == 30, what="30 delivered")
+        page = _Texts(dump_dom(f"{url}/", tmp_path))
+        assert running.stop() == 0
+    assert page.by_id["name"] == "test|"
+    assert page.by_id["state"] == "leading|"
+    assert "delivered|30|" in page.by_id["figures"]
+    assert f"term|{scene.term()}|" in page.by_id["figures"]
+    assert "in quarantine|0|" in page.by_id["figures"]
+    assert page.by_id["shards"].count("ready") == 2
+    assert "leads as" in page.by_id["events"]
+    assert "problem" not in page.by_id
+    assert page.loaded == ["data:,", "status.css", "status.js"]  # nothing from elsewhere
+
+
+MARKUP = '<img src=x onerror="alert(1)"> <b>'
+
+
+class Counting(Shown):
+    """Has delivered one more at each look; its texts are markup."""
+
+    looks = 0
+
+    def status(self) -> Status:
+        self.looks += 1
+        events = (LastEvent(BUSY.at, MARKUP),)
+        return replace(BUSY, delivered=1_000 + self.looks, outbox=MARKUP, problem=MARKUP, events=events)
+
+
+@pytest.mark.timeout(300)
+def test_the_page_is_live_and_takes_texts_for_texts(tmp_path: Path) -> None:
+    """Each look shows the figures of its moment; markup in a text stays text."""
+    source = Counting()
+    server = web_server("127.0.0.1:0", source, lambda _text: None, lambda _text: None)
+    server.start()
+    try:
+        assert server.listening.wait(30)
+        page = _Texts(dump_dom(f"http://{server.address}/", tmp_path, budget_ms=5_500))
+    finally:
+        server.stop()
+    shown = re.search(r"delivered\|1,(\d+)\|", page.by_id["figures"])
+    assert shown is not None
+    assert 3 <= int(shown[1]) <= source.looks
+    for place in ("problem", "where", "events"):
+        assert MARKUP in page.by_id[place]
+    assert page.loaded == ["data:,", "status.css", "status.js"]

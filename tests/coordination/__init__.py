@@ -1,0 +1,1 @@
+"""Consumers that coordinate through Kafka alone, many of them, under faults."""

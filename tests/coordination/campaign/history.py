@@ -1,0 +1,130 @@
+"""What happened in a campaign, as each consumer noted it: the input of the judge. Plain data, no I/O.
+
+Times are seconds of CLOCK_MONOTONIC, which is one for all processes of a machine. A record is its partition and offset.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+Span = tuple[float, float]
+Record = tuple[int, int]  # partition, offset
+
+
+@dataclass(frozen=True, slots=True)
+class Processed:
+    """A record that a consumer had in hand, and under which generation."""
+
+    at: float
+    partition: int
+    offset: int
+    generation: int
+
+
+@dataclass(frozen=True, slots=True)
+class Holds:
+    """What a consumer held from this moment on, by its own account: partition to generation."""
+
+    at: float
+    claims: Mapping[int, int]
+
+
+@dataclass(frozen=True, slots=True)
+class Holding:
+    """One partition that was held without a break by a process that could act. `resumed`: it had just been frozen."""
+
+    partition: int
+    began: float
+    ended: float
+    by: str
+    resumed: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Member:
+    """One life of a consumer. `born`: when it began to consume; `ended`: when it was killed, or had ended."""
+
+    name: str
+    born: float
+    ended: float = math.inf
+    processed: Sequence[Processed] = ()
+    holds: Sequence[Holds] = ()
+    frozen: Sequence[Span] = ()
+
+    def able(self, at: float) -> bool:
+        """Whether it lived and did not stand still."""
+        return self.born <= at < self.ended and not any(began <= at < ended for began, ended in self.frozen)
+
+    def holdings(self) -> Iterator[Holding]:
+        """What it held, without the times in which it stood still."""
+        open_: dict[int, tuple[float, int]] = {}
+        for holds in (*self.holds, Holds(self.ended, {})):
+            at = min(holds.at, self.ended)
+            for partition, (began, generation) in list(open_.items()):
+                if holds.claims.get(partition) != generation:
+                    del open_[partition]
+                    yield from self._awake(partition, began, at)
+            for partition, generation in holds.claims.items():
+                open_.setdefault(partition, (at, generation))
+
+    def _awake(self, partition: int, began: float, ended: float) -> Iterator[Holding]:
+        resumed = False
+        for frozen, thawed in sorted(self.frozen):
+            if thawed <= began or frozen >= ended:
+                continue
+            if frozen > began:
+                yield Holding(partition, began, frozen, self.name, resumed)
+            began, resumed = thawed, True
+        if began < ended:
+            yield Holding(partition, began, ended, self.name, resumed)
+
+
+@dataclass(frozen=True, slots=True)
+class Episode:
+    """Faults that belong together, undisturbed by others until `until`.
+
+    `since`: from when on partitions have to be claimed again: when it struck consumers, or the broker is back.
+    `healed`: when everything ran again, those who took a place included.
+    """
+
+    what: str
+    began: float
+    since: float
+    healed: float
+    until: float
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What the judge allows. `slack_s`: for what a consumer notes a moment late on a machine that is busy."""
+
+    interval_s: float
+    slack_s: float = 0.25
+    wakes_within_s: float = 0.5
+    claimed_extra_s: float = 2.0
+    fair_intervals: float = 3.0
+
+    @property
+    def claimed_s(self) -> float:
+        """All partitions are claimed again."""
+        return 2 * self.interval_s + self.claimed_extra_s
+
+    @property
+    def fair_s(self) -> float:
+        """The fair share is reached."""
+        return self.fair_intervals * self.interval_s
+
+
+@dataclass(frozen=True, slots=True)
+class History:
+    """Everything that was noted. `began`, `ended`: of the load."""
+
+    at_most_once: bool
+    partitions: int
+    records: frozenset[Record]
+    members: Sequence[Member]
+    limits: Limits
+    episodes: Sequence[Episode] = ()
+    accidents: Sequence[str] = field(default=())  # what must not happen at all: a process that ended by itself

@@ -1,0 +1,131 @@
+"""What goes wrong under a running consumer, on a real broker: it ends or recovers, and loses nothing."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicPartition
+
+from harvester.clock import clock_s
+from harvester.coordination import offsets
+from harvester.coordination.consumer import CoordinatedConsumer
+from harvester.coordination.consumer_settings import ConsumerSettings
+from harvester.coordination.messages import Place
+from harvester.coordination.offsets import GroupOffsets
+from harvester.coordination.topic import ensure_coordination_topic
+from harvester.errors import BrokerError, CoordinationTopicError
+from tests.support.coordinated import Join, admin, failure, fill, held, join, settings
+from tests.support.wait import eventually
+
+__all__ = ["join", "settings"]
+
+
+class Denied:
+    """The client of a real consumer; among the records that it brings there is a right that was taken away, once.
+
+    The broker of the tests knows no rights.
+    """
+
+    def __init__(self, client: Consumer, topic: str) -> None:
+        self._client, self._topic, self._error = client, topic, True
+        self.brought = 0
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._client, name)
+
+    def poll(self, timeout_s: float) -> Message | None:
+        message = self._client.poll(timeout_s)
+        self.brought += message is not None
+        return message
+
+    def consume(self, most: int, timeout_s: float) -> list[Message]:
+        messages = self._client.consume(most, timeout_s)
+        self.brought += len(messages)
+        if self._error:
+            self._error = False
+            messages.append(Message(topic=self._topic, partition=0, error=_code("TOPIC_AUTHORIZATION_FAILED")))
+        return messages
+
+
+def _code(name: str) -> KafkaError:
+    return KafkaError(getattr(KafkaError, name))
+
+
+def test_an_error_among_records_loses_none_for_who_goes_on(settings: ConsumerSettings, join: Join) -> None:
+    fill(settings, 200)
+    seen: list[int] = []
+    consumer = CoordinatedConsumer(settings)
+    client: Any = Denied(consumer._data, settings.topics[0])
+    consumer._feed._data = client
+
+    def denied() -> bool:
+        try:
+            record = consumer.poll(0.05)
+        except BrokerError:
+            return True
+        if record is not None:
+            seen.append(int(record.value()))
+            consumer.commit(record)
+        return False
+
+    eventually(denied, what="an error")
+    assert client.brought > 0
+    with consumer._session.lock:
+        waiting = sum(len(hands.fetched) for hands in consumer._session.hands.values())
+    assert len(seen) + waiting == client.brought
+    assert all(denied() for _ in range(20))
+    consumer.close()
+    other = join()
+    eventually(lambda: len(seen) + len(other.seen) == 200, what="all records")
+    assert sorted(seen + other.seen) == list(range(200))
+
+
+def test_a_coordination_topic_that_was_made_anew_ends_the_consumer(settings: ConsumerSettings, join: Join) -> None:
+    one = join()
+    eventually(lambda: held(one) == [4] and one.consumer.statistics().written["Heartbeat"] > 8, what="claims")
+    name = settings.coordination_topic
+    client = admin(settings)  # which answers as long as it is there
+    client.delete_topics([name], operation_timeout=30)[name].result(60)
+
+    def made() -> bool:
+        ensure_coordination_topic(name, settings.kafka, settings.coordination_partitions, settings.timing.interval_ms)
+        return name in client.list_topics(timeout=10).topics
+
+    eventually(lambda: _unless_broken(made), what="another topic of that name")
+    error = failure(one, CoordinationTopicError)
+    assert "made anew" in str(error)
+
+
+def _unless_broken(ask: Any) -> bool:
+    try:
+        return bool(ask())
+    except (BrokerError, KafkaException):
+        return False
+
+
+def test_a_commit_that_is_never_answered_is_not_waited_for_for_ever(
+    settings: ConsumerSettings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nobody is at the address where the client asks, until it is another client."""
+    mirror = GroupOffsets(settings)
+    bootstrap = mirror._options["bootstrap.servers"]
+    mirror._options |= {"bootstrap.servers": "127.0.0.1:1", "log_level": 0}
+    mirror.reconnect()
+    place = Place(settings.group, settings.topics[0], 0)
+    mirror.mirror({place: 4})
+    mirror._options["bootstrap.servers"] = bootstrap
+    began = clock_s()
+    monkeypatch.setattr(offsets, "clock_s", lambda: began + 5)
+    mirror.mirror({place: 5})
+    unanswered = mirror._sent_at
+    assert len(unanswered) == 1  # one at a time
+    monkeypatch.setattr(offsets, "clock_s", lambda: began + 11)
+    mirror.mirror({place: 6})
+    assert mirror._sent_at is not unanswered
+    reader = Consumer({**settings.kafka, "group.id": settings.group})
+    asked = [TopicPartition(place.topic, place.partition)]
+    eventually(lambda: reader.committed(asked, timeout=10)[0].offset == 7, what="the group's offset")
+    reader.close()
+    monkeypatch.undo()
+    mirror.close()

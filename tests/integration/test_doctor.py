@@ -1,0 +1,209 @@
+"""`harvester doctor` on real servers: what is there, what is away, what is denied."""
+
+from __future__ import annotations
+
+import json
+import uuid
+from contextlib import ExitStack
+from typing import Any
+
+import psycopg
+import pytest
+from confluent_kafka.admin import AdminClient
+
+from harvester.config import Config
+from harvester.doctor import Level, Report, examine
+from harvester.doctor.database import read_database
+from harvester.doctor.facts import Pooling
+from harvester.doctor.host import read_java
+from harvester.doctor.kafka import probe_clock, read_kafka
+from harvester.stack import java
+from tests.conftest import MakeTopic
+from tests.support.cli import run_cli
+from tests.support.harvesting import Scene
+from tests.support.outboxes import poor_role
+from tests.support.pooler import transaction_pooler
+from tests.support.servers import Servers
+from tests.support.wait import eventually
+
+pytest_plugins = ["tests.support.scenes"]
+
+AWAY = "host=127.0.0.1 port=1 user=nobody dbname=none"
+# What depends on how somebody else has set up the servers of the tests.
+_OF_THE_SERVERS = {
+    "database.durability",
+    "kafka.brokers",
+    "host.open_files",
+    "host.shards",
+    "database.connections",
+    "vacuum.slot",
+}
+
+
+def config_of(servers: Servers, dsn: str, group: str, **given: Any) -> Config:
+    kafka = {"bootstrap.servers": servers.bootstrap, "broker.address.family": "v4"}
+    settings = {"base_kafka_config": kafka, "leader_group_id": group, "data_source": dsn, **given}
+    return Config(**settings)
+
+
+def levels(report: Report) -> dict[str, Level]:
+    """What is not ok, without what the servers bring along."""
+    return {
+        each.check: each.level
+        for each in report.findings
+        if each.level is not Level.OK and each.check not in _OF_THE_SERVERS
+    }
+
+
+def test_an_outbox_that_is_ready(servers: Servers, database: str, group: str, make_topic: MakeTopic) -> None:
+    orders, gone = make_topic(2), f"missing-{uuid.uuid4().hex}"
+    with psycopg.connect(database) as connection:
+        for topic in (orders, gone):
+            connection.execute("INSERT INTO outbox (kafka_topic) VALUES (%s)", (topic,))
+    report = examine(config_of(servers, database, group), probe=True)
+    found = {each.check: each for each in report.findings}
+    for check in ("database.version", "database.pooler", "outbox.tables", "outbox.version", "vacuum.autovacuum",
+                  "kafka.session_timeout", "kafka.group", "clock.database", "clock.kafka"):  # fmt: skip
+        assert found[check].level is Level.OK, found[check]
+    # The topic with one copy on one broker; the one that does not exist, or would be made by itself.
+    assert set(levels(report)) <= {f"topic.{orders}", "topics.missing"}
+    assert gone in found["topics.missing"].found
+
+
+def test_the_probe_leaves_nothing_behind(servers: Servers, database: str, group: str) -> None:
+    clock = probe_clock(config_of(servers, database, group))
+    assert clock.uncertainty_s > 0
+    admin = AdminClient({"bootstrap.servers": servers.bootstrap, "broker.address.family": "v4"})
+
+    def ours() -> bool:
+        return any(name.startswith("harvester-doctor-") for name in admin.list_topics(timeout=30).topics)
+
+    eventually(lambda: not ours(), what="the topic of the probe deleted")
+
+
+def test_one_server_that_is_away_does_not_hide_the_other(servers: Servers, database: str, group: str) -> None:
+    without_database = levels(examine(config_of(servers, AWAY, group)))
+    assert without_database["database"] is Level.PROBLEM
+    assert without_database["outbox"] is Level.SKIPPED
+    assert "kafka" not in without_database
+    assert "topics" not in without_database
+    kafka = {"bootstrap.servers": "127.0.0.1:1"}
+    without_kafka = levels(examine(config_of(servers, database, group, base_kafka_config=kafka)))
+    assert without_kafka["kafka"] is Level.PROBLEM
+    assert without_kafka["topics"] is Level.SKIPPED
+    assert "database" not in without_kafka
+    assert "outbox.table" not in without_kafka
+
+
+def test_the_command(scene: Scene) -> None:
+    file = str(scene.config_file())
+    done = run_cli("doctor", "-f", file, "--json", check=False)
+    report = json.loads(done.stdout)
+    problems = [each["check"] for each in report["findings"] if each["level"] == "problem"]
+    assert set(problems) <= _OF_THE_SERVERS
+    assert (report["ok"], done.returncode) == (not problems, 1 if problems else 0)
+    broken = run_cli("doctor", "-f", file, "--set", "outbox_table=nowhere", check=False)
+    assert broken.returncode == 1
+    assert 'problem  outbox.table: there is no outbox table "nowhere"' in broken.stdout
+    assert "do: run `harvester init`" in broken.stdout
+    assert "Traceback" not in broken.stdout + broken.stderr
+
+
+def test_a_role_that_may_do_little_is_told_what_it_lacks(servers: Servers, database: str, group: str) -> None:
+    grant = "GRANT SELECT ON outbox, outbox_term, outbox_quarantine TO {role}"
+    with poor_role(database, grant) as dsn:
+        found = {each.check: each for each in examine(config_of(servers, dsn, group)).findings}
+    assert found["outbox.tables"].level is Level.PROBLEM
+    assert "DELETE" in str(found["outbox.tables"].advice)
+    assert found["vacuum.sessions"].level is Level.SKIPPED
+
+
+def test_a_role_that_may_do_nothing_is_no_traceback(servers: Servers, database: str, group: str) -> None:
+    with poor_role(database) as dsn:
+        found = {each.check: each for each in examine(config_of(servers, dsn, group)).findings}
+    assert found["outbox.tables"].level is Level.PROBLEM
+    assert found["database.topics"].level is Level.SKIPPED
+    assert "permission denied" in found["database.topics"].found
+
+
+def test_a_database_without_an_outbox(servers: Servers, empty_database: str, group: str) -> None:
+    found = levels(examine(config_of(servers, empty_database, group)))
+    assert found == {"outbox.table": Level.PROBLEM, "clock.kafka": Level.SKIPPED}
+
+
+def test_what_holds_vacuum_back_is_seen(servers: Servers, database: str, group: str) -> None:
+    config = config_of(servers, database, group)
+    with (
+        psycopg.connect(database, application_name="report") as reader,
+        psycopg.connect(database, application_name="writer") as writer,
+    ):
+        reader.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ")
+        reader.execute("SELECT 1 FROM outbox")
+        writer.execute("INSERT INTO outbox (kafka_topic) VALUES ('t')")
+        holders = read_database(config).holders
+        reader.rollback()
+        writer.rollback()
+    assert holders is not None
+    seen = {(holder.kind, holder.name.split(" (pid ")[0]) for holder in holders}
+    assert seen >= {("transaction", "report"), ("writer", "writer")}
+    assert all(holder.age_s is not None and holder.age_s >= 0 for holder in holders if holder.kind != "slot")
+
+
+def test_a_role_that_does_not_see_all_takes_no_full_server_for_an_empty_one(
+    servers: Servers, database: str, group: str
+) -> None:
+    grant = "GRANT SELECT ON outbox, outbox_term, outbox_quarantine TO {role}"
+    with poor_role(database, grant) as dsn, ExitStack() as sessions:
+        others = [sessions.enter_context(psycopg.connect(database)) for _ in range(4)]
+        others[0].execute("INSERT INTO outbox (kafka_topic) VALUES ('t')")  # since when is hidden
+        found = read_database(config_of(servers, dsn, group))
+        others[0].rollback()
+    assert not found.sees_all
+    assert found.connections is not None
+    assert found.connections.role_used == 1
+    assert found.connections.database_used >= 1 + len(others)
+    assert found.connections.used >= found.connections.database_used
+    assert found.holders is not None
+    assert [holder for holder in found.holders if holder.kind == "writer"] == []
+
+
+def test_storage_parameters_and_indexes_are_seen(servers: Servers, database: str, group: str) -> None:
+    with psycopg.connect(database, autocommit=True) as connection:
+        connection.execute("ALTER TABLE outbox SET (autovacuum_enabled = false)")
+        connection.execute("CREATE INDEX by_leader ON outbox (leader_id)")
+        connection.execute("ALTER SEQUENCE outbox_id_seq CACHE 20")
+    found = {each.check: each for each in examine(config_of(servers, database, group, marking="table")).findings}
+    assert found["vacuum.autovacuum"].level is Level.WARNING
+    assert "by_leader" in found["outbox.indexes"].found
+    assert "CACHE 20" in found["outbox.table"].found
+
+
+def test_a_pooler_in_transaction_mode_is_told(servers: Servers, database: str, group: str) -> None:
+    with transaction_pooler(database) as pooled:
+        assert read_database(config_of(servers, pooled, group)).pooling is Pooling.TRANSACTION
+    assert read_database(config_of(servers, database, group)).pooling is Pooling.NONE
+
+
+def test_the_java_of_commands(monkeypatch: pytest.MonkeyPatch) -> None:
+    for found in read_java(["stack", "pipeline"]):
+        assert found.version is not None, found.error
+        assert found.version >= java.MINIMUM
+    monkeypatch.setattr(java, "_candidates", lambda: iter(()))
+    (gone,) = read_java(["stack"])
+    assert gone.version is None
+    assert "no Java" in str(gone.error)
+    assert gone.hint
+
+
+def test_what_the_broker_says_of_topics(servers: Servers, database: str, group: str, make_topic: MakeTopic) -> None:
+    topic = make_topic(3, {"min.insync.replicas": "2"})
+    kafka = read_kafka(config_of(servers, database, group), [topic, "none-such"])
+    assert set(kafka.topics) == {topic}
+    found = kafka.topics[topic]
+    assert len(found.partitions) == 3
+    assert found.settings is not None
+    assert found.settings["min.insync.replicas"] == "2"
+    assert found.operations is None or {"READ", "WRITE"} <= found.operations
+    assert kafka.unread == {}
+    assert kafka.group is not None
+    assert kafka.group.members == 0

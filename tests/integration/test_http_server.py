@@ -1,0 +1,229 @@
+"""The HTTP server over real sockets: who is slow, silent, too many or from elsewhere holds up nobody."""
+
+from __future__ import annotations
+
+import http.client
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+
+import pytest
+
+from harvester.config import Http
+from harvester.errors import ConfigurationError
+from harvester.http import web_server
+from harvester.http.pages import Answer, Pages
+from harvester.http.server import MOST_CONNECTIONS, WebServer
+from tests.support.wait import eventually
+from tests.unit.test_http_exposition import Shown
+
+
+@contextmanager
+def serving(
+    respond: Callable[[str], Answer] | None = None, *, host: str = "127.0.0.1", longest_s: float = 60.0
+) -> Iterator[WebServer]:
+    server = WebServer(host, 0, respond or Pages(Shown()).answer, lambda _text: None, longest_s=longest_s)
+    server.start()
+    try:
+        assert server.listening.wait(30)
+        yield server
+    finally:
+        server.stop()
+        assert not server.is_alive()
+
+
+def ask(server: WebServer, path: str = "/healthz", method: str = "GET", **headers: str) -> tuple[int, str, bytes]:
+    """Code, all headers as text, body."""
+    assert server.address is not None
+    connection = http.client.HTTPConnection(server.address, timeout=30)
+    try:
+        connection.request(method, path, headers=headers)
+        response = connection.getresponse()
+        return response.status, str(response.headers), response.read()
+    finally:
+        connection.close()
+
+
+def connect(server: WebServer, send: bytes) -> socket.socket:
+    assert server.address is not None
+    host, _, port = server.address.rpartition(":")
+    client = socket.create_connection((host, int(port)), timeout=30)
+    client.sendall(send)
+    return client
+
+
+def test_every_answer_forbids_what_the_page_does_not_need() -> None:
+    with serving() as server:
+        for path in ("/", "/status", "/metrics", "/nowhere"):
+            _, headers, _ = ask(server, path)
+            assert "default-src 'none'; script-src 'self';" in headers
+            assert "X-Content-Type-Options: nosniff" in headers
+            assert "Cache-Control: no-store" in headers
+            assert "Access-Control-Allow-Origin" not in headers
+
+
+def test_it_only_answers() -> None:
+    with serving() as server:
+        assert ask(server)[0] == 200
+        assert ask(server, method="HEAD")[2] == b""
+        for method in ("POST", "PUT", "DELETE", "PATCH"):
+            assert ask(server, method=method)[0] == 501
+
+
+def test_a_query_does_not_matter() -> None:
+    with serving() as server:
+        assert ask(server, "/healthz?x=/status")[2] == b"ok\n"
+
+
+@pytest.mark.parametrize(
+    ("host", "code"),
+    [
+        ("localhost:9464", 200),
+        ("127.0.0.1", 200),
+        ("[::1]:9464", 200),
+        ("evil.example", 403),
+        ("evil.example:9464", 403),
+    ],
+)
+def test_another_name_is_refused_where_only_this_machine_is_meant(host: str, code: int) -> None:
+    with serving() as server:
+        assert ask(server, Host=host)[0] == code
+
+
+def test_any_name_will_do_where_everybody_may_ask() -> None:
+    with serving(host="0.0.0.0") as server:
+        assert ask(server, Host="db1.internal:9464")[0] == 200
+
+
+def test_silent_clients_hold_up_nobody() -> None:
+    """All places are taken: the next is sent away at once; later the places are free again."""
+    with serving() as server, ExitStack() as clients:
+        for _ in range(MOST_CONNECTIONS):
+            clients.enter_context(connect(server, b"GET /metrics HT"))
+
+        def is_sent_away() -> bool:
+            with connect(server, b"") as late:
+                return late.recv(100).startswith(b"HTTP/1.0 503")
+
+        eventually(is_sent_away, what="being sent away")
+        clients.close()
+
+        def is_served() -> bool:
+            try:
+                return ask(server)[0] == 200
+            except OSError:
+                return False
+
+        eventually(is_served, what="an answer after the silent ones had gone")
+
+
+def test_a_client_that_sends_a_byte_now_and_then_is_cut() -> None:
+    with serving(longest_s=0.5) as server, connect(server, b"GET /metrics HTTP/1.0\r\n") as client:
+
+        def is_cut() -> bool:
+            try:
+                client.sendall(b"X")
+                client.setblocking(False)
+                return client.recv(1) == b""
+            except BlockingIOError:
+                return False
+            except OSError:
+                return True
+            finally:
+                client.settimeout(30)
+
+        eventually(is_cut, interval_s=0.05, what="the end of the connection")
+
+
+def test_a_client_that_does_not_read_is_cut() -> None:
+    big = Answer.text(200, "x" * 50_000_000)
+    asked = threading.Event()
+
+    def respond(_path: str) -> Answer:
+        asked.set()
+        return big
+
+    with serving(respond, longest_s=0.5) as server, connect(server, b"GET / HTTP/1.0\r\n\r\n") as client:
+        assert asked.wait(30)
+        eventually(lambda: not server._server._open, what="the end of the connection")  # type: ignore[union-attr]
+        received = 0
+        try:
+            while part := client.recv(1 << 20):
+                received += len(part)
+        except OSError:
+            pass
+        assert received < len(big.body)
+
+
+@pytest.mark.parametrize(
+    "garbage", [b"\r\n\r\n", b"\x16\x03\x01\x02\x00\x01\x00", b"GET " + b"x" * 70_000, b"GET / HTTP/9.9\r\n\r\n"]
+)
+def test_what_is_no_http_does_no_harm(garbage: bytes) -> None:
+    with serving() as server:
+        with connect(server, garbage) as client:
+            client.shutdown(socket.SHUT_WR)
+            try:
+                while client.recv(65_536):
+                    pass
+            except ConnectionResetError:
+                pass
+        assert ask(server)[0] == 200
+
+
+def test_an_error_of_a_page_is_its_own() -> None:
+    def respond(path: str) -> Answer:
+        if path == "/healthz":
+            return Answer.text(200, "ok")
+        raise KeyError(path)
+
+    with serving(respond) as server:
+        assert ask(server, "/bad")[0] == 500
+        assert ask(server)[0] == 200
+
+
+def test_an_address_that_is_taken_is_tried_again() -> None:
+    troubles: list[str | None] = []
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        server = WebServer("127.0.0.1", port, Pages(Shown()).answer, troubles.append)
+        server.start()
+        eventually(lambda: troubles, what="the trouble")
+        assert server.address is None
+    try:
+        assert server.listening.wait(60)
+        assert ask(server)[0] == 200
+        assert troubles[-1] is None
+        assert troubles[0] == f"cannot listen on 127.0.0.1:{port}: Address already in use; the relay goes on without"
+    finally:
+        server.stop()
+
+
+def test_a_server_that_cannot_listen_ends_all_the_same() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        server = WebServer("127.0.0.1", taken.getsockname()[1], Pages(Shown()).answer, lambda _text: None)
+        server.start()
+        server.stop()
+        assert not server.is_alive()
+
+
+@pytest.mark.parametrize(
+    "listen", ["127.0.0.1:9464", "[::1]:9464", "0.0.0.0:80", "db1.internal:1", "localhost:0", "off"]
+)
+def test_where_to_listen(listen: str) -> None:
+    assert Http(listen=listen).listen == listen
+
+
+@pytest.mark.parametrize(
+    "listen", ["9464", ":9464", "127.0.0.1", "::1:9464", "127.0.0.1:65536", "http://127.0.0.1:1", "a b:1"]
+)
+def test_nowhere_to_listen(listen: str) -> None:
+    with pytest.raises(ConfigurationError, match=r"listen: .* is nowhere to listen"):
+        Http(listen=listen)
+
+
+def test_without_its_library_the_configuration_is_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda _name: None)
+    with pytest.raises(ConfigurationError, match="prometheus-client") as caught:
+        web_server("127.0.0.1:0", Shown(), lambda _text: None, lambda _text: None)
+    assert caught.value.hint == "pip install 'harvester[http]'"

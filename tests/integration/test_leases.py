@@ -1,0 +1,264 @@
+"""Taking leases: ids, generations, what is kept of a name, expiry, and a table that does not grow."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import psycopg
+import pytest
+
+from harvester import Lease, LeaseError, LeaseExpired, Stasher
+from harvester.errors import SchemaError
+from harvester.outbox import ddl, schema
+from harvester.outbox.tables import OutboxTable
+from tests.support.leasing import end, lease_row, record, values, wait_blocked
+from tests.support.outboxes import seed_ddl
+from tests.support.roles import separate_roles
+
+pytestmark = pytest.mark.servers
+
+
+@pytest.fixture
+def connection(database: str) -> Iterator[psycopg.Connection[Any]]:
+    with psycopg.connect(database) as opened:
+        yield opened
+
+
+def test_a_name_keeps_its_id_and_each_lease_has_the_next_generation(
+    connection: psycopg.Connection[Any], database: str
+) -> None:
+    stasher = Stasher(lease_time=timedelta(hours=1))
+    before = datetime.now(UTC)
+    first = stasher.lease(connection, "reader")
+    assert (first.generation, first.sequence, first.position, first.resumed) == (1, 0, None, False)
+    assert first.expires_at is not None
+    assert timedelta(minutes=59) < first.expires_at - before < timedelta(minutes=61)
+    assert lease_row(database, "reader") is not None, "it is committed when it is returned"
+
+    writer = stasher.leased(first)
+    with connection.transaction():
+        writer.stash(connection, record(1), position="offset 41")
+        writer.stash(connection, record(2))
+    second = stasher.lease(connection, "reader")
+    assert (second.id, second.generation, second.sequence) == (first.id, 2, 2)
+    assert (second.position, second.resumed, second.name) == ("offset 41", True, "reader")
+    assert second.expires_at is not None
+    assert second.expires_at > first.expires_at
+    assert stasher.lease(connection, "another").id not in (first.id, None)
+
+
+def test_several_names_at_once(connection: psycopg.Connection[Any]) -> None:
+    stasher = Stasher()
+    names = ["c", "a", "b", "a"]
+    leases = stasher.lease_many(connection, names)
+    assert [lease.name for lease in leases] == ["c", "a", "b"], "in their order, each once"
+    assert len({lease.id for lease in leases}) == 3
+    assert [lease.generation for lease in stasher.lease_many(connection, ["a", "new"])] == [2, 1]
+    assert stasher.lease_many(connection, []) == []
+
+
+def test_use_does_not_extend_a_lease_and_the_clock_is_the_servers(
+    connection: psycopg.Connection[Any], database: str
+) -> None:
+    stasher = Stasher(lease_time=timedelta(minutes=1))
+    lease = stasher.lease(connection, "reader")
+    writer = stasher.leased(lease)
+    with connection.transaction():
+        writer.stash(connection, record(1))
+    row = lease_row(database, "reader")
+    assert row is not None
+    assert row["expires_at"] == lease.expires_at
+    end(database, "reader")
+    with pytest.raises(LeaseExpired, match="has expired; record 2 was not written"):
+        writer.stash(connection, record(2))
+    writer.seek(0)
+    with pytest.raises(LeaseExpired, match="record 1"):
+        writer.stash(connection, record(1))  # a resend
+    writer.seek(0)
+    with pytest.raises(LeaseExpired, match="record 1"):
+        writer.stash_many(connection, [record(1), record(2), record(3)])
+    connection.commit()
+    assert values(database) == ["1"]
+
+
+def test_expiry_is_judged_while_a_transaction_is_open(connection: psycopg.Connection[Any], database: str) -> None:
+    """now() would stand still at the transaction's start, where the lease was alive."""
+    stasher = Stasher()
+    writer = stasher.leased(stasher.lease(connection, "reader"))
+    connection.execute("SELECT 1")
+    end(database, "reader")
+    with pytest.raises(LeaseExpired):
+        writer.stash(connection, record(1))
+
+
+def test_an_expired_lease_gives_way_to_a_new_id(connection: psycopg.Connection[Any], database: str) -> None:
+    stasher = Stasher()
+    old = stasher.lease(connection, "reader")
+    writer = stasher.leased(old)
+    with connection.transaction():
+        writer.stash(connection, record(1), position="7")
+    end(database, "reader")
+    new = stasher.lease(connection, "reader")
+    assert new.id > old.id
+    assert (new.generation, new.sequence, new.position, new.resumed) == (1, 0, None, False)
+    with pytest.raises(LeaseExpired, match="is not there"):
+        writer.stash(connection, record(2))
+    connection.rollback()
+    end(database, "reader")
+    stasher.lease(connection, "another")
+    assert lease_row(database, "reader") is None, "whoever takes a lease removes expired ones"
+    assert stasher.lease(connection, "reader").id > new.id, "no id is given twice"
+
+
+def test_a_configured_time_ends_by_itself(connection: psycopg.Connection[Any]) -> None:
+    """Nobody waits here: a lease of no time has ended before anything can be stashed."""
+    stasher = Stasher(lease_time=timedelta(0))
+    lease = stasher.lease(connection, "reader")
+    with pytest.raises(LeaseExpired):
+        stasher.leased(lease).stash(connection, record(1))
+
+
+def test_a_lease_is_taken_apart_from_the_callers_transaction(
+    connection: psycopg.Connection[Any], database: str
+) -> None:
+    """Rolled back after it was given, its generation would be given again, to somebody else."""
+    stasher = Stasher()
+    with connection.transaction(), pytest.raises(LeaseError, match="in a transaction of its own"):
+        stasher.lease(connection, "reader")
+    with connection.pipeline(), pytest.raises(LeaseError, match="in a transaction of its own"):
+        stasher.lease(connection, "reader")
+    assert lease_row(database, "reader") is None
+
+
+@pytest.mark.parametrize("setting", ["off", "local", "remote_write", "on", "remote_apply"])
+def test_a_lease_waits_until_its_commit_is_durable(
+    connection: psycopg.Connection[Any], monkeypatch: pytest.MonkeyPatch, setting: str
+) -> None:
+    from harvester.outbox import lease_queries
+
+    connection.execute(f"SET synchronous_commit = {setting}")
+    connection.commit()
+    connection.execute(lease_queries.WAIT_FOR_COMMIT)
+    wanted = setting if setting.startswith(("on", "remote_a")) else "on"
+    assert connection.execute("SHOW synchronous_commit").fetchone() == (wanted,)
+    connection.rollback()
+    # … and it is asked for: without that statement the lease cannot be taken.
+    monkeypatch.setattr(lease_queries, "WAIT_FOR_COMMIT", "SELECT 1 / 0")
+    with pytest.raises(psycopg.errors.DivisionByZero):
+        Stasher().lease(connection, "reader")
+
+
+@pytest.mark.parametrize("level", [None, psycopg.IsolationLevel.SERIALIZABLE])
+def test_a_lease_waits_for_the_transaction_of_the_one_before(
+    connection: psycopg.Connection[Any], database: str, level: psycopg.IsolationLevel | None
+) -> None:
+    """Whatever the session's isolation is: the lease has a transaction of its own, and so one of its choice."""
+    stasher = Stasher()
+    old = stasher.leased(stasher.lease(connection, "reader"))
+    old.stash(connection, record(1), position="1")  # and does not commit
+    with psycopg.connect(database) as other, ThreadPoolExecutor(1) as pool:
+        other.isolation_level = level
+        coming = pool.submit(stasher.lease, other, "reader")
+        wait_blocked(database, other.info.backend_pid)
+        connection.commit()
+        new = coming.result(30)
+    assert (new.generation, new.sequence, new.position) == (2, 1, "1")
+
+
+def test_leases_of_one_name_at_once_have_generations_of_their_own(database: str) -> None:
+    stasher, together = Stasher(), threading.Barrier(4)
+
+    def take(_: int) -> list[Lease]:
+        with psycopg.connect(database) as connection:
+            together.wait(30)
+            return [lease for n in range(25) for lease in stasher.lease_many(connection, ["b", "a"][:: (-1) ** n])]
+
+    with ThreadPoolExecutor(4) as pool:
+        leases = [lease for taken in pool.map(take, range(4)) for lease in taken]
+    for name in "ab":
+        ours = [lease for lease in leases if lease.name == name]
+        assert sorted(lease.generation for lease in ours) == list(range(1, 101))
+        assert len({lease.id for lease in ours}) == 1
+
+
+def test_the_table_stays_as_it_is_over_100_000_leases(connection: psycopg.Connection[Any], database: str) -> None:
+    stasher, batch = Stasher(), 500
+    connection.autocommit = True
+    sizes: list[tuple[int, int]] = []
+    identities = 0
+    for number in range(200):
+        names = [f"{number}-{n}" for n in range(batch)]
+        leases = stasher.lease_many(connection, names)
+        assert min(lease.id for lease in leases) > identities, "ids are not reused"
+        identities = max(lease.id for lease in leases)
+        end(database, *names)
+        if number % 10 == 9:
+            connection.execute("VACUUM outbox_lease")  # as autovacuum does once a fifth of a table has changed
+            row = connection.execute("SELECT count(*), pg_total_relation_size('outbox_lease') FROM outbox_lease")
+            sizes.append(row.fetchone() or (0, 0))
+    assert identities >= 100_000
+    assert {rows for rows, _ in sizes} == {batch}
+    # A VACUUM that meets somebody's snapshot of this database (an autovacuum that analyses) leaves one more round of
+    # dead rows, which the next ones use again; without removal it would be ten times as much.
+    assert sizes[-1][1] <= sizes[1][1] * 2
+
+
+def test_a_writers_role_takes_and_uses_leases(empty_database: str) -> None:
+    with separate_roles(empty_database) as roles, psycopg.connect(roles.writer) as writer:
+        stasher = Stasher("billing.outbox")
+        lease = stasher.lease(writer, "reader")
+        leased = stasher.leased(lease)
+        leased.stash(writer, record(1))
+        leased.stash_many(writer, [record(2), record(3)], position="3")
+        writer.commit()
+        with psycopg.connect(roles.owner, autocommit=True) as owner:
+            owner.execute("UPDATE billing.outbox_lease SET expires_at = now()")
+            stasher.lease(writer, "another")
+            assert owner.execute("SELECT name FROM billing.outbox_lease").fetchall() == [("another",)]
+        with psycopg.connect(roles.relay) as relay, pytest.raises(psycopg.errors.InsufficientPrivilege):
+            stasher.lease(relay, "reader")
+
+
+def test_without_the_table_init_is_named(database: str) -> None:
+    with psycopg.connect(database) as connection:
+        connection.execute("DROP TABLE outbox_lease")
+        connection.commit()
+        with pytest.raises(SchemaError, match='no table "outbox_lease"') as refused:
+            Stasher().lease(connection, "reader")
+        assert refused.value.hint == "run `harvester init`"
+        assert schema.init(connection, OutboxTable.parse("outbox")) == ['created table "public"."outbox_lease"']
+        connection.commit()
+        assert Stasher().lease(connection, "reader").generation == 1
+
+
+def test_version_3_brings_the_table_to_an_outbox_that_is_there(database: str) -> None:
+    table = OutboxTable.parse("outbox")
+    with psycopg.connect(database, autocommit=True) as connection:
+        connection.execute("DROP TABLE outbox_lease")
+        connection.execute("UPDATE outbox_term SET schema_version = 2")
+        assert schema.init(connection, table) == [f"migrated the schema from version 2 to {ddl.schema_version()}"]
+        Stasher().lease(connection, "reader")
+        connection.execute(schema.sql(table).encode())  # `init --print`, over what is there
+        assert Stasher().lease(connection, "reader").generation == 2
+
+
+@pytest.mark.parametrize("name", ['"O\'u""t % \\ {} %s box"', '"Ünder".outbox', f'"{"x" * 52}"'])
+def test_nasty_names(empty_database: str, name: str) -> None:
+    """Of tables and of leases; the table of the original guide, which has no column for a partition."""
+    table = OutboxTable.parse(name)
+    with psycopg.connect(empty_database, autocommit=True) as connection:
+        if table.schema is not None:
+            connection.execute(f"CREATE SCHEMA {OutboxTable(None, table.schema).sql}")
+        connection.execute(seed_ddl(table.sql).encode())
+        schema.init(connection, table)
+        stasher = Stasher(table)
+        lease = stasher.lease(connection, "ü \" \\ % {} ' $1")
+        writer = stasher.leased(lease)
+        assert not writer.stash(connection, record(1), position="% $1 \\").repeated
+        assert writer.stash(connection, record(2)).sequence == 2
+        assert [stashed.sequence for stashed in writer.stash_many(connection, [record(3), record(4)])] == [3, 4]
+        assert stasher.lease(connection, lease.name or "").position == "% $1 \\"

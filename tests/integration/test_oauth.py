@@ -1,0 +1,114 @@
+"""SASL OAUTHBEARER with a token function, against a real broker that lets nobody else in."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+from confluent_kafka.admin import AdminClient, NewTopic
+
+from harvester.stack import broker_jars, java, kafka
+from harvester.stack.stack import free_ports
+from tests.support.cli import RunningCli, run_cli
+from tests.support.consuming import by_key, read_topic
+from tests.support.harvesting import Scene
+
+pytest_plugins = ["tests.support.scenes"]
+pytestmark = pytest.mark.servers
+ROOT = Path(__file__).parents[2]
+ENV = {"PYTHONPATH": str(ROOT)}
+
+
+@dataclass(frozen=True)
+class Broker:
+    """`bootstrap` takes tokens only, `admin` is an open door for the test itself."""
+
+    admin: str
+    bootstrap: str
+
+
+@pytest.fixture(scope="module")
+def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Broker]:
+    import time
+
+    home = tmp_path_factory.mktemp("broker")
+    port, controller, guarded = free_ports(3, [])
+    listener = {
+        "listeners": f"TOKENS://127.0.0.1:{guarded}",
+        "advertised.listeners": f"TOKENS://127.0.0.1:{guarded}",
+        "listener.security.protocol.map": "TOKENS:SASL_PLAINTEXT",
+        "listener.name.tokens.sasl.enabled.mechanisms": "OAUTHBEARER",
+        "listener.name.tokens.oauthbearer.sasl.jaas.config": (
+            "org.apache.kafka.common.security.oauthbearer.OAuthBearerLoginModule required;"
+        ),
+    }
+    process = kafka.launch(
+        home, broker_jars(), java.find(), port=port, controller_port=controller, heap_mb=512, durable=False,
+        secure=listener,
+    )  # fmt: skip
+    try:
+        kafka.wait_ready(process, home, port, time.monotonic() + 120)
+        yield Broker(kafka.bootstrap(port), kafka.bootstrap(guarded))
+    finally:
+        kafka.halt(process, kill=True)
+
+
+@pytest.fixture
+def there(broker: Broker, scene: Scene) -> Scene:
+    """The scene's topic, on this broker."""
+    client = AdminClient({"bootstrap.servers": broker.admin, "broker.address.family": "v4"})
+    client.create_topics([NewTopic(scene.topic, 2, 1)])[scene.topic].result(60)
+    scene.add(*((f"k{number % 5}", str(number)) for number in range(50)))
+    return scene
+
+
+def settings(broker: Broker, user: Path, **given: Any) -> dict[str, Any]:
+    kafka_config = {
+        "bootstrap.servers": broker.bootstrap,
+        "security.protocol": "SASL_PLAINTEXT",
+        "sasl.mechanism": "OAUTHBEARER",
+        "sasl.oauthbearer.config": str(user),
+    }
+    return {"base_kafka_config": kafka_config, "oauth": {"token": "tests.support.tokens:unsecured"}, **given}
+
+
+def published(broker: Broker, scene: Scene) -> dict[str | None, list[str | None]]:
+    return by_key(read_topic(broker.admin, scene.topic))
+
+
+EXPECTED = {f"k{key}": [str(number) for number in range(key, 50, 5)] for key in range(5)}
+
+
+@pytest.mark.parametrize("delivery", ["at-least-once", "exactly-once"])
+def test_every_client_has_a_token(broker: Broker, there: Scene, tmp_path: Path, delivery: str) -> None:
+    user = tmp_path / "user"
+    user.write_text("harvester")
+    config = there.config_file(**settings(broker, user, delivery=delivery))
+    run_cli("start", "-f", str(config), "--until-empty", env=ENV)
+    assert published(broker, there) == EXPECTED
+
+
+def test_a_function_that_fails_is_asked_again(broker: Broker, there: Scene, tmp_path: Path) -> None:
+    user = tmp_path / "user"
+    user.write_text("")
+    config = there.config_file(**settings(broker, user))
+    with RunningCli("start", "-f", str(config), env=ENV) as running:
+        running.wait_for_line("oauth.token: tests.support.tokens:unsecured failed: RuntimeError: nobody knows")
+        assert len(there.left()) == 50
+        user.write_text("harvester")
+        there.wait_left(timeout_s=120)
+        assert running.stop() == 0
+    assert "Traceback" not in running.output
+    assert published(broker, there) == EXPECTED
+
+
+def test_a_function_that_does_not_exist_is_refused(broker: Broker, scene: Scene, tmp_path: Path) -> None:
+    given = settings(broker, tmp_path / "user") | {"oauth": {"token": "tests.support.tokens:missing"}}
+    for command in ("start", "doctor", "config check"):
+        done = run_cli(*command.split(), "-f", str(scene.config_file(**given)), env=ENV, check=False)
+        assert done.returncode == 78, (command, done.stderr)
+        assert "oauth.token: 'tests.support.tokens:missing' cannot be used" in done.stderr
+        assert "Traceback" not in done.stderr

@@ -1,0 +1,151 @@
+"""Opening a lane, against the real broker; the database is played, since its answers are what the cases are about."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+from uuid import uuid4
+
+import pytest
+
+from harvester.delivery.lane import Lanes, Outcome
+from harvester.delivery.progress import Progress, encode
+from harvester.relay.opening import Deposed, Leadership, Opener, Superseded, Surroundings
+from tests.support.lanes import opened
+
+pytest_plugins = ["tests.support.lane_scene"]
+
+OURS = Leadership(5, "holder", uuid4())
+
+
+class Database:
+    """The term row, and what was deleted; `fenced` runs when a lane is fenced and its progress not read."""
+
+    def __init__(self) -> None:
+        self.row: tuple[int, str | None] | None = (OURS.term, OURS.holder)
+        self.deleted: list[int] = []
+        self.over = False
+        self.troubles: list[str | None] = []
+        self.fenced: Callable[[], None] = lambda: None
+
+    def around(self) -> Surroundings:
+        return Surroundings(
+            term=lambda: self.row,
+            delete=self._delete,
+            is_over=lambda: self.over,
+            pause=lambda _: None,
+            trouble=self.troubles.append,
+            hit=self._hit,
+        )
+
+    def _delete(self, ids: Sequence[int]) -> bool:
+        self.deleted += ids
+        return True
+
+    def _hit(self, place: str, **_facts: Any) -> None:
+        assert place == "lane.fenced"
+        self.fenced()
+
+
+@pytest.fixture
+def database() -> Database:
+    return Database()
+
+
+def commit(lanes: Lanes, progress: Progress) -> None:
+    """What a predecessor has left behind on lane 0."""
+    lane = opened(lanes)
+    for _ in range(5):  # on a busy machine the record may time out, and then the transaction is refused
+        assert lane.begin() is Outcome.DONE
+        if lane.commit(encode(progress)) is Outcome.DONE:
+            break
+        assert lane.abort() is Outcome.DONE
+    else:
+        raise AssertionError(lane.error)
+    lane.close()
+
+
+def open_lane(lanes: Lanes, database: Database) -> list[list[int]]:
+    """Open lane 0; what was published by then."""
+    found: list[list[int]] = []
+    Opener(lanes, database.around()).open(0, OURS, found.append).close()
+    return found
+
+
+def test_a_lane_that_nobody_has_used_is_opened(lanes: Lanes, database: Database) -> None:
+    assert open_lane(lanes, database) == [[]]
+    assert (database.deleted, database.troubles) == ([], [])
+
+
+def test_what_the_predecessor_committed_is_purged_and_its_progress_emptied(lanes: Lanes, database: Database) -> None:
+    commit(lanes, Progress(4, OURS.incarnation, (3, 5, 9)))
+    assert open_lane(lanes, database) == [[3, 5, 9]]
+    assert database.deleted == [3, 5, 9]
+    assert lanes.progress(0, 5.0) == Progress(OURS.term, OURS.incarnation)
+
+
+def test_ids_of_another_incarnation_are_other_rows(lanes: Lanes, database: Database) -> None:
+    """P9: they are not purged, whatever stands under them now."""
+    commit(lanes, Progress(4, uuid4(), (3, 5, 9)))
+    assert open_lane(lanes, database) == [[]]
+    assert database.deleted == []
+
+
+def test_nothing_is_fenced_under_a_term_that_is_not_ours(lanes: Lanes, database: Database) -> None:
+    leader = opened(lanes)
+    leader.begin()
+    database.row = (6, "another")
+    with pytest.raises(Deposed, match="6 of another"):
+        open_lane(lanes, database)
+    assert leader.commit(encode(Progress(6, OURS.incarnation, (1,)))) is Outcome.DONE
+
+
+def test_a_term_that_ends_while_the_lane_is_fenced_is_noticed_after_that(lanes: Lanes, database: Database) -> None:
+    """P20: else a zombie would go on with a producer that has just fenced the one that leads."""
+    asked = iter([(OURS.term, OURS.holder), (6, "another")])
+    around = database.around()
+    zombie = Surroundings(lambda: next(asked), around.delete, around.is_over, around.pause, around.trouble, around.hit)
+    with pytest.raises(Deposed, match="6 of another"):
+        Opener(lanes, zombie).open(0, OURS, lambda _: None)
+    assert next(asked, None) is None
+
+
+def test_the_progress_of_a_higher_term_says_that_the_term_row_has_gone_back(lanes: Lanes, database: Database) -> None:
+    """P9: the rows are those of then, and are rather repeated than lost; the row being another's would be noticed."""
+    commit(lanes, Progress(6, OURS.incarnation, (3,)))
+    asked = iter([(OURS.term, OURS.holder), (OURS.term, OURS.holder), (6, "another")])
+    around = database.around()
+    late = Surroundings(lambda: next(asked), around.delete, around.is_over, around.pause, around.trouble, around.hit)
+    with pytest.raises(Deposed, match="6 of another"):
+        Opener(lanes, late).open(0, OURS, lambda _: None)
+    assert open_lane(lanes, database) == [[]]
+    assert database.deleted == []
+    assert lanes.progress(0, 5.0) == Progress(OURS.term, OURS.incarnation)
+
+
+def test_a_lane_that_is_fenced_meanwhile_is_opened_again(lanes: Lanes, database: Database) -> None:
+    commit(lanes, Progress(4, OURS.incarnation, (3,)))
+    stolen: list[object] = []
+
+    def steal() -> None:
+        if not stolen:
+            stolen.append(opened(lanes))
+
+    database.fenced = steal
+    assert open_lane(lanes, database)[-1] == [3]
+    assert database.troubles[-1] is None
+    assert len(database.troubles) > 1
+    assert lanes.progress(0, 5.0) == Progress(OURS.term, OURS.incarnation)
+
+
+def test_opening_ends_when_nobody_wants_the_lane(lanes: Lanes, database: Database) -> None:
+    def supersede() -> None:
+        database.over = True
+
+    database.fenced = supersede
+    commit(lanes, Progress(4, OURS.incarnation, (3,)))
+    around = database.around()
+    ending = Surroundings(around.term, lambda _: None, around.is_over, around.pause, around.trouble, around.hit)
+    with pytest.raises(Superseded):
+        Opener(lanes, ending).open(0, OURS, lambda _: None)
+    assert lanes.progress(0, 5.0) == Progress(4, OURS.incarnation, (3,))

@@ -1,0 +1,38 @@
+"""A pooler that lends a backend for each transaction is refused before anything is marked."""
+
+from __future__ import annotations
+
+from contextlib import closing
+
+import pytest
+
+from harvester.outbox.connect import connect
+from harvester.outbox.pooling import is_pooled, lends_backends
+from tests.support.cli import run_cli
+from tests.support.harvesting import Scene
+from tests.support.pooler import transaction_pooler
+
+pytest_plugins = ["tests.support.scenes"]
+pytestmark = pytest.mark.servers
+
+
+def test_start_refuses_a_pooler_in_transaction_mode(scene: Scene) -> None:
+    scene.add(("k", "1"))
+    with transaction_pooler(scene.dsn) as pooled:
+        config = scene.config_file(data_source=pooled)
+        done = run_cli("start", "-f", str(config), check=False)
+    assert done.returncode == 65
+    assert "a pooler in transaction (or statement) mode stands between" in done.stderr
+    assert "point data_source at PostgreSQL itself" in done.stderr
+    assert "Traceback" not in done.stderr
+    assert scene.term() == 0, "nobody has led"
+    assert len(scene.left()) == 1
+
+
+def test_what_is_told_apart(scene: Scene) -> None:
+    with closing(connect(scene.dsn, application_name="test")) as direct:
+        assert not is_pooled(direct)
+        assert not lends_backends(direct, scene.dsn, "test")
+    with transaction_pooler(scene.dsn) as pooled, closing(connect(pooled, application_name="test")) as lent:
+        assert is_pooled(lent)
+        assert lends_backends(lent, pooled, "test")

@@ -1,0 +1,158 @@
+"""The wheel and the sdist: what is in them, and that the wheel works where there is no checkout."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import sysconfig
+import tomllib
+import venv
+import zipfile
+from email import message_from_string
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+PROJECT: dict[str, Any] = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+pytestmark = pytest.mark.timeout(600)
+BUILD = ("pyproject.toml", "README.md", "LICENSE", "harvester", "cli", "docs/man")
+NOT_SHIPPED = shutil.ignore_patterns("__pycache__", "*.pyc")
+
+
+def run(*command: str | Path, cwd: Path, env: dict[str, str] | None = None) -> subprocess.CompletedProcess[str]:
+    done = subprocess.run(
+        list(map(str, command)), cwd=cwd, env=env, capture_output=True, text=True, timeout=300, check=False
+    )
+    assert done.returncode == 0, f"{command}: {done.returncode}\n{done.stdout}{done.stderr}"
+    return done
+
+
+def build(kind: str, source: Path, into: Path) -> Path:
+    """By the backend itself, as a frontend without isolation would."""
+    into.mkdir(exist_ok=True)
+    program = f"from setuptools import build_meta; print(build_meta.build_{kind}({str(into)!r}))"
+    return into / run(sys.executable, "-c", program, cwd=source).stdout.splitlines()[-1]
+
+
+def members(wheel: Path) -> set[str]:
+    with zipfile.ZipFile(wheel) as archive:
+        return {name for name in archive.namelist() if not name.endswith("/")}
+
+
+@pytest.fixture(scope="module")
+def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What the build reads, copied: it writes beside what it builds."""
+    copy = tmp_path_factory.mktemp("source")
+    for name in BUILD:
+        if (ROOT / name).is_dir():
+            shutil.copytree(ROOT / name, copy / name, ignore=NOT_SHIPPED)
+        else:
+            shutil.copy(ROOT / name, copy / name)
+    return copy
+
+
+@pytest.fixture(scope="module")
+def wheel(source: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return build("wheel", source, tmp_path_factory.mktemp("wheel"))
+
+
+@pytest.fixture(scope="module")
+def installed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An environment with the wheel in it, and nothing of this checkout: dependencies are those of this environment."""
+    place = tmp_path_factory.mktemp("installed")
+    venv.create(place, with_pip=False, symlinks=True)
+    python = place / "bin" / "python"
+    run(
+        sys.executable, "-m", "pip", "--python", python, "install", "--quiet", "--no-deps", "--no-index",
+        "--disable-pip-version-check", wheel, cwd=place,
+    )  # fmt: skip
+    # A line of a .pth file is one more directory; .pth files in there, such as that of the checkout, are not followed.
+    own = run(python, "-c", "import sysconfig; print(sysconfig.get_path('purelib'))", cwd=place).stdout.strip()
+    paths = dict.fromkeys(sysconfig.get_path(name) for name in ("purelib", "platlib"))
+    (Path(own) / "dependencies.pth").write_text("\n".join(paths) + "\n")
+    return place
+
+
+def clean() -> dict[str, str]:
+    """An environment in which nothing points at the checkout or at a configuration."""
+    return {name: value for name, value in os.environ.items() if not name.startswith(("HARVESTER", "PYTHON"))}
+
+
+def test_the_wheel_has_all_files_of_the_tree_and_no_others(wheel: Path) -> None:
+    expected = set()
+    for folder, package in (("harvester", "harvester"), ("cli", "harvester_cli")):
+        for file in (ROOT / folder).rglob("*"):
+            if file.is_file() and "__pycache__" not in file.parts:
+                expected.add(f"{package}/{file.relative_to(ROOT / folder)}")
+    found = members(wheel)
+    assert {name for name in found if name.startswith(("harvester/", "harvester_cli/"))} == expected
+    version = PROJECT["version"]
+    tops = {name.split("/")[0] for name in found}
+    assert tops == {"harvester", "harvester_cli", f"harvester-{version}.dist-info", f"harvester-{version}.data"}
+    assert "harvester/py.typed" in found
+    assert any(name.endswith("licenses/LICENSE") for name in found)
+    assert f"harvester-{version}.data/data/share/man/man1/harvester.1" in found
+
+
+def test_the_wheel_says_what_the_project_says(wheel: Path) -> None:
+    info = f"harvester-{PROJECT['version']}.dist-info"
+    with zipfile.ZipFile(wheel) as archive:
+        metadata = message_from_string(archive.read(f"{info}/METADATA").decode())
+        entry_points = archive.read(f"{info}/entry_points.txt").decode()
+        modules = archive.read(f"{info}/top_level.txt").decode().split()
+    assert set(metadata.get_all("Provides-Extra") or ()) == set(PROJECT["optional-dependencies"])
+    required = [line for line in metadata.get_all("Requires-Dist") or () if "extra ==" not in line]
+    assert len(required) == len(PROJECT["dependencies"])
+    assert metadata["Requires-Python"] == PROJECT["requires-python"]
+    assert "harvester = harvester_cli.main:main" in entry_points
+    assert sorted(modules) == ["harvester", "harvester_cli"]
+
+
+def test_the_sdist_builds_the_same_wheel(source: Path, wheel: Path, tmp_path: Path) -> None:
+    sdist = build("sdist", source, tmp_path / "sdist")
+    shutil.unpack_archive(sdist, tmp_path / "unpacked")
+    (unpacked,) = (tmp_path / "unpacked").iterdir()
+    assert members(build("wheel", unpacked, tmp_path / "again")) == members(wheel)
+
+
+def test_the_wheel_works_without_a_checkout(installed: Path, tmp_path: Path) -> None:
+    python, harvester = installed / "bin" / "python", installed / "bin" / "harvester"
+    where = "import harvester, harvester_cli; print(harvester.__file__); print(harvester_cli.__file__)"
+    for file in run(python, "-c", where, cwd=tmp_path, env=clean()).stdout.split():
+        assert Path(file).is_relative_to(installed), file
+    for name in ("cli", "tests", "scripts"):
+        lookup = f"import importlib.util; print(importlib.util.find_spec({name!r}))"
+        assert run(python, "-c", lookup, cwd=tmp_path, env=clean()).stdout.strip() == "None"
+    version = run(harvester, "--version", cwd=tmp_path, env=clean()).stdout
+    assert version == f"harvester {PROJECT['version']}\n"
+    assert "Commands:" in run(harvester, "--help", cwd=tmp_path, env=clean()).stdout
+    # Files beside the code: the schema as SQL, and the settings.
+    assert "CREATE TABLE" in run(
+        harvester, "init", "--print", "--set", "data_source=host=127.0.0.1 port=1", cwd=tmp_path, env=clean()
+    ).stdout  # fmt: skip
+    run(harvester, "config", "check", cwd=tmp_path, env=clean())
+    assert (installed / "share" / "man" / "man1" / "harvester.1").is_file()
+
+
+def test_every_module_of_the_wheel_is_found_where_it_is_installed(installed: Path, tmp_path: Path) -> None:
+    """Compiled, not imported: some need an extra."""
+    program = """if True:
+        import compileall, harvester, harvester_cli, pathlib, sys
+        for package in (harvester, harvester_cli):
+            if not compileall.compile_dir(pathlib.Path(package.__file__).parent, quiet=1, force=True):
+                sys.exit(1)
+    """
+    run(installed / "bin" / "python", "-c", program, cwd=tmp_path, env=clean())
+
+
+def test_shells_can_complete(installed: Path, tmp_path: Path) -> None:
+    harvester = installed / "bin" / "harvester"
+    for shell in ("bash", "zsh", "fish"):
+        source = {**clean(), "_HARVESTER_COMPLETE": f"source_{shell}"}
+        assert "_HARVESTER_COMPLETE" in run(harvester, cwd=tmp_path, env=source).stdout
+    typed = {**clean(), "_HARVESTER_COMPLETE": "complete_bash", "COMP_WORDS": "harvester docto", "COMP_CWORD": "1"}
+    assert run(harvester, cwd=tmp_path, env=typed).stdout.split() == ["doctor"]

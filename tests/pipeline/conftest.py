@@ -1,0 +1,30 @@
+"""One Spark for each worker, started by the first test that asks for it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+import pytest
+
+from harvester.pipeline.errors import SparkUnavailable
+from harvester.pipeline.session import SessionSettings, session, use_java
+from tests.support.spark_cluster import cluster
+from tests.support.sparks import SMALL
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+
+__all__ = ["cluster", "spark"]
+
+
+@pytest.fixture(scope="session")
+def spark() -> Iterator[SparkSession]:
+    """A running Spark with the connectors; skips where there is no Java that Spark runs on."""
+    try:
+        use_java()
+    except SparkUnavailable as error:
+        pytest.skip(error.message)
+    with session(SessionSettings("tests", "local[2]", SMALL)) as running:
+        yield running

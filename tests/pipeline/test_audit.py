@@ -1,0 +1,266 @@
+"""The audit on real servers: it finds each planted defect, and reports none on clean data."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from datetime import timedelta
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+from uuid import UUID
+
+import psycopg
+import pytest
+from confluent_kafka import TopicPartition
+from confluent_kafka.admin import AdminClient
+
+from cli.main import main
+from harvester.errors import BrokerUnavailable, DatabaseUnavailable, ExitCode, SchemaError
+from harvester.pipeline.audit.job import run
+from harvester.pipeline.audit.report import AuditReport
+from harvester.pipeline.audit.schemas import FINDINGS_TABLE
+from harvester.pipeline.audit.settings import AuditSettings
+from harvester.pipeline.audit.topic_bounds import topic_bounds
+from harvester.pipeline.errors import InputMissing, TableMismatch
+from harvester.pipeline.origin_columns import bronze_columns
+from tests.conftest import MakeTopic
+from tests.support.audits import Scene, Sent, at, interpreted, numbered
+from tests.support.outboxes import poor_role
+from tests.support.servers import Servers
+from tests.support.sparks import kafka_rows
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+pytestmark = [pytest.mark.servers, pytest.mark.timeout(600)]
+
+Change = Callable[[list[Sent]], list[Sent]]
+
+
+TABLES = ("outbox", "outbox_term", "outbox_quarantine", "outbox_archive")
+READ = [f"GRANT SELECT ON {table} TO {{role}}" for table in TABLES]
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _interpreted(spark: SparkSession) -> Iterator[None]:
+    with interpreted(spark):
+        yield
+
+
+@pytest.fixture
+def scene(database: str, make_topic: MakeTopic, servers: Servers) -> Scene:
+    # The records are of a time of their own, which a broker would soon remove.
+    return Scene(database, servers.bootstrap, make_topic(3, {"retention.ms": "-1"}))
+
+
+def clean() -> list[Sent]:
+    """Two lanes, two terms, three partitions, some records without a key; a hand-over between 20 and 21."""
+    sent = []
+    for number in range(1, 41):
+        key = None if number % 10 == 0 else b"key %d" % (number % 6)
+        term, producer = (1, 5) if number <= 20 else (2, 9)
+        one = Sent(number, key, seconds=number, term=term, producer=producer, took_s=0.02)
+        sent.append(replace(one, partition=number % 3, lane=number % 2))
+    return sent
+
+
+def settings(scene: Scene, **more: Any) -> AuditSettings:
+    kafka = {"bootstrap.servers": scene.bootstrap}
+    return AuditSettings(**{"topics": (scene.topic,), "kafka": kafka, "dsn": scene.dsn, **more})
+
+
+def findings(report: AuditReport) -> list[tuple[str, str, int, list[int | None]]]:
+    """Kind, severity, count, and the ids of the examples."""
+    return [(one.kind, one.severity, one.count, [example.id for example in one.examples]) for one in report.found]
+
+
+@pytest.fixture
+def in_process(spark: SparkSession, monkeypatch: pytest.MonkeyPatch) -> Callable[..., int]:
+    """Run the command line with the worker's own Spark; returns the exit code."""
+
+    @contextmanager
+    def running(*_: object, **__: object) -> Iterator[SparkSession]:
+        yield spark
+
+    monkeypatch.setattr("harvester.pipeline.session.session", running)
+
+    def command(scene: Scene, *arguments: str) -> int:
+        given = [
+            "harvester", "pipeline", "audit", "--bootstrap", scene.bootstrap, "--set", f"data_source={scene.dsn}",
+            "--set", "leader_group_id=audited", *arguments,
+        ]  # fmt: skip
+        monkeypatch.setattr("sys.argv", given)
+        with pytest.raises(SystemExit) as ended:
+            main()
+        return int(ended.value.code or 0)
+
+    return command
+
+
+def test_clean_data_has_no_findings(
+    scene: Scene,
+    in_process: Callable[..., int],
+    spark: SparkSession,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """With offset holes: aborted records before all others, and markers of transactions.
+
+    One record is in quarantine, so that its number is missing, and one still waits.
+    """
+    sent = scene.own(clean())
+    poison = sent.pop(24)
+    scene.deliver(sent, aborted=[replace(one, id=one.id + 900) for one in sent[:5]])
+    scene.archive(sent)
+    scene.quarantine(poison)
+    scene.wait(replace(poison, id=41))
+    tables, page = tmp_path / "audit", tmp_path / "audit.html"
+    more = ("--to", str(tables), "--html", str(page), "--json")
+    assert in_process(scene, "--topic", scene.topic, *more) == ExitCode.OK
+    said = capsys.readouterr()
+    report = json.loads(said.out)
+    assert report["holds"] is True
+    assert report["found"] == []
+    assert report["not_judged"] == ["1 records wait in the outbox: the verdict is not final"]
+    wanted = {"ids": 39, "deliveries": 39, "archived": 39, "delivered": 39, "beyond": 0, "foreign": 0, "lost": 0}
+    wanted |= {"quarantined": 1, "pending": 1, "numbers_given_up": 1, "numbers_open": 0}
+    assert {name: report["figures"][name] for name in wanted} == wanted
+    assert [(one["term"], one["records"], one["lanes"]) for one in report["terms"]] == [(1, 20, 2), (2, 19, 2)]
+    assert report["lanes"] == {"0": 20, "1": 19}
+    assert [one["p99_ms"] for one in report["latency"]] == [20.0, 20.0, 20.0]
+    assert "records read" in said.err
+    assert page.read_text(encoding="utf-8").startswith("<!doctype html>")
+    written = spark.read.format("delta").load(str(tables / "findings"))
+    assert written.schema.names == FINDINGS_TABLE.schema.names
+    assert written.count() == 0
+    [stored] = spark.read.format("delta").load(str(tables / "audits")).collect()
+    assert (stored["holds"], json.loads(stored["report"])) == (True, report)
+
+
+def damaged(sent: list[Sent]) -> list[Sent]:
+    """40 is lost, 39 comes twice, 7 comes before 1 of its key, and lane 1 has left out a number before 31."""
+    by_id = {one.id: one for one in sent if one.id != 40}
+    order = [7, *range(2, 7), 1, *range(8, 40), 39]
+    gap = dict.fromkeys(range(31, 40, 2), 1)
+    return [replace(by_id[number], sequence=by_id[number].sequence + gap.get(number, 0)) for number in order]
+
+
+def test_each_planted_defect_is_found_and_nothing_else(
+    scene: Scene, in_process: Callable[..., int], capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    sent = scene.own(clean())
+    scene.deliver(damaged(sent))
+    scene.archive(sent)
+    file = tmp_path / "audit.json"
+    with poor_role(scene.dsn, *READ) as poor:
+        more = ("--set", f"data_source={poor}", "--json-file", str(file))
+        assert in_process(scene, "--topic", scene.topic, *more) == ExitCode.FAILED
+    report = json.loads(file.read_text(encoding="utf-8"))
+    found = [
+        (one["kind"], one["severity"], one["count"], [(each["id"], each["detail"]) for each in one["examples"]])
+        for one in report["found"]
+    ]
+    assert found == [
+        ("lost", "violation", 1, [(40, "purged as delivered, and in none of the topics")]),
+        ("delivered after a successor", "violation", 1, [(1, "id 7 of its key had come before it")]),
+        ("gap in a lane", "violation", 1, [(None, "term 2, lane 1, producer 9: number 6 is missing")]),
+        ("repeated", "suspect", 1, [(39, "delivered before")]),
+    ]
+    said = capsys.readouterr()
+    answer = "The guarantees do not hold: 1 lost, 1 delivered after a successor, 1 gap in a lane."
+    assert said.out.splitlines()[-1] == answer
+    assert f"lost: id 40 of {scene.incarnation}, {scene.topic}" in said.out
+    assert answer in said.err
+
+
+def lake_of(spark: SparkSession, root: Path, sent: list[Sent]) -> str:
+    rows = kafka_rows(spark, [one.row() for one in sent])
+    bronze_columns(rows).write.format("delta").save(str(root / "bronze"))
+    return str(root)
+
+
+def test_a_range_of_a_lake_without_a_history(spark: SparkSession, tmp_path: Path) -> None:
+    """What lies before the range explains what is in it, and is not told itself."""
+    sent = numbered(replace(one, partition=0) for one in clean())
+    early = [sent[6], *sent[1:6], sent[0], *sent[7:14], sent[15]]  # 7 before 1, and 15 is missing
+    late = [*sent[16:28], replace(sent[20], seconds=28.5), replace(sent[2], seconds=29), *sent[28:]]
+    # A header may bear any number, which is no reason to end.
+    far = Sent(1, None, 2**63 - 1, seconds=30, incarnation=UUID(int=9), created_us=-(2**63))
+    root = lake_of(spark, tmp_path, [*early, *late, far, replace(far, id=2**63 - 1, lane=1)])
+    report = run(
+        spark, AuditSettings(lake=root, since=at(18), until=at(35), margin=timedelta(seconds=16), serial_keys=False)
+    )
+    assert findings(report) == [
+        ("repeated after a successor", "violation", 2, [21, 3]),
+    ]
+    assert report.topics == ("orders",)
+    assert report.figures["deliveries"] == 21
+    assert report.figures["numbers_edge"] == 2**63 - 1
+    assert "lost: not judged without the database's history (--no-history)" in report.not_judged
+    assert report.not_judged[-2:] == (
+        "gaps before 2026-03-01 10:00:02 UTC: not judged, the topics do not go back further",
+        "what was purged after 2026-03-01 10:00:40 UTC: not judged, the lake has nothing younger",
+    )
+
+
+def test_what_the_brokers_say_of_topics(
+    scene: Scene, spark: SparkSession, make_topic: MakeTopic, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    compacted = make_topic(1, {"cleanup.policy": "compact,delete", "retention.ms": "-1"})
+    kafka = {"bootstrap.servers": scene.bootstrap}
+    scene.deliver([*scene.own(clean()), replace(clean()[0], topic=compacted, partition=0)])
+    admin = AdminClient({"bootstrap.servers": scene.bootstrap, "broker.address.family": "v4", "log_level": 3})
+    for cut in admin.delete_records([TopicPartition(scene.topic, 0, 4), TopicPartition(scene.topic, 1, -1)]).values():
+        cut.result(30)
+    bounds = topic_bounds(spark, kafka, [scene.topic, compacted])
+    assert bounds.compacted == (compacted,)
+    assert bounds.truncated == ((scene.topic, 0), (scene.topic, 1))
+    # 2, 5, … of partition 2: what is before 20 is left out; 0 and 1 begin behind what was removed.
+    ranged = topic_bounds(spark, kafka, [scene.topic], at(20))
+    assert {number: start for (_, number), start in ranged.start.items()} == {
+        0: bounds.start[scene.topic, 0] + 2, 1: ranged.end[scene.topic, 1], 2: 6,
+    }  # fmt: skip
+    with scene.open_transaction():
+        monkeypatch.setattr("harvester.pipeline.audit.topic_bounds._OPEN_S", 0.1)
+        told: list[str] = []
+        with pytest.raises(BrokerUnavailable, match=r"an open transaction hides the end of .*\[0\]") as caught:
+            topic_bounds(spark, kafka, [scene.topic], progress=told.append)
+        assert caught.value.exit_code is ExitCode.UNAVAILABLE
+        assert told == [f"waiting for the open transaction that hides the end of {scene.topic}[0]"]
+
+
+def test_what_cannot_be_read_is_told_in_one_line(
+    scene: Scene,
+    spark: SparkSession,
+    in_process: Callable[..., int],
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert in_process(scene, "--topic", "no-such-topic", "--no-history") == ExitCode.INPUT
+    assert capsys.readouterr().err.splitlines()[0].startswith("harvester: no topic no-such-topic at ")
+    with pytest.raises(InputMissing, match=r"there is no lake in .*: .*/bronze is missing"):
+        run(spark, AuditSettings(lake=str(tmp_path)))
+    spark.range(1).write.format("delta").save(str(tmp_path / "odd" / "bronze"))
+    with pytest.raises(TableMismatch, match="is no bronze of a lake: day is missing"):
+        run(spark, AuditSettings(lake=str(tmp_path / "odd")))
+    with pytest.raises(DatabaseUnavailable):
+        run(spark, settings(scene, dsn="host=127.0.0.1 port=1 dbname=none connect_timeout=2"))
+    with (
+        poor_role(scene.dsn, *READ[:3]) as poor,
+        pytest.raises(SchemaError, match='this database user may not read "outbox_archive"'),
+    ):
+        run(spark, settings(scene, dsn=poor))
+    with psycopg.connect(scene.dsn, autocommit=True) as connection:
+        connection.execute("DROP TABLE outbox_archive")
+    assert in_process(scene, "--topic", scene.topic) == ExitCode.OK
+    said = capsys.readouterr().out
+    assert "not judged: lost: not judged without an archive" in said
+    assert "not judged: order, repeats, gaps, latency: nothing was read" in said
+    for wrong, where in (
+        (("--lake", "x", "--topic", "y"), "--topic, --lake"),
+        (("--topic", "y", "--from", "x"), "--from"),
+    ):
+        assert in_process(scene, *wrong) == ExitCode.USAGE
+        assert where in capsys.readouterr().err

@@ -1,0 +1,81 @@
+"""What a batch is told by: its ranges of offsets, and the overview of what is in it."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+from uuid import UUID
+
+import pytest
+
+from harvester.origin import HEADER, Origin, encode
+from harvester.pipeline import merging, offsets
+from harvester.pipeline.errors import CheckpointMismatch
+from harvester.pipeline.lake import silver
+from harvester.pipeline.offsets import Range
+from harvester.pipeline.origin_columns import bronze_columns
+from tests.support.sparks import assert_rows, kafka_rows
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+pytestmark = pytest.mark.timeout(600)
+
+A = UUID(int=2**127)
+LAST = 2**63 - 1
+
+
+def written(ends: Any, version: str = "v1") -> str:
+    """As Spark's OffsetSeqLog has it."""
+    return f'{version}\n{{"batchWatermarkMs":0}}\n{json.dumps(ends)}'
+
+
+def test_a_batch_is_what_lies_between_two_ends() -> None:
+    before = written({"orders": {"0": 5, "1": 7}})
+    now = written({"orders": {"0": 9, "1": 7, "2": 1}, "payments": {"0": 0, "1": 3}})
+    assert offsets.ranges(before, now, "there") == [
+        Range("orders", 0, 5, 9), Range("orders", 2, None, 1), Range("payments", 1, None, 3)
+    ]  # fmt: skip
+    assert offsets.ranges(None, before, "there") == [Range("orders", 0, None, 5), Range("orders", 1, None, 7)]
+    assert offsets.ranges(now, now, "there") == []
+
+
+@pytest.mark.parametrize("text", ["", "v1", written({}, "v2"), written([]), written({"orders": 3}), "v1\n{}\n{"])
+def test_an_unknown_way_of_writing_offsets_is_told(text: str) -> None:
+    with pytest.raises(CheckpointMismatch, match="there was not written by a Spark"):
+        offsets.ranges(None, text, "there")
+
+
+def test_rows_of_the_ranges_and_no_others(spark: SparkSession) -> None:
+    rows = kafka_rows(spark, ({"partition": one % 3, "offset": one} for one in range(12)))
+    found = [Range("orders", 0, 3, 9), Range("orders", 1, None, 4), Range("payments", 2, None, 99)]
+    assert_rows(rows.where(offsets.within(found)), [{"offset": 1}, {"offset": 3}, {"offset": 6}])
+    assert rows.where(offsets.within([])).isEmpty()
+    many = [Range("orders", one, one, one + 2) for one in range(200)]
+    assert rows.where(offsets.within(many)).count() == 3
+
+
+def test_the_overview_has_every_day_of_creation_and_the_ends_of_the_ids(spark: SparkSession) -> None:
+    day = 86_400_000_000
+    created = [0, -1, day - 1, -day, -day - 1, 5 * day, LAST, -(2**63), 253_402_300_799_999_999]
+    rows = [
+        {"headers": [(HEADER, encode(Origin(A, one, 1, 0, 1, 1, created_us)))]}
+        for one, created_us in enumerate(created)
+    ]
+    bronze = bronze_columns(kafka_rows(spark, [*rows, *rows[:2], {"topic": "payments"}]))
+    found = silver.summed_up(silver.overview(bronze).collect())
+    days = {row["day"] for row in silver.deliveries(bronze).select("day").collect()}
+    assert set(found.days) == days
+    assert (found.rejected, found.ids) == (True, (0, len(created) - 1))
+    assert (set(found.topics), set(found.incarnations)) == ({"orders"}, {str(A)})
+    assert_rows(silver.later_deliveries(bronze), [{"offset": len(rows)}, {"offset": len(rows) + 1}])
+    nothing = silver.summed_up(silver.overview(bronze.where("topic = 'payments'")).collect())
+    assert (nothing.rejected, nothing.ids, nothing.days) == (True, None, ())
+
+
+def test_incarnations_as_text_are_the_same_to_the_microsecond(spark: SparkSession) -> None:
+    known = spark.sql(merging.incarnations({"b'": 1_772_409_600_000_001, "a": -1}))
+    assert_rows(
+        known.selectExpr("incarnation", "unix_micros(since) AS us"),
+        [{"incarnation": "b'", "us": 1_772_409_600_000_001}, {"incarnation": "a", "us": -1}],
+    )

@@ -1,0 +1,191 @@
+"""The job `lake` from a real topic into real Delta tables, in this process; killed processes are in test_lake_kills."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from confluent_kafka import TopicPartition
+from confluent_kafka.admin import AdminClient
+
+from harvester.pipeline.errors import CheckpointMismatch, PipelineError, TableMismatch
+from harvester.pipeline.lake.batch import LakeBatch
+from harvester.pipeline.lake.payloads import from_ddl
+from harvester.relay.hooks import VARIABLE
+from tests.support.harvested import DAY_US, KEPT, SENT_MS, A, B, Sent, Writer
+from tests.support.lakes import Lake, Oracle, assert_same, moment_ms
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+    from tests.conftest import MakeTopic
+    from tests.support.servers import Servers
+
+pytestmark = pytest.mark.timeout(600)
+
+# All that a batch can have: repeats, deleted keys, ids out of their order, none of ours, and values that do not fit.
+FIRST = (
+    Sent(1, b"a", b'{"n": 1}'), Sent(2, b"a", b'{"n": 2}'), Sent(1, b"a", b'{"n": 1}').again(1), Sent(3, b"b"),
+    Sent(4, b"b", None), Sent(6, b"c", b'{"n": 6}'), Sent(5, b"c", b'{"n": 5}'), Sent(7, None), Sent(8, b"d", b"{"),
+    Sent(9, b"e", at_ms=SENT_MS + 1), Sent(-(2**62), b"e", created_us=Sent(0).created_us - 40 * DAY_US),
+    Sent(0, b"a", headers=()), Sent(0, b"a", headers=(("harvester", b"\xb5"),)),
+    Sent(0, None, None, headers=(("harvester", b"\xb5\x02 from the future"),)),
+)  # fmt: skip
+REJECTED = [(b'{"n": 1}', "no header"), (b'{"n": 1}', "unsound header"), (None, "newer header"), (b"{", "bad payload")]
+# Later: repeats of what an earlier run has read, of another day by Kafka's clock; and an incarnation that follows.
+SECOND = (
+    *(one.again(50) for one in FIRST[:5]), Sent(10, b"a", None, B).again(51), Sent(1, b"f", b"{}", B).again(51),
+    Sent(1, b"f", b"{}", B).again(52), Sent(11, b"a", b'{"n": 11}').again(53),
+)  # fmt: skip
+
+
+@pytest.fixture
+def lake(spark: SparkSession, servers: Servers, tmp_path: Path) -> Lake:
+    return Lake(spark, tmp_path / "lake", servers.bootstrap)
+
+
+@pytest.fixture
+def writer(servers: Servers) -> Writer:
+    return Writer(servers.bootstrap)
+
+
+def test_a_lake_over_several_runs(lake: Lake, writer: Writer, make_topic: MakeTopic) -> None:
+    orders, payments, oracle = make_topic(2, KEPT), make_topic(1, KEPT), Oracle()
+    first = writer.send(orders, FIRST)
+    writer.send_aborted(orders, [Sent(90, b"z"), Sent(91, b"z")])
+    first += writer.send_committed(orders, [Sent(12, b"t")])
+    assert lake.once(orders, payloads={orders: from_ddl("n INT")}) == len(first)
+    oracle.take(first)
+    lake.assert_holds(oracle)
+    assert_same(REJECTED, [_value(row) for row in lake.rows("rejects", "value", "reason")])
+    assert sorted(path.name for path in lake.root.glob("silver/day=*")) == ["day=2026-01-20", "day=2026-03-01"]
+    assert [path.name for path in lake.root.glob("bronze/day=*")] == ["day=2026-03-02"]
+    data = {row["id"]: row["data"] for row in lake.rows(f"json/{orders}", "id", "data")}
+    assert data.keys() == {1, 2, 3, 4, 5, 6, 7, 9, 12, -(2**62)}
+    assert data[4] is None
+    assert data[6].asDict() == {"n": 6}
+
+    before = lake.versions()
+    assert lake.once(orders, payloads={orders: from_ddl("n INT")}) == 0
+    assert lake.versions() == before
+
+    # A topic more, a column more, and files joined: of every table those of a day into one.
+    second = [*writer.send(orders, SECOND), *writer.send(payments, [Sent(13, b"a", b'{"n": 13}')])]
+    second += writer.send(orders, [Sent(14, b"g", b'{"note": "x", "n": 14}')])
+    grown = {orders: from_ddl("note STRING, n INT")}
+    assert lake.once(orders, payments, payloads=grown, compact_every=1) == len(second)
+    oracle.take(second)
+    lake.assert_holds(oracle)
+    assert oracle.current()[orders, b"a"] == ((B, 10), None)
+    data = {(row["incarnation"], row["id"]): row["data"] for row in lake.rows(f"json/{orders}")}
+    assert len(data) == 14  # the other topic's value is not there, and the repeated ones once
+    assert data[str(A), 6].asDict() == {"n": 6, "note": None}
+    assert data[str(A), 14].asDict() == {"n": 14, "note": "x"}
+    assert data[str(B), 1].asDict() == {"n": None, "note": None}
+    since = {row["incarnation"]: moment_ms(row["since"]) for row in lake.rows("incarnations")}
+    assert since == {str(A): SENT_MS, str(B): SENT_MS + 51 * 3_600_000}
+    assert (lake.files("bronze"), lake.files("silver"), lake.files("current")) == (2, 2, 2)
+
+    _refusals(lake, orders, payments, grown)
+
+
+def _refusals(lake: Lake, orders: str, payments: str, payloads: dict[str, Any]) -> None:
+    """What cannot go on from this lake is told before anything is written; test_lake_errors has more of it."""
+    before, both = lake.versions(), (orders, payments)
+    with pytest.raises(TableMismatch, match=r"data\.n is int, not string"):
+        lake.once(*both, payloads={**payloads, orders: from_ddl("n STRING")})
+    with pytest.raises(CheckpointMismatch, match="header 'harvester', not 'other'"):
+        lake.once(*both, header="other")
+    other = Lake(lake.spark, lake.root.parent / "other", lake.bootstrap)
+    with pytest.raises(CheckpointMismatch, match="tables that are not in"):
+        other.once(*both, checkpoint=str(lake.root / "checkpoint"))
+    assert lake.versions() == before
+    assert not other.root.exists()
+
+
+class Interrupter:
+    """Lets so many writes pass, then fails; remembers before which ones it was asked."""
+
+    def __init__(self) -> None:
+        self.left, self.places = 0, list[str]()
+
+    def hit(self, place: str, **_: Any) -> None:
+        self.places.append(place)
+        if self.left == 0:
+            raise InterruptedError(place)
+        self.left -= 1
+
+
+interrupter = Interrupter()
+
+
+def hooks() -> Interrupter:
+    """What HARVESTER_TEST_HOOKS names."""
+    return interrupter
+
+
+class InterruptedBatch(LakeBatch):
+    """A batch that is begun again and again, each time one write further: the first write is repeated most often."""
+
+    def write(self, kafka: DataFrame, number: int) -> None:
+        for passed in range(0 if number == 0 else 6, 20):
+            interrupter.left = passed
+            self._known.clear()  # as in a new process
+            with suppress(InterruptedError):
+                super().write(kafka, number)
+                return
+
+
+def test_a_batch_that_is_cut_off_between_any_two_writes_is_as_if_it_had_not_been(
+    lake: Lake, writer: Writer, make_topic: MakeTopic, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    topic, oracle = make_topic(2, KEPT), Oracle()
+    monkeypatch.setenv(VARIABLE, f"{__name__}:hooks")
+    monkeypatch.setattr("harvester.pipeline.lake.job.LakeBatch", InterruptedBatch)
+    interrupter.places.clear()
+    for batch in (FIRST, SECOND):
+        sent = writer.send(topic, batch)
+        oracle.take(sent)
+        lake.once(topic, payloads={topic: from_ddl("n INT")}, compact_every=1)
+    places = ["bronze", "rejects", "incarnations", "silver", "current", "json", "compaction", "end"]
+    assert list(dict.fromkeys(interrupter.places)) == [f"lake.{place}" for place in places]
+    assert interrupter.places.count("lake.bronze") == 1 + len(places) + 2
+    lake.assert_holds(oracle)
+    assert_same(REJECTED, [_value(row) for row in lake.rows("rejects", "value", "reason")])
+    assert len(lake.rows(f"json/{topic}")) == len(oracle.silver) - 1  # but for the value that does not fit
+
+
+def test_tables_and_checkpoints_of_somebody_else_are_left_alone(lake: Lake, topic: str) -> None:
+    lake.spark.range(3).write.format("delta").save(str(lake.root / "silver"))
+    with pytest.raises(TableMismatch, match=r"silver has another schema: id is bigint|it is partitioned by nothing"):
+        lake.once(topic)
+    assert lake.versions() == {"silver": 1}
+    strange = Lake(lake.spark, lake.root.parent / "strange", lake.bootstrap)
+    (strange.root / "current").mkdir(parents=True)
+    (strange.root / "current" / "notes.txt").touch()
+    with pytest.raises(TableMismatch, match="no Delta table"):
+        strange.once(topic)
+    (strange.root / "offsets").mkdir()
+    with pytest.raises(CheckpointMismatch, match="checkpoint of something else"):
+        strange.once(topic, checkpoint=str(strange.root))
+
+
+def test_records_that_kafka_removed_before_they_were_read_end_the_job(
+    lake: Lake, writer: Writer, make_topic: MakeTopic
+) -> None:
+    topic = make_topic(1, KEPT)
+    sent = writer.send(topic, [Sent(number, partition=0) for number in range(1, 11)])
+    assert lake.once(topic) == 10
+    later = writer.send(topic, [Sent(number, partition=0) for number in range(11, 21)])
+    admin = AdminClient({"bootstrap.servers": lake.bootstrap, "broker.address.family": "v4"})
+    cut = TopicPartition(topic, 0, later[4].offset)
+    admin.delete_records([cut])[TopicPartition(topic, 0)].result(30)
+    with pytest.raises(PipelineError, match=r"(?i)offset|data may have been lost"):
+        lake.once(topic)
+    assert len(lake.rows("bronze", "offset")) == len(sent)
+
+
+def _value(row: Any) -> tuple[bytes | None, str]:
+    return None if row["value"] is None else bytes(row["value"]), row["reason"]

@@ -1,0 +1,112 @@
+"""What `harvester pipeline lake` says when it cannot start, row by row of the table in docs/pipeline.md.
+
+Without Spark or Java, and with a connector that does not fit: test_session.
+"""
+
+from __future__ import annotations
+
+import shutil
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from cli.main import main
+from harvester.errors import ExitCode
+from harvester.pipeline import session
+from tests.support.harvested import KEPT, Sent, Writer
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+    from tests.conftest import MakeTopic
+    from tests.support.servers import Servers
+
+pytestmark = pytest.mark.timeout(600)
+
+Command = Callable[..., tuple[int, list[str]]]
+
+
+@pytest.fixture
+def command(spark: SparkSession, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Command:
+    """The command line with the Spark of this process: exit code, and what it says on standard error."""
+
+    @contextmanager
+    def shared(*_: Any, **__: Any) -> Iterator[SparkSession]:
+        yield spark
+
+    def call(*arguments: str) -> tuple[int, list[str]]:
+        given = ["harvester", "pipeline", "lake", "--once", "--set", "leader_group_id=test", *arguments]
+        monkeypatch.setattr(sys, "argv", given)
+        capsys.readouterr()
+        with pytest.raises(SystemExit) as ended:
+            main()
+        said = [line for line in capsys.readouterr().err.splitlines() if not line.startswith("pipeline: ")]
+        return int(ended.value.code or 0), said
+
+    monkeypatch.setattr(session, "session", shared)
+    return call
+
+
+def test_each_reason_not_to_start_is_one_line_with_an_exit_code_of_its_own(
+    command: Command, spark: SparkSession, servers: Servers, make_topic: MakeTopic, tmp_path: Path
+) -> None:
+    topic, other, lake = make_topic(1, KEPT), make_topic(1, KEPT), tmp_path / "lake"
+    Writer(servers.bootstrap).send(topic, [Sent(1)])
+    kafka = ("--bootstrap", servers.bootstrap)
+    args = ("--topic", topic, "--to", str(lake), *kafka)
+    assert command(*args) == (0, [])
+
+    def refused(code: ExitCode, said: str, *arguments: str) -> None:
+        found, lines = command(*arguments)
+        assert found == code, lines
+        assert lines[0].startswith("harvester: ")
+        assert said in lines[0]
+        assert lines[1].startswith("hint: ")
+        assert len(lines) == 2, lines
+
+    refused(ExitCode.INPUT, "no topic missing-one at", *args, "--topic", "missing-one")
+    quick = ("--kafka", "default.api.timeout.ms=1500", "--kafka", "request.timeout.ms=1000")
+    refused(
+        ExitCode.UNAVAILABLE, "127.0.0.1:1", "--topic", topic, "--to", str(lake), "--bootstrap", "127.0.0.1:1", *quick
+    )
+    refused(ExitCode.CHECKPOINT, f"is for topics {topic}", "--topic", other, "--to", str(lake), *kafka)
+    refused(ExitCode.TABLE, "another checkpoint", *args, "--checkpoint", str(tmp_path / "new"))
+    spark.sql(f"ALTER TABLE delta.`{lake / 'current'}` ADD COLUMN (mine INT)")  # the user's own may stay
+    assert command(*args) == (0, [])
+    manifest = lake / "checkpoint" / "harvester.json"
+    (lake / "checkpoint" / ".harvester.json.crc").unlink()  # Hadoop's sum of it
+    manifest.write_text(manifest.read_text().replace('"lake"', '"metrics"'))
+    refused(ExitCode.CHECKPOINT, "belongs to the job metrics", *args)
+    manifest.write_text("{")
+    refused(ExitCode.CHECKPOINT, "cannot be read", *args)
+    manifest.unlink()
+    refused(ExitCode.CHECKPOINT, "is the checkpoint of something else", *args)
+    for table in ("bronze", "silver"):
+        shutil.rmtree(lake / table)
+        (lake / table).mkdir()
+        (lake / table / "part.csv").touch()
+    (lake / "checkpoint").rename(tmp_path / "elsewhere")
+    refused(ExitCode.TABLE, "holds something that is no Delta table", *args)
+
+
+def test_what_ends_the_stream_later_is_one_line_too(
+    command: Command, servers: Servers, make_topic: MakeTopic, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also what our own code raises, which comes back through Java with two stack traces around it."""
+    from harvester.pipeline.lake.batch import LakeBatch
+
+    def broken(*_: Any) -> None:
+        raise ZeroDivisionError("no number")
+
+    monkeypatch.setattr(LakeBatch, "write", broken)
+    topic = make_topic(1, KEPT)
+    Writer(servers.bootstrap).send(topic, [Sent(1)])
+    code, lines = command("--topic", topic, "--to", str(tmp_path / "lake"), "--bootstrap", servers.bootstrap)
+    assert code == ExitCode.FAILED
+    assert lines[0].startswith("harvester: the lake: ")
+    assert "no number" in lines[0]
+    assert len(lines) == 2, lines

@@ -1,0 +1,93 @@
+"""The job `lake` as a process that is killed again and again while records keep coming."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.support.drivers import Driver
+from tests.support.harvested import KEPT, Sent, Writer
+from tests.support.hooks import Plan
+from tests.support.lakes import Lake, assert_same
+from tests.support.longs import long
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+    from tests.conftest import MakeTopic
+    from tests.support.servers import Servers
+
+pytestmark = [long, pytest.mark.timeout(900)]
+
+PLACES = ("lake.bronze", "lake.current", "lake.end")
+START_S = 300.0  # Spark and a first batch, beside whatever else the machine is doing
+KEYS = 7
+
+
+class Stream:
+    """Records that keep coming: ids from 1 on, every third of them sent a second time."""
+
+    def __init__(self, writer: Writer, topic: str) -> None:
+        self.ids, self.sent = 0, 0
+        self._writer, self._topic = writer, topic
+
+    def more(self, count: int = 20) -> None:
+        """So many ids more."""
+        fresh = [Sent(number, b"k-%d" % (number % KEYS)) for number in range(self.ids + 1, self.ids + count + 1)]
+        batch = [*fresh, *(one.again() for one in fresh if one.id % 3 == 0)]
+        self.sent += len(self._writer.send(self._topic, batch))
+        self.ids += count
+
+    @contextmanager
+    def flowing(self) -> Iterator[None]:
+        """More come all the time."""
+        ended = threading.Event()
+
+        def flow() -> None:
+            while not ended.wait(0.1):
+                self.more()
+
+        thread = threading.Thread(target=flow, name="records")
+        thread.start()
+        try:
+            yield
+        finally:
+            ended.set()
+            thread.join()
+
+
+def assert_whole(lake: Lake, stream: Stream) -> None:
+    """Every record is in bronze once, every id in silver once, and each key has the state of its highest id."""
+    places = [tuple(row) for row in lake.rows("bronze", "partition", "offset")]
+    assert len(places) == stream.sent
+    assert len(set(places)) == stream.sent
+    assert_same(range(1, stream.ids + 1), (row["id"] for row in lake.rows("silver", "id")))
+    last = {number % KEYS: number for number in range(1, stream.ids + 1)}
+    assert_same(last.values(), (row["id"] for row in lake.rows("current", "id")))
+
+
+def test_killed_at_any_point_nothing_is_lost_or_doubled(
+    spark: SparkSession, servers: Servers, make_topic: MakeTopic, tmp_path: Path
+) -> None:
+    """Held right before a write, then killed; once Python alone, so that Spark is left to end by itself."""
+    lake, topic = Lake(spark, tmp_path / "lake", servers.bootstrap), make_topic(4, KEPT)
+    stream = Stream(Writer(servers.bootstrap), topic)
+    plan = Plan(tmp_path / "plan")
+    args = ("--topic", topic, "--to", str(lake.root), "--bootstrap", servers.bootstrap, "--set", "leader_group_id=test")
+    stream.more()
+    with stream.flowing():
+        for place in PLACES:
+            with plan.blocked(place), Driver("lake", *args, "--every", "0s", env=plan.env) as driver:
+                driver.wait_held(plan, place, START_S)
+                driver.kill()
+        with Driver("lake", *args, "--every", "0s") as driver:
+            driver.wait_for_line(r"batch \d+: ", START_S)
+            driver.kill(java=False)
+    with Driver("lake", *args, "--once", "--compact-every", "1") as driver:
+        assert driver.wait(START_S) == 0, driver.output
+    assert_whole(lake, stream)

@@ -1,0 +1,184 @@
+"""The pure transforms: header to columns, one row an id, the state of each key, JSON by topic."""
+
+from __future__ import annotations
+
+from datetime import UTC, date, datetime, timedelta
+from typing import TYPE_CHECKING, Any
+from uuid import UUID
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from pyspark.sql import functions as F  # noqa: N812 - Spark's own name for it
+
+from harvester import origin
+from harvester.origin import HEADER, Origin
+from harvester.pipeline import schemas
+from harvester.pipeline.lake import payloads, silver
+from harvester.pipeline.origin_columns import NEWER, NO_HEADER, UNSOUND, bronze_columns
+from tests.support.sparks import assert_rows, assert_same_columns, kafka_rows
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+pytestmark = pytest.mark.timeout(600)  # the first one starts Spark, maybe beside all other workers
+
+A, B = UUID(int=2**127), UUID(int=1)
+LAST = 2**63 - 1
+EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+
+numbers = st.integers(-(2**63), LAST)
+short = st.integers(0, 2**32 - 1)
+origins = st.builds(
+    Origin, incarnation=st.uuids(), id=numbers, term=numbers, lane=short, producer=short,
+    sequence=st.integers(-1, 3) | numbers, created_us=numbers, low_water=st.none() | numbers,
+)  # fmt: skip
+
+
+def damaged(value: bytes, at: int, byte: int) -> bytes:
+    return value[: at % origin.SIZE] + bytes((byte,)) + value[at % origin.SIZE + 1 :]
+
+
+sound = origins.map(origin.encode)
+values = (
+    sound
+    | st.builds(damaged, sound, st.integers(0, 3) | st.integers(0, 65), st.integers(0, 255))
+    | st.binary(max_size=68)
+    | st.none()
+)
+headers = st.none() | st.lists(st.tuples(st.sampled_from([HEADER, "Harvester", "other"]), values), max_size=3)
+
+
+def at(seconds: float) -> datetime:
+    return datetime(2026, 3, 1, tzinfo=UTC) + timedelta(seconds=seconds)
+
+
+def sent(number: int, incarnation: UUID = A, created_us: int = 1_700_000_000_000_000, **row: Any) -> dict[str, Any]:
+    value = origin.encode(Origin(incarnation, number, 1, 0, 1, 1, created_us))
+    return {"headers": [(HEADER, value)], **row}
+
+
+def silver_of(spark: SparkSession, *rows: dict[str, Any]) -> DataFrame:
+    return silver.first_deliveries(bronze_columns(kafka_rows(spark, rows)))
+
+
+@settings(max_examples=4, deadline=None, suppress_health_check=list(HealthCheck))
+@given(batch=st.lists(headers, min_size=1, max_size=40))
+def test_headers_are_read_as_the_codec_reads_them(spark: SparkSession, batch: list[Any]) -> None:
+    bronze = bronze_columns(kafka_rows(spark, ({"headers": one} for one in batch)))
+    assert_same_columns(bronze, schemas.BRONZE)
+    expected = []
+    for offset, one in enumerate(batch):
+        value = origin.find(one)
+        found = origin.decode(value)
+        problem = None
+        if found is None:
+            newer = (origin.version(value) or 0) > origin.VERSION
+            problem = NO_HEADER if value is None else NEWER if newer else UNSOUND
+        names = ("id", "term", "lane", "producer", "sequence", "low_water", "created_us")
+        expected.append(
+            {
+                "offset": offset,
+                "problem": problem,
+                "incarnation": str(found.incarnation) if found else None,
+                **{name: getattr(found, name, None) for name in names},
+            }
+        )
+    assert_rows(bronze, expected)
+
+
+def test_times_are_of_utc_and_null_where_no_calendar_has_them(spark: SparkSession) -> None:
+    microseconds = [0, -1, 86_400_000_000, -86_400_000_001, LAST, -(2**63), 253_402_300_799_999_999]
+    rows = [sent(number, created_us=one) for number, one in enumerate(microseconds)]
+    bronze = bronze_columns(kafka_rows(spark, rows)).withColumn("created", F.unix_micros("created_at"))
+    usual = [one if abs(one) < 2**62 else None for one in microseconds]
+    assert_rows(bronze, [{"id": number, "created": one} for number, one in enumerate(usual)])
+    days = [date(1970, 1, 1), date(1969, 12, 31), date(1970, 1, 2), date(1969, 12, 30)]
+    days += [date(1970, 1, 1), date(1970, 1, 1), date(9999, 12, 31)]
+    assert_rows(silver.first_deliveries(bronze), [{"id": number, "day": day} for number, day in enumerate(days)])
+
+
+def test_of_repeats_the_first_delivery_is_kept(spark: SparkSession) -> None:
+    found = silver_of(
+        spark,
+        sent(1, timestamp=at(9), offset=7),
+        sent(1, timestamp=at(5), offset=3),
+        sent(1, timestamp=at(5), offset=2, partition=1),
+        sent(1, B, timestamp=at(9), offset=8, value=None),
+        {"headers": None, "offset": 9},
+    )
+    assert_same_columns(found, schemas.SILVER)
+    assert_rows(
+        found,
+        [
+            {"incarnation": str(A), "id": 1, "partition": 0, "offset": 3, "tombstone": False},
+            {"incarnation": str(B), "id": 1, "partition": 0, "offset": 8, "tombstone": True},
+        ],
+    )
+
+
+def test_the_last_state_is_of_the_highest_id_of_the_latest_incarnation(spark: SparkSession) -> None:
+    rows = silver_of(
+        spark,
+        # Of one incarnation the id counts, whatever came last: 5 was committed beside 6.
+        sent(6, key=b"a", value=b"six", timestamp=at(1)),
+        sent(5, key=b"a", value=b"five", timestamp=at(2)),
+        # A deleted key stays deleted; the same key of another topic is another one.
+        sent(7, key=b"b", value=b"seven"),
+        sent(8, key=b"b", value=None),
+        sent(9, key=b"b", topic="payments"),
+        # B came after A. What A still sends then is not the younger state, and its ids are higher.
+        sent(90, A, key=b"c", value=b"old", timestamp=at(0)),
+        sent(2, B, key=b"c", value=b"new", timestamp=at(10)),
+        sent(91, A, key=b"c", value=b"late", timestamp=at(20)),
+        sent(10, key=None),
+    )
+    known = silver.incarnations(rows)
+    assert_same_columns(known, schemas.INCARNATIONS)
+    states = silver.latest_states(rows, known)
+    assert_same_columns(states, schemas.CURRENT)
+    assert_rows(
+        states,
+        [
+            {"topic": "orders", "key": b"a", "value": b"six", "deleted": False, "incarnation": str(A), "id": 6},
+            {"topic": "orders", "key": b"b", "value": None, "deleted": True, "incarnation": str(A), "id": 8},
+            {"topic": "payments", "key": b"b", "value": b"value", "deleted": False, "incarnation": str(A), "id": 9},
+            {"topic": "orders", "key": b"c", "value": b"new", "deleted": False, "incarnation": str(B), "id": 2},
+        ],
+    )
+
+
+def test_values_that_fit_become_columns_and_the_others_rejects(spark: SparkSession) -> None:
+    kinds = payloads.from_ddl("total INT, note STRING")
+    bad = [b"", b"{", b"7", b'{"total": "many"}', b'{"note": "\xff"}', b"\x00\x00\x00{", b'{"total": 99999999999}']
+    good = [b'{"total": 1, "note": "x", "more": [1]}', b"{}"]
+    rows = [sent(number, value=value) for number, value in enumerate([*good, None, *bad])]
+    found = silver_of(spark, *rows, sent(50, topic="payments", value=b"{}"))
+    expanded = payloads.expanded(found, "orders", kinds)
+    assert_same_columns(expanded, payloads.table("orders", kinds).schema)
+    assert_rows(
+        expanded.withColumns({"total": F.col("data.total"), "note": F.col("data.note"), "has": F.isnotnull("data")}),
+        [
+            {"id": 0, "total": 1, "note": "x", "has": True, "tombstone": False},
+            {"id": 1, "total": None, "note": None, "has": True, "tombstone": False},
+            {"id": 2, "total": None, "note": None, "has": False, "tombstone": True},
+        ],
+    )
+    rejected = payloads.bad_payloads(found, "orders", kinds)
+    assert_same_columns(rejected, schemas.REJECTS)
+    assert_rows(rejected, [{"value": value, "reason": "bad payload"} for value in bad])
+
+
+@settings(max_examples=3, deadline=None, suppress_health_check=list(HealthCheck))
+@given(batch=st.lists(st.binary(max_size=12) | st.text(max_size=9).map(str.encode), min_size=1, max_size=40))
+def test_no_value_stops_the_stream(spark: SparkSession, batch: list[bytes]) -> None:
+    kinds = payloads.from_ddl("total INT")
+    rows = silver_of(spark, *(sent(number, value=value) for number, value in enumerate(batch)))
+    taken = payloads.expanded(rows, "orders", kinds).count() + payloads.bad_payloads(rows, "orders", kinds).count()
+    assert taken == len(batch)
+
+
+@pytest.mark.parametrize("ddl", ["total", "total WHAT", "", "_corrupt_record STRING"])
+def test_a_schema_that_is_none_is_told(spark: SparkSession, ddl: str) -> None:
+    with pytest.raises(ValueError, match=r"no list of columns|Spark's own"):
+        payloads.from_ddl(ddl)

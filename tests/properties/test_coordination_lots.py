@@ -1,0 +1,64 @@
+"""Any order of handing out, finishing, opening anew and fetching: the prefix is what a plain list says it is."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from harvester.coordination.hands import Hands
+from harvester.coordination.messages import Place
+
+
+@dataclass(eq=False)
+class Message:
+    number: int
+
+    def offset(self) -> int:
+        return self.number
+
+
+WHAT = st.sampled_from(["do", "do", "fetch", "take", "take", "next", "next", "any", "any", "open", "end"])
+STEPS = st.lists(st.tuples(WHAT, st.integers(0, 63)), min_size=5)
+
+
+@settings(max_examples=200)
+@given(STEPS)
+def test_the_prefix_ends_before_the_first_record_that_is_not_finished(steps: list[tuple[str, int]]) -> None:
+    hands = Hands(Place("g", "t", 0), 1, None)
+    following = 0
+    handed_out: list[Message] = []
+    finished: set[int] = set()
+    for what, which in [("fetch", 4), ("open", 0), *steps]:
+        lot = hands.lot
+        if what == "fetch":
+            records = [Message(following + 2 * each) for each in range(which % 5 + 1)]  # with holes in the offsets
+            following = records[-1].offset() + 1
+            hands.fetch(records)
+        elif what == "open":
+            hands.open_lot().until = 1.0
+        elif what == "end" and lot is not None:
+            lot.end()
+        if what in ("take", "do") and lot is not None:
+            record = lot.take(0.0)
+            if record is not None:
+                handed_out.append(record)
+        if what in ("next", "any", "do") and handed_out:
+            record = handed_out[which % len(handed_out)] if what == "any" else handed_out[-1]
+            finished.add(record.offset())
+            if lot is None or not lot.finish(record):
+                hands.finish(record.offset())
+        _check(hands, handed_out, finished)
+
+
+def _check(hands: Hands, handed_out: list[Message], finished: set[int]) -> None:
+    offsets = [record.offset() for record in handed_out]
+    assert offsets == sorted(set(offsets))
+    prefix = None
+    for offset in offsets:
+        if offset not in finished:
+            break
+        prefix = offset
+    assert hands.last_offset == prefix
+    assert hands.open_records == len([offset for offset in offsets if prefix is None or offset > prefix])

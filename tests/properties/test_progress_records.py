@@ -1,0 +1,71 @@
+"""Progress records survive, and bytes that are none raise WireError and nothing else."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from harvester.delivery.progress import Progress, decode, encode
+from harvester.errors import WireError
+
+BIGINTS = st.integers(-(2**63), 2**63 - 1)
+NEAR = st.integers(0, 10_000)
+IDS = st.one_of(st.sets(BIGINTS, max_size=30), st.sets(NEAR, max_size=60)).map(lambda ids: tuple(sorted(ids)))
+RECORDS = st.builds(Progress, BIGINTS, st.uuids(), IDS)
+
+
+@given(RECORDS)
+def test_a_record_survives(progress: Progress) -> None:
+    assert decode(encode(progress)) == progress
+
+
+@given(RECORDS)
+def test_ids_may_come_in_any_sequence_type(progress: Progress) -> None:
+    assert encode(Progress(progress.term, progress.incarnation, list(progress.ids))) == encode(progress)
+
+
+@given(st.uuids(), st.lists(BIGINTS, max_size=10))
+def test_what_does_not_ascend_is_refused(incarnation: object, ids: list[int]) -> None:
+    ascends = ids == sorted(set(ids))
+    try:
+        encode(Progress(1, incarnation, ids))  # type: ignore[arg-type]
+    except ValueError:
+        assert not ascends
+    else:
+        assert ascends
+
+
+@settings(max_examples=300)
+@given(st.binary(max_size=200))
+def test_junk(value: bytes) -> None:
+    with suppress(WireError):
+        decode(value)
+
+
+@given(RECORDS, st.data())
+def test_a_flipped_missing_or_added_byte(progress: Progress, data: st.DataObject) -> None:
+    """What passes for a record still has ids that ascend."""
+    value = bytearray(encode(progress))
+    at = data.draw(st.integers(0, len(value) - 1))
+    match data.draw(st.sampled_from(["flip", "cut", "remove", "add"])):
+        case "flip":
+            value[at] ^= data.draw(st.integers(1, 255))
+        case "cut":
+            del value[at:]
+        case "remove":
+            del value[at]
+        case _:
+            value.insert(at, data.draw(st.integers(0, 255)))
+    with suppress(WireError):
+        ids = decode(bytes(value)).ids
+        assert list(ids) == sorted(set(ids))
+        assert all(-(2**63) <= record_id < 2**63 for record_id in ids)
+
+
+@given(st.integers(0, 3), st.integers(0, 9), st.integers(0, 2**32 - 1), st.binary(max_size=64))
+def test_a_head_that_promises_anything(version: int, width: int, count: int, tail: bytes) -> None:
+    value = bytes([version, width]) + bytes(24) + count.to_bytes(4, "big") + bytes(8) + tail
+    with suppress(WireError):
+        decode(value)

@@ -1,0 +1,385 @@
+"""Consumers that coordinate, without Kafka: a log that appends what it is given, and actors that may stop anywhere.
+
+Every command waits in a queue of its actor until the schedule performs it, so an actor can be frozen between any two
+steps; what a killed one has sent may still arrive. Each actor has a clock of its own, an hour off if it likes, and the
+broker's goes back now and then. The judges know nothing of the rules: who processed what, and when.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict, deque
+from collections.abc import Iterable
+from copy import deepcopy
+from dataclasses import dataclass, field
+
+from harvester.coordination.choice import Settings
+from harvester.coordination.coordinator import Coordinator, Outcome, Refuse, RefusePace, Warn
+from harvester.coordination.holding import HOLDING, Pace, Phase
+from harvester.coordination.messages import Client, Message, Place, encode
+from harvester.coordination.placement import log_partition
+from harvester.coordination.progress import Progress
+from harvester.coordination.rationalizer import Verdict, read
+from harvester.coordination.signals import (
+    Append,
+    Begin,
+    Drained,
+    Fetched,
+    Found,
+    LookBack,
+    NotSent,
+    Process,
+    Progressed,
+    Stop,
+)
+from harvester.coordination.world import Claim, Timing, World
+
+INTERVAL_S, STEP_S = 1.0, 0.25
+TIMING = Timing(interval_ms=1000, clock_step_ms=250)
+PACE = Pace(INTERVAL_S, margin_s=0.5)
+GROUP, TOPIC = "billing", "orders"
+NEVER: tuple[int, int] = (-1, -1)
+
+
+class Broken(AssertionError):
+    """A promise was not kept."""
+
+
+@dataclass
+class Tenure:
+    """A claim as the consuming side of an actor has it."""
+
+    generation: int
+    next_offset: int
+    progress: Progress
+
+
+@dataclass(eq=False)
+class Actor:
+    """A process: its coordinator, and what it has not done yet."""
+
+    client: Client
+    coordinator: Coordinator
+    skew_s: float
+    unsent: deque[tuple[Message, float]] = field(default_factory=deque)
+    looking: deque[LookBack] = field(default_factory=deque)
+    to_process: deque[Process] = field(default_factory=deque)
+    in_hand: deque[tuple[Place, int, int, float]] = field(default_factory=deque)
+    tenures: dict[Place, Tenure] = field(default_factory=dict)
+    batches: dict[tuple[Place, int, int], range] = field(default_factory=dict)
+    draining: set[Place] = field(default_factory=set)
+    refused: bool = False
+
+
+@dataclass(frozen=True)
+class Work:
+    """A record was processed under a generation; real times."""
+
+    generation: int
+    handed_out_at: float
+    finished_at: float
+
+
+class Sim:
+    """The world. `at_most_once` and `stable` (client ids that survive a crash) are of all actors."""
+
+    def __init__(
+        self, actors: int = 3, places: int = 3, *, at_most_once: bool = False, stable: bool = False,
+        log_partitions: int = 2, shed_at_once: int | None = None, greedy: bool = True, max_claims: int | None = None,
+        whole_topics: bool = False, topics: dict[str, int] | None = None,
+    ) -> None:  # fmt: skip
+        self.now = 1000.0
+        self.broker_behind_s = 0.0
+        self.at_most_once, self.stable, self.log_partitions = at_most_once, stable, log_partitions
+        self.shed_at_once, self.greedy, self.max_claims = shed_at_once, greedy, max_claims
+        self.whole_topics = whole_topics
+        self.topics = topics or {TOPIC: places}
+        self.logs: dict[int, list[tuple[int, bytes]]] = {partition: [] for partition in range(log_partitions)}
+        self.full = {partition: World.begin(TIMING) for partition in self.logs}
+        self.truths: dict[int, list[dict[Place, Claim]]] = {partition: [] for partition in self.logs}
+        self.accepted_sent_at: dict[tuple[Place, int], float] = {}
+        self.work: dict[tuple[Place, int], list[Work]] = defaultdict(list)
+        self.ghosts: deque[tuple[Message, float]] = deque()
+        self.lives = 0
+        self.claims_won = self.repeats = self.refusals = self.take_overs = 0
+        self.actors = [self.born(index) for index in range(actors)]
+
+    # -- actors
+
+    def born(self, index: int, worlds: dict[int, World] | None = None, client_id: str | None = None) -> Actor:
+        self.lives += 1
+        client = Client(client_id or f"c{index if self.stable else self.lives}", f"{self.lives:04}")
+        settings = Settings(
+            GROUP, client, self.log_partitions, TIMING, PACE, greedy=self.greedy, whole_topics=self.whole_topics,
+            max_claims=self.max_claims, shed_at_once=self.shed_at_once,
+        )  # fmt: skip
+        coordinator = Coordinator(settings, worlds or {partition: World.begin(TIMING) for partition in self.logs})
+        actor = Actor(client, coordinator, skew_s=(index % 3 - 1) * 3600.0)
+        coordinator.consume(self.topics)
+        coordinator.begin({partition: len(log) for partition, log in self.logs.items()}, self.local(actor))
+        return actor
+
+    def restart(self, index: int, which: int) -> None:
+        """Kill an actor, and start its successor from anywhere in the log, or with what it knew."""
+        old = self.actors[index]
+        self.ghosts.extend(old.unsent)
+        if which % 4 == 0:
+            worlds = deepcopy(old.coordinator.worlds)
+        else:
+            worlds = {
+                partition: World.begin(TIMING, len(log) * (which >> 2) // 48 if which < 192 else len(log))
+                for partition, log in self.logs.items()
+            }
+        self.actors[index] = self.born(index, worlds)
+
+    def local(self, actor: Actor) -> float:
+        return self.now + actor.skew_s
+
+    # -- what can happen
+
+    def flush(self, actor: Actor, most: int = 100) -> None:
+        for _ in range(min(most, len(actor.unsent))):
+            self.append(*actor.unsent.popleft())
+
+    def append(self, message: Message, created_at: float) -> None:
+        partition = log_partition(message.place, self.log_partitions)
+        log, world = self.logs[partition], self.full[partition]
+        at_ms = int((self.now - self.broker_behind_s) * 1000)
+        value = encode(message)
+        before = world.claim(message.place)
+        reading = read(world, len(log), at_ms, value)
+        log.append((at_ms, value))
+        self.truths[partition].append(dict(world.claims))
+        if reading.verdict in (Verdict.WON, Verdict.ACCEPTED):
+            claim = world.claim(message.place)
+            self.accepted_sent_at[message.place, claim.generation] = created_at
+            self.claims_won += reading.verdict is Verdict.WON
+            self.take_overs += reading.verdict is Verdict.WON and before.holder is not None
+
+    def read(self, actor: Actor, partition: int, most: int = 1000) -> None:
+        world = actor.coordinator.worlds[partition]
+        for _ in range(most):
+            offset = world.next_offset
+            if offset >= len(self.logs[partition]):
+                return
+            at_ms, value = self.logs[partition][offset]
+            self.perform(actor, actor.coordinator.read(partition, offset, at_ms, value, self.local(actor)))
+
+    def tick(self, actor: Actor) -> None:
+        self.perform(actor, actor.coordinator.tick(self.local(actor)))
+
+    def lose(self, actor: Actor, *, arrived: bool) -> None:
+        """The producer gives a message up, which may stand in the log all the same."""
+        if actor.unsent:
+            message, created_at = actor.unsent.popleft()
+            if arrived:
+                self.append(message, created_at)
+            event = NotSent(message.number)
+            self.perform(actor, actor.coordinator.tell(message.place, event, self.local(actor)))
+
+    def look_back(self, actor: Actor) -> None:
+        if actor.looking:
+            asked = actor.looking.popleft()
+            world = World.begin(TIMING)
+            for offset, (at_ms, value) in enumerate(self.logs[log_partition(asked.place, self.log_partitions)]):
+                if offset <= asked.generation:
+                    read(world, offset, at_ms, value)
+            found = Found(asked.generation, world.claim(asked.place).last_offset)
+            self.perform(actor, actor.coordinator.tell(asked.place, found, self.local(actor)))
+
+    def take(self, actor: Actor, count: int) -> None:
+        """Give records to the application, or propose a batch of them."""
+        for place, tenure in tuple(actor.tenures.items()):
+            holding = actor.coordinator.holdings[place]
+            now = self.local(actor)
+            if self.at_most_once:
+                last = tenure.next_offset + count
+                if holding.may_fetch(now, PACE):
+                    actor.batches[place, tenure.generation, last] = range(tenure.next_offset, last + 1)
+                    tenure.next_offset = last + 1
+                    self.perform(actor, actor.coordinator.tell(place, Fetched(last), now))
+            else:
+                for _ in range(count):
+                    if now < holding.hand_out_until(PACE):
+                        self._judge_repeat(place, tenure.next_offset, tenure.generation)
+                        tenure.progress.deliver(tenure.next_offset)
+                        actor.in_hand.append((place, tenure.generation, tenure.next_offset, self.now))
+                        tenure.next_offset += 1
+
+    def finish(self, actor: Actor, most: int = 1000) -> None:
+        """The application is done with records, or a batch that is its own is processed."""
+        for _ in range(min(most, len(actor.in_hand))):
+            place, generation, offset, handed_out_at = actor.in_hand.popleft()
+            self.work[place, offset].append(Work(generation, handed_out_at, self.now))
+            tenure = actor.tenures.get(place)
+            if tenure is not None and tenure.generation == generation and tenure.progress.finish(offset):
+                done = tenure.progress.last_offset
+                assert done is not None
+                self.perform(actor, actor.coordinator.tell(place, Progressed(done), self.local(actor)))
+        for _ in range(min(most, len(actor.to_process))):
+            process = actor.to_process.popleft()
+            for offset in actor.batches.pop((process.place, process.generation, process.last_offset)):
+                if self.work[process.place, offset]:
+                    raise Broken(f"offset {offset} of {process.place} is processed twice")
+                self.work[process.place, offset].append(Work(process.generation, self.now, self.now))
+        for place in tuple(actor.draining):
+            if all(entry[0] != place for entry in actor.in_hand):
+                actor.draining.discard(place)
+                self.perform(actor, actor.coordinator.tell(place, Drained(), self.local(actor)))
+
+    def turn(self, actor: Actor, count: int = 3) -> None:
+        """All that a healthy process does in a moment."""
+        for _ in range(3):
+            self.tick(actor)
+            self.flush(actor)
+            for partition in self.logs:
+                self.read(actor, partition)
+            self.look_back(actor)
+            self.finish(actor)
+        self.take(actor, count)
+
+    def settle(self, seconds: float, actors: Iterable[Actor] | None = None, step_s: float = 0.05) -> None:
+        """Let healthy processes run."""
+        for _ in range(round(seconds / step_s)):
+            self.now += step_s
+            for actor in self.actors if actors is None else actors:
+                self.turn(actor)
+            self.check()
+
+    # -- commands
+
+    def perform(self, actor: Actor, outcomes: Iterable[Outcome]) -> None:
+        for outcome in outcomes:
+            match outcome:
+                case Append(message):
+                    actor.unsent.append((message, self.now))
+                case LookBack():
+                    actor.looking.append(outcome)
+                case Begin(place, generation, last_offset):
+                    self._judge_begin(place, generation, last_offset)
+                    begin = 0 if last_offset is None else last_offset + 1
+                    actor.tenures[place] = Tenure(generation, begin, Progress(last_offset))
+                case Process():
+                    actor.to_process.append(outcome)
+                case Stop(place, _, _, lost):
+                    if lost:
+                        actor.tenures.pop(place, None)
+                        actor.draining.discard(place)
+                    else:
+                        actor.draining.add(place)
+                case Refuse():
+                    actor.refused = True
+                    self.refusals += 1
+                case RefusePace(other, _):
+                    raise Broken(f"{other.id} counts otherwise")
+                case Warn(text):
+                    raise Broken(text)
+
+    # -- judges
+
+    def _judge_begin(self, place: Place, generation: int, last_offset: int | None) -> None:
+        truth = self.truths[log_partition(place, self.log_partitions)][generation][place]
+        if truth.last_offset != last_offset:
+            raise Broken(f"{place} is begun behind {last_offset}, its position is {truth.last_offset}")
+        if not self.at_most_once and last_offset is not None:
+            missing = [offset for offset in range(last_offset + 1) if not self.work[place, offset]]
+            if missing:
+                raise Broken(f"{place} is begun behind {last_offset}, {missing} were never processed")
+
+    def _judge_repeat(self, place: Place, offset: int, generation: int) -> None:
+        for work in self.work[place, offset]:
+            if work.generation == generation:
+                raise Broken(f"offset {offset} of {place} is handed out twice under one claim")
+            self.repeats += 1
+            last_sent_at = self.accepted_sent_at[place, work.generation]
+            if not work.handed_out_at <= last_sent_at + INTERVAL_S + 1e-6 or work.finished_at < last_sent_at - 1e-6:
+                raise Broken(f"offset {offset} of {place} is repeated, of {work} after a heartbeat at {last_sent_at}")
+
+    def check(self) -> None:
+        """Nobody believes what the log does not say; no two believe in one claim at one moment."""
+        believers: dict[Place, set[str]] = defaultdict(set)
+        for actor in self.actors:
+            self._check_worlds(actor)
+            for place, holding in actor.coordinator.holdings.items():
+                if holding.phase not in HOLDING:
+                    continue
+                partition = log_partition(place, self.log_partitions)
+                truth = self.truths[partition][actor.coordinator.worlds[partition].next_offset - 1][place]
+                if (truth.holder, truth.generation) != (actor.client, holding.generation):
+                    raise Broken(f"{actor.client} holds {place} at a position where {truth.holder} does")
+                if self.local(actor) < holding.trusted_until(PACE):
+                    believers[place].add(actor.client.id)
+        for place, names in believers.items():
+            if len(names) > 1:
+                raise Broken(f"{place} has two holders at one moment: {names}")
+
+    def _check_worlds(self, actor: Actor) -> None:
+        for partition, world in actor.coordinator.worlds.items():
+            if not world.next_offset:
+                continue
+            truth = self.truths[partition][world.next_offset - 1]
+            for place, claim in world.claims.items():
+                if claim.exact and seen(claim) != seen(truth[place]):
+                    raise Broken(f"{place}: {seen(claim)}, a reader from offset 0 knows {seen(truth[place])}")
+                if claim.exact and claim.positioned and claim.last_offset != truth[place].last_offset:
+                    raise Broken(f"{place}: position {claim.last_offset}, truly {truth[place].last_offset}")
+
+    # -- figures
+
+    def held(self) -> dict[str, int]:
+        """Places by client, of those that are fully held."""
+        counts = {actor.client.id: 0 for actor in self.actors}
+        for actor in self.actors:
+            for holding in actor.coordinator.holdings.values():
+                counts[actor.client.id] += holding.phase is Phase.HELD
+        return counts
+
+
+def seen(claim: Claim) -> tuple[object, ...]:
+    """What two readers have to agree about."""
+    return claim.holder, claim.generation, claim.proposed, claim.beat_ms if claim.holder else None
+
+
+def scheduled(sim: Sim, data: bytes) -> Sim:
+    """Let the bytes decide what happens next, two for each event."""
+    for what, which in zip(data[::2], data[1::2], strict=False):
+        index = which % len(sim.actors)
+        actor = sim.actors[index]
+        if actor.refused:
+            sim.restart(index, which)
+            actor = sim.actors[index]
+        match what % 20:
+            case 0 | 1:
+                sim.now += 0.02 * (1 + which % 8)
+            case 2:
+                sim.now += 0.1 * (1 + which % 8)
+            case 3 if which % 8 == 0:
+                sim.now += 1 + which / 64
+            case 4 | 5:
+                sim.flush(actor, 1 + which % 2)
+            case 6 | 7:
+                sim.read(actor, which // 16 % sim.log_partitions, 1 + which % 4)
+            case 8:
+                sim.tick(actor)
+            case 9:
+                sim.take(actor, 1 + which % 3)
+            case 10:
+                sim.finish(actor, 1)
+            case 11:
+                sim.look_back(actor)
+            case 12 if which % 4 == 0:
+                sim.lose(actor, arrived=which % 8 == 0)
+            case 13 if which % 16 == 0:
+                sim.restart(index, which)
+            case 14 if sim.ghosts:
+                sim.append(*sim.ghosts.popleft())
+            case 15 if which % 8 == 0:
+                sim.broker_behind_s = STEP_S * (which % 3) / 2
+            case 16 | 17 | 18:
+                sim.now += 0.02
+                sim.turn(actor, 1 + which % 3)
+            case 19:
+                sim.now += 0.05
+                for each in sim.actors:
+                    sim.turn(each)
+        sim.check()
+    return sim

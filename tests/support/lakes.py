@@ -1,0 +1,109 @@
+"""What a lake has to hold, said once more in plain Python, and a lake's tables to compare it with."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+from datetime import datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+from uuid import UUID
+
+from harvester.pipeline.lake.job import LakeSettings, run
+
+from .harvested import Delivered
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+Name = tuple[UUID, int]
+
+
+class Oracle:
+    """Is told what each batch has; knows what the tables have to hold after it."""
+
+    def __init__(self) -> None:
+        self.bronze: list[Delivered] = []
+        self.silver: dict[Name, Delivered] = {}
+        self._since: dict[UUID, int] = {}
+
+    def take(self, batch: Iterable[Delivered]) -> None:
+        """One batch; batches come in the order in which they are read."""
+        records = sorted(batch, key=lambda one: one.place)
+        self.bronze += records
+        for one in records:
+            if one.sent.named:
+                self.silver.setdefault((one.sent.incarnation, one.sent.id), one)
+                self._since.setdefault(one.sent.incarnation, one.sent.at_ms)
+
+    def current(self) -> dict[tuple[str, bytes], tuple[Name, bytes | None]]:
+        """Of each topic and key the name of the last record, and its value; None: deleted."""
+        named = sorted(self.silver.items(), key=lambda one: self._age(one[0]))
+        # Of a key the last one stays.
+        return {(one.topic, one.sent.key): (name, one.sent.value) for name, one in named if one.sent.key is not None}
+
+    def _age(self, name: Name) -> tuple[int, str, int]:
+        incarnation, number = name
+        return self._since[incarnation], str(incarnation), number
+
+
+class Lake:
+    """The tables in a directory, and the job that writes them, in this process."""
+
+    def __init__(self, spark: SparkSession, root: Path, bootstrap: str) -> None:
+        self.spark, self.root, self.bootstrap = spark, root, bootstrap
+
+    def once(self, *topics: str, **settings: Any) -> int:
+        """`lake --once`; how many records it read."""
+        kafka = {"bootstrap.servers": self.bootstrap}
+        given: dict[str, Any] = {"compact_every": 0, **settings}
+        return run(self.spark, LakeSettings(topics, str(self.root), kafka, once=True, **given))
+
+    def rows(self, table: str, *columns: str) -> list[Any]:
+        """Of a table, these columns or all."""
+        frame = self.spark.read.format("delta").load(str(self.root / table))
+        return frame.select(*columns or ["*"]).collect()
+
+    def files(self, table: str) -> int:
+        """How many files the table now consists of."""
+        return len(self.spark.read.format("delta").load(str(self.root / table)).inputFiles())
+
+    def versions(self) -> dict[str, int]:
+        """How often each table was written to."""
+        logs = self.root.glob("**/_delta_log")
+        return {str(log.parent.relative_to(self.root)): len(list(log.glob("0*[0-9].json"))) for log in logs}
+
+    def assert_holds(self, oracle: Oracle) -> None:
+        """Bronze, silver and current are what they have to be, each row once."""
+        places = [(one.topic, one.partition, one.offset) for one in oracle.bronze]
+        assert_same(places, [tuple(row) for row in self.rows("bronze", "topic", "partition", "offset")])
+        expected = [
+            (str(incarnation), number, one.topic, one.partition, one.offset, one.sent.value, one.sent.value is None)
+            for (incarnation, number), one in oracle.silver.items()
+        ]
+        columns = ("incarnation", "id", "topic", "partition", "offset", "value", "tombstone")
+        assert_same(expected, [_plain(row) for row in self.rows("silver", *columns)])
+        states = [
+            (topic, key, str(incarnation), number, value, value is None)
+            for (topic, key), ((incarnation, number), value) in oracle.current().items()
+        ]
+        found = self.rows("current", "topic", "key", "incarnation", "id", "value", "deleted")
+        assert_same(states, [_plain(row) for row in found])
+
+
+def assert_same(expected: Iterable[Any], found: Iterable[Any]) -> None:
+    """The same rows, each as often; of what differs the first few are told."""
+    wanted, there = Counter(expected), Counter(found)
+    missing, more = wanted - there, there - wanted
+    told = f"{missing.total()} missing: {list(missing)[:5]}; {more.total()} too many: {list(more)[:5]}"
+    assert not missing, told
+    assert not more, told
+
+
+def moment_ms(at: datetime) -> int:
+    """Of a timestamp as Spark gives it."""
+    return round(at.timestamp() * 1000)
+
+
+def _plain(row: Any) -> tuple[Any, ...]:
+    return tuple(bytes(value) if isinstance(value, bytearray) else value for value in row)

@@ -1,0 +1,595 @@
+"""The world of `tests.support.relay_world` in exactly-once mode: what its log holds is what is committed (I6).
+
+Real are the machine (`Relay` with its settings for that mode), each shard's `Batches`, and what becomes of failed
+records (`Refusals`). Simulated are the lanes as Kafka keeps them, and the transactor with the opening of its lane, as a
+generator that stops wherever another process could do something.
+
+Besides what its base checks:
+
+- I6: nothing is appended to the log twice, whatever happened;
+- I2 holds without exception, for the log and for what is committed to it;
+- P25: nothing can appear, or is still to be settled, below a low water that is sent.
+
+Trust is of no importance here: a *zombie* goes on as a leader while another one is elected, for as long as it likes.
+A lane's transaction stays open when its shard dies; a commit that was asked for arrives later, or never.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Sequence
+from dataclasses import dataclass, field, replace
+from uuid import UUID
+
+from confluent_kafka import KafkaError
+
+from harvester.delivery.decode import Broken, decode
+from harvester.delivery.progress import Progress
+from harvester.outbox.purge_session import Outcome, Poison
+from harvester.relay import frames as f
+from harvester.relay.batches import Batches, Entry
+from harvester.relay.machine import Settings
+from harvester.relay.refusals import Failed, Refusals
+from tests.support.relay_actors import SimHarvester
+from tests.support.relay_shard import Action, Note, SimProcess, uid_of
+from tests.support.relay_world import World
+
+ONCE_FAULTS = (
+    "shard death",
+    "kafka",
+    "trust",
+    "hand over",
+    "usurper",
+    "marker",
+    "congestion",
+    "timeouts",
+    "scale",
+    "poison",
+    "zombie",
+    "harvester death",
+    "pause",
+    "loan",
+)
+LANES = 3
+TROUBLES = ("_MSG_TIMED_OUT", "UNKNOWN_TOPIC_OR_PART", "unclear", "unavailable")
+Steps = Generator[str, None, None]
+_FOR_EVER = float("inf")
+
+
+@dataclass(slots=True, eq=False)
+class SimLane:
+    """A lane as Kafka keeps it: the producer's epoch, the open transaction, and the partition of the progress topic."""
+
+    number: int
+    epoch: int = 0
+    written: list[int] = field(default_factory=list)  # uids, in the open transaction
+    ending: Progress | None = None  # a commit with this record is on its way
+    log: list[Progress] = field(default_factory=list)
+    producer: SimProducer | None = None  # that is not fenced
+
+    def fence(self) -> None:
+        """Whatever is open is aborted."""
+        self.epoch += 1
+        self.written, self.ending, self.producer = [], None, None
+
+    def commit(self) -> list[int]:
+        """The commit that was on its way arrives; returns what is committed."""
+        assert self.ending is not None
+        self.log.append(self.ending)
+        uids, self.written, self.ending = self.written, [], None
+        if self.producer is not None:
+            self.producer.result = True
+        return uids
+
+
+@dataclass(slots=True, eq=False)
+class SimProducer:
+    """A producer of a lane. What it does has no effect when another one has fenced it."""
+
+    lane: SimLane
+    epoch: int = -1
+    result: bool | None = None  # of the commit: it was done, it cannot be, or nobody knows yet
+
+    @property
+    def is_fenced(self) -> bool:
+        return self.epoch != self.lane.epoch
+
+    def init(self) -> None:
+        """Fence the others."""
+        self.lane.fence()
+        self.epoch, self.lane.producer = self.lane.epoch, self
+
+    def write(self, uid: int) -> None:
+        """Part of the open transaction."""
+        if not self.is_fenced:
+            self.lane.written.append(uid)
+
+    def commit(self, progress: Progress) -> None:
+        """Ask for it."""
+        self.result = False if self.is_fenced else None
+        if not self.is_fenced:
+            self.lane.ending = progress
+
+    def abort(self) -> bool:
+        """False: it is fenced."""
+        if not self.is_fenced:
+            self.lane.written = []
+        return not self.is_fenced
+
+
+class OnceShard(SimProcess):
+    """A shard in exactly-once mode; `_transactor` follows `harvester.relay.transactor` step by step."""
+
+    world: OnceWorld
+
+    def __init__(self, owner: SimHarvester, index: int, world: OnceWorld) -> None:
+        super().__init__(owner, index)
+        self.world = world
+        self.batches = Batches(world.transaction_records, world.named)
+        self.refusals = Refusals(self.batches, self.policy, self.outlets)
+        self.pending: f.Remark | None = None
+        self.under: f.Remark | None = None
+        self.wanted: f.Remark | None = None
+        self.answered_term: int | None = None
+        self.opened: tuple[int | None, int] | None = None
+        self.producer: SimProducer | None = None
+        self.failed: list[Failed] = []
+        self.trouble: str | None = None  # what goes wrong with the next thing that is asked of Kafka
+        self.answered = -1  # the epoch
+        self.transactor: Steps = self._transactor()
+        self.at = next(self.transactor)
+
+    # -- what it holds
+
+    def _open_entries(self) -> list[Entry]:
+        """Without those of a transaction of which nobody knows what became: they are whoever's who opens the lane."""
+        return self.batches._open if self.producer is not None else []
+
+    @property
+    def unsettled(self) -> list[int]:
+        return [*(entry.id for entry in self._open_entries()), *self.batches.leaving()]
+
+    @property
+    def unsettled_uids(self) -> list[int]:
+        return []  # nothing may be repeated, whoever has it
+
+    @property
+    def inside(self) -> list[tuple[int, bytes | None]]:
+        batches = self.batches
+        held = [entry for entries in batches._held.values() for entry in entries]
+        entries = [*batches._queue, *held, *self._open_entries(), *batches._unpurged.values()]
+        return [*((entry.id, entry.key) for entry in entries), *((record_id, None) for record_id in batches._leaving)]
+
+    @property
+    def keeps_something(self) -> bool:
+        batches = self.batches
+        return bool(batches.queued or batches.in_flight or batches._refusing or batches._announced)
+
+    # -- what can happen
+
+    def _steps(self) -> list[tuple[Note, Action]]:
+        found: list[tuple[Note, Action]] = []
+        if self.at == "awaits the commit":
+            if self.producer is not None and (self.producer.result is not None or self.producer.is_fenced):
+                found.append(((self.name, "hears of its commit", self.producer.result), self._go_on))
+        elif self.at != "rests" or self._has_work():
+            found.append(((self.name, self.at), self._go_on))
+        return found
+
+    def _go_on(self) -> None:
+        self.at = next(self.transactor)
+
+    def mishaps(self) -> list[tuple[str, Note, Action]]:
+        name = self.name
+        found: list[tuple[str, Note, Action]] = [
+            ("shard death", (name, "dies"), self.die),
+            ("timeouts", (name, "checks its queues"), self._check_queues),
+        ]
+        if self.at == "awaits the commit":
+            found.append(("kafka", (name, "its commit is unclear"), self._doubt))
+        found.append(("kafka", (name, "will have trouble"), self._foresee))
+        return found
+
+    def _foresee(self) -> None:
+        self.trouble = TROUBLES[self.world.script.next(len(TROUBLES))]
+
+    def _doubt(self) -> None:
+        self.trouble = "unclear"
+        self._go_on()
+
+    def _is_troubled(self, *what: str) -> str | None:
+        """Whether one of these goes wrong now; once."""
+        trouble = self.trouble
+        if trouble not in what:
+            return None
+        self.trouble = None
+        return trouble
+
+    def _check_queues(self) -> None:
+        oldest = self.batches.oldest()
+        if oldest is not None and self.under is not None and self.pending is None and self.producer is not None:
+            self.to_supervisor.append(f.QueueTimedOut(self.under.epoch, oldest.id, _FOR_EVER))
+
+    def _read(self) -> None:
+        frame = self.to_shard.popleft()
+        match frame:
+            case f.Dispatch(epoch, rows):
+                self._dispatch(epoch, rows)
+            case f.Remark():
+                self.server, self.term = frame.server or self.server, frame.term or self.term
+                self.pending = frame
+                self.batches.drop_queue()
+            case f.Closed(epoch, record_id):
+                if self.under is not None and epoch == self.under.epoch:
+                    self.batches.reopen(record_id)
+            case _:
+                raise AssertionError(frame)
+
+    def _dispatch(self, epoch: int, rows: bytes) -> None:
+        meant, refused = self.pending or self.under, list[int]()
+        blocked = meant is None or meant.term is None
+        for record in decode(rows):
+            entry = Entry(record.id, record.key, record, self.world.now)
+            entry.alone = self.refusals.attempts.has_timed_out(entry.id)
+            if blocked or (meant is not None and epoch != meant.epoch) or not self.batches.offer(entry):
+                refused.append(entry.id)
+        if refused:
+            self.to_supervisor.append(f.Dropped(refused) if blocked else f.Refused(epoch, refused))
+
+    def _purged(self, ids: list[int]) -> None:
+        self.batches.settle(ids)
+        self.refusals.attempts.settled(ids)
+        self.to_supervisor.append(f.Settled(ids))
+
+    def _quarantined(self, poison: Poison, outcome: Outcome) -> None:
+        if outcome is Outcome.FENCED:
+            self.refusals.give_up(poison.id)
+            return
+        if outcome is Outcome.MOVED:
+            self.to_supervisor.append(f.Quarantined(poison.id, poison.error))
+        self._purged([poison.id])
+
+    def _leave_producer(self) -> None:
+        self.producer = None  # its transaction stays open, and a commit may be on its way
+
+    # -- the transactor: it yields what it is about to do
+
+    def _transactor(self) -> Steps:
+        while True:
+            yield "rests"
+            self.wanted = self.pending
+            if self.pending is not None:
+                yield from self._answer(self.pending)
+            elif self.producer is None and self.under is not None:
+                yield from self._open(self.under, [self.index])
+            elif self.producer is not None:
+                yield from self._transact(self.producer)
+
+    def _has_work(self) -> bool:
+        if self.pending is not None:
+            return True
+        return self.under is not None and (self.producer is None or self.batches.is_ready)
+
+    def _is_over(self) -> bool:
+        return self.pending is not None or self.under is None
+
+    def _transact(self, producer: SimProducer) -> Steps:
+        if not self.outlets.trusted():
+            self._give_all_up()
+            return
+        self.failed = []
+        sound = yield from self._fill(producer)
+        ids, under, alone = self.batches.progress(), self.under, self.batches.alone
+        if not sound or self._is_over() or under is None or not self.outlets.trusted():
+            yield from self._abort(producer)
+            return
+        yield "commits"
+        self._fail_some(alone)
+        if self.failed:
+            yield from self._abort(producer)
+            return
+        assert under.term is not None
+        assert under.incarnation is not None
+        producer.commit(Progress(under.term, UUID(under.incarnation), tuple(ids)))
+        yield "awaits the commit"
+        if not self._is_troubled("unclear") and producer.result:
+            self._commit()
+        else:
+            self._not_committed()
+
+    def _fill(self, producer: SimProducer) -> Generator[str, None, bool]:
+        while True:
+            entries = [] if self._is_over() else self.batches.take(1 + self.world.script.next(3))
+            for entry in entries:
+                if isinstance(entry.record, Broken):
+                    self.failed.append((entry, entry.record.reason))
+                    return False
+                producer.write(uid_of(entry.record))
+            if not entries or not self.world.script.next(3):
+                return True
+            yield "fills"
+
+    def _fail_some(self, alone: Entry | None) -> None:
+        """What brokers say of the open transaction: they refuse whole batches, in which records lie together."""
+        entries, draw = self.batches._open, self.world.script.next
+        for at, entry in enumerate(entries):
+            if self.world.uids[uid_of(entry.record)].refused:
+                first, last = at - draw(at + 1), at + draw(len(entries) - at)
+                error = KafkaError(KafkaError.MSG_SIZE_TOO_LARGE)
+                self.failed += [(other, error) for other in entries[first : last + 1]]
+                return
+        trouble = self._is_troubled("_MSG_TIMED_OUT", "UNKNOWN_TOPIC_OR_PART")
+        if trouble is not None and entries:
+            error = KafkaError(getattr(KafkaError, trouble))
+            first = draw(len(entries))
+            self.failed += [(other, error) for other in entries[first : first + 1 + draw(3)]]
+            if alone is not None:
+                self.failed = [(alone, error)]
+
+    def _commit(self) -> None:
+        """It is certain."""
+        self.outlets.purge([entry.id for entry in self.batches.committed()])
+
+    def _not_committed(self) -> None:
+        """Or it was, and nobody knows."""
+        self._lose_lane()
+
+    def _abort(self, producer: SimProducer) -> Steps:
+        yield "aborts"
+        if not producer.abort() or self._is_troubled("unclear"):
+            self._lose_lane()
+            return
+        self.batches.aborted()
+        self._judge()
+
+    def _lose_lane(self) -> None:
+        self.producer = None
+
+    def _judge(self) -> None:
+        failed, self.failed = self.failed, []
+        if self.under is None or self.pending is not None:
+            self.batches.drop_queue()
+        elif failed:
+            self.refusals.judge(failed, self.under)
+
+    def _give_all_up(self) -> None:
+        self.under = None
+        self.to_supervisor.append(f.Dropped(self.batches.drop_queue()))
+
+    # -- opening
+
+    def _answer(self, frame: f.Remark) -> Steps:
+        self.under = None
+        if frame.term is None:
+            self.batches.aborted()
+            self.batches.drop_queue()
+        elif self.producer is None or self.opened != (frame.term, frame.lanes):
+            self._lose_lane()
+            self.opened = None
+            opened = yield from self._open(frame, [*self._others(frame), self.index])
+            if not opened:
+                return
+            if self.producer is not None:
+                self.opened = (frame.term, frame.lanes)
+        if self.pending is not frame:
+            return
+        if frame.term != self.answered_term:
+            self.refusals.attempts.clear()
+        self.pending, self.answered_term, self.answered = None, frame.term, frame.epoch
+        self.under = frame if self.producer is not None and frame.term is not None else None
+        self.to_supervisor.append(f.Remarked(frame.epoch, self.batches.leaving()))
+
+    def _others(self, frame: f.Remark) -> list[int]:
+        """Lanes of shards that are no more."""
+        return [*range(self.index + frame.shards, frame.lanes, frame.shards)]
+
+    def _open(self, frame: f.Remark, numbers: Sequence[int]) -> Generator[str, None, bool]:
+        """False: nobody wants it any more."""
+        for number in numbers:
+            producer: SimProducer | None = None
+            while producer is None:
+                if self.pending is not self.wanted:
+                    return False
+                if not self._is_ours(frame):
+                    return self._be_deposed()
+                producer = SimProducer(self.world.lanes[number])
+                for step in self._fence(producer):
+                    yield f"{step} lane {number}"
+                    if self.pending is not self.wanted:
+                        return False
+                if not self._still_ours(frame):
+                    return self._be_deposed()
+                if self._is_troubled("unavailable"):
+                    producer = None
+                    continue
+                if not (yield from self._see_to_progress(producer, frame)):
+                    producer = None
+            if number == self.index:
+                self.producer = producer
+        return True
+
+    def _fence(self, producer: SimProducer) -> Steps:
+        yield "fences"
+        producer.init()
+        yield "has fenced"
+
+    def _is_ours(self, frame: f.Remark) -> bool:
+        """The term row names us."""
+        table = self.world.table
+        return (table.term, str(table.holder)) == (frame.term, frame.holder)
+
+    def _still_ours(self, frame: f.Remark) -> bool:
+        """After the lane was fenced (P20)."""
+        return self._is_ours(frame)
+
+    def _be_deposed(self) -> bool:
+        self.batches.aborted()
+        self._give_all_up()
+        return True
+
+    def _last_progress(self, producer: SimProducer) -> Progress | None:
+        return producer.lane.log[-1] if producer.lane.log else None
+
+    def _see_to_progress(self, producer: SimProducer, frame: f.Remark) -> Generator[str, None, bool]:
+        """False: to be tried again."""
+        number = producer.lane.number
+        progress = self._last_progress(producer)
+        ids = list(progress.ids) if progress is not None else []
+        yield f"has read that {ids} are committed on lane {number}"
+        if ids:
+            self.delete_rows(ids)
+            yield f"has purged {ids}"
+        self._published(number, ids)
+        if not ids:
+            return True
+        assert frame.term is not None
+        assert frame.incarnation is not None
+        producer.commit(Progress(frame.term, UUID(frame.incarnation)))
+        yield "writes an empty record"
+        while producer.result is None and not producer.is_fenced:
+            if self._is_troubled("unclear"):
+                return False
+            yield "awaits an empty record"
+        return bool(producer.result)
+
+    def _published(self, number: int, ids: list[int]) -> None:
+        if number == self.index:
+            self.batches.aborted(ids)
+            self._judge()
+        self.refusals.attempts.settled(ids)
+        if ids:
+            self.to_supervisor.append(f.Settled(ids))
+
+
+class OnceHarvester(SimHarvester):
+    """It can be killed as a whole, and be a zombie."""
+
+    world: OnceWorld
+    is_zombie = False
+
+    def actions(self) -> list[tuple[Note, Action]]:
+        found = super().actions()
+        if self.is_zombie and self.world.leader is not self:
+            found.append(((self.name, "learns that another one leads"), self._learn))
+        return found
+
+    @property
+    def is_calm(self) -> bool:
+        return super().is_calm and not self.inbox_matters and not any(shard.keeps_something for shard in self.shards)
+
+    @property
+    def inbox_matters(self) -> bool:
+        """Whether anything but what the marker found is still to be heard."""
+        return any(isinstance(name, str) for name, _ in self.inbox)
+
+    def mishaps(self) -> list[tuple[str, Note, Action]]:
+        found = super().mishaps()
+        if self.proven and not self.revoking and self.world.leader is self and len(self.world.harvesters) > 1:
+            found.append(("zombie", (self.name, "is a zombie from now on"), self._be_zombie))
+        found.append(("harvester death", (self.name, "is killed"), self._be_killed))
+        return found
+
+    def elect(self) -> None:
+        self.is_zombie = False
+        super().elect()
+
+    def _be_zombie(self) -> None:
+        self.is_zombie = True
+        self._step_down()
+
+    def _learn(self) -> None:
+        self.is_zombie = False
+        self.lose_trust("another one leads")
+
+    def _be_killed(self) -> None:
+        for shard in self.living:
+            shard.die()
+        self._step_down()
+        self.is_zombie = False
+        self._begin_life(self.relay.settings)
+
+    def _begin_life(self, settings: Settings) -> None:
+        super()._begin_life(settings)
+        self.relay.lanes = LANES
+
+    def _send(self, shard: SimProcess, frame: f.Frame) -> None:
+        assert isinstance(shard, OnceShard)
+        if isinstance(frame, f.Dispatch) and shard.alive and shard.answered != frame.epoch:
+            self.world.fail(f"P21: {shard.name} gets records before it has answered")
+        super()._send(shard, frame)
+
+    def pass_time(self, time_s: float) -> None:
+        """Shards that live give a sign of it, as a rule."""
+        self.world.now += time_s
+        for shard in self.living:
+            if shard.ready and (self.world.script.over or self.world.script.next(3)):
+                self.relay.heard(shard.index, self.world.now)
+        self._perform(self.relay.tick(self.world.now))
+
+
+class OnceWorld(World):
+    """See the module's text."""
+
+    transaction_records = named = 1
+
+    def __init__(self, data: bytes, faults: tuple[str, ...] = ONCE_FAULTS) -> None:
+        self.lanes = [SimLane(number) for number in range(LANES)]
+        super().__init__(data, faults)
+
+    def adjusted(self, settings: Settings) -> Settings:
+        draw = self.script.next
+        self.transaction_records, self.named = 1 + draw(6), 1 + draw(8)
+        return replace(settings, exactly_once=True, max_in_flight_records=settings.max_in_flight_records + draw(8))
+
+    def make_harvester(self, name: str, settings: Settings) -> SimHarvester:
+        """The second has a number of shards of its own: a key's lane is not the same for both."""
+        shards = settings.shards if name == "A" else 1 + self.script.next(LANES)
+        return OnceHarvester(self, name, replace(settings, shards=shards))
+
+    def make_shard(self, owner: SimHarvester, index: int) -> SimProcess:
+        return OnceShard(owner, index, self)
+
+    def may_be_elected(self, harvester: SimHarvester) -> bool:
+        """At any time: a zombie is fenced by its lanes."""
+        return not harvester.proven and not harvester.revoking
+
+    def excuse(self, _shard: SimProcess) -> None:
+        """Nothing may be repeated."""
+
+    def append(self, uid: int) -> None:
+        if uid in self.appended:
+            self.trace.append(("    log:", self.uids[uid].id, "again"))
+            self.fail(f"I6: record {self.uids[uid].id} is committed twice")
+        super().append(uid)
+
+    def check_low_water(self, low_water: int | None) -> None:
+        if low_water is None:
+            return
+        left = [row.id for row in self.table.rows.values() if not (row.gone or row.early) and row.id < low_water]
+        if left:
+            self.fail(f"P25: {left} lie below the low water {low_water}")
+
+    # -- what can happen
+
+    def _ordinary(self) -> list[tuple[Note, Action]]:
+        return [*super()._ordinary(), *self._endings()]
+
+    def _endings(self) -> list[tuple[Note, Action]]:
+        """Commits that were asked for."""
+        return [((f"lane {lane.number}", "commits"), self._end(lane)) for lane in self.lanes if lane.ending is not None]
+
+    def _end(self, lane: SimLane) -> Callable[[], None]:
+        def end() -> None:
+            for uid in lane.commit():
+                self.append(uid)
+
+        return end
+
+    def _faults(self) -> list[tuple[Note, Action]]:
+        found = super()._faults()
+        if "kafka" in self.faults:
+            expiring = [lane for lane in self.lanes if lane.written]
+            found += [((f"lane {lane.number}", "its transaction expires"), lane.fence) for lane in expiring]
+        return found
+
+    def _is_calm(self) -> bool:
+        return super()._is_calm() and not any(getattr(h, "is_zombie", False) for h in self.harvesters)

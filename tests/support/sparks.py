@@ -1,0 +1,59 @@
+"""Spark for tests: small, quick to start, and what tables and frames are compared with."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable, Mapping, Sequence
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+SMALL = {
+    "spark.driver.memory": "1g",
+    # The second compiler would not pay within a test: it takes most of the two cores for the first minutes.
+    "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
+    "spark.driver.host": "127.0.0.1",
+    "spark.driver.bindAddress": "127.0.0.1",
+    "spark.ui.enabled": "false",
+    "spark.sql.shuffle.partitions": "2",
+    "spark.databricks.delta.snapshotPartitions": "2",
+}
+
+Row = Mapping[str, Any]
+
+
+def assert_rows(frame: DataFrame, expected: Sequence[Row]) -> None:
+    """The rows are these, in any order and each as often; of the frame the columns that `expected` names."""
+    wanted = [_line(row) for row in expected]
+    columns = list(expected[0]) if expected else []
+    found = [_line({name: row[name] for name in columns}) for row in frame.select(*columns or frame.columns).collect()]
+    difference = list(difflib.unified_diff(sorted(wanted), sorted(found), "expected", "found", lineterm="", n=0))
+    assert not difference, "\n" + "\n".join(difference)
+
+
+def assert_same_columns(frame: DataFrame, schema: Any) -> None:
+    """Names, types and order; whether NULL may stand there is no part of a table's contract."""
+    found = [(field.name, field.dataType.simpleString()) for field in frame.schema]
+    assert found == [(field.name, field.dataType.simpleString()) for field in schema]
+
+
+def kafka_rows(spark: SparkSession, rows: Iterable[Row]) -> DataFrame:
+    """Rows as Spark's Kafka source gives them; what a row does not say has a default, offsets count up."""
+    from harvester.pipeline import schemas
+
+    made = []
+    for offset, row in enumerate(rows):
+        defaults = {
+            "key": b"key", "value": b"value", "topic": "orders", "partition": 0, "offset": offset, "timestampType": 0,
+            "timestamp": datetime(2026, 3, 1, tzinfo=UTC), "headers": None,
+        }  # fmt: skip
+        made.append(tuple({**defaults, **row}[name] for name in schemas.KAFKA.names))
+    return spark.createDataFrame(made, schemas.KAFKA)
+
+
+def _line(row: Row) -> str:
+    # Spark gives binary as bytearray.
+    plain = {name: bytes(value) if isinstance(value, bytearray) else value for name, value in row.items()}
+    return ", ".join(f"{name}={value!r}" for name, value in plain.items())

@@ -1,0 +1,262 @@
+"""One claim, rule by rule (seed 003; protocol P27 and P28)."""
+
+from __future__ import annotations
+
+import pytest
+
+from harvester.coordination.claims import step
+from harvester.coordination.holding import BatchStep, Holding, Pace, Phase
+from harvester.coordination.messages import (
+    ClaimingMessages,
+    ClaimingPartition,
+    Client,
+    Heartbeat,
+    Message,
+    Place,
+    ReleasingPartition,
+)
+from harvester.coordination.rationalizer import Verdict
+from harvester.coordination.signals import (
+    Append,
+    Begin,
+    Command,
+    Drained,
+    Event,
+    Fetched,
+    Found,
+    LookBack,
+    Missed,
+    NotSent,
+    Process,
+    Progressed,
+    ReadBack,
+    Release,
+    Stop,
+    Taken,
+    Tick,
+    TryClaim,
+)
+
+PLACE, CLIENT = Place("billing", "orders", 0), Client("a", "1")
+PACE = Pace(interval_s=2.0, margin_s=1.0)  # heartbeats every second, belief for three
+
+
+class Claimer:
+    """A machine and what it said."""
+
+    def __init__(self) -> None:
+        self.state = Holding(PLACE, CLIENT)
+        self.last: Message = Heartbeat(PLACE, CLIENT, 0, None, None, None)
+
+    def feed(self, now: float, *events: Event) -> list[Command]:
+        said: list[Command] = []
+        for event in events:
+            self.state, commands = step(self.state, event, now, PACE)
+            said += commands
+            for command in commands:
+                if isinstance(command, Append):
+                    self.last = command.message
+        return said
+
+    def read(
+        self, now: float, offset: int, verdict: Verdict, last_offset: int | None = None, positioned: bool = True
+    ) -> list[Command]:
+        """Read back what was said last."""
+        return self.feed(now, ReadBack(self.last, offset, verdict, last_offset, positioned))
+
+
+def holder(now: float = 100.0, last_offset: int | None = 40) -> Claimer:
+    """One that won at offset 7; all its messages so far are sent at `now`, and read back."""
+    claimer = Claimer()
+    claimer.feed(now, TryClaim(3))
+    claimer.read(now, 7, Verdict.WON, last_offset)
+    claimer.read(now, 8, Verdict.ACCEPTED, last_offset)
+    assert claimer.state.phase is Phase.HELD
+    return claimer
+
+
+def test_a_claim_says_what_its_sender_knows() -> None:
+    claimer = Claimer()
+    assert claimer.feed(100, TryClaim(3)) == [Append(ClaimingPartition(PLACE, CLIENT, 1, 3, None, 2000))]
+    assert claimer.feed(100, TryClaim(3)) == []
+
+
+def test_the_winner_says_so_at_once_and_begins_behind_what_was_processed() -> None:
+    claimer = Claimer()
+    claimer.feed(100, TryClaim(3))
+    beat = Heartbeat(PLACE, CLIENT, 2, 7, 7, 40, 2000)
+    assert claimer.read(100.1, 7, Verdict.WON, 40) == [Append(beat), Begin(PLACE, 7, 40)]
+
+
+@pytest.mark.parametrize("verdict", [Verdict.LOST, Verdict.UNDECIDED])
+def test_whoever_does_not_win_goes_away(verdict: Verdict) -> None:
+    claimer = Claimer()
+    claimer.feed(100, TryClaim(3))
+    assert claimer.read(100.1, 7, verdict) == [Missed(PLACE)]
+    assert claimer.state.phase is Phase.IDLE
+
+
+def test_a_win_that_is_read_too_late_is_released() -> None:
+    claimer = Claimer()
+    claimer.feed(100, TryClaim(3))
+    release = ReleasingPartition(PLACE, CLIENT, 2, 7, 7, 40)
+    assert claimer.read(103, 7, Verdict.WON, 40) == [Missed(PLACE), Append(release)]
+
+
+def test_a_claim_given_up_that_wins_after_all_is_released() -> None:
+    claimer = Claimer()
+    claimer.feed(100, TryClaim(3))
+    assert claimer.feed(100, NotSent(1)) == [Missed(PLACE)]
+    assert claimer.read(100.1, 7, Verdict.WON, 40) == [Append(ReleasingPartition(PLACE, CLIENT, 2, 7, 7, 40))]
+
+
+def test_without_the_position_nothing_is_released_that_would_report_one() -> None:
+    claimer = Claimer()
+    claimer.feed(100, TryClaim(3), NotSent(1))
+    assert claimer.read(100.1, 7, Verdict.WON, None, positioned=False) == []
+
+
+def test_a_winner_that_does_not_know_the_position_looks_for_it_first() -> None:
+    claimer = Claimer()
+    claimer.feed(100, TryClaim(None))
+    assert claimer.read(100, 7, Verdict.WON, None, positioned=False) == [LookBack(PLACE, 7)]
+    assert claimer.feed(100, Found(6, 1)) == []
+    assert claimer.feed(100, Found(7, 40)) == [Append(Heartbeat(PLACE, CLIENT, 2, 7, 7, 40, 2000)), Begin(PLACE, 7, 40)]
+
+
+def test_a_claim_nobody_answers_is_given_up() -> None:
+    claimer = Claimer()
+    claimer.feed(100, TryClaim(3))
+    assert claimer.feed(102.9, Tick()) == []
+    assert claimer.feed(103, Tick()) == [Missed(PLACE)]
+
+
+def test_heartbeats_go_out_every_half_interval_with_what_is_processed() -> None:
+    claimer = holder(100)
+    assert claimer.feed(100.9, Tick()) == []
+    claimer.feed(100.95, Progressed(44))
+    assert claimer.feed(101, Tick()) == [Append(Heartbeat(PLACE, CLIENT, 3, 7, 8, 44, 2000))]
+    assert claimer.feed(101.9, Tick()) == []
+
+
+def test_a_position_never_goes_back() -> None:
+    claimer = holder(100)
+    claimer.feed(100, Progressed(44), Progressed(43))
+    assert claimer.state.last_offset == 44
+
+
+def test_belief_counts_from_the_sending_of_what_came_back() -> None:
+    claimer = holder(100)
+    claimer.feed(101, Tick())
+    claimer.read(102.5, 9, Verdict.ACCEPTED)
+    assert claimer.state.trusted_until(PACE) == 104
+
+
+def test_time_ends_belief() -> None:
+    claimer = holder(100)
+    said = claimer.feed(103, Tick())
+    assert said == [Stop(PLACE, 7, "none of its messages came back in time", lost=True)]
+    assert claimer.state.phase is Phase.IDLE
+
+
+def test_a_message_that_comes_back_too_late_does_not_revive_it() -> None:
+    claimer = holder(100)
+    claimer.feed(101, Tick())
+    (stopped,) = claimer.read(103, 9, Verdict.ACCEPTED)
+    assert isinstance(stopped, Stop)
+    assert claimer.state.phase is Phase.IDLE
+
+
+def test_records_are_handed_out_for_one_interval() -> None:
+    claimer = holder(100)
+    assert claimer.state.hand_out_until(PACE) == 102
+
+
+@pytest.mark.parametrize("event", [Taken("b holds it"), None])
+def test_whose_claim_is_over_stops_at_once(event: Event | None) -> None:
+    claimer = holder(100)
+    said = claimer.feed(100.5, event) if event else claimer.read(100.5, 9, Verdict.REFUSED)
+    assert [type(command) for command in said] == [Stop]
+    assert claimer.state.hand_out_until(PACE) < 0
+
+
+def test_what_an_older_claim_said_ends_nothing() -> None:
+    claimer = holder(100)
+    old = Heartbeat(PLACE, CLIENT, 9, 3, 3, 40, 2000)
+    assert claimer.feed(100.5, ReadBack(old, 9, Verdict.REFUSED, 40, True)) == []
+
+
+def test_a_release_waits_until_the_application_is_done() -> None:
+    claimer = holder(100)
+    assert claimer.feed(100.1, Release("closed")) == [Stop(PLACE, 7, "closed", lost=False)]
+    assert claimer.state.hand_out_until(PACE) < 0
+    assert claimer.feed(101, Tick()) == [Append(Heartbeat(PLACE, CLIENT, 3, 7, 8, 40, 2000))]
+    claimer.feed(101.1, Progressed(44))
+    assert claimer.feed(101.2, Drained()) == [Append(ReleasingPartition(PLACE, CLIENT, 4, 7, 8, 44))]
+    assert claimer.state.phase is Phase.IDLE
+
+
+def test_at_most_once_step_by_step() -> None:
+    claimer = holder(100)
+    assert claimer.feed(100.1, Fetched(49)) == [Append(ClaimingMessages(PLACE, CLIENT, 3, 7, 8, 49))]
+    assert not claimer.state.may_fetch(100.1, PACE)
+    assert claimer.read(100.2, 9, Verdict.ACCEPTED) == [Append(Heartbeat(PLACE, CLIENT, 4, 7, 9, 49, 2000))]
+    assert claimer.read(100.3, 10, Verdict.ACCEPTED) == [Process(PLACE, 7, 49)]
+    assert claimer.state.last_offset == 49
+    assert claimer.state.may_fetch(100.3, PACE)
+
+
+@pytest.mark.parametrize("steps", [0, 1])
+def test_a_batch_whose_messages_are_refused_is_not_processed(steps: int) -> None:
+    claimer = holder(100)
+    claimer.feed(100.1, Fetched(49))
+    for offset in range(steps):
+        claimer.read(100.2, 9 + offset, Verdict.ACCEPTED)
+    said = claimer.read(100.3, 12, Verdict.REFUSED)
+    assert [type(command) for command in said] == [Stop]
+
+
+@pytest.mark.parametrize("steps", [0, 1])
+def test_an_unknown_outcome_is_no_success(steps: int) -> None:
+    claimer = holder(100)
+    claimer.feed(100.1, Fetched(49))
+    for offset in range(steps):
+        claimer.read(100.2, 9 + offset, Verdict.ACCEPTED)
+    before = claimer.last
+    (again,) = claimer.feed(100.3, NotSent(before.number))
+    assert isinstance(again, Append)
+    assert (type(again.message), again.message.number) == (type(before), before.number + 1)
+
+
+def test_both_of_two_commits_of_a_batch_are_one() -> None:
+    claimer = holder(100)
+    claimer.feed(100.1, Fetched(49))
+    claimer.read(100.2, 9, Verdict.ACCEPTED)
+    first = claimer.last
+    claimer.feed(100.3, NotSent(first.number))
+    second = claimer.last
+    said = claimer.feed(100.4, ReadBack(first, 10, Verdict.ACCEPTED, 49, True))
+    said += claimer.feed(100.4, ReadBack(second, 11, Verdict.ACCEPTED, 49, True))
+    assert said == [Process(PLACE, 7, 49)]
+
+
+def test_other_heartbeats_wait_for_the_batch() -> None:
+    claimer = holder(100)
+    claimer.feed(100.1, Fetched(49))
+    assert claimer.feed(102, Tick()) == []
+
+
+@pytest.mark.parametrize("last_offset", [39, 40])
+def test_a_batch_that_is_behind_the_position_is_none(last_offset: int) -> None:
+    claimer = holder(100)
+    assert claimer.feed(100.1, Fetched(last_offset)) == []
+
+
+def test_a_batch_under_way_is_seen_through_before_the_release() -> None:
+    claimer = holder(100)
+    claimer.feed(100.1, Fetched(49), Release("closed"), Drained())
+    claimer.read(100.2, 9, Verdict.ACCEPTED)
+    assert claimer.state.batch is not None
+    assert claimer.state.batch.step is BatchStep.COMMITTED
+    release = ReleasingPartition(PLACE, CLIENT, 5, 7, 10, 49)
+    assert claimer.read(100.3, 10, Verdict.ACCEPTED) == [Process(PLACE, 7, 49), Append(release)]

@@ -1,0 +1,33 @@
+"""At which offset a place is consumed."""
+
+from __future__ import annotations
+
+import pytest
+
+from harvester.coordination.starting import Policy, resume, start
+
+
+@pytest.mark.parametrize(("committed", "last_offset", "begins"), [
+    (None, None, None),
+    (7, None, 7),
+    (None, 6, 7),
+    (9, 6, 9),
+    (5, 6, 7),
+    (0, None, 0),
+])  # fmt: skip
+def test_the_further_one_counts(committed: int | None, last_offset: int | None, begins: int | None) -> None:
+    assert start(committed, last_offset) == begins
+
+
+@pytest.mark.parametrize(("offset", "policy", "resumed_at"), [
+    (9, "earliest", 10),
+    (9, "latest", 20),
+    (9, "error", None),
+    (10, "error", 10),
+    (20, "error", 20),
+    (21, "earliest", None),
+    (21, "latest", None),
+    (21, "error", None),
+])  # fmt: skip
+def test_where_to_go_on(offset: int, policy: Policy, resumed_at: int | None) -> None:
+    assert resume(offset, 10, 20, policy) == resumed_at

@@ -1,0 +1,224 @@
+"""The documentation: links lead somewhere, every page is in the index, and no code block is wrong by itself.
+
+Blocks are executed by the tests named below; all others are at least read here: commands by the command line's own
+parser, settings by the configuration, Python by its compiler and for what it imports from us.
+"""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import re
+import shlex
+import tomllib
+import warnings
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from urllib.parse import unquote
+
+import pytest
+from typer.main import get_command
+
+from cli.main import app
+from harvester.config.interpolation import interpolate_table
+from harvester.config.load import build
+from harvester.errors import ConfigurationError
+
+ROOT = Path(__file__).parents[2]
+DOCS = ROOT / "docs"
+PAGES = [ROOT / "README.md", ROOT / "CHANGELOG.md", *sorted(DOCS.rglob("*.md"))]
+# Whose blocks are run, in which languages, and by whom.
+EXECUTED = {
+    "README.md": ({"console", "sql", "python"}, "tests/cli/test_readme.py"),
+    "docs/tutorial.md": ({"console", "toml", "python", ""}, "tests/cli/test_tutorial.py"),
+    "docs/writing.md": ({"console", "sql", "python"}, "tests/integration/test_writing_page.py"),
+    "docs/consumers.md": ({"sql", "python"}, "tests/integration/test_consumers_page.py"),
+    "docs/configuration.md": ({"toml"}, "tests/unit/test_config_model.py"),
+    "docs/adr/0019-no-schedule-no-expiry-no-priorities.md": ({"sql"}, "tests/cli/test_readme.py"),
+}
+# What cannot be run, by language.
+REASONS = {
+    "": "a picture or a transcript",
+    "console": "needs a machine or servers of its own; its commands are parsed",
+    "sh": "needs a machine or servers of its own; its commands are parsed",
+    "toml": "settings: read as a configuration",
+    "json": "an example of output: read as JSON",
+    "python": "part of a program: compiled, and its imports looked up",
+    "sql": "for an administrator, or shown as it is made",
+}
+
+
+@dataclass(frozen=True)
+class Block:
+    page: Path
+    line: int
+    language: str
+    text: str
+
+    @property
+    def name(self) -> str:
+        return f"{self.page.relative_to(ROOT)}:{self.line}"
+
+    @property
+    def executed_by(self) -> str | None:
+        languages, test = EXECUTED.get(str(self.page.relative_to(ROOT)), (set(), None))
+        return test if self.language in languages else None
+
+
+def blocks() -> Iterator[Block]:
+    for page in PAGES:
+        text = page.read_text(encoding="utf-8")
+        for found in re.finditer(r"^(```+)(\w*)\n(.*?)^\1[ ]*$", text, re.MULTILINE | re.DOTALL):
+            yield Block(page, text.count("\n", 0, found.start()) + 1, found[2], found[3])
+
+
+BLOCKS = list(blocks())
+
+
+def of(*languages: str) -> pytest.MarkDecorator:
+    chosen = [block for block in BLOCKS if block.language in languages]
+    return pytest.mark.parametrize("block", chosen, ids=[block.name for block in chosen])
+
+
+# --- links
+
+
+def slugs(text: str) -> set[str]:
+    """The anchors of a page's headings, as GitHub makes them."""
+    found: Counter[str] = Counter()
+    anchors = set()
+    for heading in re.findall(r"^#{1,6} +(.+?) *$", re.sub(r"^```.*?^```", "", text, flags=re.M | re.S), re.M):
+        plain = re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", heading).replace("`", "").lower()
+        slug = re.sub(r"[^\w\- ]", "", plain).replace(" ", "-")
+        anchors.add(f"{slug}-{found[slug]}" if found[slug] else slug)
+        found[slug] += 1
+    return anchors
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_links_and_anchors_lead_somewhere(page: Path) -> None:
+    text = re.sub(r"^```.*?^```", "", page.read_text(encoding="utf-8"), flags=re.M | re.S)
+    broken = []
+    for link in re.findall(r"\]\(([^)\s]+)\)", text):
+        if "://" in link or link.startswith("mailto:"):
+            continue
+        path, _, anchor = unquote(link).partition("#")
+        target = (page.parent / path).resolve() if path else page
+        if not target.exists() or (
+            anchor and target.suffix == ".md" and anchor not in slugs(target.read_text(encoding="utf-8"))
+        ):
+            broken.append(link)
+    assert broken == []
+
+
+def test_every_page_is_in_the_index() -> None:
+    index = (DOCS / "README.md").read_text(encoding="utf-8")
+    linked = {(DOCS / link.partition("#")[0]).resolve() for link in re.findall(r"\]\(([^)]+)\)", index)}
+    missing = [page for page in DOCS.rglob("*.md") if page.parent != DOCS / "adr" and page not in linked]
+    assert missing == [DOCS / "README.md"]
+
+
+def test_anchors_are_made_as_github_makes_them() -> None:
+    text = "# Why `x`, and [y](z)?\n## A, b\n## A, b\n```\n# no heading\n```\n"
+    assert slugs(text) == {"why-x-and-y", "a-b", "a-b-1"}
+
+
+# --- blocks
+
+
+def commands(block: Block) -> list[list[str]]:
+    """The calls of `harvester` in a block, without prompts, comments, pipes and redirections."""
+    found = []
+    for line in re.sub(r"\\\n\s*", " ", block.text).splitlines():
+        plain = re.sub(r"[ ]>>?[ ]*\S+", "", line.removeprefix("$ "))
+        for part in re.split(r"[|;]|&&|\$\(", plain):
+            try:
+                words = shlex.split(part.rstrip('")') if part.count('"') % 2 else part, comments=True)
+            except ValueError:
+                continue
+            if words and words[0].rpartition("/")[2] == "harvester" and "…" not in words:
+                found.append(words[1:])
+    return found
+
+
+def parse(arguments: list[str]) -> None:
+    """As the command line would, up to the point where the command would run."""
+    command: Any = get_command(app)
+    context = command.make_context("harvester", list(arguments), resilient_parsing=False)
+    while hasattr(command, "resolve_command"):
+        rest = [*context._protected_args, *context.args]
+        if not rest and command.invoke_without_command:
+            return
+        name, command, rest = command.resolve_command(context, rest)
+        context = command.make_context(name, rest, parent=context)
+
+
+@of("console", "sh")
+def test_commands_exist_with_their_options(block: Block) -> None:
+    for arguments in commands(block):
+        try:
+            parse(arguments)
+        except (Exception, SystemExit) as error:
+            raise AssertionError(f"{block.name}: harvester {' '.join(arguments)}: {error}") from error
+
+
+def test_commands_are_found() -> None:
+    """Else the test above would be happy with none."""
+    found = [arguments for block in BLOCKS for arguments in commands(block)]
+    assert len(found) > 40
+    assert ["start", "--until-empty"] in found
+    with pytest.raises(AssertionError):
+        test_commands_exist_with_their_options(
+            Block(DOCS / "x.md", 1, "sh", "harvester start --no-such-option | tee x\n")
+        )
+
+
+@of("toml")
+def test_settings_are_a_configuration(block: Block) -> None:
+    try:
+        whole = [tomllib.loads(block.text)]
+    except tomllib.TOMLDecodeError:  # alternatives, one a line
+        whole = [tomllib.loads(line) for line in block.text.splitlines()]
+    for settings in whole:
+        variables = dict.fromkeys(re.findall(r"\$\{(\w+)", block.text), "x")
+        resolved, problems = interpolate_table({"leader_group_id": "g", **settings}, variables)
+        try:
+            build({**resolved, **({"data_source": "host=x"} if "data_source" in resolved else {})})
+        except ConfigurationError as error:
+            problems += error.problems
+        assert problems == []
+
+
+@of("python")
+def test_python_compiles_and_its_imports_exist(block: Block) -> None:
+    tree = ast.parse(block.text, block.name)
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] in ("harvester", "harvester_cli"):
+            module = importlib.import_module(str(node.module))
+            for name in node.names:
+                assert hasattr(module, name.name), f"{node.module} has no {name.name}"
+
+
+@of("json")
+def test_examples_of_output_are_json(block: Block) -> None:
+    import json
+
+    decoder, text = json.JSONDecoder(), block.text.strip()
+    while text:
+        _, end = decoder.raw_decode(text)
+        text = text[end:].strip()
+
+
+def test_how_many_blocks_are_not_executed() -> None:
+    for page, (_, test) in EXECUTED.items():
+        assert (ROOT / page).is_file()
+        assert (ROOT / test).is_file()
+    rest = Counter(REASONS.get(block.language, "not of ours") for block in BLOCKS if block.executed_by is None)
+    told = "; ".join(f"{count} {reason}" for reason, count in rest.most_common())
+    summary = f"{rest.total()} of {len(BLOCKS)} code blocks of the documentation are not executed: {told}"
+    print(summary)
+    warnings.warn(summary, stacklevel=1)  # which pytest shows at the end of a run, in whichever process this is
+    assert rest.total() < len(BLOCKS)

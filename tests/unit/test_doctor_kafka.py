@@ -1,0 +1,88 @@
+"""The doctor's judges of Kafka and its topics: facts in, findings out."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from harvester.doctor import Level
+from harvester.doctor.facts import Group, Topic
+from harvester.doctor.judge_kafka import judge_kafka, version_of
+from harvester.doctor.judge_topics import judge_topics, topics_of
+from tests.support.doctor import BROKER, CONFIG, EXACTLY, KAFKA, kafka_with, text_of, topic, worst
+
+
+@pytest.mark.parametrize(
+    ("change", "check", "level"),
+    [
+        ({"brokers": 1}, "kafka.brokers", Level.WARNING),
+        ({"settings": {**BROKER, "group.min.session.timeout.ms": "15001"}}, "kafka.session_timeout", Level.PROBLEM),
+        ({"settings": {**BROKER, "group.max.session.timeout.ms": "14999"}}, "kafka.session_timeout", Level.PROBLEM),
+        ({"settings": {**BROKER, "transaction.max.timeout.ms": "9999"}}, "kafka.transactions", Level.PROBLEM),
+        ({"brokers": 2}, "kafka.transactions", Level.PROBLEM),
+        ({"settings": {**BROKER, "transaction.state.log.min.isr": "1"}}, "kafka.transactions", Level.WARNING),
+        ({"group": Group("stable", 1, frozenset({"DESCRIBE"}))}, "kafka.group", Level.PROBLEM),
+        ({"settings": None, "unread": {"broker's settings": "denied"}}, "kafka.settings", Level.SKIPPED),
+    ],
+)
+def test_the_cluster(change: Mapping[str, Any], check: str, level: Level) -> None:
+    found = worst(judge_kafka(replace(KAFKA, **change), EXACTLY))
+    assert found[check] is level
+    if "brokers" not in change:
+        assert found == {check: level}
+
+
+def test_transactions_matter_to_exactly_once_only() -> None:
+    settings = {**BROKER, "transaction.max.timeout.ms": "1"}
+    assert worst(judge_kafka(replace(KAFKA, settings=settings), CONFIG)) == {}
+
+
+def test_versions_of_brokers() -> None:
+    assert version_of({"inter.broker.protocol.version": "3.9-IV0"}) == "3.9"
+    assert version_of({}) == "4.0 or newer"
+
+
+@pytest.mark.parametrize(
+    ("changed", "level", "part"),
+    [
+        (topic("orders", replicas=1, min_insync_replicas="1"), Level.WARNING, "one copy"),
+        (topic("orders", replicas=1), Level.PROBLEM, "lower it to 1"),
+        (topic("orders", min_insync_replicas="4"), Level.PROBLEM, "lower it to 2"),
+        (topic("orders", min_insync_replicas="3"), Level.WARNING, "set it to 2"),
+        (topic("orders", min_insync_replicas="1"), Level.WARNING, "set it to 2"),
+        (topic("orders", unclean_leader_election_enable="true"), Level.PROBLEM, "unclean"),
+        (topic("orders", in_sync=1), Level.PROBLEM, "fewer than 2 copies in sync: 0"),
+        (topic("orders", in_sync=2), Level.WARNING, "lag behind: 0"),
+        (topic("orders", leader=-1), Level.PROBLEM, "without a leader: 0"),
+        (topic("orders", operations=frozenset({"DESCRIBE"})), Level.PROBLEM, "WRITE"),
+    ],
+)
+def test_a_topic_of_records(changed: Topic, level: Level, part: str) -> None:
+    found = judge_topics(kafka_with(changed), CONFIG, ["orders"])
+    assert worst(found) == {"topic.orders": level}
+    assert part in text_of(found, "topic.orders")
+
+
+def test_topics_that_do_not_exist() -> None:
+    assert worst(judge_topics(KAFKA, CONFIG, ["none"])) == {"topics.missing": Level.PROBLEM}
+    creates = replace(KAFKA, settings={**BROKER, "auto.create.topics.enable": "true"})
+    assert worst(judge_topics(creates, CONFIG, ["none"])) == {"topics.missing": Level.WARNING}
+
+
+def test_the_leader_topic() -> None:
+    wide = kafka_with(topic("billing.neli", partitions=2))
+    assert worst(judge_topics(wide, CONFIG, [])) == {"topics.leader": Level.WARNING}
+    # Heartbeats need no copies.
+    single = kafka_with(topic("billing.neli", replicas=1, min_insync_replicas="1"))
+    assert worst(judge_topics(single, CONFIG, [])) == {}
+    assert worst(judge_topics(replace(KAFKA, topics={}), CONFIG, [])) == {}
+
+
+def test_the_progress_topic_matters_to_exactly_once_only() -> None:
+    expiring = kafka_with(topic("billing.progress", cleanup_policy="delete"))
+    assert worst(judge_topics(expiring, CONFIG, [])) == {}
+    assert worst(judge_topics(expiring, EXACTLY, [])) == {"topics.progress": Level.PROBLEM}
+    assert topics_of(EXACTLY, ["orders"]) == ["billing.neli", "billing.progress", "orders"]

@@ -1,0 +1,132 @@
+"""What is on its way to the application, and in its hands."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from harvester.coordination.hands import Hands
+from harvester.coordination.messages import Place
+
+
+@dataclass
+class Message:
+    number: int
+
+    def offset(self) -> int:
+        return self.number
+
+
+def hands(*fetched: int, last_offset: int | None = None) -> Hands:
+    made = Hands(Place("g", "t", 0), 7, last_offset)
+    if fetched:
+        made.fetch([Message(offset) for offset in fetched])
+    return made
+
+
+def opened(*fetched: int) -> Hands:
+    made = hands(*fetched)
+    made.open_lot().until = 1.0
+    return made
+
+
+def given(made: Hands, count: int) -> list[Message]:
+    assert made.lot is not None
+    return [made.lot.take(0.0) for _ in range(count)]
+
+
+def finish(made: Hands, record: Message) -> None:
+    """As the consumer does."""
+    assert made.lot is not None
+    if not made.lot.finish(record):
+        made.finish(record.offset())
+
+
+def test_what_counts_as_processed_is_dropped() -> None:
+    assert [message.offset() for message in hands(3, 4, 5, last_offset=4).fetched] == [5]
+
+
+def test_what_was_fetched_is_not_taken_again() -> None:
+    made = hands(3, 4, 5)
+    made.fetch([Message(4), Message(5), Message(6)])
+    assert [message.offset() for message in made.fetched] == [3, 4, 5, 6]
+
+
+def test_records_are_handed_out_in_order_and_wait_for_the_commit() -> None:
+    made = opened(3, 4)
+    (record,) = given(made, 1)
+    assert (record.offset(), made.open_records, made.last_offset) == (3, 1, None)
+    finish(made, record)
+    assert (made.open_records, made.last_offset) == (0, 3)
+
+
+def test_nothing_is_handed_out_from_the_moment_on_which_is_set_for_it() -> None:
+    made = hands(3)
+    lot = made.open_lot()
+    lot.until = 1.0
+    assert lot.take(1.0) is None
+    assert made.open_records == 0
+    assert lot.take(0.99) is not None
+
+
+def test_nothing_is_handed_out_after_the_end() -> None:
+    made = opened(3)
+    assert made.lot is not None
+    made.lot.end()
+    assert given(made, 1) == [None]
+
+
+def test_what_was_not_handed_out_is_there_for_the_next_lot() -> None:
+    made = opened(3, 4, 5)
+    given(made, 1)
+    made.fetch([Message(6)])
+    made.close_lot()
+    assert [message.offset() for message in made.fetched] == [4, 5, 6]
+    assert made.open_records == 1
+
+
+def test_a_record_in_hand_is_finished_after_its_lot() -> None:
+    made = opened(3, 4)
+    (first,) = given(made, 1)
+    lot = made.open_lot()
+    lot.until = 1.0
+    (second,) = given(made, 1)
+    finish(made, second)
+    assert [made.last_offset, made.open_records] == [None, 2]
+    finish(made, first)
+    assert [made.last_offset, made.open_records] == [4, 0]
+
+
+def test_records_are_counted_again_when_none_is_open() -> None:
+    made = opened(3, 4, 5)
+    first, second = given(made, 2)
+    finish(made, second)
+    finish(made, first)
+    (third,) = given(made, 1)
+    assert made.lot is not None
+    assert made.lot.finish(third)
+    assert [made.last_offset, made.open_records] == [5, 0]
+
+
+def test_an_older_record_that_is_finished_again_changes_nothing() -> None:
+    made = opened(3, 4, 5)
+    for record in (first := given(made, 1)[0], given(made, 1)[0]):
+        finish(made, record)
+    (last,) = given(made, 1)
+    finish(made, first)
+    assert (made.last_offset, made.open_records) == (4, 1)
+    finish(made, last)
+    assert (made.last_offset, made.open_records) == (5, 0)
+
+
+def test_a_batch_is_what_was_proposed_not_what_came_since() -> None:
+    made = hands(3, 4, 5)
+    assert made.propose(2) == 4
+    made.fetch([Message(6)])
+    assert [message.offset() for message in made.own().records] == [3, 4]
+    assert made.last_offset == 4
+    assert made.propose(9) == 6
+
+
+def test_nothing_fetched_is_no_batch() -> None:
+    assert hands().propose(10) is None
+    assert hands().own().records == []

@@ -1,0 +1,156 @@
+"""Whose turn it is, and until when; over claims that nobody has to hold."""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from dataclasses import dataclass, replace
+from typing import Any, cast
+
+import pytest
+
+from harvester.clock import clock_s
+from harvester.coordination.consumer_settings import ConsumerSettings
+from harvester.coordination.hands import Hands
+from harvester.coordination.holding import Batch, BatchStep, Holding, Phase
+from harvester.coordination.lot import NOTHING, Lot
+from harvester.coordination.lots import Lots
+from harvester.coordination.messages import Client, Place
+from harvester.coordination.session import Session
+from harvester.coordination.signals import Event, Fetched
+
+PLACES = [Place("g", "t", partition) for partition in range(3)]
+
+
+@dataclass(eq=False)
+class Message:
+    place: Place
+    number: int
+
+    def offset(self) -> int:
+        return self.number
+
+
+class Claims:
+    """What `Lots` sees of a session."""
+
+    def __init__(self) -> None:
+        self.lock = threading.RLock()
+        self.hands: dict[Place, Hands] = {}
+        self.owned: deque[Lot] = deque()
+        self.holdings: dict[Place, Holding] = {}
+        self.proposed: list[tuple[Place, int]] = []
+        for place in PLACES:
+            self.hands[place] = Hands(place, 1, None)
+            self.hands[place].fetch([Message(place, number) for number in range(4)])
+            self.holdings[place] = Holding(place, Client("c", "i"), Phase.HELD, proof_at=clock_s())
+
+    def holding(self, place: Place) -> Holding:
+        return self.holdings[place]
+
+    def tell(self, place: Place, event: Event) -> None:
+        assert isinstance(event, Fetched)
+        self.proposed.append((place, event.last_offset))
+        batch = Batch(event.last_offset, BatchStep.CLAIMED, 1)
+        self.holdings[place] = replace(self.holdings[place], batch=batch)
+
+    def accept(self, place: Place) -> None:
+        """The batch is ours."""
+        self.holdings[place] = replace(self.holdings[place], batch=None)
+        self.owned.append(self.hands[place].own())
+
+
+class Scene:
+    def __init__(self, **changes: Any) -> None:
+        settings = ConsumerSettings(kafka={}, group="g", topics=("t",), **changes)
+        self.claims, self.paused = Claims(), set[Place]()
+        self.lots = Lots(settings, cast(Session, self.claims), self.paused.__contains__)
+        self.lot = NOTHING
+
+    def next(self) -> Lot:
+        self.lot = self.lots.after(self.lot)
+        return self.lot
+
+    def take(self, count: int) -> list[Message]:
+        return [self.lot.take(clock_s()) for _ in range(count)]
+
+
+@pytest.fixture
+def scene() -> Scene:
+    return Scene()
+
+
+def test_each_place_in_turn(scene: Scene) -> None:
+    order = []
+    for _ in range(4):
+        order.append(scene.next().place.partition)
+        scene.take(1)
+    assert order == [0, 1, 2, 0]
+
+
+def test_what_was_not_handed_out_comes_again(scene: Scene) -> None:
+    scene.claims.hands = {PLACES[0]: scene.claims.hands[PLACES[0]]}
+    scene.next()
+    first = scene.take(3)
+    scene.next()
+    assert [record.offset() for record in [*first, *scene.take(1)]] == [0, 1, 2, 3]
+    assert scene.next() is NOTHING
+
+
+def test_a_claim_that_is_not_certain_now_has_no_turn(scene: Scene) -> None:
+    late = clock_s() - scene.lots._settings.heartbeat_interval_s
+    for place in PLACES[:2]:
+        scene.claims.holdings[place] = replace(scene.claims.holdings[place], proof_at=late)
+    assert scene.next().place == PLACES[2]
+    scene.claims.holdings[PLACES[2]] = replace(scene.claims.holdings[PLACES[2]], phase=Phase.LEAVING)
+    assert scene.next() is NOTHING
+
+
+def test_no_lot_outlasts_the_claim_nor_a_tenth_of_a_second(scene: Scene) -> None:
+    assert scene.next().until <= clock_s() + 0.1
+    nearly = clock_s() - scene.lots._settings.heartbeat_interval_s + 0.02
+    for place in PLACES:
+        scene.claims.holdings[place] = replace(scene.claims.holdings[place], proof_at=nearly)
+    assert scene.next().until <= nearly + scene.lots._settings.heartbeat_interval_s
+
+
+@pytest.mark.parametrize("at_most_once", [False, True])
+def test_what_is_paused_has_no_turn(at_most_once: bool) -> None:
+    scene = Scene(at_most_once=at_most_once)
+    scene.paused.update(PLACES[:2])
+    scene.next()
+    if at_most_once:
+        assert scene.claims.proposed == [(PLACES[2], 3)]
+        scene.claims.accept(PLACES[2])
+    assert scene.next().place == PLACES[2]
+    scene.paused.add(PLACES[2])
+    assert scene.next() is NOTHING
+    scene.paused.remove(PLACES[2])
+    assert len(scene.next().records) == 4
+
+
+def test_at_most_once_a_batch_waits_at_most_behind_the_one_in_hand() -> None:
+    scene = Scene(at_most_once=True, batch_records=1)
+    claims = scene.claims
+    claims.hands = {PLACES[0]: claims.hands[PLACES[0]]}
+    assert scene.next() is NOTHING
+    claims.accept(PLACES[0])
+    scene.next()  # the first is in hand, the second proposed
+    assert [last for _, last in claims.proposed] == [0, 1]
+    claims.accept(PLACES[0])
+    claims.holdings[PLACES[0]] = replace(claims.holdings[PLACES[0]], batch=None)
+    scene.next()  # nothing was taken of the first: it comes again, and nothing is proposed
+    assert [last for _, last in claims.proposed] == [0, 1]
+    assert scene.take(1)[0].offset() == 0
+    scene.next()
+    assert [last for _, last in claims.proposed] == [0, 1, 2]
+    assert scene.take(1)[0].offset() == 1
+
+
+def test_what_is_ours_stays_ours_when_the_claim_is_over() -> None:
+    scene = Scene(at_most_once=True)
+    scene.next()
+    scene.claims.accept(PLACES[1])
+    scene.claims.hands.clear()
+    assert scene.next().place == PLACES[1]
+    assert [record.offset() for record in scene.take(4)] == [0, 1, 2, 3]

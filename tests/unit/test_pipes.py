@@ -1,0 +1,66 @@
+"""The supervisor's end of a shard's pipe pair: it never waits, and says when enough is enough."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterator
+
+import pytest
+
+from harvester.relay.frames import Dispatch, Frame, Settled, Splitter, encode
+from harvester.relay.pipes import Channel
+
+ROWS = Dispatch(1, b"x" * 500_000)
+
+
+@pytest.fixture
+def ends() -> Iterator[tuple[Channel, int, int]]:
+    """A channel, and the shard's ends: to read from, to write to."""
+    (to_read, to_shard), (from_shard, answers) = os.pipe(), os.pipe()
+    channel = Channel(from_shard, to_shard)
+    yield channel, to_read, answers
+    channel.close()
+    for fd in (to_read, answers):
+        with contextlib.suppress(OSError):
+            os.close(fd)
+
+
+def test_what_the_pipe_does_not_take_is_kept_in_order_and_only_much_of_it_is_congestion(
+    ends: tuple[Channel, int, int],
+) -> None:
+    channel, to_read, _ = ends
+    states: list[tuple[bool, bool]] = []
+    while (True, True) not in states:
+        channel.send(ROWS)
+        states.append((channel.is_waiting, channel.congested))
+    assert (True, False) in states
+    sent = len(states)
+    assert 9 <= sent <= 12  # a megabyte in the pipe, four behind it
+    splitter = Splitter()
+    found: list[Frame] = []
+    while channel.is_waiting or len(found) < sent:
+        found += splitter.feed(os.read(to_read, 1 << 20))
+        channel.flush()
+    assert found == [ROWS] * sent
+    assert not channel.congested
+
+
+def test_a_broken_pipe_drops_what_waits(ends: tuple[Channel, int, int]) -> None:
+    channel, to_read, _ = ends
+    while not channel.congested:
+        channel.send(ROWS)
+    os.close(to_read)
+    channel.flush()
+    assert not channel.is_waiting
+    assert not channel.congested
+
+
+def test_answers_are_read_to_their_end(ends: tuple[Channel, int, int]) -> None:
+    channel, _, answers = ends
+    assert list(channel.receive()) == []
+    os.write(answers, encode(Settled([1, 2])))
+    assert list(channel.receive()) == [Settled([1, 2])]
+    os.close(answers)
+    with pytest.raises(EOFError):
+        list(channel.receive())

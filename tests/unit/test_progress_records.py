@@ -1,0 +1,107 @@
+"""A progress record's bytes: their layout is what older and newer harvesters meet in the topic."""
+
+from __future__ import annotations
+
+import struct
+from uuid import UUID
+
+import pytest
+
+from harvester.delivery.progress import MAX_IDS, Progress, decode, encode
+from harvester.errors import WireError
+
+INCARNATION = UUID(int=0x0123456789ABCDEF0123456789ABCDEF)
+HEAD = struct.Struct(">BBq16sIq")
+LARGEST, SMALLEST = 2**63 - 1, -(2**63)
+
+
+def head(*, version: int = 1, width: int = 4, count: int = 0, first: int = 0) -> bytes:
+    return HEAD.pack(version, width, 7, INCARNATION.bytes, count, first)
+
+
+def test_the_layout() -> None:
+    value = encode(Progress(7, INCARNATION, (10, 12, 15)))
+    assert value == head(count=3, first=10) + bytes([0, 0, 0, 2, 0, 0, 0, 3])
+
+
+def test_nothing_to_name() -> None:
+    assert encode(Progress(7, INCARNATION)) == head()
+    assert decode(head()) == Progress(7, INCARNATION, ())
+
+
+@pytest.mark.parametrize(
+    ("ids", "width"),
+    [
+        ((1,), 4),
+        ((SMALLEST,), 4),
+        ((0, 2**32 - 1), 4),
+        ((0, 2**32), 8),
+        ((SMALLEST, LARGEST), 8),
+        ((SMALLEST, 0, 1, LARGEST), 8),
+        ((-3, -2, 5), 4),
+    ],
+)
+def test_a_distance_that_needs_more_room_widens_them_all(ids: tuple[int, ...], width: int) -> None:
+    value = encode(Progress(1, INCARNATION, ids))
+    assert value[1] == width
+    assert len(value) == HEAD.size + (len(ids) - 1) * width
+    assert decode(value).ids == ids
+
+
+@pytest.mark.parametrize("term", [0, 1, LARGEST, SMALLEST])
+def test_any_term(term: int) -> None:
+    assert decode(encode(Progress(term, INCARNATION, [1]))).term == term
+
+
+@pytest.mark.parametrize("ids", [[2, 1], [1, 1], [1, 3, 2], [5, 5, 6]])
+def test_ids_must_ascend(ids: list[int]) -> None:
+    with pytest.raises(ValueError, match="ascend"):
+        encode(Progress(1, INCARNATION, ids))
+
+
+def test_a_record_has_room_for_what_is_allowed_and_no_more() -> None:
+    """At the most, it stays below a million bytes, which brokers accept unless told otherwise."""
+    apart = 1 << 32
+    value = encode(Progress(1, INCARNATION, range(0, MAX_IDS * apart, apart)))
+    assert len(value) < 1_000_000
+    assert len(decode(value).ids) == MAX_IDS
+    with pytest.raises(ValueError, match="too many"):
+        encode(Progress(1, INCARNATION, range(MAX_IDS + 1)))
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        b"",
+        b"x",
+        head()[:-1],
+        head() + b"x",
+        head(count=2),
+        head(count=2) + bytes(8),
+        head(count=1) + bytes(4),
+        head(version=2),
+        head(version=0),
+        head(width=2, count=2) + bytes(2),
+        head(width=0, count=2),
+        head(width=8, count=2) + bytes(4),
+        head(count=2**32 - 1),
+    ],
+)
+def test_what_is_no_progress_record(value: bytes) -> None:
+    with pytest.raises(WireError):
+        decode(value)
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        head(count=2, first=5) + bytes(4),
+        head(count=2, first=LARGEST) + bytes([0, 0, 0, 1]),
+        head(width=8, count=2, first=1) + struct.pack(">Q", 2**64 - 1),
+    ],
+    ids=["an id twice", "above the largest id", "far above it"],
+)
+def test_ids_that_no_outbox_has(value: bytes) -> None:
+    """They would fail far from here, in the DELETE."""
+    with pytest.raises(WireError):
+        decode(value)
