@@ -513,12 +513,13 @@ class Relay:
         return self._proceed(now)
 
     def congested(self, shard: int) -> None:
-        """Its pipe takes nothing at the moment."""
-        self.intake.congested(shard)
+        """Its pipe takes nothing at the moment. No news of a shard that the same step has retired."""
+        if shard < len(self.intake.slices):
+            self.intake.congested(shard)
 
     def is_congested(self, shard: int) -> bool:
-        """Whether its pipe was last known to take nothing."""
-        return self.intake.slices[shard].congested
+        """Whether its pipe was last known to take nothing. A retired one has nothing to take any more."""
+        return shard < len(self.intake.slices) and self.intake.slices[shard].congested
 
     def uncongested(self, shard: int, now: float) -> list[Command]:
         """Its pipe takes frames again."""

@@ -114,7 +114,7 @@ def test_a_killed_driver_is_followed_by_one_that_waits_for_its_lease(driver: Dri
     holds(driver.judged())
 
 
-def test_a_killed_executor_is_replaced_and_its_task_starts_over(driver: Driver) -> None:
+def test_killed_executors_are_replaced_and_the_task_starts_over(driver: Driver) -> None:
     one_by_one = ("--kafka=batch.size=1", "--kafka=max.in.flight.requests.per.connection=1")
     with driver.start("--master=local-cluster[2,1,1024]", "--lease=60s", *one_by_one) as running:
         eventually(lambda: driver.sent() >= 100 or running.process.poll() is not None, START_S, "the first records")

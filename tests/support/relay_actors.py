@@ -333,6 +333,8 @@ class SimHarvester:
         if "congestion" in self.world.faults and len(shard.to_shard) > self.world.pipe_frames:
             shard.watched = True
             self.relay.congested(shard.index)
+        elif self.relay.is_congested(shard.index):
+            self._perform(self.relay.uncongested(shard.index, self.world.now))
 
     def _check_mark(self) -> None:
         for shard in self.living:

@@ -174,6 +174,19 @@ def test_a_paused_leader_that_is_scaled_stays_paused() -> None:
     assert only(driver.relay.resume(1.0), c.Mark)
 
 
+def test_the_last_record_is_parked_in_a_shard_that_its_parking_retires() -> None:
+    """The answer to that shard is commanded before the change, and performed when the machine has already changed."""
+    driver = Driver()
+    driver.lead()
+    driver.mark(row(3))
+    driver.relay.scale(1, 10.0, 0)
+    driver.answer({1: [3]})
+    commands = driver.relay.parked(1, driver.relay.epoch, 3, [], 5.0, False, 0)
+    assert commands[:2] == [c.Send(1, f.Closed(driver.relay.epoch, 3)), c.Resize(1)]
+    assert not driver.relay.is_congested(1)
+    driver.relay.congested(1)  # its pipe may be full at that moment
+
+
 def test_a_paused_leader_whose_term_is_lost_takes_it_again_and_stays_paused() -> None:
     driver = Driver()
     driver.lead()
