@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 if TYPE_CHECKING:
-    from harvester.status import Status
+    from harvester.status import KeyStatus, Status
 
 _LINES_EVERY_S = 10.0
 _JSON_EVERY_S = 1.0
@@ -27,6 +27,10 @@ SocketsOption = Annotated[
 def watch(
     name: NamesOption = None,
     socket: SocketsOption = None,
+    key: Annotated[
+        str | None,
+        typer.Option("--key", help="Show what is known of the records of this key.", show_default=False),
+    ] = None,
     once: Annotated[bool, typer.Option("--once", help="Print how they fare now, and end.")] = False,
     json_: Annotated[
         bool, typer.Option("--json", help="Print JSON, a line for each harvester: once, or every second.")
@@ -41,14 +45,14 @@ def watch(
     meant = _Meant(name or [], socket or [])
     if once:
         for path in meant.find():
-            _print(path, _status(path), as_json=json_)
+            _print(path, _ask(path, key), as_json=json_)
     elif not json_ and live.should_show("auto", sys.stdout):
         from .watch_live import watch_live
 
         meant.find()  # says so where none runs
-        watch_live(meant.find_any)
+        watch_live(meant.find_any, key)
     else:
-        _follow(meant.find(), as_json=json_)
+        _follow(meant.find(), key, as_json=json_)
 
 
 class _Meant:
@@ -80,27 +84,33 @@ class _Meant:
             return []
 
 
-def _status(path: Path) -> Status:
+def _ask(path: Path, key: str | None) -> Status | KeyStatus:
     from harvester.control.client import Connection
 
     with Connection(path) as connection:
-        return connection.status()
+        return connection.status() if key is None else connection.key(key)
 
 
-def _print(path: Path, status: Status, *, as_json: bool) -> None:
-    if not as_json:
-        from .dashboard.plain import status_line
-
-        typer.echo(status_line(status))
-        return
+def _print(path: Path, told: Status | KeyStatus, *, as_json: bool) -> None:
     import json
 
-    from harvester.control.snapshot import to_json
+    from harvester.control.snapshot import key_to_json, to_json
+    from harvester.status import KeyStatus
 
-    typer.echo(json.dumps({"socket": str(path), **to_json(status)}))
+    if isinstance(told, KeyStatus):
+        from .dashboard.figures import one_line
+        from .dashboard.key import key_words
+
+        plain = [f"key {one_line(told.key)}", *(f"  {one_line(line)}" for line in key_words(told))]
+        values = key_to_json(told)
+    else:
+        from .dashboard.plain import status_line
+
+        plain, values = [status_line(told)], to_json(told)
+    typer.echo(json.dumps({"socket": str(path), **values}) if as_json else "\n".join(plain))
 
 
-def _follow(paths: list[Path], *, as_json: bool) -> None:
+def _follow(paths: list[Path], key: str | None, *, as_json: bool) -> None:
     """Lines now and again, until the last of them has ended."""
     import time
 
@@ -111,7 +121,7 @@ def _follow(paths: list[Path], *, as_json: bool) -> None:
     while connections:
         for path, connection in list(connections.items()):
             try:
-                _print(path, connection.status(), as_json=as_json)
+                _print(path, connection.status() if key is None else connection.key(key), as_json=as_json)
             except NoHarvester as error:
                 typer.echo(f"harvester: {error.message}", err=True)
                 connections.pop(path).close()

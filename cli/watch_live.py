@@ -7,6 +7,7 @@ import sys
 import threading
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 
 from rich.text import Text
@@ -16,23 +17,26 @@ from harvester.control.errors import ControlError
 from harvester.control.feed import Feeds
 
 from .dashboard import live
+from .dashboard.key import OneKey
 from .dashboard.keyboard import Keyboard
-from .dashboard.keys import Ask, Quit, Seen, View, press
+from .dashboard.keys import Ask, Quit, Seen, View, chosen, press
 from .dashboard.render import Kept
 from .dashboard.watching import screen
 
 _EVERY_S = 0.25
 _REFRESH_PER_SECOND = 4.0
 _SCALES_S = 30.0
+_KEY_EVERY_S = 1.0
 
 
-def watch_live(find: Callable[[], Sequence[Path]]) -> None:
-    """Draw until `q`, Ctrl-C or a signal."""
-    watch = _Watch(find)
+def watch_live(find: Callable[[], Sequence[Path]], key: str | None = None) -> None:
+    """Draw until `q`, Ctrl-C or a signal; at first one record key, if given."""
+    watch = _Watch(find, View() if key is None else View(detail=OneKey(key)))
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, watch.interrupted)
     with ExitStack() as stack:
         stack.callback(watch.close)
+        threading.Thread(target=watch.look, name="key", daemon=True).start()
         if sys.stdin.isatty():
             keyboard = stack.enter_context(Keyboard(sys.stdin.fileno()))
             reader = threading.Thread(target=watch.hear, args=(keyboard,), name="keys", daemon=True)
@@ -43,12 +47,13 @@ def watch_live(find: Callable[[], Sequence[Path]]) -> None:
 
 
 class _Watch:
-    def __init__(self, find: Callable[[], Sequence[Path]]) -> None:
+    def __init__(self, find: Callable[[], Sequence[Path]], view: View) -> None:
         self.ended = threading.Event()
         self._news = threading.Event()
         self._feeds = Feeds(find, _EVERY_S, self._news.set)
         self._seen: list[Seen] = []
-        self._view = View()
+        self._view = view
+        self._looks = threading.Event()  # for a key, before its time
         self._lock = threading.Lock()
         self._has_keys = False
         self._asking: threading.Thread | None = None
@@ -79,6 +84,7 @@ class _Watch:
         """No further frame."""
         self.ended.set()
         self._news.set()
+        self._looks.set()
 
     def close(self) -> None:
         """Ask nobody any more."""
@@ -96,10 +102,37 @@ class _Watch:
     def _press(self, key: str) -> None:
         with self._lock:
             self._view, action = press(self._view, key, self._seen)
+            if isinstance(self._view.detail, OneKey):
+                self._looks.set()
         if isinstance(action, Quit):
             self.end()
         elif isinstance(action, Ask):
             self._begin(action)
+
+    def look(self) -> None:
+        """The thread that asks about the key that is looked at, while one is."""
+        while not self.ended.is_set():
+            with self._lock:
+                one, detail = chosen(self._view, self._seen), self._view.detail
+            if one is not None and isinstance(detail, OneKey):
+                self._show(one.socket, self._ask_key(one.socket, detail))
+            self._looks.wait(_KEY_EVERY_S)
+            self._looks.clear()
+
+    def _ask_key(self, socket: str, detail: OneKey) -> OneKey:
+        try:
+            with Connection(Path(socket)) as connection:
+                return OneKey(detail.key, connection.key(detail.key))
+        except ControlError as error:
+            return replace(detail, trouble=error.message)
+
+    def _show(self, socket: str, told: OneKey) -> None:
+        """Unless something else is looked at by now."""
+        with self._lock:
+            one, detail = chosen(self._view, self._seen), self._view.detail
+            if one is not None and one.socket == socket and isinstance(detail, OneKey) and detail.key == told.key:
+                self._view = replace(self._view, detail=told)
+        self._news.set()
 
     def _begin(self, ask: Ask) -> None:
         """One request at a time: what the next key means depends on what became of it."""
@@ -122,5 +155,5 @@ class _Watch:
 
     def _say(self, text: str) -> None:
         with self._lock:
-            self._view = View(self._view.chosen, self._view.detail, text)
+            self._view = replace(self._view, message=text)
         self._news.set()

@@ -30,7 +30,7 @@ from harvester.neli.group import Group, GroupCallbacks, Identity
 from harvester.outbox.connect import one_line
 from harvester.outbox.marker import MarkSession
 from harvester.relay.machine import Phase
-from harvester.status import State, Status
+from harvester.status import KeyStatus, State, Status
 from harvester.telemetry.extras import require_tracing
 from harvester.telemetry.logging import LEVELS, logger_for
 from harvester.telemetry.totals import Totals
@@ -200,6 +200,15 @@ class Harvester:
             raise HarvesterError(f"{level!r} is no level", hint=f"one of {', '.join(LEVELS)}")
         self._base_logger.setLevel(LEVELS[level.lower()])
         self._log.info("logs from level %s on", level.lower())
+
+    def key(self, key: str) -> KeyStatus:
+        """Everything about one key: what is under way, waits for a retry, stands in the outbox, is in quarantine.
+
+        Takes a few seconds at most; the outbox has no index on keys. Raises HarvesterError when it does not run.
+        """
+        from harvester.onekey import key_status
+
+        return key_status(self._running().supervisor, self._login, key)
 
     def renew_logins(self, config: Config) -> None:
         """Log in with the passwords of `config` from now on; connections that are open stay.

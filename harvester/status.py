@@ -65,6 +65,30 @@ class Backlog:
 
 
 @dataclass(frozen=True, slots=True)
+class KeyStatus:
+    """What is known of one key: by the relay while it leads, and by the database, None where that was not to be had.
+
+    What the relay has under way or waiting are rows of the outbox, too: `rows` counts them as well.
+    """
+
+    at: datetime
+    key: str
+    leads: bool  # whether this harvester does; the next three are of no account otherwise
+    shard: int  # that has it under way, or would have
+    under_way: int  # records with that shard that are not settled
+    waiting: int  # records that were read and wait, for a retry or for those before them
+    retry_in_s: float | None  # until its first record is tried again; None: none has failed
+    held: bool  # that record stays first for as long as it fails (poison.policy "hold")
+    rows: int | None  # in the outbox
+    capped: bool  # `rows` stopped counting at a bound
+    oldest_id: int | None
+    oldest_age_s: float | None
+    quarantined: int | None  # in the quarantine table, up to the same bound
+    newest_error: str | None  # of those
+    trouble: str | None = None  # why the database does not say
+
+
+@dataclass(frozen=True, slots=True)
 class LastEvent:
     """A line for the event list: when (aware UTC) and what."""
 

@@ -1,7 +1,4 @@
-"""The part of the dashboard between figures and events: all shards, one of them, or what is in quarantine. Pure.
-
-There is no view of one key, since no figures are kept by key: `harvester dead list` and the outbox itself tell of one.
-"""
+"""The part of the dashboard between figures and events: all shards, one of them, one key, or the quarantine. Pure."""
 
 from __future__ import annotations
 
@@ -14,6 +11,7 @@ from rich.text import Text
 from harvester.status import Status
 
 from .figures import one_line, short_count
+from .key import OneKey, key_lines
 from .lines import fit
 from .shards import figures, in_words, table
 
@@ -30,7 +28,7 @@ class Quarantine:
     """How much went to quarantine, and through which shards."""
 
 
-Detail = OneShard | Quarantine
+Detail = OneShard | OneKey | Quarantine
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +50,13 @@ def block(status: Status, detail: Detail | None, width: int, *, ascii_only: bool
             len(status.shards),
             lambda rows: table(status.shards, width, rows, ascii_only=ascii_only),
         )
-    title, notes, lines = _one_shard(status, detail.index) if isinstance(detail, OneShard) else _quarantine(status)
+    match detail:
+        case OneShard(index):
+            title, notes, lines = _one_shard(status, index)
+        case OneKey():
+            title, notes, lines = "key", ["esc: the shards"], key_lines(detail)
+        case Quarantine():
+            title, notes, lines = _quarantine(status)
     fitted = [fit(line, width, ascii_only=ascii_only) for line in lines]
     return Block(title, notes, len(fitted) - 1, lambda rows: fitted[: rows + 1])
 

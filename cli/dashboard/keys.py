@@ -9,6 +9,7 @@ from typing import Any
 from harvester.status import Status
 
 from .details import Detail, OneShard, Quarantine
+from .key import OneKey
 
 # Bytes that a terminal sends for keys without a character.
 _SEQUENCES = {
@@ -23,11 +24,12 @@ _SEQUENCES = {
     b"\x1b[Z": "up",
     b"\t": "down",
     b"\x1b": "esc",
-    b"\x03": "q",
+    b"\x03": "quit",
 }
 _FURTHER = {"down": 1, "up": -1}
+_LONGEST_KEY = 1_000
 _SIDEWAYS = {"right": 1, "left": -1}
-HELP = "p pause  + - shards  0-9 one shard  d quarantine  q quit"
+HELP = "p pause  + - shards  0-9 one shard  k one key  d quarantine  q quit"
 HELP_FOR_SEVERAL = "tab next  " + HELP
 
 
@@ -47,11 +49,15 @@ class Seen:
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """What is looked at: which harvester, by its socket (None: the first), what of it, and the last word about keys."""
+    """What is looked at: which harvester, by its socket (None: the first), what of it, and the last word about keys.
+
+    `typed`: what has been entered of a record's key so far, a character for each byte; None while none is.
+    """
 
     chosen: str | None = None
     detail: Detail | None = None
     message: str = ""
+    typed: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +96,9 @@ def chosen(view: View, seen: Sequence[Seen]) -> Seen | None:
 def press(view: View, key: str, seen: Sequence[Seen]) -> tuple[View, Ask | Quit | None]:
     """What this key does."""
     view = replace(view, message="")
-    if key in ("q", "Q"):
+    if view.typed is not None:
+        return _entry(view, view.typed, key), None
+    if key in ("q", "Q", "quit"):
         return view, Quit()
     one = chosen(view, seen)
     if one is None:
@@ -105,11 +113,35 @@ def press(view: View, key: str, seen: Sequence[Seen]) -> tuple[View, Ask | Quit 
         return replace(view, detail=None), None
     if key in ("d", "D"):
         return replace(view, detail=None if isinstance(view.detail, Quarantine) else Quarantine()), None
+    if key in ("k", "K"):
+        return replace(view, typed=""), None
     if key in "0123456789":
         return _shard(view, int(key), status), None
     if key in _SIDEWAYS and isinstance(view.detail, OneShard) and status.shards:
         return replace(view, detail=OneShard((view.detail.index + _SIDEWAYS[key]) % len(status.shards))), None
     return view, _request(key, one.socket, status)
+
+
+def _entry(view: View, typed: str, key: str) -> View:
+    """A line is being entered: Return ends it, Escape or Ctrl-C gives it up."""
+    if key in ("\r", "\n"):
+        return replace(view, typed=None, detail=OneKey(_text(typed)))
+    if key in ("esc", "quit"):
+        return replace(view, typed=None)
+    if key in ("\x7f", "\b"):
+        return replace(view, typed=typed.encode("latin-1").decode("utf-8", "ignore")[:-1].encode().decode("latin-1"))
+    if len(key) == 1 and (key.isprintable() or key >= "\x80") and len(typed) < _LONGEST_KEY:
+        return replace(view, typed=typed + key)
+    return view
+
+
+def _text(typed: str) -> str:
+    return typed.encode("latin-1").decode("utf-8", "replace")
+
+
+def prompt(view: View) -> str | None:
+    """The line that a key is entered in."""
+    return None if view.typed is None else f"key: {_text(view.typed)}_  (Return shows it, Esc leaves)"
 
 
 def _shard(view: View, index: int, status: Status) -> View:

@@ -8,7 +8,7 @@ from dataclasses import replace
 from rich.text import Text
 
 from .figures import one_line, short_count
-from .keys import HELP, HELP_FOR_SEVERAL, Seen, View, chosen
+from .keys import HELP, HELP_FOR_SEVERAL, Seen, View, chosen, prompt
 from .lines import ends, fit, rule
 from .render import Kept, render
 
@@ -90,5 +90,8 @@ def _figures(one: Seen) -> str:
 
 
 def _foot(view: View, several: bool, width: int, *, ascii_only: bool) -> Text:
+    entered = prompt(view)
+    if entered is not None:
+        return fit(Text(one_line(entered), style="bold"), width, ascii_only=ascii_only)
     words = Text(one_line(view.message), style="bold") if view.message else None
     return fit(words or Text(HELP_FOR_SEVERAL if several else HELP, style="dim"), width, ascii_only=ascii_only)

@@ -17,8 +17,8 @@ from harvester.control.listening import is_live
 from harvester.control.peers import is_believed, may_answer, peer_of
 from harvester.control.places import SUFFIX, file_name, looked_through
 from harvester.control.protocol import MAX_ANSWER_BYTES, Lines, Request, decode_answer, encode_request
-from harvester.control.snapshot import from_json
-from harvester.status import Status
+from harvester.control.snapshot import from_json, key_from_json
+from harvester.status import KeyStatus, Status
 
 ANSWERS_S = 10.0
 _QUEUES_S = 0.02
@@ -64,6 +64,10 @@ class Connection:
     def status(self, answers_s: float = ANSWERS_S) -> Status:
         """How it fares."""
         return from_json(self.ask("status", answers_s=answers_s))
+
+    def key(self, key: str, answers_s: float = ANSWERS_S) -> KeyStatus:
+        """What it and its database know of this key."""
+        return key_from_json(self.ask("key", answers_s=answers_s, key=key))
 
     def wait_ended(self, within_s: float) -> bool:
         """Wait until it has ended, which it shows by hanging up; False when time is up."""

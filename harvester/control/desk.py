@@ -8,20 +8,23 @@ from collections.abc import Mapping
 from typing import Any, Protocol
 
 from harvester.control.protocol import Answer, Request
-from harvester.control.snapshot import to_json
+from harvester.control.snapshot import key_to_json, to_json
 from harvester.errors import HarvesterError
-from harvester.status import Status
+from harvester.status import KeyStatus, Status
 
 Log = logging.Logger | logging.LoggerAdapter[logging.Logger]
 
 LONGEST_SCALE_S = 60.0
-_FREE = ("status", "stop")  # these wait for nobody
+_QUESTIONS = ("status", "key")
+_FREE = (*_QUESTIONS, "stop")  # these wait for nobody
 
 
 class Controlled(Protocol):
     """What is controlled: `harvester.Harvester`."""
 
     def status(self) -> Status: ...
+
+    def key(self, key: str) -> KeyStatus: ...
 
     def pause(self) -> bool: ...
 
@@ -46,7 +49,7 @@ class Desk:
     def obey(self, request: Request, who: str) -> Answer:
         """The answer, a refusal included; `who` asks is for the log."""
         free = request.command in _FREE
-        if request.command != "status":
+        if request.command not in _QUESTIONS:
             arguments = "".join(f" {value}" for value in request.arguments.values())
             self._log.info("control: %s%s (%s)", request.command, arguments, who)
         if not free and not self._busy.acquire(blocking=False):
@@ -67,6 +70,8 @@ class Desk:
         match request.command:
             case "status":
                 return to_json(harvester.status())
+            case "key":
+                return key_to_json(harvester.key(arguments["key"]))
             case "pause":
                 return self._told(changed=harvester.pause())
             case "resume":

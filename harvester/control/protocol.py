@@ -27,6 +27,7 @@ MAX_ANSWER_BYTES = 1 << 22  # a snapshot of 256 shards has a hundredth of that
 # The commands, and the arguments that each needs.
 COMMANDS: Mapping[str, Mapping[str, type]] = {
     "status": {},
+    "key": {"key": str},
     "pause": {},
     "resume": {},
     "remark": {},

@@ -10,31 +10,50 @@ from functools import cache
 from typing import Any
 
 from harvester.control.errors import NotUnderstood
-from harvester.status import Status
+from harvester.status import KeyStatus, Status
 
 
 def to_json(status: Status) -> dict[str, Any]:
     """Plain values."""
-    values: dict[str, Any] = _adapter().dump_python(status, mode="json")
-    return values
+    return _plain(Status, status)
 
 
 def from_json(values: Mapping[str, Any]) -> Status:
     """The snapshot, equal to the one that was sent; raises NotUnderstood."""
+    status: Status = _read(Status, values)
+    return status
+
+
+def key_to_json(status: KeyStatus) -> dict[str, Any]:
+    """Plain values."""
+    return _plain(KeyStatus, status)
+
+
+def key_from_json(values: Mapping[str, Any]) -> KeyStatus:
+    """What was sent; raises NotUnderstood."""
+    status: KeyStatus = _read(KeyStatus, values)
+    return status
+
+
+def _plain(kind: type, status: object) -> dict[str, Any]:
+    values: dict[str, Any] = _adapter(kind).dump_python(status, mode="json")
+    return values
+
+
+def _read(kind: type, values: Mapping[str, Any]) -> Any:
     from pydantic import ValidationError
 
     try:
-        status: Status = _adapter().validate_python(dict(values))
+        return _adapter(kind).validate_python(dict(values))
     except ValidationError as error:
         raise NotUnderstood(
             f"a status that is none: {error.error_count()} of its members are missing or wrong",
             hint="use the same version of the harvester for both",
         ) from None
-    return status
 
 
 @cache
-def _adapter() -> Any:
+def _adapter(kind: type) -> Any:
     from pydantic import TypeAdapter
 
-    return TypeAdapter(Status)
+    return TypeAdapter(kind)

@@ -20,7 +20,7 @@ from types import TracebackType
 from typing import Any
 from uuid import uuid4
 
-from confluent_kafka import Consumer, KafkaException, TopicPartition
+from confluent_kafka import KafkaException, TopicPartition
 from confluent_kafka.admin import AdminClient, OffsetSpec
 
 from harvester.clock import clock_s
@@ -34,6 +34,7 @@ from harvester.coordination.messages import (
     SettingPosition,
     Unreadable,
 )
+from harvester.coordination.offsets import reader, write_offsets
 from harvester.coordination.overview import Row
 from harvester.coordination.placement import log_partition
 from harvester.coordination.rationalizer import Reading, Verdict, read
@@ -113,14 +114,13 @@ class Observer:
     def set_positions(self, group: str, offsets: Mapping[tuple[str, int], int]) -> None:
         """Whatever claims there are end, and the next ones begin with these offsets."""
         with_offsets = [TopicPartition(topic, each, offset) for (topic, each), offset in offsets.items()]
-        consumer = Consumer({**self._settings.kafka, "group.id": group, "enable.auto.commit": False})
+        consumer = reader(group, self._settings.kafka)
         try:
             for _ in range(_TIMES):
-                consumer.commit(offsets=with_offsets, asynchronous=False)
+                write_offsets(self._admin, group, with_offsets, _CALL_S)
                 self._say([_setting(group, place, offset) for place, offset in offsets.items()])
-                places = [TopicPartition(topic, each) for topic, each in offsets]
-                found = {(each.topic, each.partition): each.offset for each in consumer.committed(places, _CALL_S)}
-                if found == dict(offsets):
+                found = consumer.committed([TopicPartition(*place) for place in offsets], _CALL_S)
+                if {(each.topic, each.partition): each.offset for each in found} == dict(offsets):
                     return
         except KafkaException as error:
             raise self._failed(error) from error

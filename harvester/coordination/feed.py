@@ -53,7 +53,7 @@ class Feed:
 
     def __init__(self, settings: ConsumerSettings, session: Session, data: Consumer, offsets: GroupOffsets) -> None:
         self._settings, self._session, self._data = settings, session, data
-        self._inquiry = Inquiry(offsets.committed, offsets.reconnect, settings.heartbeat_interval_s / 2)
+        self._inquiry = Inquiry(offsets.committed, settings.heartbeat_interval_s / 2)
         self._assigned: set[Place] = set()
         self._pauses: set[tuple[str | None, int | None]] = set()
         self._displaced: dict[Place, float] = {}  # their position is not there; since when

@@ -21,13 +21,11 @@ Committed = dict[Place, int | None]  # the next offset; None if the group has no
 class Inquiry:
     """See the module's text. Belongs to the consumer's thread; `ask` is called from the other one.
 
-    `unanswered` is told when a question had no answer; the next one is asked `again_s` later.
+    When a question had no answer, the next one is asked `again_s` later.
     """
 
-    def __init__(
-        self, ask: Callable[[Collection[Place]], Committed], unanswered: Callable[[], None], again_s: float
-    ) -> None:
-        self._ask, self._unanswered, self._again_s = ask, unanswered, again_s
+    def __init__(self, ask: Callable[[Collection[Place]], Committed], again_s: float) -> None:
+        self._ask, self._again_s = ask, again_s
         self._answers: dict[Hands, int | None] = {}  # an older claim's would be out of date
         self._asked: list[Hands] = []
         self._future: Future[Committed] | None = None
@@ -53,7 +51,6 @@ class Inquiry:
             committed = future.result()
         except BrokerUnavailable:
             self._ask_at = clock_s() + self._again_s
-            self._unanswered()
             return
         self._answers |= {hands: committed[hands.place] for hands in self._asked if hands.place in committed}
         if len(committed) < len(self._asked):

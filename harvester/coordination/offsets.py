@@ -1,21 +1,25 @@
 """Kafka's own group offsets: where the group stands for tools, and where it stood before it coordinated. Thin.
 
-By a client of its own. A commit that the group's coordinator does not answer is repeated by the client for ever, and
-until it is answered the client neither starts to fetch what is assigned to it nor lets itself be closed
-(librdkafka issue 3740). Records must not wait for that, and a client with such a commit is replaced.
+They are written as an administrator does it, by requests that end at a time limit, and never through a consumer. A
+consumer repeats a commit that the group's coordinator does not answer for ever. Until it is answered it neither starts
+to fetch what is assigned to it nor lets itself be closed (librdkafka issue 3740); and once it is let go, its main
+thread takes a whole core until a broker is back.
+
+They are read through a consumer that does nothing else: as an administrator's request it would end the process, when
+the group's coordinator has just moved (`rd_kafka_handle_OffsetFetch` speaks to a consumer that is not there, 2.16).
 """
 
 from __future__ import annotations
 
 import logging
 import threading
-from collections import deque
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
+from concurrent.futures import Future, wait
 from typing import Any
 
-from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
+from confluent_kafka import Consumer, ConsumerGroupTopicPartitions, KafkaError, KafkaException, TopicPartition
+from confluent_kafka.admin import AdminClient
 
-from harvester.clock import clock_s
 from harvester.coordination.consumer_settings import ConsumerSettings
 from harvester.coordination.messages import Place
 from harvester.coordination.troubles import passes
@@ -24,8 +28,39 @@ from harvester.errors import BrokerError, BrokerUnavailable
 _LOGGER = logging.getLogger("harvester.coordination")
 _CALL_S = 5.0
 _LAST_S = 2.0
-_POLL_S = 0.002
 _PATIENCE_S = 10.0  # with a commit; 2 intervals, if that is more
+_MARGIN_S = 5.0
+
+
+def reader(group: str, options: Mapping[str, Any]) -> Consumer:
+    """A client for `committed` alone."""
+    return Consumer(
+        {**options, "group.id": group, "enable.auto.commit": False, "allow.auto.create.topics": False, "log_level": 0}
+    )
+
+
+def write_offsets(admin: AdminClient, group: str, offsets: Sequence[TopicPartition], within_s: float) -> None:
+    """Write the next offset of each partition. Raises KafkaException, also if it is for one of them only."""
+    _check(_result(_begin_to_write(admin, group, offsets, within_s), within_s))
+
+
+def _begin_to_write(admin: AdminClient, group: str, offsets: Sequence[TopicPartition], within_s: float) -> Future[Any]:
+    request = ConsumerGroupTopicPartitions(group, list(offsets))
+    answer: Future[Any] = admin.alter_consumer_group_offsets([request], request_timeout=within_s)[group]
+    return answer
+
+
+def _result(answer: Future[Any], within_s: float) -> Any:
+    try:
+        return answer.result(within_s + _MARGIN_S)
+    except TimeoutError as error:
+        raise KafkaException(KafkaError(KafkaError._TIMED_OUT)) from error
+
+
+def _check(answered: Any) -> None:
+    for each in answered.topic_partitions:
+        if each.error is not None:
+            raise KafkaException(each.error)
 
 
 class GroupOffsets:
@@ -33,23 +68,19 @@ class GroupOffsets:
 
     def __init__(self, settings: ConsumerSettings) -> None:
         self._group = settings.group
-        self._options = {
-            **settings.connection,
-            "group.id": settings.group,
-            "enable.auto.commit": False,
-            "allow.auto.create.topics": False,
-        }
         self._patience_s = max(_PATIENCE_S, 2 * settings.heartbeat_interval_s)
-        self._connect()
+        self._admin = AdminClient({**settings.connection, "log_level": "0"})
+        self._reader = reader(self._group, settings.connection)
+        self._sent: list[Future[Any]] = []  # what has no answer yet
 
     def committed(self, places: Collection[Place]) -> dict[Place, int | None]:
         """The next offset of each partition, None if the group has none; left out is what has no answer now.
 
-        Raises BrokerUnavailable (reconnect, and ask again) or BrokerError.
+        Raises BrokerUnavailable (ask again) or BrokerError.
         """
         asked = [TopicPartition(place.topic, place.partition) for place in places]
         try:
-            found = self._client.committed(asked, timeout=_CALL_S)
+            found = self._reader.committed(asked, timeout=_CALL_S)
         except KafkaException as error:
             problem = error.args[0]
             text = f"the offsets of group {self._group!r} cannot be read: {problem.str()}"
@@ -63,57 +94,34 @@ class GroupOffsets:
         }
 
     def mirror(self, processed: Mapping[Place, int | None], *, unanswered: int = 1) -> None:
-        """Tell them the last offsets that are processed, unless so many commits have no answer yet.
+        """Tell them the last offsets that are processed, unless so many requests have no answer yet.
 
         Nothing is decided by whether that succeeds.
         """
-        self._client.poll(0)
-        if self._sent_at and clock_s() > self._sent_at[0] + self._patience_s:
-            _LOGGER.info("group offsets are not written: no answer for %g s", self._patience_s)
-            self.reconnect()
+        for answer in [each for each in self._sent if each.done()]:
+            self._sent.remove(answer)
+            _look(answer)
         offsets = [
             TopicPartition(place.topic, place.partition, last_offset + 1)
             for place, last_offset in processed.items()
             if last_offset is not None
         ]
-        if not offsets or len(self._sent_at) >= unanswered:
-            return
-        try:
-            self._client.commit(offsets=offsets, asynchronous=True)
-        except KafkaException as error:
-            _LOGGER.info("group offsets are not written: %s", error)
-            return
-        self._sent_at.append(clock_s())
+        if offsets and len(self._sent) < unanswered:
+            self._sent.append(_begin_to_write(self._admin, self._group, offsets, self._patience_s))
 
     def close(self) -> None:
         """Wait a while for answers, and forget the connection."""
-        deadline = clock_s() + _LAST_S
-        while self._sent_at and clock_s() < deadline:
-            self._client.poll(_POLL_S)
-        last = [self._client]
-        del self._client
-        _let_go(last)
-
-    def reconnect(self) -> None:
-        """By a new client: one that waits for an answer would give none to the next question either."""
-        last = [self._client]
-        self._connect()
-        _let_go(last)
-
-    def _connect(self) -> None:
-        sent_at: deque[float] = deque()  # of commits that have no answer yet
-
-        def answered(error: KafkaError | None, _: Any) -> None:
-            sent_at.popleft()
-            if error is not None:
-                _LOGGER.info("group offsets are not written: %s", error)
-
-        self._sent_at = sent_at
-        self._client = Consumer({**self._options, "on_commit": answered})
+        for answer in wait(self._sent, _LAST_S).done:
+            _look(answer)
+        self._sent.clear()
+        last: list[Any] = [self._admin, self._reader]
+        del self._admin, self._reader
+        # They are waited for by whoever drops the last reference.
+        threading.Thread(target=last.clear, name="group-offsets", daemon=True).start()
 
 
-def _let_go(clients: list[Consumer]) -> None:
-    """Forget what is in the list. `close` would wait for the coordinator, and so does the last reference to a client
-    with a commit that has no answer, for 45 s.
-    """
-    threading.Thread(target=clients.clear, name="group-offsets", daemon=True).start()
+def _look(answer: Future[Any]) -> None:
+    try:
+        _check(answer.result())
+    except KafkaException as error:
+        _LOGGER.info("group offsets are not written: %s", error)

@@ -397,6 +397,10 @@ class Intake:
             self._join(key, index, record_id)  # in the shard's lane nobody would know that it has to go there
             waiting.wake((key,))
 
+    def shard_of(self, key: bytes) -> int:
+        """The shard that a row of this key would go to now."""
+        return self._place_of(key, shard_of(key, 0, self._spread.active))
+
     def _place_of(self, key: bytes | None, home: int) -> int:
         """The shard that has anything of this key, or else the one it goes to when nothing is under way."""
         if key is None:

@@ -29,6 +29,7 @@ from harvester.relay.frames import Login
 from harvester.relay.hearing import Tidings, hear
 from harvester.relay.machine import Phase, Relay, Settings
 from harvester.relay.marking import MarkLoop
+from harvester.relay.onekey import KeyUnderWay, look_up
 from harvester.relay.reports import (
     DatabaseTrouble,
     Fetched,
@@ -216,6 +217,12 @@ class Supervisor(threading.Thread):
     def remark(self, reason: str, within_s: float) -> bool:
         """Drop what is queued and mark again, if this one leads; True when it has begun."""
         return self._do(lambda now: self.relay.remark(reason, now), within_s)
+
+    def look_up(self, key: bytes, within_s: float) -> KeyUnderWay | None:
+        """What the relay knows of this key; None when it does not answer in time."""
+        found: list[KeyUnderWay] = []
+        self._do(lambda _now: (), within_s, lambda: found.append(look_up(self.relay, key, time.monotonic())))
+        return found[0] if found else None
 
     def _do(
         self,

@@ -18,7 +18,7 @@ from typing import Any
 from scripts.benchmarks._scenario import Bench
 from scripts.benchmarks._worker import Gate, run
 
-_CONF = {
+CONF = {
     "spark.driver.memory": "3g",
     "spark.ui.enabled": "false",
     "spark.driver.host": "127.0.0.1",
@@ -101,7 +101,7 @@ def _measured(
 ) -> Streamed:
     found = run(
         f"{__name__}:{name}",
-        bootstrap=bench.bootstrap, topic=topic, most=most, warm=warm, conf={**_CONF, **(conf or {})},
+        bootstrap=bench.bootstrap, topic=topic, most=most, warm=warm, conf={**CONF, **(conf or {})},
         place=str(bench.place), compact_every=compact_every,
     )  # fmt: skip
     return Streamed(**found)

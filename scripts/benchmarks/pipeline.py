@@ -1,9 +1,12 @@
-"""`pipeline`: the lake beside a bare copy of the same topic, and what ten times the data costs."""
+"""`pipeline`: the lake beside a bare copy of the same topic, the drain beside the relay, and ten times the data."""
 
 from __future__ import annotations
 
+from scripts.benchmarks._backlog import Rows
+from scripts.benchmarks._drained import drained_per_s
 from scripts.benchmarks._harvest import Harvest, harvested
 from scripts.benchmarks._lake import bare_copy_run, lake_run
+from scripts.benchmarks._relay import drain
 from scripts.benchmarks._scenario import Bench, Samples, Scenario
 
 _BATCHES = 5
@@ -24,7 +27,17 @@ def pipeline(bench: Bench, samples: Samples) -> None:
             samples.add("lake_ratio", done.per_s / copied.per_s)
             samples.note("spent_ms", {"lake": dict(done.spent_ms), "bare_copy": dict(copied.spent_ms)})
             bench.say(f"round {number}: lake {done.per_s:,.0f}/s, bare copy {copied.per_s:,.0f}/s")
-    # Figures of the job `drain` belong here: drain_per_s, and beside it relay_per_s of the same backlog.
+    _drain_beside_relay(bench, samples)
+
+
+def _drain_beside_relay(bench: Bench, samples: Samples) -> None:
+    rows = Rows(bench.share(10, least=10_000))
+    for number in bench.each_round():
+        relay, job = drain(bench, rows).rate_per_s, drained_per_s(bench, rows)
+        samples.add("drain_per_s", job)
+        samples.add("relay_per_s", relay)
+        samples.add("drain_over_relay", job / relay)
+        bench.say(f"round {number}: drain {job:,.0f}/s, relay {relay:,.0f}/s")
 
 
 def growth(bench: Bench, samples: Samples) -> None:
@@ -49,6 +62,8 @@ def growth(bench: Bench, samples: Samples) -> None:
 
 
 SCENARIOS = {
-    "pipeline": Scenario(pipeline, "the lake on Spark, beside a bare copy of the topic", chosen=True),
+    "pipeline": Scenario(
+        pipeline, "the lake beside a bare copy of the topic, the drain beside the relay", chosen=True
+    ),
     "pipeline-growth": Scenario(growth, "the lake with ten times the data", chosen=True),
 }

@@ -9,11 +9,14 @@ from pathlib import Path
 
 import pytest
 
+from cli.dashboard.key import key_words
 from cli.dashboard.plain import status_line
-from harvester.control.snapshot import from_json
+from harvester.control.snapshot import from_json, key_from_json
 from tests.support.cli import RunningCli, run_cli
 from tests.support.control import Dummy, at, serving
+from tests.support.statuses import KEY
 from tests.support.terminal import OnTerminal
+from tests.support.wait import eventually
 
 pytest_plugins = ["tests.support.sockets"]
 
@@ -48,6 +51,25 @@ def test_keys_reach_the_harvester_and_the_terminal_is_left_as_it_was(sockets: Pa
         assert terminal.settings() == terminal.before
         assert terminal.raw.rindex(LEAVES_THE_SCREEN) > terminal.raw.rindex(b"billing-1")
     assert dummy.asked == ["pause", "resume", ("scale", 5, 10.0)]
+
+
+def test_one_key_is_entered_shown_and_asked_about_again(sockets: Path) -> None:
+    dummy = Dummy()
+    with serving(sockets / "x.sock", dummy), OnTerminal("watch", env=at(sockets)) as terminal:
+        terminal.wait_for(SHOWN)
+        terminal.press("kaccount-4")
+        terminal.wait_for("key: account-4_")
+        terminal.press("\r")
+        terminal.wait_for(r"── key ──[\s\S]*account-4[\s\S]*in the outbox: 43")
+        eventually(lambda: dummy.asked.count(("key", "account-4")) > 1, what="asked again")
+        dummy.refuses = True
+        terminal.wait_for("the relay does not answer")
+        terminal.press("\x1bq")
+        assert terminal.wait() == 0
+    with serving(sockets / "x.sock"), OnTerminal("watch", "--key", "account-5", env=at(sockets)) as terminal:
+        terminal.wait_for(r"── key ──[\s\S]*account-5[\s\S]*in quarantine: 1")
+        terminal.press("q")
+        assert terminal.wait() == 0
 
 
 def test_what_is_refused_is_said(sockets: Path) -> None:
@@ -122,6 +144,15 @@ def test_once_for_scripts_and_for_people(sockets: Path) -> None:
         assert run_cli("watch", "--once", "--name", "two", env=at(sockets)).stdout == f"{status_line(two.now)}\n"
         path = str(sockets / "one.sock")
         assert run_cli("watch", "--once", "--socket", path).stdout == f"{status_line(one.now)}\n"
+
+
+def test_one_key_for_scripts_and_for_people(sockets: Path) -> None:
+    with serving(sockets / "x.sock"):
+        said = json.loads(run_cli("watch", "--key", "a", "--once", "--json", env=at(sockets)).stdout)
+        assert said.pop("socket") == str(sockets / "x.sock")
+        assert key_from_json(said) == replace(KEY, key="a")
+        plain = run_cli("watch", "--key", "a", "--once", env=at(sockets)).stdout.splitlines()
+        assert plain == ["key a", *(f"  {line}" for line in key_words(KEY))]
 
 
 def test_lines_until_the_harvester_has_ended(sockets: Path) -> None:

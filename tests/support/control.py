@@ -15,9 +15,9 @@ from harvester.control.desk import Desk
 from harvester.control.listening import listen
 from harvester.control.server import ControlServer
 from harvester.errors import HarvesterError
-from harvester.status import State, Status
+from harvester.status import KeyStatus, State, Status
 
-from .statuses import AT, leading
+from .statuses import AT, KEY, leading
 
 
 @contextmanager
@@ -46,6 +46,12 @@ class Dummy:
 
     def status(self) -> Status:
         return self.now
+
+    def key(self, key: str) -> KeyStatus:
+        self.asked.append(("key", key))
+        if self.refuses:
+            raise HarvesterError("the relay does not answer", hint="see its log")
+        return replace(KEY, key=key)
 
     def pause(self) -> bool:
         self.asked.append("pause")

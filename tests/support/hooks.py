@@ -33,6 +33,7 @@ from .wait import eventually
 
 PLAN = "HARVESTER_TEST_PLAN"
 SENDER = "test-sender"  # header: process id of the shard
+_TICK_NS = 50_000_000
 _LOOK_S = 0.005
 _EXIT_CODE = 9
 
@@ -170,6 +171,23 @@ class _Hooks:
         return _FaultyProducer(options, self._directory)
 
 
+class _Files:
+    """What the plan has now. It is asked for each record, and a directory of many strikes is long."""
+
+    def __init__(self, directory: Path) -> None:
+        self._directory, self._seen_ns = directory, 0
+        self._found: list[Path] = []
+
+    def named(self, prefix: str) -> list[Path]:
+        """The plan's own files that begin so, in the order of their names."""
+        changed_ns = self._directory.stat().st_mtime_ns
+        if changed_ns != self._seen_ns:
+            self._found = sorted(file for file in self._directory.iterdir() if file.suffix == ".json")
+            # Within a tick of the clock it may change again without looking younger.
+            self._seen_ns = changed_ns if time.time_ns() - changed_ns > _TICK_NS else 0
+        return [file for file in self._found if file.name.startswith(prefix)]
+
+
 class _FaultyProducer:
     """A real producer, but for the faults of the plan."""
 
@@ -181,7 +199,9 @@ class _FaultyProducer:
         self._due: deque[Callable[[], None]] = deque()
         self._failed = False
         self._signature = [(SENDER, str(os.getpid()).encode())] if (directory / "signed").exists() else []
+        self._files = _Files(directory)
         self._shares: dict[Path, Share] = {}
+        self._used: Counter[Path] = Counter()
         self._struck: set[tuple[Path, bytes | None, bytes | None]] = set()
 
     def produce(
@@ -256,7 +276,7 @@ class _FaultyProducer:
         return getattr(self._producer, name)
 
     def _share(self, key: bytes | None, value: bytes | None) -> Mapping[str, Any] | None:
-        for file in sorted(self._directory.glob("share-*.json")):
+        for file in self._files.named("share-"):
             if file not in self._shares:
                 try:
                     self._shares[file] = Share(**json.loads(file.read_text()))
@@ -272,7 +292,7 @@ class _FaultyProducer:
         return None
 
     def _strike(self, key: bytes | None, when: str = "") -> Mapping[str, Any] | None:
-        for file in sorted(self._directory.glob("fault-*.json")):
+        for file in self._files.named("fault-"):
             try:
                 fault: dict[str, Any] = json.loads(file.read_text())
             except FileNotFoundError:
@@ -281,7 +301,8 @@ class _FaultyProducer:
                 continue
             if fault["key"] is not None and (key or b"").decode(errors="replace") != fault["key"]:
                 continue
-            for number in range(fault["times"]):
+            for number in range(self._used[file], fault["times"]):
+                self._used[file] = number + 1
                 try:
                     file.with_suffix(f".used-{number}").touch(exist_ok=False)
                 except FileExistsError:

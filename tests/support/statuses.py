@@ -6,7 +6,7 @@ from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from uuid import UUID
 
-from harvester.status import Backlog, LastEvent, ShardState, ShardStatus, State, Status
+from harvester.status import Backlog, KeyStatus, LastEvent, ShardState, ShardStatus, State, Status
 
 AT = datetime(2025, 3, 14, 15, 9, 26, tzinfo=UTC)
 LEADER = UUID("3f2a91c0-5b1e-4a7e-9d55-0c1d2e3f4a5b")
@@ -116,3 +116,21 @@ def failed() -> Status:
         backlog=Backlog(records=0, capped=False, oldest_age_s=None),
         problem="shard 5 died 6 times in 60 s: its restart budget is used up",
     )
+
+
+KEY = KeyStatus(
+    at=AT,
+    key="account-17",
+    leads=True,
+    shard=3,
+    under_way=2,
+    waiting=41,
+    retry_in_s=12.4,
+    held=False,
+    rows=43,
+    capped=False,
+    oldest_id=811,
+    oldest_age_s=75.0,
+    quarantined=1,
+    newest_error="MSG_SIZE_TOO_LARGE: the broker refused it",
+)

@@ -9,7 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cli.dashboard.details import OneShard, Quarantine
-from cli.dashboard.keys import Ask, Quit, Seen, View, chosen, press, split
+from cli.dashboard.key import OneKey
+from cli.dashboard.keys import Ask, Quit, Seen, View, chosen, press, prompt, split
 from harvester.status import State
 from tests.support.statuses import AT, leading
 
@@ -21,7 +22,7 @@ SILENT = Seen("/r/x.sock")
 def test_keys_as_a_terminal_sends_them() -> None:
     assert split(b"p+\x1b[B\x1b[C3\t\x1b[Zq") == ["p", "+", "down", "right", "3", "down", "up", "q"]
     assert split(b"\x1b") == ["esc"]
-    assert split(b"\x03") == ["q"]
+    assert split(b"\x03") == ["quit"]
     assert split(b"") == []
 
 
@@ -90,3 +91,32 @@ def test_q_ends_it_whatever_there_is() -> None:
 
 def test_a_message_is_gone_with_the_next_key() -> None:
     assert press(View(message="done"), "x", [ONE])[0].message == ""
+
+
+def typing(data: bytes, view: View) -> View:
+    for key in split(data):
+        view, action = press(view, key, [ONE, TWO])
+        assert action is None
+    return view
+
+
+def test_k_takes_a_line_and_shows_that_key() -> None:
+    view = typing("kq+3 öß".encode(), View(detail=OneShard(3)))
+    assert prompt(view) == "key: q+3 öß_  (Return shows it, Esc leaves)"
+    assert view.detail == OneShard(3)
+    view = typing(b"\x7f\x7f\x7f!\r", view)
+    assert view == View(detail=OneKey("q+3!"))
+    assert prompt(view) is None
+    assert press(view, "esc", [ONE])[0] == View()
+    assert typing(b"k\r", View()).detail == OneKey("")
+
+
+@pytest.mark.parametrize("leave", [b"\x1b", b"\x03"])
+def test_a_line_that_is_given_up_changes_nothing(leave: bytes) -> None:
+    view = View(detail=Quarantine())
+    assert typing(b"kab\xc3" + b"\x1b[A\t\x00" + leave, view) == view
+
+
+def test_a_line_has_an_end() -> None:
+    view = typing(b"k" + b"x" * 5_000 + b"\r", View())
+    assert view.detail == OneKey("x" * 1_000)

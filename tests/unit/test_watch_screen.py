@@ -9,12 +9,13 @@ from hypothesis import strategies as st
 from rich.cells import cell_len
 
 from cli.dashboard.details import Detail, OneShard, Quarantine
+from cli.dashboard.key import OneKey
 from cli.dashboard.keys import HELP, HELP_FOR_SEVERAL, Seen, View
 from cli.dashboard.plain import status_line
 from cli.dashboard.render import render
 from cli.dashboard.watching import screen
 from harvester.status import Backlog, LastEvent, State, Status
-from tests.support.statuses import AT, failed, fenced, leading, standby
+from tests.support.statuses import AT, KEY, failed, fenced, leading, standby
 from tests.unit.test_dashboard import STATUSES
 
 PAUSED = replace(leading(), state=State.PAUSED, paused_since_at=AT, queued=0)
@@ -114,9 +115,43 @@ def test_a_message_takes_the_place_of_the_keys() -> None:
     assert lines(View(message="scaling: done"), Seen("/s", leading()))[23] == "scaling: done"
 
 
-DETAILS: st.SearchStrategy[Detail | None] = st.none() | st.builds(OneShard, st.integers(0, 40)) | st.just(Quarantine())
+def test_one_key_has_what_the_relay_and_the_database_know() -> None:
+    def drawn(detail: OneKey) -> str:
+        return "\n".join(lines(View(detail=detail), Seen("/s", leading())))
+
+    shown = drawn(OneKey("account-17", KEY))
+    assert "── key ──" in shown
+    assert "account-17" in shown
+    assert "shard 3: 2 records under way, 41 waiting" in shown
+    assert "its first record failed and is tried again; next attempt in 12 s" in shown
+    assert "in the outbox: 43; the oldest is record 811, 1m 15s old" in shown
+    assert "in quarantine: 1; the last: MSG_SIZE_TOO_LARGE" in shown
+
+    assert "asking" in drawn(OneKey("k"))
+    assert "(the empty key)" in drawn(OneKey(""))
+    assert "it is gone" in drawn(OneKey("k", None, "it is gone"))
+    standby = replace(KEY, leads=False, capped=True, newest_error=None)
+    assert "does not lead: only the database tells" in drawn(OneKey("k", standby))
+    assert "in the outbox: 43+; one of them is record 811" in drawn(OneKey("k", standby))
+    assert "under way" not in drawn(OneKey("k", standby))
+    assert "holds its key; next attempt now" in drawn(OneKey("k", replace(KEY, held=True, retry_in_s=0.0)))
+    silent = replace(KEY, rows=None, oldest_id=None, oldest_age_s=None, quarantined=None, trouble="no server listens")
+    assert "the database does not tell: no server listens" in drawn(OneKey("k", silent))
+
+
+def test_the_line_that_a_key_is_entered_in_takes_the_place_of_the_keys() -> None:
+    assert lines(View(typed="ab", message="before"), Seen("/s", leading()))[23].startswith("key: ab_")
+
+
+KEYS = st.builds(
+    OneKey, st.text(max_size=40), st.none() | st.just(KEY) | st.just(replace(KEY, rows=None)), st.none() | st.text()
+)
+DETAILS: st.SearchStrategy[Detail | None] = (
+    st.none() | st.builds(OneShard, st.integers(0, 40)) | st.just(Quarantine()) | KEYS
+)
 SEEN = st.builds(Seen, st.text(max_size=40), st.none() | STATUSES, st.none() | st.text(max_size=100))
-VIEWS = st.builds(View, st.none() | st.text(max_size=5), DETAILS, st.text(max_size=100))
+TYPED = st.none() | st.text(st.characters(max_codepoint=255), max_size=300)
+VIEWS = st.builds(View, st.none() | st.text(max_size=5), DETAILS, st.text(max_size=100), TYPED)
 
 
 @given(VIEWS, st.lists(SEEN, max_size=8), st.integers(1, 220), st.integers(1, 60), st.booleans(), st.booleans())
