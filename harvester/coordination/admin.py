@@ -20,7 +20,7 @@ from types import TracebackType
 from typing import Any
 from uuid import uuid4
 
-from confluent_kafka import KafkaException, TopicPartition
+from confluent_kafka import Consumer, KafkaException, TopicPartition
 from confluent_kafka.admin import AdminClient, OffsetSpec
 
 from harvester.clock import clock_s
@@ -34,7 +34,6 @@ from harvester.coordination.messages import (
     SettingPosition,
     Unreadable,
 )
-from harvester.coordination.offsets import reader, write_offsets
 from harvester.coordination.overview import Row
 from harvester.coordination.placement import log_partition
 from harvester.coordination.rationalizer import Reading, Verdict, read
@@ -114,13 +113,14 @@ class Observer:
     def set_positions(self, group: str, offsets: Mapping[tuple[str, int], int]) -> None:
         """Whatever claims there are end, and the next ones begin with these offsets."""
         with_offsets = [TopicPartition(topic, each, offset) for (topic, each), offset in offsets.items()]
-        consumer = reader(group, self._settings.kafka)
+        consumer = Consumer({**self._settings.kafka, "group.id": group, "enable.auto.commit": False})
         try:
             for _ in range(_TIMES):
-                write_offsets(self._admin, group, with_offsets, _CALL_S)
+                consumer.commit(offsets=with_offsets, asynchronous=False)
                 self._say([_setting(group, place, offset) for place, offset in offsets.items()])
-                found = consumer.committed([TopicPartition(*place) for place in offsets], _CALL_S)
-                if {(each.topic, each.partition): each.offset for each in found} == dict(offsets):
+                places = [TopicPartition(topic, each) for topic, each in offsets]
+                found = {(each.topic, each.partition): each.offset for each in consumer.committed(places, _CALL_S)}
+                if found == dict(offsets):
                     return
         except KafkaException as error:
             raise self._failed(error) from error

@@ -1,25 +1,24 @@
 """Kafka's own group offsets: where the group stands for tools, and where it stood before it coordinated. Thin.
 
-They are written as an administrator does it, by requests that end at a time limit, and never through a consumer. A
-consumer repeats a commit that the group's coordinator does not answer for ever. Until it is answered it neither starts
-to fetch what is assigned to it nor lets itself be closed (librdkafka issue 3740); and once it is let go, its main
-thread takes a whole core until a broker is back.
-
-They are read through a consumer that does nothing else: as an administrator's request it would end the process, when
-the group's coordinator has just moved (`rd_kafka_handle_OffsetFetch` speaks to a consumer that is not there, 2.16).
+By clients of their own, one that reads and one that writes. A commit that the group's coordinator does not answer is
+repeated by the client for ever. Until it is answered the client neither starts to fetch what is assigned to it, nor
+tells where the group stands, nor lets itself be closed (librdkafka issue 3740); and once it was let go, its main thread
+takes a whole core until a broker is back. So a client that waits for an answer is kept until it has it: an outage of
+the brokers costs nothing. Requests of an administrator would end by themselves, but with a coordinator that moves they
+end the process (librdkafka 2.16: `rd_kafka_handle_OffsetFetch`, and an assertion in `rdkafka_queue.h`).
 """
 
 from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Collection, Mapping, Sequence
-from concurrent.futures import Future, wait
+from collections import deque
+from collections.abc import Collection, Mapping
 from typing import Any
 
-from confluent_kafka import Consumer, ConsumerGroupTopicPartitions, KafkaError, KafkaException, TopicPartition
-from confluent_kafka.admin import AdminClient
+from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
 
+from harvester.clock import clock_s
 from harvester.coordination.consumer_settings import ConsumerSettings
 from harvester.coordination.messages import Place
 from harvester.coordination.troubles import passes
@@ -28,39 +27,41 @@ from harvester.errors import BrokerError, BrokerUnavailable
 _LOGGER = logging.getLogger("harvester.coordination")
 _CALL_S = 5.0
 _LAST_S = 2.0
+_POLL_S = 0.002
+_TURN_S = 0.5
 _PATIENCE_S = 10.0  # with a commit; 2 intervals, if that is more
-_MARGIN_S = 5.0
 
 
-def reader(group: str, options: Mapping[str, Any]) -> Consumer:
-    """A client for `committed` alone."""
-    return Consumer(
-        {**options, "group.id": group, "enable.auto.commit": False, "allow.auto.create.topics": False, "log_level": 0}
-    )
+class _Writer:
+    """A client that commits."""
 
+    def __init__(self, options: Mapping[str, Any]) -> None:
+        sent_at: deque[float] = deque()  # of commits that have no answer yet
 
-def write_offsets(admin: AdminClient, group: str, offsets: Sequence[TopicPartition], within_s: float) -> None:
-    """Write the next offset of each partition. Raises KafkaException, also if it is for one of them only."""
-    _check(_result(_begin_to_write(admin, group, offsets, within_s), within_s))
+        def answered(error: KafkaError | None, _: Any) -> None:
+            sent_at.popleft()
+            if error is not None:
+                _LOGGER.info("group offsets are not written: %s", error)
 
+        self.sent_at = sent_at
+        self._client = Consumer({**options, "on_commit": answered})
 
-def _begin_to_write(admin: AdminClient, group: str, offsets: Sequence[TopicPartition], within_s: float) -> Future[Any]:
-    request = ConsumerGroupTopicPartitions(group, list(offsets))
-    answer: Future[Any] = admin.alter_consumer_group_offsets([request], request_timeout=within_s)[group]
-    return answer
+    def commit(self, offsets: list[TopicPartition]) -> None:
+        try:
+            self._client.commit(offsets=offsets, asynchronous=True)
+        except KafkaException as error:
+            _LOGGER.info("group offsets are not written: %s", error)
+            return
+        self.sent_at.append(clock_s())
 
+    def serve(self, timeout_s: float) -> None:
+        """Hear of answers, after waiting for one at most so long."""
+        self._client.poll(timeout_s)
 
-def _result(answer: Future[Any], within_s: float) -> Any:
-    try:
-        return answer.result(within_s + _MARGIN_S)
-    except TimeoutError as error:
-        raise KafkaException(KafkaError(KafkaError._TIMED_OUT)) from error
-
-
-def _check(answered: Any) -> None:
-    for each in answered.topic_partitions:
-        if each.error is not None:
-            raise KafkaException(each.error)
+    def wait(self) -> None:
+        """Until all has an answer, however long that takes."""
+        while self.sent_at:
+            self.serve(_TURN_S)
 
 
 class GroupOffsets:
@@ -68,10 +69,16 @@ class GroupOffsets:
 
     def __init__(self, settings: ConsumerSettings) -> None:
         self._group = settings.group
+        self._options = {
+            **settings.connection,
+            "group.id": settings.group,
+            "enable.auto.commit": False,
+            "allow.auto.create.topics": False,
+        }
         self._patience_s = max(_PATIENCE_S, 2 * settings.heartbeat_interval_s)
-        self._admin = AdminClient({**settings.connection, "log_level": "0"})
-        self._reader = reader(self._group, settings.connection)
-        self._sent: list[Future[Any]] = []  # what has no answer yet
+        self._reader = Consumer(self._options)
+        self._writer = _Writer(self._options)
+        self._last: threading.Thread | None = None  # that waits for the answers of the writer before
 
     def committed(self, places: Collection[Place]) -> dict[Place, int | None]:
         """The next offset of each partition, None if the group has none; left out is what has no answer now.
@@ -94,34 +101,36 @@ class GroupOffsets:
         }
 
     def mirror(self, processed: Mapping[Place, int | None], *, unanswered: int = 1) -> None:
-        """Tell them the last offsets that are processed, unless so many requests have no answer yet.
+        """Tell them the last offsets that are processed, unless so many commits have no answer yet.
 
         Nothing is decided by whether that succeeds.
         """
-        for answer in [each for each in self._sent if each.done()]:
-            self._sent.remove(answer)
-            _look(answer)
+        writer = self._writer
+        writer.serve(0)
+        late = bool(writer.sent_at) and clock_s() > writer.sent_at[0] + self._patience_s
+        if late and (self._last is None or not self._last.is_alive()):  # or there would be more and more
+            _LOGGER.info("group offsets are not written: no answer for %g s", self._patience_s)
+            self._last = _let_go(writer)
+            writer = self._writer = _Writer(self._options)
         offsets = [
             TopicPartition(place.topic, place.partition, last_offset + 1)
             for place, last_offset in processed.items()
             if last_offset is not None
         ]
-        if offsets and len(self._sent) < unanswered:
-            self._sent.append(_begin_to_write(self._admin, self._group, offsets, self._patience_s))
+        if offsets and len(writer.sent_at) < unanswered:
+            writer.commit(offsets)
 
     def close(self) -> None:
-        """Wait a while for answers, and forget the connection."""
-        for answer in wait(self._sent, _LAST_S).done:
-            _look(answer)
-        self._sent.clear()
-        last: list[Any] = [self._admin, self._reader]
-        del self._admin, self._reader
-        # They are waited for by whoever drops the last reference.
-        threading.Thread(target=last.clear, name="group-offsets", daemon=True).start()
+        """Wait a while for answers, and forget the connections."""
+        deadline = clock_s() + _LAST_S
+        while self._writer.sent_at and clock_s() < deadline:
+            self._writer.serve(_POLL_S)
+        _let_go(self._writer)
+        del self._writer, self._reader
 
 
-def _look(answer: Future[Any]) -> None:
-    try:
-        _check(answer.result())
-    except KafkaException as error:
-        _LOGGER.info("group offsets are not written: %s", error)
+def _let_go(writer: _Writer) -> threading.Thread:
+    """Forget it once it has its answers; the thread has the last reference, and nobody waits for that."""
+    thread = threading.Thread(target=writer.wait, name="group-offsets", daemon=True)
+    thread.start()
+    return thread

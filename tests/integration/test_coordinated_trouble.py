@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import threading
 import time
-from dataclasses import replace
 from typing import Any
 
 import pytest
 from confluent_kafka import Consumer, KafkaError, KafkaException, Message
 
+from harvester.clock import clock_s
+from harvester.coordination import offsets
 from harvester.coordination.consumer import CoordinatedConsumer
 from harvester.coordination.consumer_settings import ConsumerSettings
 from harvester.coordination.messages import Place
 from harvester.coordination.offsets import GroupOffsets
 from harvester.coordination.topic import ensure_coordination_topic
-from harvester.errors import BrokerError, BrokerUnavailable, CoordinationTopicError
+from harvester.errors import BrokerError, CoordinationTopicError
 from tests.support.coordinated import Join, admin, failure, fill, held, join, settings
 from tests.support.wait import eventually
 
@@ -105,20 +106,37 @@ def _unless_broken(ask: Any) -> bool:
         return False
 
 
-def test_offsets_that_nobody_takes_are_neither_waited_for_nor_paid_for(settings: ConsumerSettings) -> None:
-    """Nobody is at the address. A client with a commit for a group would take a core until somebody is."""
-    away = replace(settings, kafka={**settings.kafka, "bootstrap.servers": "127.0.0.1:1"})
+def test_offsets_that_nobody_takes_are_neither_waited_for_nor_paid_for(
+    settings: ConsumerSettings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nobody is at the address until there is another writer. What was let go must not take a core meanwhile."""
+    mirror = GroupOffsets(settings)
+    bootstrap = mirror._options["bootstrap.servers"]
+    away = {"bootstrap.servers": "127.0.0.1:1", "log_level": 0}
+    mirror._writer = unanswered = offsets._Writer({**mirror._options, **away})
     place = Place(settings.group, settings.topics[0], 0)
-    mirror = GroupOffsets(away)
-    for offset in range(3):
-        mirror.mirror({place: offset})
-    assert len(mirror._sent) == 1  # one at a time
-    with pytest.raises(BrokerUnavailable):
-        mirror.committed([place])
-    mirror.close()
+    mirror.mirror({place: 4})
+    began = clock_s()
+    monkeypatch.setattr(offsets, "clock_s", lambda: began + 5)
+    mirror.mirror({place: 5})
+    assert len(unanswered.sent_at) == 1  # one at a time
+    monkeypatch.setattr(offsets, "clock_s", lambda: began + 11)
+    mirror._options |= away
+    mirror.mirror({place: 6})
+    kept = mirror._last
+    assert kept is not None
+    assert mirror._writer is not unanswered
+    monkeypatch.setattr(offsets, "clock_s", lambda: began + 22)
+    mirror.mirror({place: 7})
+    assert mirror._last is kept  # no more of them
+    monkeypatch.undo()
     spent_s = time.process_time()
-    threading.Event().wait(2)  # for nothing in particular: it is how long a client that was let go may work on
+    threading.Event().wait(2)  # for nothing in particular: it is how long those that were let go may work on
     assert time.process_time() - spent_s < 1
+    mirror._writer = offsets._Writer({**mirror._options, "bootstrap.servers": bootstrap})
+    mirror.mirror({place: 8})
+    eventually(lambda: mirror.committed([place]) == {place: 9}, what="the group's offset")
+    mirror.close()
 
 
 def test_the_group_offset_is_the_next_one_and_the_newest(settings: ConsumerSettings) -> None:
