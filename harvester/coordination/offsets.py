@@ -5,7 +5,7 @@ repeated by the client for ever. Until it is answered the client neither starts 
 tells where the group stands, nor lets itself be closed (librdkafka issue 3740); and once it was let go, its main thread
 takes a whole core until a broker is back. So a client that waits for an answer is kept until it has it: an outage of
 the brokers costs nothing. Requests of an administrator would end by themselves, but with a coordinator that moves they
-end the process (librdkafka 2.16: `rd_kafka_handle_OffsetFetch`, and an assertion in `rdkafka_queue.h`).
+end the process (librdkafka issue 4605, and `rd_kafka_handle_OffsetFetch` of 2.16).
 """
 
 from __future__ import annotations

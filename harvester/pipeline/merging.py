@@ -3,22 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
-from datetime import date
 
 from harvester.pipeline.schemas import CURRENT, INCARNATIONS, Addition, Table
 
-_MOST_DAYS = 366
 _AGE = ("since", "incarnation", "id")
-
-
-@dataclass(frozen=True, slots=True)
-class Bounds:
-    """What the rows of a batch lie within: days of creation, and ids."""
-
-    days: tuple[date, ...]
-    lowest: int
-    highest: int
 
 
 def create(path: str, table: Table, properties: Mapping[str, str]) -> str:
@@ -32,21 +20,6 @@ def add_columns(path: str, additions: Iterable[Addition]) -> str:
     """Columns at the end of the table, or of one of its structs; NULL in what is there."""
     listed = ", ".join(f"{'.'.join(map(quote, one.path))} {one.kind.simpleString()}" for one in additions)
     return f"ALTER TABLE {at(path)} ADD COLUMNS ({listed})"
-
-
-def insert_new(path: str, columns: Iterable[str], bounds: Bounds) -> str:
-    """Rows of {source} whose (incarnation, id) the table does not have; it has `day`.
-
-    Delta reads only files that the constants of the condition let through: those of the batch's days, and of these
-    the ones whose ids overlap. So a batch costs what it holds, not what the table has grown to.
-    """
-    days = ", ".join(f"DATE'{day}'" for day in bounds.days)
-    within = f"t.day IN ({days}) AND " if 0 < len(bounds.days) <= _MOST_DAYS else ""
-    return (
-        f"MERGE INTO {_into(path)} t USING {{source}} s ON {within}"
-        f"t.id BETWEEN {_literal(bounds.lowest)} AND {_literal(bounds.highest)}"
-        f" AND t.incarnation = s.incarnation AND t.id = s.id {_insert(columns)}"
-    )
 
 
 def insert_incarnations(path: str) -> str:

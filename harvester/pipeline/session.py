@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import logging
 import os
+import re
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
@@ -33,6 +34,7 @@ _USUAL = {
     # The log of a table of the lake is small: Delta's 50 tasks for each look at it would take longer than the look.
     "spark.databricks.delta.snapshotPartitions": "4",
 }
+_TASKS_PER_CORE = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,10 +81,19 @@ def options(settings: SessionSettings, pyspark_version: str, progress: Callable[
         jars = [str(jar) for jar in connectors.connector_jars(pyspark_version, progress=progress)]
         conf["spark.jars"] = ",".join([*(name for name in conf.get("spark.jars", "").split(",") if name), *jars])
     extensions = conf.get("spark.sql.extensions", "")
-    merged = {**_USUAL, **conf, **_NEEDED}
+    merged = {**_USUAL, **_sized(settings.master or "local[*]"), **conf, **_NEEDED}
     if extensions and _NEEDED["spark.sql.extensions"] not in extensions:
         merged["spark.sql.extensions"] = f"{extensions},{_NEEDED['spark.sql.extensions']}"
     return merged
+
+
+def _sized(master: str) -> dict[str, str]:
+    """On one machine 200 tasks for each shuffle, as Spark has it, would take longer than what they do."""
+    found = re.fullmatch(r"local(?:\[(\d+|\*)(?:,\d+)?\])?", master)
+    if found is None:
+        return {}
+    cores = len(os.sched_getaffinity(0)) if found[1] == "*" else int(found[1] or 1)
+    return {"spark.sql.shuffle.partitions": str(_TASKS_PER_CORE * cores)}
 
 
 def use_java() -> None:

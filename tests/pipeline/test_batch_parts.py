@@ -66,11 +66,31 @@ def test_the_overview_has_every_day_of_creation_and_the_ends_of_the_ids(spark: S
     found = silver.summed_up(silver.overview(bronze).collect())
     days = {row["day"] for row in silver.deliveries(bronze).select("day").collect()}
     assert set(found.days) == days
-    assert (found.rejected, found.ids) == (True, (0, len(created) - 1))
-    assert (set(found.topics), set(found.incarnations)) == ({"orders"}, {str(A)})
+    assert (found.rejected, found.ids) == (True, {str(A): silver.Span(0, len(created) - 1)})
+    assert set(found.topics) == {"orders"}
     assert_rows(silver.later_deliveries(bronze), [{"offset": len(rows)}, {"offset": len(rows) + 1}])
     nothing = silver.summed_up(silver.overview(bronze.where("topic = 'payments'")).collect())
-    assert (nothing.rejected, nothing.ids, nothing.days) == (True, None, ())
+    assert (nothing.rejected, nothing.ids, nothing.days) == (True, {}, ())
+
+
+def origin(incarnation: UUID, number: int) -> dict[str, Any]:
+    return {"headers": [(HEADER, encode(Origin(incarnation, number, 1, 0, 1, 1, number)))]}
+
+
+def test_what_the_table_has_is_found_among_what_is_not_above_it(spark: SparkSession) -> None:
+    b, c = UUID(int=5), UUID(int=6)
+    stored = silver.deliveries(bronze_columns(kafka_rows(spark, [origin(A, one) for one in (3, 5, 9)])))
+    rows = [origin(A, 3), origin(A, 4), origin(A, 9), origin(A, 10), origin(b, 3), origin(c, 5), {"value": b"stranger"}]
+    bronze = bronze_columns(kafka_rows(spark, rows))
+    found = silver.summed_up(silver.overview(bronze).collect())
+    highest = {str(A): 9, str(c): 5}
+    places = silver.stored_before(bronze, stored, found, highest)
+    assert places is not None
+    assert_rows(places, [{"offset": 0}, {"offset": 2}])
+    late = bronze_columns(kafka_rows(spark, [origin(A, 10), origin(b, 1)]))
+    nothing = silver.summed_up(silver.overview(late).collect())
+    assert silver.stored_before(late, stored, nothing, highest) is None
+    assert silver.stored_before(late, stored, nothing, {}) is None
 
 
 def test_incarnations_as_text_are_the_same_to_the_microsecond(spark: SparkSession) -> None:

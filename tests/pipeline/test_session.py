@@ -43,6 +43,25 @@ def java(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, version: str) -> Path:
     return program.parents[1]
 
 
+@pytest.mark.parametrize(
+    ("master", "tasks"),
+    [
+        ("local", "4"),
+        ("local[3]", "12"),
+        ("local[2,4]", "8"),
+        ("spark://host:7077", None),
+        ("local-cluster[2,1,1024]", None),
+    ],
+)
+def test_shuffles_are_as_wide_as_the_machine_where_there_is_but_one(
+    own_jars: Path, master: str, tasks: str | None
+) -> None:
+    name = "spark.sql.shuffle.partitions"
+    assert options(SessionSettings("test", master), "4.0.0", silent).get(name) == tasks
+    assert options(SessionSettings("test", master, {name: "7"}), "4.0.0", silent)[name] == "7"
+    assert name in options(SessionSettings("test"), "4.0.0", silent)
+
+
 def test_without_the_extra_one_line_names_it(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -2,11 +2,17 @@
 
 Bronze comes first, and all other tables are made of what bronze then holds of the batch. So Kafka is read once, columns
 that a table does not need are not read again, and no record waits in memory from one write to the next.
+
+What silver has already is left out of silver, and of the tables that expand it. So silver is written after those: were
+it there before, a batch that is cut off and comes again would find nothing new for them. The state of keys takes any
+record any number of times, and is written beside silver.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -25,8 +31,8 @@ if TYPE_CHECKING:
 class LakeBatch:
     """What every batch of a lake needs to know. `owner` names the checkpoint, which is in the directory `checkpoint`.
 
-    `hit` is told before each write which one comes. `_known` are incarnations of the table, and when each was first
-    seen in microseconds: what is there once never changes.
+    `hit` is told before each write which one comes. Of the incarnations in the tables `_known` has when each was first
+    seen, in microseconds, which never changes, and `_highest` the highest id in silver, where there is any.
     """
 
     spark: SparkSession
@@ -38,6 +44,7 @@ class LakeBatch:
     compact_every: int
     hit: Callable[[str], None] = lambda _: None
     _known: dict[str, int] = field(default_factory=dict)
+    _highest: dict[str, int] = field(default_factory=dict)
 
     def write(self, kafka: DataFrame, number: int) -> None:
         """Write a batch to every table. May be cut off anywhere, and called again with the same records."""
@@ -45,25 +52,29 @@ class LakeBatch:
         # Read in the job's session: in the stream's own, Spark plans without looking at how much there is.
         bronze = self._table("bronze").where(offsets.within(self._ranges(number)))
         found = silver.summed_up(silver.overview(bronze).collect())
-        repeats = silver.later_deliveries(bronze).persist()
-        try:
-            rows = silver.deliveries(bronze)
-            if repeats.count():
-                rows = silver.without(rows, repeats)
-            self._reject(bronze, rows, found, number)
-            if found.ids is not None:
-                self._merge(rows, found, merging.Bounds(found.days, *found.ids))
-        finally:
-            repeats.unpersist()
+        self._know(bronze, found)
+        with ExitStack() as stack:
+            rows = self._without(silver.deliveries(bronze), silver.later_deliveries(bronze), stack)
+            stored = silver.stored_before(bronze, self._table("silver"), found, self._highest)
+            new = rows if stored is None else self._without(rows, stored, stack)
+            self._reject(bronze, new, found, number)
+            if found.ids:
+                self._derive(rows, new, found, number)
         if self.compact_every and (number + 1) % self.compact_every == 0:
             self.hit("lake.compaction")
             for name in self._names():
                 self.spark.sql(merging.compact(self._path(name)))
         self.hit("lake.end")
 
-    def _append(self, rows: DataFrame, name: str, number: int) -> None:
+    def _without(self, rows: DataFrame, places: DataFrame, stack: ExitStack) -> DataFrame:
+        # Mostly there is nothing to leave out, and then nothing is looked for either.
+        kept = places.persist()
+        stack.callback(kept.unpersist)
+        return silver.without(rows, kept) if kept.count() else rows
+
+    def _append(self, rows: DataFrame, name: str, number: int, hit: str | None = None) -> None:
         # Delta leaves out a transaction whose application has committed this version, or a later one, before.
-        self.hit(f"lake.{name}")
+        self.hit(f"lake.{hit or name}")
         options = {"txnAppId": f"{self.owner}-{name}", "txnVersion": str(number)}
         rows.write.format("delta").mode("append").options(**options).save(self._path(name))
 
@@ -75,22 +86,41 @@ class LakeBatch:
         if found.rejected or (bad and not rejected.isEmpty()):
             self._append(rejected, "rejects", number)
 
-    def _merge(self, rows: DataFrame, found: silver.Overview, bounds: merging.Bounds) -> None:
-        if found.incarnations - self._known.keys():
-            self._know(rows)
-        self._run("silver", merging.insert_new(self._path("silver"), schemas.SILVER.names, bounds), rows)
-        known = self.spark.sql(merging.incarnations({name: self._known[name] for name in found.incarnations}))
-        states = silver.latest_states(rows, known)
-        self._run("current", merging.take_latest(self._path("current"), sorted(found.topics)), states)
+    def _derive(self, rows: DataFrame, new: DataFrame, found: silver.Overview, number: int) -> None:
         for topic in self._expanded(found):
             table = payloads.table(topic, self.payloads[topic])
-            expanded = payloads.expanded(rows, topic, self.payloads[topic])
-            self._run("json", merging.insert_new(self._path(table.name), table.schema.names, bounds), expanded)
+            self._append(payloads.expanded(new, topic, self.payloads[topic]), table.name, number, hit="json")
+        with ThreadPoolExecutor(1) as beside:
+            states = beside.submit(self._take_states, rows, found)
+            self._append(new, "silver", number)
+            states.result()
+        for name, span in found.ids.items():
+            self._highest[name] = max(span.highest, self._highest.get(name, span.highest))
 
-    def _know(self, rows: DataFrame) -> None:
-        self._run("incarnations", merging.insert_incarnations(self._path("incarnations")), silver.incarnations(rows))
+    def _take_states(self, rows: DataFrame, found: silver.Overview) -> None:
+        known = self.spark.sql(merging.incarnations({name: self._known[name] for name in found.ids}))
+        states = silver.latest_states(rows, known)
+        self._run("current", merging.take_latest(self._path("current"), sorted(found.topics)), states)
+
+    def _know(self, bronze: DataFrame, found: silver.Overview) -> None:
+        unknown = found.ids.keys() - self._known.keys()
+        if not unknown:
+            return
+        stored = self._incarnations()
+        if unknown - stored.keys():
+            seen = silver.incarnations(silver.deliveries(bronze))
+            self._run("incarnations", merging.insert_incarnations(self._path("incarnations")), seen)
+        for name in unknown & stored.keys():  # of any other, silver has nothing yet
+            rows = self._table("silver")
+            # Of all rows it is known without reading any.
+            rows = rows if len(stored) == 1 else rows.where(F.col("incarnation") == name)
+            for row in rows.agg(F.max("id").alias("highest")).where("highest IS NOT NULL").collect():
+                self._highest[name] = row["highest"]
+        self._known.update(self._incarnations())
+
+    def _incarnations(self) -> dict[str, int]:
         stored = self._table("incarnations").select("incarnation", F.unix_micros("since").alias("since_us"))
-        self._known.update({row["incarnation"]: row["since_us"] for row in stored.collect()})
+        return {row["incarnation"]: row["since_us"] for row in stored.collect()}
 
     def _run(self, what: str, statement: str, source: DataFrame) -> None:
         self.hit(f"lake.{what}")

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from datetime import date
+from functools import reduce
+from operator import or_
 from typing import TYPE_CHECKING, Any
 
 from pyspark.sql import Window
@@ -20,13 +22,14 @@ _NO_DAY = "1970-01-01"
 _NAME = ("incarnation", "id")
 _PLACE = ("topic", "partition", "offset")
 _DAY_US = 86_400_000_000
+_MOST_DAYS = 366
 
 
 def first_deliveries(bronze: DataFrame) -> DataFrame:
     """schemas.BRONZE → schemas.SILVER: of each (incarnation, id) the delivery that came first; none without an origin.
 
     `day` is that of the row's creation, 1970-01-01 if no calendar has it. It comes from the header, so repeats have
-    the same however late they come, and a MERGE needs to look into the days of its batch only.
+    the same however late they come, and a repeat is looked for among the days of its batch only.
     """
     return without(deliveries(bronze), later_deliveries(bronze))
 
@@ -48,20 +51,52 @@ def later_deliveries(bronze: DataFrame) -> DataFrame:
     return named.withColumn("delivery", F.row_number().over(earliest)).where("delivery > 1").select(*_PLACE)
 
 
+def stored_before(
+    bronze: DataFrame, stored: DataFrame, found: Overview, highest: Mapping[str, int]
+) -> DataFrame | None:
+    """schemas.BRONZE and the table's schemas.SILVER → (topic, partition, offset) of records that the table has.
+
+    `highest` are the table's ids by incarnation, without one that it does not have. What is above them is new; None
+    when everything is. Of the table no more is read than the constants let through: files of the batch's days whose ids
+    overlap with what is below. So it costs what the batch holds, not what the table has grown to.
+    """
+    below = [(name, span.lowest, highest[name]) for name, span in found.ids.items() if name in highest]
+    below = [(name, low, high) for name, low, high in below if low <= high]
+    if not below:
+        return None
+    known = stored.where(_within(below))
+    if len(found.days) <= _MOST_DAYS:
+        known = known.where(F.col("day").isin(list(found.days)))
+    named = bronze.where(F.col("problem").isNull() & _within(below)).select(*_NAME, *_PLACE)
+    return named.join(known.select(*_NAME), [*_NAME], "left_semi").select(*_PLACE)
+
+
+def _within(spans: Iterable[tuple[str, int, int]]) -> Column:
+    """Rows of these incarnations and ids."""
+    return reduce(or_, ((F.col("incarnation") == name) & F.col("id").between(low, high) for name, low, high in spans))
+
+
 def without(silver: DataFrame, places: DataFrame) -> DataFrame:
     """schemas.SILVER but for the records at these (topic, partition, offset)."""
     return silver.join(places, [*_PLACE], "left_anti").select(*schemas.SILVER.names)
 
 
 @dataclass(frozen=True, slots=True)
+class Span:
+    """Lies between these ids, both included."""
+
+    lowest: int
+    highest: int
+
+
+@dataclass(frozen=True, slots=True)
 class Overview:
-    """What there is in a batch: `ids` are the lowest and the highest, None without a record that has an origin."""
+    """What there is in a batch: the topics, and the ids by incarnation, of the records that have an origin."""
 
     rejected: bool
     topics: frozenset[str]
-    incarnations: frozenset[str]
+    ids: Mapping[str, Span]
     days: tuple[date, ...]
-    ids: tuple[int, int] | None
 
 
 def overview(bronze: DataFrame) -> DataFrame:
@@ -85,12 +120,15 @@ def summed_up(rows: Iterable[Any]) -> Overview:
     """Of the rows of `overview`."""
     listed = list(rows)
     named = [row for row in listed if not row["rejected"]]
+    ids: dict[str, Span] = {}
+    for row in named:
+        known = ids.get(row["incarnation"], Span(row["lowest"], row["highest"]))
+        ids[row["incarnation"]] = Span(min(known.lowest, row["lowest"]), max(known.highest, row["highest"]))
     return Overview(
         rejected=len(named) < len(listed),
         topics=frozenset(row["topic"] for row in named),
-        incarnations=frozenset(row["incarnation"] for row in named),
+        ids=ids,
         days=tuple(sorted({row[end] for row in named for end in ("first", "last")})),
-        ids=(min(row["lowest"] for row in named), max(row["highest"] for row in named)) if named else None,
     )
 
 
