@@ -62,8 +62,6 @@ def growth(bench: Bench, samples: Samples) -> None:
 
 
 SCENARIOS = {
-    "pipeline": Scenario(
-        pipeline, "the lake beside a bare copy of the topic, the drain beside the relay", chosen=True
-    ),
+    "pipeline": Scenario(pipeline, "the lake beside a bare copy of the topic, the drain beside the relay", chosen=True),
     "pipeline-growth": Scenario(growth, "the lake with ten times the data", chosen=True),
 }
