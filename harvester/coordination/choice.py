@@ -1,9 +1,10 @@
 """Which places a consumer claims, asks for and gives up now. Pure.
 
-Theory. A place is *open* (P28) when the world is certain that a claim would win now; or when the client id that holds
-it is ours, from an earlier life (the fast path of the seed, P29); or when nothing was heard of it for 2 intervals of
-the *local* clock. The last is for a log that stands still: the claim brings the time by which it is judged, and loses
-if the local clock was wrong. A reader that is not certain about a place allows for `clock_step` besides (P30).
+Theory. A place is *open* (P28) when a claim would win now: by what the log says, or will say if it has gone on since
+its last record as `logtime` estimates; or when the client id that holds it is ours, from an earlier life (the fast path
+of the seed, P29); or when nothing was heard of it for 2 intervals of the *local* clock, for a log from which no time
+can be told. The claim brings the time by which it is judged, and loses if the estimate was wrong; then it is tried
+again when the log allows it. A reader that is not certain about a place allows for `clock_step` besides (P30).
 
 How many of the open places are taken, and when one is given up, follows from `share`. Shares are counted in *units*:
 places, or with whole topics their first partitions, whose holder alone claims the others. For its first half interval
@@ -14,14 +15,16 @@ other before the first of them has taken everything.
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 
 from harvester.coordination.holding import Holding, Pace, Phase
+from harvester.coordination.logtime import LogTime
 from harvester.coordination.messages import Client, Place
 from harvester.coordination.placement import log_partition
 from harvester.coordination.share import Roster, Shedding, preferred
-from harvester.coordination.world import Timing, World
+from harvester.coordination.world import Freshness, Timing, World
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,6 +92,7 @@ class Choice:
         self._ready_at = self._first_until = -math.inf
         self._heard_at: dict[Place, float] = {}
         self._retry_at: dict[Place, float] = {}
+        self._log_time = LogTime()
         self._shedding = Shedding(self._interval_s)
         self._next_ask_at = self._next_extra_at = -math.inf
         self._left_over_since: float | None = None
@@ -101,13 +105,22 @@ class Choice:
         """Claims are made from here on."""
         self._first_until = now + self._settings.pace.beat_every_s
 
+    def read(self, partition: int, now_ms: int, now: float) -> None:
+        """A record was read in a partition of the log, where the log time is now this."""
+        self._log_time.read(partition, now_ms, now)
+
     def heard(self, place: Place, now: float) -> None:
         """A message about the place was read."""
         self._heard_at[place] = now
 
-    def missed(self, place: Place, now: float) -> None:
-        """A claim was not won: not the same again at once."""
-        self._retry_at[place] = now + self._settings.pace.beat_every_s
+    def missed(self, look: Look, place: Place, now: float) -> None:
+        """A claim was not won: not the same again at once, unless it only came a little too early."""
+        world = look.world(place)
+        claim = world.claim(place)
+        early_s = math.inf
+        if claim.exact and claim.holder is not None:
+            early_s = (claim.beat_ms + 2 * world.timing.interval_ms + 1 - world.now_ms) / 1000
+        self._retry_at[place] = now + min(max(early_s, 0.0), self._settings.pace.beat_every_s)
 
     def let_go(self, place: Place, now: float) -> None:
         """It is given up on request: for others to claim."""
@@ -186,7 +199,7 @@ class Choice:
         if look.phase(place) is not Phase.IDLE or now < self._retry_at.get(place, -math.inf):
             return False
         world = look.world(place)
-        if world.claimable(place) or self._is_ours(look, place):
+        if world.claimable(place, self._now_ms(world, now)) or self._is_ours(look, place):
             return True
         allowance_s = 0.0 if world.claim(place).exact else world.timing.clock_step_ms / 1000
         return self._silent_for(place, now) > 2 * self._interval_s + allowance_s
@@ -199,28 +212,29 @@ class Choice:
     def _silent_for(self, place: Place, now: float) -> float:
         return now - max(self._heard_at.get(place, self._ready_at), self._ready_at)
 
+    def _now_ms(self, world: World, now: float) -> int:
+        return max(world.now_ms, self._log_time.now_ms(now))
+
     def _roster(self, look: Look, now: float) -> Roster:
         us = self._settings.client.id
         counts = {us: 0}
+        doubtful: Counter[str] = Counter()
         free = 0
         for place in look.units:
-            holder = look.holder(place)
+            holder, world = look.holder(place), look.world(place)
+            now_ms = self._now_ms(world, now)
             if look.phase(place) is Phase.HELD:
                 counts[us] += 1
-            elif holder is None or look.world(place).claimable(place):
+            elif holder is None or world.claimable(place, now_ms):
                 free += 1
             elif holder.id != us and self._silent_for(place, now) <= 2 * self._interval_s:
                 counts[holder.id] = counts.get(holder.id, 0) + 1
-        # Where nobody writes any more, log time stands still: who asked there last would ask for ever.
-        moving = {
-            log_partition(place, self._settings.log_partitions)
-            for place in self._heard_at
-            if self._silent_for(place, now) <= 2 * self._interval_s
-        }
-        asking = {client for each in moving for client in look.worlds[each].waiting(self._settings.group)}
+                doubtful[holder.id] += world.claim(place).freshness(now_ms, world.timing) is not Freshness.FRESH
+        group = self._settings.group
+        asking = {client for world in look.worlds.values() for client in world.waiting(group, self._now_ms(world, now))}
         for client in asking:
             counts.setdefault(client, 0)
-        return Roster(us, counts, frozenset(asking - {us}), free, len(look.units))
+        return Roster(us, counts, frozenset(asking - {us}), free, len(look.units), doubtful)
 
     def _allows(self, mine: int) -> bool:
         return self._settings.max_claims is None or mine < self._settings.max_claims

@@ -98,6 +98,7 @@ class Coordinator:
         """The next record of a partition of the log."""
         world = self.worlds[partition]
         reading = read(world, offset, timestamp_ms, value)
+        self._choice.read(partition, world.now_ms, now)
         message = reading.message
         said: list[Outcome] = []
         if isinstance(message, Unreadable):
@@ -261,5 +262,5 @@ class Coordinator:
             holding = Holding(place, self.settings.client)
         self.holdings[place], commands = claims.step(holding, event, now, self.settings.pace)
         if any(isinstance(command, Missed) for command in commands):
-            self._choice.missed(place, now)
+            self._choice.missed(self._look, place, now)
         return commands

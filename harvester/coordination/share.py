@@ -5,15 +5,18 @@ Nobody assigns anything. Each client looks at the same log and does its own part
 *Present* is who holds a place, and who lost a claim within 2 intervals. A client that has less than others and finds
 nothing free claims a held place all the same, once an interval. It loses, and is heard by that: it *asks*.
 
-*Fair* is when those who ask have at most one place less than anybody else. `moves` says how many places each holder has
-to give for that: one after the other from whoever has most to the asking client that has least. All holders compute the
-same, so together they give as many as are needed, and no two of them the same one.
+*Fair* is when those who ask have at most one place less than anybody else. `moves` says how many places each holder
+has to give for that: one after the other from whoever has most to the asking client that has least. All holders
+compute the same, so together they give as many as are needed, and no two of them the same one. What is free, or
+*doubtful* (its holder was not heard of for an interval, which a live one is twice), goes to those who ask first: if
+others gave places for what the dead are about to leave, they would claim nothing at the moment when it is left.
 
 *Shedding.* A holder that has to give something, for a full interval without a break, releases all of it, or as many as
 it was told are the most; then no sooner than an interval later the next ones. Meanwhile it claims nothing.
 
-*Claiming.* Up to the fair share, ceil(places / present), a client takes what is free, unless somebody who asks has
-less. Beyond it one place an interval, and only while nobody asks: others may be bounded to fewer than their share.
+*Claiming.* What is free is taken up to floor(places / present), which there is for everybody; and up to the fair
+share, ceil(places / present), unless somebody who asks has less. Beyond it one place an interval, and only while
+nobody asks: others may be bounded to fewer than their share.
 
 Each client has its own order of the places (rendezvous hashing), so that several rarely reach for the same one.
 """
@@ -23,7 +26,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from harvester.coordination.messages import Place
 from harvester.delivery.partitioner import murmur2
@@ -31,13 +34,17 @@ from harvester.delivery.partitioner import murmur2
 
 @dataclass(frozen=True, slots=True)
 class Roster:
-    """`counts`: places by client id, of all that are present, oneself included. `asking`: ids, oneself left out."""
+    """`counts`: places by client id, of all that are present, oneself included. `asking`: ids, oneself left out.
+
+    `doubtful`: how many of a client's places it has not been heard of for an interval.
+    """
 
     me: str
     counts: Mapping[str, int]
     asking: Collection[str]
     free: int
     places: int
+    doubtful: Mapping[str, int] = field(default_factory=dict)
 
     @property
     def fair(self) -> int:
@@ -52,6 +59,8 @@ class Roster:
     def may_claim(self, mine: int) -> bool:
         """Whether a client with so many places, claims under way included, takes a free one within its share."""
         least = self.least_asking
+        if mine < self.places // max(1, len(self.counts)):
+            return True  # there is as much for everybody
         return mine < self.fair and (least is None or mine <= least)
 
     def has_reason_to_ask(self, mine: int) -> bool:
@@ -64,7 +73,8 @@ class Roster:
         given: Counter[str] = Counter()
         if not self.asking:
             return given
-        for _ in range(self.free):
+        counts.subtract(self.doubtful)
+        for _ in range(self.free + sum(self.doubtful.values())):
             counts[_lowest(counts, self.asking)] += 1
         while True:
             high = min(counts, key=lambda client: (-counts[client], client))

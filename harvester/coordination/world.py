@@ -121,14 +121,17 @@ class World:
             return 0
         return None if self.start_ms is None else self.start_ms + self.timing.clock_step_ms
 
-    def claimable(self, place: Place) -> bool:
-        """Whether a claim appended now is certain to win, unless another is quicker: P30 for a late reader's view."""
+    def claimable(self, place: Place, now_ms: int | None = None) -> bool:
+        """Whether a claim appended now (as of the last record, or at a later log time) is certain to win, unless
+        another is quicker: P30 for a late reader's view.
+        """
+        at_ms = self.now_ms if now_ms is None else now_ms
         claim, settled_ms = self.claim(place), self.settled_ms
         if claim.exact:
-            return claim.freshness(self.now_ms, self.timing) in (Freshness.FREE, Freshness.STALE)
+            return claim.freshness(at_ms, self.timing) in (Freshness.FREE, Freshness.STALE)
         if settled_ms is None:
             return False
-        return self.timing.freshness(self.now_ms - max(claim.heard_ms, settled_ms)) is Freshness.STALE
+        return self.timing.freshness(at_ms - max(claim.heard_ms, settled_ms)) is Freshness.STALE
 
     def held(self, group: str) -> Iterator[tuple[Place, Client]]:
         """The places of a group that have a holder who is not stale."""
@@ -138,8 +141,9 @@ class World:
             if claim.freshness(self.now_ms, self.timing) is not Freshness.STALE:
                 yield place, claim.holder
 
-    def waiting(self, group: str) -> Iterator[str]:
-        """The ids of a group's clients that lost a claim within 2 intervals."""
+    def waiting(self, group: str, now_ms: int | None = None) -> Iterator[str]:
+        """The ids of a group's clients that lost a claim within 2 intervals, as of the last record or a later time."""
+        at_ms = self.now_ms if now_ms is None else now_ms
         for (of, client_id), lost_ms in self.presence.items():
-            if of == group and self.now_ms - lost_ms <= 2 * self.timing.interval_ms:
+            if of == group and at_ms - lost_ms <= 2 * self.timing.interval_ms:
                 yield client_id

@@ -1,4 +1,4 @@
-"""Who asked last in a partition of the log where nobody writes any more does not ask for ever."""
+"""What follows from the time that passes in a partition of the log where nobody writes."""
 
 from __future__ import annotations
 
@@ -21,29 +21,81 @@ TIMING, PACE = Timing(1000, 250), Pace(1.0, 0.5)
 US, OTHER, DEAD = Client("us", "1"), Client("other", "1"), Client("dead", "1")
 
 
+def place_in(partition: int) -> Place:
+    return next(each for each in (Place("g", "t", n) for n in range(99)) if log_partition(each, 2) == partition)
+
+
+STILL, OURS = place_in(0), place_in(1)
+
+
+class Log:
+    """Two partitions: in the first nobody writes any more. What is said is read at once, at the same local time."""
+
+    def __init__(self) -> None:
+        self.worlds = {0: World.begin(TIMING), 1: World.begin(TIMING)}
+        settings = Settings("g", US, 2, TIMING, PACE)
+        self.choice = Choice(settings)
+        self.look = Look(settings, (STILL, OURS), self.worlds, {OURS: Holding(OURS, US, Phase.HELD)})
+        assert self.say(OURS, ClaimingPartition(OURS, US, 1, None, None), 1.0) is Verdict.WON
+        self.choice.ready(0.0)
+        self.choice.active(0.0)
+
+    def say(self, place: Place, message: Message, at: float, ahead_s: float = 0.0) -> Verdict:
+        partition = log_partition(place, 2)
+        world = self.worlds[partition]
+        verdict = read(world, world.next_offset, round(1000 * (at + ahead_s)), encode(message)).verdict
+        self.choice.read(partition, world.now_ms, at)
+        self.choice.heard(place, at)
+        return verdict
+
+    def beat(self, at: float, ahead_s: float = 0.0) -> None:
+        assert self.say(OURS, Heartbeat(OURS, US, 2, 0, 0, None), at, ahead_s) is Verdict.ACCEPTED
+
+    def chosen(self, at: float) -> list[Place]:
+        return self.choice.to_claim(self.look, at)
+
+
 def test_what_is_released_where_the_log_stands_still_is_claimed() -> None:
     """A campaign found this: one that asked, and was killed, kept everybody from what was released in its last log."""
-    still, ours = (
-        next(place for place in (Place("g", "t", number) for number in range(99)) if log_partition(place, 2) == each)
-        for each in (0, 1)
-    )
-    worlds = {0: World.begin(TIMING), 1: World.begin(TIMING)}
+    log = Log()
+    assert log.say(STILL, ClaimingPartition(STILL, OTHER, 1, None, None), 1.0) is Verdict.WON
+    assert log.say(STILL, Heartbeat(STILL, OTHER, 2, 0, 0, None), 1.0) is Verdict.ACCEPTED
+    assert log.say(STILL, ClaimingPartition(STILL, DEAD, 1, 0, None), 1.0) is Verdict.LOST  # it asks
+    assert log.say(STILL, ReleasingPartition(STILL, OTHER, 3, 0, 1, None), 1.0) is Verdict.ACCEPTED
+    assert log.chosen(1.1) == []  # who asks has less
+    log.beat(3.0)
+    assert log.chosen(3.1) == [STILL]
 
-    def said(place: Place, message: Message) -> Verdict:
-        world = worlds[log_partition(place, 2)]
-        return read(world, world.next_offset, 1_000, encode(message)).verdict
 
-    assert said(ours, ClaimingPartition(ours, US, 1, None, None)) is Verdict.WON
-    assert said(still, ClaimingPartition(still, OTHER, 1, None, None)) is Verdict.WON
-    assert said(still, Heartbeat(still, OTHER, 2, 0, 0, None)) is Verdict.ACCEPTED
-    assert said(still, ClaimingPartition(still, DEAD, 1, 0, None)) is Verdict.LOST  # it asks
-    assert said(still, ReleasingPartition(still, OTHER, 3, 0, 1, None)) is Verdict.ACCEPTED
-    settings = Settings("g", US, 2, TIMING, PACE)
-    choice = Choice(settings)
-    choice.ready(0.0)
-    choice.active(0.0)
-    choice.heard(still, 1.0)
-    look = Look(settings, (still, ours), worlds, {ours: Holding(ours, US, Phase.HELD)})
-    assert choice.to_claim(look, 1.1) == []  # who asks has less
-    choice.heard(ours, 3.0)
-    assert choice.to_claim(look, 3.1) == [still]
+def test_time_goes_on_where_only_the_dead_wrote() -> None:
+    """Who has just read that counts from when it was written, not from when it was read."""
+    log = Log()
+    assert log.say(STILL, ClaimingPartition(STILL, DEAD, 1, None, None), 1.0) is Verdict.WON
+    log.choice.ready(2.9)
+    log.choice.heard(STILL, 2.9)
+    log.beat(2.9)
+    assert log.chosen(2.95) == []
+    assert log.chosen(3.01) == [STILL]
+
+
+def test_a_claim_that_only_came_too_early_is_tried_when_the_log_allows_it() -> None:
+    """The brokers' clocks differ: that of the other partition is ahead."""
+    log = Log()
+    assert log.say(STILL, ClaimingPartition(STILL, DEAD, 1, None, None), 1.0) is Verdict.WON
+    log.beat(2.9, ahead_s=0.2)
+    assert log.chosen(2.91) == [STILL]
+    assert log.say(STILL, ClaimingPartition(STILL, US, 3, 0, None), 2.91) is Verdict.LOST
+    log.choice.missed(log.look, STILL, 2.91)
+    assert log.chosen(2.99) == []
+    assert log.chosen(3.01) == [STILL]
+    assert log.say(STILL, ClaimingPartition(STILL, US, 4, 0, None), 3.01) is Verdict.WON
+
+
+def test_a_claim_that_another_was_quicker_with_is_not_tried_at_once() -> None:
+    log = Log()
+    assert log.say(STILL, ClaimingPartition(STILL, OTHER, 1, None, None), 1.0) is Verdict.WON
+    assert log.say(STILL, ClaimingPartition(STILL, US, 3, None, None), 1.0) is Verdict.LOST
+    log.choice.missed(log.look, STILL, 1.0)
+    assert log.say(STILL, ReleasingPartition(STILL, OTHER, 3, 0, 1, None), 1.1) is Verdict.ACCEPTED
+    assert log.chosen(1.4) == []
+    assert log.chosen(1.0 + PACE.beat_every_s) == [STILL]

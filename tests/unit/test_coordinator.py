@@ -68,6 +68,21 @@ def test_what_a_killed_consumer_held_is_claimed_within_two_intervals_and_two_sec
     assert spread(sim) == [3, 3, 2]
 
 
+@pytest.mark.parametrize("born_after", [0.1, 0.3, 0.5])
+@pytest.mark.parametrize("killed", [1, 3, 5])
+def test_successors_of_the_dead_do_not_hold_their_places_up(killed: int, born_after: float) -> None:
+    """A campaign found this: while the successors asked, the others gave them places, and then claimed nothing."""
+    sim = Sim(actors=8, places=32, log_partitions=8)
+    sim.settle(3.3 * INTERVAL_S)
+    assert spread(sim) == [4] * 8
+    del sim.actors[:killed]
+    sim.settle(born_after * INTERVAL_S)
+    sim.actors += [sim.born(8 + each) for each in range(killed)]
+    sim.settle((2.3 - born_after) * INTERVAL_S)
+    assert sum(spread(sim)) == 32
+    assert sum(len(actor.coordinator.holds) for actor in sim.actors) == 32
+
+
 def test_what_is_left_when_all_were_killed_is_claimed_although_the_log_stands_still() -> None:
     sim = Sim(actors=2, places=4)
     sim.settle(3 * INTERVAL_S)
@@ -346,6 +361,21 @@ def test_nothing_is_claimed_before_the_log_is_read() -> None:
 
 def roster(counts: dict[str, int], asking: set[str], free: int = 0) -> Roster:
     return Roster("a", counts, asking, free, sum(counts.values()) + free)
+
+
+def test_the_place_of_one_that_is_silent_does_not_have_to_be_given_by_another() -> None:
+    """Whoever gave one would claim nothing for an interval, and what the dead one had would wait for it."""
+    counts = {"a": 4, "dead": 4, "new": 0}
+    assert Roster("a", counts, {"new"}, 0, 8, doubtful={"dead": 4}).moves() == {}
+    assert Roster("a", counts, {"new"}, 0, 8, doubtful={"dead": 1}).moves() == {"a": 1}
+    assert Roster("a", counts, {"new"}, 0, 8).moves() == {"a": 1, "dead": 1}
+
+
+@pytest.mark.parametrize(("mine", "least", "may"), [
+    (0, 3, True), (1, 0, True), (2, 2, True), (2, 1, False), (3, 3, False),
+])  # fmt: skip
+def test_what_everybody_can_have_is_taken_whatever_the_others_have(mine: int, least: int, may: bool) -> None:
+    assert Roster("a", {"a": mine, "b": least, "c": 2}, {"b"}, 3, 8).may_claim(mine) is may  # 2, 3 and 3
 
 
 @pytest.mark.parametrize(("counts", "asking", "free", "moves"), [
