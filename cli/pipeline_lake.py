@@ -36,7 +36,7 @@ def lake(
     bootstrap: BootstrapOption = None,
     once: OnceOption = False,
     every: EveryOption = "10s",
-    max_records: Annotated[int, typer.Option(min=1, help="In a batch.")] = 200_000,
+    max_records: Annotated[int, typer.Option(min=1, help="In a batch.")] = 5_000_000,
     compact_every: CompactOption = 50,
     checkpoint: Annotated[
         str | None, typer.Option(metavar="DIRECTORY", help="Of the stream [default: checkpoint, beside the tables].")

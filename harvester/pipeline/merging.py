@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-from harvester.pipeline.schemas import CURRENT, INCARNATIONS, Addition, Table
+from harvester.pipeline.schemas import CURRENT, Addition, Table
 
 _AGE = ("since", "incarnation", "id")
 
@@ -20,18 +20,6 @@ def add_columns(path: str, additions: Iterable[Addition]) -> str:
     """Columns at the end of the table, or of one of its structs; NULL in what is there."""
     listed = ", ".join(f"{'.'.join(map(quote, one.path))} {one.kind.simpleString()}" for one in additions)
     return f"ALTER TABLE {at(path)} ADD COLUMNS ({listed})"
-
-
-def insert_incarnations(path: str) -> str:
-    """Incarnations of {source} that the table does not have; one that it has keeps its place for ever."""
-    names = INCARNATIONS.names
-    return f"MERGE INTO {_into(path)} t USING {{source}} s ON t.incarnation = s.incarnation {_insert(names)}"
-
-
-def incarnations(since_us: Mapping[str, int]) -> str:
-    """These as schemas.INCARNATIONS, out of nothing but this text; microseconds since the epoch."""
-    rows = ", ".join(f"({_text(name)}, {_literal(since)})" for name, since in sorted(since_us.items()))
-    return f"SELECT incarnation, timestamp_micros(since_us) AS since FROM VALUES {rows} AS t(incarnation, since_us)"
 
 
 def take_latest(path: str, topics: Iterable[str]) -> str:
@@ -72,11 +60,6 @@ def _insert(columns: Iterable[str]) -> str:
         f"WHEN NOT MATCHED THEN INSERT ({', '.join(map(quote, names))})"
         f" VALUES ({', '.join(f's.{quote(name)}' for name in names)})"
     )
-
-
-def _literal(number: int) -> str:
-    # -2^63 cannot be written as a literal: its digits are read before its sign.
-    return f"CAST('{number}' AS BIGINT)"
 
 
 def _text(value: str) -> str:

@@ -40,6 +40,11 @@ def ranges(before: str | None, now: str, where: str) -> list[Range]:
     ]
 
 
+def most_records(found: Iterable[Range]) -> int:
+    """There cannot be more in these ranges; fewer, where offsets are without a record."""
+    return sum(each.end - (each.first or 0) for each in found)
+
+
 def within(found: Sequence[Range]) -> Column:
     """Whether a row of schemas.BRONZE is of one of these ranges."""
     return _any([_one(each) for each in found]) if found else F.lit(False)

@@ -30,24 +30,24 @@ def bronze_columns(kafka: DataFrame, header: str = origin.HEADER) -> DataFrame:
 
     `problem` says why, and is NULL for a record with an origin. `day` is that of Kafka's timestamp, UTC.
     """
-    raw = F.col("_raw")
-    # try_: under ANSI rules an index that is not there would end the query.
-    named = F.filter("headers", lambda one: one["key"] == F.lit(header))
-    found = kafka.withColumn("_raw", F.try_element_at(named, F.lit(-1))["value"])
-    sound = F.col("_sound")
+    raw, sound = F.col("_raw"), F.col("_problem").isNull()
+    found = kafka.withColumn("_raw", _last(header))
+    # What is looked at more than once, for Spark to compute once.
+    numbers = found.withColumns(
+        {"_id": _signed(raw, 42), "_sequence": _signed(raw, 50), "_low": _signed(raw, 34), "_created": _signed(raw, 58)}
+    )
     decoded = (
-        found.withColumn("_problem", _problem(raw))
-        .withColumn("_sound", F.col("_problem").isNull())
+        numbers.withColumn("_problem", _problem(raw))
         .withColumns(
             {
                 "incarnation": F.when(sound, _uuid(raw)),
                 "term": F.when(sound, _signed(raw, 18)),
                 "lane": F.when(sound, _unsigned(raw, 26)),
                 "producer": F.when(sound, _unsigned(raw, 30)),
-                "low_water": F.when(sound, F.nullif(_signed(raw, 34), F.lit(origin.SMALLEST))),
-                "id": F.when(sound, _signed(raw, 42)),
-                "sequence": F.when(sound, _signed(raw, 50)),
-                "created_us": F.when(sound, _signed(raw, 58)),
+                "low_water": F.when(sound, F.nullif(F.col("_low"), F.lit(origin.SMALLEST))),
+                "id": F.when(sound, F.col("_id")),
+                "sequence": F.when(sound, F.col("_sequence")),
+                "created_us": F.when(sound, F.col("_created")),
             }
         )
         .withColumns(
@@ -70,17 +70,25 @@ def instant(microseconds: Column) -> Column:
 def day_of(microseconds: Column) -> Column:
     """Microseconds since the epoch → the day in UTC, whatever the session's time zone is; NULL as in `instant`."""
     inside = F.when(microseconds.between(_FIRST_US, _LAST_US), microseconds)
-    # Whole days as integers: a double would round, and `div` goes towards zero instead of down.
-    days = (inside - F.pmod(inside, F.lit(_DAY_US))).cast("decimal(20,0)") / F.lit(_DAY_US)
+    # Whole days before they are divided: a double would round, and `div` goes towards zero instead of down.
+    days = F.call_function("div", inside - F.pmod(inside, F.lit(_DAY_US)), F.lit(_DAY_US))
     return F.date_from_unix_date(days.cast("int"))
+
+
+def _last(header: str) -> Column:
+    """The value of the last header with this name; the harvester appends its own, so it mostly is the last of all."""
+    # try_: under ANSI rules an index that is not there would end the query.
+    end = F.try_element_at("headers", F.lit(-1))
+    named = F.filter("headers", lambda one: one["key"] == F.lit(header))
+    return F.when(end["key"] == F.lit(header), end["value"]).otherwise(F.try_element_at(named, F.lit(-1))["value"])
 
 
 def _problem(raw: Column) -> Column:
     sound = (
         (F.length(raw) == origin.SIZE)
         & (F.substring(raw, 1, 2) == F.lit(bytes((*_MARK, origin.VERSION))))
-        & (_signed(raw, 50) >= 1)
-        & (_signed(raw, 34) <= _signed(raw, 42))
+        & (F.col("_sequence") >= 1)
+        & (F.col("_low") <= F.col("_id"))
     )
     newer = (
         (F.length(raw) >= 2)
@@ -104,6 +112,4 @@ def _unsigned(raw: Column, at: int) -> Column:
 
 
 def _uuid(raw: Column) -> Column:
-    digits = F.lower(_hex(raw, 2, 16))
-    parts = (F.substring(digits, start, size) for start, size in ((1, 8), (9, 4), (13, 4), (17, 4), (21, 12)))
-    return F.concat_ws("-", *parts)
+    return F.lower(F.concat_ws("-", *(_hex(raw, at, size) for at, size in ((2, 4), (6, 2), (8, 2), (10, 2), (12, 6)))))

@@ -79,17 +79,23 @@ REJECTS = struct(("day", DateType()), *PLACE, *_CONTENT, ("reason", StringType()
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """A Delta table of a lake: its directory, columns and what it is partitioned by."""
+    """A Delta table of a lake: its directory, columns and what it is partitioned by.
+
+    `bounded`: of which columns each file's smallest and largest value is kept, to leave out files by; empty means of
+    all. Each of them costs every record that is written.
+    """
 
     name: str
     schema: StructType
     partitioned_by: tuple[str, ...] = ()
+    bounded: tuple[str, ...] = ()
 
 
+_NAMES = ("incarnation", "id", "created_at", "timestamp")
 TABLES = (
-    Table("bronze", BRONZE, ("day",)),
-    Table("silver", SILVER, ("day",)),
-    Table("current", CURRENT, ("topic",)),
+    Table("bronze", BRONZE, ("day",), (*_NAMES, "topic", "partition", "offset")),
+    Table("silver", SILVER, ("day",), (*_NAMES, "topic")),
+    Table("current", CURRENT, ("topic",), _NAMES),
     Table("incarnations", INCARNATIONS),
     Table("rejects", REJECTS, ("day",)),
 )

@@ -33,6 +33,11 @@ _USUAL = {
     "spark.sql.adaptive.enabled": "true",
     # The log of a table of the lake is small: Delta's 50 tasks for each look at it would take longer than the look.
     "spark.databricks.delta.snapshotPartitions": "4",
+    # Files of a few days are written side by side; else each task would sort its records by day first.
+    "spark.sql.maxConcurrentOutputFileWriters": "16",
+    # Compaction leaves files of this size alone. With Delta's 1 GB it would write a day's records again and again.
+    "spark.databricks.delta.optimize.minFileSize": str(64 * 2**20),
+    "spark.databricks.delta.optimize.maxFileSize": str(256 * 2**20),
 }
 _TASKS_PER_CORE = 4
 

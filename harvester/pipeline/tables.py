@@ -15,7 +15,8 @@ if TYPE_CHECKING:
 OWNER = "harvester.lake"
 """The table property that names the lake's checkpoint: what filled a table, alone may go on filling it."""
 
-_LAYOUT = {"delta.autoOptimize.optimizeWrite": "true", "delta.enableDeletionVectors": "true"}
+_BOUNDED = "delta.dataSkippingStatsColumns"
+_LAYOUT = {"delta.enableDeletionVectors": "true"}
 
 
 def prepare(spark: SparkSession, root: str, tables: Iterable[Table], owner: str) -> None:
@@ -25,7 +26,8 @@ def prepare(spark: SparkSession, root: str, tables: Iterable[Table], owner: str)
     for table in wanted:
         path, missing = path_of(root, table.name), additions[table.name]
         if missing is None:
-            spark.sql(merging.create(path, table, {**_LAYOUT, OWNER: owner}))
+            bounded = {_BOUNDED: ",".join(table.bounded)} if table.bounded else {}
+            spark.sql(merging.create(path, table, {**_LAYOUT, **bounded, OWNER: owner}))
         elif missing:
             spark.sql(merging.add_columns(path, missing))
 

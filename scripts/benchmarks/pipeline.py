@@ -9,14 +9,17 @@ from scripts.benchmarks._lake import bare_copy_run, lake_run
 from scripts.benchmarks._relay import drain
 from scripts.benchmarks._scenario import Bench, Samples, Scenario
 
-_BATCHES = 5
-_WARM = 0.5  # of what is measured: Spark's compiler has seen most of it by then
+_BATCHES = 2
+_WARM = 0.1  # of what is measured: Spark's compiler has seen most of it by then
 _TENFOLD = 10
 
 
 def pipeline(bench: Bench, samples: Samples) -> None:
-    """The two in turns. `lake_ratio` compares rates; `spent_ms` says what the stream's batches were spent on."""
-    size = bench.share(4, least=2_000)
+    """The two in turns, in batches of the job's own size, on a backlog of which each is full.
+
+    `lake_ratio` compares rates; `spent_ms` says what the stream's batches were spent on.
+    """
+    size = bench.share(100, least=2_000)
     most = max(1, size // _BATCHES)
     with harvested(bench, Harvest(size)) as topic, harvested(bench, Harvest(max(1_000, int(size * _WARM)))) as warm:
         for number in bench.each_round():
@@ -45,7 +48,7 @@ def growth(bench: Bench, samples: Samples) -> None:
 
     Both read with all that belongs to the job, joining of small files as well.
     """
-    small = bench.share(1, least=1_000)
+    small = bench.share(4, least=1_000)
     most = max(1, small // 2)
     with (
         harvested(bench, Harvest(small)) as few,

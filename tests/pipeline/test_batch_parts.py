@@ -9,7 +9,7 @@ from uuid import UUID
 import pytest
 
 from harvester.origin import HEADER, Origin, encode
-from harvester.pipeline import merging, offsets
+from harvester.pipeline import offsets
 from harvester.pipeline.errors import CheckpointMismatch
 from harvester.pipeline.lake import silver
 from harvester.pipeline.offsets import Range
@@ -68,7 +68,7 @@ def test_the_overview_has_every_day_of_creation_and_the_ends_of_the_ids(spark: S
     assert set(found.days) == days
     assert (found.rejected, found.ids) == (True, {str(A): silver.Span(0, len(created) - 1)})
     assert set(found.topics) == {"orders"}
-    assert_rows(silver.later_deliveries(bronze), [{"offset": len(rows)}, {"offset": len(rows) + 1}])
+    assert_rows(silver.later_deliveries(bronze, 99), [{"offset": len(rows)}, {"offset": len(rows) + 1}])
     nothing = silver.summed_up(silver.overview(bronze.where("topic = 'payments'")).collect())
     assert (nothing.rejected, nothing.ids, nothing.days) == (True, {}, ())
 
@@ -93,9 +93,18 @@ def test_what_the_table_has_is_found_among_what_is_not_above_it(spark: SparkSess
     assert silver.stored_before(late, stored, nothing, {}) is None
 
 
-def test_incarnations_as_text_are_the_same_to_the_microsecond(spark: SparkSession) -> None:
-    known = spark.sql(merging.incarnations({"b'": 1_772_409_600_000_001, "a": -1}))
-    assert_rows(
-        known.selectExpr("incarnation", "unix_micros(since) AS us"),
-        [{"incarnation": "b'", "us": 1_772_409_600_000_001}, {"incarnation": "a", "us": -1}],
-    )
+def test_states_follow_the_age_of_their_incarnation_whatever_the_ids_are(spark: SparkSession) -> None:
+    """Also where ids are as low and as high as they can be, and many records name the same key."""
+    b, low, high = UUID(int=5), -(2**63), 2**63 - 1
+    rows = [origin(b, low), origin(b, low + 1), origin(A, high), origin(A, high - 1), origin(A, low)]
+    deliveries = silver.deliveries(bronze_columns(kafka_rows(spark, rows)))
+    for younger, expected in ((b, low + 1), (A, high)):
+        since_us = {str(A): -1, str(b): -1} | {str(younger): 1_772_409_600_000_001}
+        for most in (5, 10**9):
+            states = silver.latest_states(deliveries, since_us, most)
+            assert_rows(
+                states.selectExpr("incarnation", "id", "unix_micros(since) AS us"),
+                [{"incarnation": str(younger), "id": expected, "us": 1_772_409_600_000_001}],
+            )
+    alone = silver.latest_states(deliveries.where(f"incarnation = '{A}'"), {str(A): -1}, 5)
+    assert_rows(alone.selectExpr("id", "unix_micros(since) AS us"), [{"id": high, "us": -1}])

@@ -43,7 +43,7 @@ SECOND = (
 
 @pytest.fixture
 def lake(spark: SparkSession, servers: Servers, tmp_path: Path) -> Lake:
-    return Lake(spark, tmp_path / "lake", servers.bootstrap)
+    return Lake(spark, tmp_path / "a lake: 50% é", servers.bootstrap)
 
 
 @pytest.fixture

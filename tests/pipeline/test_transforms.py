@@ -59,7 +59,7 @@ def sent(number: int, incarnation: UUID = A, created_us: int = 1_700_000_000_000
 
 
 def silver_of(spark: SparkSession, *rows: dict[str, Any]) -> DataFrame:
-    return silver.first_deliveries(bronze_columns(kafka_rows(spark, rows)))
+    return silver.first_deliveries(bronze_columns(kafka_rows(spark, rows)), len(rows))
 
 
 @settings(max_examples=4, deadline=None, suppress_health_check=list(HealthCheck))
@@ -95,7 +95,9 @@ def test_times_are_of_utc_and_null_where_no_calendar_has_them(spark: SparkSessio
     assert_rows(bronze, [{"id": number, "created": one} for number, one in enumerate(usual)])
     days = [date(1970, 1, 1), date(1969, 12, 31), date(1970, 1, 2), date(1969, 12, 30)]
     days += [date(1970, 1, 1), date(1970, 1, 1), date(9999, 12, 31)]
-    assert_rows(silver.first_deliveries(bronze), [{"id": number, "day": day} for number, day in enumerate(days)])
+    assert_rows(
+        silver.first_deliveries(bronze, len(days)), [{"id": number, "day": day} for number, day in enumerate(days)]
+    )
 
 
 def test_of_repeats_the_first_delivery_is_kept(spark: SparkSession) -> None:
@@ -135,7 +137,10 @@ def test_the_last_state_is_of_the_highest_id_of_the_latest_incarnation(spark: Sp
     )
     known = silver.incarnations(rows)
     assert_same_columns(known, schemas.INCARNATIONS)
-    states = silver.latest_states(rows, known)
+    since_us = {
+        row["incarnation"]: row["us"] for row in known.selectExpr("incarnation", "unix_micros(since) us").collect()
+    }
+    states = silver.latest_states(rows, since_us, 10)
     assert_same_columns(states, schemas.CURRENT)
     assert_rows(
         states,

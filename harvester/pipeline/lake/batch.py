@@ -23,8 +23,10 @@ from harvester.pipeline.lake import payloads, silver
 from harvester.pipeline.origin_columns import bronze_columns
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql import Column, DataFrame, SparkSession
     from pyspark.sql.types import StructType
+
+_IN_A_FILE = 100_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,29 +50,35 @@ class LakeBatch:
 
     def write(self, kafka: DataFrame, number: int) -> None:
         """Write a batch to every table. May be cut off anywhere, and called again with the same records."""
-        self._append(bronze_columns(kafka, self.header), "bronze", number)
-        # Read in the job's session: in the stream's own, Spark plans without looking at how much there is.
-        bronze = self._table("bronze").where(offsets.within(self._ranges(number)))
-        found = silver.summed_up(silver.overview(bronze).collect())
-        self._know(bronze, found)
-        with ExitStack() as stack:
-            rows = self._without(silver.deliveries(bronze), silver.later_deliveries(bronze), stack)
+        ranges = self._ranges(number)
+        most = offsets.most_records(ranges)
+        # One file for a few records, however many partitions they come from; nothing is moved for it.
+        self._append(bronze_columns(kafka, self.header).coalesce(-(-most // _IN_A_FILE) or 1), "bronze", number)
+        bronze = self._written("bronze", offsets.within(ranges))
+        with ExitStack() as stack, ThreadPoolExecutor(1) as beside:
+            repeated = beside.submit(self._some, silver.later_deliveries(bronze, most), stack)
+            found = silver.summed_up(silver.overview(bronze).collect())
+            self._know(bronze, found, number)
+            rows = self._without(silver.deliveries(bronze), repeated.result())
             stored = silver.stored_before(bronze, self._table("silver"), found, self._highest)
-            new = rows if stored is None else self._without(rows, stored, stack)
+            new = rows if stored is None else self._without(rows, self._some(stored, stack))
             self._reject(bronze, new, found, number)
             if found.ids:
-                self._derive(rows, new, found, number)
+                self._derive(rows, new, found, number, most)
         if self.compact_every and (number + 1) % self.compact_every == 0:
             self.hit("lake.compaction")
             for name in self._names():
                 self.spark.sql(merging.compact(self._path(name)))
         self.hit("lake.end")
 
-    def _without(self, rows: DataFrame, places: DataFrame, stack: ExitStack) -> DataFrame:
-        # Mostly there is nothing to leave out, and then nothing is looked for either.
+    def _some(self, places: DataFrame, stack: ExitStack) -> DataFrame | None:
         kept = places.persist()
         stack.callback(kept.unpersist)
-        return silver.without(rows, kept) if kept.count() else rows
+        return kept if kept.count() else None
+
+    def _without(self, rows: DataFrame, places: DataFrame | None) -> DataFrame:
+        # Mostly there is nothing to leave out, and then nothing is looked for either.
+        return rows if places is None else silver.without(rows, places)
 
     def _append(self, rows: DataFrame, name: str, number: int, hit: str | None = None) -> None:
         # Delta leaves out a transaction whose application has committed this version, or a later one, before.
@@ -86,30 +94,30 @@ class LakeBatch:
         if found.rejected or (bad and not rejected.isEmpty()):
             self._append(rejected, "rejects", number)
 
-    def _derive(self, rows: DataFrame, new: DataFrame, found: silver.Overview, number: int) -> None:
+    def _derive(self, rows: DataFrame, new: DataFrame, found: silver.Overview, number: int, most: int) -> None:
         for topic in self._expanded(found):
             table = payloads.table(topic, self.payloads[topic])
             self._append(payloads.expanded(new, topic, self.payloads[topic]), table.name, number, hit="json")
         with ThreadPoolExecutor(1) as beside:
-            states = beside.submit(self._take_states, rows, found)
+            states = beside.submit(self._take_states, rows, found, most)
             self._append(new, "silver", number)
             states.result()
         for name, span in found.ids.items():
             self._highest[name] = max(span.highest, self._highest.get(name, span.highest))
 
-    def _take_states(self, rows: DataFrame, found: silver.Overview) -> None:
-        known = self.spark.sql(merging.incarnations({name: self._known[name] for name in found.ids}))
-        states = silver.latest_states(rows, known)
-        self._run("current", merging.take_latest(self._path("current"), sorted(found.topics)), states)
+    def _take_states(self, rows: DataFrame, found: silver.Overview, most: int) -> None:
+        states = silver.latest_states(rows, {name: self._known[name] for name in found.ids}, most)
+        self.hit("lake.current")
+        self.spark.sql(merging.take_latest(self._path("current"), sorted(found.topics)), source=states)
 
-    def _know(self, bronze: DataFrame, found: silver.Overview) -> None:
+    def _know(self, bronze: DataFrame, found: silver.Overview, number: int) -> None:
         unknown = found.ids.keys() - self._known.keys()
         if not unknown:
             return
         stored = self._incarnations()
         if unknown - stored.keys():
             seen = silver.incarnations(silver.deliveries(bronze))
-            self._run("incarnations", merging.insert_incarnations(self._path("incarnations")), seen)
+            self._append(seen.where(~F.col("incarnation").isin(list(stored))), "incarnations", number)
         for name in unknown & stored.keys():  # of any other, silver has nothing yet
             rows = self._table("silver")
             # Of all rows it is known without reading any.
@@ -121,10 +129,6 @@ class LakeBatch:
     def _incarnations(self) -> dict[str, int]:
         stored = self._table("incarnations").select("incarnation", F.unix_micros("since").alias("since_us"))
         return {row["incarnation"]: row["since_us"] for row in stored.collect()}
-
-    def _run(self, what: str, statement: str, source: DataFrame) -> None:
-        self.hit(f"lake.{what}")
-        self.spark.sql(statement, source=source)
 
     def _ranges(self, number: int) -> list[offsets.Range]:
         before = files.read_text(self.spark, offsets.file_of(self.checkpoint, number - 1))
@@ -140,6 +144,15 @@ class LakeBatch:
 
     def _table(self, name: str) -> DataFrame:
         return self.spark.read.format("delta").load(self._path(name))
+
+    def _written(self, name: str, which: Column) -> DataFrame:
+        """Rows of a table that is only appended to. Which files have them is asked once, not whenever they are read."""
+        # In the job's session: in the stream's own, Spark plans without looking at how much there is.
+        files = self._table(name).where(which).inputFiles()
+        if not files:
+            return self._table(name).where(F.lit(False))
+        read = self.spark.read.schema(schemas.BRONZE).option("basePath", self._path(name))
+        return read.parquet(*files).where(which)
 
     def _path(self, name: str) -> str:
         return tables.path_of(self.root, name)

@@ -38,7 +38,7 @@ class LakeSettings:
     header: str = HEADER
     once: bool = False
     trigger_s: float = 10.0
-    most_records: int = 200_000
+    most_records: int = 5_000_000
     compact_every: int = 50
     payloads: Mapping[str, StructType] = field(default_factory=dict)
 

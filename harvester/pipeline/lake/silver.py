@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from datetime import date
+from decimal import Decimal
 from functools import reduce
 from operator import or_
 from typing import TYPE_CHECKING, Any
@@ -23,15 +24,17 @@ _NAME = ("incarnation", "id")
 _PLACE = ("topic", "partition", "offset")
 _DAY_US = 86_400_000_000
 _MOST_DAYS = 366
+_MOST_TO_ALL = 8_000_000  # numbers, of 16 bytes
 
 
-def first_deliveries(bronze: DataFrame) -> DataFrame:
+def first_deliveries(bronze: DataFrame, most: int) -> DataFrame:
     """schemas.BRONZE → schemas.SILVER: of each (incarnation, id) the delivery that came first; none without an origin.
 
     `day` is that of the row's creation, 1970-01-01 if no calendar has it. It comes from the header, so repeats have
-    the same however late they come, and a repeat is looked for among the days of its batch only.
+    the same however late they come, and a repeat is looked for among the days of its batch only. `most` records there
+    are, or fewer.
     """
-    return without(deliveries(bronze), later_deliveries(bronze))
+    return without(deliveries(bronze), later_deliveries(bronze, most))
 
 
 def deliveries(bronze: DataFrame) -> DataFrame:
@@ -41,14 +44,18 @@ def deliveries(bronze: DataFrame) -> DataFrame:
     return rows.select(*schemas.SILVER.names)
 
 
-def later_deliveries(bronze: DataFrame) -> DataFrame:
+def later_deliveries(bronze: DataFrame, most: int) -> DataFrame:
     """schemas.BRONZE → (topic, partition, offset) of every record that came before, in the same rows.
 
-    Few as a rule. To find them takes names and places; with its key and value no record is moved.
+    Few as a rule. So names that may be there twice are found first, by a number for each; only those are put in order.
     """
-    named = bronze.where(F.col("problem").isNull()).select(*_NAME, "timestamp", *_PLACE)
+    named = bronze.where(F.col("problem").isNull()).select(
+        F.xxhash64(*_NAME).alias("_number"), *_NAME, "timestamp", *_PLACE
+    )
+    twice = named.groupBy("_number").count().where("count > 1").select("_number")
     earliest = Window.partitionBy(*_NAME).orderBy("timestamp", *_PLACE)
-    return named.withColumn("delivery", F.row_number().over(earliest)).where("delivery > 1").select(*_PLACE)
+    several = named.join(_to_all(twice, most), "_number", "left_semi")
+    return several.withColumn("delivery", F.row_number().over(earliest)).where("delivery > 1").select(*_PLACE)
 
 
 def stored_before(
@@ -138,23 +145,45 @@ def incarnations(silver: DataFrame) -> DataFrame:
     return seen.select(*schemas.INCARNATIONS.names)
 
 
-def latest_states(silver: DataFrame, known: DataFrame) -> DataFrame:
-    """schemas.SILVER and schemas.INCARNATIONS → schemas.CURRENT: one row for each topic and key.
+def latest_states(silver: DataFrame, since_us: Mapping[str, int], most: int) -> DataFrame:
+    """schemas.SILVER → schemas.CURRENT: one row for each topic and key.
 
-    The last state is that of the highest (since, incarnation, id). A tombstone is a state as well, `deleted`: it has
-    to stay, or an older record that comes late would bring the key back. Records without a key have no state.
+    `since_us` has for each incarnation in the rows when it was first seen, in microseconds. The last state is that of
+    the highest (since, incarnation, id). A tombstone is a state as well, `deleted`: it has to stay, or an older record
+    that comes late would bring the key back. Records without a key have no state.
     """
-    keyed = silver.where(F.col("key").isNotNull())
-    # Found by names alone; only what is chosen brings its value along.
-    ages = keyed.select("topic", "key", *_NAME).join(F.broadcast(known), "incarnation")
-    last = ages.groupBy("topic", "key").agg(F.max(age()).alias("age")).select("age.*")
-    rows = keyed.join(last, [*_NAME]).withColumn("deleted", F.col("tombstone"))
-    return rows.select(*schemas.CURRENT.names)
+    keyed = silver.where(F.col("key").isNotNull()).withColumn("_age", _age(since_us))
+    # Found by numbers alone; only what is chosen brings its value along.
+    last = keyed.groupBy("topic", "key").agg(F.max("_age").alias("_age")).select("_age")
+    rows = keyed.join(_to_all(last, most), "_age", "left_semi")
+    chosen = rows.withColumns({"deleted": F.col("tombstone"), "since": _since(since_us)})
+    return chosen.select(*schemas.CURRENT.names)
 
 
-def age() -> Column:
-    """What orders states of a key: which incarnation came later, and in it which id."""
-    return F.struct("since", "incarnation", "id")
+def _to_all(numbers: DataFrame, most: int) -> DataFrame:
+    """With a hint to give every task all of these numbers, unless that could be too much memory."""
+    return F.broadcast(numbers) if most <= _MOST_TO_ALL else numbers
+
+
+def _age(since_us: Mapping[str, int]) -> Column:
+    """What orders states of a key: which incarnation came later, and in it which id; different for any two records.
+
+    One number, since Spark groups numbers by hashing and sorts for anything else.
+    """
+    order = sorted(since_us, key=lambda name: (since_us[name], name))
+    if len(order) == 1:
+        return F.col("id")
+    rank = reduce(
+        lambda found, each: found.when(F.col("incarnation") == each[1], F.lit(each[0])),
+        enumerate(order),
+        F.when(F.lit(False), F.lit(-1)),
+    )
+    return rank.cast("decimal(18,0)") * F.lit(Decimal(2**64)) + F.col("id").cast("decimal(19,0)")
+
+
+def _since(since_us: Mapping[str, int]) -> Column:
+    cases = ((F.col("incarnation") == name, F.timestamp_micros(F.lit(us))) for name, us in sorted(since_us.items()))
+    return reduce(lambda found, case: found.when(*case), cases, F.when(F.lit(False), F.lit(None).cast("timestamp")))
 
 
 def rejects(bronze: DataFrame) -> DataFrame:
