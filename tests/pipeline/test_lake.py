@@ -163,6 +163,16 @@ def test_a_batch_that_is_cut_off_between_any_two_writes_is_as_if_it_had_not_been
     assert len(lake.rows(f"json/{topic}")) == len(oracle.silver) - 1  # but for the value that does not fit
 
 
+def test_repeats_in_the_next_batch_of_the_same_run_are_found(lake: Lake, writer: Writer, make_topic: MakeTopic) -> None:
+    topic, oracle = make_topic(1, KEPT), Oracle()
+    first = [Sent(number, b"k-%d" % (number % 2)) for number in range(1, 5)]
+    for batch in (first, [*(one.again(1) for one in first[1:]), Sent(5, b"k-1")]):
+        oracle.take(writer.send(topic, batch))
+    assert lake.once(topic, most_records=len(first)) == 2 * len(first)
+    assert lake.versions()["bronze"] == 1 + 2, "made, and two batches"
+    lake.assert_holds(oracle)
+
+
 def test_tables_and_checkpoints_of_somebody_else_are_left_alone(lake: Lake, topic: str) -> None:
     lake.spark.range(3).write.format("delta").save(str(lake.root / "silver"))
     with pytest.raises(TableMismatch, match=r"silver has another schema: id is bigint|it is partitioned by nothing"):
