@@ -117,10 +117,11 @@ class Choice:
         """A claim was not won: not the same again at once, unless it only came a little too early."""
         world = look.world(place)
         claim = world.claim(place)
-        early_s = math.inf
+        wait_s = self._settings.pace.beat_every_s
         if claim.exact and claim.holder is not None:
-            early_s = (claim.beat_ms + 2 * world.timing.interval_ms + 1 - world.now_ms) / 1000
-        self._retry_at[place] = now + min(max(early_s, 0.0), self._settings.pace.beat_every_s)
+            early_ms = claim.beat_ms + 2 * world.timing.interval_ms + 1 - world.now_ms
+            wait_s = min(wait_s, early_ms / 1000) if early_ms > 0 else wait_s
+        self._retry_at[place] = now + wait_s
 
     def let_go(self, place: Place, now: float) -> None:
         """It is given up on request: for others to claim."""

@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
+import gzip
 import json
+import queue
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 import pytest
@@ -10,6 +16,7 @@ from confluent_kafka import KafkaError, KafkaException
 from opentelemetry.context import Context, get_value, set_value
 from opentelemetry.propagators.composite import CompositePropagator
 from opentelemetry.propagators.textmap import TextMapPropagator, default_getter, default_setter
+from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
@@ -250,6 +257,57 @@ def _spans(output: str) -> list[dict[str, Any]]:
         span, at = decoder.raw_decode(output, at)
         found.append(span)
     return sorted(found, key=lambda span: str(span["start_time"]))
+
+
+def test_spans_arrive_at_a_collector(scene: Scene) -> None:
+    """By OTLP over HTTP, the exporter that is used unless the environment names another."""
+    with _collector() as (url, received):
+        env = {"OTEL_EXPORTER_OTLP_ENDPOINT": url, "OTEL_BSP_SCHEDULE_DELAY": "100"}
+        with scene.cli(env=env, tracing={"enabled": True}, shards=1) as running:
+            wait_leads(running)
+            scene.db.execute(
+                """INSERT INTO outbox (create_time, kafka_topic, kafka_key, kafka_value, kafka_header_keys,
+                                       kafka_header_values) VALUES (now(), %s, 'traced', '1', %s, %s)""",
+                (scene.topic, ["traceparent"], [TRACEPARENT]),
+            )
+            scene.wait_left()
+            path, resource, span = received.get(timeout=60)
+            assert running.stop() == 0
+    assert path == "/v1/traces"
+    named = {each.key: each.value.string_value for each in resource.attributes}
+    assert (named["service.name"], named["service.instance.id"]) == ("harvester", "test")
+    assert (span.trace_id.hex(), span.parent_span_id.hex()) == (TRACE, PARENT)
+    (record,) = scene.log()
+    assert dict(record.headers)["traceparent"] == f"00-{TRACE}-{span.span_id.hex()}-01".encode()
+
+
+@contextmanager
+def _collector() -> Iterator[tuple[str, queue.Queue[tuple[str, Any, Any]]]]:
+    """Where spans are sent to: (path, resource, span) of each that comes."""
+    received: queue.Queue[tuple[str, Any, Any]] = queue.Queue()
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            body = self.rfile.read(int(self.headers["Content-Length"]))
+            body = gzip.decompress(body) if self.headers["Content-Encoding"] == "gzip" else body
+            for group in ExportTraceServiceRequest.FromString(body).resource_spans:
+                for scope in group.scope_spans:
+                    for span in scope.spans:
+                        received.put((self.path, group.resource, span))
+            self.send_response(200)
+            self.end_headers()
+
+        def log_message(self, *_: Any) -> None:
+            pass
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        try:
+            yield f"http://127.0.0.1:{server.server_port}", received
+        finally:
+            server.shutdown()
+            thread.join()
 
 
 def test_an_exporter_that_is_not_installed_is_an_error_of_the_configuration(scene: Scene) -> None:
