@@ -151,7 +151,8 @@ class Choice:
         mine = sum(1 for place in units if look.phase(place) is not Phase.IDLE)
         under_way = sum(1 for holding in look.holdings.values() if holding.phase is Phase.CLAIMING)
         chosen: list[Place] = []
-        free = [place for place in look.wanted if self._is_open(look, place, now)]
+        log_ms = self._log_time.now_ms(now)
+        free = [place for place in look.wanted if self._is_open(look, place, now, log_ms)]
         if not units.intersection(free):
             self._left_over_since = None
         elif self._left_over_since is None:
@@ -196,11 +197,11 @@ class Choice:
         most = max((count for count, _ in others), default=0)
         return [place for count, place in others if count == most][:1]
 
-    def _is_open(self, look: Look, place: Place, now: float) -> bool:
+    def _is_open(self, look: Look, place: Place, now: float, log_ms: int) -> bool:
         if look.phase(place) is not Phase.IDLE or now < self._retry_at.get(place, -math.inf):
             return False
         world = look.world(place)
-        if world.claimable(place, self._now_ms(world, now)) or self._is_ours(look, place):
+        if world.claimable(place, log_ms) or self._is_ours(look, place):
             return True
         allowance_s = 0.0 if world.claim(place).exact else world.timing.clock_step_ms / 1000
         return self._silent_for(place, now) > 2 * self._interval_s + allowance_s
@@ -213,26 +214,22 @@ class Choice:
     def _silent_for(self, place: Place, now: float) -> float:
         return now - max(self._heard_at.get(place, self._ready_at), self._ready_at)
 
-    def _now_ms(self, world: World, now: float) -> int:
-        return max(world.now_ms, self._log_time.now_ms(now))
-
     def _roster(self, look: Look, now: float) -> Roster:
-        us = self._settings.client.id
+        us, log_ms = self._settings.client.id, self._log_time.now_ms(now)
         counts = {us: 0}
         doubtful: Counter[str] = Counter()
         free = 0
         for place in look.units:
             holder, world = look.holder(place), look.world(place)
-            now_ms = self._now_ms(world, now)
             if look.phase(place) is Phase.HELD:
                 counts[us] += 1
-            elif holder is None or world.claimable(place, now_ms):
+            elif holder is None or world.claimable(place, log_ms):
                 free += 1
             elif holder.id != us and self._silent_for(place, now) <= 2 * self._interval_s:
                 counts[holder.id] = counts.get(holder.id, 0) + 1
-                doubtful[holder.id] += world.claim(place).freshness(now_ms, world.timing) is not Freshness.FRESH
+                doubtful[holder.id] += world.freshness(place, log_ms) is not Freshness.FRESH
         group = self._settings.group
-        asking = {client for world in look.worlds.values() for client in world.waiting(group, self._now_ms(world, now))}
+        asking = {client for world in look.worlds.values() for client in world.waiting(group, log_ms)}
         for client in asking:
             counts.setdefault(client, 0)
         return Roster(us, counts, frozenset(asking - {us}), free, len(look.units), doubtful)

@@ -110,9 +110,9 @@ class World:
             return Claim(exact=self.complete, positioned=self.complete, heard_ms=self.start_ms or 0)
         return known
 
-    def freshness(self, place: Place) -> Freshness:
-        """As of the last record."""
-        return self.claim(place).freshness(self.now_ms, self.timing)
+    def freshness(self, place: Place, now_ms: int = 0) -> Freshness:
+        """As of the last record, or of a later log time."""
+        return self.claim(place).freshness(max(self.now_ms, now_ms), self.timing)
 
     @property
     def settled_ms(self) -> int | None:
@@ -121,17 +121,16 @@ class World:
             return 0
         return None if self.start_ms is None else self.start_ms + self.timing.clock_step_ms
 
-    def claimable(self, place: Place, now_ms: int | None = None) -> bool:
+    def claimable(self, place: Place, now_ms: int = 0) -> bool:
         """Whether a claim appended now (as of the last record, or at a later log time) is certain to win, unless
         another is quicker: P30 for a late reader's view.
         """
-        at_ms = self.now_ms if now_ms is None else now_ms
         claim, settled_ms = self.claim(place), self.settled_ms
         if claim.exact:
-            return claim.freshness(at_ms, self.timing) in (Freshness.FREE, Freshness.STALE)
+            return self.freshness(place, now_ms) in (Freshness.FREE, Freshness.STALE)
         if settled_ms is None:
             return False
-        return self.timing.freshness(at_ms - max(claim.heard_ms, settled_ms)) is Freshness.STALE
+        return self.timing.freshness(max(self.now_ms, now_ms) - max(claim.heard_ms, settled_ms)) is Freshness.STALE
 
     def held(self, group: str) -> Iterator[tuple[Place, Client]]:
         """The places of a group that have a holder who is not stale."""
@@ -141,9 +140,9 @@ class World:
             if claim.freshness(self.now_ms, self.timing) is not Freshness.STALE:
                 yield place, claim.holder
 
-    def waiting(self, group: str, now_ms: int | None = None) -> Iterator[str]:
+    def waiting(self, group: str, now_ms: int = 0) -> Iterator[str]:
         """The ids of a group's clients that lost a claim within 2 intervals, as of the last record or a later time."""
-        at_ms = self.now_ms if now_ms is None else now_ms
+        at_ms = max(self.now_ms, now_ms)
         for (of, client_id), lost_ms in self.presence.items():
             if of == group and at_ms - lost_ms <= 2 * self.timing.interval_ms:
                 yield client_id

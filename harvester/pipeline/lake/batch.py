@@ -54,14 +54,14 @@ class LakeBatch:
         most = offsets.most_records(ranges)
         # One file for a few records, however many partitions they come from; nothing is moved for it.
         self._append(bronze_columns(kafka, self.header).coalesce(-(-most // _IN_A_FILE) or 1), "bronze", number)
-        bronze = self._written("bronze", offsets.within(ranges))
+        bronze = self._bronze(offsets.within(ranges))
         with ExitStack() as stack, ThreadPoolExecutor(1) as beside:
             repeated = beside.submit(self._some, silver.later_deliveries(bronze, most), stack)
             found = silver.summed_up(silver.overview(bronze).collect())
             self._know(bronze, found, number)
             rows = self._without(silver.deliveries(bronze), repeated.result())
             stored = silver.stored_before(bronze, self._table("silver"), found, self._highest)
-            new = rows if stored is None else self._without(rows, self._some(stored, stack))
+            new = self._without(rows, self._some(stored, stack))
             self._reject(bronze, new, found, number)
             if found.ids:
                 self._derive(rows, new, found, number, most)
@@ -71,7 +71,9 @@ class LakeBatch:
                 self.spark.sql(merging.compact(self._path(name)))
         self.hit("lake.end")
 
-    def _some(self, places: DataFrame, stack: ExitStack) -> DataFrame | None:
+    def _some(self, places: DataFrame | None, stack: ExitStack) -> DataFrame | None:
+        if places is None:
+            return None
         kept = places.persist()
         stack.callback(kept.unpersist)
         return kept if kept.count() else None
@@ -145,14 +147,15 @@ class LakeBatch:
     def _table(self, name: str) -> DataFrame:
         return self.spark.read.format("delta").load(self._path(name))
 
-    def _written(self, name: str, which: Column) -> DataFrame:
-        """Rows of a table that is only appended to. Which files have them is asked once, not whenever they are read."""
+    def _bronze(self, which: Column) -> DataFrame:
+        """These rows. It is only appended to, so which files have them is asked once, not whenever they are read."""
         # In the job's session: in the stream's own, Spark plans without looking at how much there is.
-        files = self._table(name).where(which).inputFiles()
-        if not files:
-            return self._table(name).where(F.lit(False))
-        read = self.spark.read.schema(schemas.BRONZE).option("basePath", self._path(name))
-        return read.parquet(*files).where(which)
+        rows = self._table("bronze").where(which)
+        written = rows.inputFiles()
+        if not written:
+            return rows
+        read = self.spark.read.schema(schemas.BRONZE).option("basePath", self._path("bronze"))
+        return read.parquet(*written).where(which)
 
     def _path(self, name: str) -> str:
         return tables.path_of(self.root, name)

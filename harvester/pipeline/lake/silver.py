@@ -156,7 +156,8 @@ def latest_states(silver: DataFrame, since_us: Mapping[str, int], most: int) -> 
     # Found by numbers alone; only what is chosen brings its value along.
     last = keyed.groupBy("topic", "key").agg(F.max("_age").alias("_age")).select("_age")
     rows = keyed.join(_to_all(last, most), "_age", "left_semi")
-    chosen = rows.withColumns({"deleted": F.col("tombstone"), "since": _since(since_us)})
+    since = {name: F.timestamp_micros(F.lit(us)) for name, us in since_us.items()}
+    chosen = rows.withColumns({"deleted": F.col("tombstone"), "since": _by_incarnation(since)})
     return chosen.select(*schemas.CURRENT.names)
 
 
@@ -173,17 +174,12 @@ def _age(since_us: Mapping[str, int]) -> Column:
     order = sorted(since_us, key=lambda name: (since_us[name], name))
     if len(order) == 1:
         return F.col("id")
-    rank = reduce(
-        lambda found, each: found.when(F.col("incarnation") == each[1], F.lit(each[0])),
-        enumerate(order),
-        F.when(F.lit(False), F.lit(-1)),
-    )
+    rank = _by_incarnation({name: F.lit(place) for place, name in enumerate(order)})
     return rank.cast("decimal(18,0)") * F.lit(Decimal(2**64)) + F.col("id").cast("decimal(19,0)")
 
 
-def _since(since_us: Mapping[str, int]) -> Column:
-    cases = ((F.col("incarnation") == name, F.timestamp_micros(F.lit(us))) for name, us in sorted(since_us.items()))
-    return reduce(lambda found, case: found.when(*case), cases, F.when(F.lit(False), F.lit(None).cast("timestamp")))
+def _by_incarnation(values: Mapping[str, Column]) -> Column:
+    return F.coalesce(*(F.when(F.col("incarnation") == name, value) for name, value in values.items()))
 
 
 def rejects(bronze: DataFrame) -> DataFrame:
