@@ -63,14 +63,21 @@ def identify(pid: int) -> ProcessId | None:
 
 
 def is_alive(process: ProcessId) -> bool:
-    """Whether exactly this process still runs; a zombie does not."""
-    child = _children.get(process.pid)
-    if child is not None and child.poll() is not None:
-        del _children[process.pid]
+    """Whether exactly this process still runs; a zombie does not.
+
+    A child of ours that does not run has been reaped: PostgreSQL takes the zombie of a former server for a living one.
+    """
     found = _stat(process.pid)
-    return (
-        found is not None and found[0] not in "ZX" and found[2] == process.started_ticks and boot_id() == process.boot
-    )
+    if found is None or found[2] != process.started_ticks or boot_id() != process.boot:
+        return False
+    child = _children.get(process.pid)
+    if child is None:
+        return found[0] not in "ZX"
+    # Asked after the state was read: asked before, a child that ends in between would be gone and stay a zombie.
+    if child.poll() is None:
+        return True
+    _children.pop(process.pid, None)
+    return False
 
 
 def children_of(process: ProcessId) -> list[ProcessId]:

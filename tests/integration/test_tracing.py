@@ -223,6 +223,15 @@ def test_what_the_environment_says() -> None:
     assert (named["service.name"], named["service.instance.id"]) == ("harvester", "billing-1")
 
 
+def add_traced(scene: Scene) -> None:
+    """A row of the key `traced` that names a span."""
+    scene.db.execute(
+        """INSERT INTO outbox (create_time, kafka_topic, kafka_key, kafka_value, kafka_header_keys,
+                               kafka_header_values) VALUES (now(), %s, 'traced', '1', %s, %s)""",
+        (scene.topic, ["traceparent"], [TRACEPARENT]),
+    )
+
+
 @pytest.mark.parametrize("delivery", ["at-least-once", "exactly-once"])
 def test_spans_of_a_running_harvester(delivery: str, scene: Scene) -> None:
     """Two attempts of one record are two spans; the record in Kafka carries the context of the one that got through."""
@@ -231,11 +240,7 @@ def test_spans_of_a_running_harvester(delivery: str, scene: Scene) -> None:
     with scene.cli(env=env, tracing={"enabled": True}, delivery=delivery, shards=1) as running:
         wait_leads(running)
         scene.add(("plain", "1"))
-        scene.db.execute(
-            """INSERT INTO outbox (create_time, kafka_topic, kafka_key, kafka_value, kafka_header_keys,
-                                   kafka_header_values) VALUES (now(), %s, 'traced', '1', %s, %s)""",
-            (scene.topic, ["traceparent"], [TRACEPARENT]),
-        )
+        add_traced(scene)
         scene.wait_left()
         assert running.stop() == 0
         spans = _spans("\n".join(running.stdout))
@@ -265,11 +270,7 @@ def test_spans_arrive_at_a_collector(scene: Scene) -> None:
         env = {"OTEL_EXPORTER_OTLP_ENDPOINT": url, "OTEL_BSP_SCHEDULE_DELAY": "100"}
         with scene.cli(env=env, tracing={"enabled": True}, shards=1) as running:
             wait_leads(running)
-            scene.db.execute(
-                """INSERT INTO outbox (create_time, kafka_topic, kafka_key, kafka_value, kafka_header_keys,
-                                       kafka_header_values) VALUES (now(), %s, 'traced', '1', %s, %s)""",
-                (scene.topic, ["traceparent"], [TRACEPARENT]),
-            )
+            add_traced(scene)
             scene.wait_left()
             path, resource, span = received.get(timeout=60)
             assert running.stop() == 0

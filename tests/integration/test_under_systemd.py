@@ -14,10 +14,7 @@ from tests.support.systemd import ROOT, Systemd
 from tests.support.wait import eventually
 
 pytest_plugins = ["tests.support.scenes"]
-pytestmark = [
-    pytest.mark.skipif(systemd.missing() is not None, reason=str(systemd.missing())),
-    pytest.mark.timeout(240),
-]
+pytestmark = [systemd.needs_root, systemd.needs_systemd, pytest.mark.timeout(240)]
 UNIT = "harvester.service"
 # Where the test reads what would go to the journal, and shorter waits.
 _ASIDE = """

@@ -16,10 +16,13 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
+import pytest
+
 from .wait import eventually
 
 ROOT = Path(__file__).parents[2]
-_PROGRAMS = ("unshare", "nsenter", "systemctl", "/lib/systemd/systemd")
+needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root may have a systemd of its own")
+needs_systemd = pytest.mark.skipif(shutil.which("systemctl") is None, reason="systemd is not installed")
 _SPACES = ("--fork", "--pid", "--mount", "--ipc", "--uts", "--cgroup", "--kill-child")
 _TARGETS = ("sysinit", "basic", "shutdown", "multi-user", "network-online", "umount", "final", "exit")
 _SETUP = """
@@ -50,19 +53,6 @@ chmod 755 /opt/harvester/bin/harvester
 exec env -i container=test PATH=/usr/bin:/bin:/usr/sbin:/sbin SYSTEMD_UNIT_PATH=/run/systemd/system \
   /lib/systemd/systemd --system --unit=multi-user.target --log-target=console --show-status=no
 """
-
-
-def missing() -> str | None:
-    """Why it cannot be done here; None if it can."""
-    if os.geteuid() != 0:
-        return "a systemd of its own takes root"
-    absent = [program for program in _PROGRAMS if shutil.which(program) is None]
-    if absent:
-        return f"not installed: {', '.join(absent)}"
-    tried = subprocess.run(
-        ["unshare", *_SPACES, "mount", "-t", "tmpfs", "tmpfs", "/run"], capture_output=True, check=False
-    )
-    return f"namespaces: {tried.stderr.decode().strip()}" if tried.returncode else None
 
 
 class Systemd:
@@ -112,7 +102,7 @@ def running(directory: Path, units: Mapping[str, str], config: Path) -> Iterator
             systemd = Systemd(int(children.read_text().split()[0]))
             eventually(
                 lambda: systemd.run("systemctl", "is-system-running", check=False).strip() in ("running", "degraded"),
-                what=f"systemd to run: {(directory / 'systemd.log').read_text()}",
+                what=f"systemd to run, see {log.name}",
             )
             yield systemd
         finally:
