@@ -84,7 +84,7 @@ def release(
     """
     _check_asking(yes=yes, json_=json_)
 
-    from harvester.errors import CoordinationError
+    from harvester.coordination.errors import CoordinationError
 
     with _observer(config, set_, log_level, bootstrap, coordination_topic, heartbeat_interval) as observer:
         held = [row for row in _rows(observer, group) if row.holder is not None and row.holder.id == client]

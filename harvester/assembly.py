@@ -24,12 +24,14 @@ from harvester.outbox.marker import MarkSession
 from harvester.outbox.purge_session import PurgeSession, Rules
 from harvester.relay import hooks
 from harvester.relay.attempts import Policy
-from harvester.relay.machine import Settings, max_unsettled
-from harvester.relay.marking import MarkLoop, Pace
+from harvester.relay.limits import Settings, max_unsettled
+from harvester.relay.marking import MarkLoop
+from harvester.relay.pace import Pace
+from harvester.relay.performing import Outlets
 from harvester.relay.processes import shared_memory
-from harvester.relay.shard import ShardSpec
+from harvester.relay.spec import ShardSpec
 from harvester.relay.supervision import HandOver, RestartBudget
-from harvester.relay.supervisor import Outlets, Supervisor
+from harvester.relay.supervisor import Supervisor
 from harvester.relay.switching import EXACTLY_ONCE, Mode
 
 Log = logging.Logger | logging.LoggerAdapter[logging.Logger]
@@ -56,7 +58,7 @@ class Parts:
         """Have what the mode of delivery needs for so many shards. Raises BrokerUnavailable or BrokerError."""
         if config.delivery == EXACTLY_ONCE:
             topic = _ensure_progress_topic(config, shards)
-            self.supervisor.relay.lanes = topic.lanes  # for those that are added while it runs
+            self.supervisor.relay.tenure.lanes = topic.lanes  # for those that are added while it runs
 
     def join(self, identity: Identity, callbacks: GroupCallbacks) -> None:
         """Join the group."""
@@ -148,7 +150,7 @@ def assemble(
         test_hooks,
         take_over_mode(config, f"harvester {config.name}/lanes"),
     )
-    supervisor.marker = marker
+    supervisor.attach(marker)
     return Parts(
         supervisor=supervisor,
         marker=marker,

@@ -160,7 +160,9 @@ def entry(module: str, name: str) -> str:
 
 def _class(module: str, node: ast.ClassDef) -> Iterator[str]:
     bases = [ast.unparse(base) for base in node.bases]
-    shown = [base for base in bases if not base.startswith(("_", "Generic", "Protocol", "NamedTuple", "StrEnum"))]
+    shown = [
+        base for base in bases if not base.startswith(("_", "Generic", "Protocol", "NamedTuple", "Settings", "StrEnum"))
+    ]
     init = next((each for each in _functions(node) if each.name == "__init__"), None)
     if init is not None and node.name not in _SETTINGS:
         yield f"`{_call(init, node.name).partition(' -> ')[0]}`"

@@ -25,7 +25,8 @@ from harvester import stack
 from harvester.errors import HarvesterError, StackError
 from harvester.stack import ivy
 from harvester.stack.jars import KAFKA_VERSION
-from scripts.version_smoke import Servers, Verdict, smoke
+from scripts.smoke_parts import Servers, Verdict
+from scripts.version_smoke import smoke
 
 ROOT = Path(__file__).parents[1]
 POSTGRES = ("15", "16", "18")

@@ -9,8 +9,9 @@ from .client_check import check_clients
 from .describe import as_json, in_effect, settings_of
 from .durations import format_duration, parse_duration
 from .load import DEFAULT_FILE, ENV_VARIABLE, Loaded, load, load_config
-from .model import Config, Control, Http, Limits, Logging, Poison
+from .model import Config
 from .secrets import MASK, mask_options
+from .sections import Control, Http, Limits, Logging, Poison
 
 __all__ = [
     "DEFAULT_FILE",

@@ -13,9 +13,10 @@ from harvester.errors import ConfigurationError, Problem
 
 from .interpolation import interpolate_table
 from .kafka_options import flatten
-from .model import Config, Limits
+from .model import Config
 from .overrides import apply_overrides
 from .problems import UNKNOWN
+from .sections import Limits
 
 ENV_VARIABLE = "HARVESTER_CONFIG"
 DEFAULT_FILE = Path("harvester.toml")

@@ -9,161 +9,41 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from datetime import timedelta
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BeforeValidator, Field, model_validator
 
-from harvester.errors import ConfigurationError, Problem
 from harvester.origin import HEADER
 from harvester.outbox.tables import OutboxTable
 
 from . import kafka_options, timing
 from .clients import ClientSettings
 from .dsn import effective_dsn, mask_dsn
-from .durations import format_duration, to_ms
 from .fields import (
-    Conflict,
-    Duration,
     Retention,
-    SessionDuration,
     one_of,
-    read_control_socket,
     read_data_source,
     read_group_id,
     read_header_name,
-    read_listen,
     read_name,
-    read_notice_topic,
-    read_switch,
     read_table_name,
     read_topic,
-    whole_number,
 )
 from .identity import default_group_id, default_name
-from .oauth import hook_problems, read_hook_name
-from .problems import problems_from, refuse, refuse_all, under
+from .oauth import hook_problems
+from .problems import refuse, refuse_all
+from .rules import linger_problems, notice_problems, order_problems
 from .secrets import mask_options
+from .sections import Control, Http, Limits, Logging, OAuth, Poison, Tracing
+from .settings import Settings, derived, nested
 
 DEFAULT_BOOTSTRAP = "localhost:9092"
 DEFAULT_DATA_SOURCE = "host=localhost port=5432 user=postgres password= dbname=postgres sslmode=disable"
-LEVELS = ("trace", "debug", "info", "warning", "error")
 LEADER_TOPIC_SUFFIX = ".neli"
 PROGRESS_TOPIC_SUFFIX = ".progress"
 WORTHWHILE_SHARDS_PER_CORE = 4  # more take memory and sessions, and move no more
 # Limits that have another default in exactly-once mode.
 TRANSACTIONS = {"max_in_flight_records": 10_000, "mark_query_records": 1_000}
-
-
-def _derived(compute: Any) -> Any:
-    """A default computed from the fields above it (pydantic skips it when one of those is invalid)."""
-    return Field(default_factory=compute)
-
-
-class _Settings(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid", hide_input_in_errors=True, validate_default=True)
-
-    if not TYPE_CHECKING:  # type checkers keep the signature that the fields give
-
-        def __init__(self, /, **data: Any) -> None:
-            try:
-                super().__init__(**data)
-            except ValidationError as error:
-                # Not chained: pydantic's error holds the input, secrets included.
-                raise ConfigurationError(problems_from(error, _known_names(type(self)))) from None
-
-
-class Limits(_Settings):
-    """Times and amounts. All durations are above zero; see docs/configuration.md for how they depend on each other."""
-
-    poll_duration: Duration = timedelta(milliseconds=1)
-    min_poll_interval: Duration = timedelta(milliseconds=100)
-    heartbeat_timeout: Duration = timedelta(seconds=5)
-    max_poll_interval: Duration = _derived(lambda given: given["heartbeat_timeout"] / 2)
-    session_timeout: SessionDuration = _derived(lambda given: given["heartbeat_timeout"] * 3)
-    queue_timeout: Duration = timedelta(seconds=30)
-    drain_interval: Duration = _derived(
-        lambda given: timing.default_drain_interval(given["max_poll_interval"], given["queue_timeout"])
-    )
-    mark_backoff: Duration = timedelta(milliseconds=10)
-    mark_backoff_max: Duration = timedelta(milliseconds=100)
-    io_error_backoff: Duration = timedelta(milliseconds=500)
-    head_scan_interval: Duration = timedelta(minutes=1)
-    max_in_flight_records: Annotated[int, BeforeValidator(whole_number(1, 1_000_000))] = 1000
-    shards: Annotated[int, BeforeValidator(whole_number(1, 256))] = 8
-    records_per_shard: Annotated[int, BeforeValidator(whole_number(0, 1_000_000))] = 200
-    send_buffer: Annotated[int, BeforeValidator(whole_number(1, 100_000))] = 10
-    max_queued_per_key: Annotated[int, BeforeValidator(whole_number(1, 1_000_000))] = 100
-    max_attempts: Annotated[int, BeforeValidator(whole_number(1, 1_000_000))] = 5
-    max_transaction_records: Annotated[int, BeforeValidator(whole_number(1, 50_000))] = 2_000
-    mark_query_records: Annotated[int, BeforeValidator(whole_number(1, 100_000))] = 100
-    min_metrics_interval: Duration = timedelta(seconds=5)
-    retry_backoff: Duration = timedelta(milliseconds=100)
-    retry_backoff_max: Duration = timedelta(seconds=10)
-    restart_budget: Annotated[int, BeforeValidator(whole_number(0, 10_000))] = 5
-    restart_window: Duration = timedelta(seconds=60)
-
-    @model_validator(mode="before")
-    @classmethod
-    def _send_concurrency(cls, data: Any) -> Any:
-        if not isinstance(data, Mapping) or "send_concurrency" not in data:
-            return data
-        rest = {name: value for name, value in data.items() if name != "send_concurrency"}
-        alias = data["send_concurrency"]
-        differ = "shards" in rest and str(rest["shards"]) != str(alias)
-        return rest | {"shards": Conflict("send_concurrency") if differ else alias}
-
-
-class Poison(_Settings):
-    """What becomes of a record that Kafka will not take; see docs/dead-letters.md."""
-
-    policy: Annotated[Literal["quarantine", "hold", "stop"], BeforeValidator(one_of("quarantine", "hold", "stop"))] = (
-        "quarantine"
-    )
-    notice_topic: Annotated[str, BeforeValidator(read_notice_topic)] = ""
-
-
-class Logging(_Settings):
-    """What is logged."""
-
-    level: Annotated[str, BeforeValidator(one_of(*LEVELS))] = "info"
-
-
-class Http(_Settings):
-    """What is said over HTTP; see docs/operations.md."""
-
-    listen: Annotated[str, BeforeValidator(read_listen)] = "off"
-
-
-class Control(_Settings):
-    """How a running harvester is controlled; see docs/operations.md."""
-
-    socket: Annotated[str, BeforeValidator(read_control_socket)] = "auto"
-
-
-class Tracing(_Settings):
-    """Whether traces go on with the records; see docs/operations.md."""
-
-    enabled: Annotated[bool, BeforeValidator(read_switch)] = False
-
-
-class OAuth(_Settings):
-    """Where tokens for Kafka come from (SASL OAUTHBEARER); see docs/security.md."""
-
-    token: Annotated[str, BeforeValidator(read_hook_name)] = ""
-
-
-def _nested(kind: type[_Settings], name: str) -> BeforeValidator:
-    def read(value: object) -> object:
-        if isinstance(value, kind):
-            return value
-        if not isinstance(value, Mapping):
-            refuse(f"must be a table ([{name}])")
-        try:
-            return kind(**{str(key): inner for key, inner in value.items()})
-        except ConfigurationError as error:
-            refuse_all(under(name, error.problems))
-
-    return BeforeValidator(read)
 
 
 def _kafka_table(name: kafka_options.Table) -> BeforeValidator:
@@ -180,7 +60,7 @@ def _kafka_table(name: kafka_options.Table) -> BeforeValidator:
     return BeforeValidator(read)
 
 
-class Config(_Settings):
+class Config(Settings):
     """Everything a harvester needs to know. Immutable; safe to pass to another process."""
 
     base_kafka_config: Annotated[dict[str, str], _kafka_table("base_kafka_config")] = Field(default_factory=dict)
@@ -188,7 +68,7 @@ class Config(_Settings):
         default_factory=dict
     )
     leader_group_id: Annotated[str, BeforeValidator(read_group_id)] = Field(default_factory=default_group_id)
-    leader_topic: Annotated[str, BeforeValidator(read_topic)] = _derived(
+    leader_topic: Annotated[str, BeforeValidator(read_topic)] = derived(
         lambda given: given["leader_group_id"] + LEADER_TOPIC_SUFFIX
     )
     data_source: Annotated[str, BeforeValidator(read_data_source)] = DEFAULT_DATA_SOURCE
@@ -204,13 +84,13 @@ class Config(_Settings):
     marking: Annotated[Literal["memory", "table"], BeforeValidator(one_of("memory", "table"))] = "memory"
     archive: Annotated[Literal["off", "ids", "rows"], BeforeValidator(one_of("off", "ids", "rows"))] = "off"
     archive_retention: Retention = timedelta(days=7)
-    limits: Annotated[Limits, _nested(Limits, "limits")] = Field(default_factory=Limits)
-    poison: Annotated[Poison, _nested(Poison, "poison")] = Field(default_factory=Poison)
-    logging: Annotated[Logging, _nested(Logging, "logging")] = Field(default_factory=Logging)
-    http: Annotated[Http, _nested(Http, "http")] = Field(default_factory=Http)
-    tracing: Annotated[Tracing, _nested(Tracing, "tracing")] = Field(default_factory=Tracing)
-    control: Annotated[Control, _nested(Control, "control")] = Field(default_factory=Control)
-    oauth: Annotated[OAuth, _nested(OAuth, "oauth")] = Field(default_factory=OAuth)
+    limits: Annotated[Limits, nested(Limits, "limits")] = Field(default_factory=Limits)
+    poison: Annotated[Poison, nested(Poison, "poison")] = Field(default_factory=Poison)
+    logging: Annotated[Logging, nested(Logging, "logging")] = Field(default_factory=Logging)
+    http: Annotated[Http, nested(Http, "http")] = Field(default_factory=Http)
+    tracing: Annotated[Tracing, nested(Tracing, "tracing")] = Field(default_factory=Tracing)
+    control: Annotated[Control, nested(Control, "control")] = Field(default_factory=Control)
+    oauth: Annotated[OAuth, nested(OAuth, "oauth")] = Field(default_factory=OAuth)
 
     @model_validator(mode="before")
     @classmethod
@@ -227,9 +107,9 @@ class Config(_Settings):
     def _check_relations(self) -> Config:
         problems = [
             *self.timing.problems(),
-            *_order_problems(self.limits),
-            *self._linger_problems(),
-            *self._notice_problems(),
+            *order_problems(self.limits),
+            *linger_problems(self.producer_kafka_config, self.delivery_timeout),
+            *notice_problems(self.poison.notice_topic, self.leader_topic),
             *hook_problems(self.oauth.token, self.base_kafka_config),
         ]
         if problems:
@@ -333,50 +213,3 @@ class Config(_Settings):
             min_poll_interval=self.limits.min_poll_interval,
             token_hook=self.oauth.token,
         )
-
-    def _notice_problems(self) -> list[Problem]:
-        if self.poison.notice_topic != self.leader_topic:
-            return []
-        return [Problem("poison.notice_topic", "is the leader topic, on which only heartbeats may be", "another topic")]
-
-    def _linger_problems(self) -> list[Problem]:
-        linger = kafka_options.get(self.producer_kafka_config, "linger.ms")
-        try:
-            too_long = linger is not None and float(linger) >= to_ms(self.delivery_timeout)
-        except ValueError:
-            too_long = False  # `harvester config check` asks librdkafka what it thinks of values
-        if not too_long or self.delivery_timeout < timing.MIN_DELIVERY_TIMEOUT:
-            return []
-        path = kafka_options.option_path("producer_kafka_config", "linger.ms")
-        return [Problem(path, "is no shorter than the delivery timeout", f"below {to_ms(self.delivery_timeout)}")]
-
-
-def _order_problems(limits: Limits) -> list[Problem]:
-    pairs = (("mark_backoff", "mark_backoff_max"), ("retry_backoff", "retry_backoff_max"))
-    found = []
-    for low, high in pairs:
-        least, most = getattr(limits, low), getattr(limits, high)
-        if least > most:
-            text = f"is {format_duration(most)}, below {low} ({format_duration(least)})"
-            found.append(Problem(f"limits.{high}", text, f"at least {format_duration(least)}"))
-    return found
-
-
-def _known_names(kind: type[_Settings]) -> dict[str, str]:
-    """Every name that a user may have in mind -> the path that is right, seen from inside `kind`."""
-    own = {name: name for name in kind.model_fields}
-    if kind is Config:
-        for table, nested in (
-            ("limits", Limits),
-            ("poison", Poison),
-            ("logging", Logging),
-            ("http", Http),
-            ("tracing", Tracing),
-            ("control", Control),
-            ("oauth", OAuth),
-        ):
-            own |= {name: f"{table}.{name}" for name in nested.model_fields}
-        return own | {"send_concurrency": "limits.shards"}
-    if kind is Limits:
-        return own | {"send_concurrency": "shards"}
-    return own

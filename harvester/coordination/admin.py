@@ -25,6 +25,7 @@ from confluent_kafka.admin import AdminClient, OffsetSpec
 
 from harvester.clock import clock_s
 from harvester.coordination.consumer_settings import ConsumerSettings
+from harvester.coordination.errors import CoordinationError, CoordinationTopicError
 from harvester.coordination.log import CoordinationLog
 from harvester.coordination.messages import (
     Client,
@@ -40,7 +41,7 @@ from harvester.coordination.rationalizer import Reading, Verdict, read
 from harvester.coordination.topic import failed
 from harvester.coordination.troubles import passes
 from harvester.coordination.world import World
-from harvester.errors import BrokerError, BrokerUnavailable, CoordinationError, CoordinationTopicError
+from harvester.errors import BrokerError, BrokerUnavailable
 
 _TIMEOUT_S = 30.0
 _CALL_S = 10.0

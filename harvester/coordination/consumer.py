@@ -194,6 +194,7 @@ class CoordinatedConsumer:
             if topics is not None:
                 self._session.consume(topics)
             self._standing.look(self._feed.is_paused)
+            self._feed.look()
         if now >= self._mirror_at:
             self._mirror_at = now + interval_s / 2
             self._offsets.mirror(self._standing.processed())

@@ -16,15 +16,17 @@ from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaError, KafkaExcepti
 
 from harvester.clock import clock_s
 from harvester.coordination.consumer_settings import ConsumerSettings
+from harvester.coordination.errors import OffsetOutOfRange
 from harvester.coordination.events import Event, OutOfRange
 from harvester.coordination.hands import Hands
 from harvester.coordination.inquiry import Inquiry
 from harvester.coordination.messages import Place
 from harvester.coordination.offsets import GroupOffsets
 from harvester.coordination.session import Change, Session
+from harvester.coordination.stalls import Stalls
 from harvester.coordination.starting import resume, start
 from harvester.coordination.troubles import passes
-from harvester.errors import BrokerError, OffsetOutOfRange
+from harvester.errors import BrokerError
 
 _LOGGER = logging.getLogger("harvester.coordination")
 _CALL_S = 5.0
@@ -57,6 +59,8 @@ class Feed:
         self._assigned: set[Place] = set()
         self._pauses: set[tuple[str | None, int | None]] = set()
         self._displaced: dict[Place, float] = {}  # their position is not there; since when
+        self._stalls = Stalls(offsets.ends, settings.heartbeat_interval_s)
+        self._emptied = False  # the client had nothing more for us, since the last look for stalls
         self._fetched = max(_LEAST_FETCHED, settings.batch_records if settings.at_most_once else 0)
 
     # -- claims
@@ -197,8 +201,10 @@ class Feed:
             return
         first = self._data.poll(timeout_s)
         if first is None:
+            self._emptied = True
             return
         messages = [first, *self._data.consume(self._fetched, 0)]  # which would wait until there are so many
+        self._emptied |= len(messages) <= self._fetched
         troubles: list[Any] = []
         if any(map(Message.error, messages)):
             troubles = [message for message in messages if message.error() is not None]
@@ -219,6 +225,37 @@ class Feed:
         only = self._settings.topics[0] if len(self._settings.topics) == 1 else None
         topics = map(_TOPIC, messages) if only is None else repeat(only, len(messages))
         return zip(topics, map(_PARTITION, messages), strict=True)
+
+    def look(self) -> None:
+        """Once an interval: go on with places that the client has stopped to fetch."""
+        emptied, self._emptied = self._emptied, False
+        for place in self._stalls.look(self._waiting() if emptied else {}, clock_s()):
+            hands = self._session.hands.get(place)
+            if hands is None or place not in self._assigned:
+                continue
+            offset = 0 if hands.fetched_to is None else hands.fetched_to + 1
+            _LOGGER.warning("%s stood still, and goes on at offset %d", place, offset)
+            self._unassign(place)
+            self._assign(place, offset)
+
+    def _waiting(self) -> dict[Place, int]:
+        """What the client reads next, of places of which we have nothing. It has passed what is not for us to see."""
+        with self._session.lock:
+            known = {
+                place: hands.fetched_to
+                for place, hands in self._session.hands.items()
+                if place in self._assigned and place not in self._displaced and not hands.fetched
+            }
+        places = [place for place in known if not self.is_paused(place)]
+        waiting = {}
+        positions = self._data.position([_partition(each) for each in places]) if places else []
+        for place, position in zip(places, positions, strict=True):
+            fetched_to = known[place]
+            if position.offset >= 0:
+                waiting[place] = position.offset
+            elif fetched_to is not None:  # nothing has come since it was assigned
+                waiting[place] = fetched_to + 1
+        return waiting
 
     def _trouble(self, message: Any) -> None:
         error = message.error()

@@ -6,13 +6,12 @@ and only the claims that begin wait for it. One question at a time, for all of t
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Collection, Iterable
-from concurrent.futures import Future
 
 from harvester.clock import clock_s
 from harvester.coordination.hands import Hands
 from harvester.coordination.messages import Place
+from harvester.coordination.question import Question
 from harvester.errors import BrokerUnavailable
 
 Committed = dict[Place, int | None]  # the next offset; None if the group has none
@@ -25,10 +24,9 @@ class Inquiry:
     """
 
     def __init__(self, ask: Callable[[Collection[Place]], Committed], again_s: float) -> None:
-        self._ask, self._again_s = ask, again_s
+        self._question, self._again_s = Question(ask), again_s
         self._answers: dict[Hands, int | None] = {}  # an older claim's would be out of date
         self._asked: list[Hands] = []
-        self._future: Future[Committed] | None = None
         self._ask_at = 0.0
 
     def look(self, begun: Iterable[Hands]) -> dict[Hands, int | None]:
@@ -36,29 +34,19 @@ class Inquiry:
         self._take()
         wanted = list(begun)
         self._answers = {hands: self._answers[hands] for hands in wanted if hands in self._answers}
-        if self._future is None and len(self._answers) < len(wanted) and clock_s() >= self._ask_at:
+        if not self._question.is_open and len(self._answers) < len(wanted) and clock_s() >= self._ask_at:
             self._asked = [hands for hands in wanted if hands not in self._answers]
-            self._future = Future()
-            places = [hands.place for hands in self._asked]
-            threading.Thread(target=_answer, args=(self._future, self._ask, places), daemon=True).start()
+            self._question.put([hands.place for hands in self._asked])
         return self._answers
 
     def _take(self) -> None:
-        if self._future is None or not self._future.done():
-            return
-        future, self._future = self._future, None
         try:
-            committed = future.result()
+            committed = self._question.take()
         except BrokerUnavailable:
             self._ask_at = clock_s() + self._again_s
+            return
+        if committed is None:
             return
         self._answers |= {hands: committed[hands.place] for hands in self._asked if hands.place in committed}
         if len(committed) < len(self._asked):
             self._ask_at = clock_s() + self._again_s
-
-
-def _answer(future: Future[Committed], ask: Callable[[Collection[Place]], Committed], places: list[Place]) -> None:
-    try:
-        future.set_result(ask(places))
-    except Exception as error:  # noqa: BLE001 - the top frame of this thread; who takes the answer raises it
-        future.set_exception(error)

@@ -10,6 +10,7 @@ it has read in the old one.
 from __future__ import annotations
 
 import logging
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
@@ -17,12 +18,13 @@ from typing import Any
 from confluent_kafka import TIMESTAMP_LOG_APPEND_TIME, Consumer, KafkaError, KafkaException, Producer, TopicPartition
 
 from harvester.clock import clock_s
+from harvester.coordination.errors import CoordinationTopicError
 from harvester.coordination.messages import Message, Place, encode
 from harvester.coordination.rationalizer import miss
+from harvester.coordination.standstill import Standstill
 from harvester.coordination.topic import failed
 from harvester.coordination.troubles import passes
 from harvester.coordination.world import World
-from harvester.errors import CoordinationTopicError
 
 _LOGGER = logging.getLogger("harvester.coordination")
 _TIMEOUT_S = 10.0
@@ -31,6 +33,7 @@ _POLL_S = 0.1
 _LONG = 1_000  # records of a partition: fewer are read faster than their tail is found
 _LEAST_ANSWER_S = 1.0
 _RENEWED_AFTER = 2.0  # times what a message has to arrive
+_LEAST_STANDSTILL_S = 2.0
 _READY_S = 30.0  # a topic that has just been made is not led at once
 
 Record = tuple[int, int, int, bytes | None]  # partition, offset, append time in ms, value
@@ -61,19 +64,11 @@ class CoordinationLog:
             "reconnect.backoff.max.ms": 1000,
             **options,
         }
-        self._reader = Consumer(
-            {
-                **self._options,
-                "group.id": "harvester-coordination",  # demanded by the client; nothing joins, nothing is committed
-                "enable.auto.commit": False,
-                "auto.offset.reset": "earliest",  # what retention removed is noticed by the hole in the offsets
-                "allow.auto.create.topics": False,
-                "isolation.level": "read_uncommitted",
-            }
-        )
+        self._reader = self._new_reader()
         self._writer = self._new_writer()
+        self._standstill = Standstill[int](max(expires_s, _LEAST_STANDSTILL_S))
+        self._stands_still = False
         self._complaint = ""  # the last one
-        self._delivered: dict[int, int] = {}  # the newest offset of each partition since it was assigned
         self._given_up: list[tuple[Place, int]] = []  # and not reported yet
         self._failing_since: float | None = (
             None  # the sending of the first message that did not arrive after one that did
@@ -104,6 +99,8 @@ class CoordinationLog:
         Raises CoordinationTopicError if offsets begin again, BrokerError or BrokerUnavailable.
         """
         self._serve_writer()
+        if self._stands_still:
+            self._renew_reader()
         first = self._reader.poll(timeout_s)
         if first is None:
             return
@@ -126,9 +123,10 @@ class CoordinationLog:
         """Write a message; whether it arrived is learnt by reading it. Returns its size in bytes."""
         value, sent_at = encode(message), clock_s()
 
-        def delivered(error: KafkaError | None, _: object) -> None:
+        def delivered(error: KafkaError | None, record: Any) -> None:
             if error is None:
                 self._failing_since = None
+                self._stands_still |= self._standstill.is_there(partition, record.offset(), clock_s())
                 return
             if self._failing_since is None:
                 self._failing_since = sent_at
@@ -154,6 +152,26 @@ class CoordinationLog:
         for place, number in given_up:
             self._not_sent(place, number)
 
+    def _new_reader(self) -> Consumer:
+        return Consumer(
+            {
+                **self._options,
+                "group.id": "harvester-coordination",  # demanded by the client; nothing joins, nothing is committed
+                "enable.auto.commit": False,
+                "auto.offset.reset": "earliest",  # what retention removed is noticed by the hole in the offsets
+                "allow.auto.create.topics": False,
+                "isolation.level": "read_uncommitted",
+            }
+        )
+
+    def _renew_reader(self) -> None:
+        _LOGGER.warning("the reader of the coordination topic %s stood still, and is replaced", self.topic)
+        lost, self._reader = self._reader, self._new_reader()
+        positions = self._standstill.positions
+        self._assign([TopicPartition(self.topic, partition, offset) for partition, offset in positions.items()])
+        # Who has lost its way may not find the end either.
+        threading.Thread(target=lost.close, name="coordination-close", daemon=True).start()
+
     def _new_writer(self) -> Producer:
         return Producer(
             {
@@ -177,18 +195,21 @@ class CoordinationLog:
         self._reader.close()
 
     def _assign(self, partitions: list[TopicPartition]) -> None:
-        self._delivered.clear()  # it may go back, on purpose
+        self._standstill.begin(  # it may go back, on purpose
+            {each.partition: each.offset for each in partitions}
+        )
+        self._stands_still = False
         self._reader.assign(partitions)
 
     def _advance(self, partition: int, offset: int) -> None:
-        before = self._delivered.get(partition, -1)
-        if offset <= before:
+        expected = self._standstill.positions.get(partition, 0)
+        if offset < expected:
             raise CoordinationTopicError(
                 f"the coordination topic {self.topic!r} was made anew, or has lost records: "
-                f"partition {partition} has offset {offset} after {before}",
+                f"partition {partition} has offset {offset} after {expected - 1}",
                 hint="claims that were read from it are over; start the consumers of all groups that use it anew",
             )
-        self._delivered[partition] = offset
+        self._standstill.read(partition, offset, clock_s())
 
     def _tails(self, ends: Mapping[int, int], starts: Mapping[int, int], tail_ms: int) -> dict[int, int]:
         """Where the tails of the long partitions begin; those that cannot be found are left out."""

@@ -16,7 +16,7 @@ from collections import deque
 from collections.abc import Collection, Mapping
 from typing import Any
 
-from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
+from confluent_kafka import OFFSET_END, Consumer, KafkaError, KafkaException, TopicPartition
 
 from harvester.clock import clock_s
 from harvester.coordination.consumer_settings import ConsumerSettings
@@ -65,7 +65,7 @@ class _Writer:
 
 
 class GroupOffsets:
-    """See the module's text. Belongs to the consumer's thread, but for `committed`, which any may call."""
+    """See the module's text. Belongs to the consumer's thread, but for `committed` and `ends`, which any may call."""
 
     def __init__(self, settings: ConsumerSettings) -> None:
         self._group = settings.group
@@ -98,6 +98,22 @@ class GroupOffsets:
             Place(self._group, each.topic, each.partition): each.offset if each.offset >= 0 else None
             for each in found
             if each.error is None
+        }
+
+    def ends(self, places: Collection[Place]) -> dict[Place, int]:
+        """The offset behind the last record of each partition; left out is what has no answer now.
+
+        Raises BrokerUnavailable.
+        """
+        asked = [TopicPartition(place.topic, place.partition, OFFSET_END) for place in places]
+        try:
+            found = self._reader.offsets_for_times(asked, timeout=_CALL_S)
+        except KafkaException as error:
+            raise BrokerUnavailable(f"the ends of partitions cannot be read: {error.args[0].str()}") from error
+        return {
+            Place(self._group, each.topic, each.partition): each.offset
+            for each in found
+            if each.error is None and each.offset >= 0
         }
 
     def mirror(self, processed: Mapping[Place, int | None], *, unanswered: int = 1) -> None:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
+from harvester.coordination.errors import CoordinationError
 from harvester.coordination.overview import Bounds
-from harvester.errors import CoordinationError
 
 
 def positions(bounds: Bounds, topic: str, partitions: Collection[int], offset: str) -> dict[tuple[str, int], int]:

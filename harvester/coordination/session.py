@@ -14,6 +14,7 @@ from collections.abc import Iterable, Mapping
 from harvester.clock import clock_s
 from harvester.coordination.consumer_settings import ConsumerSettings
 from harvester.coordination.coordinator import Coordinator, Outcome, Refuse, RefusePace, Warn
+from harvester.coordination.errors import DuplicateClient, OtherInterval
 from harvester.coordination.events import Claimed, Event, Lost, Released
 from harvester.coordination.figures import Statistics
 from harvester.coordination.hands import Hands
@@ -37,7 +38,6 @@ from harvester.coordination.signals import (
 )
 from harvester.coordination.signals import Event as Signal
 from harvester.coordination.world import World
-from harvester.errors import DuplicateClient, OtherInterval
 
 _LOGGER = logging.getLogger("harvester.coordination")
 _TURN = 0.02  # of an interval: how often time passes when nothing is read

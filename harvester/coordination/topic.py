@@ -8,7 +8,8 @@ from typing import Any
 from confluent_kafka import KafkaError, KafkaException
 from confluent_kafka.admin import AdminClient, ConfigResource, NewTopic, ResourceType
 
-from harvester.errors import BrokerError, BrokerUnavailable, CoordinationTopicError
+from harvester.coordination.errors import CoordinationTopicError
+from harvester.errors import BrokerError, BrokerUnavailable
 
 _TIMEOUT_S = 10.0
 _LEAST_INTERVALS = 100  # that the log is kept

@@ -15,26 +15,28 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import math
 import threading
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 from uuid import UUID, uuid4
 
-from confluent_kafka import Consumer, KafkaError, KafkaException, Producer, TopicPartition
+from confluent_kafka import Consumer, KafkaError, KafkaException, Producer
 
 from harvester.clock import clock_s
-from harvester.neli import election as e
+from harvester.neli import signals as e
+from harvester.neli.asked import Asked
+from harvester.neli.commits import Commits
+from harvester.neli.election import Election, Timing, step
 from harvester.neli.group import GroupCallbacks, Identity
 from harvester.neli.heartbeat import Heartbeat, decode, encode
 from harvester.neli.leaving import await_stable, leave
+from harvester.neli.reaching import Reaching
 from harvester.neli.strangers import OFFSET_TAIL_BASE, TAIL_RECORDS, look_for_strangers, refuse_stranger
 from harvester.neli.topic import ensure_leader_topic
 from harvester.telemetry.client_log import ClientLog
 
 _RETRY_S = 1.0
-_LOOK_S = 0.2
 _GONE = frozenset({KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError._UNKNOWN_TOPIC, KafkaError._UNKNOWN_PARTITION})
 _NO_TERM = 1 << 62  # nobody has led that often; the term above it might not fit into the term row
 
@@ -48,7 +50,7 @@ class MemberSettings:
     consumer_options: Mapping[str, Any] = field(repr=False)  # they hold passwords
     producer_options: Mapping[str, Any] = field(repr=False)
     poll_s: float
-    timing: e.Timing
+    timing: Timing
     revoke_within_s: float  # how long the rebalance callback may block
     foreign_live_s: float  # a heartbeat of another outbox younger than this is a live member's
 
@@ -58,26 +60,22 @@ class KafkaGroup:
 
     def __init__(self, settings: MemberSettings) -> None:
         self._settings = settings
-        self._state = e.Election()
+        self._state = Election()
         self._member = uuid4()
-        self._number = 0
-        self._sent: dict[int, float] = {}  # number of a heartbeat -> when it was sent
+        self._sent = Asked(settings.timing.heartbeat_timeout_s)  # heartbeats that have not come back
+        self._commits = Commits(settings.topic, settings.timing)
         self._leader: tuple[UUID, int] | None = None
         self._step_down: tuple[str, float | None] | None = None
-        self._commits: dict[int, float] = {}  # number of a commit -> when it was asked for
-        self._commit_number = 0
-        self._next_commit_at = 0.0
-        self._position: int | None = None
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._run, name="neli", daemon=True)
         self._lock = threading.RLock()  # around the machine: the relay's thread tells it the term
         self._identity: Identity
         self._callbacks: GroupCallbacks
+        self._reaching: Reaching
         self._producer: Producer
         self._consumer: Consumer
         self._topic_gone = False
         self._joined = False
-        self._look_at = math.inf
         self._login: tuple[str, str] | None = None
 
     # -- the interface
@@ -85,6 +83,7 @@ class KafkaGroup:
     def start(self, identity: Identity, callbacks: GroupCallbacks) -> None:
         """Join, without waiting for it."""
         self._identity, self._callbacks = identity, callbacks
+        self._reaching = Reaching(self._settings.topic, callbacks.trouble)
         self._thread.start()
 
     def lead(self, leader_id: UUID, term: int) -> None:
@@ -144,7 +143,7 @@ class KafkaGroup:
         options = {**settings.consumer_options, "logger": ClientLog(self._callbacks.client_said)}
         look_for_strangers(settings.topic, options, settings.poll_s, self._refuse_stranger, self._ended.is_set)
         self._joined = False
-        self._consumer = Consumer({**options, "on_commit": self._committed, "error_cb": self._broker_error})
+        self._consumer = Consumer({**options, "on_commit": self._committed, "error_cb": self._reaching.heard})
         self._log_in(self._consumer)
         self._consumer.subscribe(
             [settings.topic], on_assign=self._assigned, on_revoke=self._revoked, on_lost=self._revoked
@@ -173,7 +172,7 @@ class KafkaGroup:
                     self._topic_gone = False
                     self._callbacks.trouble(self._ensure_topic())
                 self._producer.poll(0)
-                self._look_for_brokers()
+                self._reaching.look(self._consumer)
                 asked, self._step_down = self._step_down, None
                 if asked is not None:
                     reason, rejoin_after_s = asked
@@ -195,12 +194,12 @@ class KafkaGroup:
             return
         if message.partition() != 0:
             return
-        self._position = message.offset() + 1
+        self._commits.position = message.offset() + 1
         heartbeat = decode(message.value())
         if heartbeat is None:
             return
         if heartbeat.member == self._member:
-            sent_at = self._sent.pop(heartbeat.number, None)
+            sent_at = self._sent.take(heartbeat.number)
             if sent_at is not None:
                 self._callbacks.trouble(None)
                 self._feed(e.HeartbeatReturned(sent_at))
@@ -216,7 +215,7 @@ class KafkaGroup:
 
     def _feed(self, event: e.Event) -> None:
         with self._lock:
-            self._state, commands = e.step(self._state, event, clock_s(), self._settings.timing)
+            self._state, commands = step(self._state, event, clock_s(), self._settings.timing)
             for command in commands:
                 self._perform(command)
 
@@ -225,7 +224,7 @@ class KafkaGroup:
             case e.SendHeartbeat():
                 self._beat()
             case e.CommitOffset():
-                self._commit()
+                self._commits.ask(self._consumer)
             case e.Trust(until):
                 self._callbacks.trust(until)
             case e.Acquire():
@@ -239,65 +238,21 @@ class KafkaGroup:
                 self._step_down = (reason, 0.0)
 
     def _beat(self) -> None:
-        self._number += 1
+        number = self._sent.ask(clock_s())
         leader_id, term = self._leader if self._leader is not None else (None, None)
         heartbeat = Heartbeat(
-            self._member, self._identity.name, self._number, self._identity.outbox, self._identity.outbox_name,
+            self._member, self._identity.name, number, self._identity.outbox, self._identity.outbox_name,
             leader_id, term,
         )  # fmt: skip
-        now = clock_s()
-        oldest = now - self._settings.timing.heartbeat_timeout_s  # one that comes back later proves nothing
-        self._sent = {number: at for number, at in self._sent.items() if at > oldest}
-        self._sent[self._number] = now
         try:
             self._producer.produce(self._settings.topic, value=encode(heartbeat), partition=0)
         except (BufferError, KafkaException) as error:
             self._callbacks.trouble(f"leader topic: {error}")
         self._producer.poll(0)
 
-    def _commit(self) -> None:
-        """Ask the coordinator to accept an offset: proof that it still counts us in.
-
-        Each commit carries its number as metadata, so that an answer which comes late is credited to the moment at
-        which *it* was asked, never to a later one.
-        """
-        now = clock_s()
-        if self._position is None or now < self._next_commit_at:
-            return
-        self._next_commit_at = now + self._settings.timing.heartbeat_interval_s / 2
-        oldest = now - self._settings.timing.heartbeat_timeout_s  # one that is answered later proves nothing
-        self._commits = {number: at for number, at in self._commits.items() if at > oldest}
-        self._commit_number += 1
-        self._commits[self._commit_number] = now
-        offset = TopicPartition(self._settings.topic, 0, self._position, metadata=str(self._commit_number))
-        try:
-            self._consumer.commit(offsets=[offset], asynchronous=True)
-        except KafkaException:
-            self._commits.pop(self._commit_number, None)
-
     def _committed(self, error: KafkaError | None, partitions: Any) -> None:
-        for partition in partitions or ():
-            sent_at = self._commits.pop(int(partition.metadata or 0), None)
-            if sent_at is not None and error is None and partition.error is None:
-                self._feed(e.CommitSucceeded(sent_at))
-
-    def _broker_error(self, error: KafkaError) -> None:
-        if error.code() == KafkaError._ALL_BROKERS_DOWN:
-            self._callbacks.trouble("Kafka: no broker can be reached")
-            self._look_at = clock_s() + _RETRY_S
-
-    def _look_for_brokers(self) -> None:
-        """Where none could be reached: tell when one answers. Nothing else would show that to a standby."""
-        now = clock_s()
-        if now < self._look_at:
-            return
-        self._look_at = now + _RETRY_S
-        try:
-            self._consumer.list_topics(self._settings.topic, timeout=_LOOK_S)
-        except KafkaException:
-            return
-        self._look_at = math.inf
-        self._callbacks.trouble(None)
+        for sent_at in self._commits.answered(error, partitions):
+            self._feed(e.CommitSucceeded(sent_at))
 
     # -- rebalances
 

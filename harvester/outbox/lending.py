@@ -26,8 +26,8 @@ from uuid import UUID, uuid4
 import psycopg
 
 from harvester.outbox.connect import database_errors
-from harvester.outbox.marker import MarkSession, TermRow
 from harvester.outbox.tables import OutboxTable
+from harvester.outbox.term_session import TermRow, TermSession
 
 _AT_LEAST_ONCE = "at-least-once"
 _LOOK_S = 0.2
@@ -74,7 +74,7 @@ class Borrower:
     ) -> None:
         self._lease_s, self._patience = lease.total_seconds(), patience
         self._settle, self._highest_term = settle, highest_term
-        self._session = MarkSession(dsn, table, "harvester drain", _STATEMENT_S)
+        self._session = TermSession(dsn, table, "harvester drain", _STATEMENT_S)
         self._holder = uuid4()
         self._name = f"{name} {str(self._holder)[:8]}"  # two on one machine are two
         self._loan: Loan | None = None
@@ -91,7 +91,7 @@ class Borrower:
         self._session.close()
 
     @property
-    def session(self) -> MarkSession:
+    def session(self) -> TermSession:
         """The session that holds the term: for what is done under its fence."""
         return self._session
 

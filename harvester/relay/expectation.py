@@ -3,7 +3,7 @@
 Theory. A mark names a number of rows; what has to be bounded are the keys in flight (I3) and the memory that rows take.
 How many rows bring a key that is not in flight, and how large they are, was so for the last marks and will be nearly so
 for the next: both are learnt as means that forget. Where the expectation fails nothing breaks: rows for whose keys
-there is no room wait in their lanes (`harvester.relay.intake`), and the next expectation is higher.
+there is no room wait in their lanes (`harvester.relay.sorting`), and the next expectation is higher.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Filling a transaction: queued records go to the producer, each with its number. Thin.
 
-The transactor's thread alone is here; the condition is that of the transactor, around whatever other threads see.
+The transactor's thread alone is here; the condition is that of its reception, around whatever other threads see.
 
 A transaction's partitions are made known to its coordinator one millisecond after the first record, with one request;
 until that is answered nothing is sent. So a transaction that has taken all there is waits as long for more: what comes
@@ -31,7 +31,10 @@ _SLICE = 256  # records taken under the lock at a time
 
 
 class Filler:
-    """See the module's text. `is_over`: the open transaction is not wanted any more; `dated` as a `Sender`'s."""
+    """See the module's text. `is_over`: the open transaction is not wanted any more; `dated` as a `Sender`'s.
+
+    `low_water` is asked under the lock.
+    """
 
     def __init__(
         self,
@@ -40,12 +43,12 @@ class Filler:
         reserved: frozenset[str],
         changed: threading.Condition,
         is_over: Callable[[], bool],
+        low_water: Callable[[], int | None],
         dated: bool = False,
     ) -> None:
         self._batches, self._stamps, self._reserved = batches, stamps, reserved
-        self._changed, self._is_over, self._dated = changed, is_over, dated
+        self._changed, self._is_over, self._low_water, self._dated = changed, is_over, low_water, dated
         self._sequence = self._last = 0  # of the last record committed, and of the last one handed over
-        self.low_water: int | None = None
         self.failed: list[Failed] = []  # of the open transaction
 
     def begin(self, term: int, incarnation: str) -> None:
@@ -68,7 +71,7 @@ class Filler:
                 if self._last > self._sequence and not self._has_more():
                     self._changed.wait_for(self._has_more, max(0.0, began + _JOIN_S - time.monotonic()))
                 entries = [] if self._is_over() else self._batches.take(_SLICE)
-                self._stamps.set_low_water(self.low_water)
+                self._stamps.set_low_water(self._low_water())
             for entry in entries:
                 if not self._produce(lane, entry):
                     return False

@@ -8,8 +8,8 @@ from dataclasses import dataclass, replace
 
 from harvester.relay.frames import Frame, Login, Stats, Stop
 from harvester.relay.processes import ShardProcess, start_shard
-from harvester.relay.shard import ShardSpec
 from harvester.relay.shared import Shared
+from harvester.relay.spec import ShardSpec
 from harvester.status import ShardState
 
 _NO_STATS = Stats(0, 0, 0, 0, 0, 0, 0)

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from harvester.errors import PoisonRecord, WireError
 from harvester.relay import frames as f
+from harvester.relay import outcomes
 from harvester.relay.commands import Command
 from harvester.relay.fleet import Slot
 from harvester.relay.machine import Relay
@@ -34,7 +35,7 @@ def hear(relay: Relay, slot: Slot, index: int, frame: f.Frame, now: float, to: T
     """One frame of one shard; returns what the machine commands. Raises WireError for what no shard says."""
     match frame:
         case f.Settled(ids):
-            count, commands = relay.settled(index, ids, now)
+            count, commands = outcomes.settled(relay, index, ids, now)
             slot.settled += count
             to.settled(count, now)
             return commands
@@ -48,17 +49,17 @@ def hear(relay: Relay, slot: Slot, index: int, frame: f.Frame, now: float, to: T
         case f.Parked(epoch, record_id, given_back, error, wait_s, attempts, held):
             what = "holds its key" if held else "will be retried"
             to.log(index).warning("record %d failed (attempts %d) and %s: %s", record_id, attempts, what, error)
-            return relay.parked(index, epoch, record_id, given_back, wait_s, held, now)
+            return outcomes.parked(relay, index, epoch, record_id, given_back, wait_s, held, now)
         case f.Refused(epoch, ids):
-            return relay.refused(index, epoch, ids, now)
+            return outcomes.refused(relay, index, epoch, ids, now)
         case f.Dropped(ids):
-            return relay.dropped(index, ids, now)
+            return outcomes.dropped(relay, index, ids, now)
         case f.FateUnknown(epoch, ids, reason):
             to.log(index).error("the fate of records %s is unknown: %s", list(ids), reason)
             slot.suspected += len(ids)
-            return relay.fate_unknown(index, epoch, ids, f"fate unknown: {reason}", now)
+            return outcomes.fate_unknown(relay, index, epoch, ids, f"fate unknown: {reason}", now)
         case f.QueueTimedOut(epoch, record_id, waited_s):
-            return relay.queue_timed_out(index, epoch, record_id, waited_s, now)
+            return outcomes.queue_timed_out(relay, index, epoch, record_id, waited_s, now)
         case f.Ready(pid):
             slot.ready = True
             to.ready()

@@ -1,14 +1,11 @@
 """The mark loop's thread: performs, one after the other, what the relay machine wants of the leader's session.
 
-It owns the scan (`harvester.relay.scan`): each mark goes on where the last one ended, so that a second one can be
-asked for before the first one's rows have been seen to. A new leader id or a new connection starts from the head.
-
 In order means: a mark that was under way is over before a term is taken. A session that cannot be opened is retried
 here, without end and without telling the machine: nothing was sent. A statement that was sent and failed is reported:
 its fate is unknown (P4). A session with another server than before, or with one whose term row is older than our
 term, is reported too, and nothing is done on it for the machine (P9).
 
-How the term is taken: `harvester.relay.taking`. That somebody asks for it (P32) is read with the list of lock holders.
+How the term is taken: `harvester.relay.taking`. How rows are read: `harvester.relay.reading`.
 
 Liveness (P14): `is_alive` is true while the loop turns, or waits inside its own bounded retry or for a statement
 that its own timeout bounds. A thread that died or hangs beyond that is not alive, and leadership ends.
@@ -20,63 +17,27 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from functools import partial
-from uuid import UUID
 
 import psycopg
 
 from harvester.errors import BrokerError, OutboxError, TermLost
 from harvester.outbox.connect import one_line
-from harvester.outbox.marker import Holders, MarkSession, Session
+from harvester.outbox.marker import MarkSession
 from harvester.outbox.place import why_another
+from harvester.outbox.term_session import Session
 from harvester.relay.commands import Fetch, Look, Mark, Release, TakeTerm
 from harvester.relay.hooks import Hooks
-from harvester.relay.reports import (
-    DatabaseTrouble,
-    Fetched,
-    Looked,
-    LoopDied,
-    Marked,
-    Report,
-    ServerChanged,
-    StatementFailed,
-    TermGone,
-    TermWanted,
-)
-from harvester.relay.scan import Scan
+from harvester.relay.pace import Pace, idle_wait_s
+from harvester.relay.reading import Reader
+from harvester.relay.reports import DatabaseTrouble, LoopDied, Report, ServerChanged, StatementFailed, TermGone
 from harvester.relay.switching import AT_LEAST_ONCE, Mode
 from harvester.relay.taking import TermTaker, Voices
 from harvester.relay.waking import Waker
 
 _STALL_MARGIN_S = 10.0
-_NOTIFIED_CEILING_S = 1.0  # how long to wait between empty marks when the trigger wakes us anyway
 _GATHER_S = 0.001  # between marks that take all there is
-_LIST_S = 0.05  # how often to list who could still fill a gap
-_WATCH_S = 5.0  # how often to look at the sequence otherwise
-_IDLE_WATCH_S = 1.0  # the same where no rows come: a sequence that was restarted is one reason for that
-_MANY_GAPS = 500
 
 Work = Mark | Fetch | Look | TakeTerm | Release
-
-
-@dataclass(frozen=True, slots=True)
-class Pace:
-    """Waiting times in seconds."""
-
-    mark_backoff_s: float
-    mark_backoff_max_s: float
-    io_error_backoff_s: float
-    statement_timeout_s: float
-    writes: bool = True  # marks are written into the table; else they are remembered here alone
-
-
-def idle_wait_s(idle: int, pace: Pace, notified: bool) -> float:
-    """How long to wait before the next mark after `idle` empty ones in a row: doubling from floor to ceiling."""
-    if idle <= 0:
-        return 0.0
-    ceiling_s = max(pace.mark_backoff_max_s, _NOTIFIED_CEILING_S) if notified else pace.mark_backoff_max_s
-    return min(ceiling_s, pace.mark_backoff_s * 2.0 ** min(idle - 1, 40))
 
 
 class MarkLoop(threading.Thread):
@@ -103,12 +64,9 @@ class MarkLoop(threading.Thread):
         voices = Voices(report, trusted, highest_term, self._turned)
         self._taker = TermTaker(session, self.mode, name, voices, self._ended, hooks)
         self._unreachable_since: float | None = None
-        self._scan = Scan()
-        self._leader_id: UUID | None = None  # whose scan it is
+        self._reader = Reader(session, self._taker, report, hooks, writes=pace.writes)
         self._sessions: Sequence[Session] = ()
         self._unregistered = False
-        self._listed_at = self._marked_at = 0.0
-        self._last_seen: Holders | None = None
         self._doubted = False
         self._checked = True  # that the session is with the database that is meant
 
@@ -186,10 +144,8 @@ class MarkLoop(threading.Thread):
                     self._release(command)
                 case Mark():
                     self._mark(command)
-                case Fetch():
-                    self._read(command, partial(self._fetch, command))
-                case Look():
-                    self._read(command, partial(self._look, command))
+                case Fetch() | Look():
+                    self._read(command)
 
     def _rest(self) -> None:
         """Nothing is wanted: wait for a command. A session that ends meanwhile is made anew when it is needed."""
@@ -220,14 +176,14 @@ class MarkLoop(threading.Thread):
         except (psycopg.Error, OutboxError) as error:
             self._lost(error)
 
-    def _read(self, command: Mark | Fetch | Look, action: Callable[[], None]) -> None:
+    def _read(self, command: Mark | Fetch | Look) -> None:
         """Perform a statement for the machine, on the database that is meant."""
         if not self._connected() or not self._is_meant(command):
             return
         self._turned_at = time.monotonic()
         try:
             self._register(command)
-            action()
+            self._reader.perform(command)
         except TermLost:
             self._report(TermGone(command.holder))
         except (psycopg.Error, OutboxError) as error:
@@ -239,56 +195,7 @@ class MarkLoop(threading.Thread):
             return
         self._pause(mark)
         self._hooks.hit("marker.mark", number=mark.number)
-        self._read(mark, partial(self._scan_on, mark))
-
-    def _scan_on(self, mark: Mark) -> None:
-        if mark.leader_id != self._leader_id:
-            self._leader_id = mark.leader_id
-            self._scan.restart()
-        scan, self._marked_at = self._scan, time.monotonic()
-        rows = self._session.mark(
-            term=mark.term,
-            holder=mark.holder,
-            leader_id=mark.leader_id if self._pace.writes else None,
-            limit=mark.limit,
-            high=scan.high,
-            gaps=scan.ranges(),
-            kept=mark.kept,
-            checks_term=mark.is_proof,
-        )
-        scan.read([row[0] for row in rows], mark.limit, writes=self._pace.writes)
-        self._hooks.hit("marker.marked", number=mark.number, rows=rows)
-        self._report(Marked(mark.number, rows, scan.floor))
-        now = time.monotonic()
-        every_s = _LIST_S if scan.gaps else _WATCH_S if rows else _IDLE_WATCH_S
-        if len(scan.gaps) > _MANY_GAPS or now - self._listed_at >= every_s:
-            self._listed_at = now
-            self._list_holders()
-
-    def _list_holders(self) -> None:
-        """Who could still fill a gap (P10); and whether ids have started again."""
-        found, before = self._session.holders(), self._last_seen
-        self._last_seen = found
-        self._scan.listed(found.transactions, found.last_value)
-        if found.wanted_by is not None and self._taker.taken is not None:
-            self._report(TermWanted(self._taker.taken.holder, found.wanted_by))
-        if before is None or found.last_value is None or before.last_value is None:
-            return
-        if found.last_value < before.last_value or found.sequence_file != before.sequence_file:
-            self._scan.restart()
-            self._taker.ids_restarted = True
-            given = f"{before.last_value} was the last, now it is {found.last_value}"
-            self._report(ServerChanged(f"ids have started again: {given}"))
-
-    def _fetch(self, fetch: Fetch) -> None:
-        rows = self._session.fetch(term=fetch.term, holder=fetch.holder, ids=fetch.ids)
-        self._report(Fetched(fetch.number, rows))
-
-    def _look(self, look: Look) -> None:
-        scan, found = self._scan, []
-        if scan.high is not None:
-            found = [record_id for record_id in self._session.all_ids(scan.high) if not scan.expects(record_id)]
-        self._report(Looked(look.number, found))
+        self._read(mark)
 
     def _register(self, command: Mark | Fetch | Look) -> None:
         if self._unregistered:
@@ -329,7 +236,7 @@ class MarkLoop(threading.Thread):
         except psycopg.Error as error:
             self._lost(error)
             self._connected()
-        self._ended.wait(max(0.0, self._marked_at + _GATHER_S - time.monotonic()))
+        self._ended.wait(max(0.0, self._reader.marked_at + _GATHER_S - time.monotonic()))
 
     def _connected(self) -> bool:
         """A session, however long it takes; False when the thread is to end."""
@@ -348,7 +255,7 @@ class MarkLoop(threading.Thread):
                 self._unreachable_since = None
                 self._checked = False
                 self._unregistered = True
-                self._scan.restart()
+                self._reader.scan.restart()
                 self._report(DatabaseTrouble(None))
                 return True
         return False

@@ -15,7 +15,8 @@ import time
 from collections import deque
 from collections.abc import Iterator
 
-from harvester.relay.frames import MAX_ANSWER_BYTES, Frame, Splitter, encode
+from harvester.relay.frames import Frame
+from harvester.relay.framing import MAX_ANSWER_BYTES, Splitter, encode
 
 _PIPE_BYTES = 1 << 20
 _READ_BYTES = 1 << 16  # a larger buffer is a fresh mapping for every read

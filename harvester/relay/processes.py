@@ -15,8 +15,9 @@ import multiprocess
 from multiprocess import resource_tracker, spawn
 
 from harvester.relay.pipes import Channel
-from harvester.relay.shard import ShardSpec, main
+from harvester.relay.shard import main
 from harvester.relay.shared import WORDS, Shared
+from harvester.relay.spec import ShardSpec
 
 _NAME = "harvester-shard-"
 _context: Any = multiprocess.get_context("spawn")

@@ -1,6 +1,6 @@
 """What becomes of records that failed in exactly-once mode: who was at fault, and what follows for it and its key.
 
-The lock of the transactor is held around every call, and the open transaction is undone before: all records are queued.
+The lock of the reception is held around every call, and the open transaction is undone before: all records are queued.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from harvester.outbox.purge_session import Poison
 from harvester.relay.attempts import Attempts, Policy
 from harvester.relay.batches import Batches, Entry
 from harvester.relay.frames import Dropped, Parked, Poisoned, Remark
-from harvester.relay.sender import Outlets
+from harvester.relay.outlets import Outlets
 
 # What the client says of a record that was not at fault: its transaction failed.
 INNOCENT = frozenset(

@@ -20,16 +20,14 @@ import select
 import signal
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from harvester.delivery.lane import Lanes, LaneSettings
-from harvester.outbox.purge_session import PurgeSession, Rules
+from harvester.outbox.purge_session import PurgeSession
 from harvester.outbox.tables import OutboxTable
 from harvester.relay import hooks
-from harvester.relay.attempts import Policy
 from harvester.relay.frames import (
     Closed,
     Dispatch,
@@ -43,17 +41,17 @@ from harvester.relay.frames import (
     Stop,
     Trouble,
 )
+from harvester.relay.outlets import Outlets
 from harvester.relay.pipes import ShardPipe, widen
+from harvester.relay.producers import Producers
 from harvester.relay.purging import Callbacks, Purger
-from harvester.relay.sender import Outlets, Sender
+from harvester.relay.reception import Reception
+from harvester.relay.sender import Sender
 from harvester.relay.shared import Shared, in_flight, trust_check
+from harvester.relay.spec import ShardSpec
 from harvester.relay.transactor import Database, Transactor
 from harvester.relay.waking import Waker
-from harvester.telemetry.client_log import ClientLog
 from harvester.telemetry.process import calm_collector
-
-if TYPE_CHECKING:
-    from harvester.telemetry.tracing import Provider
 
 _STATS_INTERVAL_S = 1.0
 _POLL_S = 0.5
@@ -63,28 +61,6 @@ EXIT_FATAL = 3
 # mark would otherwise wait for a shard's time slice. A shard that runs a little later finds more to do at once. A
 # transaction is many hops between the shard and the broker, one after the other: there it costs more than it brings.
 _NICE = 5
-
-
-@dataclass(frozen=True, slots=True)
-class ShardSpec:
-    """All that a shard process is told at birth."""
-
-    index: int
-    name: str
-    parent_pid: int
-    dsn: str = field(repr=False)  # secrets: who prints the local variables of a traceback must not print these
-    outbox: str
-    producer_options: dict[str, Any] = field(repr=False)
-    policy: Policy
-    rules: Rules
-    io_error_backoff_s: float
-    linger_at_end_s: float  # how long the end may take: delivery timeout and purge margin
-    header: str  # the name of the header that says where a record comes from; "" is none
-    lanes: LaneSettings | None = field(default=None, repr=False)  # in exactly-once mode
-    transaction_records: int = 0
-    tracing: bool = False  # continue traces that the headers of rows carry
-    reserved: frozenset[str] = frozenset()  # topics of the harvester's own: no record goes there
-    dated: bool = False  # a record's timestamp is its row's create_time
 
 
 def main(spec: ShardSpec, inbound: Any, outbound: Any, shared: Shared) -> None:
@@ -128,31 +104,22 @@ class _Shard:
                 lambda error: self._die(f"the purger failed: {error!r}"),
             ),
         )
-        self._client_log = ClientLog(lambda level, text: pipe.send(Log(level, text)))
-        self._sender: Sender | Transactor
+        self._producers = Producers(
+            self._hooks,
+            lambda level, text: pipe.send(Log(level, text)),
+            spec.name if spec.tracing else None,
+        )
+        self._sender: Sender | Reception
+        self._transactor: Transactor | None = None
         self._lanes: Lanes | None = None
-        self._tracing = self._start_tracing() if spec.tracing else None
         if spec.lanes is None:
-            self._producer = self._make_producer(spec.producer_options)
+            self._producer = self._producers.make(spec.producer_options)
             outlets = self._outlets(self._purger.purge)
             self._sender = Sender(
                 self._producer, spec.policy, outlets, spec.index, spec.header, spec.reserved, spec.dated
             )
         else:
-            self._sender = self._transactor(spec.lanes)
-
-    def _start_tracing(self) -> Provider:
-        from harvester.telemetry.tracing import make_provider
-
-        return make_provider(self._spec.name)
-
-    def _make_producer(self, options: Mapping[str, Any]) -> Any:
-        producer = self._hooks.producer({**options, "logger": self._client_log})
-        if self._tracing is None:
-            return producer
-        from harvester.telemetry.tracing import TracingProducer
-
-        return TracingProducer(producer, self._tracing, transactional="transactional.id" in options)
+            self._sender = self._prepare_transactions(spec.lanes)
 
     def _outlets(self, purge: Callable[[Sequence[int]], None]) -> Outlets:
         return Outlets(
@@ -164,7 +131,7 @@ class _Shard:
             trusted=trust_check(self._shared),
         )
 
-    def _transactor(self, lanes: LaneSettings) -> Transactor:
+    def _prepare_transactions(self, lanes: LaneSettings) -> Reception:
         purger, session, spec = self._purger, self._session, self._spec
 
         def purge(ids: Sequence[int]) -> None:
@@ -175,25 +142,27 @@ class _Shard:
             session.delete(ids)
             return True
 
-        self._lanes = Lanes(lanes, self._make_producer)
+        self._lanes = Lanes(lanes, self._producers.make)
         database = Database(lambda: purger.ask(session.term), lambda ids: purger.ask(partial(delete, ids)))
-        return Transactor(
+        outlets = self._outlets(purge)
+        reception = Reception(spec.transaction_records, spec.policy, outlets)
+        self._transactor = Transactor(
+            reception,
             spec.index,
             self._lanes,
-            spec.policy,
-            spec.transaction_records,
             spec.header,
             spec.reserved,
-            self._outlets(purge),
+            outlets,
             database,
             self._hooks,
             spec.dated,
         )
+        return reception
 
     def run(self) -> int:
         """The life of the process; returns its exit code."""
-        if isinstance(self._sender, Transactor):
-            self._sender.start()
+        if self._transactor is not None:
+            self._transactor.start()
         else:
             threading.Thread(target=self._serve_reports, name="delivery", daemon=True).start()
         self._purger.start()
@@ -225,10 +194,7 @@ class _Shard:
                     self._end(self._spec.linger_at_end_s)
         self._ended.set()
         self._purger.stop()
-        if self._tracing is not None:
-            from harvester.telemetry.tracing import flush
-
-            flush(self._tracing)
+        self._producers.flush_traces()
         if self._fatal is not None:
             self._pipe.send(Log(40, f"ends: {self._fatal}"))
             return EXIT_FATAL

@@ -17,8 +17,8 @@ from uuid import UUID
 from harvester.delivery.lane import Lanes
 from harvester.delivery.progress_topic import ProgressTopic
 from harvester.errors import SchemaError
-from harvester.outbox.marker import TermRow
 from harvester.outbox.purge_session import PurgeSession
+from harvester.outbox.term_session import TermRow
 from harvester.relay.opening import Leadership, Opener, Surroundings
 
 AT_LEAST_ONCE: Literal["at-least-once"] = "at-least-once"

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from uuid import UUID
 
 from harvester.errors import SchemaError
-from harvester.outbox.marker import MarkSession, Session, TermRow
+from harvester.outbox.term_session import Session, TermRow, TermSession
 from harvester.relay.hooks import Hooks
 from harvester.relay.opening import Deposed, Superseded
 from harvester.relay.reports import DatabaseTrouble, LoopDied, Report, TermGone, TermTaken
@@ -46,7 +46,7 @@ class TermTaker:
     """See the module's text. For the mark loop's thread; `lent_to` may be read by any."""
 
     def __init__(
-        self, session: MarkSession, mode: Mode, name: str, voices: Voices, ended: threading.Event, hooks: Hooks
+        self, session: TermSession, mode: Mode, name: str, voices: Voices, ended: threading.Event, hooks: Hooks
     ) -> None:
         self._session, self._mode, self._name = session, mode, name
         self._voices, self._ended, self._hooks = voices, ended, hooks

@@ -176,7 +176,7 @@ def test_the_mark_loop_is_live_during_a_pause(scene: Scene) -> None:
         harvester = running.harvester
         assert harvester.pause()
         assert not harvester.pause()
-        parts = harvester._parts
+        parts = harvester._life.parts
         assert parts is not None
         for _ in range(2):
             turned_at = parts.marker._turned_at
@@ -193,7 +193,7 @@ def test_a_pause_that_comes_late_is_one_all_the_same(scene: Scene, monkeypatch: 
     with scene.embedded() as running:
         running.wait_leading()
         harvester = running.harvester
-        parts = harvester._parts
+        parts = harvester._life.parts
         assert parts is not None
 
         def is_paused() -> bool:

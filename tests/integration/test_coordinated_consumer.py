@@ -11,11 +11,11 @@ import pytest
 from confluent_kafka import Consumer, TopicPartition
 
 from harvester.coordination.consumer_settings import ConsumerSettings
+from harvester.coordination.errors import CoordinationTopicError, DuplicateClient, OtherInterval
 from harvester.coordination.messages import ClaimingPartition, Heartbeat, decode
 from harvester.coordination.rationalizer import Verdict, read
 from harvester.coordination.topic import ensure_coordination_topic
 from harvester.coordination.world import Freshness, Timing, World
-from harvester.errors import CoordinationTopicError, DuplicateClient, OtherInterval
 from tests.conftest import MakeTopic
 from tests.support.consuming import read_topic
 from tests.support.coordinated import INTERVAL_S, Join, Member, admin, failure, fill, held, join, settings

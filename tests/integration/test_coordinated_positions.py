@@ -7,8 +7,8 @@ from typing import Literal
 import pytest
 
 from harvester.coordination.consumer_settings import ConsumerSettings
+from harvester.coordination.errors import OffsetOutOfRange
 from harvester.coordination.events import OutOfRange
-from harvester.errors import OffsetOutOfRange
 from tests.support.coordinated import Join, ends, failure, fill, held, join, remove_records, settings
 from tests.support.wait import eventually
 

@@ -10,14 +10,15 @@ import pytest
 from confluent_kafka import Consumer, KafkaError, KafkaException, Message
 
 from harvester.clock import clock_s
-from harvester.coordination import offsets
+from harvester.coordination import offsets, stalls
 from harvester.coordination.consumer import CoordinatedConsumer
 from harvester.coordination.consumer_settings import ConsumerSettings
+from harvester.coordination.errors import CoordinationTopicError
 from harvester.coordination.messages import Place
 from harvester.coordination.offsets import GroupOffsets
 from harvester.coordination.topic import ensure_coordination_topic
-from harvester.errors import BrokerError, CoordinationTopicError
-from tests.support.coordinated import Join, admin, failure, fill, held, join, settings
+from harvester.errors import BrokerError
+from tests.support.coordinated import INTERVAL_S, Join, admin, failure, fill, held, join, settings
 from tests.support.wait import eventually
 
 __all__ = ["join", "settings"]
@@ -147,3 +148,24 @@ def test_the_group_offset_is_the_next_one_and_the_newest(settings: ConsumerSetti
     mirror.mirror({place: 6}, unanswered=2)
     mirror.close()
     assert GroupOffsets(settings).committed([place]) == {place: 7}
+
+
+def test_a_place_that_the_client_has_stopped_to_fetch_goes_on(
+    settings: ConsumerSettings, join: Join, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Kafka's client may not go on with a partition after an outage: here it is paused, behind the consumer's back."""
+    monkeypatch.setattr(stalls, "_LEAST_S", INTERVAL_S)
+    fill(settings, 20)
+    one = join()
+    eventually(lambda: len(one.seen) == 20, 60, "the first records")
+    stopped = threading.Event()
+
+    def stop_fetching(consumer: CoordinatedConsumer) -> None:
+        consumer._data.pause(consumer._data.assignment())
+        stopped.set()
+
+    one.do(stop_fetching)
+    assert stopped.wait(30)
+    fill(settings, 20)
+    eventually(lambda: len(one.seen) >= 40, 60, "the others")
+    assert len(one.seen) == 40, "none came twice"

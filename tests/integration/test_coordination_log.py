@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import uuid
 
-from confluent_kafka import Producer
+from confluent_kafka import Producer, TopicPartition
 
 from harvester.coordination.consumer_settings import ConsumerSettings
 from harvester.coordination.log import CoordinationLog
@@ -41,3 +41,38 @@ def test_a_writer_that_gets_nothing_through_is_replaced(settings: ConsumerSettin
     assert given_up[0] == 0
     assert read[0] in sent
     log.close(1)
+
+
+def test_a_reader_that_stands_still_is_replaced(settings: ConsumerSettings) -> None:
+    """Kafka's client may not go on with a partition after an outage: here it is paused. Nothing is missed by that."""
+    ensure_coordination_topic(
+        settings.coordination_topic, settings.kafka, settings.coordination_partitions, settings.timing.interval_ms
+    )
+    log = CoordinationLog(settings.coordination_topic, settings.kafka, lambda place, _: None, 0.5)
+    place, client = Place("billing", "orders", 0), Client("one", uuid.uuid4().hex)
+    sent: list[bytes] = []
+    read: list[bytes | None] = []
+
+    def turn() -> None:
+        message = ClaimingPartition(place, client, len(sent), None, None)
+        sent.append(encode(message))
+        log.append(0, message)
+        read.extend(value for _, _, _, value in log.poll(0.05))
+
+    def all_is_read() -> bool:
+        turn()
+        return read == sent[: len(read)] and len(read) > before
+
+    def is_replaced() -> bool:
+        turn()
+        return log._reader is not first
+
+    log.begin({partition: World.begin(settings.timing) for partition in range(settings.coordination_partitions)})
+    before = 0
+    eventually(all_is_read, 30, "a message")
+    first = log._reader
+    first.pause([TopicPartition(settings.coordination_topic, 0)])
+    eventually(is_replaced, 30, "another reader")
+    before = len(read)
+    eventually(all_is_read, 30, "what came since")
+    log.close(5)

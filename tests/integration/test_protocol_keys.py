@@ -27,7 +27,7 @@ def parked(running: Embedded) -> int:
 
 def waiting(running: Embedded) -> Any:
     """The rows that wait in the supervisor."""
-    parts = running.harvester._parts
+    parts = running.harvester._life.parts
     assert parts is not None
     return parts.supervisor.relay.intake.waiting
 

@@ -62,10 +62,10 @@ def test_a_leader_goes_on(scene: Scene, when: str) -> None:
         scene.add(*[("k", value) for value in values[10:]])
         scene.wait_left()
         # It has read them when a heartbeat of its own that was sent after them has come back.
-        assert running.harvester._parts is not None
-        group: Any = running.harvester._parts.group
-        sent = group._number
-        eventually(lambda: group._number > sent + 3, what="further heartbeats")
+        assert running.harvester._life.parts is not None
+        group: Any = running.harvester._life.parts.group
+        sent = group._sent.number
+        eventually(lambda: group._sent.number > sent + 3, what="further heartbeats")
         assert running.leadership() == ["LeaderAcquired"]
         assert group.highest_term == 1
         assert running.harvester.status().problem is None

@@ -52,7 +52,7 @@ def test_a_service_from_start_to_stop(manager: Systemd, scene: Scene) -> None:
 
     manager.run("systemctl", "start", UNIT, check=False)
     assert state()["ActiveState"] == "active", manager.run("systemctl", "status", UNIT, check=False) + said()
-    eventually(leads, 90, f"a leader: {said()}")
+    eventually(leads, 90, "the service to lead")
     add_and_wait("1")
 
     # The service is of a user of its own, which may gain nothing.

@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 
 from harvester.errors import WireError
 from harvester.relay import frames as f
-from harvester.relay.frames import Frame, Splitter, decode, encode
+from harvester.relay.frames import Frame
+from harvester.relay.framing import MAX_FRAME_BYTES, Splitter, decode, encode
 
 NUMBERS = st.integers(0, 2**63 - 1)
 EPOCHS = st.integers(0, 2**32 - 1)
@@ -133,7 +134,7 @@ def test_what_is_no_frame(body: bytes) -> None:
         decode(body)
 
 
-@pytest.mark.parametrize("length", [0, f.MAX_FRAME_BYTES + 1, 2**32 - 1])
+@pytest.mark.parametrize("length", [0, MAX_FRAME_BYTES + 1, 2**32 - 1])
 def test_impossible_lengths_are_refused_before_they_are_waited_for(length: int) -> None:
     with pytest.raises(WireError, match="announced"):
         list(Splitter().feed(struct.pack(">I", length)))

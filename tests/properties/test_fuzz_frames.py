@@ -14,15 +14,17 @@ from hypothesis import strategies as st
 
 from harvester.errors import WireError
 from harvester.relay import frames as f
+from harvester.relay import framing
 from harvester.relay.fields import checked
-from harvester.relay.frames import Frame, Splitter, decode, encode
+from harvester.relay.frames import Frame
+from harvester.relay.framing import MAX_FRAME_BYTES, Splitter, decode, encode
 
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=10),
     lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=6), inner, max_size=3),
     max_leaves=6,
 )
-RARE = sorted(f._RARE.items())
+RARE = sorted(framing._RARE.items())
 _EXAMPLES: dict[Any, Any] = {
     int: 1,
     float: 0.5,
@@ -131,5 +133,5 @@ def test_what_follows_a_good_frame(junk: bytes, length: int) -> None:
     except WireError:
         pass
     else:
-        assert 0 < length <= f.MAX_FRAME_BYTES
+        assert 0 < length <= MAX_FRAME_BYTES
     assert heard[:1] == [f.Closed(1, 2)]

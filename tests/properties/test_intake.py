@@ -18,11 +18,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from harvester.relay.asking import Asking
 from harvester.relay.commands import Fetch, Look, Mark
-from harvester.relay.intake import Intake, Taken
+from harvester.relay.intake import Intake
 from harvester.relay.ledger import Bounds, Ledger, Row
+from harvester.relay.room import Room
 from harvester.relay.router import shard_of
+from harvester.relay.slices import Slices
+from harvester.relay.sorting import Sorting, Taken
 from harvester.relay.spread import Spread
+from harvester.relay.statements import Statements
 from harvester.relay.waiting import Waiting
 
 WHO = UUID(int=1)
@@ -99,7 +104,8 @@ class IntakeWorld:
             state.opening = self.pipelined and state.ready and bool(self.draw(2))
         elif kind == 13:
             index = self.draw(2)
-            (self.intake.uncongested if self.intake.slices[index].congested else self.intake.congested)(index)
+            slices = self.intake.slices
+            (slices.uncongested if slices[index].congested else slices.congested)(index)
         elif kind == 14 and self.draw(4) == 1:
             self.asked.append(self.intake.look(1, WHO))
         self._ask()
@@ -228,67 +234,67 @@ def test_long_histories(kind: type[IntakeWorld]) -> None:
 
 
 def _no_bound_of_a_key(patch: pytest.MonkeyPatch) -> None:
-    share_of = Intake._share_of
-    patch.setattr(Intake, "_share_of", lambda self, name, lane, now: 99 * share_of(self, name, lane, now))
+    share_of = Asking._share_of
+    patch.setattr(Asking, "_share_of", lambda self, name, lane, now: 99 * share_of(self, name, lane, now))
 
 
 def _fetches_take_all_they_want(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(Intake, "_free_room", lambda self: (self._ledger.room(), self._ledger.room_behind()))
+    patch.setattr(Room, "free", lambda self: (self._ledger.room(), self._ledger.room_behind()))
 
 
 def _marks_bring_what_they_like(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(Intake, "_is_crowded", lambda _self, _key: False)
+    patch.setattr(Sorting, "_is_crowded", lambda _self, _key: False)
 
 
 def _places_of_a_fetch_are_given_away(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(Intake, "_kept_for_fetches", lambda _self: 0)
+    patch.setattr(Statements, "kept_for_fetches", lambda _self: 0)
 
 
 def _slices_take_always(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(Intake, "_takes", lambda _self, _index: True)
+    patch.setattr(Slices, "takes", lambda _self, _index: True)
 
 
 def _the_spread_changes_under_a_shards_lane(patch: pytest.MonkeyPatch) -> None:
-    take_all, watch = Intake._take_all, Intake.watch
+    marked, watch = Sorting.marked, Intake.watch
 
-    def changing(self: Intake, rows: Any) -> Taken:
+    def changing(self: Sorting, rows: Any) -> Taken:
         self._spread.grow(len(self._ledger) + len(rows))
-        return take_all(self, rows)
+        return marked(self, rows)
 
     def watching(self: Intake, now: float) -> None:
         self._spread.shrink(len(self._ledger))
         watch(self, now)
 
-    patch.setattr(Intake, "_take_all", changing)
+    patch.setattr(Sorting, "marked", changing)
     patch.setattr(Intake, "watch", watching)
 
 
 def _the_hash_alone_decides(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(Intake, "_place_of", lambda _self, _key, home: home)
+    patch.setattr(Sorting, "_place_of", lambda _self, _key, home: home)
 
 
 def _lanes_do_not_bind_a_key(patch: pytest.MonkeyPatch) -> None:
-    def place_of(self: Intake, key: bytes | None, home: int) -> int:
+    def place_of(self: Sorting, key: bytes | None, home: int) -> int:
         index = self._ledger.shard_of_key(key) if key is not None else None
         return home if index is None else index
 
-    patch.setattr(Intake, "_place_of", place_of)
+    patch.setattr(Sorting, "_place_of", place_of)
 
 
 def _a_key_away_from_home_joins_the_shards_lane(patch: pytest.MonkeyPatch) -> None:
-    def join(self: Intake, _name: Any, index: int, record_id: int) -> None:
-        self.waiting.join_shard(index, record_id)
+    def join(self: Sorting, _name: Any, index: int, record_id: int) -> None:
+        self._waiting.join_shard(index, record_id)
 
-    def take(self: Intake, row: Any, taken: Taken) -> None:
+    def take(self: Sorting, row: Any, taken: Taken) -> None:
         key = row[1]
         away = key is not None and self._place_of(key, -1) not in (-1, shard_of(key, row[0], self._spread.active))
         with pytest.MonkeyPatch.context() as inner:
             if away and not self._takes(self._place_of(key, -1)):
-                inner.setattr(Intake, "_join", join)
+                inner.setattr(Sorting, "_join", join)
             original(self, row, taken)
 
-    original = Intake._take
-    patch.setattr(Intake, "_take", take)
+    original = Sorting._take
+    patch.setattr(Sorting, "_take", take)
 
 
 def _nobody_is_woken(patch: pytest.MonkeyPatch) -> None:

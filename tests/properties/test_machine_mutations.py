@@ -10,6 +10,8 @@ from typing import Any
 
 import pytest
 
+from harvester.relay import leadership
+from harvester.relay.asking import Asking
 from harvester.relay.barrier import Barrier, Entry, Step
 from harvester.relay.commands import Drained
 from harvester.relay.intake import Intake
@@ -17,6 +19,9 @@ from harvester.relay.ledger import Ledger
 from harvester.relay.machine import Phase, Relay
 from harvester.relay.scan import Scan
 from harvester.relay.sender import Sender
+from harvester.relay.setbacks import Setbacks
+from harvester.relay.sorting import Sorting
+from harvester.relay.tenure import Tenure
 from harvester.relay.waiting import Lane, Waiting
 from tests.support.relay_actors import SimHarvester
 from tests.support.relay_shard import SimShard
@@ -65,14 +70,14 @@ def _ghosts_are_forgotten(patch: pytest.MonkeyPatch) -> None:
 
 def _marks_before_all_answered(patch: pytest.MonkeyPatch) -> None:
     """P5."""
-    broadcast = Relay._broadcast
+    broadcast = Relay.broadcast
 
     def impatient(self: Relay, now: float) -> Any:
         commands = broadcast(self, now)
-        self._awaited.clear()
+        self._roll_call.awaited.clear()
         return commands
 
-    patch.setattr(Relay, "_broadcast", impatient)
+    patch.setattr(Relay, "broadcast", impatient)
 
 
 def _wire_is_forgotten(patch: pytest.MonkeyPatch) -> None:
@@ -93,16 +98,16 @@ def _old_results_count(patch: pytest.MonkeyPatch) -> None:
 
 def _leader_id_stays(patch: pytest.MonkeyPatch) -> None:
     """P4: forgotten rows are found again by a new leader id only."""
-    proceed = Relay._proceed
+    proceed = Relay.proceed
 
     def forgetful(self: Relay, now: float) -> Any:
-        leader_id, phase = self.leader_id, self.phase
+        leader_id, phase = self.tenure.leader_id, self.phase
         commands = proceed(self, now)
         if phase is Phase.REMARKING:
-            self.leader_id = leader_id
+            self.tenure.leader_id = leader_id
         return [c for c in commands if not hasattr(c, "event")]
 
-    patch.setattr(Relay, "_proceed", forgetful)
+    patch.setattr(Relay, "proceed", forgetful)
 
 
 def _no_bound_in_flight(patch: pytest.MonkeyPatch) -> None:
@@ -115,16 +120,16 @@ def _no_remark_when_a_shard_dies(patch: pytest.MonkeyPatch) -> None:
 
     def shrug(self: Relay, shard: int, now: float) -> Any:
         self.intake.slices[shard].ready = False
-        self._awaited.discard(shard)
+        self._roll_call.awaited.discard(shard)
         self.ledger.keep_only(shard, ())
-        return self._proceed(now)
+        return self.proceed(now)
 
     patch.setattr(Relay, "shard_died", shrug)
 
 
 def _term_is_taken_twice(patch: pytest.MonkeyPatch) -> None:
     """P8."""
-    patch.setattr(Relay, "_term_asked", property(lambda _self: False, lambda _self, _value: None), raising=False)
+    patch.setattr(Tenure, "asked", property(lambda _self: False, lambda _self, _value: None), raising=False)
 
 
 def _switch_before_all_is_settled(patch: pytest.MonkeyPatch) -> None:
@@ -161,29 +166,29 @@ def _barrier_of_two(patch: pytest.MonkeyPatch) -> None:
 
 def _lanes_are_overtaken(patch: pytest.MonkeyPatch) -> None:
     """P18: while a key has a lane every further row of it joins the lane."""
-    take = Intake._take
+    take = Sorting._take
 
-    def greedy(self: Intake, row: Any, taken: Any) -> None:
-        lane = self.waiting.lanes.pop(row[1], None)
+    def greedy(self: Sorting, row: Any, taken: Any) -> None:
+        lane = self._waiting.lanes.pop(row[1], None)
         take(self, row, taken)
         if lane is not None:
-            self.waiting.lanes[row[1]] = lane
+            self._waiting.lanes[row[1]] = lane
 
-    patch.setattr(Intake, "_take", greedy)
+    patch.setattr(Sorting, "_take", greedy)
 
 
 def _lanes_end_when_they_are_fetched(patch: pytest.MonkeyPatch) -> None:
     """What arrives while the last rows of a lane are under way must not overtake them."""
 
-    def take(self: Intake, row: Any, taken: Any) -> None:
-        lane = self.waiting.lanes.get(row[1])
+    def take(self: Sorting, row: Any, taken: Any) -> None:
+        lane = self._waiting.lanes.get(row[1])
         if lane is not None and not len(lane):
             self._send(row, lane.shard, taken)
         else:
             original(self, row, taken)
 
-    original = Intake._take
-    patch.setattr(Intake, "_take", take)
+    original = Sorting._take
+    patch.setattr(Sorting, "_take", take)
 
 
 def _stamps_are_ignored(patch: pytest.MonkeyPatch) -> None:
@@ -259,13 +264,13 @@ def _shards_lanes_are_overtaken(patch: pytest.MonkeyPatch) -> None:
 def _rows_of_a_shards_lane_overtake_their_keys(patch: pytest.MonkeyPatch) -> None:
     """Rows of a shard's lane go through the lanes of their keys."""
 
-    def hasty(self: Intake, part: Any, rows: Any, taken: Any) -> None:
+    def hasty(self: Sorting, part: Any, rows: Any, taken: Any) -> None:
         for row in rows:
             if not self._ledger.knows(row[0]):
                 self._send(row, part.shard, taken)
-        self.waiting.fetched_shard(part.shard)
+        self._waiting.fetched_shard(part.shard)
 
-    patch.setattr(Intake, "_take_from_shard", hasty)
+    patch.setattr(Sorting, "_take_from_shard", hasty)
 
 
 def _rows_of_a_shard_that_takes_nothing_are_dropped(patch: pytest.MonkeyPatch) -> None:
@@ -275,12 +280,12 @@ def _rows_of_a_shard_that_takes_nothing_are_dropped(patch: pytest.MonkeyPatch) -
 
 def _marks_wait_for_retries(patch: pytest.MonkeyPatch) -> None:
     """I7: keys that are tried again and again must leave room for marks."""
-    patch.setattr(Intake, "_starved", property(lambda _self: False, lambda _self, _value: None), raising=False)
+    patch.setattr(Asking, "_starved", property(lambda _self: False, lambda _self, _value: None), raising=False)
 
 
 def _shards_lanes_wait_for_retries(patch: pytest.MonkeyPatch) -> None:
     """I7: and for the lanes of shards."""
-    patch.setattr(Intake, "_passed_by", property(lambda _self: False, lambda _self, _value: None), raising=False)
+    patch.setattr(Asking, "_passed_by", property(lambda _self: False, lambda _self, _value: None), raising=False)
 
 
 # -- the scan, and looks at the whole table
@@ -294,14 +299,14 @@ def _a_new_leader_id_goes_on_where_the_old_one_was(patch: pytest.MonkeyPatch) ->
 def _gaps_are_passed_over(patch: pytest.MonkeyPatch) -> None:
     """P10."""
     patch.setattr(Scan, "ranges", lambda _self: [])
-    patch.setattr(Intake, "looked", lambda self, number, _ids: self._under_way.pop(number) and 0)
+    patch.setattr(Intake, "looked", lambda self, number, _ids: self.statements.end(number) and 0)
 
 
 def _a_look_finds_nothing(patch: pytest.MonkeyPatch) -> None:
     """Ids that were fetched before the table was locked."""
 
     def looked(self: Intake, number: int, _ids: Any) -> int:
-        self._under_way.pop(number)
+        self.statements.end(number)
         self._ledger.done(number)
         return 0
 
@@ -313,12 +318,12 @@ def _a_look_finds_nothing(patch: pytest.MonkeyPatch) -> None:
 
 def _a_changed_server_is_ignored(patch: pytest.MonkeyPatch) -> None:
     """P9."""
-    patch.setattr(Relay, "server_changed", lambda _self, _reason, _now: [])
+    patch.setattr(leadership, "server_changed", lambda _relay, _reason, _now: [])
 
 
 def _shards_survive_a_changed_server(patch: pytest.MonkeyPatch) -> None:
     """P9: what they have yet to purge is of the old one."""
-    patch.setattr(Relay, "_kill_all", lambda _self, _reason: [])
+    patch.setattr(leadership, "_kill_all", lambda _relay, _reason: [])
 
 
 def _purgers_do_not_compare(patch: pytest.MonkeyPatch) -> None:
@@ -381,29 +386,29 @@ def _retries_are_sent_without_trust(patch: pytest.MonkeyPatch) -> None:
 
 def _a_drain_does_not_wait(patch: pytest.MonkeyPatch) -> None:
     """P13."""
-    drain = Relay.drain
+    drain = leadership.drain
 
-    def hasty(self: Relay, now: float) -> Any:
-        commands = drain(self, now)
-        if self.phase is Phase.DRAINING:
-            self.phase = Phase.IDLE
+    def hasty(relay: Relay, now: float) -> Any:
+        commands = drain(relay, now)
+        if relay.phase is Phase.DRAINING:
+            relay.phase = Phase.IDLE
             commands.append(Drained())
         return commands
 
-    patch.setattr(Relay, "drain", hasty)
+    patch.setattr(leadership, "drain", hasty)
 
 
 def _a_drain_waits_for_answers_only(patch: pytest.MonkeyPatch) -> None:
     """P13: what is on the wire has to settle."""
-    proceed = Relay._proceed
+    proceed = Relay.proceed
 
     def hasty(self: Relay, now: float) -> Any:
-        if self.phase is Phase.DRAINING and not self._awaited:
+        if self.phase is Phase.DRAINING and not self._roll_call.awaited:
             self.phase = Phase.IDLE
             return [Drained()]
         return proceed(self, now)
 
-    patch.setattr(Relay, "_proceed", hasty)
+    patch.setattr(Relay, "proceed", hasty)
 
 
 # -- pauses
@@ -425,7 +430,7 @@ def _a_pause_drops_nothing(patch: pytest.MonkeyPatch) -> None:
         self.paused = True
         if self.phase is Phase.LEADING:
             self.phase = Phase.REMARKING
-        return self._proceed(now)
+        return self.proceed(now)
 
     patch.setattr(Relay, "pause", pause)
 
@@ -435,9 +440,9 @@ def _a_resumed_leader_keeps_its_leader_id(patch: pytest.MonkeyPatch) -> None:
 
     def resume(self: Relay, now: float) -> Any:
         self.paused = False
-        if self.phase is Phase.REMARKING and not self._awaited:
+        if self.phase is Phase.REMARKING and not self._roll_call.awaited:
             self._lead(now)
-        return self._proceed(now)
+        return self.proceed(now)
 
     patch.setattr(Relay, "resume", resume)
 
@@ -453,11 +458,11 @@ def _nobody_resumes(patch: pytest.MonkeyPatch) -> None:
 def _a_held_record_is_given_up(patch: pytest.MonkeyPatch) -> None:
     """I1."""
 
-    def lax(self: Sender, entry: Entry, _text: str) -> None:
+    def lax(self: Setbacks, entry: Entry, _text: str) -> None:
         self._barrier.acked((entry,))
         self._out.purge([entry.id])
 
-    patch.setattr(Sender, "_poisoned", lax)
+    patch.setattr(Setbacks, "poisoned", lax)
 
 
 KAFKA = ("kafka",)

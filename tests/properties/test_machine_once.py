@@ -74,7 +74,7 @@ def test_histories_are_not_trivial() -> None:
         said |= {type(part).__name__ for note in world.trace for part in note}
         said |= {part for note in world.trace for part in note if isinstance(part, str)}
         recovered += sum("has purged" in str(note) for note in world.trace)
-        low_waters += sum(harvester.relay.low_water is not None for harvester in world.harvesters)
+        low_waters += sum(harvester.relay.low_water.known is not None for harvester in world.harvesters)
         quarantined += len(world.table.quarantined)
     assert {"Parked", "Refused", "Dropped", "Remarked", "QueueTimedOut", "Settled", "Quarantined"} <= said
     assert {"Mark", "Fetch", "Look", "TakeTerm", "Kill", "Drained", "Release", "Emptied", "Resize"} <= said

@@ -14,6 +14,7 @@ from harvester.relay.batches import Batches, Entry
 from harvester.relay.intake import Intake
 from harvester.relay.ledger import Ledger
 from harvester.relay.machine import Relay
+from harvester.relay.slices import Slices
 from tests.support import once_scenes as scenes
 from tests.support.once_scenes import Play
 from tests.support.relay_once import ONCE_FAULTS, OnceShard, OnceWorld, SimProducer, Steps
@@ -50,15 +51,15 @@ def _what_a_dead_shard_did_not_publish_is_not_marked_again(patch: Patch) -> None
 
 
 def _a_shard_gets_records_before_it_has_answered(patch: Patch) -> None:
-    takes = Intake._takes
+    takes = Slices.takes
 
-    def careless(self: Intake, index: int) -> bool:
-        opening, self.slices[index].opening = self.slices[index].opening, False
+    def careless(self: Slices, index: int) -> bool:
+        opening, self[index].opening = self[index].opening, False
         found = takes(self, index)
-        self.slices[index].opening = opening
+        self[index].opening = opening
         return found
 
-    patch.setattr(Intake, "_takes", careless)
+    patch.setattr(Slices, "takes", careless)
 
 
 # -- the take-over (P19, P20)

@@ -79,9 +79,9 @@ def backends(scene: Scene) -> set[int]:
 
 def scan_of(running: Embedded) -> Any:
     """The scan of a harvester's mark loop, to see which gaps it still watches."""
-    parts = running.harvester._parts
+    parts = running.harvester._life.parts
     assert parts is not None
-    return parts.marker._scan
+    return parts.marker._reader.scan
 
 
 def no_gaps(running: Embedded) -> bool:
@@ -92,7 +92,7 @@ def no_gaps(running: Embedded) -> bool:
 
 def wait_listed(running: Embedded) -> None:
     """Until the locks have been listed, at a time when all rows that were published by now had been read."""
-    parts = running.harvester._parts
+    parts = running.harvester._life.parts
     assert parts is not None
     since = time.monotonic()
-    eventually(lambda: parts.marker._listed_at > since, what="a list of the locks")
+    eventually(lambda: parts.marker._reader.listed_at > since, what="a list of the locks")

@@ -11,8 +11,10 @@ from uuid import UUID
 from harvester.delivery.decode import decode
 from harvester.relay import commands as c
 from harvester.relay import frames as f
+from harvester.relay import leadership, outcomes
 from harvester.relay.ledger import Row
-from harvester.relay.machine import Phase, Relay, Settings
+from harvester.relay.limits import Settings
+from harvester.relay.machine import Phase, Relay
 from harvester.relay.scan import Scan
 from tests.support.relay_shard import Action, Note, SimProcess, row_bytes, uid_of, undecodable_topic
 
@@ -64,7 +66,7 @@ class SimHarvester:
 
         def acquire() -> Sequence[c.Command]:
             self.wanted = self.relay.phase is Phase.DRAINING
-            return self.relay.acquire(self.world.now)
+            return leadership.acquire(self.relay, self.world.now)
 
         self._post("acquire", acquire)
 
@@ -78,7 +80,7 @@ class SimHarvester:
 
         def fence() -> Sequence[c.Command]:
             self.wanted = False
-            return self.relay.fence(reason, self.world.now)
+            return leadership.fence(self.relay, reason, self.world.now)
 
         self._post("fence", fence)
 
@@ -97,7 +99,7 @@ class SimHarvester:
 
         def drain() -> Sequence[c.Command]:
             self.wanted = False
-            return self.relay.drain(self.world.now)
+            return leadership.drain(self.relay, self.world.now)
 
         self._post("drain", drain)
 
@@ -108,7 +110,7 @@ class SimHarvester:
             if self.relay.phase not in (Phase.LEADING, Phase.REMARKING):
                 return []
             self.wanted = True
-            return self.relay.drain(self.world.now, trusted=True)
+            return leadership.drain(self.relay, self.world.now, trusted=True)
 
         self._post("lend", lend)
 
@@ -247,24 +249,24 @@ class SimHarvester:
         frame = shard.to_supervisor.popleft()
         match frame:
             case f.Settled(ids):
-                self._perform(relay.settled(i, ids, now)[1])
+                self._perform(outcomes.settled(relay, i, ids, now)[1])
             case f.Remarked(epoch, ids, in_doubt):
                 self._perform(relay.remarked(i, epoch, ids, now, in_doubt))
             case f.Parked(epoch, record_id, given_back, _, wait_s, _, held):
                 self._due[record_id] = epoch, now + wait_s
-                self._perform(relay.parked(i, epoch, record_id, given_back, wait_s, held, now))
+                self._perform(outcomes.parked(relay, i, epoch, record_id, given_back, wait_s, held, now))
             case f.Refused(epoch, ids):
-                self._perform(relay.refused(i, epoch, ids, now))
+                self._perform(outcomes.refused(relay, i, epoch, ids, now))
             case f.Dropped(ids):
-                self._perform(relay.dropped(i, ids, now))
+                self._perform(outcomes.dropped(relay, i, ids, now))
             case f.FateUnknown(epoch, ids, reason):
-                self._perform(relay.fate_unknown(i, epoch, ids, reason, now))
+                self._perform(outcomes.fate_unknown(relay, i, epoch, ids, reason, now))
             case f.QueueTimedOut(epoch, record_id, waited_s):
-                self._perform(relay.queue_timed_out(i, epoch, record_id, waited_s, now))
+                self._perform(outcomes.queue_timed_out(relay, i, epoch, record_id, waited_s, now))
             case f.Poisoned(record_id):
                 self._stop_for(record_id)
             case f.ServerChanged(reason):
-                self._perform(relay.server_changed(reason, now))
+                self._perform(leadership.server_changed(relay, reason, now))
             case f.Quarantined() | f.Log():
                 pass
             case f.Ready():
@@ -294,7 +296,7 @@ class SimHarvester:
                     self.marker.append(command)
                 case c.OpenTrust():
                     self.word = self.proven
-                    self.world.heard_term = max(self.world.heard_term, self.relay.term or 0)
+                    self.world.heard_term = max(self.world.heard_term, self.relay.tenure.term or 0)
                 case c.CloseTrust():
                     self.word = False
                 case c.Kill(index, _, _):
@@ -343,7 +345,7 @@ class SimHarvester:
                 self.world.fail(f"P5: a mark while {self.name}{shard.index} holds {unknown} beyond the ledger")
 
     def _check_fetch(self, fetch: c.Fetch) -> None:
-        parts = self.relay.intake._under_way[fetch.number].parts
+        parts = self.relay.intake.statements.under_way[fetch.number].parts
         for record_id in (i for part in parts if part.name is not None for i in part.ids):
             epoch, due = self._due.pop(record_id, (0, 0.0))
             if epoch == self.relay.epoch and self.world.now < due:
@@ -360,7 +362,7 @@ class SimHarvester:
             self._step_down()
         if self.wanted:
             self.wanted = False
-            self._perform(self.relay.acquire(self.world.now))
+            self._perform(leadership.acquire(self.relay, self.world.now))
 
     def _resize(self, shards: int) -> None:
         if any(shard.unsettled for shard in self.living):
@@ -389,7 +391,7 @@ class SimHarvester:
         term, _, server = self._term
         self._checked = server == self.world.server and self.world.table.term >= term
         if not self._checked:
-            self._post("server changed", lambda: self.relay.server_changed("another one", self.world.now))
+            self._post("server changed", lambda: leadership.server_changed(self.relay, "another one", self.world.now))
         return self._checked
 
     def _finish(self) -> None:
@@ -403,7 +405,7 @@ class SimHarvester:
         assert snapshot is not None
         if isinstance(command, c.Look):
             ids = [row.id for row in snapshot if self._scan.high is not None and row.id <= self._scan.high]
-            self._post(("looked", ids), lambda: self.relay.looked(command.number, ids, self.world.now)[1])
+            self._post(("looked", ids), lambda: outcomes.looked(self.relay, command.number, ids, self.world.now)[1])
             return
         rows = self._mark(command, snapshot) if isinstance(command, c.Mark) else self._fetch(command, snapshot)
         if not rows and (table.term, table.holder) != (command.term, command.holder):
@@ -432,23 +434,23 @@ class SimHarvester:
 
     def _term_taken(self, holder: UUID, term: int, server: str | None) -> Sequence[c.Command]:
         incarnation = UUID(int=self.world.table.server)
-        commands = self.relay.term_taken(holder, term, server, self.world.now, incarnation=incarnation)
+        commands = leadership.term_taken(self.relay, holder, term, server, self.world.now, incarnation=incarnation)
         self.world.begin_anew()
         return commands
 
     def _marked(self, number: int, rows: list[Row], snapshot: list[w.Row], floor: int | None) -> Sequence[c.Command]:
         self._processed = [row for row in snapshot if self.world.table.rows.get(row.id) is row]
-        return self.relay.marked(number, rows, self.world.now, floor)
+        return outcomes.marked(self.relay, number, rows, self.world.now, floor)
 
     def _fetched(self, number: int, rows: list[Row]) -> Sequence[c.Command]:
-        return self.relay.fetched(number, rows, self.world.now)
+        return outcomes.fetched(self.relay, number, rows, self.world.now)
 
     def _term_gone(self, holder: UUID, table: w.Table) -> Sequence[c.Command]:
-        if holder != self.relay.holder:
+        if holder != self.relay.tenure.holder:
             return ()
-        if table.holder == self.relay.holder:
+        if table.holder == self.relay.tenure.holder:
             self.world.fail("P8: the term is lost, and nobody took it")
-        return self.relay.term_lost(self.proven, self.world.now)
+        return leadership.term_lost(self.relay, self.proven, self.world.now)
 
     def _mark(self, mark: c.Mark, snapshot: list[w.Row]) -> list[Row]:
         table, scan = self.world.table, self._scan
@@ -494,7 +496,9 @@ class SimHarvester:
         command = self.marker.popleft()
         self._snapshot = None
         assert not isinstance(command, c.TakeTerm)
-        self._post("it failed", lambda: self.relay.statement_failed(command.number, "it broke", self.world.now))
+        self._post(
+            "it failed", lambda: outcomes.statement_failed(self.relay, command.number, "it broke", self.world.now)
+        )
 
 
 def _tuple(row: w.Row) -> Row:

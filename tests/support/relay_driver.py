@@ -7,8 +7,10 @@ from uuid import UUID
 from harvester.delivery.decode import decode
 from harvester.relay import commands as c
 from harvester.relay import frames as f
+from harvester.relay import leadership, outcomes
 from harvester.relay.ledger import Row
-from harvester.relay.machine import Relay, Settings
+from harvester.relay.limits import Settings
+from harvester.relay.machine import Relay
 from tests.support.rows import row as raw_row
 
 SETTINGS = Settings(
@@ -49,22 +51,22 @@ class Driver:
         return said
 
     def lead(self, term: int = 1, server: str | None = "one", incarnation: UUID | None = None) -> list[c.Command]:
-        self.relay.acquire(self.now)
+        leadership.acquire(self.relay, self.now)
         self.answer()
-        assert self.relay.holder is not None
-        self.relay.term_taken(self.relay.holder, term, server, self.now, incarnation=incarnation)
+        assert self.relay.tenure.holder is not None
+        leadership.term_taken(self.relay, self.relay.tenure.holder, term, server, self.now, incarnation=incarnation)
         return self.answer()
 
     def mark(self, *rows: Row, floor: int | None = None) -> list[c.Command]:
         """The oldest mark under way returns these rows."""
-        return self.relay.marked(self.under_way(c.Mark), rows, self.now, floor)
+        return outcomes.marked(self.relay, self.under_way(c.Mark), rows, self.now, floor)
 
     def fetch(self, *rows: Row) -> list[c.Command]:
         """The fetch under way returns these rows."""
-        return self.relay.fetched(self.under_way(c.Fetch), rows, self.now)
+        return outcomes.fetched(self.relay, self.under_way(c.Fetch), rows, self.now)
 
     def under_way(self, kind: type[c.Command]) -> int:
-        statements = self.relay.intake._under_way.items()
+        statements = self.relay.intake.statements.under_way.items()
         return min(number for number, statement in statements if isinstance(statement.asked, kind))
 
 

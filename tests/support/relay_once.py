@@ -27,7 +27,7 @@ from harvester.delivery.progress import Progress
 from harvester.outbox.purge_session import Outcome, Poison
 from harvester.relay import frames as f
 from harvester.relay.batches import Batches, Entry
-from harvester.relay.machine import Settings
+from harvester.relay.limits import Settings
 from harvester.relay.refusals import Failed, Refusals
 from tests.support.relay_actors import SimHarvester
 from tests.support.relay_shard import Action, Note, SimProcess, uid_of
@@ -509,7 +509,7 @@ class OnceHarvester(SimHarvester):
 
     def _begin_life(self, settings: Settings) -> None:
         super()._begin_life(settings)
-        self.relay.lanes = LANES
+        self.relay.tenure.lanes = LANES
 
     def _send(self, shard: SimProcess, frame: f.Frame) -> None:
         assert isinstance(shard, OnceShard)

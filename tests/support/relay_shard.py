@@ -16,7 +16,8 @@ from harvester.delivery.decode import Broken, Decoded, decode
 from harvester.outbox.purge_session import Outcome, Poison
 from harvester.relay import frames as f
 from harvester.relay.attempts import Policy
-from harvester.relay.sender import Outlets, Sender
+from harvester.relay.outlets import Outlets
+from harvester.relay.sender import Sender
 from tests.support.rows import row
 
 if TYPE_CHECKING:
@@ -312,7 +313,7 @@ class SimShard(SimProcess):
 
     def actions(self) -> list[tuple[Note, Action]]:
         found = super().actions()
-        if self.sender._retries and not self.doomed:
+        if self.sender._setbacks._retries and not self.doomed:
             found.append(((self.name, "retries"), lambda: self.sender.due(_FOR_EVER)))
         return found
 

@@ -40,7 +40,7 @@ from typing import Any
 from uuid import UUID
 
 from harvester.relay.commands import Mark
-from harvester.relay.machine import Settings
+from harvester.relay.limits import Settings
 from tests.support.relay_actors import SimHarvester
 from tests.support.relay_shard import Action, Note, SimProcess, SimShard
 

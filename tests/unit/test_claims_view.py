@@ -9,6 +9,7 @@ import pytest
 from rich.console import Console
 
 from cli.claims_view import as_json, screen, summary, table
+from harvester.coordination.errors import CoordinationError
 from harvester.coordination.messages import (
     ClaimingPartition,
     Client,
@@ -23,7 +24,6 @@ from harvester.coordination.overview import Row, rows
 from harvester.coordination.positions import positions
 from harvester.coordination.rationalizer import read
 from harvester.coordination.world import Freshness, Timing, World
-from harvester.errors import CoordinationError
 
 A, B = Client("a", "1"), Client("b", "1")
 P0, P1, P2 = (Place("g", "orders", partition) for partition in range(3))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from harvester.neli import election as e
+from harvester.neli import signals as e
 from harvester.neli.election import Election, Role, Timing, step
 
 TIMING = Timing(heartbeat_interval_s=1.0, heartbeat_timeout_s=5.0, revoke_limit_s=8.0)

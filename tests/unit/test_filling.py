@@ -45,7 +45,9 @@ class Producing:
 class Shard:
     def __init__(self) -> None:
         self.batches, self.changed, self.over = Batches(100, 100), threading.Condition(), False
-        self.filler = Filler(self.batches, Stamps("harvester", 0), frozenset({"own"}), self.changed, lambda: self.over)
+        self.filler = Filler(
+            self.batches, Stamps("harvester", 0), frozenset({"own"}), self.changed, lambda: self.over, lambda: None
+        )
         self.filler.begin(1, INCARNATION)
         self.lane: Any = Producing()
 

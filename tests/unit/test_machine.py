@@ -9,6 +9,7 @@ import pytest
 from harvester.events import LeaderAcquired, LeaderFenced, LeaderRefreshed
 from harvester.relay import commands as c
 from harvester.relay import frames as f
+from harvester.relay import leadership, outcomes
 from harvester.relay.machine import Phase
 from tests.support.relay_driver import Driver, keyed, killed, only, row, sent
 
@@ -16,43 +17,47 @@ from tests.support.relay_driver import Driver, keyed, killed, only, row, sent
 def test_leadership_begins_when_all_shards_have_answered_twice() -> None:
     driver = Driver()
     relay = driver.relay
-    assert [type(command) for command in relay.acquire(0)] == [c.CloseTrust, c.Send, c.Send]
-    holder = relay.holder
+    assert [type(command) for command in leadership.acquire(relay, 0)] == [c.CloseTrust, c.Send, c.Send]
+    holder = relay.tenure.holder
     assert holder is not None
     assert driver.answer() == [c.TakeTerm(holder)]
-    told = relay.term_taken(holder, 7, "one", 0)
+    told = leadership.term_taken(relay, holder, 7, "one", 0)
     assert told == [c.Send(shard, f.Remark(relay.epoch, 7, str(holder), "one")) for shard in (0, 1)]
-    assert relay.term is None
+    assert relay.tenure.term is None
     assert [type(command) for command in driver.answer()] == [c.OpenTrust, c.Announce, c.Mark]
-    assert relay.leader_id == holder
+    assert relay.tenure.leader_id == holder
 
 
 def test_the_term_is_asked_for_once() -> None:
     driver = Driver()
-    driver.relay.acquire(0)
+    leadership.acquire(driver.relay, 0)
     assert len(only(driver.answer(), c.TakeTerm)) == 1
-    later = [*driver.relay.settled(0, [1], 0)[1], *driver.relay.shard_ready(1, 0), *driver.relay.shard_died(0, 0)]
+    later = [
+        *outcomes.settled(driver.relay, 0, [1], 0)[1],
+        *driver.relay.shard_ready(1, 0),
+        *driver.relay.shard_died(0, 0),
+    ]
     assert not only(later, c.TakeTerm)
 
 
 def test_without_shards_the_term_is_taken_all_the_same() -> None:
     driver = Driver(ready=False)
-    assert driver.relay.acquire(0) == [c.CloseTrust(), c.TakeTerm(UUID(int=1))]
-    assert only(driver.relay.term_taken(UUID(int=1), 1, "one", 0), c.Mark)
+    assert leadership.acquire(driver.relay, 0) == [c.CloseTrust(), c.TakeTerm(UUID(int=1))]
+    assert only(leadership.term_taken(driver.relay, UUID(int=1), 1, "one", 0), c.Mark)
 
 
 def test_a_fence_before_the_lead_is_not_announced() -> None:
     driver = Driver()
-    driver.relay.acquire(0)
+    leadership.acquire(driver.relay, 0)
     driver.answer()
-    driver.relay.term_taken(UUID(int=1), 1, "one", 0)
-    assert not only(driver.relay.fence("late", 0), c.Announce)
+    leadership.term_taken(driver.relay, UUID(int=1), 1, "one", 0)
+    assert not only(leadership.fence(driver.relay, "late", 0), c.Announce)
 
 
 def test_a_fence_is_announced_and_closes_trust_first() -> None:
     driver = Driver()
     driver.lead()
-    said = driver.relay.fence("late", 0)
+    said = leadership.fence(driver.relay, "late", 0)
     assert said[0] == c.CloseTrust()
     assert said[-1] == c.Announce(LeaderFenced("late"))
 
@@ -60,14 +65,14 @@ def test_a_fence_is_announced_and_closes_trust_first() -> None:
 def test_a_lost_term_is_taken_again_under_a_new_holder() -> None:
     driver = Driver()
     driver.lead()
-    driver.relay.term_lost(True, 0)
+    leadership.term_lost(driver.relay, True, 0)
     assert driver.answer() == [c.TakeTerm(UUID(int=2))]
 
 
 def test_a_lost_term_without_trust_fences() -> None:
     driver = Driver()
     driver.lead()
-    assert isinstance(driver.relay.term_lost(False, 0)[-1], c.Announce)
+    assert isinstance(leadership.term_lost(driver.relay, False, 0)[-1], c.Announce)
     assert driver.relay.phase is Phase.IDLE
 
 
@@ -90,7 +95,7 @@ def test_who_is_paused_gives_back_what_is_queued_and_marks_nothing() -> None:
     assert only(driver.relay.pause(0), c.Send) == [
         c.Send(shard, f.Remark(driver.relay.epoch, 1, str(UUID(int=1)), "one")) for shard in (0, 1)
     ]
-    assert driver.relay.marked(number, [row(2)], 0) == []  # it was under way
+    assert outcomes.marked(driver.relay, number, [row(2)], 0) == []  # it was under way
     assert driver.answer() == []
     assert driver.relay.tick(1000.0) == []
     assert driver.relay.pause(0) == []
@@ -124,7 +129,7 @@ def test_what_was_on_the_wire_settles_during_a_pause() -> None:
     driver.mark(row(2))
     driver.relay.pause(0)
     driver.answer({0: [2]})
-    assert driver.relay.settled(0, [2], 0) == (1, [])
+    assert outcomes.settled(driver.relay, 0, [2], 0) == (1, [])
     assert not len(driver.relay.ledger)
 
 
@@ -134,7 +139,7 @@ def test_an_outbox_is_not_said_to_be_empty_during_a_pause() -> None:
     number = driver.under_way(c.Mark)
     driver.relay.pause(0)
     driver.answer()
-    assert driver.relay.marked(number, [], 0) == []
+    assert outcomes.marked(driver.relay, number, [], 0) == []
     driver.relay.resume(0)
     assert c.Emptied() in driver.mark()
 
@@ -144,7 +149,7 @@ def test_who_stands_by_and_is_paused_leads_without_marking() -> None:
     assert driver.relay.pause(0) == []
     said = driver.lead(term=3)
     assert said == [c.OpenTrust(), c.Announce(LeaderAcquired(UUID(int=1), 3))]
-    assert driver.relay.term == 3
+    assert driver.relay.tenure.term == 3
     assert only(driver.relay.resume(0), c.Mark)
 
 
@@ -155,11 +160,11 @@ def test_a_paused_leader_drains(wire: list[int]) -> None:
     driver.mark(row(2))
     driver.relay.pause(0)
     driver.answer({0: wire})
-    driver.relay.drain(0)
+    leadership.drain(driver.relay, 0)
     said = driver.answer({0: wire})
     for record_id in wire:
         assert said == []
-        said = driver.relay.settled(0, [record_id], 0)[1]
+        said = outcomes.settled(driver.relay, 0, [record_id], 0)[1]
     assert said == [c.Release(3, UUID(int=1)), c.Drained()]
 
 
@@ -181,7 +186,7 @@ def test_the_last_record_is_parked_in_a_shard_that_its_parking_retires() -> None
     driver.mark(row(3))
     driver.relay.scale(1, 10.0, 0)
     driver.answer({1: [3]})
-    commands = driver.relay.parked(1, driver.relay.epoch, 3, [], 5.0, False, 0)
+    commands = outcomes.parked(driver.relay, 1, driver.relay.epoch, 3, [], 5.0, False, 0)
     assert commands[:2] == [c.Send(1, f.Closed(driver.relay.epoch, 3)), c.Resize(1)]
     assert not driver.relay.is_congested(1)
     driver.relay.congested(1)  # its pipe may be full at that moment
@@ -192,9 +197,9 @@ def test_a_paused_leader_whose_term_is_lost_takes_it_again_and_stays_paused() ->
     driver.lead()
     driver.relay.pause(0)
     driver.answer()
-    driver.relay.term_lost(True, 0)
+    leadership.term_lost(driver.relay, True, 0)
     assert driver.answer() == [c.TakeTerm(UUID(int=2))]
-    driver.relay.term_taken(UUID(int=2), 5, "one", 0)
+    leadership.term_taken(driver.relay, UUID(int=2), 5, "one", 0)
     assert not only(driver.answer(), c.Mark)
     assert only(driver.relay.resume(0), c.Mark)
 
@@ -276,7 +281,7 @@ def test_a_shard_that_is_not_ready_gets_nothing() -> None:
 
 
 def park(driver: Driver, *behind: int, wait_s: float = 5.0) -> list[c.Command]:
-    return driver.relay.parked(_shard(driver, 1), driver.relay.epoch, 1, behind, wait_s, False, driver.now)
+    return outcomes.parked(driver.relay, _shard(driver, 1), driver.relay.epoch, 1, behind, wait_s, False, driver.now)
 
 
 def _shard(driver: Driver, record_id: int) -> int:
@@ -285,9 +290,9 @@ def _shard(driver: Driver, record_id: int) -> int:
 
 def fetching(driver: Driver, *ids: int) -> c.Fetch:
     relay = driver.relay
-    assert relay.term is not None
-    assert relay.holder is not None
-    return c.Fetch(driver.under_way(c.Fetch), relay.term, relay.holder, ids)
+    assert relay.tenure.term is not None
+    assert relay.tenure.holder is not None
+    return c.Fetch(driver.under_way(c.Fetch), relay.tenure.term, relay.tenure.holder, ids)
 
 
 def test_a_parked_record_waits_with_what_stood_behind_it_and_is_not_in_flight() -> None:
@@ -312,7 +317,7 @@ def test_a_parked_record_is_tried_alone_and_not_before_its_time() -> None:
     assert only(driver.relay.tick(5.0), c.Fetch) == [fetching(driver, 1)]
     assert sent(driver.fetch(*keyed(1))) == {shard: [1]}
     assert not only(driver.relay.tick(100.0), c.Fetch)
-    assert only(driver.relay.settled(shard, [1], 100.0)[1], c.Fetch) == [fetching(driver, 2)]
+    assert only(outcomes.settled(driver.relay, shard, [1], 100.0)[1], c.Fetch) == [fetching(driver, 2)]
 
 
 def test_a_record_that_was_to_be_tried_and_is_gone_lets_its_key_go_on() -> None:
@@ -327,8 +332,8 @@ def test_a_key_with_too_much_under_way_waits_until_it_has_come_down() -> None:
     driver = Driver()
     driver.lead()
     shard = next(iter(sent(driver.mark(*keyed(1, 2, 3, 4, 5, 6)))))
-    assert not only(driver.relay.settled(shard, [1, 2], 0)[1], c.Fetch)
-    assert only(driver.relay.settled(shard, [3], 0)[1], c.Fetch) == [fetching(driver, 5, 6)]
+    assert not only(outcomes.settled(driver.relay, shard, [1, 2], 0)[1], c.Fetch)
+    assert only(outcomes.settled(driver.relay, shard, [3], 0)[1], c.Fetch) == [fetching(driver, 5, 6)]
     assert sent(driver.fetch(*keyed(5, 6))) == {shard: [5, 6]}
     assert not driver.relay.intake.waiting.lanes
     assert not driver.relay.ledger.watched
@@ -340,7 +345,7 @@ def test_what_a_parked_key_refuses_joins_its_lane_without_a_remark() -> None:
     driver.mark(*keyed(1, 2, 3))
     shard = _shard(driver, 1)
     assert not only(park(driver, 2, wait_s=0.0), c.Fetch)  # 3 is still on its way
-    said = driver.relay.refused(shard, driver.relay.epoch, [3], 0)
+    said = outcomes.refused(driver.relay, shard, driver.relay.epoch, [3], 0)
     assert only(said, c.Fetch) == [fetching(driver, 1)]
     assert list(driver.relay.intake.waiting.lanes[b"key"].ids)[1:] == [2, 3]
     assert driver.relay.phase is Phase.LEADING
@@ -350,7 +355,7 @@ def test_a_key_that_is_refused_without_being_parked_needs_a_remark() -> None:
     driver = Driver()
     driver.lead()
     driver.mark(*keyed(1, 2))
-    assert driver.relay.refused(0, driver.relay.epoch, [2], 0)
+    assert outcomes.refused(driver.relay, 0, driver.relay.epoch, [2], 0)
     assert driver.relay.phase is Phase.REMARKING
 
 
@@ -377,9 +382,9 @@ def test_the_whole_table_is_looked_at_now_and_then_and_what_is_unknown_is_fetche
     driver = Driver()
     driver.lead()
     driver.mark(row(2), row(4), *keyed(5))
-    driver.relay.settled(0, [4], 0)
+    outcomes.settled(driver.relay, 0, [4], 0)
     asked = look(driver)
-    found, said = driver.relay.looked(asked.number, [2, 3, 5], 60.0)
+    found, said = outcomes.looked(driver.relay, asked.number, [2, 3, 5], 60.0)
     assert found == 1
     assert only(said, c.Fetch) == [fetching(driver, 3)]
     assert sent(driver.fetch(row(3))) == {1: [3]}
@@ -391,7 +396,7 @@ def test_a_look_knows_what_waits_and_what_is_being_fetched() -> None:
     driver.mark(*keyed(1, 2))
     park(driver, 2, wait_s=0.0)
     asked = look(driver)
-    assert driver.relay.looked(asked.number, [1, 2], 60.0)[0] == 0
+    assert outcomes.looked(driver.relay, asked.number, [1, 2], 60.0)[0] == 0
 
 
 # -- P9
@@ -401,7 +406,7 @@ def test_another_server_kills_all_shards_and_takes_the_term_anew() -> None:
     driver = Driver()
     driver.lead()
     driver.mark(row(2))
-    said = driver.relay.server_changed("gone back", 0)
+    said = leadership.server_changed(driver.relay, "gone back", 0)
     assert [command for command in said if isinstance(command, c.Kill)] == [
         c.Kill(shard, "gone back", own_fault=False) for shard in (0, 1)
     ]
@@ -413,7 +418,7 @@ def test_another_server_kills_all_shards_and_takes_the_term_anew() -> None:
 
 def test_another_server_kills_the_shards_of_a_standby_too() -> None:
     driver = Driver()
-    assert killed(driver.relay.server_changed("x", 0)) == [0, 1]
+    assert killed(leadership.server_changed(driver.relay, "x", 0)) == [0, 1]
     assert driver.relay.phase is Phase.IDLE
 
 
@@ -421,23 +426,23 @@ def test_a_term_that_is_taken_on_another_server_than_the_last_kills_all_shards()
     """What they have yet to purge is of the old one."""
     driver = Driver()
     driver.lead(server="one")
-    driver.relay.fence("late", 0)
+    leadership.fence(driver.relay, "late", 0)
     driver.answer()
-    driver.relay.acquire(0)
-    assert driver.relay.holder is not None
+    leadership.acquire(driver.relay, 0)
+    assert driver.relay.tenure.holder is not None
     driver.answer({0: [2]})
-    assert killed(driver.relay.term_taken(driver.relay.holder, 2, "two", 0)) == [0, 1]
+    assert killed(leadership.term_taken(driver.relay, driver.relay.tenure.holder, 2, "two", 0)) == [0, 1]
 
 
 @pytest.mark.parametrize("servers", [("one", "one"), (None, "one"), ("one", None)])
 def test_a_server_that_is_the_same_or_unknown_kills_nobody(servers: tuple[str | None, str | None]) -> None:
     driver = Driver()
     driver.lead(server=servers[0])
-    driver.relay.fence("late", 0)
-    driver.relay.acquire(0)
+    leadership.fence(driver.relay, "late", 0)
+    leadership.acquire(driver.relay, 0)
     driver.answer()
-    assert driver.relay.holder is not None
-    assert killed(driver.relay.term_taken(driver.relay.holder, 2, servers[1], 0)) == []
+    assert driver.relay.tenure.holder is not None
+    assert killed(leadership.term_taken(driver.relay, driver.relay.tenure.holder, 2, servers[1], 0)) == []
 
 
 # -- unknown fate
@@ -447,7 +452,7 @@ def test_records_of_unknown_fate_stay_in_the_ledger_until_their_shard_is_dead() 
     driver = Driver()
     driver.lead()
     driver.mark(row(2))
-    driver.relay.fate_unknown(0, driver.relay.epoch, [2], "fatal", 0)
+    outcomes.fate_unknown(driver.relay, 0, driver.relay.epoch, [2], "fatal", 0)
     assert (driver.relay.phase, list(driver.relay.ledger.ids)) == (Phase.REMARKING, [2])
     driver.relay.shard_died(0, 0)
     assert not len(driver.relay.ledger)
@@ -457,9 +462,9 @@ def test_a_drain_does_not_end_before_a_shard_of_unknown_fate_is_dead() -> None:
     driver = Driver()
     driver.lead()
     driver.mark(row(2))
-    driver.relay.drain(0)
+    leadership.drain(driver.relay, 0)
     driver.answer({0: [2]})
-    assert driver.relay.fate_unknown(0, driver.relay.epoch, [2], "fatal", 0) == []
+    assert outcomes.fate_unknown(driver.relay, 0, driver.relay.epoch, [2], "fatal", 0) == []
     assert driver.relay.shard_died(0, 0) == [c.Drained()]
 
 
@@ -473,7 +478,7 @@ def test_what_was_settled_while_the_mark_was_under_way_is_not_taken_again() -> N
     driver.mark(row(2))
     driver.relay.remark("x", 0)
     driver.answer({0: [2]})
-    driver.relay.settled(0, [2], 0)
+    outcomes.settled(driver.relay, 0, [2], 0)
     assert not only(driver.mark(row(2)), c.Send)
     assert not len(driver.relay.ledger)
 
@@ -484,7 +489,7 @@ def test_an_old_result_is_discarded() -> None:
     number = driver.under_way(c.Mark)
     driver.relay.remark("x", 0)
     driver.answer()
-    assert driver.relay.marked(number, [row(2)], 0) == []
+    assert outcomes.marked(driver.relay, number, [row(2)], 0) == []
 
 
 def test_an_empty_mark_says_that_the_outbox_is_empty() -> None:
@@ -503,7 +508,7 @@ def test_an_empty_mark_says_nothing_while_something_is_left(what: str) -> None:
     elif what == "a fetch":
         park(driver, wait_s=0.0)
     elif what == "a shard's lane":
-        driver.relay.settled(_shard(driver, 1), [1], 0)
+        outcomes.settled(driver.relay, _shard(driver, 1), [1], 0)
         driver.relay.shard_died(0, 0)
         driver.mark(row(2))
     assert c.Emptied() not in driver.mark()
@@ -512,6 +517,6 @@ def test_an_empty_mark_says_nothing_while_something_is_left(what: str) -> None:
 def test_a_failed_statement_needs_a_remark() -> None:
     driver = Driver()
     driver.lead()
-    driver.relay.statement_failed(driver.under_way(c.Mark), "it broke", 0)
+    outcomes.statement_failed(driver.relay, driver.under_way(c.Mark), "it broke", 0)
     assert driver.relay.phase is Phase.REMARKING
-    assert not driver.relay.intake.under_way
+    assert not len(driver.relay.intake.statements)

@@ -12,8 +12,8 @@ from harvester.record import KafkaRecord
 from harvester.relay.attempts import Policy
 from harvester.relay.batches import Batches, Entry
 from harvester.relay.frames import Dropped, Frame, Parked, Poisoned, Remark
+from harvester.relay.outlets import Outlets
 from harvester.relay.refusals import Refusals
-from harvester.relay.sender import Outlets
 
 UNDER = Remark(3, 7, "holder")
 REFUSED, AWAY, TIMED_OUT = (

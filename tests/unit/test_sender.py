@@ -12,7 +12,8 @@ from confluent_kafka import KafkaError
 from harvester.outbox.purge_session import Outcome, Poison
 from harvester.relay import frames as f
 from harvester.relay.attempts import Policy
-from harvester.relay.sender import Outlets, Sender
+from harvester.relay.outlets import Outlets
+from harvester.relay.sender import Sender
 from tests.support.relay_shard import row_bytes
 
 POLICY = Policy(2, retry_backoff_s=1.0, retry_backoff_max_s=4.0, queue_timeout_s=30.0)

@@ -17,8 +17,8 @@ import pytest
 from harvester.relay import processes
 from harvester.relay.fleet import Fleet
 from harvester.relay.processes import shared_memory
-from harvester.relay.shard import ShardSpec
 from harvester.relay.shared import in_flight, set_in_flight, trust_check
+from harvester.relay.spec import ShardSpec
 from tests.support.wait import eventually
 
 LATER = float("inf")

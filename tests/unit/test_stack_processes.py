@@ -15,6 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from harvester.errors import StackError
+from harvester.stack import processes
 from harvester.stack.processes import ProcessId, end, identify, is_alive, parse_stat, run, send, spawn, tail
 from tests.support.wait import eventually
 
@@ -51,6 +52,22 @@ def test_a_process_is_itself_until_it_ends(stranger: subprocess.Popen[bytes]) ->
     # Nobody has reaped it yet: it is a zombie, and a zombie does not run.
     eventually(lambda: not is_alive(identity), what="the process is seen to have ended")
     assert not send(identity, signal.SIGTERM)
+
+
+def test_a_child_that_ends_while_it_is_looked_at_is_reaped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A server that finds the pid of the one before it still taken, if only by a zombie, refuses to start."""
+    process = spawn(["/bin/sleep", "60"], log=tmp_path / "log", env={}, cwd=tmp_path, run_as=None)
+    read = processes._stat
+
+    def read_late(pid: int) -> tuple[str, int, int] | None:
+        os.kill(pid, signal.SIGKILL)
+        os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
+        return read(pid)
+
+    monkeypatch.setattr(processes, "_stat", read_late)
+    assert not is_alive(process)
+    with pytest.raises(ProcessLookupError):
+        os.kill(process.pid, 0)
 
 
 @pytest.mark.parametrize("change", [{"started_ticks": 1}, {"boot": "another boot"}])

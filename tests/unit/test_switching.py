@@ -12,10 +12,11 @@ import pytest
 
 from harvester.delivery.progress_topic import ProgressTopic
 from harvester.errors import SchemaError
-from harvester.outbox.marker import TermRow
+from harvester.outbox.term_session import TermRow
 from harvester.relay import hooks
 from harvester.relay.commands import TakeTerm
-from harvester.relay.marking import MarkLoop, Pace
+from harvester.relay.marking import MarkLoop
+from harvester.relay.pace import Pace
 from harvester.relay.reports import DatabaseTrouble, Report, TermGone, TermTaken
 from harvester.relay.switching import AT_LEAST_ONCE, EXACTLY_ONCE, Mode
 

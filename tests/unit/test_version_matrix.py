@@ -13,8 +13,8 @@ import pytest
 ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT))
 
+from scripts import smoke_parts as smoke  # noqa: E402
 from scripts import version_matrix as matrix  # noqa: E402
-from scripts import version_smoke as smoke  # noqa: E402
 
 FINE: dict[str, Any] = {"inserted": 100, "lost": 0, "order_violations": 0, "quarantined": 0, "unexpected": 0,
                         "pending": 0, "duplicates": 0}  # fmt: skip
@@ -54,9 +54,10 @@ def test_the_verdict(changed: dict[str, int], left: int, delivery: str, problem:
     assert smoke.judge({**FINE, **changed}, 100, left, delivery).problem == problem
 
 
-def test_the_configuration_of_a_smoke() -> None:
-    servers = smoke.Servers("postgresql://postgres@h:1/postgres", "h:2", "18", "4", Path(sys.executable), ROOT)
-    settings = tomllib.loads(smoke._toml(servers, "n", "exactly-once", "table"))
+def test_the_configuration_of_a_smoke(tmp_path: Path) -> None:
+    servers = smoke.Servers("postgresql://postgres@h:1/postgres", "h:2", "18", "4", Path(sys.executable), tmp_path)
+    file = smoke.configuration(servers, "n", delivery="exactly-once", marking="table")
+    settings = tomllib.loads(file.read_text())
     assert (settings["delivery"], settings["marking"]) == ("exactly-once", "table")
     assert settings["base_kafka_config"]["bootstrap.servers"] == "h:2"
     assert "dbname=n" in settings["data_source"]

@@ -9,7 +9,7 @@ from uuid import UUID
 from harvester.assembly import take_over_mode
 from harvester.config import Config
 from harvester.errors import TermLost
-from harvester.outbox.marker import TermRow
+from harvester.outbox.term_session import TermRow
 from harvester.relay.opening import Deposed, Superseded
 from harvester.relay.switching import AT_LEAST_ONCE
 

@@ -1,0 +1,55 @@
+"""Why consumers cannot coordinate, or cannot go on: a branch of the tree in `harvester.errors`."""
+
+from __future__ import annotations
+
+from harvester.errors import ExitCode, HarvesterError
+
+
+class CoordinationError(HarvesterError):
+    """Consumers cannot coordinate through Kafka."""
+
+
+class CoordinationTopicError(CoordinationError):
+    """The coordination topic has settings under which claims would not be safe; nothing was written to it."""
+
+    exit_code = ExitCode.CONFIGURATION
+
+
+class DuplicateClient(CoordinationError):
+    """Another live process of the group has this client id; `client_id` is the id, `other` that one's instance."""
+
+    exit_code = ExitCode.CONFIGURATION
+
+    def __init__(self, group: str, client_id: str, other: str) -> None:
+        self.group, self.client_id, self.other = group, client_id, other
+        super().__init__(
+            f"another live process consumes for group {group!r} as client {client_id!r} (instance {other})",
+            hint="give each process a client id of its own, or none: then a random one is used",
+        )
+
+
+class OtherInterval(CoordinationError):
+    """A client of the group that may be alive counts by another HeartbeatInterval; both in seconds."""
+
+    exit_code = ExitCode.CONFIGURATION
+
+    def __init__(self, group: str, ours_s: float, client_id: str, theirs_s: float) -> None:
+        self.group, self.ours_s, self.client_id, self.theirs_s = group, ours_s, client_id, theirs_s
+        super().__init__(
+            f"the heartbeat interval is {ours_s:g} s here, and {theirs_s:g} s for client {client_id!r} of {group!r}",
+            hint="give all consumers of a group the same; to change it, stop all of them first",
+        )
+
+
+class OffsetOutOfRange(CoordinationError):
+    """The record that comes next is not to be had; `first` and `end` are what the partition holds."""
+
+    def __init__(self, topic: str, partition: int, *, offset: int, first: int, end: int) -> None:
+        self.topic, self.partition = topic, partition
+        self.offset, self.first, self.end = offset, first, end
+        gone = "retention has removed it" if offset < first else "the topic was made anew, or has lost records"
+        super().__init__(
+            f"{topic}[{partition}] goes on at offset {offset}, and holds {first} to {end}: {gone}",
+            hint="`harvester claims set-position` says where to go on; the setting out_of_range does where records"
+            " were removed, for good",
+        )
