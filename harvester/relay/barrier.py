@@ -198,13 +198,16 @@ class Barrier:
         self.forget(record_id)
         return sorted(before - set(self.remark()))
 
-    def release(self, record_id: int) -> Entry | None:
+    def release(self, record_id: int, now: float) -> Entry | None:
         """Its wait is over: send it again. None when a remark dropped it meanwhile."""
         entry = self._unsettled.get(record_id)
         if entry is None or entry.step is not _HELD:
             return None
         entry.step = _WIRE
         self._held -= 1
+        queue = None if entry.key is None else self._queues.get(entry.key)
+        if queue:
+            queue[0].since = now  # so far they stood behind a held one, which does not count
         return entry
 
     def reopen(self, record_id: int) -> None:

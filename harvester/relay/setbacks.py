@@ -165,7 +165,7 @@ class Setbacks:
                 if self._retries[0][0] > now:
                     return self._retries[0][0]
                 _, _, record_id = heapq.heappop(self._retries)
-                entry = self._barrier.release(record_id)
+                entry = self._barrier.release(record_id, now)
             if entry is not None:
                 produce((entry,))
         return None

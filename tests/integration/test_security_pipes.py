@@ -63,7 +63,7 @@ class Hostile:
     def producer(self, options: dict[str, Any]) -> Any:
         from confluent_kafka import Producer
 
-        pipe = sys._getframe(1).f_locals["self"]._pipe
+        pipe = sys._getframe(2).f_locals["self"]._pipe  # the shard's, whose producers are made for it
         for number, garbage in enumerate(LETHAL):
             try:
                 (Path(os.environ[_DIRECTORY]) / str(number)).touch(exist_ok=False)

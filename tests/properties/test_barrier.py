@@ -103,11 +103,11 @@ class BarrierMachine(RuleBasedStateMachine):
     @rule(data=st.data())
     def release(self, data: st.DataObject) -> None:
         record = self.draw(data, Step.HELD)
-        entry = self.barrier.release(record.id)
+        entry = self.barrier.release(record.id, 0.0)
         assert entry is not None
         assert entry.id == record.id
         record.step = Step.WIRE
-        assert self.barrier.release(record.id) is None
+        assert self.barrier.release(record.id, 0.0) is None
 
     @precondition(lambda self: self.announced)
     @rule(data=st.data())
