@@ -24,6 +24,7 @@ from harvester.outbox.marker import MarkSession
 from harvester.outbox.purge_session import PurgeSession, Rules
 from harvester.relay import hooks
 from harvester.relay.attempts import Policy
+from harvester.relay.core import Core
 from harvester.relay.limits import Settings, max_unsettled
 from harvester.relay.marking import MarkLoop
 from harvester.relay.pace import Pace
@@ -101,7 +102,17 @@ def assemble(
     test_hooks = hooks.load()
     shared = shared_memory()
     kafka = group if group is not None else kafka_group(config)
-    supervisor = Supervisor(
+    outlets = Outlets(
+        announcer=announcer,
+        settled=journal.settled,
+        latencies=journal.latencies,
+        emptied=emptied,
+        failed=failed,
+        trouble=journal.trouble,
+        log=log,
+        note=journal.note,
+    )
+    core = Core(
         Settings(
             shards=limits.shards,
             max_in_flight_records=limits.max_in_flight_records,
@@ -120,19 +131,11 @@ def assemble(
         shard_specs(config),
         shared,
         kafka,
-        Outlets(
-            announcer=announcer,
-            settled=journal.settled,
-            latencies=journal.latencies,
-            emptied=emptied,
-            failed=failed,
-            trouble=journal.trouble,
-            log=log,
-            note=journal.note,
-        ),
+        outlets,
         RestartBudget(limits.restart_budget, limits.restart_window.total_seconds()),
         HandOver(2 * heartbeat_s, _LONGEST_HAND_OVER_S),
     )
+    supervisor = Supervisor(core, outlets)
     statement_timeout_s = 6 * heartbeat_s
     marker = MarkLoop(
         MarkSession(config.dsn, config.table, f"harvester {config.name}", statement_timeout_s),

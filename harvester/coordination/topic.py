@@ -15,7 +15,6 @@ _TIMEOUT_S = 10.0
 _LEAST_INTERVALS = 100  # that the log is kept
 _LEAST_RETENTION_MS = 86_400_000
 _REPLICAS = 3
-_MISSING = frozenset({KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError._UNKNOWN_TOPIC, KafkaError._UNKNOWN_PARTITION})
 
 
 def ensure_coordination_topic(name: str, options: Mapping[str, Any], partitions: int, interval_ms: int) -> None:

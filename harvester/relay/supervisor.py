@@ -11,37 +11,24 @@ import time
 from collections.abc import Callable, Sequence
 from uuid import UUID
 
-from harvester.neli.group import Group
 from harvester.relay.commands import Command
 from harvester.relay.core import Core
 from harvester.relay.frames import Login
 from harvester.relay.heeding import heed
-from harvester.relay.limits import Settings
 from harvester.relay.marking import MarkLoop
 from harvester.relay.onekey import KeyUnderWay, look_up
 from harvester.relay.performing import Outlets
 from harvester.relay.reports import Report
-from harvester.relay.shared import Shared
 from harvester.relay.spec import ShardSpec
-from harvester.relay.supervision import HandOver, RestartBudget
 
 
 class Supervisor(threading.Thread):
     """See the module's text. The thread is the core's (`harvester.relay.core`)."""
 
-    def __init__(
-        self,
-        settings: Settings,
-        specs: Sequence[ShardSpec],
-        shared: Shared,
-        group: Group,
-        outlets: Outlets,
-        budget: RestartBudget,
-        hand_over: HandOver,
-    ) -> None:
-        self._core = core = Core(settings, specs, shared, group, outlets, budget, hand_over)
+    def __init__(self, core: Core, outlets: Outlets) -> None:
+        """Not started yet; `outlets` are those of the core."""
         super().__init__(target=core.run, name="harvester-relay", daemon=True)
-        self._performer, self._out = core.performer, outlets
+        self._core, self._performer, self._out = core, core.performer, outlets
         self._log = outlets.log(None)
         self.relay, self.trust, self.fleet = core.relay, core.trust, core.fleet
         self.shards_ready = core.shards_ready  # every shard has been ready at once
