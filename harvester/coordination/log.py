@@ -180,6 +180,9 @@ class CoordinationLog:
                 "enable.idempotence": True,
                 "linger.ms": 0,
                 "delivery.timeout.ms": round(self._expires_s * 1000),
+                # The client's default for writers is true: a topic deleted under a living group would come back with
+                # the broker's settings, under which claims are not safe (the timestamps are the writers').
+                "allow.auto.create.topics": False,
             }
         )
 

@@ -11,7 +11,7 @@ from harvester.coordination.log import CoordinationLog
 from harvester.coordination.messages import ClaimingPartition, Client, Place, encode
 from harvester.coordination.topic import ensure_coordination_topic
 from harvester.coordination.world import World
-from tests.support.coordinated import settings
+from tests.support.coordinated import admin, settings
 from tests.support.wait import eventually
 
 __all__ = ["settings"]
@@ -76,3 +76,37 @@ def test_a_reader_that_stands_still_is_replaced(settings: ConsumerSettings) -> N
     before = len(read)
     eventually(all_is_read, 30, "what came since")
     log.close(5)
+
+
+def test_a_topic_that_is_deleted_under_a_writer_is_not_made_anew_by_it(settings: ConsumerSettings) -> None:
+    """The broker of the tests makes topics that a client wishes: with its own settings, which are not safe for claims.
+
+    Writers are given up with their messages and made anew meanwhile, as in a living group.
+    """
+    name = settings.coordination_topic
+    ensure_coordination_topic(name, settings.kafka, settings.coordination_partitions, settings.timing.interval_ms)
+    given_up: list[int] = []
+    log = CoordinationLog(name, settings.kafka, lambda _, number: given_up.append(number), 1.0)
+    place, client = Place("billing", "orders", 0), Client("one", uuid.uuid4().hex)
+    log.begin({0: World.begin(settings.timing)})
+    sent = 0
+
+    def turn() -> int:
+        nonlocal sent
+        log.append(0, ClaimingPartition(place, client, sent, None, None))
+        sent += 1
+        return len(list(log.poll(0.05)))
+
+    def another_writer() -> bool:
+        turn()
+        return log._writer is not lost
+
+    eventually(turn, 30, "a message")
+    asked = admin(settings)
+    asked.delete_topics([name], operation_timeout=30)[name].result(60)
+    for _ in range(2):
+        lost, before = log._writer, len(given_up)
+        eventually(another_writer, 30, "another writer")
+        assert len(given_up) > before
+    assert name not in asked.list_topics(timeout=10).topics
+    log.close(1)
