@@ -9,6 +9,7 @@ it has read in the old one.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import threading
 import time
@@ -145,7 +146,8 @@ class CoordinationLog:
         return len(value)
 
     def _serve_writer(self) -> None:
-        self._writer.poll(0)
+        if not _serve(self._writer):
+            self._renew_writer()
         if self._failing_since is not None and clock_s() - self._failing_since > _RENEWED_AFTER * self._expires_s:
             self._renew_writer()
         given_up, self._given_up = self._given_up, []
@@ -189,12 +191,14 @@ class CoordinationLog:
     def _renew_writer(self) -> None:
         lost, self._writer = self._writer, self._new_writer()
         lost.purge()
-        lost.poll(0)  # what it still had was not sent
+        while not _serve(lost):  # what it still had was not sent
+            pass
         self._failing_since = None
 
     def close(self, timeout_s: float) -> None:
         """Wait so long for what was written, and forget the connections."""
-        self._writer.flush(timeout_s)
+        with contextlib.suppress(KafkaException, SystemError):  # nobody is there any more to whom it would matter
+            self._writer.flush(timeout_s)
         self._reader.close()
 
     def _assign(self, partitions: list[TopicPartition]) -> None:
@@ -250,3 +254,12 @@ class CoordinationLog:
         if error.code() != KafkaError._PARTITION_EOF and error.str() != self._complaint:
             self._complaint = error.str()
             _LOGGER.info("the coordination topic %s: %s", self.topic, self._complaint)
+
+
+def _serve(writer: Producer) -> bool:
+    """Hear what became of messages; False for a writer that has given itself up, which it says here, once."""
+    try:
+        writer.poll(0)
+    except KafkaException:
+        return False
+    return True

@@ -121,13 +121,13 @@ class Lane:
 
     def close(self) -> None:
         """End the producer; what it held is dropped, and what is open in Kafka ends with the next `init`."""
-        try:
-            self._producer.purge()
-            self._producer.poll(0)
-        except KafkaException:
-            pass  # a fenced producer says so once more
+        self._call(self._drop)  # a fenced producer says so once more
         # Its `close` would wait for an answer; the client is destroyed with the last reference.
         del self._producer, self.produce
+
+    def _drop(self) -> None:
+        self._producer.purge()
+        self._producer.poll(0)
 
     def log_in(self, user: str, password: str) -> None:
         """What to log in with from now on. Safe from any thread."""
@@ -145,11 +145,20 @@ class Lane:
         try:
             action()
         except KafkaException as error:
-            self.error = error.args[0].str()
-            return judge(error.args[0])
+            return self._judged(error)
+        except SystemError as error:
+            # The client raises a fatal error after it has called back; a callback that runs meanwhile ends in this one.
+            behind = error.__cause__
+            if not isinstance(behind, KafkaException):
+                raise
+            return self._judged(behind)
         except BufferError:
             return Outcome.REFUSED
         return Outcome.DONE
+
+    def _judged(self, error: KafkaException) -> Outcome:
+        self.error = error.args[0].str()
+        return judge(error.args[0])
 
 
 class Lanes:

@@ -82,6 +82,22 @@ def test_a_successor_fences_and_nothing_of_the_open_transaction_counts(
     heir.close()
 
 
+def test_a_fenced_lane_whose_records_are_called_back_about_is_unclear(lanes: Lanes, topic: str) -> None:
+    """The client calls back with its fatal error still to be raised, which makes the callback fail (P23)."""
+    zombie = opened(lanes)
+    failed: list[str] = []
+    zombie.begin()
+    zombie.produce(topic, b"first", b"key")
+    assert zombie.flush(5.0)
+    heir = opened(lanes)
+    for _ in range(100):
+        zombie.produce(topic, b"later", b"key", -1, lambda error, _: failed.append(error.name()))
+    assert zombie.commit(named(1, 1)) is Outcome.UNCLEAR
+    assert "fenced" in zombie.error or "epoch" in zombie.error
+    zombie.close()
+    heir.close()
+
+
 def test_a_record_that_fails_refuses_the_transaction_and_the_next_one_goes_on(lanes: Lanes, topic: str) -> None:
     lane = opened(lanes)
     failed: list[KafkaError] = []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -20,10 +21,15 @@ def message(number: int) -> ClaimingPartition:
 
 
 class Broken:
-    """Stands for a producer that has given itself up, which cannot be brought about from outside."""
+    """Stands for a producer that has given itself up, which cannot be brought about from outside.
+
+    The next `poll` raises a fatal error, too, before it brings reports; `report` is one.
+    """
 
     def __init__(self, error: KafkaError) -> None:
         self.error, self.purged = error, False
+        self.report: Callable[[], None] | None = None
+        self._says = error.fatal()
 
     def produce(self, *_: object, **__: object) -> None:
         raise KafkaException(self.error)
@@ -32,6 +38,11 @@ class Broken:
         self.purged = True
 
     def poll(self, _: float) -> int:
+        if self._says:
+            self._says = False
+            raise KafkaException(self.error)
+        if self.purged and self.report is not None:
+            self.report()
         return 0
 
 
@@ -51,6 +62,16 @@ def test_a_writer_that_has_given_itself_up_is_replaced() -> None:
     assert given_up == [3]
     assert writer.purged
     log.append(0, message(4))  # by another one
+    log.close(0)
+
+
+def test_a_writer_that_says_so_when_it_is_served_is_replaced_and_what_it_had_is_reported() -> None:
+    given_up: list[int] = []
+    log, writer = written_with(KafkaError(KafkaError._FATAL, "out of sequence", True), given_up)
+    writer.report = lambda: log._given_up.append((PLACE, 2))
+    assert list(log.poll(0)) == []
+    assert given_up == [2]
+    log.append(0, message(3))  # by another one
     log.close(0)
 
 
