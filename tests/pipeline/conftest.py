@@ -9,6 +9,7 @@ import pytest
 
 from harvester.pipeline.errors import SparkUnavailable
 from harvester.pipeline.session import SessionSettings, session, use_java
+from tests.support.drains import slice_drain
 from tests.support.spark_cluster import cluster
 from tests.support.sparks import SMALL
 
@@ -16,7 +17,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 
-__all__ = ["cluster", "spark"]
+__all__ = ["cluster", "slice_drain", "spark"]
 
 
 @pytest.fixture(scope="session")
