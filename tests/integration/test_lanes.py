@@ -91,6 +91,7 @@ def test_a_fenced_lane_whose_records_are_called_back_about_is_unclear(lanes: Lan
     assert zombie.flush(5.0)
     heir = opened(lanes)
     for _ in range(100):
+        # A callback that called nothing written in C would not fail.
         zombie.produce(topic, b"later", b"key", -1, lambda error, _: failed.append(error.name()))
     assert zombie.commit(named(1, 1)) is Outcome.UNCLEAR
     assert "fenced" in zombie.error or "epoch" in zombie.error

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import os
-import signal
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.pipeline.test_lake_kills import START_S, Stream, assert_whole
+from tests.pipeline.test_lake_kills import Stream, assert_whole
 from tests.support import spark_cluster
 from tests.support.drains import ONE_BY_ONE, RECORDS, assert_held
-from tests.support.drivers import Driver
+from tests.support.drivers import START_S, Driver
 from tests.support.harvested import KEPT, Writer
 from tests.support.hooks import Plan
 from tests.support.lakes import Lake
@@ -64,22 +62,20 @@ def test_the_lake_survives_its_workers_and_its_driver(
 
 def test_the_drain_survives_a_worker_and_its_driver(cluster: Cluster, slice_drain: SliceDrain) -> None:
     """One worker dies with its executor while a slice is sent, and the driver later, in the same slice."""
-    there = [
-        f"--master={cluster.master_url}",
-        *(f"--conf={name}={value}" for name, value in spark_cluster.CONF.items()),
-    ]
 
-    with slice_drain.start(*there, "--lease=20s", *ONE_BY_ONE) as first:
+    def driver(*more: str) -> Driver:
+        return slice_drain.start(*more, master=cluster.master_url, conf=spark_cluster.CONF)
+
+    with driver("--lease=20s", *ONE_BY_ONE) as first:
         slice_drain.await_sent(first, 100)
         assert len(cluster.executors()) == 2
         assert len(cluster.workers[0].kill()) == 2
         slice_drain.await_sent(first, slice_drain.sent() + 100)
-        os.killpg(first.pid, signal.SIGKILL)  # Python and Java
-        first.wait()
+        first.kill()
     assert slice_drain.left() == RECORDS, first.output
     cluster.restart_worker(0)
     eventually(lambda: not cluster.executors(), START_S, "the end of the killed driver's executors")
-    with slice_drain.start(*there, "--lease=10s") as second:
+    with driver("--lease=10s") as second:
         assert second.wait(START_S) == 0, second.output
 
     assert slice_drain.left() == 0

@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from harvester.pipeline.drain import job as drain
-from tests.support.drains import ONE_BY_ONE, RECORDS, START_S, assert_held
+from tests.support.drains import ONE_BY_ONE, RECORDS, assert_held
+from tests.support.drivers import START_S
 from tests.support.wait import eventually
 
 if TYPE_CHECKING:
@@ -26,10 +27,9 @@ pytestmark = [pytest.mark.servers, pytest.mark.timeout(600)]
 def test_a_killed_driver_is_followed_by_one_that_waits_for_its_lease(
     slice_drain: SliceDrain, spark: SparkSession
 ) -> None:
-    with slice_drain.start("--master=local[2]", "--lease=20s", *ONE_BY_ONE) as running:
+    with slice_drain.start("--lease=20s", *ONE_BY_ONE) as running:
         slice_drain.await_sent(running, 100)
-        os.killpg(running.pid, signal.SIGKILL)  # Python and Java
-        running.wait()
+        running.kill()
     assert 100 <= slice_drain.sent() < RECORDS, running.output
     assert slice_drain.left() == RECORDS
 
@@ -45,7 +45,7 @@ def test_a_killed_driver_is_followed_by_one_that_waits_for_its_lease(
 
 
 def test_killed_executors_are_replaced_and_the_task_starts_over(slice_drain: SliceDrain) -> None:
-    with slice_drain.start("--master=local-cluster[2,1,1024]", "--lease=180s", *ONE_BY_ONE) as running:
+    with slice_drain.start("--lease=180s", *ONE_BY_ONE, master="local-cluster[2,1,1024]") as running:
         word = b"CoarseGrainedExecutorBackend"
         executors = eventually(lambda: (e := descendants(running.pid, word))[1:] and e, START_S, "both executors")
         slice_drain.await_sent(running, 100)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.support.drivers import Driver
+from tests.support.drivers import START_S, Driver
 from tests.support.harvested import KEPT, Sent, Writer
 from tests.support.hooks import Plan
 from tests.support.lakes import Lake, assert_same
@@ -25,7 +25,6 @@ if TYPE_CHECKING:
 pytestmark = [long, pytest.mark.timeout(900)]
 
 PLACES = ("lake.bronze", "lake.current", "lake.end")
-START_S = 300.0  # Spark and a first batch, beside whatever else the machine is doing
 KEYS = 7
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 import psycopg
@@ -16,14 +16,12 @@ from harvester.verify.load import Load
 from harvester.verify.pump import pump
 from harvester.verify.verdict import Kind, Verdict
 
-from .cli import RunningCli
-from .sparks import SMALL
+from .drivers import START_S, Driver
 from .wait import eventually
 
 if TYPE_CHECKING:
     from .servers import Servers
 
-START_S = 300.0  # Spark, and a first slice, beside whatever else the machine is doing
 RECORDS = 1_500  # one slice
 ONE_BY_ONE = ("--kafka=batch.size=1", "--kafka=max.in.flight.requests.per.connection=1")
 """Every record in a request of its own, so that there is time to kill something."""
@@ -33,7 +31,7 @@ _LIMITS = {"heartbeat_timeout": "2s", "session_timeout": "6s", "drain_interval":
 
 
 class SliceDrain:
-    """`harvester pipeline drain` in a session of its own, on an outbox of its own."""
+    """`harvester pipeline drain` on an outbox of its own."""
 
     def __init__(self, servers: Servers, dsn: str, topic: str, group: str) -> None:
         self.servers, self.dsn, self.topic, self.group = servers, dsn, topic, group
@@ -41,15 +39,14 @@ class SliceDrain:
             {"bootstrap.servers": servers.bootstrap, "group.id": "test-reader", "broker.address.family": "v4"}
         )
 
-    def start(self, *more: str) -> RunningCli:
+    def start(self, *more: str, master: str = "local[2]", conf: Mapping[str, str] | None = None) -> Driver:
         limits = [f"--set=limits.{name}={value}" for name, value in _LIMITS.items()]
-        return RunningCli(
-            "pipeline", "drain", f"--bootstrap={self.servers.bootstrap}", f"--set=data_source={self.dsn}",
-            f"--set=leader_group_id={self.group}", *limits, *(f"--conf={k}={v}" for k, v in SMALL.items()), *more,
-            session=True,
+        return Driver(
+            "drain", f"--bootstrap={self.servers.bootstrap}", f"--set=data_source={self.dsn}",
+            f"--set=leader_group_id={self.group}", *limits, *more, master=master, conf=conf,
         )  # fmt: skip
 
-    def await_sent(self, running: RunningCli, records: int) -> None:
+    def await_sent(self, running: Driver, records: int) -> None:
         """Until so many records stand in the topic; at once when the job has ended before."""
         eventually(lambda: self.sent() >= records or running.process.poll() is not None, START_S, f"{records} records")
         assert running.process.poll() is None, running.output

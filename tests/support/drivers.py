@@ -13,6 +13,9 @@ from .hooks import Plan
 from .sparks import SMALL
 from .wait import eventually
 
+START_S = 300.0
+"""Spark, and a first batch or slice, beside whatever else the machine is doing."""
+
 
 class Driver(RunningCli):
     """`harvester pipeline JOB ARGS` in the background, with a small Spark. As a context manager it leaves nothing."""
