@@ -6,8 +6,8 @@ Nothing here runs Python on executors: records are touched by expressions of Spa
 The jobs have packages of their own: `lake`, `audit`, `drain`, `replay`, `metrics`; in each, `job` is where it begins.
 What they share: `versions` and `connectors` (what belongs to the installed PySpark), `session` (thin), `source` and
 `kafka_options` (Kafka), `jdbc` (PostgreSQL), `schemas` (every table's columns), `origin_columns` (Kafka's rows →
-bronze), `tables` and `merging` (Delta), `checkpoint` and `offsets` (which records a batch has), `streaming` (a
-checkpoint claimed, a stream begun), `files`.
+bronze) by `byte_columns`, `tables` and `merging` (Delta), `checkpoint` and `offsets` (which records a batch has),
+`streaming` (a checkpoint claimed, a stream begun), `files`.
 
 Importing this package does not import PySpark.
 """

@@ -50,6 +50,14 @@ def within(found: Sequence[Range]) -> Column:
     return _any([_one(each) for each in found]) if found else F.lit(False)
 
 
+def inside(ranges: Iterable[Range], topic: str, partition: int, lowest: int, highest: int) -> bool:
+    """Whether all between these offsets, both included, is in one of the ranges."""
+    return any(
+        (each.topic, each.partition) == (topic, partition) and (each.first or 0) <= lowest and highest < each.end
+        for each in ranges
+    )
+
+
 def _one(found: Range) -> Column:
     here = (F.col("topic") == found.topic) & (F.col("partition") == found.partition) & (F.col("offset") < found.end)
     return here if found.first is None else here & (F.col("offset") >= found.first)

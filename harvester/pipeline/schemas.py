@@ -91,11 +91,11 @@ class Table:
     bounded: tuple[str, ...] = ()
 
 
-_NAMES = ("incarnation", "id", "created_at", "timestamp")
+_BOUNDED = ("id", "created_at", "timestamp", "topic")
 TABLES = (
-    Table("bronze", BRONZE, ("day",), (*_NAMES, "topic", "partition", "offset")),
-    Table("silver", SILVER, ("day",), (*_NAMES, "topic")),
-    Table("current", CURRENT, ("topic",), _NAMES),
+    Table("bronze", BRONZE, ("day",), (*_BOUNDED, "partition", "offset")),
+    Table("silver", SILVER, ("day",), _BOUNDED),
+    Table("current", CURRENT, ("topic",), ("incarnation", "id", "created_at", "timestamp")),
     Table("incarnations", INCARNATIONS),
     Table("rejects", REJECTS, ("day",)),
 )

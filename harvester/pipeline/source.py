@@ -12,6 +12,25 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 _WAIT = {"default.api.timeout.ms": "30000", "request.timeout.ms": "10000"}
+_READING = {
+    # Spark waits at the end of each partition for a fetch that finds nothing any more: for 500 ms, if nobody says less.
+    "fetch.max.wait.ms": "10",
+    # The next fetch is sent when all of the one before is taken, so few large ones wait less than many small ones.
+    "max.partition.fetch.bytes": str(4 * 2**20),
+    "max.poll.records": "2000",
+}
+
+
+def options(kafka: Mapping[str, str]) -> dict[str, str]:
+    """For Spark's Kafka source: committed records with their headers, an error for what was removed meanwhile.
+
+    `kafka` has options as Kafka's Java client names them, and may say otherwise about all but the isolation.
+    """
+    client = {**_READING, **kafka, "isolation.level": "read_committed"}
+    return {f"kafka.{name}": value for name, value in client.items()} | {
+        "includeHeaders": "true",
+        "failOnDataLoss": "true",
+    }
 
 
 def stream(spark: SparkSession, kafka: Mapping[str, str], topics: Iterable[str], most: int) -> DataFrame:
@@ -19,16 +38,8 @@ def stream(spark: SparkSession, kafka: Mapping[str, str], topics: Iterable[str],
 
     Records that the checkpoint goes on from and Kafka no longer has end the stream: silence would be loss.
     """
-    options = {
-        **{f"kafka.{name}": value for name, value in kafka.items()},
-        "kafka.isolation.level": "read_committed",
-        "subscribe": ",".join(topics),
-        "startingOffsets": "earliest",
-        "includeHeaders": "true",
-        "failOnDataLoss": "true",
-        "maxOffsetsPerTrigger": str(most),
-    }
-    return spark.readStream.format("kafka").options(**options).load()
+    range_ = {"subscribe": ",".join(topics), "startingOffsets": "earliest", "maxOffsetsPerTrigger": str(most)}
+    return spark.readStream.format("kafka").options(**options(kafka), **range_).load()
 
 
 def require_topics(spark: SparkSession, kafka: Mapping[str, str], topics: Iterable[str]) -> None:

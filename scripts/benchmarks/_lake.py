@@ -79,10 +79,13 @@ def bare_copy(gate: Gate, **given: Any) -> dict[str, Any]:
     """In the worker."""
     from pyspark.sql import functions as F  # noqa: N812 - Spark's own name for it
 
-    from harvester.pipeline import source
-
     def copy(spark: Any, topic: str, root: str) -> None:
-        records = source.stream(spark, _kafka(given), (topic,), given["most"])
+        options = {
+            "kafka.bootstrap.servers": given["bootstrap"], "kafka.isolation.level": "read_committed",
+            "subscribe": topic, "startingOffsets": "earliest",
+            "includeHeaders": "true", "maxOffsetsPerTrigger": str(given["most"]),
+        }  # fmt: skip
+        records = spark.readStream.format("kafka").options(**options).load()
         writer = records.withColumn("day", F.to_date("timestamp")).writeStream.format("delta").partitionBy("day")
         query = writer.option("checkpointLocation", f"{root}/checkpoint").trigger(availableNow=True)
         query.start(f"{root}/copy").awaitTermination()

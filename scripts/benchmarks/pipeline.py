@@ -10,7 +10,7 @@ from scripts.benchmarks._relay import drain
 from scripts.benchmarks._scenario import Bench, Samples, Scenario
 
 _BATCHES = 2
-_WARM = 0.1  # of what is measured: Spark's compiler has seen most of it by then
+_WARM = 0.3  # of what is measured: Spark's compiler and Java's have seen most of it by then
 _TENFOLD = 10
 
 
@@ -53,7 +53,7 @@ def growth(bench: Bench, samples: Samples) -> None:
     with (
         harvested(bench, Harvest(small)) as few,
         harvested(bench, Harvest(small * _TENFOLD)) as many,
-        harvested(bench, Harvest(small * 2)) as warm,
+        harvested(bench, Harvest(small * 5)) as warm,
     ):
         for number in bench.each_round():
             short = lake_run(bench, few, most=most, warm=warm, compact_every=10)

@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from harvester.origin import HEADER, Origin, encode
 from harvester.pipeline import offsets
@@ -23,6 +25,7 @@ pytestmark = pytest.mark.timeout(600)
 
 A = UUID(int=2**127)
 LAST = 2**63 - 1
+ids = st.integers(-70, 70) | st.sampled_from([-(2**63), LAST, LAST - 64])
 
 
 def written(ends: Any, version: str = "v1") -> str:
@@ -53,6 +56,35 @@ def test_rows_of_the_ranges_and_no_others(spark: SparkSession) -> None:
     assert rows.where(offsets.within([])).isEmpty()
     many = [Range("orders", one, one, one + 2) for one in range(200)]
     assert rows.where(offsets.within(many)).count() == 3
+
+
+@pytest.mark.parametrize(
+    ("place", "expected"),
+    [
+        (("orders", 0, 3, 8), True),
+        (("orders", 0, 2, 8), False),  # begins before
+        (("orders", 0, 3, 9), False),  # ends behind
+        (("orders", 1, 0, 3), True),  # from the beginning
+        (("orders", 2, 3, 3), False),
+        (("payments", 0, 3, 3), False),
+    ],
+)
+def test_whether_a_stretch_of_offsets_is_all_in_a_range(place: tuple[str, int, int, int], expected: bool) -> None:
+    found = [Range("orders", 0, 3, 9), Range("orders", 1, None, 4)]
+    assert offsets.inside(found, *place) is expected
+
+
+@settings(max_examples=5, deadline=None, suppress_health_check=list(HealthCheck))
+@given(named=st.lists(st.tuples(st.sampled_from([A, UUID(int=5)]), ids), min_size=1, max_size=60))
+def test_repeats_are_all_but_the_first_of_a_name(spark: SparkSession, named: list[tuple[UUID, int]]) -> None:
+    bronze = bronze_columns(kafka_rows(spark, [origin(*one) for one in named]))
+    seen: set[tuple[UUID, int]] = set()
+    expected = []
+    for offset, one in enumerate(named):
+        if one in seen:
+            expected.append({"offset": offset})
+        seen.add(one)
+    assert_rows(silver.later_deliveries(bronze, len(named)), expected)
 
 
 def test_the_overview_has_every_day_of_creation_and_the_ends_of_the_ids(spark: SparkSession) -> None:
@@ -106,5 +138,10 @@ def test_states_follow_the_age_of_their_incarnation_whatever_the_ids_are(spark: 
                 states.selectExpr("incarnation", "id", "unix_micros(since) AS us"),
                 [{"incarnation": str(younger), "id": expected, "us": 1_772_409_600_000_001}],
             )
+    twice = bronze_columns(kafka_rows(spark, [*rows, *rows]))
+    once = silver.latest_states(
+        silver.deliveries(twice), {str(A): -1, str(b): 0}, 10, silver.later_deliveries(twice, 10)
+    )
+    assert_rows(once.select("incarnation", "id"), [{"incarnation": str(b), "id": low + 1}])
     alone = silver.latest_states(deliveries.where(f"incarnation = '{A}'"), {str(A): -1}, 5)
     assert_rows(alone.selectExpr("id", "unix_micros(since) AS us"), [{"id": high, "us": -1}])

@@ -52,11 +52,8 @@ def from_topics(
     # How many records there are at most; it decides nothing but the size of tasks.
     most = sum(end - bounds.start[place] for place, end in bounds.end.items())
     options = {
-        **{f"kafka.{name}": value for name, value in kafka.items()},
+        **source.options(kafka),
         **bounds.options(),
-        "kafka.isolation.level": "read_committed",
-        "includeHeaders": "true",
-        "failOnDataLoss": "true",
         "minPartitions": str(min(10_000, len(bounds.end) + most // _TASK_RECORDS)),
     }
     rows = spark.read.format("kafka").options(**options).load()

@@ -10,10 +10,11 @@ record any number of times, and is written beside silver.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass, field
+from functools import partial, reduce
 from typing import TYPE_CHECKING
 
 from pyspark.sql import functions as F  # noqa: N812 - Spark's own name for it
@@ -23,10 +24,13 @@ from harvester.pipeline.lake import payloads, silver
 from harvester.pipeline.origin_columns import bronze_columns
 
 if TYPE_CHECKING:
-    from pyspark.sql import Column, DataFrame, SparkSession
+    from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.types import StructType
 
+    from harvester.pipeline.byte_columns import Reader
+
 _IN_A_FILE = 100_000
+_EXTENT = ("topic", "partition", "from_offset", "to_offset")
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +48,7 @@ class LakeBatch:
     header: str
     payloads: Mapping[str, StructType]
     compact_every: int
+    reader: Reader
     hit: Callable[[str], None] = lambda _: None
     _known: dict[str, int] = field(default_factory=dict)
     _highest: dict[str, int] = field(default_factory=dict)
@@ -53,18 +58,18 @@ class LakeBatch:
         ranges = self._ranges(number)
         most = offsets.most_records(ranges)
         # One file for a few records, however many partitions they come from; nothing is moved for it.
-        self._append(bronze_columns(kafka, self.header).coalesce(-(-most // _IN_A_FILE) or 1), "bronze", number)
-        bronze = self._bronze(offsets.within(ranges))
-        with ExitStack() as stack, ThreadPoolExecutor(1) as beside:
-            repeated = beside.submit(self._some, silver.later_deliveries(bronze, most), stack)
-            found = silver.summed_up(silver.overview(bronze).collect())
+        records = bronze_columns(kafka, self.header, self.reader).coalesce(-(-most // _IN_A_FILE) or 1)
+        self._append(records, "bronze", number)
+        bronze, found = self._bronze(ranges)
+        with ExitStack() as stack:
+            repeated = self._some(silver.later_deliveries(bronze, most), stack)
             self._know(bronze, found, number)
-            rows = self._without(silver.deliveries(bronze), repeated.result())
             stored = silver.stored_before(bronze, self._table("silver"), found, self._highest)
-            new = self._without(rows, self._some(stored, stack))
+            new = self._without(silver.deliveries(bronze), repeated, self._some(stored, stack))
             self._reject(bronze, new, found, number)
             if found.ids:
-                self._derive(rows, new, found, number, most)
+                states = partial(silver.latest_states, silver.deliveries(bronze), most=most, repeated=repeated)
+                self._derive(states, new, found, number)
         if self.compact_every and (number + 1) % self.compact_every == 0:
             self.hit("lake.compaction")
             for name in self._names():
@@ -78,9 +83,10 @@ class LakeBatch:
         stack.callback(kept.unpersist)
         return kept if kept.count() else None
 
-    def _without(self, rows: DataFrame, places: DataFrame | None) -> DataFrame:
+    def _without(self, rows: DataFrame, *found: DataFrame | None) -> DataFrame:
         # Mostly there is nothing to leave out, and then nothing is looked for either.
-        return rows if places is None else silver.without(rows, places)
+        places = [one for one in found if one is not None]
+        return silver.without(rows, reduce(lambda one, other: one.unionByName(other), places)) if places else rows
 
     def _append(self, rows: DataFrame, name: str, number: int, hit: str | None = None) -> None:
         # Delta leaves out a transaction whose application has committed this version, or a later one, before.
@@ -96,21 +102,23 @@ class LakeBatch:
         if found.rejected or (bad and not rejected.isEmpty()):
             self._append(rejected, "rejects", number)
 
-    def _derive(self, rows: DataFrame, new: DataFrame, found: silver.Overview, number: int, most: int) -> None:
+    def _derive(
+        self, states: Callable[[Mapping[str, int]], DataFrame], new: DataFrame, found: silver.Overview, number: int
+    ) -> None:
         for topic in self._expanded(found):
             table = payloads.table(topic, self.payloads[topic])
             self._append(payloads.expanded(new, topic, self.payloads[topic]), table.name, number, hit="json")
         with ThreadPoolExecutor(1) as beside:
-            states = beside.submit(self._take_states, rows, found, most)
+            taken = beside.submit(self._take_states, states, found)
             self._append(new, "silver", number)
-            states.result()
+            taken.result()
         for name, span in found.ids.items():
             self._highest[name] = max(span.highest, self._highest.get(name, span.highest))
 
-    def _take_states(self, rows: DataFrame, found: silver.Overview, most: int) -> None:
-        states = silver.latest_states(rows, {name: self._known[name] for name in found.ids}, most)
+    def _take_states(self, states: Callable[[Mapping[str, int]], DataFrame], found: silver.Overview) -> None:
+        source = states({name: self._known[name] for name in found.ids})
         self.hit("lake.current")
-        self.spark.sql(merging.take_latest(self._path("current"), sorted(found.topics)), source=states)
+        self.spark.sql(merging.take_latest(self._path("current"), sorted(found.topics)), source=source)
 
     def _know(self, bronze: DataFrame, found: silver.Overview, number: int) -> None:
         unknown = found.ids.keys() - self._known.keys()
@@ -147,15 +155,21 @@ class LakeBatch:
     def _table(self, name: str) -> DataFrame:
         return self.spark.read.format("delta").load(self._path(name))
 
-    def _bronze(self, which: Column) -> DataFrame:
-        """These rows. It is only appended to, so which files have them is asked once, not whenever they are read."""
+    def _bronze(self, ranges: Sequence[offsets.Range]) -> tuple[DataFrame, silver.Overview]:
+        """The rows of these ranges. They are only appended to, so which files have them is asked once."""
         # In the job's session: in the stream's own, Spark plans without looking at how much there is.
+        which = offsets.within(ranges)
         rows = self._table("bronze").where(which)
-        written = rows.inputFiles()
-        if not written:
-            return rows
-        read = self.spark.read.schema(schemas.BRONZE).option("basePath", self._path("bronze"))
-        return read.parquet(*written).where(which)
+        if written := rows.inputFiles():
+            read = self.spark.read.schema(schemas.BRONZE).option("basePath", self._path("bronze"))
+            rows = read.parquet(*written)
+        seen = silver.overview(rows).collect()
+        if not all(offsets.inside(ranges, *(row[name] for name in _EXTENT)) for row in seen):
+            # Compacted since, with rows of other batches. As a rule the files hold nothing else. Without the filter,
+            # whose numbers are of this batch, code that Spark has compiled for the batch before is good for this one.
+            rows = rows.where(which)
+            seen = silver.overview(rows).collect()
+        return rows, silver.summed_up(seen)
 
     def _path(self, name: str) -> str:
         return tables.path_of(self.root, name)

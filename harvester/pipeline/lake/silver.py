@@ -47,14 +47,19 @@ def deliveries(bronze: DataFrame) -> DataFrame:
 def later_deliveries(bronze: DataFrame, most: int) -> DataFrame:
     """schemas.BRONZE → (topic, partition, offset) of every record that came before, in the same rows.
 
-    Few as a rule. So names that may be there twice are found first, by a number for each; only those are put in order.
+    Few as a rule. So groups of 64 names with fewer different ones than records are found first, by numbers alone; only
+    what is in those is put in order.
     """
+    place = F.col("id").bitwiseAND(F.lit(63)).cast("int")
     named = bronze.where(F.col("problem").isNull()).select(
-        F.xxhash64(*_NAME).alias("_number"), *_NAME, "timestamp", *_PLACE
-    )
-    twice = named.groupBy("_number").count().where("count > 1").select("_number")
+        F.xxhash64("incarnation", F.shiftright("id", 6)).alias("_group"),
+        F.call_function("shiftleft", F.lit(1).cast("bigint"), place).alias("_bit"),
+        *_NAME, "timestamp", *_PLACE,
+    )  # fmt: skip
+    counted = named.groupBy("_group").agg(F.count("*").alias("_records"), F.bit_or("_bit").alias("_names"))
+    twice = counted.where(F.col("_records") > F.bit_count("_names")).select("_group")
     earliest = Window.partitionBy(*_NAME).orderBy("timestamp", *_PLACE)
-    several = named.join(_to_all(twice, most), "_number", "left_semi")
+    several = named.join(_to_all(twice, most), "_group", "left_semi")
     return several.withColumn("delivery", F.row_number().over(earliest)).where("delivery > 1").select(*_PLACE)
 
 
@@ -107,20 +112,21 @@ class Overview:
 
 
 def overview(bronze: DataFrame) -> DataFrame:
-    """schemas.BRONZE → a row for each topic, incarnation and day of creation, with the lowest and the highest id.
+    """schemas.BRONZE → a row for each partition, incarnation and day of creation: lowest and highest offset and id.
 
     Counted are days towards 1970, which takes no calendar; so `first` and `last` are two days there.
     """
     about = F.expr(f"created_us DIV {_DAY_US}")
-    grouped = bronze.groupBy("topic", "incarnation", F.col("problem").isNotNull().alias("rejected"), about)
-    found = grouped.agg(
+    rejected = F.col("problem").isNotNull().alias("rejected")
+    found = bronze.groupBy("topic", "partition", "incarnation", rejected, about).agg(
+        F.min("offset").alias("from_offset"),
+        F.max("offset").alias("to_offset"),
         F.min("id").alias("lowest"),
         F.max("id").alias("highest"),
         F.min("created_us").alias("_first"),
         F.max("created_us").alias("_last"),
     )
-    days = {"first": _day_created(F.col("_first")), "last": _day_created(F.col("_last"))}
-    return found.withColumns(days).select("topic", "incarnation", "rejected", "lowest", "highest", "first", "last")
+    return found.withColumns({"first": _day_created(F.col("_first")), "last": _day_created(F.col("_last"))})
 
 
 def summed_up(rows: Iterable[Any]) -> Overview:
@@ -145,8 +151,10 @@ def incarnations(silver: DataFrame) -> DataFrame:
     return seen.select(*schemas.INCARNATIONS.names)
 
 
-def latest_states(silver: DataFrame, since_us: Mapping[str, int], most: int) -> DataFrame:
-    """schemas.SILVER → schemas.CURRENT: one row for each topic and key.
+def latest_states(
+    silver: DataFrame, since_us: Mapping[str, int], most: int, repeated: DataFrame | None = None
+) -> DataFrame:
+    """schemas.SILVER → schemas.CURRENT: one row for each topic and key. `repeated`: places of what is there twice.
 
     `since_us` has for each incarnation in the rows when it was first seen, in microseconds. The last state is that of
     the highest (since, incarnation, id). A tombstone is a state as well, `deleted`: it has to stay, or an older record
@@ -156,6 +164,8 @@ def latest_states(silver: DataFrame, since_us: Mapping[str, int], most: int) -> 
     # Found by numbers alone; only what is chosen brings its value along.
     last = keyed.groupBy("topic", "key").agg(F.max("_age").alias("_age")).select("_age")
     rows = keyed.join(_to_all(last, most), "_age", "left_semi")
+    # Repeats are as old as what they repeat, so they do not matter before.
+    rows = rows if repeated is None else rows.join(repeated, [*_PLACE], "left_anti")
     since = {name: F.timestamp_micros(F.lit(us)) for name, us in since_us.items()}
     chosen = rows.withColumns({"deleted": F.col("tombstone"), "since": _by_incarnation(since)})
     return chosen.select(*schemas.CURRENT.names)

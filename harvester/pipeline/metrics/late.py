@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from harvester.pipeline import files
+from harvester.pipeline import files, source
 from harvester.pipeline.errors import CheckpointMismatch
 from harvester.pipeline.metrics import windows
 
@@ -54,8 +54,8 @@ def count(spark: SparkSession, kafka: Mapping[str, str], checkpoint: str, batch:
         return {}
     before, here = parse(texts[0]), parse(texts[1])
     options = {
-        **{f"kafka.{name}": value for name, value in kafka.items()},
-        "kafka.isolation.level": "read_committed",
+        **source.options(kafka),
+        "includeHeaders": "false",
         "assign": json.dumps({topic: sorted(map(int, partitions)) for topic, partitions in here.ends.items()}),
         "startingOffsets": json.dumps(beginnings(here.ends, before.ends)),
         "endingOffsets": json.dumps(here.ends),
