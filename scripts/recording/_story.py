@@ -75,7 +75,7 @@ class Story:
         watch.see(f"{shards}: {shards} ready")
 
     def _redrive(self, watch: Window) -> None:
-        watch.see("p pause")
+        watch.see(f"^{NAME}  LEADING for")  # before it has heard of the harvester, it has nothing to show for a key
         watch.press("d")
         self._see("watch-quarantine-before", watch, "in the quarantine table now: 1$")
         self._ask("dead-list", "harvester dead list", r"invoices-\w+ +customer-42 ", "MSG_SIZE_TOO_LARGE")
