@@ -54,7 +54,6 @@ def _read(config: Config, connection: Connection) -> Database:
     return Database(
         version=facts.server_version,
         settings=part("settings", lambda: _settings(connection), {}),
-        pooling=part("pooling", lambda: _pooling(connection, config.dsn), Pooling.NONE),
         clock=_clock(connection),
         sees_all=part("privileges", lambda: bool(_row(connection, queries.SEES_ALL)[0]), False),
         identity_known=server_identity(connection) is not None,
@@ -69,6 +68,8 @@ def _read(config: Config, connection: Connection) -> Database:
         indexes=part("indexes", lambda: _indexes(connection, oid), ()),
         standbys=part("standbys", lambda: int(_row(connection, queries.STANDBYS)[0]), 0),
         topics=part("topics", lambda: _topics(connection, placed, facts), ()),
+        # Last: it opens sessions of its own, which would be counted above as long as they are leaving.
+        pooling=part("pooling", lambda: _pooling(connection, config.dsn), Pooling.NONE),
         unread=unread,
     )
 
