@@ -40,7 +40,7 @@ def bronze_columns(kafka: DataFrame, header: str = origin.HEADER, reader: Reader
     read = reader or byte_columns.reader(kafka.sparkSession)
     raw, sound = F.col("_raw"), F.col("_problem").isNull()
     # Of another length it is not looked into; then zeros are, and are not used.
-    whole = F.coalesce(F.when(F.length(raw) == origin.SIZE, raw), F.lit(bytes(origin.SIZE)))
+    whole = F.when(F.length(raw) == origin.SIZE, raw).otherwise(F.lit(bytes(origin.SIZE)))
     found = kafka.withColumn("_raw", _last(header)).withColumn("_whole", whole)
     # What is looked at more than once, for Spark to compute once.
     numbers = found.withColumns(

@@ -28,6 +28,8 @@ _NEEDED = {
     "spark.sql.session.timeZone": "UTC",  # days and shown times are the same on every machine
     "spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS",
 }
+# Nearly every value of these columns is another: to look for equal ones costs a tenth of all that writing takes.
+_UNALIKE = ("value", "headers.list.element.value", "id", "offset", "sequence", "created_us", "created_at", "timestamp")
 _USUAL = {
     "spark.ui.showConsoleProgress": "false",
     "spark.sql.adaptive.enabled": "true",
@@ -41,10 +43,8 @@ _USUAL = {
     # Compaction leaves files of this size alone. With Delta's 1 GB it would write a day's records again and again.
     "spark.databricks.delta.optimize.minFileSize": str(64 * 2**20),
     "spark.databricks.delta.optimize.maxFileSize": str(256 * 2**20),
+    **{f"spark.hadoop.parquet.enable.dictionary#{column}": "false" for column in _UNALIKE},
 }
-# Nearly every value of these columns is another: to look for equal ones costs a tenth of all that writing takes.
-_UNALIKE = ("value", "headers.list.element.value", "id", "offset", "sequence", "created_us", "created_at", "timestamp")
-_USUAL |= {f"spark.hadoop.parquet.enable.dictionary#{column}": "false" for column in _UNALIKE}
 _TASKS_PER_CORE = 4
 
 

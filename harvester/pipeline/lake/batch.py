@@ -14,7 +14,6 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass, field
-from functools import partial, reduce
 from typing import TYPE_CHECKING
 
 from pyspark.sql import functions as F  # noqa: N812 - Spark's own name for it
@@ -65,11 +64,12 @@ class LakeBatch:
             repeated = self._some(silver.later_deliveries(bronze, most), stack)
             self._know(bronze, found, number)
             stored = silver.stored_before(bronze, self._table("silver"), found, self._highest)
-            new = self._without(silver.deliveries(bronze), repeated, self._some(stored, stack))
+            rows = silver.deliveries(bronze)
+            new = silver.without(silver.without(rows, repeated), self._some(stored, stack))
             self._reject(bronze, new, found, number)
             if found.ids:
-                states = partial(silver.latest_states, silver.deliveries(bronze), most=most, repeated=repeated)
-                self._derive(states, new, found, number)
+                since_us = {name: self._known[name] for name in found.ids}
+                self._derive(silver.latest_states(rows, since_us, most, repeated), new, found, number)
         if self.compact_every and (number + 1) % self.compact_every == 0:
             self.hit("lake.compaction")
             for name in self._names():
@@ -82,11 +82,6 @@ class LakeBatch:
         kept = places.persist()
         stack.callback(kept.unpersist)
         return kept if kept.count() else None
-
-    def _without(self, rows: DataFrame, *found: DataFrame | None) -> DataFrame:
-        # Mostly there is nothing to leave out, and then nothing is looked for either.
-        places = [one for one in found if one is not None]
-        return silver.without(rows, reduce(lambda one, other: one.unionByName(other), places)) if places else rows
 
     def _append(self, rows: DataFrame, name: str, number: int, hit: str | None = None) -> None:
         # Delta leaves out a transaction whose application has committed this version, or a later one, before.
@@ -102,9 +97,7 @@ class LakeBatch:
         if found.rejected or (bad and not rejected.isEmpty()):
             self._append(rejected, "rejects", number)
 
-    def _derive(
-        self, states: Callable[[Mapping[str, int]], DataFrame], new: DataFrame, found: silver.Overview, number: int
-    ) -> None:
+    def _derive(self, states: DataFrame, new: DataFrame, found: silver.Overview, number: int) -> None:
         for topic in self._expanded(found):
             table = payloads.table(topic, self.payloads[topic])
             self._append(payloads.expanded(new, topic, self.payloads[topic]), table.name, number, hit="json")
@@ -115,10 +108,9 @@ class LakeBatch:
         for name, span in found.ids.items():
             self._highest[name] = max(span.highest, self._highest.get(name, span.highest))
 
-    def _take_states(self, states: Callable[[Mapping[str, int]], DataFrame], found: silver.Overview) -> None:
-        source = states({name: self._known[name] for name in found.ids})
+    def _take_states(self, states: DataFrame, found: silver.Overview) -> None:
         self.hit("lake.current")
-        self.spark.sql(merging.take_latest(self._path("current"), sorted(found.topics)), source=source)
+        self.spark.sql(merging.take_latest(self._path("current"), sorted(found.topics)), source=states)
 
     def _know(self, bronze: DataFrame, found: silver.Overview, number: int) -> None:
         unknown = found.ids.keys() - self._known.keys()

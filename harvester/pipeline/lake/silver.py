@@ -88,8 +88,10 @@ def _within(spans: Iterable[tuple[str, int, int]]) -> Column:
     return reduce(or_, ((F.col("incarnation") == name) & F.col("id").between(low, high) for name, low, high in spans))
 
 
-def without(silver: DataFrame, places: DataFrame) -> DataFrame:
-    """schemas.SILVER but for the records at these (topic, partition, offset)."""
+def without(silver: DataFrame, places: DataFrame | None) -> DataFrame:
+    """schemas.SILVER but for the records at these (topic, partition, offset). None, which is usual, costs nothing."""
+    if places is None:
+        return silver
     return silver.join(places, [*_PLACE], "left_anti").select(*schemas.SILVER.names)
 
 
@@ -126,7 +128,9 @@ def overview(bronze: DataFrame) -> DataFrame:
         F.min("created_us").alias("_first"),
         F.max("created_us").alias("_last"),
     )
-    return found.withColumns({"first": _day_created(F.col("_first")), "last": _day_created(F.col("_last"))})
+    days = {"first": _day_created(F.col("_first")), "last": _day_created(F.col("_last"))}
+    named = ("topic", "partition", "from_offset", "to_offset", "incarnation", "rejected", "lowest", "highest")
+    return found.withColumns(days).select(*named, *days)
 
 
 def summed_up(rows: Iterable[Any]) -> Overview:
@@ -165,7 +169,7 @@ def latest_states(
     last = keyed.groupBy("topic", "key").agg(F.max("_age").alias("_age")).select("_age")
     rows = keyed.join(_to_all(last, most), "_age", "left_semi")
     # Repeats are as old as what they repeat, so they do not matter before.
-    rows = rows if repeated is None else rows.join(repeated, [*_PLACE], "left_anti")
+    rows = without(rows, repeated)
     since = {name: F.timestamp_micros(F.lit(us)) for name, us in since_us.items()}
     chosen = rows.withColumns({"deleted": F.col("tombstone"), "since": _by_incarnation(since)})
     return chosen.select(*schemas.CURRENT.names)
