@@ -24,8 +24,6 @@ if TYPE_CHECKING:
     from pyspark.sql.streaming.query import StreamingQuery
     from pyspark.sql.types import StructType
 
-_LOOK_S = 0.5
-
 
 @dataclass(frozen=True, slots=True)
 class LakeSettings:
@@ -92,24 +90,16 @@ def _stored(spark: SparkSession, root: str, topic: str, payload: StructType) -> 
 
 
 def _follow(query: StreamingQuery, stop: Callable[[], bool], progress: Callable[[BatchDone], None]) -> int:
-    from py4j.protocol import Py4JError
+    records, last = 0, -1
 
-    records, last, ended = 0, -1, False
-    try:
-        while not ended:
-            ended = bool(query.awaitTermination(_LOOK_S))  # type: ignore[arg-type]
-            reports: list[Any] = list(query.recentProgress)
-            for done in map(_done, reports):
-                if done.batch > last and done.records:
-                    last, records = done.batch, records + done.records
-                    progress(done)
-            if not ended and stop():
-                query.stop()
-                ended = True
-    except (Py4JError, OSError, EOFError):
-        # A signal to the whole process group ends the Java process as well, and may be quicker than we are.
-        if not stop():
-            raise
+    def take(said: Mapping[str, Any]) -> None:
+        nonlocal records, last
+        done = _done(said)
+        if done.batch > last and done.records:
+            last, records = done.batch, records + done.records
+            progress(done)
+
+    streaming.follow(query, stop, take)
     return records
 
 

@@ -24,7 +24,6 @@ if TYPE_CHECKING:
     from pyspark.sql.streaming.query import StreamingQuery
 
 ALL = 2**62
-_LOOK_S = 0.5
 # State on the executors' disks, and of each batch only what changed: keys of open windows may be many.
 _STATE = {
     "spark.sql.streaming.stateStore.providerClass": (
@@ -140,34 +139,18 @@ def _follow(
     stop: Callable[[], bool],
     progress: Callable[[BatchDone], None],
 ) -> Total:
-    from py4j.protocol import Py4JError
-    from pyspark.errors import PySparkException
+    total, last = Total(), -1
 
-    total, last, ended = Total(), -1, False
-    try:
-        while not ended:
-            failed = None
-            try:
-                ended = bool(query.awaitTermination(_LOOK_S))  # type: ignore[arg-type]
-            except PySparkException as error:
-                failed = error  # what was done before is still to be told
-            if not ended and stop():
-                query.stop()
-                ended = True
-            reports: list[Any] = list(query.recentProgress)
-            for said in reports:
-                # What reports while nothing comes is a batch that has not been.
-                if said["batchId"] > last and "addBatch" in said["durationMs"]:
-                    last = said["batchId"]
-                    done = _done(said, written.pop(last, 0), late)
-                    total = total.after(done)
-                    progress(done)
-            if failed is not None:
-                raise failed
-    except (Py4JError, OSError, EOFError):
-        # A signal to the whole process group ends the Java process as well, and may be quicker than we are.
-        if not stop():
-            raise
+    def take(said: Mapping[str, Any]) -> None:
+        nonlocal total, last
+        # What reports while nothing comes is a batch that has not been.
+        if said["batchId"] > last and "addBatch" in said["durationMs"]:
+            last = said["batchId"]
+            done = _done(said, written.pop(last, 0), late)
+            total = total.after(done)
+            progress(done)
+
+    streaming.follow(query, stop, take)
     return total
 
 
