@@ -1,8 +1,9 @@
 """The job `lake`, and beside it the least that Spark can do with the same topic: copy it into one Delta table.
 
-Each runs in a Spark of its own, in a process of its own, and has it to itself. Both read with the same source, as many
-records in a batch, to the end that the topic has (availableNow), and write files partitioned by day. Rates are from the
-beginning of the first batch to the end of the last, as the stream's own reports say, so Spark's start is in neither.
+Between the two: the lake's two tables that hold every value, filled without looking for repeats or states. Each runs in
+a Spark of its own, in a process of its own, and has it to itself. All read with the same source, as many records in a
+batch, to the end that the topic has (availableNow), and write files partitioned by day. Rates are from the beginning
+of the first batch to the end of the last, as the stream's own reports say, so Spark's start is in none of them.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import shutil
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from datetime import datetime
 from typing import Any
 
@@ -41,36 +42,51 @@ class Streamed:
         return self.records / self.seconds
 
 
+@dataclass(frozen=True, slots=True)
+class Warm:
+    """A topic that the same Spark reads before, unmeasured, and how many records a batch of that has.
+
+    Spark's own code is run a few times for each batch, however large it is; Java compiles what is run often. So it
+    takes many batches to warm, not many records.
+    """
+
+    topic: str
+    most: int
+
+
 def lake_run(
     bench: Bench,
     topic: str,
     *,
     most: int,
-    warm: str | None = None,
+    warm: Warm,
     compact_every: int = 0,
     conf: Mapping[str, str] | None = None,
 ) -> Streamed:
-    """`harvester pipeline lake --once` on a topic. `warm` is a topic that the same Spark reads before, unmeasured.
+    """`harvester pipeline lake --once` on a topic.
 
     Files are not joined unless that is asked for: in the table of the bare copy nobody does it.
     """
     return _measured("lake", bench, topic, most, warm, conf, compact_every)
 
 
-def bare_copy_run(
-    bench: Bench, topic: str, *, most: int, warm: str | None = None, conf: Mapping[str, str] | None = None
-) -> Streamed:
+def bare_copy_run(bench: Bench, topic: str, *, most: int, warm: Warm) -> Streamed:
     """The topic into one table, record for record, as Spark's and Delta's own manuals have it."""
-    return _measured("bare_copy", bench, topic, most, warm, conf)
+    return _measured("bare_copy", bench, topic, most, warm)
+
+
+def two_tables_run(bench: Bench, topic: str, *, most: int, warm: Warm) -> Streamed:
+    """The topic into bronze, and bronze into silver, with all repeats: what the lake's tables cost without its work."""
+    return _measured("two_tables", bench, topic, most, warm)
 
 
 def lake(gate: Gate, **given: Any) -> dict[str, Any]:
     """In the worker."""
     from harvester.pipeline.lake.job import LakeSettings, run
 
-    def copy(spark: Any, topic: str, root: str) -> None:
-        given_settings = {"most_records": given["most"], "compact_every": given["compact_every"]}
-        run(spark, LakeSettings((topic,), root, _kafka(given), once=True, **given_settings))
+    def copy(spark: Any, topic: str, most: int, root: str) -> None:
+        settings = LakeSettings((topic,), root, _kafka(given), once=True, most_records=most)
+        run(spark, replace(settings, compact_every=given["compact_every"]))
 
     return _worked(gate, given, copy)
 
@@ -79,11 +95,11 @@ def bare_copy(gate: Gate, **given: Any) -> dict[str, Any]:
     """In the worker."""
     from pyspark.sql import functions as F  # noqa: N812 - Spark's own name for it
 
-    def copy(spark: Any, topic: str, root: str) -> None:
+    def copy(spark: Any, topic: str, most: int, root: str) -> None:
         options = {
             "kafka.bootstrap.servers": given["bootstrap"], "kafka.isolation.level": "read_committed",
             "subscribe": topic, "startingOffsets": "earliest",
-            "includeHeaders": "true", "maxOffsetsPerTrigger": str(given["most"]),
+            "includeHeaders": "true", "maxOffsetsPerTrigger": str(most),
         }  # fmt: skip
         records = spark.readStream.format("kafka").options(**options).load()
         writer = records.withColumn("day", F.to_date("timestamp")).writeStream.format("delta").partitionBy("day")
@@ -93,18 +109,44 @@ def bare_copy(gate: Gate, **given: Any) -> dict[str, Any]:
     return _worked(gate, given, copy)
 
 
+def two_tables(gate: Gate, **given: Any) -> dict[str, Any]:
+    """In the worker."""
+    from harvester.pipeline import schemas, source, tables
+    from harvester.pipeline.lake import silver
+    from harvester.pipeline.origin_columns import bronze_columns
+
+    def copy(spark: Any, topic: str, most: int, root: str) -> None:
+        bronze, silver_path = (tables.path_of(root, name) for name in ("bronze", "silver"))
+        wanted = [table for table in schemas.TABLES if table.name in ("bronze", "silver")]
+        tables.prepare(spark, root, wanted, "bench")
+        before: set[str] = set()
+
+        def write(kafka: Any, _: int) -> None:
+            bronze_columns(kafka).write.format("delta").mode("append").save(bronze)
+            files = set(spark.read.format("delta").load(bronze).inputFiles()) - before
+            before.update(files)
+            rows = spark.read.schema(schemas.BRONZE).option("basePath", bronze).parquet(*files)
+            silver.deliveries(rows).write.format("delta").mode("append").save(silver_path)
+
+        records = source.stream(spark, _kafka(given), (topic,), most)
+        query = records.writeStream.foreachBatch(write).option("checkpointLocation", f"{root}/checkpoint")
+        query.trigger(availableNow=True).start().awaitTermination()
+
+    return _worked(gate, given, copy)
+
+
 def _measured(
     name: str,
     bench: Bench,
     topic: str,
     most: int,
-    warm: str | None,
-    conf: Mapping[str, str] | None,
+    warm: Warm,
+    conf: Mapping[str, str] | None = None,
     compact_every: int = 0,
 ) -> Streamed:
     found = run(
         f"{__name__}:{name}",
-        bootstrap=bench.bootstrap, topic=topic, most=most, warm=warm, conf={**CONF, **(conf or {})},
+        bootstrap=bench.bootstrap, topic=topic, most=most, warm=asdict(warm), conf={**CONF, **(conf or {})},
         place=str(bench.place), compact_every=compact_every,
     )  # fmt: skip
     return Streamed(**found)
@@ -121,12 +163,11 @@ def _worked(gate: Gate, given: Mapping[str, Any], copy: Any) -> dict[str, Any]:
     try:
         with session(SessionSettings("bench", None, given["conf"])) as spark:
             reports = _listen(spark)
-            if given["warm"]:
-                copy(spark, given["warm"], f"{root}/warm")
-                _settled(reports)
-                reports.clear()
+            copy(spark, given["warm"]["topic"], given["warm"]["most"], f"{root}/warm")
+            _settled(reports)
+            reports.clear()
             gate.ready()
-            copy(spark, given["topic"], f"{root}/measured")
+            copy(spark, given["topic"], given["most"], f"{root}/measured")
             return asdict(_sum(_settled(reports)))
     finally:
         shutil.rmtree(root, ignore_errors=True)

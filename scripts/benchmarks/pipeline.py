@@ -5,31 +5,39 @@ from __future__ import annotations
 from scripts.benchmarks._backlog import Rows
 from scripts.benchmarks._drained import drained_per_s
 from scripts.benchmarks._harvest import Harvest, harvested
-from scripts.benchmarks._lake import bare_copy_run, lake_run
+from scripts.benchmarks._lake import Warm, bare_copy_run, lake_run, two_tables_run
 from scripts.benchmarks._relay import drain
 from scripts.benchmarks._scenario import Bench, Samples, Scenario
 
 _BATCHES = 2
-_WARM = 0.3  # of what is measured: Spark's compiler and Java's have seen most of it by then
+_WARM = 0.3  # of what is measured,
+_WARM_BATCHES = 10  # in so many batches: Spark's compiler and Java's have seen most of it by then
 _TENFOLD = 10
 
 
 def pipeline(bench: Bench, samples: Samples) -> None:
-    """The two in turns, in batches of the job's own size, on a backlog of which each is full.
+    """The lake and the copy in turns, in batches of the job's own size, on a backlog of which each is full.
 
-    `lake_ratio` compares rates; `spent_ms` says what the stream's batches were spent on.
+    `lake_ratio` compares their rates. Of what is missing to 1 `two_tables_ratio` has the part that comes of writing all
+    values to two tables. `spent_ms` says what the stream's batches were spent on.
     """
     size = bench.share(100, least=2_000)
     most = max(1, size // _BATCHES)
-    with harvested(bench, Harvest(size)) as topic, harvested(bench, Harvest(max(1_000, int(size * _WARM)))) as warm:
+    read_before = max(1_000, int(size * _WARM))
+    with harvested(bench, Harvest(size)) as topic, harvested(bench, Harvest(read_before)) as other:
+        warm = Warm(other, max(100, read_before // _WARM_BATCHES))
         for number in bench.each_round():
             copied = bare_copy_run(bench, topic, most=most, warm=warm)
             done = lake_run(bench, topic, most=most, warm=warm)
+            twice = two_tables_run(bench, topic, most=most, warm=warm)
             samples.add("lake_per_s", done.per_s)
             samples.add("bare_copy_per_s", copied.per_s)
+            samples.add("two_tables_per_s", twice.per_s)
             samples.add("lake_ratio", done.per_s / copied.per_s)
+            samples.add("two_tables_ratio", twice.per_s / copied.per_s)
             samples.note("spent_ms", {"lake": dict(done.spent_ms), "bare_copy": dict(copied.spent_ms)})
-            bench.say(f"round {number}: lake {done.per_s:,.0f}/s, bare copy {copied.per_s:,.0f}/s")
+            rates = f"lake {done.per_s:,.0f}/s, bare copy {copied.per_s:,.0f}/s, two tables {twice.per_s:,.0f}/s"
+            bench.say(f"round {number}: {rates}")
     _drain_beside_relay(bench, samples)
 
 
@@ -53,8 +61,9 @@ def growth(bench: Bench, samples: Samples) -> None:
     with (
         harvested(bench, Harvest(small)) as few,
         harvested(bench, Harvest(small * _TENFOLD)) as many,
-        harvested(bench, Harvest(small * 5)) as warm,
+        harvested(bench, Harvest(small * 5)) as other,
     ):
+        warm = Warm(other, most)
         for number in bench.each_round():
             short = lake_run(bench, few, most=most, warm=warm, compact_every=10)
             long = lake_run(bench, many, most=most, warm=warm, compact_every=10)
