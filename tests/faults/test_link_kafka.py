@@ -147,7 +147,9 @@ def test_acknowledgements_that_take_three_seconds(scene: Scene, link: Proxy) -> 
     # The client leaves few requests unanswered, each of one partition: with the defaults the first of a burst go out
     # nearly empty, the rest waits for their answers, and the rate is half of this (docs/operations.md).
     given = {**through(link), "linger.ms": "100", "max.in.flight.requests.per.connection": "5"}
-    with scene.cli(producer_kafka_config=given, **PATIENT) as running:
+    # A record's time runs while its producer gets its id, too: two or three answers, and then its acknowledgement.
+    limits = {**PATIENT, "session_timeout": "30s", "drain_interval": "20s"}
+    with scene.cli(producer_kafka_config=given, **limits) as running:
         wait_leads(running)
         _add_round(scene, keys, 1)  # connections and metadata take their time, too: they are not measured
         scene.wait_left(timeout_s=120)
