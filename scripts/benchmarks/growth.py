@@ -11,7 +11,7 @@ import psycopg
 
 from scripts.benchmarks._backlog import Rows, fill, rate
 from scripts.benchmarks._place import Place, fresh
-from scripts.benchmarks._relay import FULL, drain, measure, relay
+from scripts.benchmarks._relay import FULL, Drain, drain, measure, relay
 from scripts.benchmarks._scenario import Bench, Samples, Scenario
 from scripts.benchmarks._traffic import Load, percentile, travel
 from scripts.benchmarks.latency import lead
@@ -54,18 +54,20 @@ def held(bench: Bench, samples: Samples) -> None:
     samples.use("all", FULL)
 
 
-def ordinary(bench: Bench) -> float:
-    """The rate of an ordinary drain in the same minute."""
-    return drain(bench, Rows(bench.records)).rate_per_s
+def ordinary(bench: Bench) -> Drain:
+    """An ordinary drain in the same minute."""
+    return drain(bench, Rows(bench.records))
 
 
-def _compare(samples: Samples, appended_ms: Sequence[int], part: int, usual: float) -> None:
+def _compare(samples: Samples, appended_ms: Sequence[int], part: int, usual: Drain) -> None:
+    """Beside the whole of the ordinary drain, and beside as many of its own first records: any drain is slower there."""
     first, last = rate(appended_ms[:part]), rate(appended_ms[-part:])
     samples.add("first_per_s", first)
     samples.add("last_per_s", last)
-    samples.add("drain_per_s", usual)
+    samples.add("drain_per_s", usual.rate_per_s)
     samples.add("last_over_first", last / first)
-    samples.add("first_over_drain", first / usual)
+    samples.add("first_over_drain", first / usual.rate_per_s)
+    samples.add("first_over_drains_first", first / rate(usual.log.appended_ms[:part]))
 
 
 def _steady(bench: Bench, samples: Samples) -> None:

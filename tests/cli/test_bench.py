@@ -15,7 +15,7 @@ from scripts.benchmarks._scenario import Bench, Samples
 from tests.support.servers import Servers
 
 ONE_DRAIN = {"rate_per_s", "cpu_us_per_record", "cpu_us_supervisor", "rss_mb"}
-SHARE = {"first_per_s", "last_per_s", "last_over_first", "first_over_drain"}
+SHARE = {"first_per_s", "last_per_s", "last_over_first", "first_over_drain", "first_over_drains_first"}
 FLAT = {"pss_last_over_first", "files_last_over_first", "sessions_last_over_first"}
 GROUPS: dict[str, dict[str, set[str]]] = {
     "rates": {
