@@ -60,7 +60,7 @@ def ordinary(bench: Bench) -> Drain:
 
 
 def _compare(samples: Samples, appended_ms: Sequence[int], part: int, usual: Drain) -> None:
-    """Beside the whole of the ordinary drain, and beside as many of its own first records: any drain is slower there."""
+    """Beside the whole of the ordinary drain, and beside as many of its own first records: drains begin slowly."""
     first, last = rate(appended_ms[:part]), rate(appended_ms[-part:])
     samples.add("first_per_s", first)
     samples.add("last_per_s", last)
