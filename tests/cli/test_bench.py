@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from scripts.benchmarks import _report, coordination, drain, growth, latency, limits
+from scripts.benchmarks import _report, coordination, drain, latency, limits
 from scripts.benchmarks.__main__ import BOOTSTRAP, DSN, find, main
 from scripts.benchmarks._relay import FULL
 from scripts.benchmarks._scenario import Bench, Samples
@@ -67,7 +67,6 @@ def tiny(monkeypatch: pytest.MonkeyPatch, servers: Servers) -> None:
     monkeypatch.setattr(latency, "RATES", (100,))
     monkeypatch.setattr(latency, "TRIGGER", (True,))
     monkeypatch.setattr(coordination, "INTERVAL_S", 1.0)
-    monkeypatch.setattr(growth, "ordinary", lambda bench: 1000.0)  # `drain` has shown that it can be measured
 
 
 @pytest.mark.parametrize("group", GROUPS)
