@@ -26,12 +26,12 @@ def growth(bench: Bench, samples: Samples) -> None:
     """Ten times the backlog; then a steady load, once."""
     rows, part = Rows(bench.share(10)), bench.share(0.5)
     for number in bench.each_round():
-        usual = ordinary(bench)
+        usual = drain(bench, Rows(bench.records))
         with fresh(bench) as place:
             fill(place, rows)
             done = measure(bench, place, rows.count, look=_sizes)
         samples.add("rate_per_s", done.rate_per_s)
-        _compare(samples, done.log.appended_ms, part, usual)
+        _compare(samples, done, usual, part)
         samples.note("backlog", _series(done.samples))
         bench.say(f"round {number}: last over first {samples.median('last_over_first'):.2f}")
     samples.use("all", FULL)
@@ -42,26 +42,21 @@ def held(bench: Bench, samples: Samples) -> None:
     """Another session holds an old snapshot, so that no dead row can be cleaned away."""
     rows, part = Rows(bench.share(2)), bench.share(0.2)
     for number in bench.each_round():
-        usual = ordinary(bench)
+        usual = drain(bench, Rows(bench.records))
         with fresh(bench) as place:
             fill(place, rows)
             with _snapshot(place):
                 done = measure(bench, place, rows.count, look=_sizes)
         samples.add("rate_per_s", done.rate_per_s)
-        _compare(samples, done.log.appended_ms, part, usual)
+        _compare(samples, done, usual, part)
         samples.note("backlog", _series(done.samples))
         bench.say(f"round {number}: last over first {samples.median('last_over_first'):.2f}")
     samples.use("all", FULL)
 
 
-def ordinary(bench: Bench) -> Drain:
-    """An ordinary drain in the same minute."""
-    return drain(bench, Rows(bench.records))
-
-
-def _compare(samples: Samples, appended_ms: Sequence[int], part: int, usual: Drain) -> None:
-    """Beside the whole of the ordinary drain, and beside as many of its own first records: drains begin slowly."""
-    first, last = rate(appended_ms[:part]), rate(appended_ms[-part:])
+def _compare(samples: Samples, done: Drain, usual: Drain, part: int) -> None:
+    """Beside an ordinary drain of the same minute, and beside as many of its own first records: drains begin slowly."""
+    first, last = rate(done.log.appended_ms[:part]), rate(done.log.appended_ms[-part:])
     samples.add("first_per_s", first)
     samples.add("last_per_s", last)
     samples.add("drain_per_s", usual.rate_per_s)
