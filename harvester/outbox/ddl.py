@@ -66,8 +66,17 @@ def lending(table: OutboxTable) -> list[str]:
     ]
 
 
+def fencing(table: OutboxTable) -> list[str]:
+    """Version 5: the term row names the leader group and the Kafka cluster (P37), and a floor for the scan (P38)."""
+    return [
+        f"ALTER TABLE {table.term} ADD COLUMN IF NOT EXISTS leader_group TEXT",
+        f"ALTER TABLE {table.term} ADD COLUMN IF NOT EXISTS kafka_cluster TEXT",
+        f"ALTER TABLE {table.term} ADD COLUMN IF NOT EXISTS closed_floor BIGINT",
+    ]
+
+
 # Entry n brings version n + 1 to n + 2. Each runs inside the transaction of `init`, and its statements are idempotent.
-MIGRATIONS: tuple[Migration, ...] = (index_quarantine, exactly_once, lending)
+MIGRATIONS: tuple[Migration, ...] = (index_quarantine, exactly_once, lending, fencing)
 
 # One lock for every outbox of a database: two `init` at once are rare, and short.
 ADVISORY_LOCK = 0x68_61_72_76_65_73_74  # "harvest"

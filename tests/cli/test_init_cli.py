@@ -31,7 +31,7 @@ def test_init_says_what_it_did_and_then_that_all_is_done(empty_database: str) ->
     first = run("init", empty_database, "--notify").stdout.splitlines()
     assert first == [
         'created table "outbox"',
-        'created table "public"."outbox_term", schema version 4',
+        'created table "public"."outbox_term", schema version 5',
         'created table "public"."outbox_quarantine"',
         'created the notify trigger on "public"."outbox"',
     ]
@@ -103,7 +103,7 @@ def test_status_for_scripts(database: str) -> None:
     status: dict[str, Any] = json.loads(run("status", database, "--json").stdout)
     assert status["backlog"]["records"] == 1
     assert status["backlog"]["oldest_age_s"] >= 0
-    assert (status["term"], status["holder"], status["schema_version"]) == (0, None, 4)
+    assert (status["term"], status["holder"], status["schema_version"]) == (0, None, 5)
     assert status["quarantine"] == {"records": 0, "capped": False, "newest_at": None, "newest_error": None}
     assert status["shape"]["value"] == "text"
 
@@ -131,7 +131,7 @@ def test_status_for_people(database: str) -> None:
         "[b]host_1, the last to take over, 3.0 d ago",
         "1 record, the first for 1.5 d",
         "1 record, the latest: too large [red]",
-        "version 4",
+        "version 5",
     ):
         assert said in shown
 

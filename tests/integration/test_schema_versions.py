@@ -18,7 +18,10 @@ from tests.support.outboxes import insert, seed_ddl, tables, term_row
 pytestmark = pytest.mark.servers
 
 OUTBOX = OutboxTable.parse("outbox")
-ADDED = ("progress_topic", "holder_kind", "lease_until", "wanted_by", "wanted_until")
+ADDED = (
+    "progress_topic", "holder_kind", "lease_until", "wanted_by", "wanted_until",
+    "leader_group", "kafka_cluster", "closed_floor",
+)  # fmt: skip
 
 
 @pytest.fixture

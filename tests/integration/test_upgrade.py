@@ -15,7 +15,10 @@ pytestmark = pytest.mark.servers
 
 OUTBOX = OutboxTable.parse("outbox")
 NEWEST = ddl.schema_version()
-ADDED = ("progress_topic", "origin", "holder_kind", "lease_until", "wanted_by", "wanted_until")
+ADDED = (
+    "progress_topic", "origin", "holder_kind", "lease_until", "wanted_by", "wanted_until",
+    "leader_group", "kafka_cluster", "closed_floor",
+)  # fmt: skip
 
 
 @pytest.fixture
