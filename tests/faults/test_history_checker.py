@@ -155,6 +155,63 @@ def test_a_repeat_is_counted_and_needs_a_reason_between_its_deliveries() -> None
         assert names(replace(repeated, faults=[wrong])) == {"I8"}
 
 
+def test_a_fault_explains_repeats_of_what_its_own_process_sent_while_it_led() -> None:
+    repeated = history(("a", 1), ("a", 1), ("b", 1))  # delivered at 1001 and 1011
+    crash = Fault("kill supervisor", "h1-1", 1005.0, 1005.0, repeats=True, names=frozenset({"h1-1"}))
+    leader, standby = Led("h1-1", "x", 1, 1000.0, 1005.0), Led("h2-1", "y", 2, 1008.0, 1020.0)
+    assert said(replace(repeated, faults=[crash], led=[leader, standby])) == []
+    for innocent in (
+        [replace(leader, name="h2-1"), replace(standby, name="h3-1")],  # a standby was killed
+        [replace(leader, ended=994.0), standby],  # what it sent long before is settled
+    ):
+        assert names(replace(repeated, faults=[crash], led=innocent)) == {"I8"}
+
+
+def test_a_truncated_row_need_not_be_delivered() -> None:
+    whole = history(("a", 1), ("b", 1), ("a", 2))
+    truncated = replace(whole, delivered=whole.delivered[1:], removed=whole.removed[1:])
+    assert "I1 a #1: lost" in said(truncated)
+    assert said(replace(truncated, truncated=[("a", 1)])) == []
+    assert said(replace(whole, truncated=[("a", 1)])) == []  # it was on the wire
+
+
+def test_a_record_of_an_undone_row_does_not_stand_for_the_row_that_got_its_number() -> None:
+    whole = history(("a", 1), ("b", 1))
+    undone = replace(whole.delivered[0], stamp=whole.delivered[0].stamp - 5)
+    again = replace(whole.delivered[0], offset=7, at=1100.0)
+    published = "I1 a #1 at topic[0]@0: a row was published whose transaction failed, or was undone by a crash"
+    checked = said(replace(whole, delivered=[undone, whole.delivered[1]]))
+    assert {"I1 a #1: lost", published, "I5 a #1 was purged and never delivered"} <= set(checked)
+    late = replace(whole, delivered=[undone, whole.delivered[1], again], removed=whole.removed[1:])
+    assert said(late) == [published]
+
+
+def test_the_order_of_a_key_is_judged_across_topics() -> None:
+    clean = history(("a", 1), ("a", 2), ("a", 3))
+    spread = [replace(each, topic=f"topic-{each.seq % 2}", offset=0) for each in clean.delivered]
+    assert said(replace(clean, delivered=[spread[1], spread[0], spread[2]])) == []  # topics are read one by one
+    overtaken = [spread[0], replace(spread[1], at=spread[2].at + 1.0), spread[2]]
+    late = ["I2 a #2: delivered after a successor (#3)"]
+    assert said(replace(clean, delivered=overtaken)) == late
+    # A transaction's records have no order by the clock; that of each topic is judged all the same.
+    assert said(replace(clean, delivered=overtaken, delivery=EXACTLY_ONCE)) == []
+    swapped = [spread[2], spread[1], replace(spread[0], offset=1)]
+    assert names(replace(clean, delivered=swapped, delivery=EXACTLY_ONCE)) == {"I2"}
+    scattered = [spread[0], spread[1], replace(spread[2], partition=1)]
+    assert said(replace(clean, delivered=scattered)) == ["I2 a: in more than one partition"]
+
+
+def test_a_standby_that_is_replaced_unseats_nobody() -> None:
+    replaced = Fault("replace standby", "h2-1", 1005.0, 1005.5, repeats=False)
+    fenced = Fault("fenced", "h1-1", 1008.0, 1008.0, repeats=True, names=frozenset({"h1-1"}))
+    clean = history(("a", 1))
+    assert said(replace(clean, faults=[replaced, fenced])) == ["I4 h1-1 was fenced when the standby h2-1 was replaced"]
+    assert said(replace(clean, faults=[replaced])) == []
+    outage = Fault("stop kafka", "kafka", 1004.0, 1006.0, repeats=True)
+    assert said(replace(clean, faults=[outage, replaced, fenced])) == []
+    assert said(replace(clean, faults=[replaced, replace(fenced, began=1030.0, ended=1030.0)])) == []
+
+
 def test_repeats_are_bounded_by_what_can_be_in_flight() -> None:
     crash = Fault("kill supervisor", "h1", 1015.0, 1015.0, repeats=True)
     log = (("a", 1), ("b", 1), ("c", 1), ("a", 1), ("b", 1))

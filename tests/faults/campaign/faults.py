@@ -18,7 +18,7 @@ from harvester.stack.processes import ProcessId, send
 from harvester.stack.state import SERVERS
 from tests.support.hooks import Fault as Injected
 
-from . import aimed, logs, sessions, switches
+from . import aimed, logs, operating, schedule, sessions, switches
 from .field import Field
 from .history import Stuck
 
@@ -58,6 +58,10 @@ class Striker:
                 return self._join(hold_s)
             case "rolling restart":
                 return self._rolling_restart()
+            case schedule.REPLACED:
+                return self._replace_standby(rng)
+            case "scale" | "pause" | "remark":
+                return operating.operate(self.field, kind, hold_s, rng)
             case "stop kafka" | "kill kafka":
                 return self._restart("kafka", hold_s, kill=what == "kill")
             case "restart postgres" | "kill postgres":
@@ -72,6 +76,8 @@ class Striker:
                 return sessions.lock_rows(self.field, hold_s, rng)
             case "deadlock":
                 return sessions.deadlock(self.field, hold_s)
+            case "truncate" | "truncate and restart ids":
+                return sessions.truncate(self.field, restart="restart" in kind)
             case "switch shards" | "switch mode" | "kill and switch mode":
                 return switches.switch(self.field, kind, rng)
             case _ if aimed.is_aimed(kind):
@@ -152,6 +158,14 @@ class Striker:
                 time.sleep(0.1)
             self.field.stop(process)
         return "all"
+
+    def _replace_standby(self, rng: random.Random) -> str | None:
+        process = self.field.standby(rng)
+        if process is None:
+            return None
+        self.field.kill(process)
+        self.field.start(process.slot)
+        return process.name
 
     def _aim(self, kind: str, hold_s: float, rng: random.Random) -> str | None:
         with _alone(self._aiming) as free:

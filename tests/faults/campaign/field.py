@@ -27,6 +27,7 @@ from tests.support.proxy import Proxy
 from tests.support.servers import FAST, Servers
 
 from . import audit, logs
+from .odd import IdleWriter
 from .process import Process
 from .setup import AT_LEAST_ONCE, Setup, first_setup
 
@@ -106,6 +107,7 @@ class Field:
         place.mkdir()
         self.scene = Scene(Servers(info.dsn, info.bootstrap, given=False), self.dsn, TOPICS[0], "campaign", place)
         self.plan = self.scene.plan
+        self.idle = IdleWriter(self.dsn)
 
     def connect(self, **options: Any) -> psycopg.Connection[Any]:
         """A session of the campaign's own, past all proxies."""
@@ -127,6 +129,7 @@ class Field:
                 "off",
                 name=name,
                 env=self.plan.env,
+                control={"socket": str(self.socket_of(name))},
                 data_source=make_conninfo(self.dsn, host="127.0.0.1", port=links["postgres"].port),
                 base_kafka_config={"bootstrap.servers": links["kafka"].address},
                 delivery=setup.delivery,
@@ -138,6 +141,10 @@ class Field:
             process = Process(name, slot, running, identity, setup, time.time())
             self.processes.append(process)
             return process
+
+    def socket_of(self, name: str) -> Path:
+        """The control socket of the process of this name."""
+        return self.directory / f"{name}.sock"
 
     def _links(self) -> dict[str, Proxy]:
         port = psycopg.conninfo.conninfo_to_dict(self.dsn)["port"]
@@ -162,6 +169,12 @@ class Field:
         if leader is not None and rng.random() < 0.75:
             return leader
         return rng.choice(alive) if alive else None
+
+    def standby(self, rng: random.Random) -> Process | None:
+        """A harvester that does not lead, while another one does."""
+        leader = self.leader()
+        others = [process for process in self.alive() if process is not leader]
+        return rng.choice(others) if leader is not None and others else None
 
     def kill(self, process: Process, *, shards: bool = True) -> None:
         """SIGKILL to the supervisor, and (unless that is what is tested) to its shards."""

@@ -89,8 +89,9 @@ class Led:
 class Fault:
     """An injected fault and its effects, which may last until `ended`.
 
-    `repeats`: whether invariant I8 allows records to be repeated because of it, if they were sent at least once; then
-    at most as many as may be in flight, once for the fault and once for each leadership that ended meanwhile.
+    `repeats`: whether invariant I8 allows records to be repeated because of it, if they were sent at least once, by a
+    process of `names` (none: by any) while that one led; then at most as many as may be in flight, once for the fault
+    and once for each leadership that ended meanwhile.
     """
 
     kind: str
@@ -98,6 +99,7 @@ class Fault:
     began: float
     ended: float
     repeats: bool
+    names: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,7 +116,8 @@ class Limits:
     """What the judge allows. `cap`: max_in_flight_records.
 
     `clock_slack_s` is for clocks that tick in whole milliseconds; `recovery_s` is how long after its end a fault may
-    still be the reason of something; `flow_s` how soon other keys' records must be out while one key is stuck.
+    still slow things down; `unclear_s` how long after its end a record may still arrive whose sender will never know:
+    the delivery timeout and a margin; `flow_s` how soon other keys' records must be out while one key is stuck.
     """
 
     heartbeat_timeout_s: float = 2.0
@@ -122,6 +125,7 @@ class Limits:
     clock_slack_s: float = 0.002
     overlap_s: float = 0.25
     recovery_s: float = 15.0
+    unclear_s: float = 5.0
     flow_s: float = 10.0
 
 
@@ -134,6 +138,7 @@ class History:
     delivered: Sequence[Delivered]
     quarantined: Sequence[Quarantined] = ()
     waiting: Sequence[tuple[str, int]] = ()  # rows that still stand in the outbox
+    truncated: Sequence[tuple[str, int]] = ()  # rows that a TRUNCATE found in the outbox
     removed: Sequence[Removed] = ()
     marked: Sequence[Marked] = ()
     led: Sequence[Led] = ()

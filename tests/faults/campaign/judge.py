@@ -1,22 +1,30 @@
 """The judge: a recorded history against the invariants of docs/reliability.md. Pure.
 
 I1 and I2 are judged by `harvester.verify.verdict`, the same code as `harvester verify`; here is what needs times and
-processes: one leader (I4), no purge before its record is in the log (I5), a stuck key that stops no other (I7).
-Repeats (I6, I8) have a module of their own.
+processes: one leader (I4), no purge before its record is in the log (I5), a stuck key that stops no other (I7), a
+standby whose death costs the leader nothing (I4). Repeats (I6, I8) have a module of their own.
+
+A row counts as delivered only by a record with its own stamp. A crash of the database may undo a commit that was not
+flushed, and its number is then given to another row: the record of the first proves nothing about the second. No
+record may be published whose commit a crash can undo.
 """
 
 from __future__ import annotations
 
+import heapq
 import itertools
 from collections import Counter, defaultdict
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 
 from harvester.verify.verdict import judge as judge_log
 from tests.support.campaigns import Verdict
 
-from .history import History, Led
+from .history import Delivered, History, Led
+from .logs import FENCED
 from .repeats import explain
+from .schedule import REPLACED
+from .setup import AT_LEAST_ONCE
 from .violation import EXAMPLES, Violation, name
 
 
@@ -38,9 +46,13 @@ class Judgement(Verdict):
 
 def judge(history: History) -> Judgement:
     """Look at everything."""
+    stamps = {(row.key, row.seq): row.stamp for row in history.committed}
+    own = [each for each in history.delivered if stamps.get((each.key, each.seq)) == each.stamp]
+    strangers = [each for each in history.delivered if stamps.get((each.key, each.seq)) != each.stamp]
+    history = replace(history, delivered=own)
     verdict = judge_log(
         _counts(history),
-        ((each.key, each.seq) for each in history.delivered),
+        _log_of_keys(history),
         _aside(history),
         pending=_waiting(history),
         foreign=len(history.foreign),
@@ -54,15 +66,15 @@ def judge(history: History) -> Judgement:
         bad = [finding for finding in verdict.findings if finding.kind != "repeated"]
         violations += [Violation(kinds.get(finding.kind, "I2"), str(finding)) for finding in bad]
         violations += [Violation("I1", f"{text}: nobody wrote that") for text in history.foreign[:EXAMPLES]]
-    violations += [*_strange_rows(history), *_foreign_marks(history), *_double_leaders(history)]
-    violations += [*_early_purges(history), *_stopped_flow(history)]
+    violations += [*_strange_rows(history, strangers), *_foreign_marks(history), *_double_leaders(history)]
+    violations += [*_early_purges(history), *_stopped_flow(history), *_unseated_leaders(history)]
     reasons, unexplained = explain(history)
     violations += unexplained
     return Judgement(
         committed=verdict.inserted,
         delivered=verdict.delivered,
         rolled_back=history.rolled_back,
-        quarantined=verdict.quarantined,
+        quarantined=len({(each.key, each.seq) for each in history.quarantined}),
         lost=verdict.lost,
         order_violations=verdict.order_violations,
         repeats=verdict.duplicates,
@@ -79,10 +91,28 @@ def _counts(history: History) -> dict[str, int]:
     return Counter(row.key for row in history.committed)
 
 
+def _log_of_keys(history: History) -> Iterator[tuple[str, int]]:
+    """The records of each key in the order of their appends, also where they went to several topics.
+
+    Partitions have no common order but the broker's clock. Within a transaction it says nothing, so where a leader
+    delivers exactly once the topics are merged by the keys' own numbers: each topic's order is judged, and no more.
+    """
+    logs: dict[str, dict[str, list[Delivered]]] = defaultdict(lambda: defaultdict(list))
+    for each in history.delivered:
+        logs[each.key][each.topic].append(each)
+    by_clock = history.delivery == AT_LEAST_ONCE
+    for key, topics in logs.items():
+        merged = heapq.merge(*topics.values(), key=lambda each: (each.at if by_clock else 0.0, each.seq))
+        yield from ((key, each.seq) for each in merged)
+
+
 def _aside(history: History) -> dict[str, set[int]]:
+    """Records that need not be in the log: they stand in quarantine, or their rows were truncated."""
     found: dict[str, set[int]] = defaultdict(set)
     for each in history.quarantined:
         found[each.key].add(each.seq)
+    for key, seq in history.truncated:
+        found[key].add(seq)
     return found
 
 
@@ -94,24 +124,23 @@ def _waiting(history: History) -> dict[str, set[int]]:
 
 
 def _scattered(history: History) -> list[str]:
-    places: dict[str, tuple[str, int]] = {}
+    places: dict[tuple[str, str], int] = {}
     return [
         each.key
         for each in history.delivered
-        if places.setdefault(each.key, (each.topic, each.partition)) != (each.topic, each.partition)
+        if places.setdefault((each.key, each.topic), each.partition) != each.partition
     ]
 
 
-def _strange_rows(history: History) -> Iterator[Violation]:
+def _strange_rows(history: History, strangers: Sequence[Delivered]) -> Iterator[Violation]:
     """Numbers must be 1, 2, 3, … of each key, and what was delivered must be the row that was committed."""
     stamps = {(row.key, row.seq): row.stamp for row in history.committed}
     counts = _counts(history)
     holes = [f"{key} #{seq}" for key, seq in stamps if not 1 <= seq <= counts[key]]
     if holes or len(stamps) != len(history.committed):
         yield Violation("accident", f"the record of what was committed has holes: {holes[:EXAMPLES]}")
-    other = [each for each in history.delivered if stamps.get((each.key, each.seq), each.stamp) != each.stamp]
-    for each in other[:EXAMPLES]:
-        yield Violation("I1", f"{name(each)}: a row of a failed transaction was published")
+    for each in strangers[:EXAMPLES]:
+        yield Violation("I1", f"{name(each)}: a row was published whose transaction failed, or was undone by a crash")
 
 
 # -- I4: one leader
@@ -158,6 +187,24 @@ def _trusted(led: Led, heartbeat_timeout_s: float) -> Iterator[tuple[float, floa
     yield began, max(began, led.ended)
 
 
+def _unseated_leaders(history: History) -> Iterator[Violation]:
+    """A standby died and was replaced, nothing else happened, and the leader was fenced."""
+    limits = history.limits
+    for fault in history.faults:
+        if fault.kind != REPLACED:
+            continue
+        until = fault.ended + limits.recovery_s
+        since = fault.began - limits.recovery_s
+        if any(
+            other is not fault and other.kind != FENCED and other.began <= until and other.ended >= since
+            for other in history.faults
+        ):
+            continue
+        fenced = [each for each in history.faults if each.kind == FENCED and fault.began <= each.began <= until]
+        if fenced:
+            yield Violation("I4", f"{fenced[0].target} was fenced when the standby {fault.target} was replaced")
+
+
 # -- I5: first the log, then the purge
 
 
@@ -190,7 +237,7 @@ def _stopped_flow(history: History) -> Iterator[Violation]:
     first: dict[tuple[str, int], float] = {}
     for each in history.delivered:
         first.setdefault((each.key, each.seq), each.at)
-    aside = {(each.key, each.seq) for each in history.quarantined}
+    aside = {(each.key, each.seq) for each in history.quarantined} | set(history.truncated)
     stuck_keys = {stuck.key for stuck in history.stuck}
     for stuck in history.stuck:
         slow = [

@@ -18,8 +18,9 @@ _ENDS = ("fenced: ", "leadership is revoked", "stopped")
 
 # What the harvester itself reports, and what may be repeated because of it (I8). Injected faults cause some of them;
 # on a starved machine they come by themselves, and are counted.
+FENCED = "fenced"
 _LOSSES = (
-    ("fenced: ", "fenced"),
+    ("fenced: ", FENCED),
     ("ended unasked", "shard lost"),
     ("is killed: ", "shard killed"),
     ("what was on the wire did not settle", "drain cut short"),
@@ -98,7 +99,7 @@ def losses(name: str, lines: Iterable[str]) -> Iterator[Fault]:
     for line in parse(lines):
         for text, kind in _LOSSES:
             if text in line.message:
-                yield Fault(kind, name, line.at, line.at, repeats=True)
+                yield Fault(kind, name, line.at, line.at, repeats=True, names=frozenset({name}))
 
 
 def failures(name: str, lines: Iterable[str]) -> Iterator[str]:

@@ -33,6 +33,7 @@ def record(field: Field, faults: Sequence[Fault], stuck: Sequence[Stuck], limits
             delivered=delivered,
             quarantined=audit.read_quarantined(connection),
             waiting=audit.read_waiting(connection),
+            truncated=audit.read_truncated(connection),
             removed=audit.read_removed(connection),
             marked=audit.read_marked(connection),
             led=read_leaderships(field.processes),

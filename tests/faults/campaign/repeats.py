@@ -1,8 +1,9 @@
 """The judge of repeats: each needs a reason, and must have been sent by a leader of whom repeats are allowed. Pure.
 
 What a leader in exactly-once mode has committed never comes again, whatever befalls whom (I6). What one in
-at-least-once mode has sent may, if a fault that can cause it lies around the two deliveries, and no more often than may
-be in flight (I8). Where both lead in turn, the time of the first delivery tells who sent it: a leader sends nothing
+at-least-once mode has sent may, because of a fault that can cause it (I8): one that struck the process which sent the
+record, while that one led, before the repeat and at most `unclear_s` before the first delivery, and no more often than
+may be in flight. Where both lead in turn, the time of the first delivery tells who sent it: a leader sends nothing
 before it says that it leads, and what one in at-least-once mode left on the wire has expired before one in the other
 mode leads (P24).
 """
@@ -35,7 +36,7 @@ def explain(history: History) -> tuple[Counter[str], list[Violation]]:
         last[each.key, each.seq] = each
         if before is None:
             continue
-        fault = _reason(guilty, before.at, each.at, limits.recovery_s)
+        fault = _reason(history, guilty, before.at, each.at)
         reason = _ONCE if was_once(before.at) else fault.kind if fault else "none"
         reasons[reason] += 1
         after = f"{name(each)} came again after {each.at - before.at:.3f} s"
@@ -68,7 +69,15 @@ def _sent_once(history: History) -> Callable[[float], bool]:
     return sent_once
 
 
-def _reason(guilty: list[Fault], first_at: float, again_at: float, recovery_s: float) -> Fault | None:
-    """The latest fault that began before the repeat and was not over long before the first delivery."""
-    fitting = (fault for fault in guilty if fault.began <= again_at and first_at <= fault.ended + recovery_s)
+def _reason(history: History, guilty: list[Fault], first_at: float, again_at: float) -> Fault | None:
+    """The latest fault that can be the reason why what was delivered first came again."""
+    unclear_s = history.limits.unclear_s
+    senders = {led.name for led in history.led if led.began <= first_at <= led.ended + unclear_s}
+    fitting = (
+        fault
+        for fault in guilty
+        if fault.began <= again_at
+        and first_at <= fault.ended + unclear_s
+        and (not fault.names or not senders.isdisjoint(fault.names))
+    )
     return max(fitting, key=lambda fault: fault.began, default=None)

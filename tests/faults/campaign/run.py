@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import re
 import threading
 import time
 from collections import Counter
@@ -19,6 +20,7 @@ from .field import TOPICS, Field
 from .history import Fault, History, Limits
 from .judge import Judgement, judge
 from .load import Pace, Writers
+from .odd import OddWriter
 from .recording import record
 from .schedule import Planned, kinds_of, plan
 from .setup import AT_LEAST_ONCE
@@ -27,6 +29,7 @@ _DRAINS_WITHIN_S = 120.0
 _HEALS_WITHIN_S = 150.0
 _LEADS_WITHIN_S = 90.0
 _HEALED_LOAD_S = 3.0
+_NAME = re.compile(r"h\d+-\d+")  # of a harvester's process
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,8 +97,11 @@ def run(campaign: Campaign, directory: Path, say: Callable[[str], None] = print)
             field.start(slot)
         _until(lambda: field.leader() is not None, _LEADS_WITHIN_S, "no harvester came to lead")
         writers = Writers(field.dsn, TOPICS, campaign.pace, campaign.seed)
+        odd, idle = OddWriter(field.dsn, TOPICS, campaign.seed), field.idle
         began = time.time()
         writers.start()
+        odd.start()
+        idle.start()
         say(
             f"{campaign.harvesters} harvesters with {campaign.shards} shards each, {campaign.delivery};"
             f" faults for {campaign.seconds:g} s"
@@ -105,6 +111,8 @@ def run(campaign: Campaign, directory: Path, say: Callable[[str], None] = print)
         )
         field.heal()
         time.sleep(_HEALED_LOAD_S)
+        idle.stop()
+        odd.stop()
         writers.stop()
         seconds = time.time() - began
         drained_s = _drain(field)
@@ -164,7 +172,8 @@ class _Faults:
             self._say(f"{at}: nothing to strike")
             return
         self._say(f"{at}: {target}" + (f", for {ended - began:.1f} s" if ended - began >= 0.05 else ""))
-        self._done.append(Fault(planned.kind, target, began, ended, planned.repeats))
+        names = frozenset(_NAME.findall(target))
+        self._done.append(Fault(planned.kind, target, began, ended, planned.repeats, names))
 
 
 def _drain(field: Field) -> float:

@@ -26,6 +26,8 @@ BLINK = (0.2, 0.8)  # nobody may notice
 PAUSE = (1.5, 4.0)  # trust ends, the session does not
 LONG = (8.0, 11.0)  # longer than every timeout
 
+REPLACED = "replace standby"
+
 KINDS: Mapping[str, Kind] = {
     # processes
     "kill shard": Kind(3),
@@ -38,6 +40,11 @@ KINDS: Mapping[str, Kind] = {
     "leave": Kind(2),
     "join": Kind(1.5, ((4.0, 8.0),)),
     "rolling restart": Kind(1),
+    REPLACED: Kind(2),
+    # an operator's words to a harvester
+    "scale": Kind(3),
+    "pause": Kind(2, (BLINK, PAUSE)),
+    "remark": Kind(2),
     # servers
     "stop kafka": Kind(1, ((0.5, 3.0),)),
     "kill kafka": Kind(1, ((0.5, 3.0),)),
@@ -48,6 +55,8 @@ KINDS: Mapping[str, Kind] = {
     "terminate sessions": Kind(3),
     "lock rows": Kind(1.5, (BLINK, PAUSE)),
     "deadlock": Kind(1.5, ((1.5, 2.5),)),
+    "truncate": Kind(1),
+    "truncate and restart ids": Kind(1.5),
     # links of one harvester
     "cut kafka link": Kind(2, (BLINK, PAUSE, LONG)),
     "cut postgres link": Kind(2, (BLINK, PAUSE, LONG)),
@@ -57,6 +66,10 @@ KINDS: Mapping[str, Kind] = {
     "slow kafka link": Kind(1, ((3.0, 6.0),)),
     "slow postgres link": Kind(1, ((3.0, 6.0),)),
     "reset links": Kind(2),
+    # bytes of one harvester that the network keeps, and delivers later
+    "hold back produce requests": Kind(2, (BLINK, PAUSE)),
+    "hold back offset commits": Kind(2, (BLINK, PAUSE, LONG)),
+    "hold back ends of transactions": Kind(3, (BLINK, PAUSE)),
     # records
     "failed deliveries": Kind(1.5, ((2.0, 4.0),)),
     "acknowledgements turned into failures": Kind(1.5, ((2.0, 4.0),)),
@@ -83,7 +96,8 @@ KINDS: Mapping[str, Kind] = {
 
 # What strikes transactions only.
 _OF_TRANSACTIONS = frozenset(
-    {kind for kind in KINDS if kind.endswith((" a commit", " a fenced lane"))} | {"unknown outcomes"}
+    {kind for kind in KINDS if kind.endswith((" a commit", " a fenced lane", " ends of transactions"))}
+    | {"unknown outcomes"}
 )
 _OF_MODES = frozenset({"switch mode", "kill and switch mode", "kill leader with a full wire"})
 _ORDINARY = frozenset(KINDS) - _OF_TRANSACTIONS - _OF_MODES - {"switch shards", "refused for a while"}

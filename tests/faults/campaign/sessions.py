@@ -1,4 +1,4 @@
-"""Faults of database sessions: terminated, kept waiting by locks, chosen as a deadlock's victim."""
+"""Faults of database sessions: terminated, kept waiting by locks, chosen as a deadlock's victim; a TRUNCATE."""
 
 from __future__ import annotations
 
@@ -54,3 +54,13 @@ def deadlock(field: Field, hold_s: float) -> str | None:
         except psycopg.Error:
             return None
     return f"rows from the end ({victims} times the victim itself)"
+
+
+def truncate(field: Field, *, restart: bool) -> str | None:
+    """Empty the outbox under living writers, with or without `RESTART IDENTITY`; the rows are noted by the audit."""
+    identity = "RESTART IDENTITY" if restart else "CONTINUE IDENTITY"
+    with field.idle.aside(), contextlib.suppress(psycopg.Error), field.connect() as connection:
+        connection.execute("SET lock_timeout = '5s'")
+        connection.execute(f"TRUNCATE outbox {identity}")
+        return "outbox"
+    return None
