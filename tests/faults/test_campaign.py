@@ -84,7 +84,9 @@ def test_only_some_kinds_explain_repeats() -> None:
 def test_each_mode_has_its_kinds() -> None:
     once, both = kinds_of(EXACTLY_ONCE), kinds_of(BOTH)
     assert kinds_of(AT_LEAST_ONCE) | both == set(KINDS)
-    assert not any(" a commit" in kind or "switch" in kind or "transactions" in kind for kind in kinds_of(AT_LEAST_ONCE))
+    assert not any(
+        " a commit" in kind or "switch" in kind or "transactions" in kind for kind in kinds_of(AT_LEAST_ONCE)
+    )
     assert "acknowledgements turned into failures" not in both
     assert both - once == {"switch mode", "kill and switch mode", "kill leader with a full wire"}
     assert {"kill leader after a commit", "unknown outcomes", "switch shards"} <= once

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import random
 import socket
+import struct
 import threading
 import time
 from collections.abc import Iterator
 
 import pytest
 
+from tests.support.link import _frame
 from tests.support.proxy import Proxy
 from tests.support.wait import eventually
 
@@ -159,3 +162,71 @@ def test_an_answer_is_broken_after_so_many_bytes_and_short_ones_pass(echo: Proxy
         assert trap.sprung == 1
     with connect(echo) as link:
         ask(link, b"9" * 100, b"9" * 900)  # only once
+
+
+# -- requests of one kind, in front of Kafka
+
+
+def request(api: int, text: bytes) -> bytes:
+    return struct.pack(">ih", 2 + len(text), api) + text
+
+
+@pytest.fixture
+def broker() -> Iterator[tuple[Proxy, list[bytes]]]:
+    """A proxy in front of a server that writes down what it is asked, and answers with the same frame."""
+    heard: list[bytes] = []
+    with socket.create_server(("127.0.0.1", 0)) as server:
+
+        def serve(link: socket.socket) -> None:
+            with link, contextlib.suppress(OSError):
+                while frame := _frame(link):
+                    heard.append(frame)
+                    link.sendall(frame)
+
+        def accept() -> None:
+            with contextlib.suppress(OSError):
+                while True:
+                    threading.Thread(target=serve, args=(server.accept()[0],), daemon=True).start()
+
+        threading.Thread(target=accept, daemon=True).start()
+        with Proxy(f"127.0.0.1:{server.getsockname()[1]}", kafka=True) as proxy:
+            proxy.open()
+            yield proxy, heard
+        server.shutdown(socket.SHUT_RDWR)
+
+
+def test_requests_of_one_kind_and_what_is_behind_them_are_held_back(broker: tuple[Proxy, list[bytes]]) -> None:
+    proxy, heard = broker
+    one, other = connect(proxy), connect(proxy)
+    proxy.keep(8)
+    one.sendall(request(3, b"before") + request(8, b"kept") + request(3, b"behind"))
+    eventually(lambda: proxy.kept == 1)
+    ask(other, request(3, b"elsewhere"))
+    assert heard == [request(3, b"before"), request(3, b"elsewhere")]
+    proxy.deliver()
+    eventually(lambda: heard[2:] == [request(8, b"kept"), request(3, b"behind")])
+
+
+@pytest.mark.parametrize("by_proxy", [True, False], ids=["the network", "the client"])
+@pytest.mark.parametrize("reset", [True, False], ids=["RST", "FIN"])
+def test_what_was_held_back_arrives_after_its_connection_has_ended(
+    broker: tuple[Proxy, list[bytes]], by_proxy: bool, reset: bool
+) -> None:
+    proxy, heard = broker
+    link = connect(proxy)
+    proxy.keep(26)
+    link.sendall(request(26, b"kept") + request(3, b"behind"))
+    eventually(lambda: proxy.kept == 1)
+    if by_proxy:
+        proxy.abandon(reset=reset)
+        with contextlib.suppress(ConnectionResetError):
+            assert link.recv(1) == b""
+    else:
+        if reset:
+            link.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        link.close()
+    ask(connect(proxy), request(3, b"anew"))
+    assert heard == [request(3, b"anew")]
+    proxy.deliver()
+    eventually(lambda: heard[1:2] == [request(26, b"kept")])
+    eventually(lambda: proxy.links == 0)

@@ -1,6 +1,10 @@
 """One connection through the proxy: two directions, each of which may be slow, stopped or deaf.
 
 What happens to bytes is asked of `Conduct` when they come, so one object changes all links of a proxy at once.
+
+In front of Kafka requests of one kind may be held back (`Keeping`), and with them all that the client says behind them
+on the same connection. The client may go away meanwhile: what it said arrives all the same, as in a network that
+retransmits.
 """
 
 from __future__ import annotations
@@ -30,6 +34,19 @@ class Conduct:
         self.flowing.set()
 
 
+class Keeping:
+    """Holds back Kafka requests of one kind, by its API key, until `released`."""
+
+    def __init__(self, api: int) -> None:
+        self.api = api
+        self.released = threading.Event()
+        self.links: set[Link] = set()  # that hold something back
+
+    def concerns(self, request: bytes) -> bool:
+        """Whether this is such a request, its length in front."""
+        return not self.released.is_set() and struct.unpack_from(">h", request, 4) == (self.api,)
+
+
 @dataclass
 class Trap:
     """Breaks `times` links within an answer: once `after_bytes` of it have passed. `sprung` counts."""
@@ -54,11 +71,14 @@ class Link:
         up: Conduct,
         down: Conduct,
         trap: Callable[[], Trap | None],
+        keeping: Callable[[], Keeping | None],
         rewrite: Callable[[bytes], bytes] | None,
         closed: Callable[[Link], None],
     ) -> None:
         self._near, self._far = near, far
-        self._trap, self._rewrite, self._closed = trap, rewrite, closed
+        self._trap, self._keeping, self._rewrite, self._closed = trap, keeping, rewrite, closed
+        self._keeps = self._kept = False  # something of the client's is held back now; has ever been
+        self._left = False  # the client was cut off from what is held back
         self._answered = 0  # bytes of answer since the client last said anything
         self._said = b""  # what was read of the client last
         self._ended = threading.Event()
@@ -75,18 +95,13 @@ class Link:
         with self._lock:
             if self._ended.is_set():
                 return
-            self._ended.set()
-        for end in (self._near, self._far):
-            with contextlib.suppress(OSError):
-                if reset:
-                    end.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
-                else:
-                    end.shutdown(socket.SHUT_RDWR)
-            if reset:
-                _wake_and_close(end)
-            else:
-                end.close()
-        self._closed(self)
+            self._left = self._keeps
+            if not self._left:
+                self._ended.set()
+        _close(self._near, reset=reset)
+        if not self._left:
+            _close(self._far, reset=reset)
+            self._closed(self)
 
     def holds(self, text: bytes) -> bool:
         """Whether the client has said this; with the way up frozen since before, it has not gone on."""
@@ -102,7 +117,7 @@ class Link:
         try:
             while not self._ended.is_set():
                 self._hold(conduct)
-                data = _frame(source) if answers and self._rewrite else source.recv(_CHUNK_BYTES)
+                data = _frame(source) if self._rewrite else source.recv(_CHUNK_BYTES)
                 if not data:
                     break
                 # A stream with a hole is none: a link that has swallowed something stays deaf.
@@ -131,13 +146,32 @@ class Link:
                 if answers and self._springs(sink, data):
                     self.end(reset=True)
                     return
+                if not answers and self._rewrite:
+                    self._keep(data)
+                if answers and self._left:
+                    continue  # nobody is there to be answered
                 if conduct.bytes_per_s is None:
                     sink.sendall(data)
                 else:
                     self._trickle(sink, data, conduct.bytes_per_s)
         except OSError:
             pass
+        if not answers and self._kept:
+            with contextlib.suppress(OSError):
+                sink.shutdown(socket.SHUT_WR)  # the server answers what has come, and hangs up
+            return
         self.end()
+
+    def _keep(self, request: bytes) -> None:
+        keeping = self._keeping()
+        if keeping is None or not keeping.concerns(request):
+            return
+        with self._lock:
+            self._keeps = self._kept = True
+        keeping.links.add(self)
+        keeping.released.wait()
+        with self._lock:
+            self._keeps = False
 
     def _springs(self, sink: socket.socket, data: bytes) -> bool:
         trap = self._trap()
@@ -159,6 +193,18 @@ class Link:
     def _hold(self, conduct: Conduct) -> None:
         while not conduct.flowing.wait(0.2) and not self._ended.is_set():
             pass
+
+
+def _close(end: socket.socket, *, reset: bool) -> None:
+    with contextlib.suppress(OSError):
+        if reset:
+            end.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        else:
+            end.shutdown(socket.SHUT_RDWR)
+    if reset:
+        _wake_and_close(end)
+    else:
+        end.close()
 
 
 def _wake_and_close(end: socket.socket) -> None:

@@ -17,7 +17,7 @@ import threading
 from collections.abc import Callable
 from types import TracebackType
 
-from .link import Conduct, Link, Trap
+from .link import Conduct, Keeping, Link, Trap
 
 _HOST = "127.0.0.1"
 
@@ -39,6 +39,7 @@ class Proxy:
         self._links: set[Link] = set()
         self._up, self._down = Conduct(), Conduct()
         self._trap: Trap | None = None
+        self._keeping: Keeping | None = None
 
     @property
     def address(self) -> str:
@@ -108,6 +109,28 @@ class Proxy:
         self._up.flowing.set()
         self._down.flowing.set()
 
+    def keep(self, api: int) -> None:
+        """Hold back the clients' requests of this kind (a Kafka API key), and what they say behind them, until
+        `deliver`. Only in front of Kafka."""
+        assert self._rewrite is not None
+        self._keeping = Keeping(api)
+
+    @property
+    def kept(self) -> int:
+        """On how many connections something has been held back since `keep`."""
+        return len(self._keeping.links) if self._keeping is not None else 0
+
+    def abandon(self, *, reset: bool = False) -> None:
+        """Break the connections on which something is held back; it will arrive all the same."""
+        for link in list(self._keeping.links) if self._keeping is not None else ():
+            link.end(reset=reset)
+
+    def deliver(self) -> None:
+        """The end of `keep`: what was held back arrives."""
+        keeping, self._keeping = self._keeping, None
+        if keeping is not None:
+            keeping.released.set()
+
     def deafen(self, *, up: bool = True, down: bool = True) -> None:
         """Half-open: connections are kept and accepted, and what is said on them vanishes.
 
@@ -130,6 +153,7 @@ class Proxy:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        self.deliver()
         self.cut()
         self.thaw()
         self._reservation.close()
@@ -163,6 +187,7 @@ class Proxy:
                         up=self._up,
                         down=self._down,
                         trap=lambda: self._trap,
+                        keeping=lambda: self._keeping,
                         rewrite=self._rewrite,
                         closed=self._forget,
                     )

@@ -82,6 +82,8 @@ class Striker:
                 return switches.switch(self.field, kind, rng)
             case _ if aimed.is_aimed(kind):
                 return self._aim(kind, hold_s, rng)
+            case _ if what == "hold":
+                return self._hold_back(schedule.HELD_BACK[kind], hold_s, rng)
             case "reset links":
                 return self._reset(rng)
             case _ if rest.endswith("link"):
@@ -219,6 +221,24 @@ class Striker:
             time.sleep(hold_s)
             end[what]()
             return process.name
+
+    def _hold_back(self, api: int, hold_s: float, rng: random.Random) -> str | None:
+        """Keep requests of this kind; half-way the client loses its connections, and at the end they arrive."""
+        process = self.field.leader()
+        if process is None:
+            return None
+        link = self.field.links[process.slot]["kafka"]
+        with _alone(self._links[process.slot, "kafka"]) as free:
+            if not free:
+                return None
+            link.keep(api)
+            time.sleep(hold_s / 2)
+            if rng.random() < 0.7:
+                link.abandon(reset=rng.random() < 0.5)
+            time.sleep(hold_s / 2)
+            count = link.kept
+            link.deliver()
+            return f"{process.name} ({count} connections)"
 
     def _reset(self, rng: random.Random) -> str:
         count = sum(link.reset(rng) for links in self.field.links.values() for link in links.values())

@@ -94,6 +94,13 @@ KINDS: Mapping[str, Kind] = {
     "kill and switch mode": Kind(2),
 }
 
+# The Kafka API whose requests are held back.
+HELD_BACK: Mapping[str, int] = {
+    "hold back produce requests": 0,
+    "hold back offset commits": 8,
+    "hold back ends of transactions": 26,
+}
+
 # What strikes transactions only.
 _OF_TRANSACTIONS = frozenset(
     {kind for kind in KINDS if kind.endswith((" a commit", " a fenced lane", " ends of transactions"))}
@@ -130,6 +137,7 @@ REPEATING = frozenset(
         "freeze kafka",
         "cut kafka link",
         "half-open kafka link",
+        "hold back produce requests",
         "acknowledgements turned into failures",
         "kill leader with a full wire",
         "kill and switch mode",
@@ -149,7 +157,7 @@ class Planned:
     @property
     def repeats(self) -> bool:
         """Whether invariant I8 lets records be repeated because of it: of these kinds, and more than a blink."""
-        lasting = self.kind.startswith(("freeze", "cut"))
+        lasting = self.kind.startswith(("freeze", "cut", "hold"))
         return self.kind in REPEATING and not (lasting and self.hold_s <= BLINK[1])
 
 
