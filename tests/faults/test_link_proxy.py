@@ -225,8 +225,9 @@ def test_what_was_held_back_arrives_after_its_connection_has_ended(
         if reset:
             link.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
         link.close()
-    ask(connect(proxy), request(3, b"anew"))
-    assert heard == [request(3, b"anew")]
+    anew = request(26 if by_proxy else 3, b"anew")
+    ask(connect(proxy), anew)
+    assert heard == [anew]
     proxy.deliver()
     eventually(lambda: heard[1:2] == [request(26, b"kept")])
     eventually(lambda: proxy.links == 0)

@@ -35,16 +35,17 @@ class Conduct:
 
 
 class Keeping:
-    """Holds back Kafka requests of one kind, by its API key, until `released`."""
+    """Holds back Kafka requests of one kind, by its API key, until `released`; of those that come after `full` none."""
 
     def __init__(self, api: int) -> None:
         self.api = api
+        self.full = False
         self.released = threading.Event()
         self.links: set[Link] = set()  # that hold something back
 
     def concerns(self, request: bytes) -> bool:
         """Whether this is such a request, its length in front."""
-        return not self.released.is_set() and struct.unpack_from(">h", request, 4) == (self.api,)
+        return not (self.full or self.released.is_set()) and struct.unpack_from(">h", request, 4) == (self.api,)
 
 
 @dataclass

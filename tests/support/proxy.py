@@ -121,9 +121,12 @@ class Proxy:
         return len(self._keeping.links) if self._keeping is not None else 0
 
     def abandon(self, *, reset: bool = False) -> None:
-        """Break the connections on which something is held back; it will arrive all the same."""
-        for link in list(self._keeping.links) if self._keeping is not None else ():
-            link.end(reset=reset)
+        """Break the connections on which something is held back: it arrives with `deliver` all the same, and what clients
+        say anew is not held back."""
+        if self._keeping is not None:
+            self._keeping.full = True
+            for link in list(self._keeping.links):
+                link.end(reset=reset)
 
     def deliver(self) -> None:
         """The end of `keep`: what was held back arrives."""
