@@ -121,8 +121,9 @@ class Proxy:
         return len(self._keeping.links) if self._keeping is not None else 0
 
     def abandon(self, *, reset: bool = False) -> None:
-        """Break the connections on which something is held back: it arrives with `deliver` all the same, and what clients
-        say anew is not held back."""
+        """Break the connections on which something is held back. It arrives with `deliver` all the same; what clients
+        say anew is not held back.
+        """
         if self._keeping is not None:
             self._keeping.full = True
             for link in list(self._keeping.links):
