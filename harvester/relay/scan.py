@@ -25,8 +25,8 @@ progress for the mark's own snapshot. So a mark leaves these gaps out and names 
 (`watched`): it reads nothing if one of them is over, since what that one wrote may have to come first. Then its gaps
 are woken and the mark is repeated. A holder that has no transaction id yet keeps its gaps awake.
 
-Beyond `RANGES` resting gaps, neighbours are joined. Rows that lie between them may come back once more when the range
-is looked at; whoever takes them knows them.
+Beyond a number of resting gaps, neighbours are joined. Rows that lie between them may come back once more when the
+range is looked at; whoever takes them knows them.
 
 A mark that was cut off by its limit has not looked above its last row: gaps up there stay as they are.
 """
@@ -39,9 +39,6 @@ from dataclasses import dataclass
 from heapq import nsmallest
 
 LOWEST = -(2**63)
-RANGES = 1_000  # resting gaps, and ranges of a bookmark
-_AWAKE = 20  # gaps that marks look at although they could rest: the youngest, of transactions that end soon
-_YOUNG = 10  # lists of holders that such a gap survives
 
 Range = tuple[int, int]  # both ends included
 
@@ -76,7 +73,13 @@ class Gap:
 class Scan:
     """The place of one leader id in the outbox. One thread only."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, ranges: int = 1_000, awake: int = 20, young: int = 10) -> None:
+        """`ranges`: how many gaps may rest, and ranges be in a bookmark.
+
+        The `awake` newest gaps of those that could rest do not until they have survived `young` lists of the locks:
+        most transactions end soon, and a mark that is held back costs more than one that looks at a few gaps.
+        """
+        self._ranges, self._awake, self._young = ranges, awake, young
         self.high: int | None = None
         self.gaps: list[Gap] = []  # marks look at these
         self.resting: list[Gap] = []
@@ -111,7 +114,7 @@ class Scan:
             return None
         high = min(self.high, self._last_value)
         ranges = [(gap.low, gap.high) for gap in sorted([*self.gaps, *self.resting], key=_low)]
-        return Bookmark(high, tuple(_joined(_up_to(high, ranges), RANGES)))
+        return Bookmark(high, tuple(_joined(_up_to(high, ranges), self._ranges)))
 
     def ranges(self) -> list[Range]:
         """What to look at below `high`, ascending."""
@@ -248,13 +251,13 @@ class Scan:
         for gap in reversed(self.gaps):
             if gap.looked and gap.holders and all(numbers.get(name) is not None for name in gap.holders):
                 near += 1
-                if near > _AWAKE or gap.lists >= _YOUNG:
+                if near > self._awake or gap.lists >= self._young:
                     to_rest.append(gap)
                     continue
             awake.append(gap)
         awake += [gap for gap in self.resting if not gap.looked]
         self.gaps = sorted(awake, key=_low)
-        self.resting = _joined_gaps(sorted(to_rest, key=_low))
+        self.resting = _joined_gaps(sorted(to_rest, key=_low), self._ranges)
         names = frozenset[str]().union(*{gap.holders for gap in self.resting if gap.holders})
         self.watched = tuple(sorted({number for name in names if (number := numbers.get(name)) is not None}))
 
@@ -291,9 +294,9 @@ def _joined(ranges: Sequence[Range], most: int) -> list[Range]:
     return joined
 
 
-def _joined_gaps(gaps: Sequence[Gap]) -> list[Gap]:
+def _joined_gaps(gaps: Sequence[Gap], most: int) -> list[Gap]:
     """What can fill a joined range is whoever can fill a part of it."""
-    seams = _seams([(gap.low, gap.high) for gap in gaps], RANGES)
+    seams = _seams([(gap.low, gap.high) for gap in gaps], most)
     joined: list[Gap] = []
     for at, gap in enumerate(gaps):
         if at in seams:

@@ -12,7 +12,7 @@ were if ranges had to be joined; the floor is never above a row that is still to
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any
@@ -26,16 +26,6 @@ from harvester.relay.scan import Bookmark, Gap, Scan
 
 HISTORIES = 3000
 RANGES = 3
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _few_gaps() -> Iterator[None]:
-    """So that the bounds are met in short histories."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(scan_module, "RANGES", RANGES)
-        patch.setattr(scan_module, "_AWAKE", 1)
-        patch.setattr(scan_module, "_YOUNG", 3)
-        yield
 
 
 @dataclass(eq=False)
@@ -59,7 +49,7 @@ class ScanWorld:
 
     def __init__(self, data: bytes) -> None:
         self._data, self._at = data, 0
-        self.scan = Scan()
+        self.scan = Scan(ranges=RANGES, awake=1, young=3)
         self.transactions: list[Transaction] = []
         self.last_value = 0
         self.used: set[int] = set()
@@ -299,7 +289,7 @@ def test_a_gap_waits_for_each_of_them() -> None:
 
 
 def test_a_gap_rests_while_the_transaction_that_it_waits_for_goes_on() -> None:
-    scan = Scan()
+    scan = Scan(awake=1, young=3)
     scan.read([1, 3, 5], 10)
     for _ in range(5):
         scan.listed({"idle": 7, "other": 8}, 5)
@@ -319,7 +309,7 @@ def test_a_gap_rests_while_the_transaction_that_it_waits_for_goes_on() -> None:
 
 def test_an_empty_table_is_read_from_its_head_once() -> None:
     """However many dead rows are there: what was given out is a gap, and rests."""
-    scan = Scan()
+    scan = Scan(young=3)
     scan.listed({"idle": 7}, 500_000)
     scan.read([], 10)
     for _ in range(3):
@@ -329,7 +319,7 @@ def test_an_empty_table_is_read_from_its_head_once() -> None:
 
 def test_a_look_wakes_the_gap_in_which_it_finds_a_row() -> None:
     """Its id was fetched by a session that nobody waits for."""
-    scan = Scan()
+    scan = Scan(young=3)
     scan.listed({"idle": 7}, 9)
     scan.read([1, 5, 9], 10)
     for _ in range(3):
@@ -442,9 +432,9 @@ def _rests_without_a_number_to_watch(patch: pytest.MonkeyPatch) -> None:
 def _a_joined_range_waits_for_one_part_alone(patch: pytest.MonkeyPatch) -> None:
     join = scan_module._joined_gaps
 
-    def careless(gaps: Sequence[Gap]) -> list[Gap]:
+    def careless(gaps: Sequence[Gap], most: int) -> list[Gap]:
         holders = {gap.low: gap.holders for gap in gaps}
-        joined = join(gaps)
+        joined = join(gaps, most)
         for gap in joined:
             gap.holders = holders[gap.low]
         return joined
@@ -453,7 +443,7 @@ def _a_joined_range_waits_for_one_part_alone(patch: pytest.MonkeyPatch) -> None:
 
 
 def _ranges_are_dropped_instead_of_joined(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(scan_module, "_joined_gaps", lambda gaps: list(gaps)[-RANGES:])
+    patch.setattr(scan_module, "_joined_gaps", lambda gaps, most: list(gaps)[-most:])
 
 
 def _a_bookmark_forgets_what_is_open(patch: pytest.MonkeyPatch) -> None:
