@@ -39,6 +39,7 @@ from dataclasses import dataclass
 from heapq import nsmallest
 
 LOWEST = -(2**63)
+_WIDE = 100  # ids, that cost a look at so many dead rows
 
 Range = tuple[int, int]  # both ends included
 
@@ -69,6 +70,11 @@ class Gap:
     looked: bool = False  # a mark has looked at it since that list, or since one of them went
     lists: int = 0  # that it has survived
 
+    @property
+    def is_wide(self) -> bool:
+        """Whether a look at it may cost much."""
+        return self.high - self.low >= _WIDE
+
 
 class Scan:
     """The place of one leader id in the outbox. One thread only."""
@@ -76,8 +82,8 @@ class Scan:
     def __init__(self, *, ranges: int = 1_000, awake: int = 20, young: int = 10) -> None:
         """`ranges`: how many gaps may rest, and ranges be in a bookmark.
 
-        The `awake` newest gaps of those that could rest do not until they have survived `young` lists of the locks:
-        most transactions end soon, and a mark that is held back costs more than one that looks at a few gaps.
+        The `awake` newest narrow gaps of those that could rest do not until they have survived `young` lists of the
+        locks: most transactions end soon, and a mark that is held back costs more than one that looks at a few gaps.
         """
         self._ranges, self._awake, self._young = ranges, awake, young
         self.high: int | None = None
@@ -152,6 +158,8 @@ class Scan:
         self._pass(ids[first_new:])
         if reached is None and not cut_off and self._last_value is not None:
             self._pass_empty(self._last_value)
+        if any(gap.looked and gap.is_wide for gap in self.gaps):
+            self._regroup()
 
     def listed(self, holders: Mapping[str, int | None], last_value: int | None) -> None:
         """Who holds a RowExclusiveLock on the table, with the id of each transaction that has one; asked between marks.
@@ -251,7 +259,7 @@ class Scan:
         for gap in reversed(self.gaps):
             if gap.looked and gap.holders and all(numbers.get(name) is not None for name in gap.holders):
                 near += 1
-                if near > self._awake or gap.lists >= self._young:
+                if near > self._awake or gap.lists >= self._young or gap.is_wide:
                     to_rest.append(gap)
                     continue
             awake.append(gap)
