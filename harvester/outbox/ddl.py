@@ -67,11 +67,16 @@ def lending(table: OutboxTable) -> list[str]:
 
 
 def fencing(table: OutboxTable) -> list[str]:
-    """Version 5: the term row names the leader group and the Kafka cluster (P37), and a floor for the scan (P38)."""
+    """Version 5: the term row names the leader group and the Kafka cluster (P37), and a place to read on from (P38).
+
+    All ids up to `closed_floor` are done with, but for the ranges in `open_ids`; `floor_space` tells of which id space.
+    """
     return [
         f"ALTER TABLE {table.term} ADD COLUMN IF NOT EXISTS leader_group TEXT",
         f"ALTER TABLE {table.term} ADD COLUMN IF NOT EXISTS kafka_cluster TEXT",
         f"ALTER TABLE {table.term} ADD COLUMN IF NOT EXISTS closed_floor BIGINT",
+        f"ALTER TABLE {table.term} ADD COLUMN IF NOT EXISTS open_ids BIGINT[]",
+        f"ALTER TABLE {table.term} ADD COLUMN IF NOT EXISTS floor_space TEXT",
     ]
 
 

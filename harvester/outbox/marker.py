@@ -20,13 +20,15 @@ from harvester.outbox.term_session import SILENCE_MARGIN_S, TermSession
 
 @dataclass(frozen=True, slots=True)
 class Holders:
-    """Who holds a RowExclusiveLock on the outbox, by virtual transaction id, and where its sequence stands.
+    """Who holds a RowExclusiveLock on the outbox, and where its sequence stands.
+
+    `transactions`: by virtual transaction id the id of the transaction, of 64 bits; None: it has none yet.
 
     `sequence_file` changes when the sequence is restarted (TRUNCATE … RESTART IDENTITY), not when it is called.
     `wanted_by`: who asks for the term (P32).
     """
 
-    transactions: frozenset[str]
+    transactions: dict[str, int | None]
     last_value: int | None
     sequence_file: int | None
     wanted_by: str | None = None
@@ -49,14 +51,16 @@ class MarkSession(TermSession):
         high: int | None,
         gaps: Sequence[tuple[int, int]],
         kept: tuple[int, ...] = (),
+        watched: tuple[int, ...] = (),
         checks_term: bool = True,
     ) -> list[Row]:
         """The next rows, sorted by id: those in the gaps, then those above `high`; None: from the head.
 
-        They are marked in the table with `leader_id`; None: nothing is written. Where there are none because of the
-        fence (P8) it raises TermLost, if it `checks_term`.
+        There are none if one of the `watched` transactions is over: `transactions_over` tells. They are marked in the
+        table with `leader_id`; None: nothing is written. Where there are none because of the fence (P8) it raises
+        TermLost, if it `checks_term`.
         """
-        connection, shape, fence = self._open(), self._shape(), self._fence(term, holder)
+        connection, shape, fence = self._open(), self._shape(), self._fence(term, holder, watched)
         if leader_id is None:
             statement = queries.mark_in_memory(self.table, shape, fence=fence, limit=limit, high=high, gaps=gaps)
         else:
@@ -76,10 +80,16 @@ class MarkSession(TermSession):
             self._check_term(term, holder)
         return rows
 
-    def _fence(self, term: int, holder: UUID) -> queries.Fence:
+    def transactions_over(self, watched: tuple[int, ...]) -> list[int]:
+        """Those of these transactions that are over now."""
+        if not watched:
+            return []
+        return [row[0] for row in self._open().execute(queries.transactions_over(watched))]
+
+    def _fence(self, term: int, holder: UUID, watched: tuple[int, ...] = ()) -> queries.Fence:
         sequence, file = self._shape().sequence, self._sequence_file
         known = (sequence, file) if sequence is not None and file is not None else None
-        return queries.Fence(term, holder, known)
+        return queries.Fence(term, holder, known, watched)
 
     def all_ids(self, high: int) -> list[int]:
         """Every id up to `high`."""
@@ -91,7 +101,23 @@ class MarkSession(TermSession):
         row = self._open().execute(queries.holders(self.table, shape.oid, shape.sequence)).fetchone()
         assert row is not None
         self._sequence_file = row[2]
-        return Holders(frozenset(row[0]), row[1], row[2], row[3])
+        transactions = {name: _whole(number, row[4]) for name, number in (row[0] or {}).items()}
+        return Holders(transactions, row[1], row[2], row[3])
+
+    def read_bookmark(self) -> tuple[int, list[int]] | None:
+        """Where a scan may begin: a highest id, and ranges below it as low and high in turn; None: at the head."""
+        sequence = self._shape().sequence
+        if sequence is None:
+            return None
+        row = self._open().execute(queries.read_bookmark(self.table, sequence)).fetchone()
+        return (row[0], row[1]) if row is not None else None
+
+    def save_bookmark(self, term: int, holder: UUID, high: int, open_ids: Sequence[int]) -> None:
+        """Keep where a scan may begin, if the term is still ours."""
+        sequence = self._shape().sequence
+        if sequence is not None:
+            values = {"term": term, "holder": holder, "high": high, "open": list(open_ids)}
+            self._open().execute(queries.save_bookmark(self.table, sequence), values)
 
     def wait(self, timeout_s: float, wake_fd: int) -> bool:
         """Wait until a notification arrives, `wake_fd` is readable or the time is up. True: a notification."""
@@ -121,3 +147,11 @@ class MarkSession(TermSession):
     def _shape(self) -> OutboxShape:
         assert self.shape is not None, "open() sets it"
         return self.shape
+
+
+def _whole(number: int | None, following: int) -> int | None:
+    """The transaction id of 64 bits that has these 32 and is nearest to the next one to be given out."""
+    if number is None:
+        return None
+    half = 1 << 31
+    return following + (number - following + half) % (2 * half) - half

@@ -32,16 +32,21 @@ class Fence:
     """Under which term, held by whom, a statement may have an effect.
 
     `sequence_file`: the outbox's sequence and the file it had; when it was restarted since, ids mean other rows and
-    nothing is read (P9).
+    nothing is read (P9). `watched`: transaction ids; nothing is read when one of them is over for the snapshot (P38).
     """
 
     term: int
     holder: UUID
     sequence_file: tuple[str, int] | None = None
+    watched: tuple[
+        int, ...
+    ] = ()  # ids of transactions: nothing is read if the snapshot takes one of them as over (P38)
 
 
 def _fence(table: OutboxTable, fence: Fence, lock: str = " FOR SHARE") -> str:
     conditions = f"term = {fence.term:d} AND holder = '{fence.holder}'"
+    if fence.watched:
+        conditions += f" AND NOT EXISTS ({transactions_over(fence.watched)})"
     if fence.sequence_file is not None:
         sequence, file = fence.sequence_file
         conditions += f" AND {_file_of(sequence)} = {file:d}"
@@ -51,6 +56,15 @@ def _fence(table: OutboxTable, fence: Fence, lock: str = " FOR SHARE") -> str:
 def _file_of(sequence: str) -> str:
     name = sequence.replace("'", "''")
     return f"pg_catalog.pg_relation_filenode('{name}'::pg_catalog.regclass)::bigint"
+
+
+def transactions_over(watched: Iterable[int]) -> str:
+    """Those of the transactions with these ids that are over for the statement's own snapshot."""
+    numbers = ",".join(f"{number:d}" for number in watched)
+    return (
+        f"SELECT w.id::text::bigint FROM unnest('{{{numbers}}}'::xid8[]) AS w(id)"
+        " WHERE pg_catalog.pg_visible_in_snapshot(w.id, pg_catalog.pg_current_snapshot())"
+    )
 
 
 def _columns(shape: OutboxShape) -> str:
@@ -166,17 +180,52 @@ def holders(table: OutboxTable, oid: int, sequence: str | None) -> str:
 
     The sequence is read first, and the locks depend on it so that no planner turns them round: who takes an id that
     counts as given must be seen holding its lock. A sequence that was never called has yet to give its last_value.
+
+    Each holder comes with its transaction id, as 32 bits: the oldest of those that it holds, for subtransactions have
+    their own. One without a transaction id counts only while it is in a statement: between statements it has written
+    nothing, and fetched no id for a row to come. The last column is the next transaction id, as 64 bits.
     """
     value = "SELECT NULL::bigint AS id, NULL::bigint AS file"
     if sequence:
         value = f"SELECT last_value - (NOT is_called)::int AS id, {_file_of(sequence)} AS file FROM {sequence}"
     return (
-        f"WITH given AS MATERIALIZED ({value}) SELECT ARRAY(SELECT virtualtransaction FROM pg_catalog.pg_locks"
-        f" WHERE locktype = 'relation' AND relation = {oid:d} AND mode = 'RowExclusiveLock' AND granted"
-        " AND database = (SELECT oid FROM pg_catalog.pg_database WHERE datname = current_database())"
-        " AND coalesce(given.id, 0) IS NOT NULL), given.id, given.file,"
-        f" (SELECT wanted_by FROM {table.term} WHERE {_WANTED}) FROM given"
+        f"WITH given AS MATERIALIZED ({value}) SELECT (SELECT jsonb_object_agg(h.name, h.number) FROM"
+        " (SELECT l.virtualtransaction AS name, max(l.pid) AS pid, bool_or(l.locktype = 'relation') AS holds,"
+        " (array_agg(l.transactionid::text::bigint ORDER BY age(l.transactionid) DESC)"
+        " FILTER (WHERE l.locktype = 'transactionid'))[1] AS number FROM pg_catalog.pg_locks l"
+        " WHERE l.granted AND (l.locktype = 'transactionid' AND l.mode = 'ExclusiveLock'"
+        f" OR l.locktype = 'relation' AND l.relation = {oid:d} AND l.mode = 'RowExclusiveLock'"
+        " AND l.database = (SELECT oid FROM pg_catalog.pg_database WHERE datname = current_database()))"
+        " AND coalesce(given.id, 0) IS NOT NULL GROUP BY 1) h WHERE h.holds AND (h.number IS NOT NULL OR NOT EXISTS"
+        " (SELECT 1 FROM pg_catalog.pg_stat_get_activity(h.pid) a"
+        " WHERE a.pid = h.pid AND a.state LIKE 'idle in transaction%' AND a.backend_xid IS NULL))),"
+        f" given.id, given.file, (SELECT wanted_by FROM {table.term} WHERE {_WANTED}),"
+        " pg_catalog.pg_snapshot_xmax(pg_catalog.pg_current_snapshot())::text::bigint FROM given"
     )
+
+
+def read_bookmark(table: OutboxTable, sequence: str) -> str:
+    """Where a scan may begin (P38): up to which id, and the ranges below that are open, as low and high in turn.
+
+    No row: there is none, or it speaks of another id space, or of ids that are still to be given out.
+    """
+    return (
+        f"SELECT t.closed_floor, t.open_ids FROM {table.term} t, {sequence} s"
+        f" WHERE t.closed_floor <= s.last_value - (NOT s.is_called)::int AND t.floor_space = {_id_space(sequence)}"
+    )
+
+
+def save_bookmark(table: OutboxTable, sequence: str) -> str:
+    """Keep it; no row where the term is another's. Parameters high, open, term, holder."""
+    return (
+        f"UPDATE {doubled(table.term)} t SET closed_floor = %(high)s, open_ids = %(open)s::bigint[],"
+        f" floor_space = {doubled(_id_space(sequence))} WHERE term = %(term)s AND holder = %(holder)s RETURNING true"
+    )
+
+
+def _id_space(sequence: str) -> str:
+    """The incarnation alone does not tell of a sequence that was restarted, and has caught up, while nobody looked."""
+    return f"t.incarnation || '/' || t.outbox_oid || '/' || {_file_of(sequence)}"
 
 
 def read_term(table: OutboxTable) -> str:

@@ -7,6 +7,7 @@ from uuid import UUID
 
 from harvester.events import Event
 from harvester.relay.frames import Frame
+from harvester.relay.scan import Bookmark
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +76,15 @@ class Look:
 
 
 @dataclass(frozen=True, slots=True)
+class SaveBookmark:
+    """Keep in the term row where the scan of the next leader id may begin (P38)."""
+
+    term: int
+    holder: UUID
+    bookmark: Bookmark
+
+
+@dataclass(frozen=True, slots=True)
 class OpenTrust:
     """Let the shards produce for as long as the member proves that this process leads."""
 
@@ -124,6 +134,7 @@ Command = (
     | Mark
     | Fetch
     | Look
+    | SaveBookmark
     | OpenTrust
     | CloseTrust
     | Kill

@@ -23,8 +23,8 @@ def heed(performer: Performer, report: Report, now: float, to: Outlets) -> None:
     """One report, with all that follows from it."""
     relay, perform = performer.relay, performer.perform
     match report:
-        case Marked(number, rows, floor):
-            perform(outcomes.marked(relay, number, rows, now, floor))
+        case Marked(number, rows, floor, bookmark):
+            perform(outcomes.marked(relay, number, rows, now, floor, bookmark))
         case Fetched(number, rows):
             perform(outcomes.fetched(relay, number, rows, now))
         case Looked(number, ids):

@@ -85,10 +85,11 @@ def drain(relay: Relay, now: float, trusted: bool = False) -> list[Command]:
     if relay.phase is Phase.DRAINING:
         return []
     relay.doubt.drain(relay.tenure.told, relay.tenure.holder, now)
+    saved = relay.save(relay.low_water.last())
     _end(relay)
     relay.phase = Phase.DRAINING
     closing: list[Command] = [] if trusted else [CloseTrust()]
-    return [*closing, *relay.broadcast(now), *relay.proceed(now)]
+    return [*saved, *closing, *relay.broadcast(now), *relay.proceed(now)]
 
 
 def server_changed(relay: Relay, reason: str, now: float) -> list[Command]:

@@ -38,7 +38,7 @@ from enum import Enum
 from uuid import UUID
 
 from harvester.events import LeaderAcquired, LeaderRefreshed
-from harvester.relay.commands import Announce, Command, Drained, OpenTrust, Resize, Send, TakeTerm
+from harvester.relay.commands import Announce, Command, Drained, OpenTrust, Resize, SaveBookmark, Send, TakeTerm
 from harvester.relay.doubt import Doubt
 from harvester.relay.frames import Remark
 from harvester.relay.intake import Intake
@@ -46,6 +46,7 @@ from harvester.relay.ledger import Ledger
 from harvester.relay.limits import Settings
 from harvester.relay.low_water import LowWater
 from harvester.relay.roll_call import RollCall
+from harvester.relay.scan import Bookmark
 from harvester.relay.spread import Spread
 from harvester.relay.tenure import Tenure
 
@@ -191,9 +192,14 @@ class Relay:
 
     def _lead(self, now: float) -> None:
         self.phase = Phase.LEADING
-        self.low_water.floor = None
+        self.low_water.begin()
         self._look_at = now + self.settings.look_interval_s
         self.intake.begin()
+
+    def save(self, bookmark: Bookmark | None) -> list[Command]:
+        """Keep where the next leader id may begin, while the term is ours."""
+        term, holder = self.tenure.term, self.tenure.holder
+        return [] if bookmark is None or term is None or holder is None else [SaveBookmark(term, holder, bookmark)]
 
     # -- the number of shards
 
@@ -287,5 +293,6 @@ class Relay:
             if now >= self._look_at and tenure.term is not None and tenure.holder is not None:
                 self._look_at = now + self.settings.look_interval_s
                 commands.append(self.intake.look(tenure.term, tenure.holder))
+            commands += self.save(self.low_water.to_save(now))
             commands += self.next_statements(now)  # retries whose time has come
         return commands

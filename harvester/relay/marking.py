@@ -25,7 +25,7 @@ from harvester.outbox.connect import one_line
 from harvester.outbox.marker import MarkSession
 from harvester.outbox.place import why_another
 from harvester.outbox.term_session import Session
-from harvester.relay.commands import Fetch, Look, Mark, Release, TakeTerm
+from harvester.relay.commands import Fetch, Look, Mark, Release, SaveBookmark, TakeTerm
 from harvester.relay.hooks import Hooks
 from harvester.relay.pace import Pace, idle_wait_s
 from harvester.relay.reading import Reader
@@ -37,7 +37,7 @@ from harvester.relay.waking import Waker
 _STALL_MARGIN_S = 10.0
 _GATHER_S = 0.001  # between marks that take all there is
 
-Work = Mark | Fetch | Look | TakeTerm | Release
+Work = Mark | Fetch | Look | SaveBookmark | TakeTerm | Release
 
 
 class MarkLoop(threading.Thread):
@@ -146,6 +146,8 @@ class MarkLoop(threading.Thread):
                     self._mark(command)
                 case Fetch() | Look():
                     self._read(command)
+                case SaveBookmark():
+                    self._save(command)
 
     def _rest(self) -> None:
         """Nothing is wanted: wait for a command. A session that ends meanwhile is made anew when it is needed."""
@@ -173,6 +175,14 @@ class MarkLoop(threading.Thread):
         try:
             if self._session.is_open:
                 self._session.release(release.term, release.holder)
+        except (psycopg.Error, OutboxError) as error:
+            self._lost(error)
+
+    def _save(self, command: SaveBookmark) -> None:
+        """Worth one attempt, on a session that is known to be with the database that is meant."""
+        try:
+            if self._session.is_open and self._checked:
+                self._reader.save(command)
         except (psycopg.Error, OutboxError) as error:
             self._lost(error)
 

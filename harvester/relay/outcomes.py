@@ -13,16 +13,24 @@ from harvester.relay.commands import Command, Emptied, Send
 from harvester.relay.frames import Closed, Dispatch
 from harvester.relay.ledger import Row
 from harvester.relay.machine import Phase, Relay
+from harvester.relay.scan import Bookmark
 from harvester.relay.sorting import Taken
 
 # -- statements
 
 
-def marked(relay: Relay, number: int, rows: Sequence[Row], now: float, floor: int | None = None) -> list[Command]:
-    """A mark's result, sorted by id. `floor`: no row can appear below it any more."""
+def marked(
+    relay: Relay,
+    number: int,
+    rows: Sequence[Row],
+    now: float,
+    floor: int | None = None,
+    bookmark: Bookmark | None = None,
+) -> list[Command]:
+    """A mark's result, sorted by id. `floor`: no row can appear below it any more; `bookmark`: how far the scan is."""
     if not relay.intake.knows(number) or relay.phase is not Phase.LEADING:
         return []
-    relay.low_water.floor = floor
+    relay.low_water.read(floor, bookmark)
     commands = _dispatch(relay, relay.intake.marked(number, rows, now))
     if not rows and relay.intake.is_empty:
         commands.append(Emptied())

@@ -64,7 +64,7 @@ class Performer:
                         self.relay.congested(shard)
                     elif self.relay.is_congested(shard):
                         self.perform(self.relay.uncongested(shard, time.monotonic()))
-                case c.Mark() | c.Fetch() | c.Look() | c.TakeTerm() | c.Release():
+                case c.Mark() | c.Fetch() | c.Look() | c.SaveBookmark() | c.TakeTerm() | c.Release():
                     if self.marker is not None:
                         self.marker.perform(command)
                 case c.OpenTrust():

@@ -1,10 +1,12 @@
 """The statements that read rows for the relay machine, on the leader's session: marks, fetches and looks. Thin.
 
 The reader owns the scan (`harvester.relay.scan`): each mark goes on where the last one ended, so that a second one can
-be asked for before the first one's rows have been seen to. A new leader id or a new connection starts from the head.
+be asked for before the first one's rows have been seen to. A new leader id or a new connection starts from the bookmark
+in the term row, or from the head if there is none (P38).
 
 Between marks it lists the holders of locks that could still fill a gap of the scan (P10). The same list says whether
-ids have started again, and that somebody asks for the term (P32).
+ids have started again, and that somebody asks for the term (P32). A mark that brings nothing is repeated if one of the
+transactions is over that the scan's resting gaps wait for.
 """
 
 from __future__ import annotations
@@ -13,17 +15,19 @@ import time
 from collections.abc import Callable
 from uuid import UUID
 
+from harvester.outbox.copying import Row
 from harvester.outbox.marker import Holders, MarkSession
-from harvester.relay.commands import Fetch, Look, Mark
+from harvester.relay.commands import Fetch, Look, Mark, SaveBookmark
 from harvester.relay.hooks import Hooks
 from harvester.relay.reports import Fetched, Looked, Marked, Report, ServerChanged, TermWanted
-from harvester.relay.scan import Scan
+from harvester.relay.scan import Bookmark, Scan
 from harvester.relay.taking import TermTaker
 
 _LIST_S = 0.05  # how often to list who could still fill a gap
 _WATCH_S = 5.0  # how often to look at the sequence otherwise
 _IDLE_WATCH_S = 1.0  # the same where no rows come: a sequence that was restarted is one reason for that
-_MANY_GAPS = 500
+_MANY_GAPS = 100
+_BOOKMARK_S = 0.5  # how often to report how far the scan has come
 
 
 class Reader:
@@ -38,6 +42,7 @@ class Reader:
         self.scan = Scan()
         self._leader_id: UUID | None = None  # whose scan it is
         self.marked_at = self.listed_at = 0.0  # when the last mark was sent, and the last list
+        self._bookmarked_at = 0.0
         self._last_seen: Holders | None = None
 
     def perform(self, command: Mark | Fetch | Look) -> None:
@@ -50,32 +55,59 @@ class Reader:
             case Look():
                 self._look(command)
 
+    def save(self, command: SaveBookmark) -> None:
+        """Keep a bookmark in the term row."""
+        bookmark = command.bookmark
+        ids = [edge for ends in bookmark.open for edge in ends]
+        self._session.save_bookmark(command.term, command.holder, bookmark.high, ids)
+
     def _mark(self, mark: Mark) -> None:
-        if mark.leader_id != self._leader_id:
+        scan = self.scan
+        if mark.leader_id != self._leader_id or not scan.is_listed:
             self._leader_id = mark.leader_id
+            self._begin()
+        self.marked_at = time.monotonic()
+        rows = self._ask(mark)
+        while not rows and (over := self._session.transactions_over(scan.watched)):
+            scan.ended(over)
+            rows = self._ask(mark)
+        scan.read([row[0] for row in rows], mark.limit, writes=self._writes)
+        self._hooks.hit("marker.marked", number=mark.number, rows=rows)
+        now = time.monotonic()
+        bookmark = None
+        if now - self._bookmarked_at >= _BOOKMARK_S:
+            self._bookmarked_at, bookmark = now, scan.bookmark()
+        self._report(Marked(mark.number, rows, scan.floor, bookmark))
+        every_s = _LIST_S if scan.gaps else _WATCH_S if rows else _IDLE_WATCH_S
+        if len(scan.gaps) > _MANY_GAPS or now - self.listed_at >= every_s:
+            self._list_holders()
+
+    def _begin(self) -> None:
+        """Start the scan. The locks are listed before its first mark, which need not be repeated for its gaps then."""
+        kept = self._session.read_bookmark()
+        if kept is None:
             self.scan.restart()
-        scan, self.marked_at = self.scan, time.monotonic()
-        rows = self._session.mark(
+        else:
+            high, edges = kept
+            self.scan.restart(Bookmark(high, tuple(zip(edges[::2], edges[1::2], strict=True))))
+        self._list_holders()
+
+    def _ask(self, mark: Mark) -> list[Row]:
+        return self._session.mark(
             term=mark.term,
             holder=mark.holder,
             leader_id=mark.leader_id if self._writes else None,
             limit=mark.limit,
-            high=scan.high,
-            gaps=scan.ranges(),
+            high=self.scan.high,
+            gaps=self.scan.ranges(),
             kept=mark.kept,
+            watched=self.scan.watched,
             checks_term=mark.is_proof,
         )
-        scan.read([row[0] for row in rows], mark.limit, writes=self._writes)
-        self._hooks.hit("marker.marked", number=mark.number, rows=rows)
-        self._report(Marked(mark.number, rows, scan.floor))
-        now = time.monotonic()
-        every_s = _LIST_S if scan.gaps else _WATCH_S if rows else _IDLE_WATCH_S
-        if len(scan.gaps) > _MANY_GAPS or now - self.listed_at >= every_s:
-            self.listed_at = now
-            self._list_holders()
 
     def _list_holders(self) -> None:
         """Who could still fill a gap (P10); and whether ids have started again."""
+        self.listed_at = time.monotonic()
         found, before = self._session.holders(), self._last_seen
         self._last_seen = found
         self.scan.listed(found.transactions, found.last_value)
@@ -92,5 +124,5 @@ class Reader:
     def _look(self, look: Look) -> None:
         scan, found = self.scan, []
         if scan.high is not None:
-            found = [record_id for record_id in self._session.all_ids(scan.high) if not scan.expects(record_id)]
+            found = scan.passed_over(self._session.all_ids(scan.high))
         self._report(Looked(look.number, found))

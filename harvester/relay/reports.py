@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from uuid import UUID
 
 from harvester.outbox.copying import Row
+from harvester.relay.scan import Bookmark
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,11 +43,15 @@ class TermWanted:
 
 @dataclass(frozen=True, slots=True)
 class Marked:
-    """A mark's rows, by id. `floor`: no row can appear below it any more; None: not known."""
+    """A mark's rows, by id. `floor`: no row can appear below it any more; None: not known.
+
+    `bookmark`: how far the scan has come, settled or not; only now and then.
+    """
 
     number: int
     rows: list[Row]
     floor: int | None = None
+    bookmark: Bookmark | None = None
 
 
 @dataclass(frozen=True, slots=True)

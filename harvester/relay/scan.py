@@ -1,19 +1,32 @@
 """How far the leader has read the outbox, and what may still appear below that. Pure.
 
-Theory (P4, P10). Ids are given out before transactions commit, so a row can appear below one that was read already.
-The scan therefore remembers the *gaps*: ids it passed without having seen a row. Every mark reads, in one snapshot and
-in the order of ids, the rows that have appeared in gaps and then those above the highest id read (`high`). That is the
-same as reading from the head and leaving out what was seen, so nothing that is in the table can be passed over; but it
-costs what is new, not what is there, however many dead or waiting rows lie at the head.
+Theory (P4, P10, P38). Ids are given out before transactions commit, so a row can appear below one that was read
+already. The scan therefore remembers the *gaps*: ids it passed without having seen a row. Every mark reads, in one
+snapshot and in the order of ids, the rows that have appeared in gaps and then those above the highest id read (`high`).
+That is the same as reading from the head and leaving out what was seen, so nothing that is in the table can be passed
+over; but it costs what is new, not what is there, however many dead or waiting rows lie at the head.
 
     gap: FRESH ──locks listed──▶ WAITING for holders ──all gone──▶ LAST LOOK ──a mark still lacks it──▶ closed
+                                  │  ▲
+             a mark has looked ───▼  │── a holder is gone
+                                 RESTING: no mark looks at it
 
-A gap closes, and with it the *floor* rises, only when nobody can fill it any more. `nextval` takes no transaction id,
-so transaction ids prove nothing; but whoever inserts holds a RowExclusiveLock on the table from before `nextval` until
-after the commit is visible. So: list the holders (prepared transactions too) *after* the gap was seen, wait until each
-of them is gone, then look once more, in a *later* snapshot. Ids that were fetched apart from an INSERT, or given out
-from a cache, escape that; `init` refuses caches, and a look at the whole table now and then finds the rest. Ids that
-the sequence has yet to give out are never closed, whatever higher id somebody has written by hand.
+*Closing.* A gap closes, and with it the *floor* rises, only when nobody can fill it any more. `nextval` takes no
+transaction id, so transaction ids prove nothing here; but whoever inserts holds a RowExclusiveLock on the table from
+before `nextval` until after the commit is visible. So: read the sequence, list the holders (prepared transactions too),
+wait until each of them is gone, then look once more, in a *later* snapshot. Whether the gap was seen before or after
+that list does not matter: its ids were given out before. Ids that were fetched apart from an INSERT, or given out from
+a cache, escape that; `init` refuses caches, and a look at the whole table now and then finds the rest. Ids that the
+sequence has yet to give out are never closed, whatever higher id somebody has written by hand.
+
+*Resting.* A transaction that stays open for hours holds every gap open that arose meanwhile. Once a mark has looked at
+such a gap after the list, only its holders can fill it, and none of them can while the transaction id it has is in
+progress for the mark's own snapshot. So a mark leaves these gaps out and names their holders' transaction ids instead
+(`watched`): it reads nothing if one of them is over, since what that one wrote may have to come first. Then its gaps
+are woken and the mark is repeated. A holder that has no transaction id yet keeps its gaps awake.
+
+Beyond a number of resting gaps, neighbours are joined. Rows that lie between them may come back once more when the
+range is looked at; whoever takes them knows them.
 
 A mark that was cut off by its limit has not looked above its last row: gaps up there stay as they are.
 """
@@ -21,27 +34,64 @@ A mark that was cut off by its limit has not looked above its last row: gaps up 
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from heapq import nsmallest
 
 LOWEST = -(2**63)
+_WIDE = 100  # ids, that cost a look at so many dead rows
+
+Range = tuple[int, int]  # both ends included
+
+
+@dataclass(frozen=True, slots=True)
+class Bookmark:
+    """A place to read on from: all up to `high` has left the table for good and nothing can appear there any more,
+    but for the ranges in `open`, which ascend.
+    """
+
+    high: int
+    open: tuple[Range, ...] = ()
+
+    def below(self, unsettled: int | None) -> Bookmark:
+        """The part below the lowest id that was read and is not settled; None: there is none."""
+        if unsettled is None or unsettled > self.high:
+            return self
+        return Bookmark(unsettled - 1, _up_to(unsettled - 1, self.open))
 
 
 @dataclass(slots=True, eq=False)
 class Gap:
-    """Ids from `low` to `high`, both included. `holders` None: nobody has listed the locks since it was seen."""
+    """Ids from `low` to `high`, both included. `holders` None: no list of the locks says yet who can fill it."""
 
     low: int
     high: int
     holders: frozenset[str] | None = None
+    looked: bool = False  # a mark has looked at it since that list, or since one of them went
+    lists: int = 0  # that it has survived
+
+    @property
+    def is_wide(self) -> bool:
+        """Whether a look at it may cost much."""
+        return self.high - self.low >= _WIDE
 
 
 class Scan:
-    """See the module's text. One thread only."""
+    """The place of one leader id in the outbox. One thread only."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, ranges: int = 1_000, awake: int = 20, young: int = 10) -> None:
+        """`ranges`: how many gaps may rest, and ranges be in a bookmark.
+
+        The `awake` newest narrow gaps of those that could rest do not until they have survived `young` lists of the
+        locks: most transactions end soon, and a mark that is held back costs more than one that looks at a few gaps.
+        """
+        self._ranges, self._awake, self._young = ranges, awake, young
         self.high: int | None = None
-        self.gaps: list[Gap] = []
+        self.gaps: list[Gap] = []  # marks look at these
+        self.resting: list[Gap] = []
+        self.watched: tuple[int, ...] = ()  # ids of the transactions that resting gaps wait for
+        self._last_value: int | None = None  # of the sequence, when the locks were last listed
+        self._holders: dict[str, int | None] | None = None  # and their transaction ids
         self._found_none = False  # the last mark did
 
     @property
@@ -49,22 +99,43 @@ class Scan:
         """Nothing can appear below this; None while the scan has not begun."""
         if self.high is None:
             return None
-        return self.gaps[0].low if self.gaps else self.high + 1
+        return min([gaps[0].low for gaps in (self.gaps, self.resting) if gaps], default=self.high + 1)
 
-    def restart(self) -> None:
-        """From the head again: at a take-over, a new leader id, a new connection, a restarted sequence."""
-        self.high = None
-        self.gaps.clear()
+    @property
+    def is_listed(self) -> bool:
+        """Whether the locks have been listed since the scan began."""
+        return self._holders is not None
+
+    def restart(self, bookmark: Bookmark | None = None) -> None:
+        """From a bookmark, or the head: at a take-over, a new leader id, a new connection, a restarted sequence."""
+        self.high = None if bookmark is None else bookmark.high
+        self.gaps = [] if bookmark is None else [Gap(low, high) for low, high in bookmark.open]
+        self.resting, self.watched = [], ()
+        self._last_value = self._holders = None
         self._found_none = False
 
-    def ranges(self) -> list[tuple[int, int]]:
+    def bookmark(self) -> Bookmark | None:
+        """This place, as if all that was read were settled. None without a sequence, or before the locks are listed."""
+        if self.high is None or self._last_value is None:
+            return None
+        high = min(self.high, self._last_value)
+        ranges = [(gap.low, gap.high) for gap in sorted([*self.gaps, *self.resting], key=_low)]
+        return Bookmark(high, tuple(_joined(_up_to(high, ranges), self._ranges)))
+
+    def ranges(self) -> list[Range]:
         """What to look at below `high`, ascending."""
         return [(gap.low, gap.high) for gap in self.gaps]
 
-    def expects(self, record_id: int) -> bool:
-        """Whether this id lies in a gap, so that a mark will find it."""
-        at = bisect_left(self.gaps, record_id, key=lambda gap: gap.high)
-        return at < len(self.gaps) and self.gaps[at].low <= record_id
+    def passed_over(self, ids: Iterable[int]) -> list[int]:
+        """Those of the ids in the table that no mark will find. Resting gaps in which there are any are woken."""
+        found = []
+        for record_id in ids:
+            if (gap := _gap_of(record_id, self.resting)) is not None:
+                gap.looked = False
+            elif _gap_of(record_id, self.gaps) is None:
+                found.append(record_id)
+        self._regroup()
+        return found
 
     def read(self, ids: Sequence[int], limit: int, *, writes: bool = False) -> None:
         """A mark returned these, ascending; as many as `limit` means that it may have been cut off.
@@ -74,57 +145,84 @@ class Scan:
         """
         reached = ids[-1] if ids else None
         cut_off = len(ids) >= limit
-        if writes and self.high is not None and (reached is None or reached <= self.high):
+        if writes and (reached is None or self.high is None or reached <= self.high):
             cut_off = cut_off or reached is not None or not self._found_none
         self._found_none = not ids
         if self.high is None:
-            if reached is not None:
-                self.high = LOWEST - 1
-                self._pass(ids)
-            return
+            if reached is None and (cut_off or self._last_value is None):
+                return
+            self.high = LOWEST - 1
         first_new = bisect_left(ids, self.high + 1)
         looked_to = (LOWEST if reached is None else reached) if cut_off else self.high
         self._fill(ids[:first_new], min(looked_to, self.high))
         self._pass(ids[first_new:])
+        if reached is None and not cut_off and self._last_value is not None:
+            self._pass_empty(self._last_value)
+        if any(gap.looked and gap.is_wide for gap in self.gaps):
+            self._regroup()
 
-    def listed(self, holders: Iterable[str], last_value: int | None) -> None:
-        """Who holds a RowExclusiveLock on the table now, and the last id given out; asked after the last mark returned.
+    def listed(self, holders: Mapping[str, int | None], last_value: int | None) -> None:
+        """Who holds a RowExclusiveLock on the table, with the id of each transaction that has one; asked between marks.
 
-        Ids above `last_value` are still to be given out, however high an id was once written by hand: a gap never
-        closes there. None: there is no sequence.
+        `last_value` is the last id given out, read before the locks; None: there is no sequence. Ids above it are still
+        to be given out, however high an id was once written by hand: a gap never closes there.
         """
-        now = frozenset(holders)
+        known = self._holders or {}
+        # One that is just ending may be seen without its transaction id.
+        self._holders = {name: known.get(name) if number is None else number for name, number in holders.items()}
+        self._last_value, everyone = last_value, frozenset(holders)
         gaps: list[Gap] = []
         for gap in self.gaps:
-            if last_value is not None and gap.high > last_value:
-                if gap.low <= last_value:
-                    gaps.append(Gap(gap.low, last_value, gap.holders))
-                gaps.append(Gap(max(gap.low, last_value + 1), gap.high))
-            else:
-                gaps.append(gap)
-        for gap in gaps:
-            if last_value is None or gap.high <= last_value:
-                gap.holders = now if gap.holders is None else gap.holders & now
+            gaps += self._split(gap)
         self.gaps = gaps
+        for gap in (*self.gaps, *self.resting):
+            if gap.holders is not None:
+                left = gap.holders & everyone
+                gap.looked = gap.looked and left == gap.holders
+                gap.holders = left
+                gap.lists += 1
+            elif last_value is None or gap.high <= last_value:
+                gap.holders = everyone
+        self._regroup()
+
+    def ended(self, transactions: Iterable[int]) -> None:
+        """These ids of transactions are over: what they left open is to be looked at."""
+        numbers = set(transactions)
+        over = {name for name, number in (self._holders or {}).items() if number in numbers}
+        for gap in (*self.gaps, *self.resting):
+            if gap.holders is not None and not over.isdisjoint(gap.holders):
+                gap.holders -= over
+                gap.looked = False
+        self._regroup()
+
+    def _split(self, gap: Gap) -> list[Gap]:
+        """The part of a gap that was given out, and the one that is still to be."""
+        last = self._last_value
+        if last is None or gap.high <= last:
+            return [gap]
+        to_come = Gap(max(gap.low, last + 1), gap.high)
+        return [to_come] if gap.low > last else [Gap(gap.low, last, gap.holders, gap.looked), to_come]
 
     def _fill(self, ids: Sequence[int], looked_to: int) -> None:
         """Rows have appeared in gaps; gaps that were waiting for this look, and lie in what was looked at, close."""
         kept: list[Gap] = []
         at = 0
         for gap in self.gaps:
-            if gap.holders is not None and not gap.holders and gap.high <= looked_to:
-                while at < len(ids) and ids[at] <= gap.high:
-                    at += 1
-                continue
             low = gap.low
+            parts: list[Range] = []
             while at < len(ids) and ids[at] <= gap.high:
                 if ids[at] >= low:
-                    if ids[at] > low:
-                        kept.append(Gap(low, ids[at] - 1, gap.holders))
+                    parts.append((low, ids[at] - 1))
                     low = ids[at] + 1
                 at += 1
-            if low <= gap.high:
-                kept.append(Gap(low, gap.high, gap.holders))
+            if gap.holders is not None and not gap.looked and low <= looked_to < gap.high:
+                parts.append((low, looked_to))
+                low = looked_to + 1
+            parts.append((low, gap.high))
+            for first, last in parts:
+                looked = gap.looked or (gap.holders is not None and last <= looked_to)
+                if first <= last and (gap.holders or not looked):
+                    kept.append(Gap(first, last, gap.holders, looked, gap.lists))
         self.gaps = kept
 
     def _pass(self, ids: Sequence[int]) -> None:
@@ -133,6 +231,85 @@ class Scan:
         previous = self.high
         for record_id in ids:
             if record_id > previous + 1:
-                self.gaps.append(Gap(previous + 1, record_id - 1))
+                self._see(previous + 1, record_id - 1)
             previous = record_id
         self.high = previous
+
+    def _pass_empty(self, last_value: int) -> None:
+        """Nothing is above `high`: what was given out there is a gap as well."""
+        assert self.high is not None
+        if last_value > self.high:
+            self._see(self.high + 1, last_value)
+            self.high = last_value
+
+    def _see(self, low: int, high: int) -> None:
+        """A gap. As far as its ids were given out before the locks were listed, this mark was a look after that."""
+        for gap in self._split(Gap(low, high)):
+            if self._holders is not None and (self._last_value is None or gap.high <= self._last_value):
+                gap.holders, gap.looked = frozenset(self._holders), True
+            if gap.holders is None or gap.holders:
+                self.gaps.append(gap)
+
+    def _regroup(self) -> None:
+        """Let gaps rest that may, wake those that are to be looked at again, and see that they do not become many."""
+        numbers = self._holders or {}
+        awake: list[Gap] = []
+        to_rest = [gap for gap in self.resting if gap.looked]
+        near = 0
+        for gap in reversed(self.gaps):
+            if gap.looked and gap.holders and all(numbers.get(name) is not None for name in gap.holders):
+                near += 1
+                if near > self._awake or gap.lists >= self._young or gap.is_wide:
+                    to_rest.append(gap)
+                    continue
+            awake.append(gap)
+        awake += [gap for gap in self.resting if not gap.looked]
+        self.gaps = sorted(awake, key=_low)
+        self.resting = _joined_gaps(sorted(to_rest, key=_low), self._ranges)
+        names = frozenset[str]().union(*{gap.holders for gap in self.resting if gap.holders})
+        self.watched = tuple(sorted({number for name in names if (number := numbers.get(name)) is not None}))
+
+
+def _low(gap: Gap) -> int:
+    return gap.low
+
+
+def _gap_of(record_id: int, gaps: Sequence[Gap]) -> Gap | None:
+    at = bisect_left(gaps, record_id, key=lambda gap: gap.high)
+    return gaps[at] if at < len(gaps) and gaps[at].low <= record_id else None
+
+
+def _up_to(high: int, ranges: Iterable[Range]) -> tuple[Range, ...]:
+    return tuple((low, min(up, high)) for low, up in ranges if low <= high)
+
+
+def _seams(ranges: Sequence[Range], most: int) -> set[int]:
+    """Where neighbours have to be joined for half of `most` to be left, by the place of the second: the nearest."""
+    if len(ranges) <= most:
+        return set()
+    distances = ((ranges[at][0] - ranges[at - 1][1], at) for at in range(1, len(ranges)))
+    return {at for _, at in nsmallest(len(ranges) - max(1, most // 2), distances)}
+
+
+def _joined(ranges: Sequence[Range], most: int) -> list[Range]:
+    seams = _seams(ranges, most)
+    joined: list[Range] = []
+    for at, (low, high) in enumerate(ranges):
+        if at in seams:
+            joined[-1] = (joined[-1][0], high)
+        else:
+            joined.append((low, high))
+    return joined
+
+
+def _joined_gaps(gaps: Sequence[Gap], most: int) -> list[Gap]:
+    """What can fill a joined range is whoever can fill a part of it."""
+    seams = _seams([(gap.low, gap.high) for gap in gaps], most)
+    joined: list[Gap] = []
+    for at, gap in enumerate(gaps):
+        if at in seams:
+            last = joined[-1]
+            last.high, last.holders = gap.high, (last.holders or frozenset()) | (gap.holders or frozenset())
+        else:
+            joined.append(gap)
+    return joined

@@ -17,6 +17,7 @@ from tests.support.servers import Servers
 ONE_DRAIN = {"rate_per_s", "cpu_us_per_record", "cpu_us_supervisor", "rss_mb"}
 SHARE = {"first_per_s", "last_per_s", "last_over_first", "first_over_drain", "first_over_drains_first"}
 FLAT = {"pss_last_over_first", "files_last_over_first", "sessions_last_over_first"}
+FORGOTTEN = {"burst_s.ratio", "p50_ms.ratio", "idle_cpu_percent.beside", "idle_server_cpu_percent.alone"}
 GROUPS: dict[str, dict[str, set[str]]] = {
     "rates": {
         "limits": {"mark_delete_per_s", "read_delete_per_s", "produce_per_s", "together.produce_per_s"},
@@ -50,6 +51,8 @@ GROUPS: dict[str, dict[str, set[str]]] = {
         "cold": {"cold_over_whole"},
         "hot-key": {"rate_per_s", "limit_per_s", "round_trip_ms"},
         "stuck": {"others_ratio"},
+        "gaps": FORGOTTEN,
+        "dead-head": FORGOTTEN,
         "soak": {f"{phase}.{name}" for phase in ("backlog", "steady") for name in FLAT},
     },
 }

@@ -20,7 +20,7 @@ pytestmark = pytest.mark.servers
 OUTBOX = OutboxTable.parse("outbox")
 ADDED = (
     "progress_topic", "holder_kind", "lease_until", "wanted_by", "wanted_until",
-    "leader_group", "kafka_cluster", "closed_floor",
+    "leader_group", "kafka_cluster", "closed_floor", "open_ids", "floor_space",
 )  # fmt: skip
 
 

@@ -17,7 +17,7 @@ OUTBOX = OutboxTable.parse("outbox")
 NEWEST = ddl.schema_version()
 ADDED = (
     "progress_topic", "origin", "holder_kind", "lease_until", "wanted_by", "wanted_until",
-    "leader_group", "kafka_cluster", "closed_floor",
+    "leader_group", "kafka_cluster", "closed_floor", "open_ids", "floor_space",
 )  # fmt: skip
 
 

@@ -16,8 +16,9 @@ from harvester.relay.barrier import Barrier, Entry, Step
 from harvester.relay.commands import Drained
 from harvester.relay.intake import Intake
 from harvester.relay.ledger import Ledger
+from harvester.relay.low_water import LowWater
 from harvester.relay.machine import Phase, Relay
-from harvester.relay.scan import Scan
+from harvester.relay.scan import Bookmark, Scan
 from harvester.relay.sender import Sender
 from harvester.relay.setbacks import Setbacks
 from harvester.relay.sorting import Sorting
@@ -292,8 +293,29 @@ def _shards_lanes_wait_for_retries(patch: pytest.MonkeyPatch) -> None:
 
 
 def _a_new_leader_id_goes_on_where_the_old_one_was(patch: pytest.MonkeyPatch) -> None:
-    """P4: what was forgotten is found again from the head only."""
-    patch.setattr(Scan, "restart", lambda _self: None)
+    """P4: what was forgotten is found again from the bookmark only."""
+    patch.setattr(Scan, "restart", lambda _self, _bookmark=None: None)
+
+
+def _a_bookmark_skips_what_is_not_settled(patch: pytest.MonkeyPatch) -> None:
+    """P38: what is on the wire may come back."""
+    patch.setattr(Bookmark, "below", lambda self, _unsettled: self)
+
+
+def _a_bookmark_knows_no_gaps(patch: pytest.MonkeyPatch) -> None:
+    """P38: rows may appear below it."""
+    below = Bookmark.below
+    patch.setattr(Bookmark, "below", lambda self, unsettled: Bookmark(below(self, unsettled).high))
+
+
+def _a_bookmark_outlives_what_was_read(patch: pytest.MonkeyPatch) -> None:
+    """P38: what a remark forgets is not settled."""
+    patch.setattr(LowWater, "begin", lambda _self: None)
+
+
+def _marks_are_not_held_back(patch: pytest.MonkeyPatch) -> None:
+    """P38: a row whose gap rests is overtaken."""
+    patch.setattr(Scan, "watched", property(lambda _self: (), lambda _self, _value: None), raising=False)
 
 
 def _gaps_are_passed_over(patch: pytest.MonkeyPatch) -> None:
@@ -510,6 +532,10 @@ MUTATIONS: list[tuple[Callable[[pytest.MonkeyPatch], None], tuple[str, ...] | No
     (_a_new_leader_id_goes_on_where_the_old_one_was, None, b""),
     (_gaps_are_passed_over, None, b""),
     (_a_look_finds_nothing, (), ONE_KEY),
+    (_a_bookmark_skips_what_is_not_settled, None, b""),
+    (_a_bookmark_knows_no_gaps, None, b""),
+    (_a_bookmark_outlives_what_was_read, None, b""),
+    (_marks_are_not_held_back, None, b""),
     (_a_changed_server_is_ignored, ("server",), b""),
     (_shards_survive_a_changed_server, ("server",), b""),
     (_purgers_do_not_compare, ("server",), ONE_KEY),

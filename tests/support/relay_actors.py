@@ -15,7 +15,7 @@ from harvester.relay import leadership, outcomes
 from harvester.relay.ledger import Row
 from harvester.relay.limits import Settings
 from harvester.relay.machine import Phase, Relay
-from harvester.relay.scan import Scan
+from harvester.relay.scan import Bookmark, Scan
 from tests.support.relay_shard import Action, Note, SimProcess, row_bytes, uid_of, undecodable_topic
 
 if TYPE_CHECKING:
@@ -34,10 +34,11 @@ class SimHarvester:
         self.relay = Relay(settings, self._new_id)
         self.shards = [self.world.make_shard(self, index) for index in range(settings.shards)]
         self.inbox: deque[tuple[object, Callable[[], Sequence[c.Command]]]] = deque()
-        self.marker: deque[c.Mark | c.Fetch | c.Look | c.TakeTerm] = deque()
-        self._scan = Scan()
+        self.marker: deque[c.Mark | c.Fetch | c.Look | c.SaveBookmark | c.TakeTerm] = deque()
+        self._scan = Scan(ranges=3, awake=1, young=3)
         self._scan_of: UUID | None = None
         self._snapshot: list[w.Row] | None = None
+        self._over: set[int] = set()  # transactions, for the snapshot
         self._seen_term: int | None = None
         self._processed: list[w.Row] = []  # what the mark that is being processed could see
         self._connected = self._checked = True
@@ -288,7 +289,7 @@ class SimHarvester:
             match command:
                 case c.Send(index, frame):
                     self._send(self.shards[index], frame)
-                case c.Mark() | c.Fetch() | c.Look() | c.TakeTerm():
+                case c.Mark() | c.Fetch() | c.Look() | c.SaveBookmark() | c.TakeTerm():
                     if isinstance(command, c.Mark):
                         self._check_mark()
                     elif isinstance(command, c.Fetch):
@@ -379,10 +380,25 @@ class SimHarvester:
             self._scan.restart()
         if isinstance(command, c.TakeTerm):
             self._seen_term = self.world.table.term
+        elif isinstance(command, c.SaveBookmark):
+            self.marker.popleft()
+            if self._checked and (self.world.table.term, self.world.table.holder) == (command.term, command.holder):
+                self.world.table.save(command.bookmark)
         elif self._is_meant(command):
-            self._snapshot = self.world.table.visible()
+            if isinstance(command, c.Mark) and (command.leader_id != self._scan_of or not self._scan.is_listed):
+                self._scan_of = command.leader_id
+                self._scan.restart(self.world.table.bookmark)
+                self._list()
+            self._take_snapshot()
         else:
             self.marker.popleft()
+
+    def _take_snapshot(self) -> None:
+        self._snapshot = self.world.table.visible()
+        self._over = {number for number in self._scan.watched if number not in self.world.table.running()}
+
+    def _list(self) -> None:
+        self._scan.listed(self.world.table.holders(), self.world.last_value)
 
     def _is_meant(self, command: c.Mark | c.Fetch | c.Look) -> bool:
         """P9, as the mark loop does it."""
@@ -400,11 +416,17 @@ class SimHarvester:
         if isinstance(command, c.TakeTerm):
             self._take_term(command)
             return
+        if isinstance(command, c.Mark) and self._over:  # it brings nothing, and is repeated
+            self._scan.ended(self._over)
+            self._take_snapshot()
+            return
         self.marker.popleft()
         snapshot, self._snapshot = self._snapshot, None
         assert snapshot is not None
+        assert not isinstance(command, c.SaveBookmark)
         if isinstance(command, c.Look):
             ids = [row.id for row in snapshot if self._scan.high is not None and row.id <= self._scan.high]
+            ids = self._scan.passed_over(ids)
             self._post(("looked", ids), lambda: outcomes.looked(self.relay, command.number, ids, self.world.now)[1])
             return
         rows = self._mark(command, snapshot) if isinstance(command, c.Mark) else self._fetch(command, snapshot)
@@ -412,10 +434,10 @@ class SimHarvester:
             self._post("term gone", lambda: self._term_gone(command.holder, table))
         elif isinstance(command, c.Mark):
             floor = self._scan.floor
-            done = partial(self._marked, command.number, rows, snapshot, floor)
+            done = partial(self._marked, command.number, rows, snapshot, floor, self._scan.bookmark())
             self._post(("marked", [row[0] for row in rows]), done)
             if not self.world.script.next(2):
-                self._scan.listed(table.holders(), self.world.last_value)
+                self._list()
         else:
             done = partial(self._fetched, command.number, rows)
             self._post(("fetched", [row[0] for row in rows]), done)
@@ -438,9 +460,11 @@ class SimHarvester:
         self.world.begin_anew()
         return commands
 
-    def _marked(self, number: int, rows: list[Row], snapshot: list[w.Row], floor: int | None) -> Sequence[c.Command]:
+    def _marked(
+        self, number: int, rows: list[Row], snapshot: list[w.Row], floor: int | None, bookmark: Bookmark | None
+    ) -> Sequence[c.Command]:
         self._processed = [row for row in snapshot if self.world.table.rows.get(row.id) is row]
-        return outcomes.marked(self.relay, number, rows, self.world.now, floor)
+        return outcomes.marked(self.relay, number, rows, self.world.now, floor, bookmark)
 
     def _fetched(self, number: int, rows: list[Row]) -> Sequence[c.Command]:
         return outcomes.fetched(self.relay, number, rows, self.world.now)
@@ -454,9 +478,6 @@ class SimHarvester:
 
     def _mark(self, mark: c.Mark, snapshot: list[w.Row]) -> list[Row]:
         table, scan = self.world.table, self._scan
-        if mark.leader_id != self._scan_of:
-            self._scan_of = mark.leader_id
-            scan.restart()
         if (table.term, table.holder) != (mark.term, mark.holder):
             return []
         high, gaps = scan.high, scan.ranges()
@@ -486,16 +507,22 @@ class SimHarvester:
                 self.world.table.set_term(self.world.table.term + 1, command.holder)
             self._seen_term = None
             return  # tried again
-        snapshot = self._snapshot
+        if isinstance(command, c.SaveBookmark):
+            self.marker.popleft()
+            return
         if self.world.script.next(2) and isinstance(command, c.Mark):
-            self._mark(command, self.world.table.visible() if snapshot is None else snapshot)
-        self._statement_failed()
+            if self._snapshot is None:
+                self._begin()
+            if self._snapshot is not None and not self._over:
+                self._mark(command, self._snapshot)
+        if self.marker and self.marker[0] is command:
+            self._statement_failed()
         self._scan.restart()
 
     def _statement_failed(self) -> None:
         command = self.marker.popleft()
         self._snapshot = None
-        assert not isinstance(command, c.TakeTerm)
+        assert not isinstance(command, c.SaveBookmark | c.TakeTerm)
         self._post(
             "it failed", lambda: outcomes.statement_failed(self.relay, command.number, "it broke", self.world.now)
         )

@@ -41,6 +41,7 @@ from uuid import UUID
 
 from harvester.relay.commands import Mark
 from harvester.relay.limits import Settings
+from harvester.relay.scan import Bookmark
 from tests.support.relay_actors import SimHarvester
 from tests.support.relay_shard import Action, Note, SimProcess, SimShard
 
@@ -108,6 +109,7 @@ class Table:
     """The outbox of one server, its term row, and the transactions that are open.
 
     `events` is what was committed, in order: ("visible" | "gone" | "quarantined", row) or ("term", (term, holder)).
+    The bookmark belongs to one incarnation, so another server has none.
     """
 
     server: int = 1
@@ -115,12 +117,21 @@ class Table:
     open: list[list[Row]] = field(default_factory=list)
     term: int = 0
     holder: UUID | None = None
+    bookmark: Bookmark | None = None
     quarantined: set[int] = field(default_factory=set)  # uids
     events: list[tuple[str, Any]] = field(default_factory=list)
 
-    def holders(self) -> list[str]:
-        """Who holds a RowExclusiveLock: the open transactions, each named by its first id."""
-        return [str(rows[0].id) for rows in self.open if not rows[0].early]
+    def holders(self) -> dict[str, int | None]:
+        """Who holds a RowExclusiveLock: the open transactions, each named by its first row. Some have no number yet."""
+        return {f"t{rows[0].uid}": rows[0].uid if rows[0].uid % 4 else None for rows in self.open if not rows[0].early}
+
+    def running(self) -> set[int]:
+        """The numbers of the open transactions."""
+        return {rows[0].uid for rows in self.open}
+
+    def save(self, bookmark: Bookmark) -> None:
+        """Where a scan may begin."""
+        self.bookmark = bookmark
 
     def visible(self) -> list[Row]:
         """What a snapshot taken now shows, by id."""
