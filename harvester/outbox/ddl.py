@@ -67,11 +67,12 @@ def lending(table: OutboxTable) -> list[str]:
 
 
 def fencing(table: OutboxTable) -> list[str]:
-    """Version 5: the term row names the leader group and the Kafka cluster (P37), and a floor for the scan (P38)."""
+    """Version 5: leader group, Kafka cluster (P37), a floor of the scan (P38), id space (P35) in the term row."""
     return [
         f"ALTER TABLE {table.term} ADD COLUMN IF NOT EXISTS leader_group TEXT",
         f"ALTER TABLE {table.term} ADD COLUMN IF NOT EXISTS kafka_cluster TEXT",
         f"ALTER TABLE {table.term} ADD COLUMN IF NOT EXISTS closed_floor BIGINT",
+        f"ALTER TABLE {table.term} ADD COLUMN IF NOT EXISTS sequence_file BIGINT",
     ]
 
 
@@ -137,6 +138,7 @@ def create_term(table: OutboxTable) -> str:
     timeline          INTEGER,
     outbox_oid        OID,
     last_value        BIGINT,
+    sequence_file     BIGINT,
     acquired_at       TIMESTAMP WITH TIME ZONE
 )"""
 
@@ -207,21 +209,26 @@ def set_version(table: OutboxTable) -> str:
 def refresh_statement(table: OutboxTable, sequence: str, oid: int) -> str:
     """Renew the incarnation when ids may start again; returns one row (renewed).
 
-    They may when the outbox is another table than before, or its sequence stands below a value seen before. While
-    a sequence has not been called since it was (re)started, its last_value is the one it will give next.
+    They may when the outbox is another table than before, when its sequence was restarted, which gives it another
+    file, or stands below a value seen before. While a sequence has not been called since it was (re)started, its
+    last_value is the one it will give next.
     """
     return f"""WITH known AS MATERIALIZED (
-    SELECT outbox_oid, last_value FROM {table.term} FOR UPDATE
+    SELECT outbox_oid, last_value, sequence_file FROM {table.term} FOR UPDATE
 ), seen AS MATERIALIZED (
-    SELECT CASE WHEN is_called THEN last_value ELSE last_value - 1 END AS value FROM {sequence}
+    SELECT CASE WHEN is_called THEN last_value ELSE last_value - 1 END AS value,
+        pg_catalog.pg_relation_filenode({literal(sequence)}::pg_catalog.regclass)::bigint AS file
+    FROM {sequence}
 ), verdict AS MATERIALIZED (
-    SELECT seen.value, coalesce(known.outbox_oid <> {oid}, false)
+    SELECT seen.value, seen.file, coalesce(known.outbox_oid <> {oid}, false)
+        OR coalesce(seen.file <> known.sequence_file, false)
         OR coalesce(seen.value < known.last_value, false) AS renewed
     FROM known, seen
 )
 UPDATE {table.term} SET
     incarnation = CASE WHEN verdict.renewed THEN gen_random_uuid() ELSE incarnation END,
     outbox_oid = {oid},
+    sequence_file = verdict.file,
     last_value = verdict.value
 FROM verdict
 RETURNING verdict.renewed"""
