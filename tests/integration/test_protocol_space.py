@@ -122,18 +122,23 @@ def test_a_purge_that_waits_for_the_truncate_deletes_nothing_of_what_follows(sce
     assert [key for key, _ in rows("new") if published.get(key) != ["new"]] == []
 
 
-def test_a_record_of_another_id_space_is_not_quarantined(scene: Scene, plan: Plan) -> None:
+def test_a_quarantine_that_waits_for_the_truncate_takes_nothing_of_what_follows(scene: Scene, plan: Plan) -> None:
     plan.add(Fault("MSG_SIZE_TOO_LARGE", key="old-0", when="produce", times=1000))
-    with scene.embedded(marking="memory", max_attempts=1, **PATIENT) as running:
+    with scene.embedded(max_attempts=1, **PATIENT) as running:
         running.wait_leading()
+        running.harvester.pause()
+        old = scene.add(("old-0", "old"))
         with scene.writer() as other:
-            ids = scene.add(("old-0", "old"))
+            other.execute("LOCK TABLE outbox IN SHARE MODE")
+            running.harvester.resume()
+            eventually(scene.waiting_for_locks, what="the quarantine that waits")
             other.execute("TRUNCATE outbox RESTART IDENTITY")
-            assert scene.add(("new-0", "new"), db=other) == [1]
-            assert ids == [1]
+            assert scene.add(("new-0", "new"), db=other) == old
+            eventually(scene.waiting_for_locks, what="the quarantine that waits, again")
             other.commit()
         scene.wait_left()
     assert scene.published().get("new-0") == ["new"]
+    assert scene.quarantined() == {}
 
 
 @BOTH
