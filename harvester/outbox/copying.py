@@ -1,14 +1,20 @@
-"""`COPY … TO STDOUT (FORMAT BINARY)` read through libpq without copying rows apart.
+"""`COPY … TO STDOUT (FORMAT BINARY)` read through libpq without copying rows apart, and rows that a crash cannot undo.
 
 The relay forwards rows as the bytes the server sent: a tuple is an int16 field count, then per field an int32 length
 (-1 for NULL) and that many bytes (manual, COPY, "Binary Format"). `id` and `kafka_key` come first, so that the
 supervisor reads both at fixed places and touches nothing else; the shard decodes the rest.
+
+A row whose writer does not wait for its commit (`synchronous_commit = off`) is visible before it is durable. Were it
+published then, a crash of the server could undo it, give its id to another row, and the purge of the first would delete
+the second (P34). So `copy_durable_rows` returns only what is flushed: what a statement has seen was committed, and so
+written into the WAL, before the WAL's insert position that is read after it.
 """
 
 from __future__ import annotations
 
 import struct
-from typing import TYPE_CHECKING
+import time
+from typing import TYPE_CHECKING, Any
 
 import psycopg
 from psycopg import pq
@@ -18,6 +24,11 @@ from harvester.outbox.polling import drain, flush, next_result, wait_for_server
 
 if TYPE_CHECKING:
     from psycopg import Connection
+
+_POSITIONS = "SELECT i::text, i <= pg_current_wal_flush_lsn() FROM pg_current_wal_insert_lsn() AS i"
+_FLUSH = "SELECT pg_logical_emit_message(true, 'harvester', '')"  # the session waits for its commits to be flushed
+_IS_FLUSHED = "SELECT pg_current_wal_flush_lsn() >= %s::pg_lsn"
+_WRITER_S = 0.01
 
 _SIGNATURE = b"PGCOPY\n\xff\r\n\0"
 _HEADER_BYTES = len(_SIGNATURE) + 4 + 4
@@ -61,6 +72,34 @@ def copy_rows(connection: Connection, statement: str, timeout_s: float) -> list[
         raise error
     drain(pgconn, timeout_s)
     return parse(chunks)
+
+
+def copy_durable_rows(connection: Connection[Any], statement: str, timeout_s: float) -> list[Row]:
+    """`copy_rows`, once no crash of this server can undo what it has returned.
+
+    Where the WAL is not flushed up to there, a small commit of our own has it flushed, together with all that others
+    have written meanwhile. Where the role may not do that, the server's own writer does it in less than a second.
+    """
+    rows = copy_rows(connection, statement, timeout_s)
+    if not rows:
+        return rows
+    position, flushed = _one(connection, _POSITIONS)
+    if not flushed:
+        try:
+            connection.execute(_FLUSH)
+        except psycopg.errors.InsufficientPrivilege:
+            deadline = time.monotonic() + timeout_s
+            while not _one(connection, _IS_FLUSHED, (position,))[0]:
+                if time.monotonic() > deadline:
+                    raise psycopg.OperationalError(f"the server has not flushed its WAL for {timeout_s:g} s") from None
+                time.sleep(_WRITER_S)
+    return rows
+
+
+def _one(connection: Connection[Any], query: str, parameters: tuple[Any, ...] = ()) -> tuple[Any, ...]:
+    row: tuple[Any, ...] | None = connection.execute(query, parameters or None).fetchone()
+    assert row is not None
+    return row
 
 
 def parse(chunks: list[bytes]) -> list[Row]:

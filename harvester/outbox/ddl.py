@@ -67,7 +67,7 @@ def lending(table: OutboxTable) -> list[str]:
 
 
 def fencing(table: OutboxTable) -> list[str]:
-    """Version 5: the term row names the leader group and the Kafka cluster (P37), and a place to read on from (P38).
+    """Version 5: leader group, Kafka cluster (P37), id space (P35) and a place to read on from (P38) in the term row.
 
     All ids up to `closed_floor` are done with, but for the ranges in `open_ids`; `floor_space` tells of which id space.
     """
@@ -77,6 +77,7 @@ def fencing(table: OutboxTable) -> list[str]:
         f"ALTER TABLE {table.term} ADD COLUMN IF NOT EXISTS closed_floor BIGINT",
         f"ALTER TABLE {table.term} ADD COLUMN IF NOT EXISTS open_ids BIGINT[]",
         f"ALTER TABLE {table.term} ADD COLUMN IF NOT EXISTS floor_space TEXT",
+        f"ALTER TABLE {table.term} ADD COLUMN IF NOT EXISTS sequence_file BIGINT",
     ]
 
 
@@ -142,6 +143,7 @@ def create_term(table: OutboxTable) -> str:
     timeline          INTEGER,
     outbox_oid        OID,
     last_value        BIGINT,
+    sequence_file     BIGINT,
     acquired_at       TIMESTAMP WITH TIME ZONE
 )"""
 
@@ -212,21 +214,26 @@ def set_version(table: OutboxTable) -> str:
 def refresh_statement(table: OutboxTable, sequence: str, oid: int) -> str:
     """Renew the incarnation when ids may start again; returns one row (renewed).
 
-    They may when the outbox is another table than before, or its sequence stands below a value seen before. While
-    a sequence has not been called since it was (re)started, its last_value is the one it will give next.
+    They may when the outbox is another table than before, when its sequence was restarted, which gives it another
+    file, or stands below a value seen before. While a sequence has not been called since it was (re)started, its
+    last_value is the one it will give next.
     """
     return f"""WITH known AS MATERIALIZED (
-    SELECT outbox_oid, last_value FROM {table.term} FOR UPDATE
+    SELECT outbox_oid, last_value, sequence_file FROM {table.term} FOR UPDATE
 ), seen AS MATERIALIZED (
-    SELECT CASE WHEN is_called THEN last_value ELSE last_value - 1 END AS value FROM {sequence}
+    SELECT CASE WHEN is_called THEN last_value ELSE last_value - 1 END AS value,
+        pg_catalog.pg_relation_filenode({literal(sequence)}::pg_catalog.regclass)::bigint AS file
+    FROM {sequence}
 ), verdict AS MATERIALIZED (
-    SELECT seen.value, coalesce(known.outbox_oid <> {oid}, false)
+    SELECT seen.value, seen.file, coalesce(known.outbox_oid <> {oid}, false)
+        OR coalesce(seen.file <> known.sequence_file, false)
         OR coalesce(seen.value < known.last_value, false) AS renewed
     FROM known, seen
 )
 UPDATE {table.term} SET
     incarnation = CASE WHEN verdict.renewed THEN gen_random_uuid() ELSE incarnation END,
     outbox_oid = {oid},
+    sequence_file = verdict.file,
     last_value = verdict.value
 FROM verdict
 RETURNING verdict.renewed"""

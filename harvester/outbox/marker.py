@@ -11,10 +11,9 @@ from uuid import UUID
 
 from harvester.errors import TermLost
 from harvester.outbox import queries
-from harvester.outbox.copying import Row, copy_rows
+from harvester.outbox.copying import Row, copy_durable_rows, copy_rows
 from harvester.outbox.polling import wait_readable
 from harvester.outbox.shape import OutboxShape
-from harvester.outbox.tables import OutboxTable
 from harvester.outbox.term_session import SILENCE_MARGIN_S, TermSession
 
 
@@ -25,21 +24,18 @@ class Holders:
     `transactions`: by virtual transaction id the id of the transaction, of 64 bits; None: it has none yet.
 
     `sequence_file` changes when the sequence is restarted (TRUNCATE … RESTART IDENTITY), not when it is called.
-    `wanted_by`: who asks for the term (P32).
+    `wanted_by`: who asks for the term (P32). `table`: the oid of the table that bears the outbox's name now.
     """
 
     transactions: dict[str, int | None]
     last_value: int | None
     sequence_file: int | None
     wanted_by: str | None = None
+    table: int | None = None
 
 
 class MarkSession(TermSession):
     """See the module's text."""
-
-    def __init__(self, dsn: str, table: OutboxTable, application_name: str, statement_timeout_s: float) -> None:
-        super().__init__(dsn, table, application_name, statement_timeout_s)
-        self._sequence_file: int | None = None  # when the holders were last listed
 
     def mark(
         self,
@@ -67,7 +63,9 @@ class MarkSession(TermSession):
             statement = queries.mark_in_table(
                 self.table, shape, fence=fence, leader_id=leader_id, limit=limit, high=high, gaps=gaps, kept=kept
             )
-        rows = copy_rows(connection, statement, self._statement_timeout_s + SILENCE_MARGIN_S)
+        # The commit of a mark that writes is durable, and with it all that was committed before.
+        copy = copy_durable_rows if leader_id is None else copy_rows
+        rows = copy(connection, statement, self._statement_timeout_s + SILENCE_MARGIN_S)
         if not rows and checks_term:
             self._check_term(term, holder)
         return rows
@@ -75,7 +73,7 @@ class MarkSession(TermSession):
     def fetch(self, *, term: int, holder: UUID, ids: tuple[int, ...]) -> list[Row]:
         """These rows, as far as they are there, sorted by id. Raises TermLost as `mark` does."""
         statement = queries.fetch(self.table, self._shape(), fence=self._fence(term, holder), ids=ids)
-        rows = copy_rows(self._open(), statement, self._statement_timeout_s + SILENCE_MARGIN_S)
+        rows = copy_durable_rows(self._open(), statement, self._statement_timeout_s + SILENCE_MARGIN_S)
         if not rows:
             self._check_term(term, holder)
         return rows
@@ -87,9 +85,7 @@ class MarkSession(TermSession):
         return [row[0] for row in self._open().execute(queries.transactions_over(watched))]
 
     def _fence(self, term: int, holder: UUID, watched: tuple[int, ...] = ()) -> queries.Fence:
-        sequence, file = self._shape().sequence, self._sequence_file
-        known = (sequence, file) if sequence is not None and file is not None else None
-        return queries.Fence(term, holder, known, watched)
+        return queries.Fence(term, holder, self.place.space if self.place is not None else None, watched)
 
     def all_ids(self, high: int) -> list[int]:
         """Every id up to `high`."""
@@ -100,9 +96,8 @@ class MarkSession(TermSession):
         shape = self._shape()
         row = self._open().execute(queries.holders(self.table, shape.oid, shape.sequence)).fetchone()
         assert row is not None
-        self._sequence_file = row[2]
         transactions = {name: _whole(number, row[4]) for name, number in (row[0] or {}).items()}
-        return Holders(transactions, row[1], row[2], row[3])
+        return Holders(transactions, row[1], row[2], row[3], row[5])
 
     def read_bookmark(self) -> tuple[int, list[int]] | None:
         """Where a scan may begin: a highest id, and ranges below it as low and high in turn; None: at the head."""

@@ -1,30 +1,67 @@
-"""Where a session is: on which server, at which term, and as which backend (P7, P9)."""
+"""The place of a session: the server, the term, the id space of the outbox, and the backend (P7, P9, P35)."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import psycopg
 
 from harvester.errors import SchemaError
 from harvester.outbox.connect import server_identity
+from harvester.outbox.queries import IdSpace, read_space
 from harvester.outbox.tables import OutboxTable
 
 Connection = psycopg.Connection[Any]
 
-
-def read_server(connection: Connection) -> str | None:
-    """System identifier and timeline as one text; None where this user may not ask."""
-    identity = server_identity(connection)
-    return f"{identity[0]}/{identity[1]}" if identity is not None else None
+_UNKNOWN = "?"
 
 
-def read_place(connection: Connection, table: OutboxTable) -> tuple[str | None, int]:
-    """(server, term in the term row); raises SchemaError when there is no term row."""
-    row = connection.execute(f"SELECT term FROM {table.term}").fetchone()
-    if row is None:
-        raise SchemaError(f"{table.term} has no row", hint="run `harvester init`")
-    return read_server(connection), int(row[0])
+@dataclass(frozen=True, slots=True)
+class Place:
+    """A server and an id space on it. `server`: system identifier and timeline; None where this user may not ask.
+
+    Its text travels in frames and reports: `<system identifier>/<timeline>/<table>/<sequence>/<file>`.
+    """
+
+    server: tuple[int, int] | None
+    space: IdSpace
+
+    def __str__(self) -> str:
+        server = self.server or (_UNKNOWN, _UNKNOWN)
+        return "/".join(map(str, (*server, self.space.table, self.space.sequence, self.space.file)))
+
+    @staticmethod
+    def parse(text: str) -> Place:
+        """Reads what `str` made."""
+        system, timeline, *space = text.split("/")
+        server = None if system == _UNKNOWN else (int(system), int(timeline))
+        return Place(server, IdSpace(*map(int, space)))
+
+    def why_not(self, meant: Place) -> str | None:
+        """The reason why this is not the place that was meant; None: it is."""
+        if self.server is not None and meant.server is not None and self.server != meant.server:
+            return f"it is server {_name(self.server)}, the term was taken on {_name(meant.server)}"
+        if self.space.table != meant.space.table:
+            return f"the outbox is another table than before (oid {self.space.table}, not {meant.space.table})"
+        if self.space != meant.space:
+            return "the ids of the outbox have started again"
+        return None
+
+
+def read_place(connection: Connection, table: OutboxTable, sequence: str) -> Place:
+    """The place of this session; `sequence` is SQL for the oid of the outbox's sequence, NULL where it has none."""
+    row = connection.execute(read_space(table, sequence)).fetchone()
+    oids = row if row is not None else (None, None, None)
+    return Place(server_identity(connection), IdSpace(*(number or 0 for number in oids)))
+
+
+def sequence_oid(name: str | None) -> str:
+    """SQL for the oid of the sequence of this name, qualified and quoted."""
+    if name is None:
+        return "NULL::oid"
+    quoted = name.replace("'", "''")
+    return f"pg_catalog.to_regclass('{quoted}')::oid"
 
 
 def read_holder(connection: Connection, table: OutboxTable) -> tuple[int, str | None]:
@@ -35,13 +72,12 @@ def read_holder(connection: Connection, table: OutboxTable) -> tuple[int, str | 
     return int(row[0]), row[1]
 
 
-def why_another(server: str | None, term: int, meant_server: str | None, meant_term: int) -> str | None:
-    """Why a database with this server and term row is not the one that the term was taken on (P9); None: it is."""
-    if meant_server is not None and server is not None and server != meant_server:
-        return f"it is server {server}, the term was taken on {meant_server}"
-    if term < meant_term:
+def why_another(place: Place, term: int, meant: Place | None, meant_term: int) -> str | None:
+    """The reason why this place with this term row is not the one that the term was taken on (P9); None: it is."""
+    reason = place.why_not(meant) if meant is not None else None
+    if reason is None and term < meant_term:
         return f"its term is {term}, ours is {meant_term}: it has gone back in time"
-    return None
+    return reason
 
 
 def read_session(connection: Connection) -> tuple[int, str]:
@@ -52,3 +88,7 @@ def read_session(connection: Connection) -> tuple[int, str]:
     if row is None:
         raise SchemaError("pg_stat_activity does not show this session")
     return int(row[0]), str(row[1])
+
+
+def _name(server: tuple[int, int]) -> str:
+    return f"{server[0]}/{server[1]}"

@@ -1,8 +1,9 @@
 """A shard's database session: purge, quarantine, and the check that this is the database that was meant. Thin.
 
-Each connection is compared with what the leader took its term on (P9): another server, another timeline, or a term row
-that is older than the term. There an id may stand for another row, so nothing is purged any more, and `server_changed`
-is told; the supervisor ends this process.
+Each connection is compared with what the leader took its term on (P9, P35): another server, another timeline, another
+id space, or a term row that is older than the term. There an id may stand for another row, so nothing is purged any
+more, and `server_changed` is told; the supervisor ends this process. The id space may change under a connection, so
+each statement holds it against what is meant, and one that removes fewer rows than asked leads to a check.
 
 Any method may raise psycopg.Error or OutboxError; `ready` makes the session usable again, or a new one.
 """
@@ -22,8 +23,9 @@ from psycopg.errors import error_from_result
 from harvester.errors import DatabaseUnavailable
 from harvester.outbox import settling
 from harvester.outbox.connect import connect
-from harvester.outbox.place import read_holder, read_place, read_session, why_another
+from harvester.outbox.place import Place, read_holder, read_place, read_session, sequence_oid, why_another
 from harvester.outbox.polling import execute_prepared, prepare
+from harvester.outbox.queries import IdSpace
 from harvester.outbox.schema import inspect
 from harvester.outbox.shape import OutboxShape
 from harvester.outbox.tables import OutboxTable
@@ -86,13 +88,13 @@ class PurgeSession:
         self._connection: psycopg.Connection | None = None
         self._prepared: pq.abc.PGconn | None = None  # the connection that knows the purge statement
         self._shape: OutboxShape | None = None
-        self._server: str | None = None  # what the term was taken on
-        self._at: str | None = None  # what the connection is to
+        self._meant: Place | None = None  # what the term was taken on
+        self._at: Place | None = None  # what the connection is to
         self._term = 0
 
     def expect(self, server: str | None, term: int | None) -> None:
         """What the leader took its term on: sessions from now on must be with that, or nothing is purged (P9)."""
-        self._server, self._term = server or self._server, term or self._term
+        self._meant, self._term = Place.parse(server) if server else self._meant, term or self._term
 
     def log_in(self, dsn: str) -> None:
         """Connect with this from now on."""
@@ -107,7 +109,7 @@ class PurgeSession:
         """Have a session with the database that is meant; one that was given up on in a statement is of no use."""
         connection = self._connection
         if connection is not None and not connection.closed:
-            meant = self._server is None or self._at is None or self._at == self._server
+            meant = self._meant is None or self._at is None or self._at.why_not(self._meant) is None
             if meant and connection.info.transaction_status == pq.TransactionStatus.IDLE:
                 return
             connection.close()
@@ -123,14 +125,15 @@ class PurgeSession:
 
     def _check_server(self, connection: psycopg.Connection) -> None:
         """P9. Raises DatabaseUnavailable, and tells the supervisor, when this is not the database that was meant."""
-        server, term = read_place(connection, self._table)
-        self._at = server
-        reason = why_another(server, term, self._server, self._term)
+        meant = self._meant
+        sequence = sequence_oid(inspect(connection, self._table).sequence) if meant is None else meant.space.sequence
+        self._at = read_place(connection, self._table, str(sequence) + "::oid" if meant else str(sequence))
+        term, _ = read_holder(connection, self._table)
+        reason = why_another(self._at, term, meant, self._term)
         if reason is not None:
             self._server_changed(reason)
             raise DatabaseUnavailable(f"the database is another one than before: {reason}")
-        if self._server is None:
-            self._server = server
+        self._meant = meant or self._at
 
     def term(self) -> tuple[int, str | None]:
         """Term and holder as the term row names them now; raises SchemaError when there is none."""
@@ -154,7 +157,11 @@ class PurgeSession:
 
     def _purge_sql(self) -> str:
         archive = self._rules.archive
-        return settling.purge(self._table, archive, self._known_shape() if archive != "off" else None)
+        return settling.purge(self._table, archive, self._known_shape() if archive != "off" else None, self._space())
+
+    def _space(self) -> IdSpace:
+        assert self._meant is not None, "known since the session is ready"
+        return self._meant.space
 
     def _known_shape(self) -> OutboxShape:
         assert self._connection is not None
@@ -165,8 +172,9 @@ class PurgeSession:
     def delete_unlocked(self, ids: Sequence[int]) -> list[int]:
         """Delete those that nobody has locked; returns the others."""
         assert self._connection is not None
-        statement = settling.purge_unlocked(self._table, self._rules.archive, self._known_shape())
+        statement = settling.purge_unlocked(self._table, self._rules.archive, self._known_shape(), self._space())
         rows = self._connection.execute(statement, {"ids": list(ids)}).fetchall()
+        self._check_server(self._connection)
         return [row[0] for row in rows]
 
     def quarantine(self, poison: Poison) -> Outcome:
@@ -181,11 +189,12 @@ class PurgeSession:
             "first_failed_at": poison.first_failed_at,
             "origin": poison.origin,
         }
-        statement = settling.quarantine(self._table, self._known_shape(), self._rules.notice_topic)
+        statement = settling.quarantine(self._table, self._known_shape(), self._rules.notice_topic, self._space())
         row = self._connection.execute(statement, parameters).fetchone()
         moved, fenced = row if row is not None else (False, False)
         if moved:
             return Outcome.MOVED
+        self._check_server(self._connection)
         return Outcome.FENCED if fenced else Outcome.GONE
 
 

@@ -7,6 +7,9 @@ waits for the statement. Lock order is the term row, then ids ascending. A mark 
 and lock nothing: a plain read of the term in the same statement is enough. A purge is not fenced: the acknowledgement
 was real, whoever received it (P2).
 
+Ids mean rows only within their *id space* (P35): the table that bears the outbox's name, and the file of its sequence,
+which a restart of the sequence replaces. Statements that act on ids hold that against the space they were learnt in.
+
 Everything that varies is a literal made by this module from ints, UUIDs and escaped keys: COPY takes no parameters.
 """
 
@@ -28,28 +31,61 @@ _NO_PARTITION = "'-9223372036854775808'::bigint"
 
 
 @dataclass(frozen=True, slots=True)
-class Fence:
-    """Under which term, held by whom, a statement may have an effect.
+class IdSpace:
+    """What ids are ids of: the oids of the table and of its sequence, and the file of the sequence; 0 where unknown."""
 
-    `sequence_file`: the outbox's sequence and the file it had; when it was restarted since, ids mean other rows and
-    nothing is read (P9). `watched`: transaction ids; nothing is read when one of them is over for the snapshot (P38).
+    table: int
+    sequence: int = 0
+    file: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Fence:
+    """Under which term, held by whom, and in which id space a statement may have an effect.
+
+    `watched`: transaction ids; nothing is read when one of them is over for the snapshot (P38).
     """
 
     term: int
     holder: UUID
-    sequence_file: tuple[str, int] | None = None
-    watched: tuple[
-        int, ...
-    ] = ()  # ids of transactions: nothing is read if the snapshot takes one of them as over (P38)
+    space: IdSpace | None = None
+    watched: tuple[int, ...] = ()
+
+
+def in_space(table: OutboxTable, space: IdSpace | None) -> str:
+    """A condition: the ids of this outbox are still those of `space`; it follows AND, and is empty for None.
+
+    Its answer is as new as the statement's lock on the table: a statement that has waited for a TRUNCATE, or for a
+    table to change its name, looks up name and file after that.
+    """
+    if space is None:
+        return ""
+    condition = f" AND {_oid_of(table)} = {space.table:d}::oid"
+    if space.sequence:
+        condition += f" AND pg_catalog.pg_relation_filenode({space.sequence:d}::oid)::bigint = {space.file:d}"
+    return condition
+
+
+def read_space(table: OutboxTable, sequence: str) -> str:
+    """The id space as it is now: oid of the table, then oid and file of its sequence; NULL for what is not there.
+
+    `sequence`: SQL for the sequence's oid; NULL where there is none.
+    """
+    return (
+        f"SELECT {_oid_of(table)}, s.oid, pg_catalog.pg_relation_filenode(s.oid)::bigint"
+        f" FROM (SELECT {sequence} AS oid) AS s"
+    )
+
+
+def _oid_of(table: OutboxTable) -> str:
+    name = table.sql.replace("'", "''")
+    return f"pg_catalog.to_regclass('{name}')::oid"
 
 
 def _fence(table: OutboxTable, fence: Fence, lock: str = " FOR SHARE") -> str:
-    conditions = f"term = {fence.term:d} AND holder = '{fence.holder}'"
+    conditions = f"term = {fence.term:d} AND holder = '{fence.holder}'{in_space(table, fence.space)}"
     if fence.watched:
         conditions += f" AND NOT EXISTS ({transactions_over(fence.watched)})"
-    if fence.sequence_file is not None:
-        sequence, file = fence.sequence_file
-        conditions += f" AND {_file_of(sequence)} = {file:d}"
     return f"WITH t AS MATERIALIZED (SELECT 1 FROM {table.term} WHERE {conditions}{lock})"
 
 
@@ -176,7 +212,8 @@ def all_ids(table: OutboxTable, high: int) -> str:
 
 def holders(table: OutboxTable, oid: int, sequence: str | None) -> str:
     """Who holds a RowExclusiveLock on the outbox (prepared transactions too), the last id given out, the file of
-    its sequence, which changes when that is restarted and not when it is called (P10), and who asks for the term (P32).
+    its sequence, which changes when that is restarted and not when it is called (P10), who asks for the term (P32), and
+    which table bears the outbox's name now.
 
     The sequence is read first, and the locks depend on it so that no planner turns them round: who takes an id that
     counts as given must be seen holding its lock. A sequence that was never called has yet to give its last_value.
@@ -200,7 +237,8 @@ def holders(table: OutboxTable, oid: int, sequence: str | None) -> str:
         " (SELECT 1 FROM pg_catalog.pg_stat_get_activity(h.pid) a"
         " WHERE a.pid = h.pid AND a.state LIKE 'idle in transaction%' AND a.backend_xid IS NULL))),"
         f" given.id, given.file, (SELECT wanted_by FROM {table.term} WHERE {_WANTED}),"
-        " pg_catalog.pg_snapshot_xmax(pg_catalog.pg_current_snapshot())::text::bigint FROM given"
+        " pg_catalog.pg_snapshot_xmax(pg_catalog.pg_current_snapshot())::text::bigint,"
+        f" {_oid_of(table)} FROM given"
     )
 
 

@@ -1,8 +1,10 @@
 """The SQL of settling: purge what Kafka acknowledged, with its trace in the archive, and quarantine what it refuses.
 
-A purge is not fenced: the acknowledgement was real, whoever received it (P2). A quarantine begins with the term row FOR
-SHARE (P6), so that a deposed leader moves nothing. Each is one statement, hence one transaction: the archive, the
-quarantine and its notice hold exactly what has left the outbox, and nothing leaves it without them. Text only.
+A purge is not fenced by the term: the acknowledgement was real, whoever received it (P2). A quarantine begins with the
+term row FOR SHARE (P6), so that a deposed leader moves nothing. Both are fenced by the id space (P35): where ids have
+started again, or another table bears the outbox's name, an id may mean another row. Each is one statement, hence one
+transaction: the archive, the quarantine and its notice hold exactly what has left the outbox, and nothing leaves it
+without them. Text only.
 """
 
 from __future__ import annotations
@@ -10,6 +12,7 @@ from __future__ import annotations
 from typing import Literal
 
 from harvester.errors import SchemaError
+from harvester.outbox.queries import IdSpace, in_space
 from harvester.outbox.shape import OutboxShape
 from harvester.outbox.tables import OutboxTable, doubled
 
@@ -23,20 +26,24 @@ _ROW = ("create_time", "kafka_topic", "kafka_key", "kafka_value", "kafka_header_
 _UTC = """'YYYY-MM-DD"T"HH24:MI:SS.US"Z"'"""
 
 
-def purge(table: OutboxTable, archive: Archive = "off", shape: OutboxShape | None = None) -> str:
+def purge(
+    table: OutboxTable, archive: Archive = "off", shape: OutboxShape | None = None, space: IdSpace | None = None
+) -> str:
     """Delete what Kafka acknowledged; one parameter in libpq's notation, the ids (ascending) as bigint[].
 
     The command tag carries the number of rows, with an archive (INSERT 0 n) as without (DELETE n). `shape` is needed
     for an archive.
     """
-    delete = f"DELETE FROM {table.sql} o WHERE o.id = ANY ($1::bigint[])"
+    delete = f"DELETE FROM {table.sql} o WHERE o.id = ANY ($1::bigint[]){in_space(table, space)}"
     if archive == "off":
         return delete
     assert shape is not None, "what the archive gets depends on the columns"
     return f"WITH d AS ({delete} RETURNING {_kept(archive, shape)}) {_into_archive(table.archive, table.term)}"
 
 
-def purge_unlocked(table: OutboxTable, archive: Archive = "off", shape: OutboxShape | None = None) -> str:
+def purge_unlocked(
+    table: OutboxTable, archive: Archive = "off", shape: OutboxShape | None = None, space: IdSpace | None = None
+) -> str:
     """Delete those of %(ids)s that nobody has locked; returns the ids of the others. For psycopg."""
     outbox, returned, trace = doubled(table.sql), "o.id", ""
     if archive != "off":
@@ -46,14 +53,15 @@ def purge_unlocked(table: OutboxTable, archive: Archive = "off", shape: OutboxSh
             f", a AS ({_into_archive(doubled(table.archive), doubled(table.term))})",
         )
     return (
-        f"WITH free AS MATERIALIZED (SELECT id FROM {outbox} WHERE id = ANY (%(ids)s::bigint[]) ORDER BY id"
-        f" FOR UPDATE SKIP LOCKED), d AS (DELETE FROM {outbox} o WHERE o.id = ANY (ARRAY(SELECT id FROM free))"
+        f"WITH free AS MATERIALIZED (SELECT id FROM {outbox} WHERE id = ANY (%(ids)s::bigint[])"
+        f"{doubled(in_space(table, space))} ORDER BY id FOR UPDATE SKIP LOCKED)"
+        f", d AS (DELETE FROM {outbox} o WHERE o.id = ANY (ARRAY(SELECT id FROM free))"
         f" RETURNING {returned}){trace} SELECT o.id FROM {outbox} o WHERE o.id = ANY (%(ids)s::bigint[])"
         " AND o.id NOT IN (SELECT id FROM d) ORDER BY o.id"
     )
 
 
-def quarantine(table: OutboxTable, shape: OutboxShape, notice_topic: str = "") -> str:
+def quarantine(table: OutboxTable, shape: OutboxShape, notice_topic: str = "", space: IdSpace | None = None) -> str:
     """Move one row to quarantine; parameters id, term, holder, error, attempts, first_failed_at, origin. For psycopg.
 
     Returns one row: `moved`, and `fenced`, whether the term was another's. Neither: the row was gone. With a topic,
@@ -65,7 +73,7 @@ def quarantine(table: OutboxTable, shape: OutboxShape, notice_topic: str = "") -
     notice = f", n AS ({_notice(table, shape, notice_topic)})" if notice_topic else ""
     return (
         f"WITH t AS MATERIALIZED (SELECT incarnation FROM {doubled(table.term)}"
-        " WHERE term = %(term)s AND holder = %(holder)s FOR SHARE),"
+        f" WHERE term = %(term)s AND holder = %(holder)s{doubled(in_space(table, space))} FOR SHARE),"
         f" d AS (DELETE FROM {doubled(table.sql)} WHERE id = %(id)s AND EXISTS (SELECT 1 FROM t)"
         f" RETURNING id, {row}, {partition}),"
         f" q AS (INSERT INTO {doubled(table.quarantine)} (id, incarnation, {row}, kafka_partition, error, attempts,"

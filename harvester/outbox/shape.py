@@ -39,7 +39,7 @@ TERM_COLUMNS = (
     "singleton", "schema_version", "outbox_id", "incarnation", "delivery", "term", "holder", "holder_name",
     "sessions", "system_identifier", "timeline", "outbox_oid", "last_value", "acquired_at",
     "progress_topic", "holder_kind", "lease_until", "wanted_by", "wanted_until",
-    "leader_group", "kafka_cluster", "closed_floor", "open_ids", "floor_space",
+    "leader_group", "kafka_cluster", "closed_floor", "open_ids", "floor_space", "sequence_file",
 )  # fmt: skip
 QUARANTINE_COLUMNS = (
     "id", "incarnation", "create_time", "kafka_topic", "kafka_key", "kafka_value", "kafka_header_keys",

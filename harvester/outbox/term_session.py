@@ -20,7 +20,7 @@ from harvester.errors import SchemaError, TermLost
 from harvester.outbox import queries
 from harvester.outbox.archive import check_archive
 from harvester.outbox.connect import connect, server_identity
-from harvester.outbox.place import read_server, read_session
+from harvester.outbox.place import Place, read_place, read_session, sequence_oid
 from harvester.outbox.pooling import LENT, LENT_HINT, lends_backends
 from harvester.outbox.schema import inspect, refresh_incarnation
 from harvester.outbox.shape import OutboxShape
@@ -57,7 +57,7 @@ class TermSession:
         self._statement_timeout_s = statement_timeout_s
         self._connection: psycopg.Connection | None = None
         self.shape: OutboxShape | None = None
-        self.server: str | None = None  # of this connection; None when it cannot be told
+        self.place: Place | None = None  # of this connection
         self.session: Session | None = None
 
     @property
@@ -73,9 +73,9 @@ class TermSession:
         try:
             connection.execute(f"SET statement_timeout = {int(self._statement_timeout_s * 1000)}")
             connection.execute(_SETTINGS)
-            self.server = read_server(connection)
             self.session = read_session(connection)
             self.shape = inspect(connection, self.table)
+            self.place = read_place(connection, self.table, sequence_oid(self.shape.sequence))
             if self.shape.has_notify:
                 connection.execute(sql.SQL("LISTEN {}").format(sql.Identifier(self.table.channel)))
         except BaseException:
@@ -208,7 +208,8 @@ class TermSession:
         """
         connection = self._open()
         renewed = refresh_incarnation(connection, self.table)
-        identifier, timeline = map(int, self.server.split("/")) if self.server is not None else (None, None)
+        known = self.place.server if self.place is not None else None
+        identifier, timeline = known if known is not None else (None, None)
         values = {"identifier": identifier, "timeline": timeline, "went_back": went_back and not renewed}
         row = connection.execute(queries.note_server(self.table), values).fetchone()
         return renewed or bool(row is not None and row[0])

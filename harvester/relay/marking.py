@@ -223,7 +223,8 @@ class MarkLoop(threading.Thread):
             self._lost(error)
             self._report(StatementFailed(command.number, one_line(error)))
             return False
-        reason = why_another(self._session.server, row.term, taken.server, taken.term)
+        assert self._session.place is not None, "open() sets it"
+        reason = why_another(self._session.place, row.term, taken.place, taken.term)
         self._checked = reason is None
         if reason is not None:
             self._report(ServerChanged(reason))

@@ -113,13 +113,20 @@ class Reader:
         self.scan.listed(found.transactions, found.last_value)
         if found.wanted_by is not None and self._taker.taken is not None:
             self._report(TermWanted(self._taker.taken.holder, found.wanted_by))
-        if before is None or found.last_value is None or before.last_value is None:
+        if before is None:
+            return
+        if found.table != before.table:
+            self._ids_restarted("the outbox is another table than before")
+        if found.last_value is None or before.last_value is None:
             return
         if found.last_value < before.last_value or found.sequence_file != before.sequence_file:
-            self.scan.restart()
-            self._taker.ids_restarted = True
             given = f"{before.last_value} was the last, now it is {found.last_value}"
-            self._report(ServerChanged(f"ids have started again: {given}"))
+            self._ids_restarted(f"ids have started again: {given}")
+
+    def _ids_restarted(self, reason: str) -> None:
+        self.scan.restart()
+        self._taker.ids_restarted = True
+        self._report(ServerChanged(reason))
 
     def _look(self, look: Look) -> None:
         scan, found = self.scan, []

@@ -17,6 +17,7 @@ from uuid import UUID
 from harvester.delivery.lane import Lanes
 from harvester.delivery.progress_topic import ProgressTopic
 from harvester.errors import SchemaError
+from harvester.outbox.place import Place
 from harvester.outbox.purge_session import PurgeSession
 from harvester.outbox.term_session import TermRow
 from harvester.relay.opening import Leadership, Opener, Surroundings
@@ -69,6 +70,11 @@ class Mode:
     def wait_s(self, row: TermRow) -> float:
         """For how long nothing may be marked after this row's term was taken."""
         return self.expiry_s if self.is_unreleased(row) and self.delivery == EXACTLY_ONCE else 0.0
+
+    def expect(self, place: Place | None, term: int) -> None:
+        """What the new term was taken on: `fence` purges nothing elsewhere."""
+        if self.session is not None and place is not None:
+            self.session.expect(str(place), term)
 
     def fence(
         self,

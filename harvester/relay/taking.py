@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from uuid import UUID
 
 from harvester.errors import SchemaError
+from harvester.outbox.place import Place
 from harvester.outbox.term_session import Session, TermRow, TermSession
 from harvester.relay.hooks import Hooks
 from harvester.relay.opening import Deposed, Superseded
@@ -39,7 +40,7 @@ class Taken:
 
     term: int
     holder: UUID
-    server: str | None
+    place: Place | None
 
 
 class TermTaker:
@@ -81,9 +82,9 @@ class TermTaker:
         session.renew_incarnation(went_back=went_back)
         self.ids_restarted = False
         incarnation = session.read_term().incarnation
-        self.taken = Taken(term, holder, session.server)
+        self.taken = Taken(term, holder, session.place)
         if self._settle_predecessor(row, term, holder, incarnation):
-            mode, server = self._mode, session.server
+            mode, server = self._mode, str(session.place)
             session.note_delivery(term, holder, mode.delivery, mode.topic_id)
             in_doubt = mode.is_unreleased(row)
             voices.report(TermTaken(holder, term, server, went_back, incarnation, mode.lanes_now, in_doubt))
@@ -115,6 +116,7 @@ class TermTaker:
         while time.monotonic() < deadline and not is_over():
             pause(_TURN_S)
         try:
+            self._mode.expect(self._session.place, term)
             self._mode.fence(row, term, holder, incarnation, is_over, pause, lambda text: report(DatabaseTrouble(text)))
         except (Superseded, Deposed):
             report(TermGone(holder))

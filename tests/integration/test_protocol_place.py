@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 import psycopg
 import pytest
@@ -174,13 +175,14 @@ def test_a_take_over_renews_the_incarnation_on_another_server(
     try:
         assert session.renew_incarnation() is False  # the first one to look has nothing to compare with
         before = session.read_term().incarnation
-        assert session.server is not None
-        known = [int(part) for part in session.server.split("/")]
-        session.server = f"{known[0] + identifier}/{known[1] + timeline}"
+        assert session.place is not None
+        assert session.place.server is not None
+        known = session.place.server
+        session.place = replace(session.place, server=(known[0] + identifier, known[1] + timeline))
         assert session.renew_incarnation(went_back=went_back) is renewed
         assert (session.read_term().incarnation != before) is renewed
         assert session.renew_incarnation() is False  # once
-        session.server = None  # it cannot be told: nothing follows from that
+        session.place = replace(session.place, server=None)  # it cannot be told: nothing follows from that
         assert session.renew_incarnation() is False
         noted = scene.db.execute("SELECT system_identifier, timeline FROM outbox_term").fetchone()
         assert noted == (known[0] + identifier, known[1] + timeline)

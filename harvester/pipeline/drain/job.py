@@ -107,7 +107,7 @@ def run(
     limits = config.limits
     patience = Patience((limits.drain_interval + config.delivery_timeout).total_seconds(), expiry_s(config))
     borrower = Borrower(config.dsn, config.table, config.name, settings.lease, patience, settle(config, stop))
-    with borrower, Snapshot(config.dsn, config.table, borrower.session.server) as snapshot:
+    with borrower, Snapshot(config.dsn, config.table, borrower.session.place) as snapshot:
         writer = SliceWriter(spark, config, settings.kafka, durations, settings.tasks)
         if config.archive != "off":
             borrower.session.check_archive()
@@ -168,7 +168,7 @@ class _Drain:
             common, limits.max_attempts, limits.retry_backoff.total_seconds(), limits.retry_backoff_max.total_seconds()
         )
         self._purgers = Purgers(
-            config.dsn, config.table, Rules(config.archive, config.poison.notice_topic), borrower.session.server,
+            config.dsn, config.table, Rules(config.archive, config.poison.notice_topic), str(borrower.session.place),
             loan.term, settings.purgers,
         )  # fmt: skip
         self._sieve = Sieve(config, snapshot, self._purgers, self._keep)

@@ -14,7 +14,7 @@ from harvester.delivery.decode import Broken, Decoded, decode
 from harvester.errors import OutboxError, TermLost
 from harvester.outbox.connect import connect, database_errors
 from harvester.outbox.copying import copy_rows
-from harvester.outbox.place import read_server, why_another
+from harvester.outbox.place import Place, read_place, sequence_oid
 from harvester.outbox.schema import inspect
 from harvester.outbox.shape import OutboxShape
 from harvester.outbox.tables import OutboxTable
@@ -54,8 +54,8 @@ class Chosen:
 class Snapshot:
     """See the module's text. A context manager; one slice at a time."""
 
-    def __init__(self, dsn: str, table: OutboxTable, server: str | None) -> None:
-        self._dsn, self._table, self._server = dsn, table, server
+    def __init__(self, dsn: str, table: OutboxTable, place: Place | None) -> None:
+        self._dsn, self._table, self._place = dsn, table, place
         self._file: int | None = None
 
     def __enter__(self) -> Snapshot:
@@ -63,7 +63,8 @@ class Snapshot:
         try:
             with database_errors("read the outbox"):
                 self.shape: OutboxShape = inspect(self._connection, self._table)
-                reason = why_another(read_server(self._connection), 0, self._server, 0)
+                place = read_place(self._connection, self._table, sequence_oid(self.shape.sequence))
+                reason = place.why_not(self._place) if self._place is not None else None
         except BaseException:
             self._connection.close()
             raise

@@ -1,0 +1,109 @@
+"""A crash of PostgreSQL under writers that do not wait for their commits (P34).
+
+The server may undo what it has not flushed, and give the ids out again. Nothing may have been published by then that is
+undone, and nothing that is pending may touch the rows that have the ids now.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import psycopg
+import pytest
+
+from tests.support.harvesting import Scene, wait_leads
+from tests.support.marking import BOTH
+from tests.support.private import Private, private
+from tests.support.proxy import Proxy
+from tests.support.servers import Servers
+from tests.support.wait import eventually
+
+pytest_plugins = ["tests.support.scenes"]
+
+ROWS = 60  # more than a sequence skips after a crash (32)
+PATIENT: dict[str, Any] = {"session_timeout": "30s", "heartbeat_timeout": "10s", "drain_interval": "15s"}
+
+
+@pytest.fixture
+def postgres(servers: Servers) -> Iterator[Private]:
+    with private(servers, "postgres") as server:
+        yield server
+
+
+@pytest.fixture
+def scene(postgres: Private, tmp_path: Path) -> Iterator[Scene]:
+    with postgres.scene(tmp_path) as made:
+        made.db.execute("ALTER SYSTEM SET wal_writer_delay = '10s'")  # so that nobody flushes but who has to
+        made.db.execute("SELECT pg_reload_conf()")
+        yield made
+
+
+def rows(name: str) -> list[tuple[str | None, str | None]]:
+    return [(f"{name}-{number}", name) for number in range(ROWS)]
+
+
+def crash(scene: Scene, postgres: Private) -> None:
+    postgres.stop(kill=True)
+    postgres.start()
+    scene.db = psycopg.connect(scene.dsn, autocommit=True)
+
+
+def hasty(scene: Scene) -> list[int]:
+    """Rows whose writer does not wait for its commit."""
+    with psycopg.connect(scene.dsn) as writer:
+        writer.execute("SET synchronous_commit = off")
+        return scene.add(*rows("hasty"), db=writer)
+
+
+def check(scene: Scene, old: list[int]) -> None:
+    """The rows that were published stand in the outbox; new ones get other ids, and all of them arrive."""
+    kept = scene.left()
+    new = scene.add(*rows("new"))
+    assert kept == old, f"{len(old) - len(kept)} published rows were undone"
+    assert not set(new) & set(old)
+
+
+def check_all_published(scene: Scene) -> None:
+    published = scene.published()
+    assert [key for key, _ in rows("new") if published.get(key) != ["new"]] == []
+    assert [key for key, _ in rows("hasty") if "hasty" not in (published.get(key) or [])] == []
+
+
+@BOTH
+def test_what_was_published_survives_a_crash_of_the_server(scene: Scene, postgres: Private, marking: str) -> None:
+    with Proxy(scene.bootstrap, kafka=True) as kafka:
+        kafka.open()
+        producer = {"bootstrap.servers": kafka.address, "linger.ms": "50"}
+        with scene.cli(marking=marking, producer_kafka_config=producer, **PATIENT) as running:
+            wait_leads(running)
+            scene.add(*rows("warm"))
+            scene.wait_left()
+            kafka.freeze(up=False)  # no acknowledgement comes back, so nothing is purged
+            old = hasty(scene)
+            eventually(lambda: len(scene.published()) == 2 * ROWS, what="all of them in the topic")
+            crash(scene, postgres)
+            check(scene, old)
+            kafka.thaw()
+            scene.wait_left()
+            assert running.stop() == 0
+    check_all_published(scene)
+
+
+def test_what_was_committed_exactly_once_survives_a_crash_of_the_server(scene: Scene, postgres: Private) -> None:
+    with scene.cli(delivery="exactly-once", shards=1, env=scene.plan.env, **PATIENT) as running, ExitStack() as block:
+        wait_leads(running)
+        scene.add(*rows("warm"))
+        scene.wait_left()
+        reached = block.enter_context(scene.plan.blocked("shard.committed"))
+        old = hasty(scene)
+        reached()  # Kafka has committed, the database has deleted nothing
+        crash(scene, postgres)
+        check(scene, old)
+        block.close()
+        scene.wait_left()
+        assert running.stop() == 0
+    check_all_published(scene)
+    assert all(len(values) == 1 for values in scene.published().values())
