@@ -94,10 +94,11 @@ def test_a_take_over_that_comes_too_late_ends_no_session_of_the_new_leader(
 # -- moves
 
 
-def test_an_outbox_moves_when_its_harvesters_are_stopped(scene: Scene) -> None:
+@pytest.mark.parametrize("delivery", ["at-least-once", "exactly-once"])
+def test_an_outbox_moves_when_its_harvesters_are_stopped(scene: Scene, delivery: str) -> None:
     new_group = f"{scene.group}-new"
-    moving = ("move", "-f", str(scene.config_file("moving", leader_group_id=new_group)))
-    with scene.member(name="old") as leader:
+    moving = ("move", "-f", str(scene.config_file("moving", leader_group_id=new_group, delivery=delivery)))
+    with scene.member(name="old", delivery=delivery) as leader:
         leader.wait_leading()
         scene.add(("a", "1"))
         scene.wait_left()
@@ -110,7 +111,7 @@ def test_an_outbox_moves_when_its_harvesters_are_stopped(scene: Scene) -> None:
     assert f"belongs to leader group '{new_group}'" in run_cli(*moving).stdout
     assert "nothing to do" in run_cli(*moving).stdout
     assert isinstance(outcome(Harvester(scene.config())), ForeignLeader)
-    with scene.member(leader_group_id=new_group) as leader:
+    with scene.member(leader_group_id=new_group, delivery=delivery) as leader:
         leader.wait_leading()
         assert "expires" not in (leader.harvester.status().problem or "")
         assert scene.term() == 2
