@@ -122,7 +122,10 @@ class LeaseError(OutboxError):
 
 
 class LeaseExpired(LeaseError):
-    """The lease's time is over, or it has been removed since. Nothing can be stashed under it, resends neither."""
+    """The lease's time is over, or its row was removed. Nothing can be stashed under it, resends neither.
+
+    The name's next lease goes on with the last number and position.
+    """
 
 
 class LeaseFenced(LeaseError):
