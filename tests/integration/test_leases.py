@@ -132,6 +132,16 @@ def test_use_in_the_second_half_of_its_time_renews_a_lease(
     assert row["expires_at"] == renewed["expires_at"] - timedelta(seconds=35)
 
 
+def test_a_lease_that_is_not_renewed_stays_within_its_page(connection: psycopg.Connection[Any]) -> None:
+    """The end of a lease is indexed: an update that moved it each time would cost more with each record."""
+    stasher = Stasher()
+    writer = stasher.leased(stasher.lease(connection, "reader"))
+    for number in range(20):
+        writer.stash(connection, record(number))
+    hot = "SELECT pg_stat_get_xact_tuples_hot_updated('outbox_lease'::regclass)"
+    assert connection.execute(hot).fetchone() == (20,)
+
+
 def test_who_is_refused_renews_nothing(connection: psycopg.Connection[Any], database: str) -> None:
     stasher = Stasher()
     lease = stasher.lease(connection, "reader")
