@@ -23,6 +23,7 @@ from . import (
     doctor,
     grants,
     init,
+    move,
     pipeline,
     pump,
     stack,
@@ -54,6 +55,7 @@ app.command("start")(start.start)
 app.command("init")(init.init)
 app.command("adopt")(adopt.adopt)
 app.command("grants")(grants.grants)
+app.command("move")(move.move)
 app.command("status")(status.status)
 app.command("watch")(watch.watch)
 app.command("pause")(control.pause)

@@ -40,7 +40,7 @@ def status(
 
     from rich.console import Console
 
-    Console().print(as_table(settings.table, overview, datetime.now(UTC)))
+    Console().print(as_table(settings.table, overview, datetime.now(UTC), settings.leader_group_id))
 
 
 def as_json(table: OutboxTable, overview: Overview) -> dict[str, Any]:
@@ -60,6 +60,8 @@ def as_json(table: OutboxTable, overview: Overview) -> dict[str, Any]:
         "holder": text(overview.holder),
         "holder_name": overview.holder_name,
         "acquired_at": overview.acquired_at.isoformat() if overview.acquired_at else None,
+        "leader_group": overview.owner.group,
+        "kafka_cluster": overview.owner.cluster,
         "backlog": {
             "records": backlog.records,
             "capped": backlog.capped,
@@ -83,8 +85,8 @@ def as_json(table: OutboxTable, overview: Overview) -> dict[str, Any]:
     }
 
 
-def as_table(table: OutboxTable, overview: Overview, now: Any) -> Table:
-    """Two columns, name and value, for people."""
+def as_table(table: OutboxTable, overview: Overview, now: Any, group: str) -> Table:
+    """Two columns, name and value, for people. `group`: of the configuration, which may be another."""
     from rich.table import Table
     from rich.text import Text
 
@@ -94,6 +96,9 @@ def as_table(table: OutboxTable, overview: Overview, now: Any) -> Table:
         leader = f"{overview.holder_name or overview.holder}, the last to take over"
         if overview.acquired_at is not None:
             leader += f", {_age((now - overview.acquired_at).total_seconds())} ago"
+    belongs_to = str(overview.owner)
+    if overview.owner.group not in (None, group):
+        belongs_to += f"; the configuration names {group!r}, whose harvesters are refused"
     waiting = _count(backlog.records, capped=backlog.capped)
     if backlog.oldest_age_s is not None:
         waiting += f", the first for {_age(backlog.oldest_age_s)}"
@@ -110,6 +115,7 @@ def as_table(table: OutboxTable, overview: Overview, now: Any) -> Table:
     for name, value in (
         ("term", str(overview.term)),
         ("leader", leader),
+        ("belongs to", belongs_to),
         ("backlog", waiting),
         ("quarantine", given_up),
         ("delivery", overview.delivery),

@@ -18,10 +18,12 @@ from harvester.delivery.progress_topic import ProgressTopic, ensure_progress_top
 from harvester.journal import Journal
 from harvester.neli.election import Timing
 from harvester.neli.group import Group, GroupCallbacks, Identity
+from harvester.neli.topic import ask_cluster_id
 from harvester.outbox.backlog import BacklogWatch
 from harvester.outbox.keeper import ArchiveKeeper
 from harvester.outbox.marker import MarkSession
 from harvester.outbox.purge_session import PurgeSession, Rules
+from harvester.outbox.term_session import Owner
 from harvester.relay import hooks
 from harvester.relay.attempts import Policy
 from harvester.relay.core import Core
@@ -152,6 +154,7 @@ def assemble(
         lambda: kafka.highest_term,
         test_hooks,
         take_over_mode(config, f"harvester {config.name}/lanes"),
+        lambda: Owner(config.leader_group_id, kafka.cluster()),
     )
     supervisor.attach(marker)
     return Parts(
@@ -184,6 +187,11 @@ def take_over_mode(config: Config, application: str) -> Mode:
         session,
         partial(progress_topic, config),
     )
+
+
+def owner_of(config: Config) -> Owner:
+    """Whose harvesters of this configuration are (P37). Raises BrokerUnavailable."""
+    return Owner(config.leader_group_id, ask_cluster_id(config.common_options()))
 
 
 def expiry_s(config: Config) -> float:

@@ -31,7 +31,7 @@ class ExitCode(IntEnum):
     POISON = 72  # a record cannot be published, and poison.policy is "stop": fix or remove it first
     TABLE = 73  # a table of the pipeline exists with another schema, or was filled by another job
     CHECKPOINT = 74  # the checkpoint of a job belongs to other topics
-    LEADERSHIP = 76  # the group cannot be used (it serves another outbox)
+    LEADERSHIP = 76  # the group cannot be used (it serves another outbox, or the outbox belongs to another group)
     CONFIGURATION = 78  # the configuration is wrong: fix it, a restart does not help
     FORCED = 130  # a second signal ended it before the drain was done
 
@@ -122,7 +122,10 @@ class LeaseError(OutboxError):
 
 
 class LeaseExpired(LeaseError):
-    """The lease's time is over, or it has been removed since. Nothing can be stashed under it, resends neither."""
+    """The lease's time is over, or its row was removed. Nothing can be stashed under it, resends neither.
+
+    The name's next lease goes on with the last number and position.
+    """
 
 
 class LeaseFenced(LeaseError):
@@ -196,6 +199,30 @@ class ForeignOutbox(LeadershipError):
         super().__init__(
             f"group {group!r} is in use: its member {member!r} serves the outbox {theirs}, this one {ours}",
             hint="give each outbox its own leader_group_id and leader_topic",
+        )
+
+
+class ForeignLeader(LeadershipError):
+    """The outbox belongs to another leader group, or to the same one of another Kafka cluster."""
+
+    def __init__(self, table: object, *, theirs: str, ours: str) -> None:
+        self.theirs, self.ours = theirs, ours
+        super().__init__(
+            f"the outbox {table} belongs to {theirs}; this harvester is of {ours}",
+            hint="set that leader_group_id and cluster; or move the outbox here: stop the harvesters that it belongs"
+            " to, then run `harvester move` with this configuration",
+        )
+
+
+class TermContested(LeadershipError):
+    """The term goes to and fro between this harvester and another one of its group, and the group trusts both."""
+
+    def __init__(self, table: object, *, group: str, holder: str, lost: int) -> None:
+        self.holder, self.lost = holder, lost
+        super().__init__(
+            f"the term of {table} was lost {lost} times in a row, the last time to {holder!r}, although group"
+            f" {group!r} trusted this harvester all the time: the two are elected side by side",
+            hint="see that all harvesters of the group use the same Kafka cluster and the same leader_topic",
         )
 
 

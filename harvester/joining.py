@@ -14,7 +14,7 @@ from harvester.errors import BrokerUnavailable, DatabaseUnavailable, HarvesterEr
 from harvester.journal import Journal
 from harvester.neli.group import Identity
 from harvester.outbox.connect import one_line
-from harvester.outbox.term_session import TermSession
+from harvester.outbox.term_session import Owner, TermSession
 
 _SHARDS_WITHIN_S = 15.0
 
@@ -24,8 +24,8 @@ def await_identity(
 ) -> Identity | None:
     """Check the tables and learn the outbox's identity, for as long as it takes; None when it is `stopping` before.
 
-    `login` gives what connections are made with by now. Raises OutboxError, BrokerError or psycopg.Error for what
-    does not go away by waiting.
+    `login` gives what connections are made with by now. Raises OutboxError, LeadershipError, BrokerError or
+    psycopg.Error for what does not go away by waiting.
     """
     session = TermSession(config.dsn, config.table, f"harvester {config.name}", 10.0)
     while not stopping.is_set():
@@ -34,6 +34,7 @@ def await_identity(
             session.open()
             session.refuse_pooler()
             outbox = session.identity()
+            session.check_owner(session.read_term(), Owner(config.leader_group_id))
             if config.archive != "off":
                 session.check_archive()
             parts.prepare(login())

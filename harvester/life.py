@@ -13,7 +13,7 @@ from harvester.announcer import Announcer
 from harvester.assembly import Parts, assemble
 from harvester.config import Config
 from harvester.doors import Doors
-from harvester.errors import BrokerError, ExitCode, HarvesterError, OutboxError
+from harvester.errors import BrokerError, ExitCode, HarvesterError, LeadershipError, OutboxError
 from harvester.events import LeaderRevoked
 from harvester.joining import await_identity, await_shards
 from harvester.journal import Journal
@@ -147,7 +147,7 @@ class Life:
         """The thread that joins the group, when all that it takes is there."""
         try:
             identity = await_identity(parts, self._config, lambda: self.login, self._journal, self.stopping)
-        except (OutboxError, BrokerError, psycopg.Error) as error:
+        except (OutboxError, LeadershipError, BrokerError, psycopg.Error) as error:
             self._fail(error)
             return
         if identity is None:

@@ -37,9 +37,11 @@ SECTIONS: tuple[tuple[str, str, tuple[str, ...]], ...] = (
         " the extras of their names.",
         (
             "harvester: OutboxRecord Stasher AsyncStasher LeasedStasher AsyncLeasedStasher Lease Stashed",
-            "harvester.writers.sqlalchemy: SqlalchemyStasher AsyncSqlalchemyStasher",
-            "harvester.writers.asyncpg: AsyncpgStasher",
-            "harvester.writers.django: DjangoStasher stash stash_many",
+            "harvester.outbox.lease_steps: Numbered",
+            "harvester.writers.sqlalchemy: SqlalchemyStasher AsyncSqlalchemyStasher SqlalchemyLeasedStasher"
+            " AsyncSqlalchemyLeasedStasher",
+            "harvester.writers.asyncpg: AsyncpgStasher AsyncpgLeasedStasher",
+            "harvester.writers.django: DjangoStasher DjangoLeasedStasher stash stash_many",
         ),
     ),
     (

@@ -106,10 +106,15 @@ def read_group_id(value: object) -> str:
     return _printable(value, _LONGEST_GROUP)
 
 
+def is_topic(text: str) -> bool:
+    """Whether Kafka takes this for the name of a topic."""
+    return _TOPIC.fullmatch(text) is not None and text not in (".", "..")
+
+
 def read_topic(value: object) -> str:
     """A legal Kafka topic name."""
     text = _text(value)
-    if not _TOPIC.fullmatch(text) or text in (".", ".."):
+    if not is_topic(text):
         refuse(
             f"{echo(text)} is no Kafka topic name (unset, it is leader_group_id + '.neli')",
             "1 to 249 of A-Z a-z 0-9 . _ -",
@@ -120,7 +125,7 @@ def read_topic(value: object) -> str:
 def read_notice_topic(value: object) -> str:
     """A legal Kafka topic name, or nothing."""
     text = _text(value)
-    if text and (not _TOPIC.fullmatch(text) or text in (".", "..")):
+    if text and not is_topic(text):
         refuse(f"{echo(text)} is no Kafka topic name", '1 to 249 of A-Z a-z 0-9 . _ -, or "" for none')
     return text
 

@@ -16,6 +16,7 @@ from harvester.errors import ConfigurationError, Problem
 from . import goharvest_values as values
 from . import timing
 from .durations import format_duration, parse_duration
+from .fields import is_topic
 from .kafka_options import CONSUMER_ONLY, PRODUCER_ONLY, canonical, flatten, get, refusal
 
 # There, here.
@@ -34,6 +35,11 @@ _LIMITS = {
     "sendBuffer": "send_buffer",
     "markQueryRecords": "mark_query_records",
 }
+# What may be 0 there, and the least here.
+_ZEROS: Mapping[str, int | str] = {
+    "ioErrorBackoff": "1ms", "markBackoff": "1ms", "minMetricsInterval": "1ms", "sendBuffer": 1,
+}  # fmt: skip
+_INTERNAL_TOPICS = frozenset({"__consumer_offsets", "__transaction_state", "__share_group_state", "__cluster_metadata"})
 _COUNTS = frozenset({"maxInFlightRecords", "sendConcurrency", "sendBuffer", "markQueryRecords"})
 _MEANINGS = {
     "sendConcurrency": "shards are processes here, not threads; four for each core are the most that is worth it",
@@ -89,7 +95,7 @@ class _Conversion:
             self.notes.append(Note("harvest.producerKafkaConfig.partitioner", text))
         self.take("harvest.limits", self.table("harvest.limits", harvest.pop("limits", {})), self.limit)
         if "level" in logging:
-            self.value("logging.level", logging.pop("level"), lambda given: {"level": values.level(given)}, "logging")
+            self.value("logging.level", logging.pop("level"), self.level, "logging")
         for path, rest in (("", top), ("harvest.", harvest), ("logging.", logging)):
             self.notes += [Note(f"{path}{name}", "left out: there is no such setting here") for name in rest]
         self.times()
@@ -124,6 +130,14 @@ class _Conversion:
             self.settings.update(read_)
 
     def texts(self, harvest: dict[str, Any]) -> None:
+        for theirs in (*_TEXTS, "dataSource"):
+            if harvest.get(theirs) == "":  # as good as not given
+                del harvest[theirs]
+        topic = str(harvest.get("leaderTopic", ""))
+        if topic and (topic in _INTERNAL_TOPICS or not is_topic(topic)):
+            why = "Kafka keeps it for itself" if topic in _INTERNAL_TOPICS else "no topic can have this name"
+            self.notes.append(Note("harvest.leaderTopic", f"left out: {why}; it is leader_group_id + '.neli' now"))
+            del harvest["leaderTopic"]
         for theirs, ours in _TEXTS.items():
             if theirs in harvest:
                 self.settings[ours] = plain(str(harvest.pop(theirs)))
@@ -133,6 +147,12 @@ class _Conversion:
             self.notes.append(Note("harvest.leaderGroupID", text))
         if "dataSource" in harvest:
             self.value("harvest.dataSource", harvest.pop("dataSource"), self.data_source)
+
+    def level(self, given: object) -> dict[str, Any]:
+        found = values.level(given)
+        if values.is_off(given):
+            self.notes.append(Note("logging.level", f"{found} here, Off there: errors are logged at any level"))
+        return {"level": found}
 
     def data_source(self, given: object) -> dict[str, Any]:
         source, notes = values.data_source(str(given))
@@ -180,6 +200,9 @@ class _Conversion:
             except ValueError as error:
                 self.problems.append(Problem(path, str(error)))
                 return
+        if theirs in _ZEROS and self.limits[ours] in (0, "0s"):
+            self.limits[ours] = _ZEROS[theirs]
+            self.notes.append(Note(path, f"{_ZEROS[theirs]}, the least here, for the 0 there"))
         if theirs in _MEANINGS:
             self.notes.append(Note(path, _MEANINGS[theirs]))
 

@@ -31,7 +31,9 @@ def duration(value: object) -> str:
         raise ValueError(f"{value!r} is no duration")  # noqa: TRY004 - as for a text that is none
     if isinstance(value, int):
         return _format(Fraction(value))
-    text, total, at = value.strip(), Fraction(0), 0
+    text, total, at = value.strip().removeprefix("+"), Fraction(0), 0
+    if text == "0":  # the only number that needs no unit
+        return _format(total)
     while at < len(text) and (term := _TERM.match(text, at)):
         total += Fraction(term[1].rstrip(".") or "0") * _UNIT_NS[term[2]]
         at = term.end()
@@ -40,9 +42,14 @@ def duration(value: object) -> str:
     return _format(total)
 
 
+def is_off(value: object) -> bool:
+    """Whether this level logs nothing; without quotes it is False to YAML."""
+    return value is False or str(value).lower() == "off"
+
+
 def level(value: object) -> str:
-    """A level of logging; raises ValueError. `off` without quotes is False to YAML."""
-    found = _LEVELS.get("off" if value is False else str(value).lower())
+    """A level of logging; raises ValueError."""
+    found = _LEVELS.get("off" if is_off(value) else str(value).lower())
     if found is None:
         raise ValueError(f"{value!r} is no level")
     return found
@@ -60,10 +67,10 @@ def data_source(text: str) -> tuple[str, list[str]]:
         given: dict[str, str] = {}
         for name, value in parse_qsl(query):
             given.setdefault(name, value)
-        pairs = _adapted(given, notes)
+        pairs = _adapted(given, notes, at_home=not _names_host(address))
         made = f"{address}?" + "&".join(f"{quote(name)}={quote(value, safe=_PLAIN)}" for name, value in pairs.items())
     else:
-        given, rest = _pairs(text)
+        given, rest = _pairs(text, notes)
         if rest:
             raise ValueError("is no connection string of the form key=value")
         try:
@@ -77,8 +84,13 @@ def data_source(text: str) -> tuple[str, list[str]]:
     return made, notes
 
 
-def _adapted(pairs: Mapping[str, str], notes: list[str]) -> dict[str, str]:
-    """Parameters of lib/pq as those of libpq."""
+def _names_host(address: str) -> bool:
+    place = address.partition("//")[2].partition("/")[0].rpartition("@")[2]
+    return bool(place.partition(":")[0])
+
+
+def _adapted(pairs: Mapping[str, str], notes: list[str], *, at_home: bool = True) -> dict[str, str]:
+    """Parameters of lib/pq as those of libpq. `at_home`: they alone can name a host."""
     for name in sorted(_PQ_ONLY & set(pairs)):
         notes.append(f"{name} left out: only goharvest's driver knows it")
     # lib/pq hands what it does not know to the server, as a setting of the session.
@@ -88,27 +100,36 @@ def _adapted(pairs: Mapping[str, str], notes: list[str]) -> dict[str, str]:
         options = " ".join(f"-c {name}={_escaped(value)}" for name, value in runtime.items())
         found["options"] = f"{found['options']} {options}" if found.get("options") else options
         notes.append(f"{', '.join(runtime)} given as options: libpq takes settings of the session there")
-    if "sslmode" not in found:
+    if at_home and not found.get("host"):
+        found = {"host": "localhost", **{name: value for name, value in found.items() if name != "host"}}
+        notes.append("host=localhost added: the default of goharvest's driver; that of libpq is a socket")
+    if not found.get("sslmode"):
         found["sslmode"] = "require"
         notes.append("sslmode=require added: the default of goharvest's driver; that of libpq asks for less")
     return found
 
 
-_PAIR = re.compile(r"\s*([^\s=]+)\s*=(\s*)('(?:[^'\\]|\\.)*'|(?:[^\s\\]|\\.)*)", re.DOTALL)
-_NEXT = re.compile(r"[a-z_]+\s*=")
+_PAIR = re.compile(r"\s*([^\s=]+)\s*=(\s*)('(?:[^'\\]|\\.)*'|(?!')(?:[^\s\\]|\\.)*)", re.DOTALL)
+_NEXT = re.compile(r"([a-z_]+)=")
 
 
-def _pairs(text: str) -> tuple[dict[str, str], str]:
-    """As `dsn` reads it: `password= dbname=x` is an empty password."""
+def _pairs(text: str, notes: list[str]) -> tuple[dict[str, str], str]:
+    """The parameters as lib/pq reads them, and the text that is none.
+
+    Blanks behind = are skipped, so in `password= dbname=x` the password is `dbname=x`, and no dbname is given.
+    """
     found: dict[str, str] = {}
     at = 0
     while pair := _PAIR.match(text, at):
         name, gap, value = pair.groups()
-        if gap and _NEXT.match(value):
-            value, at = "", pair.end(2)
-        else:
-            at = pair.end()
-        found[name] = re.sub(r"\\(.)", r"\1", value[1:-1] if value.startswith("'") else value)
+        at = pair.end()
+        found[name] = re.sub(r"\\(.)", r"\1", value[1:-1] if value.startswith("'") else value, flags=re.DOTALL)
+        taken = _NEXT.match(value) if gap else None
+        if taken is not None and taken[1] in _KEYWORDS:
+            notes.append(
+                f"{name} takes the text behind it for its value, up to the next blank, so {taken[1]} is not given:"
+                " goharvest's driver reads it like that. If it was to be empty, correct both here"
+            )
     return found, text[at:].strip()
 
 

@@ -16,6 +16,7 @@ from harvester.outbox.connect import Connection, connect, database_errors, one_l
 from harvester.outbox.pooling import is_pooled, lends_backends
 from harvester.outbox.schema import read_facts
 from harvester.outbox.tables import OutboxTable
+from harvester.outbox.term_session import ANYONE, Owner
 
 from . import database_sql as queries
 from .facts import Clock, Connections, Database, Holder, Index, Pooling, Vacuum
@@ -59,6 +60,7 @@ def _read(config: Config, connection: Connection) -> Database:
         identity_known=server_identity(connection) is not None,
         catalog=facts,
         schema_version=part("schema version", lambda: _schema_version(connection, placed, facts), None),
+        owner=part("leader group", lambda: _owner(connection, placed, facts), ANYONE),
         lease=lease,
         archive=archive if config.archive != "off" else None,
         notices=notices if config.poison.notice_topic else None,
@@ -109,6 +111,12 @@ def _schema_version(connection: Connection, table: OutboxTable, facts: Facts) ->
         return None
     row = connection.execute(f"SELECT schema_version FROM {table.term}".encode()).fetchone()
     return int(row[0]) if row is not None else None
+
+
+def _owner(connection: Connection, table: OutboxTable, facts: Facts) -> Owner:
+    if facts.term is None or not {"leader_group", "kafka_cluster"} <= facts.term.columns.keys():
+        return ANYONE
+    return Owner(*_row(connection, f"SELECT leader_group, kafka_cluster FROM {table.term}"))
 
 
 def _beside(connection: Connection, table: OutboxTable) -> tuple[bool, str, bool]:

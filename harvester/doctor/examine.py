@@ -11,7 +11,7 @@ from .database import read_database
 from .facts import Database, Kafka
 from .findings import Finding, Report, listed, ok, problem, skipped
 from .host import read_host, read_java
-from .judge_database import judge_database
+from .judge_database import judge_database, judge_owner
 from .judge_host import judge_clock, judge_host, judge_java
 from .judge_kafka import judge_kafka
 from .judge_topics import judge_topics, topics_of
@@ -38,6 +38,7 @@ def examine(
     kafka, about_kafka = _kafka(config, in_rows)
     found += about_kafka
     if database is not None:
+        found += judge_owner(database, kafka, config)
         matters = "latencies, and the age of the backlog, are told from both"
         found.append(judge_clock("clock.database", "PostgreSQL's", database.clock, matters))
     if kafka is not None:

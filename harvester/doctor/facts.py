@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 
 from harvester.outbox import catalog
+from harvester.outbox.term_session import ANYONE, Owner
 
 
 class Pooling(Enum):
@@ -105,6 +106,7 @@ class Database:
     identity_known: bool  # may ask which server it is (P9)
     catalog: catalog.Facts
     schema_version: int | None  # None: no term row
+    owner: Owner = ANYONE  # as the term row says
     lease: bool = False  # the table of leases is there
     archive: str | None = None  # "missing", "denied", "ready"; None when the configuration asks for none
     notices: bool | None = None  # may insert notices; None when the configuration asks for none
@@ -155,6 +157,7 @@ class Kafka:
     """One look at the cluster. `topics` holds those that were asked for and exist."""
 
     brokers: int
+    cluster: str | None = None  # its id
     settings: Mapping[str, str] | None  # of one broker
     topics: Mapping[str, Topic]
     group: Group | None

@@ -6,8 +6,9 @@ from harvester.config import Config
 from harvester.errors import SchemaError
 from harvester.outbox import ddl
 from harvester.outbox.shape import INIT_HINT, MINIMUM_SERVER_VERSION, OutboxShape, check_companions, outbox_shape
+from harvester.outbox.term_session import Owner
 
-from .facts import Connections, Database, Pooling
+from .facts import Connections, Database, Kafka, Pooling
 from .findings import Finding, listed, ok, problem, skipped, warning
 
 TESTED_VERSION = 150000
@@ -28,6 +29,18 @@ def judge_database(database: Database, config: Config) -> list[Finding]:
         *(skipped(f"database.{part.replace(' ', '_')}", f"could not be read: {why}", "run doctor as a role that may")
           for part, why in database.unread.items()),
     ]  # fmt: skip
+
+
+def judge_owner(database: Database, kafka: Kafka | None, config: Config) -> list[Finding]:
+    """Whether the outbox is that of this leader group and Kafka cluster (P37)."""
+    theirs, ours = database.owner, Owner(config.leader_group_id, kafka.cluster if kafka is not None else None)
+    if database.schema_version is None:
+        return []
+    if theirs.excludes(ours):
+        advice = "set the right leader_group_id and cluster; or stop those harvesters and run `harvester move`"
+        return [problem("outbox.group", f"the outbox belongs to {theirs}, the configuration is of {ours}", advice)]
+    text = f"the outbox belongs to {theirs}" if theirs.group is not None else "no leader group has led here yet"
+    return [ok("outbox.group", text)]
 
 
 def sessions_needed(config: Config) -> int:

@@ -61,6 +61,7 @@ def read_kafka(config: Config, topics: Sequence[str]) -> Kafka:
     broker = next(iter(sorted(metadata.brokers)), None)
     return Kafka(
         brokers=len(metadata.brokers),
+        cluster=metadata.cluster_id,
         settings=part("broker's settings", lambda: _broker_settings(client, broker), None),
         topics={
             name: Topic(

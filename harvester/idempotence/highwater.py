@@ -76,8 +76,8 @@ def judge(mark: Mark | None, generation: int, first: int, last: int, *, expired:
     return Step(Verdict.ACCEPTED, Mark(generation, last), mark.sequence + 1 - first)
 
 
-def lease(mark: Mark | None, *, expired: bool = False) -> Mark:
-    """What a lease of a producer's name gives: its next generation, or a producer that begins."""
-    if mark is None or expired:
+def lease(mark: Mark | None) -> Mark:
+    """What a lease of a producer's name gives: its next generation, expired or not, or a producer that begins."""
+    if mark is None:
         return Mark()
     return Mark(mark.generation + 1, mark.sequence)

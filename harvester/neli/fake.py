@@ -77,6 +77,10 @@ class FakeGroup:
         """The highest term this group has seen."""
         return self._highest_term
 
+    def cluster(self) -> str | None:
+        """Called by the harvester before it takes its term."""
+        return None
+
     def stop(self) -> None:
         """Called by the harvester when it leaves."""
         self.revoke()

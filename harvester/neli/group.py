@@ -57,5 +57,8 @@ class Group(Protocol):
     def highest_term(self) -> int:
         """The highest term seen in the leader topic."""
 
+    def cluster(self) -> str | None:
+        """The id of the Kafka cluster that elects, None when it has none. Raises BrokerUnavailable."""
+
     def stop(self) -> None:
         """Leave the group, and wait until that is done."""

@@ -33,7 +33,7 @@ from harvester.neli.heartbeat import Heartbeat, decode, encode
 from harvester.neli.leaving import await_stable, leave
 from harvester.neli.reaching import Reaching
 from harvester.neli.strangers import OFFSET_TAIL_BASE, TAIL_RECORDS, look_for_strangers, refuse_stranger
-from harvester.neli.topic import ensure_leader_topic
+from harvester.neli.topic import cluster_id, ensure_leader_topic
 from harvester.telemetry.client_log import ClientLog
 
 _RETRY_S = 1.0
@@ -99,6 +99,10 @@ class KafkaGroup:
     def highest_term(self) -> int:
         """The highest term seen in the leader topic."""
         return self._state.highest_term
+
+    def cluster(self) -> str | None:
+        """The id of the Kafka cluster, None when it has none. Raises BrokerUnavailable."""
+        return cluster_id(self._producer, self._settings.topic)
 
     def log_in(self, consumer_options: Mapping[str, Any], producer_options: Mapping[str, Any], user: str) -> None:
         """New connections are made with these options from now on. Safe from any thread."""

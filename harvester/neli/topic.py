@@ -1,4 +1,6 @@
-"""The leader topic: made if it is missing, because a member of a group on a missing topic waits for ever."""
+"""The leader topic, made if it is missing, because a member of a group on a missing topic waits for ever; and the id of
+the cluster that it is in.
+"""
 
 from __future__ import annotations
 
@@ -9,6 +11,8 @@ from typing import Any
 from confluent_kafka import KafkaError, KafkaException
 from confluent_kafka.admin import AdminClient
 from confluent_kafka.cimpl import NewTopic
+
+from harvester.errors import BrokerUnavailable
 
 _TIMEOUT_S = 5.0
 _AFTER = re.compile(r" \(after \d+ms in state \w+\).*")  # else each attempt would be news
@@ -50,3 +54,20 @@ def ensure_leader_topic(topic: str, options: Mapping[str, Any], warn: Callable[[
             return f"Kafka at {servers} does not answer: {problem.str()}"
         return f"the leader topic {topic!r} is missing and cannot be created: {problem.str()}"
     return None
+
+
+def ask_cluster_id(options: Mapping[str, Any]) -> str | None:
+    """`cluster_id`, by a client that is made for this question."""
+    return cluster_id(AdminClient({**options, "log_level": "0"}), None)
+
+
+def cluster_id(client: Any, topic: str | None) -> str | None:
+    """The id of this client's Kafka cluster, None when it has none. Raises BrokerUnavailable.
+
+    `topic`: one that exists, so that the answer is short; a missing one might be created by the question.
+    """
+    try:
+        found: str | None = client.list_topics(topic, timeout=_TIMEOUT_S).cluster_id
+    except KafkaException as error:
+        raise BrokerUnavailable(f"Kafka does not tell the id of its cluster: {error.args[0].str()}") from error
+    return found

@@ -11,14 +11,13 @@ from weakref import WeakKeyDictionary
 import psycopg
 from psycopg.rows import tuple_row
 
-from harvester.errors import SchemaError
-from harvester.outbox import lease_queries
 from harvester.outbox.async_leased_stasher import AsyncLeasedStasher
 from harvester.outbox.catalog import CATALOG_SQL, catalog_parameters, parse_catalog
 from harvester.outbox.insertion import Insertion
-from harvester.outbox.leases import Lease, checked_names, lease_of
-from harvester.outbox.shape import INIT_HINT, column_shape
-from harvester.outbox.stasher import DEFAULT_LEASE_TIME
+from harvester.outbox.lease_steps import async_perform, no_table, take
+from harvester.outbox.leases import DEFAULT_LEASE_TIME, Lease
+from harvester.outbox.placeholders import Style
+from harvester.outbox.shape import column_shape
 from harvester.outbox.tables import OutboxTable
 from harvester.outbox.targets import AsyncTarget, async_begin, async_connection_of, require_idle
 from harvester.record import OutboxRecord
@@ -65,19 +64,21 @@ class AsyncStasher:
 
     async def lease_many(self, target: AsyncTarget, names: Iterable[str]) -> list[Lease]:
         """Leases in the order of the names; see `Stasher.lease_many`."""
-        connection, asked = async_connection_of(target), checked_names(names)
+        connection = async_connection_of(target)
         require_idle(connection)
-        cursor = psycopg.AsyncRawCursor(connection, row_factory=tuple_row)
+        cursor = _cursor(connection)
+
+        async def fetch(statement: str, values: Any) -> list[tuple[Any, ...]]:
+            await cursor.execute(statement, values)
+            return await cursor.fetchall() if cursor.description is not None else []
+
         try:
             async with connection.transaction():
-                await cursor.execute(lease_queries.READ_COMMITTED)
-                await cursor.execute(lease_queries.WAIT_FOR_COMMIT)
-                await cursor.execute(lease_queries.take(self.table), [asked, self.lease_time.total_seconds()])
-                leases = {row[0]: lease_of(row) for row in await cursor.fetchall()}
-                await cursor.execute(lease_queries.sweep(self.table), [lease_queries.sweep_rows(len(asked))])
-        except psycopg.errors.UndefinedTable as error:
-            raise SchemaError(f"there is no table {self.table.lease} in this database", hint=INIT_HINT) from error
-        return [leases[name] for name in asked]
+                return await async_perform(take(self.table, names, self.lease_time, Style.PSYCOPG), fetch)
+        except psycopg.Error as error:
+            if (missing := no_table(self.table, error)) is not None:
+                raise missing from error
+            raise
 
     def leased(self, lease: Lease) -> AsyncLeasedStasher:
         """A stasher that numbers its records under this lease; see `Stasher.leased`."""

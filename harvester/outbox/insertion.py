@@ -32,6 +32,7 @@ class Insertion:
     encoding: str
     one_sql: str
     many_sql: str
+    style: Style = Style.PSYCOPG
 
     @classmethod
     def build(cls, table: OutboxTable, shape: ColumnShape, encoding: str, style: Style = Style.PSYCOPG) -> Insertion:
@@ -52,6 +53,7 @@ class Insertion:
             encoding=encoding,
             one_sql=rewritten(f"{into} VALUES ({one}) RETURNING id", style),
             many_sql=rewritten(f"{into} {many} RETURNING id", style),
+            style=style,
         )
 
     def parameters(self, record: OutboxRecord) -> Sequence[Any]:

@@ -41,35 +41,30 @@ READ_COMMITTED = "SET TRANSACTION ISOLATION LEVEL READ COMMITTED"
 def take(table: OutboxTable) -> str:
     """Parameters: names (text[]), seconds. Rows (name, id, generation, sequence, upstream_position, expires_at).
 
-    One row a name, in no order; locks are taken in order of the names, so that two cannot wait for each other. An
-    expired lease that still stands there is as good as none: it makes place for a producer with an id of its own.
+    One row a name, in no order; locks are taken in order of the names, so that two cannot wait for each other. A name
+    goes on with all that was saved under it, whether or not its last lease has ended (P44).
     """
-    over = "l.expires_at <= excluded.leased_at"
-    return f"""INSERT INTO {table.lease} AS l (name, leased_at, expires_at)
-SELECT name, statement_timestamp(), statement_timestamp() + make_interval(secs => $2::float8)
-FROM unnest($1::text[]) AS name ORDER BY name COLLATE "C"
+    return f"""INSERT INTO {doubled(table.lease)} AS l (name, leased_at, expires_at)
+SELECT name, statement_timestamp(), statement_timestamp() + make_interval(secs => %(seconds)s::float8)
+FROM unnest(%(names)s::text[]) AS name ORDER BY name COLLATE "C"
 ON CONFLICT (name) DO UPDATE SET
-    id = CASE WHEN {over} THEN excluded.id ELSE l.id END,
-    generation = CASE WHEN {over} THEN 1 ELSE l.generation + 1 END,
-    sequence = CASE WHEN {over} THEN 0 ELSE l.sequence END,
-    previous = CASE WHEN {over} THEN 0 ELSE l.previous END,
-    upstream_position = CASE WHEN {over} THEN NULL ELSE l.upstream_position END,
-    leased_at = excluded.leased_at,
-    expires_at = excluded.expires_at
+    generation = l.generation + 1, leased_at = excluded.leased_at, expires_at = excluded.expires_at
 RETURNING name, id, generation, sequence, upstream_position, expires_at"""
 
 
 def sweep(table: OutboxTable) -> str:
-    """Remove expired leases, $1 at most. Waits for nobody: a lease that a transaction has in hand goes another time."""
-    return f"""DELETE FROM {table.lease} WHERE id IN (
-    SELECT id FROM {table.lease} WHERE expires_at <= statement_timestamp()
-    ORDER BY expires_at LIMIT $1::integer FOR UPDATE SKIP LOCKED
-) AND expires_at <= statement_timestamp()"""
+    """Remove expired leases under which nothing was saved, and put the others away; parameter rows: how many at most.
 
-
-def sweep_rows(taken: int) -> int:
-    """How many to remove with so many leases: more than are added, so that they cannot pile up."""
-    return 2 * taken + 100
+    What is put away has ended at -infinity, so that no sweep comes by it again, and stays until its name is leased.
+    Waits for nobody: a lease that a transaction has in hand is swept another time.
+    """
+    lease, over = doubled(table.lease), "expires_at <= statement_timestamp() AND expires_at > '-infinity'"
+    empty = "sequence = 0 AND upstream_position IS NULL"
+    return f"""WITH ended AS MATERIALIZED (
+    SELECT id FROM {lease} WHERE {over} ORDER BY expires_at LIMIT %(rows)s::integer FOR UPDATE SKIP LOCKED
+), removed AS (
+    DELETE FROM {lease} WHERE id IN (SELECT id FROM ended) AND {over} AND {empty}
+) UPDATE {lease} SET expires_at = '-infinity' WHERE id IN (SELECT id FROM ended) AND {over} AND NOT ({empty})"""
 
 
 def stash_one(table: OutboxTable, shape: ColumnShape, *, hopeful: bool) -> str:
@@ -109,11 +104,23 @@ def _step(table: OutboxTable, *, hopeful: bool) -> str:
     return _hope(table) if hopeful else _decide(table)
 
 
+# In the second half of its time; what does not change costs nothing, in the index neither.
+_DUE = "statement_timestamp() > leased_at + (expires_at - leased_at) / 2"
+
+
+def _renewed(condition: str) -> str:
+    """A lease that is used lasts as long again from now on (P44)."""
+    again = "make_interval(secs => extract(epoch FROM expires_at - leased_at)::float8)"
+    return f"""leased_at = CASE WHEN {condition} THEN statement_timestamp() ELSE leased_at END,
+        expires_at = CASE WHEN {condition} THEN statement_timestamp() + {again} ELSE expires_at END"""
+
+
 def _hope(table: OutboxTable) -> str:
     return f"""step AS (
     UPDATE {doubled(table.lease)} SET
         sequence = %(last)s::bigint,
-        upstream_position = coalesce(%(position)s::text, upstream_position)
+        upstream_position = coalesce(%(position)s::text, upstream_position),
+        {_renewed(_DUE)}
     WHERE ctid = %(at)s::tid AND id = %(lease)s::bigint AND generation = %(generation)s::bigint
         AND sequence = %(first)s::bigint - 1 AND expires_at > statement_timestamp()
     RETURNING ctid AS place, true AS accepted
@@ -121,7 +128,7 @@ def _hope(table: OutboxTable) -> str:
 
 
 def _decide(table: OutboxTable) -> str:
-    """The three cases of SET and the condition behind RETURNING are the table of `highwater` in SQL.
+    """The cases of SET and the condition behind RETURNING are the table of `highwater` in SQL.
 
     In RETURNING `previous` is the sequence as it was, and the generation is ours if it was ours, or was made so.
     """
@@ -134,7 +141,8 @@ def _decide(table: OutboxTable) -> str:
         sequence = CASE WHEN {holds} AND sequence BETWEEN {low} AND {high} THEN %(last)s::bigint ELSE sequence END,
         generation = CASE WHEN {holds} AND sequence >= {low} THEN {ours} ELSE generation END,
         upstream_position = CASE WHEN {holds} AND sequence BETWEEN {low} AND {high}
-            THEN coalesce(%(position)s::text, upstream_position) ELSE upstream_position END
+            THEN coalesce(%(position)s::text, upstream_position) ELSE upstream_position END,
+        {_renewed(f"{holds} AND sequence >= {low} AND {_DUE}")}
     WHERE id = %(lease)s::bigint
     RETURNING ctid AS place, previous, generation, NOT ({live}) AS expired,
         {live} AND generation = {ours} AND previous BETWEEN {low} AND {high} AS accepted

@@ -25,13 +25,13 @@ import psycopg
 from psycopg.rows import tuple_row
 
 from harvester.outbox.insertion import Insertion
-from harvester.outbox.lease_steps import Statements, parameters
-from harvester.outbox.leases import Course, Lease, Run, Stashed, checked_position
+from harvester.outbox.lease_steps import Numbered, Steps, perform
+from harvester.outbox.leases import Lease, Stashed
 from harvester.outbox.targets import Target, begin, connection_of, require_alive
 from harvester.record import OutboxRecord
 
 
-class LeasedStasher:
+class LeasedStasher(Numbered):
     """Made by `Stasher.leased`. For one thread at a time; any connection to the database will do.
 
     What it raises beside the errors of `Stasher`: LeaseExpired, LeaseFenced, LeaseUnknown and SequenceGap. After each
@@ -39,32 +39,14 @@ class LeasedStasher:
     """
 
     def __init__(self, lease: Lease, insertion: Callable[[psycopg.Connection[Any]], Insertion]) -> None:
-        self._course = Course(lease)
+        super().__init__(lease)
         self._insertion = insertion
-        self._statements = Statements()
-
-    @property
-    def lease(self) -> Lease:
-        """The lease with the last number used: save this to go on from here. `position` is as it was at the start."""
-        return self._course.lease
-
-    @property
-    def sequence(self) -> int:
-        """The number of the last record that was stashed, or tried to be."""
-        return self._course.sequence
-
-    def seek(self, sequence: int) -> None:
-        """The next record's number is the one after this: what came later was rolled back, or is to be sent again."""
-        self._course.seek(sequence)
 
     def stash(self, target: Target, record: OutboxRecord, *, position: str | None = None) -> Stashed:
         """Write one record, if its number is the next one; `position` is saved with it, None leaves the one before."""
         connection = connection_of(target)
         insertion = self._insertion(connection)
-        row, position = insertion.parameters(record), checked_position(position)
-        run = self._course.give(1)
-        values = parameters(self._course.start, run, position, row, many=False)
-        return self._stash(connection, insertion, run, values, many=False)[0]
+        return self._stash(connection, self._one(insertion, record, position))[0]
 
     def stash_many(
         self, target: Target, records: Iterable[OutboxRecord], *, position: str | None = None
@@ -75,16 +57,13 @@ class LeasedStasher:
         """
         connection = connection_of(target)
         insertion = self._insertion(connection)
-        batches, position = insertion.batches(records), checked_position(position)
-        runs = [self._course.give(len(rows[0])) for rows in batches]
+        batches = self._many(insertion, records, position)
         stashed: list[Stashed] = []
         if len(batches) > 1:
             begin(connection)
         with connection.transaction() if len(batches) > 1 else nullcontext():
-            for run, rows in zip(runs, batches, strict=True):
-                where = position if run is runs[-1] else None
-                values = parameters(self._course.start, run, where, rows, many=True)
-                stashed += self._stash(connection, insertion, run, values, many=True)
+            for steps in batches:
+                stashed += self._stash(connection, steps)
         return stashed
 
     @contextmanager
@@ -104,14 +83,6 @@ class LeasedStasher:
             if not committed:
                 self.seek(before)
 
-    def _stash(
-        self, connection: psycopg.Connection[Any], insertion: Insertion, run: Run, values: dict[str, Any], *, many: bool
-    ) -> list[Stashed]:
+    def _stash(self, connection: psycopg.Connection[Any], steps: Steps[list[Stashed]]) -> list[Stashed]:
         cursor = psycopg.Cursor(connection, row_factory=tuple_row)
-        if self._course.at is not None:
-            values["at"] = self._course.at
-            hopeful = self._statements.get(insertion, many=many, hopeful=True)
-            if (row := cursor.execute(hopeful, values, prepare=True).fetchone()) is not None:
-                return self._course.hoped(run, row)
-        deciding = self._statements.get(insertion, many=many, hopeful=False)
-        return self._course.decided(run, cursor.execute(deciding, values, prepare=True).fetchone())
+        return perform(steps, lambda statement, values: cursor.execute(statement, values, prepare=True).fetchall())

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Any, NamedTuple, NoReturn
 
 from harvester.errors import LeaseError, LeaseExpired, LeaseFenced, LeaseUnknown, OutboxError, SequenceGap
 from harvester.idempotence.highwater import FIRST_GENERATION, Mark, Verdict, judge
 
+DEFAULT_LEASE_TIME = timedelta(days=7)
 MAX_NAME_CHARACTERS = 255
 _MAX_BIGINT = 2**63 - 1
 _ANEW = "lease the name again and go on behind the position and sequence that the new lease carries"
+_LOST = "lease the name again; where the new lease carries no position, go on behind the last one noted elsewhere"
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,7 +22,8 @@ class Lease:
     """A producer id under a generation, and the last number that is used up.
 
     `id`, `generation` and `sequence` are enough to go on with, wherever they were saved. The rest is there when the
-    lease comes from the database: `expires_at` by its clock, and the upstream `position` that was saved last.
+    lease comes from the database: `expires_at` by its clock, before use renews it, and the upstream `position` that
+    was saved last.
     """
 
     id: int
@@ -32,7 +35,7 @@ class Lease:
 
     @property
     def resumed(self) -> bool:
-        """Whether the name had a lease that was alive; if not, this producer begins, and knows of no position."""
+        """Whether the name was leased before; if not, this producer begins, and knows of no position."""
         return self.generation > FIRST_GENERATION
 
     def raised(self) -> Lease:
@@ -135,11 +138,11 @@ class Course:
     def _refuse(self, verdict: Verdict, run: Run, mark: Mark | None) -> NoReturn:
         lease = self.lease
         if verdict is Verdict.EXPIRED or mark is None:
-            gone = "is not there (expired and removed, or younger than this transaction's snapshot)"
+            gone = "is not there (removed since, or younger than this transaction's snapshot)"
             raise LeaseExpired(
                 f"{lease} {'has expired' if mark is not None else gone}; record {run.first} was not written",
                 lease=lease,
-                hint=f"{_ANEW}; next time before its end",
+                hint=_ANEW if mark is not None else _LOST,
             )
         if verdict is Verdict.FENCED:
             raise LeaseFenced(

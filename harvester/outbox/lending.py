@@ -27,7 +27,7 @@ import psycopg
 
 from harvester.outbox.connect import database_errors
 from harvester.outbox.tables import OutboxTable
-from harvester.outbox.term_session import TermRow, TermSession
+from harvester.outbox.term_session import ANYONE, Owner, TermRow, TermSession
 
 _AT_LEAST_ONCE = "at-least-once"
 _LOOK_S = 0.2
@@ -59,7 +59,7 @@ class Patience:
 class Borrower:
     """See the module's text. A context manager; one thread only. `highest_term`: that was seen in the leader topic.
 
-    Methods raise DatabaseUnavailable, SchemaError, TermLost.
+    `owner`: whose the outbox has to be. Methods raise DatabaseUnavailable, SchemaError, TermLost; `take` ForeignLeader.
     """
 
     def __init__(
@@ -71,9 +71,10 @@ class Borrower:
         patience: Patience,
         settle: Callable[[TermRow, int, UUID, UUID], None],
         highest_term: Callable[[], int] = lambda: 0,
+        owner: Owner = ANYONE,
     ) -> None:
         self._lease_s, self._patience = lease.total_seconds(), patience
-        self._settle, self._highest_term = settle, highest_term
+        self._settle, self._highest_term, self._owner = settle, highest_term, owner
         self._session = TermSession(dsn, table, "harvester drain", _STATEMENT_S)
         self._holder = uuid4()
         self._name = f"{name} {str(self._holder)[:8]}"  # two on one machine are two
@@ -106,7 +107,7 @@ class Borrower:
             incarnation = self._session.read_term().incarnation
             self._loan = Loan(term, self._holder, incarnation, until)
             self.renew()
-            if row.holder is not None and row.kind == "harvester" and row.delivery == _AT_LEAST_ONCE:
+            if row.holder is not None and row.kind != "drain" and row.delivery == _AT_LEAST_ONCE:
                 waiting(f"the leader did not release its term: what it sent expires in {self._patience.expiry_s:.0f} s")
                 if not self._wait(self._patience.expiry_s, is_over):
                     self.give_up()
@@ -147,11 +148,12 @@ class Borrower:
         asked_at = -_ASK_AGAIN_S
         while not is_over():
             row, now = self._session.read_term(), time.monotonic()
+            self._session.check_owner(row, self._owner)
             if row.lent_to not in (None, self._name):
                 waiting(f"{row.lent_to} has the term, or asks for it")
             elif row.holder is None or row.kind != "harvester" or (deadline is not None and now >= deadline):
                 seen = self._highest_term()
-                taken = self._session.borrow_term(row.term, seen, self._holder, self._name, self._lease_s)
+                taken = self._borrow(row.term, seen)
                 if taken is not None:
                     return row, *taken
                 continue
@@ -166,6 +168,9 @@ class Borrower:
         with suppress(psycopg.Error):
             self._session.forget_wish(self._name)
         return None
+
+    def _borrow(self, expected: int, seen: int) -> tuple[int, datetime] | None:
+        return self._session.borrow_term(expected, seen, self._holder, self._name, self._lease_s, self._owner)
 
     def _wait(self, seconds: float, is_over: Callable[[], bool]) -> bool:
         deadline = time.monotonic() + seconds

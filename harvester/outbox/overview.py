@@ -17,6 +17,7 @@ from harvester.outbox.connect import database_errors
 from harvester.outbox.schema import inspect
 from harvester.outbox.shape import OutboxShape
 from harvester.outbox.tables import OutboxTable
+from harvester.outbox.term_session import Owner
 from harvester.status import Backlog
 
 Connection = psycopg.Connection[Any]
@@ -50,6 +51,7 @@ class Overview:
     holder: UUID | None
     holder_name: str | None
     acquired_at: datetime | None
+    owner: Owner
     backlog: Backlog
     quarantine: Quarantine
 
@@ -60,8 +62,8 @@ def read_overview(connection: Connection, table: OutboxTable, *, bound: int = CO
     with database_errors(f"read the state of {table}"):
         row = _row(
             connection,
-            "SELECT schema_version, outbox_id, incarnation, delivery, term, holder, holder_name, acquired_at "
-            f"FROM {table.term}",
+            "SELECT schema_version, outbox_id, incarnation, delivery, term, holder, holder_name, acquired_at,"
+            f" leader_group, kafka_cluster FROM {table.term}",
         )
         return Overview(
             shape=shape,
@@ -73,6 +75,7 @@ def read_overview(connection: Connection, table: OutboxTable, *, bound: int = CO
             holder=row[5],
             holder_name=row[6],
             acquired_at=row[7],
+            owner=Owner(row[8], row[9]),
             backlog=_backlog(connection, table, bound),
             quarantine=_quarantine(connection, table, bound),
         )

@@ -27,6 +27,9 @@ _FEW_GAPS = 20
 # By the database's clock. A lease that has run out is as good as none.
 _LENT = "(holder IS NOT NULL AND lease_until > clock_timestamp())"
 _WANTED = "(wanted_until > clock_timestamp())"
+# Moved from a group that did not release its term, and not led since.
+_MOVED = "(holder IS NOT NULL AND holder_kind = 'moved')"
+_OURS = "(leader_group = %(group)s) IS NOT FALSE AND (kafka_cluster = %(cluster)s) IS NOT FALSE"
 _NO_PARTITION = "'-9223372036854775808'::bigint"
 
 
@@ -267,10 +270,13 @@ def _id_space(sequence: str) -> str:
 
 
 def read_term(table: OutboxTable) -> str:
-    """Term, holder, the outbox's identity, how the term delivers, and who has it on loan or asks for it (P32)."""
+    """Term, holder, the outbox's identity, how the term delivers, who has it on loan or asks for it (P32), the holder's
+    name, and whose the outbox is (P37).
+    """
     return (
         "SELECT term, holder, outbox_id, incarnation, delivery, progress_topic, holder_kind,"
-        f" CASE WHEN {_LENT} THEN holder_name WHEN {_WANTED} THEN wanted_by END FROM {table.term}"
+        f" CASE WHEN {_LENT} THEN holder_name WHEN {_WANTED} THEN wanted_by END,"
+        f" holder_name, leader_group, kafka_cluster FROM {table.term}"
     )
 
 
@@ -278,13 +284,30 @@ def take_term(table: OutboxTable) -> str:
     """Compare and set (P8); returns the term.
 
     Parameters expected (term), seen (the highest term), holder, name, sessions. How the term before delivered stays in
-    the row until what it left behind is settled: `note_delivery`. A term that is lent cannot be taken.
+    the row until what it left behind is settled: `note_delivery`. A term that is lent cannot be taken. The outbox
+    becomes that of the parameters group and cluster (NULL: not known), unless it belongs to others (P37).
     """
     return (
         f"UPDATE {doubled(table.term)} SET term = greatest(term, %(seen)s) + 1, holder = %(holder)s,"
         " holder_name = %(name)s, sessions = %(sessions)s, acquired_at = clock_timestamp(),"
-        " holder_kind = 'harvester', lease_until = NULL"
-        f" WHERE term = %(expected)s AND {_LENT} IS NOT TRUE RETURNING term"
+        f" holder_kind = CASE WHEN {_MOVED} THEN 'moved' ELSE 'harvester' END, lease_until = NULL,"
+        " leader_group = coalesce(leader_group, %(group)s), kafka_cluster = coalesce(kafka_cluster, %(cluster)s)"
+        f" WHERE term = %(expected)s AND {_LENT} IS NOT TRUE AND {_OURS} RETURNING term"
+    )
+
+
+def move(table: OutboxTable) -> str:
+    """Give the outbox to the group and cluster of the parameters (P37); no row: its state is not what was read.
+
+    Parameters term, holder: as read. What the old leader may have on the wire is then for the first leader to wait out:
+    `holder_kind` says so where it did not release its term. No progress topic: the old group's is not the new one's.
+    """
+    return (
+        f"UPDATE {doubled(table.term)} SET leader_group = %(group)s, kafka_cluster = %(cluster)s,"
+        " delivery = 'at-least-once', progress_topic = NULL,"
+        " holder_kind = CASE WHEN holder IS NULL THEN 'harvester' ELSE 'moved' END"
+        " WHERE term = %(term)s AND holder IS NOT DISTINCT FROM %(holder)s::uuid"
+        f" AND {_LENT} IS NOT TRUE RETURNING true"
     )
 
 
@@ -310,7 +333,7 @@ def borrow_term(table: OutboxTable) -> str:
         " holder_name = %(name)s, sessions = %(sessions)s, acquired_at = clock_timestamp(), holder_kind = 'drain',"
         " lease_until = clock_timestamp() + make_interval(secs => %(lease_s)s), wanted_by = NULL, wanted_until = NULL"
         f" WHERE term = %(expected)s AND {_LENT} IS NOT TRUE AND ({_WANTED} IS NOT TRUE OR wanted_by = %(name)s)"
-        " RETURNING term, lease_until"
+        f" AND {_OURS} RETURNING term, lease_until"
     )
 
 
@@ -326,7 +349,8 @@ def note_delivery(table: OutboxTable) -> str:
     """From now on the term delivers like this; parameters delivery, progress_topic (NULL: it stays), term, holder."""
     return (
         f"UPDATE {doubled(table.term)} SET delivery = %(delivery)s,"
-        " progress_topic = coalesce(%(progress_topic)s, progress_topic)"
+        " progress_topic = coalesce(%(progress_topic)s, progress_topic),"
+        " holder_kind = CASE WHEN holder_kind = 'moved' THEN 'harvester' ELSE holder_kind END"
         " WHERE term = %(term)s AND holder = %(holder)s"
     )
 
@@ -355,12 +379,12 @@ def register(table: OutboxTable) -> str:
 
 
 def end_sessions(table: OutboxTable) -> str:
-    """End the sessions that the term row names, but for %(own)s (P7): a frozen backend would keep its locks."""
+    """End the sessions that the row of term %(expected)s names, but %(own)s (P7): a frozen backend keeps its locks."""
     return (
         f"SELECT count(pg_catalog.pg_terminate_backend(a.pid)) FROM {doubled(table.term)} t,"
         " jsonb_to_recordset(t.sessions) AS s(pid int, started timestamptz)"
         " JOIN pg_catalog.pg_stat_activity a ON a.pid = s.pid AND a.backend_start = s.started"
-        " WHERE a.pid <> pg_backend_pid() AND a.pid <> ALL (%(own)s::int[])"
+        " WHERE t.term = %(expected)s AND a.pid <> pg_backend_pid() AND a.pid <> ALL (%(own)s::int[])"
     )
 
 

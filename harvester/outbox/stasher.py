@@ -22,18 +22,16 @@ from weakref import WeakKeyDictionary
 import psycopg
 from psycopg.rows import tuple_row
 
-from harvester.errors import SchemaError
-from harvester.outbox import lease_queries
 from harvester.outbox.catalog import CATALOG_SQL, catalog_parameters, parse_catalog
 from harvester.outbox.insertion import Insertion
+from harvester.outbox.lease_steps import no_table, perform, take
 from harvester.outbox.leased_stasher import LeasedStasher
-from harvester.outbox.leases import Lease, checked_names, lease_of
-from harvester.outbox.shape import INIT_HINT, column_shape
+from harvester.outbox.leases import DEFAULT_LEASE_TIME, Lease
+from harvester.outbox.placeholders import Style
+from harvester.outbox.shape import column_shape
 from harvester.outbox.tables import OutboxTable
 from harvester.outbox.targets import Target, begin, connection_of, require_idle
 from harvester.record import OutboxRecord
-
-DEFAULT_LEASE_TIME = timedelta(days=7)
 
 
 class Stasher:
@@ -42,8 +40,7 @@ class Stasher:
     The table's columns are looked up once per connection, with its first use; after a change of the table
     connect again. A cursor that is passed in is not used itself: its results stay as they are.
 
-    `lease_time` is how long leases last that are taken here. Choose it longer than a writer may ever be down: of an
-    expired lease nothing is left, neither the number of its last record nor the upstream position.
+    `lease_time` is how long leases last that are taken here; use renews them in the second half of their time.
     """
 
     def __init__(self, table: str | OutboxTable = "outbox", *, lease_time: timedelta = DEFAULT_LEASE_TIME) -> None:
@@ -87,23 +84,25 @@ class Stasher:
     def lease_many(self, target: Target, names: Iterable[str]) -> list[Lease]:
         """Leases in the order of the names, for `leased`; commits by itself, so the connection has to be idle.
 
-        A name whose lease is alive keeps its id, last number and position, and gets the next generation and a new
-        time: whoever goes on under the generation before is fenced, once any open transaction of his has ended (which
-        this waits for). Any other name gets an id that none had before. Expired leases are removed on the way.
+        A name that is known keeps its id, last number and position, whether or not its last lease has ended, and gets
+        the next generation and a new time: whoever goes on under the generation before is fenced, once any open
+        transaction of his has ended (which this waits for). Ended leases under which nothing was written are removed.
         """
-        connection, asked = connection_of(target), checked_names(names)
+        connection = connection_of(target)
         require_idle(connection)
-        cursor = psycopg.RawCursor(connection, row_factory=tuple_row)
+        cursor = _cursor(connection)
+
+        def fetch(statement: str, values: Any) -> list[tuple[Any, ...]]:
+            cursor.execute(statement, values)
+            return cursor.fetchall() if cursor.description is not None else []
+
         try:
             with connection.transaction():
-                cursor.execute(lease_queries.READ_COMMITTED)
-                cursor.execute(lease_queries.WAIT_FOR_COMMIT)
-                taken = cursor.execute(lease_queries.take(self.table), [asked, self.lease_time.total_seconds()])
-                leases = {row[0]: lease_of(row) for row in taken.fetchall()}
-                cursor.execute(lease_queries.sweep(self.table), [lease_queries.sweep_rows(len(asked))])
-        except psycopg.errors.UndefinedTable as error:
-            raise SchemaError(f"there is no table {self.table.lease} in this database", hint=INIT_HINT) from error
-        return [leases[name] for name in asked]
+                return perform(take(self.table, names, self.lease_time, Style.PSYCOPG), fetch)
+        except psycopg.Error as error:
+            if (missing := no_table(self.table, error)) is not None:
+                raise missing from error
+            raise
 
     def leased(self, lease: Lease) -> LeasedStasher:
         """A stasher that numbers its records under this lease, be it a new one or a saved `Lease(id, generation, …)`.

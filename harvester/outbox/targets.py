@@ -58,10 +58,15 @@ def require_idle(connection: psycopg.Connection[Any] | psycopg.AsyncConnection[A
     """
     idle = connection.info.transaction_status == TransactionStatus.IDLE
     if not idle or connection.pgconn.pipeline_status != PipelineStatus.OFF:
-        raise LeaseError(
-            "a lease is taken in a transaction of its own, and this connection is within one, or within a pipeline",
-            hint="take the lease before the transaction begins, or over another connection",
-        )
+        raise not_apart()
+
+
+def not_apart() -> LeaseError:
+    """What to raise where a lease is asked for within a transaction."""
+    return LeaseError(
+        "a lease is taken in a transaction of its own, and this connection is within one, or within a pipeline",
+        hint="take the lease before the transaction begins, or over another connection",
+    )
 
 
 def require_alive(connection: psycopg.Connection[Any] | psycopg.AsyncConnection[Any]) -> None:

@@ -16,7 +16,7 @@ import psycopg
 from psycopg import sql
 from psycopg.types.json import Jsonb
 
-from harvester.errors import SchemaError, TermLost
+from harvester.errors import ForeignLeader, SchemaError, TermLost
 from harvester.outbox import queries
 from harvester.outbox.archive import check_archive
 from harvester.outbox.connect import connect, server_identity
@@ -36,6 +36,26 @@ _SETTINGS = "SET enable_seqscan = off; SET enable_bitmapscan = off; SET jit = of
 
 
 @dataclass(frozen=True, slots=True)
+class Owner:
+    """The leader group that an outbox belongs to, and the id of its Kafka cluster (P37); None: not known."""
+
+    group: str | None = None
+    cluster: str | None = None
+
+    def __str__(self) -> str:
+        of_cluster = f" in Kafka cluster {self.cluster}" if self.cluster is not None else ""
+        return f"leader group {self.group!r}{of_cluster}" if self.group is not None else f"any leader group{of_cluster}"
+
+    def excludes(self, other: Owner) -> bool:
+        """Whether the two are known to differ."""
+        pairs = ((self.group, other.group), (self.cluster, other.cluster))
+        return any(None not in pair and pair[0] != pair[1] for pair in pairs)
+
+
+ANYONE = Owner()
+
+
+@dataclass(frozen=True, slots=True)
 class TermRow:
     """The term table's row, as far as the relay needs it."""
 
@@ -45,8 +65,16 @@ class TermRow:
     incarnation: UUID
     delivery: str  # of the term
     progress_topic: str | None  # of the last term that delivered exactly once
-    kind: str = "harvester"  # of the holder; "drain": it has the term on loan
+    kind: str = "harvester"  # of the holder; "drain": it has the term on loan; "moved": it is of another group (P37)
     lent_to: str | None = None  # who has the term on loan, or asks for it: nobody else may take it (P32)
+    name: str | None = None  # of the holder
+    leader_group: str | None = None
+    kafka_cluster: str | None = None
+
+    @property
+    def owner(self) -> Owner:
+        """Whose the outbox is."""
+        return Owner(self.leader_group, self.kafka_cluster)
 
 
 class TermSession:
@@ -100,6 +128,11 @@ class TermSession:
             raise SchemaError(f"{self.table.term} has no row", hint="run `harvester init`")
         return TermRow(*row)
 
+    def check_owner(self, row: TermRow, ours: Owner) -> None:
+        """Raise ForeignLeader when the outbox belongs to another leader group or Kafka cluster (P37)."""
+        if row.owner.excludes(ours):
+            raise ForeignLeader(self.table, theirs=str(row.owner), ours=str(ours))
+
     def identity(self) -> str:
         """What tells this outbox from any other, clones and restored copies included: server, database, table."""
         connection = self._open()
@@ -124,8 +157,9 @@ class TermSession:
         holder: UUID,
         name: str,
         ours: Sequence[Session] = (),
+        owner: Owner = ANYONE,
     ) -> int | None:
-        """Compare and set (P8): the new term, or None when the row's term was not `expected`.
+        """Compare and set (P8): the new term, or None when the row's term was not `expected`, or not the `owner`'s.
 
         The sessions of the predecessor are ended first, and again when one of them still holds the row (P7); `ours`
         are those of our own shards.
@@ -137,8 +171,10 @@ class TermSession:
             "holder": holder,
             "name": name,
             "sessions": self._named(ours),
+            "group": owner.group,
+            "cluster": owner.cluster,
         }
-        own = {"own": [pid for pid, _ in ours]}
+        own = {"expected": expected, "own": [pid for pid, _ in ours]}
         connection.execute(queries.end_sessions(self.table), own)
         connection.execute(f"SET lock_timeout = '{_LOCK_WAIT}'")
         try:
@@ -151,19 +187,27 @@ class TermSession:
                 connection.execute("SET lock_timeout = 0")
         return row[0] if row is not None else None
 
+    def move(self, row: TermRow, owner: Owner) -> bool:
+        """Give the outbox to this group and cluster (P37); False when the term row is not as it was read any more."""
+        values = {"term": row.term, "holder": row.holder, "group": owner.group, "cluster": owner.cluster}
+        return self._open().execute(queries.move(self.table), values).fetchone() is not None
+
     def want_term(self, name: str, patience_s: float) -> bool:
         """Ask for the term, for so long (P32); False while somebody else asks for it."""
         values = {"name": name, "patience_s": patience_s}
         return self._open().execute(queries.want_term(self.table), values).fetchone() is not None
 
     def borrow_term(
-        self, expected: int, seen: int, holder: UUID, name: str, lease_s: float
+        self, expected: int, seen: int, holder: UUID, name: str, lease_s: float, owner: Owner = ANYONE
     ) -> tuple[int, datetime] | None:
         """The new term and the end of its lease; None when the row has changed, or the term is lent (P32)."""
         connection = self._open()
-        values = {"expected": expected, "seen": seen, "holder": holder, "name": name, "lease_s": lease_s}
-        connection.execute(queries.end_sessions(self.table), {"own": []})
-        row = connection.execute(queries.borrow_term(self.table), {**values, "sessions": self._named(())}).fetchone()
+        values = {
+            "expected": expected, "seen": seen, "holder": holder, "name": name, "lease_s": lease_s,
+            "sessions": self._named(()), "group": owner.group, "cluster": owner.cluster,
+        }  # fmt: skip
+        connection.execute(queries.end_sessions(self.table), {"expected": expected, "own": []})
+        row = connection.execute(queries.borrow_term(self.table), values).fetchone()
         return (row[0], row[1]) if row is not None else None
 
     def renew_loan(self, term: int, holder: UUID, lease_s: float) -> datetime:

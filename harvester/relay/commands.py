@@ -20,9 +20,13 @@ class Send:
 
 @dataclass(frozen=True, slots=True)
 class TakeTerm:
-    """Raise the term in the database and name `holder` in it (P8); end the sessions of the predecessor first (P7)."""
+    """Raise the term in the database and name `holder` in it (P8); end the sessions of the predecessor first (P7).
+
+    `lost`: how many terms in a row were lost to others although the group trusted this process (P37).
+    """
 
     holder: UUID
+    lost: int = 0
 
 
 @dataclass(frozen=True, slots=True)

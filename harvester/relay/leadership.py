@@ -47,7 +47,7 @@ def term_taken(
         return []
     if in_doubt:
         relay.doubt.arise(now)
-    changed = tenure.tell(term, server) or went_back
+    changed = tenure.tell(term, server, now) or went_back
     if tenure.is_new(incarnation):
         relay.low_water.forget()
     reason = f"the term was taken on another database than the last one ({server})"
@@ -62,6 +62,7 @@ def term_lost(relay: Relay, trusted: bool, now: float) -> list[Command]:
     relay.intake.abandon()
     if not trusted:
         return fence(relay, "the term row names another holder", now)
+    relay.tenure.lose(now, relay.settings.expiry_s)
     relay.phase = Phase.IDLE
     return acquire(relay, now)
 

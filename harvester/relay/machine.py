@@ -174,7 +174,7 @@ class Relay:
             return [*began, *self.next_statements(now)]
         if self.phase is Phase.TAKING and tenure.holder is not None and not tenure.asked:
             tenure.asked = True  # once: a second one would raise the term under our own feet
-            return [TakeTerm(tenure.holder)]
+            return [TakeTerm(tenure.holder, tenure.lost)]
         if self.phase is Phase.REMARKING and tenure.term is not None and not self.paused:
             tenure.leader_id = self.new_id()
             self._lead(now)

@@ -24,7 +24,7 @@ from harvester.errors import BrokerError, OutboxError, TermLost
 from harvester.outbox.connect import one_line
 from harvester.outbox.marker import MarkSession
 from harvester.outbox.place import why_another
-from harvester.outbox.term_session import Session
+from harvester.outbox.term_session import Owner, Session
 from harvester.relay.commands import Fetch, Look, Mark, Release, SaveBookmark, TakeTerm
 from harvester.relay.hooks import Hooks
 from harvester.relay.pace import Pace, idle_wait_s
@@ -53,6 +53,7 @@ class MarkLoop(threading.Thread):
         highest_term: Callable[[], int],
         hooks: Hooks,
         mode: Mode | None = None,
+        owner: Callable[[], Owner] = Owner,
     ) -> None:
         super().__init__(name="marker", daemon=True)
         self.mode = mode if mode is not None else Mode(AT_LEAST_ONCE, 0.0)
@@ -61,7 +62,7 @@ class MarkLoop(threading.Thread):
         self._waker = Waker()
         self._ended = threading.Event()
         self._turned_at = time.monotonic()
-        voices = Voices(report, trusted, highest_term, self._turned)
+        voices = Voices(report, trusted, highest_term, self._turned, owner)
         self._taker = TermTaker(session, self.mode, name, voices, self._ended, hooks)
         self._unreachable_since: float | None = None
         self._reader = Reader(session, self._taker, report, hooks, writes=pace.writes)
@@ -162,7 +163,7 @@ class MarkLoop(threading.Thread):
         try:
             while not self._ended.is_set() and self._connected():
                 try:
-                    if self._taker.attempt(command.holder, self._sessions):
+                    if self._taker.attempt(command.holder, self._sessions, command.lost):
                         self._unregistered = True
                         return
                 except (psycopg.Error, OutboxError, BrokerError) as error:

@@ -2,6 +2,8 @@
 
 - From at least once: what a killed leader still had on the wire may arrive for a while yet, and nothing fences it. The
   first exactly-once term waits until the last of it has expired, unless the leader released its term in good order.
+- From a leader of another group, which did not release its term before the outbox was moved (P37): nothing of Kafka's
+  ties the two together, so any first term waits as long.
 - From exactly once: lanes may have transactions open, or committed records that are not purged. Where the new leader's
   shards do not open the lanes themselves, because it sends at least once, they are all fenced and purged here.
 - A progress topic that is not the one the term row knows is refused: what was committed would be sent again.
@@ -69,7 +71,8 @@ class Mode:
 
     def wait_s(self, row: TermRow) -> float:
         """For how long nothing may be marked after this row's term was taken."""
-        return self.expiry_s if self.is_unreleased(row) and self.delivery == EXACTLY_ONCE else 0.0
+        waits = self.delivery == EXACTLY_ONCE or row.kind == "moved"
+        return self.expiry_s if self.is_unreleased(row) and waits else 0.0
 
     def expect(self, place: Place | None, term: int) -> None:
         """What the new term was taken on: `fence` purges nothing elsewhere."""

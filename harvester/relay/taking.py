@@ -1,7 +1,8 @@
-"""Taking the term: compare and set, and what is owed to the term before (rules P8, P19, P22, P24, P32). Thin.
+"""Taking the term: compare and set, and what is owed to the term before (rules P8, P19, P22, P24, P32, P37). Thin.
 
 A term that is lent to a bulk drain, or asked for by one, is not taken: it is looked at again each second, for as long
-as the group trusts this process (P32).
+as the group trusts this process (P32). An outbox of another leader group or Kafka cluster ends this harvester before it
+touches anything, and so does a term that another member of its own group takes away again and again (P37).
 """
 
 from __future__ import annotations
@@ -12,9 +13,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from uuid import UUID
 
-from harvester.errors import SchemaError
+from harvester.errors import LeadershipError, SchemaError, TermContested
 from harvester.outbox.place import Place
-from harvester.outbox.term_session import Session, TermRow, TermSession
+from harvester.outbox.term_session import Owner, Session, TermRow, TermSession
 from harvester.relay.hooks import Hooks
 from harvester.relay.opening import Deposed, Superseded
 from harvester.relay.reports import DatabaseTrouble, LoopDied, Report, TermGone, TermTaken
@@ -22,6 +23,7 @@ from harvester.relay.switching import Mode
 
 _TURN_S = 0.1
 _LENT_LOOK_S = 1.0
+_MOST_LOST = 3  # terms in a row, to others of the group
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +34,7 @@ class Voices:
     trusted: Callable[[], bool]
     highest_term: Callable[[], int]  # that was seen in the leader topic
     turned: Callable[[], None]
+    owner: Callable[[], Owner] = Owner  # whose this harvester is; raises BrokerError while the cluster does not say
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,8 +58,10 @@ class TermTaker:
         self.ids_restarted = False  # since then
         self.lent_to: str | None = None  # who has the term that is waited for
 
-    def attempt(self, holder: UUID, ours: Sequence[Session]) -> bool:
+    def attempt(self, holder: UUID, ours: Sequence[Session], lost: int = 0) -> bool:
         """Read the row, check trust, compare and set; `ours`: the shards' sessions. False: it is to be tried again.
+
+        `lost`: how many terms in a row this harvester has lost while it was trusted.
 
         Raises the database's errors and BrokerError, after which it is to be tried again as well.
         """
@@ -72,10 +77,10 @@ class TermTaker:
             voices.turned()
             self._ended.wait(_LENT_LOOK_S)
             return False
-        seen = voices.highest_term()
-        if not self._is_known(row):
+        seen, owner = voices.highest_term(), voices.owner()
+        if not self._may_lead(row, owner, lost):
             return True
-        term = session.take_term(row.term, seen, holder, self._name, ours)
+        term = session.take_term(row.term, seen, holder, self._name, ours, owner)
         if term is None:
             return False
         went_back = row.term < seen or self.ids_restarted
@@ -90,11 +95,15 @@ class TermTaker:
             voices.report(TermTaken(holder, term, server, went_back, incarnation, mode.lanes_now, in_doubt))
         return True
 
-    def _is_known(self, row: TermRow) -> bool:
-        """Whether the progress topic is the one of the term row; if not, this harvester has to end."""
+    def _may_lead(self, row: TermRow, owner: Owner, lost: int) -> bool:
+        """Whether outbox and progress topic are this harvester's, and nobody contests the term; if not, it ends."""
         try:
+            self._session.check_owner(row, owner)
+            if lost > _MOST_LOST:
+                group, holder = owner.group or "", row.name or str(row.holder)
+                raise TermContested(self._session.table, group=group, holder=holder, lost=lost)
             self._mode.check(row)
-        except SchemaError as error:
+        except (SchemaError, LeadershipError) as error:
             self._voices.report(LoopDied(error))
             return False
         return True
@@ -112,7 +121,7 @@ class TermTaker:
 
         deadline = time.monotonic() + wait_s
         if wait_s > 0:
-            report(DatabaseTrouble(f"what an at-least-once leader may still send expires in {wait_s:.0f} s (P24)"))
+            report(DatabaseTrouble(f"what the leader before may still send expires in {wait_s:.0f} s (P24, P37)"))
         while time.monotonic() < deadline and not is_over():
             pause(_TURN_S)
         try:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from uuid import UUID
 
 from harvester.relay.frames import Remark
@@ -16,6 +17,8 @@ class Tenure:
         self.asked = False  # whether the term was asked for
         self.told: int | None = None  # the term that shards are told; it becomes ours when all have answered
         self.term: int | None = None
+        self.lost = 0  # terms in a row, to another holder, while the group trusted this process (P37)
+        self.told_at = -math.inf
         self.lanes = 0  # that exist, in exactly-once mode; set before the first term is taken
         self._server: str | None = None
         self._incarnation: str | None = None
@@ -29,9 +32,16 @@ class Tenure:
     def end(self) -> None:
         """Nobody leads here."""
         self.term = self.told = self.holder = self.leader_id = None
+        self.lost = 0
 
-    def tell(self, term: int, server: str | None) -> bool:
+    def lose(self, now: float, brief_s: float) -> None:
+        """Another holder has taken the term. One that was held for longer than `brief_s` ends the row of losses."""
+        if self.told is not None:
+            self.lost = self.lost + 1 if now - self.told_at < brief_s else 1
+
+    def tell(self, term: int, server: str | None, now: float) -> bool:
         """The term was taken on this server. Returns whether that is known to be another one than the last."""
+        self.told_at = now
         changed = self._server is not None and server is not None and server != self._server
         self.told, self._server = term, server or self._server
         return changed

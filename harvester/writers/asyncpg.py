@@ -1,4 +1,4 @@
-"""The stasher for asyncpg: what is said in `harvester.outbox.stasher` holds here too, but for leases.
+"""The stashers for asyncpg: what is said in `harvester.outbox.stasher` and `leased_stasher` holds here too.
 
     async with connection.transaction():
         await connection.execute("UPDATE account SET …")
@@ -10,8 +10,9 @@ nobody: it is an error here.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from contextlib import nullcontext
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+from contextlib import asynccontextmanager, nullcontext
+from datetime import timedelta
 from typing import Any, TypeAlias
 from weakref import WeakKeyDictionary
 
@@ -21,9 +22,12 @@ from asyncpg.pool import PoolConnectionProxy
 from harvester.errors import NoTransaction
 from harvester.outbox.catalog import CATALOG_SQL, catalog_parameters, parse_catalog
 from harvester.outbox.insertion import Insertion
+from harvester.outbox.lease_steps import Numbered, async_perform, no_table, take
+from harvester.outbox.leases import DEFAULT_LEASE_TIME, Lease, Stashed
 from harvester.outbox.placeholders import Style, rewritten
 from harvester.outbox.shape import column_shape
 from harvester.outbox.tables import OutboxTable
+from harvester.outbox.targets import not_apart
 from harvester.record import OutboxRecord
 
 Connection: TypeAlias = asyncpg.Connection | PoolConnectionProxy
@@ -32,11 +36,13 @@ Connection: TypeAlias = asyncpg.Connection | PoolConnectionProxy
 class AsyncpgStasher:
     """Writes records into one outbox over connections of asyncpg, pooled ones too; keep one for the program's life.
 
-    The table's columns are looked up once per connection, with its first use.
+    The table's columns are looked up once per connection, with its first use. `lease_time` as for
+    `harvester.Stasher`.
     """
 
-    def __init__(self, table: str | OutboxTable = "outbox") -> None:
+    def __init__(self, table: str | OutboxTable = "outbox", *, lease_time: timedelta = DEFAULT_LEASE_TIME) -> None:
         self.table = table if isinstance(table, OutboxTable) else OutboxTable.parse(table)
+        self.lease_time = lease_time
         self._insertions: WeakKeyDictionary[asyncpg.Connection, Insertion] = WeakKeyDictionary()
 
     async def stash(self, connection: Connection, record: OutboxRecord) -> int:
@@ -54,6 +60,27 @@ class AsyncpgStasher:
             for parameters in batches:
                 ids += insertion.many_ids(await connection.fetch(insertion.many_sql, *parameters), parameters)
         return ids
+
+    async def lease(self, connection: Connection, name: str) -> Lease:
+        """A lease of one name; see `lease_many`."""
+        return (await self.lease_many(connection, [name]))[0]
+
+    async def lease_many(self, connection: Connection, names: Iterable[str]) -> list[Lease]:
+        """Leases in the order of the names, in a transaction of their own; see `harvester.Stasher.lease_many`."""
+        if connection.is_in_transaction():
+            raise not_apart()
+        try:
+            async with connection.transaction():
+                steps = take(self.table, names, self.lease_time, Style.DOLLAR)
+                return await async_perform(steps, lambda text, values: connection.fetch(text, *values))
+        except asyncpg.PostgresError as error:
+            if (missing := no_table(self.table, error)) is not None:
+                raise missing from error
+            raise
+
+    def leased(self, lease: Lease) -> AsyncpgLeasedStasher:
+        """A stasher that numbers its records under this lease; see `harvester.Stasher.leased`."""
+        return AsyncpgLeasedStasher(lease, self._insertion)
 
     async def _insertion(self, connection: Connection) -> Insertion:
         if not connection.is_in_transaction():
@@ -73,3 +100,39 @@ class AsyncpgStasher:
             insertion = Insertion.build(self.table, shape, "utf-8", Style.DOLLAR)  # the only one that asyncpg speaks
             self._insertions[known] = insertion
         return insertion
+
+
+class AsyncpgLeasedStasher(Numbered):
+    """Made by `AsyncpgStasher.leased`; see `harvester.LeasedStasher`. One task at a time."""
+
+    def __init__(self, lease: Lease, insertion: Callable[[Connection], Awaitable[Insertion]]) -> None:
+        super().__init__(lease)
+        self._insertion = insertion
+
+    async def stash(self, connection: Connection, record: OutboxRecord, *, position: str | None = None) -> Stashed:
+        """Write one record, if its number is the next one; `position` is saved with it, None leaves the one before."""
+        steps = self._one(await self._insertion(connection), record, position)
+        return (await async_perform(steps, lambda text, values: connection.fetch(text, *values)))[0]
+
+    async def stash_many(
+        self, connection: Connection, records: Iterable[OutboxRecord], *, position: str | None = None
+    ) -> list[Stashed]:
+        """Write records in order, all or none, leaving out those that are there; `position` is that of the last one."""
+        batches = self._many(await self._insertion(connection), records, position)
+        stashed: list[Stashed] = []
+        async with connection.transaction() if len(batches) > 1 else nullcontext():
+            for steps in batches:
+                stashed += await async_perform(steps, lambda text, values: connection.fetch(text, *values))
+        return stashed
+
+    @asynccontextmanager
+    async def transaction(self, connection: Connection) -> AsyncIterator[None]:
+        """A transaction, or a savepoint within one, that takes the numbers back if it does not commit."""
+        before, committed = self.sequence, False
+        try:
+            async with connection.transaction():
+                yield
+            committed = True
+        finally:
+            if not committed:
+                self.seek(before)

@@ -11,7 +11,7 @@ from typing import Any
 import psycopg
 import pytest
 
-from harvester import Lease, LeaseError, LeaseExpired, Stasher
+from harvester import Lease, LeaseError, LeaseExpired, LeaseFenced, SequenceGap, Stasher
 from harvester.errors import SchemaError
 from harvester.outbox import ddl, schema
 from harvester.outbox.tables import OutboxTable
@@ -61,17 +61,110 @@ def test_several_names_at_once(connection: psycopg.Connection[Any]) -> None:
     assert stasher.lease_many(connection, []) == []
 
 
-def test_use_does_not_extend_a_lease_and_the_clock_is_the_servers(
+def test_a_writer_that_leases_its_name_again_after_the_end_repeats_nothing(
     connection: psycopg.Connection[Any], database: str
 ) -> None:
-    stasher = Stasher(lease_time=timedelta(minutes=1))
+    """What LeaseExpired advises: go on behind what the new lease carries. The sweep of another writer comes between."""
+    stasher, upstream = Stasher(), [str(number) for number in range(1, 134)]
+
+    def copy(until: int) -> None:
+        lease = stasher.lease(connection, "reader")
+        writer = stasher.leased(lease)
+        for number in range(int(lease.position or 0) + 1, until + 1):
+            with writer.transaction(connection):
+                writer.stash(connection, record(upstream[number - 1]), position=str(number))
+            if number == 70:
+                end(database, "reader")
+                stasher.lease(connection, "another")
+
+    with pytest.raises(LeaseExpired) as refused:
+        copy(133)
+    copy(133)
+    assert values(database) == upstream
+    assert refused.value.message.endswith("has expired; record 71 was not written")
+    assert "go on behind the position and sequence that the new lease carries" in (refused.value.hint or "")
+
+
+@pytest.mark.parametrize("many", [False, True])
+@pytest.mark.parametrize("seen", [False, True], ids=["deciding", "hopeful"])
+def test_use_in_the_second_half_of_its_time_renews_a_lease(
+    connection: psycopg.Connection[Any], database: str, seen: bool, many: bool
+) -> None:
+    """By the server's clock, in the writer's transaction, for as long as it was taken for."""
+    stasher, minute = Stasher(lease_time=timedelta(minutes=1)), timedelta(minutes=1)
     lease = stasher.lease(connection, "reader")
     writer = stasher.leased(lease)
-    with connection.transaction():
-        writer.stash(connection, record(1))
+
+    def use() -> dict[str, Any]:
+        if many:
+            writer.stash_many(connection, [record(1), record(2)])
+        else:
+            writer.stash(connection, record(1))
+        connection.commit()
+        row = lease_row(database, "reader")
+        assert row is not None
+        return row
+
+    def pass_by(seconds: float) -> None:
+        shift = "UPDATE outbox_lease SET leased_at = leased_at - %(by)s, expires_at = expires_at - %(by)s"
+        connection.execute(shift, {"by": timedelta(seconds=seconds)})
+        connection.commit()
+
+    if seen:
+        assert use()["expires_at"] == lease.expires_at
+    pass_by(25)
+    assert lease.expires_at is not None
+    assert use()["expires_at"] == lease.expires_at - timedelta(seconds=25), "not yet"
+    pass_by(10)
+    if seen:
+        row = connection.execute("SELECT ctid FROM outbox_lease").fetchone()
+        assert row is not None
+        writer._course.at = row[0]
+    renewed = use()
+    assert renewed["expires_at"] - renewed["leased_at"] == minute
+    assert renewed["expires_at"] > lease.expires_at - timedelta(seconds=10)
+    pass_by(35)
+    connection.execute("SELECT 1")
+    writer.stash(connection, record("rolled back"))
+    connection.rollback()
     row = lease_row(database, "reader")
     assert row is not None
-    assert row["expires_at"] == lease.expires_at
+    assert row["expires_at"] == renewed["expires_at"] - timedelta(seconds=35)
+
+
+def test_a_lease_that_is_not_renewed_stays_within_its_page(connection: psycopg.Connection[Any]) -> None:
+    """The end of a lease is indexed: an update that moved it each time would cost more with each record."""
+    stasher = Stasher()
+    writer = stasher.leased(stasher.lease(connection, "reader"))
+    for number in range(20):
+        writer.stash(connection, record(number))
+    hot = "SELECT pg_stat_get_xact_tuples_hot_updated('outbox_lease'::regclass)"
+    assert connection.execute(hot).fetchone() == (20,)
+
+
+def test_who_is_refused_renews_nothing(connection: psycopg.Connection[Any], database: str) -> None:
+    stasher = Stasher()
+    lease = stasher.lease(connection, "reader")
+    connection.execute("UPDATE outbox_lease SET leased_at = leased_at - interval '6 days', generation = 2")
+    connection.execute("UPDATE outbox_lease SET expires_at = statement_timestamp() + interval '1 day'")
+    connection.commit()
+    before = lease_row(database, "reader")
+    with pytest.raises(LeaseFenced):
+        stasher.leased(lease).stash(connection, record(1))
+    with pytest.raises(SequenceGap):
+        stasher.leased(Lease(lease.id, 2, 4)).stash(connection, record(5))
+    connection.commit()
+    after = lease_row(database, "reader")
+    assert before is not None
+    assert after is not None
+    assert (after["leased_at"], after["expires_at"]) == (before["leased_at"], before["expires_at"])
+
+
+def test_nothing_is_accepted_after_the_end(connection: psycopg.Connection[Any], database: str) -> None:
+    stasher = Stasher(lease_time=timedelta(minutes=1))
+    writer = stasher.leased(stasher.lease(connection, "reader"))
+    with connection.transaction():
+        writer.stash(connection, record(1))
     end(database, "reader")
     with pytest.raises(LeaseExpired, match="has expired; record 2 was not written"):
         writer.stash(connection, record(2))
@@ -95,23 +188,55 @@ def test_expiry_is_judged_while_a_transaction_is_open(connection: psycopg.Connec
         writer.stash(connection, record(1))
 
 
-def test_an_expired_lease_gives_way_to_a_new_id(connection: psycopg.Connection[Any], database: str) -> None:
+@pytest.mark.parametrize("swept", [False, True])
+def test_an_expired_lease_hands_on_what_was_saved(
+    connection: psycopg.Connection[Any], database: str, swept: bool
+) -> None:
     stasher = Stasher()
     old = stasher.lease(connection, "reader")
     writer = stasher.leased(old)
     with connection.transaction():
         writer.stash(connection, record(1), position="7")
     end(database, "reader")
+    if swept:
+        for _ in range(2):
+            stasher.lease(connection, "another")
     new = stasher.lease(connection, "reader")
-    assert new.id > old.id
-    assert (new.generation, new.sequence, new.position, new.resumed) == (1, 0, None, False)
-    with pytest.raises(LeaseExpired, match="is not there"):
+    assert (new.id, new.generation, new.sequence, new.position, new.resumed) == (old.id, 2, 1, "7", True)
+    with pytest.raises(LeaseFenced):
         writer.stash(connection, record(2))
-    connection.rollback()
+    assert stasher.leased(new).stash(connection, record(2)).sequence == 2
+
+
+def test_an_expired_lease_under_which_nothing_was_saved_is_removed(
+    connection: psycopg.Connection[Any], database: str
+) -> None:
+    stasher = Stasher()
+    old = stasher.lease(connection, "reader")
     end(database, "reader")
     stasher.lease(connection, "another")
     assert lease_row(database, "reader") is None, "whoever takes a lease removes expired ones"
-    assert stasher.lease(connection, "reader").id > new.id, "no id is given twice"
+    with pytest.raises(LeaseExpired, match="is not there") as refused:
+        stasher.leased(old).stash(connection, record(1))
+    assert "noted elsewhere" in (refused.value.hint or "")
+    connection.rollback()
+    assert stasher.lease(connection, "reader").id > old.id, "no id is given twice"
+
+
+def test_what_is_put_away_is_no_work_for_the_next_sweep(connection: psycopg.Connection[Any], database: str) -> None:
+    connection.execute(
+        "INSERT INTO outbox_lease (name, sequence, leased_at, expires_at)"
+        " SELECT 'r' || n, 1, now() - interval '2 days', now() - interval '1 day' FROM generate_series(1, 250) n"
+    )
+    connection.commit()
+    counted = "SELECT count(*) FROM outbox_lease WHERE expires_at BETWEEN '2000-01-01' AND now()"
+    left = []
+    for _ in range(4):
+        Stasher().lease(connection, "another")
+        left.append(connection.execute(counted).fetchone())
+        connection.commit()
+    assert left == [(148,), (46,), (0,), (0,)]
+    assert Stasher().lease(connection, "r7").sequence == 1
 
 
 def test_a_configured_time_ends_by_itself(connection: psycopg.Connection[Any]) -> None:
@@ -216,9 +341,11 @@ def test_a_writers_role_takes_and_uses_leases(empty_database: str) -> None:
         leased.stash_many(writer, [record(2), record(3)], position="3")
         writer.commit()
         with psycopg.connect(roles.owner, autocommit=True) as owner:
+            stasher.lease(writer, "unused")
             owner.execute("UPDATE billing.outbox_lease SET expires_at = now()")
             stasher.lease(writer, "another")
-            assert owner.execute("SELECT name FROM billing.outbox_lease").fetchall() == [("another",)]
+            left = owner.execute("SELECT name, isfinite(expires_at) FROM billing.outbox_lease ORDER BY name").fetchall()
+            assert left == [("another", True), ("reader", False)]
         with psycopg.connect(roles.relay) as relay, pytest.raises(psycopg.errors.InsufficientPrivilege):
             stasher.lease(relay, "reader")
 

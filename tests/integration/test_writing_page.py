@@ -54,7 +54,7 @@ def run(name: str, **given: Any) -> dict[str, Any]:
 
 
 def test_every_example_is_run_here() -> None:
-    assert PAGE.count("```python") + PAGE.count("```sql") == len(EXAMPLES) == 7
+    assert PAGE.count("```python") + PAGE.count("```sql") == len(EXAMPLES) == 8
     tested = set(re.findall(r'run\("(\w+)"|EXAMPLES\["(\w+)"\]', Path(__file__).read_text()))
     assert {first or second for first, second in tested} >= set(EXAMPLES)
 
@@ -65,12 +65,26 @@ def test_the_extras_exist() -> None:
     assert named == set(declared) - {"dev", "goharvest", "http", "otel", "spark", "stack"}
 
 
-def test_sqlalchemy(shop: psycopg.Connection[Any], database: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def at_this_place(database: str, monkeypatch: pytest.MonkeyPatch) -> None:
     options = conninfo_to_dict(database)
     place = f"{options['user']}@{options['host']}:{options['port']}/{options['dbname']}"
-    monkeypatch.setitem(EXAMPLES, "sqlalchemy", EXAMPLES["sqlalchemy"].replace("app@db/shop", place))
+    for name in ("sqlalchemy", "leases"):
+        monkeypatch.setitem(EXAMPLES, name, EXAMPLES[name].replace("app@db/shop", place))
+
+
+@pytest.mark.usefixtures("at_this_place")
+def test_sqlalchemy(shop: psycopg.Connection[Any]) -> None:
     run("sqlalchemy")["engine"].dispose()
     assert outcome(shop) == (95, [paid(5), paid(7)])
+
+
+@pytest.mark.usefixtures("at_this_place")
+def test_leases(shop: psycopg.Connection[Any]) -> None:
+    run("leases")["engine"].dispose()
+    assert outcome(shop) == (100, [paid(5)])
+    found = shop.execute("SELECT name, sequence, upstream_position FROM outbox_lease").fetchone()
+    assert found == ("orders-reader", 1, "offset 7")
 
 
 def test_django(shop: psycopg.Connection[Any], database: str) -> None:

@@ -14,6 +14,7 @@ from typer.testing import CliRunner
 
 from cli.config import app
 from harvester.config import Config, load_config
+from harvester.config.dsn import parse_dsn
 from harvester.config.goharvest import Imported, convert
 from harvester.config.goharvest_values import data_source, duration, level
 from harvester.config.toml_text import to_toml
@@ -69,7 +70,7 @@ def test_the_example_of_the_guide() -> None:
         producer_kafka_config={"compression.type": "lz4", "delivery.timeout.ms": "10000"},
         leader_topic="my-app-name",
         leader_group_id="my-app-name",
-        data_source="host=localhost port=5432 user=postgres password='' dbname=postgres sslmode=disable",
+        data_source="host=localhost port=5432 user=postgres password=dbname=postgres sslmode=disable",
         outbox_table="outbox",
         name=config_of(found).name,
         limits={  # type: ignore[arg-type]
@@ -81,6 +82,7 @@ def test_the_example_of_the_guide() -> None:
     )  # fmt: skip
     # A delivery that may take 10 s needs more time when leadership goes.
     assert set(notes(found)) == {
+        "harvest.dataSource",
         "harvest.producerKafkaConfig.delivery.timeout.ms",
         "harvest.limits.sendConcurrency",
         "harvest.limits.sendBuffer",
@@ -144,13 +146,13 @@ def test_a_dollar_stays_one() -> None:
 @pytest.mark.parametrize(
     ("given", "ours"),
     [("1m30s", "90s"), ("1.5h", "90m"), ("100ms", "100ms"), ("250µs", "250us"), ("3000ns", "3us"),
-     (5_000_000_000, "5s"), ("2h45m", "165m"), ("1.s", "1s")],
+     (5_000_000_000, "5s"), ("2h45m", "165m"), ("1.s", "1s"), ("0", "0s"), (0, "0s"), ("+5s", "5s")],
 )  # fmt: skip
 def test_durations(given: object, ours: str) -> None:
     assert duration(given) == ours
 
 
-@pytest.mark.parametrize("given", ["", "5", "5 s", "1d", "-1s", "1ns", True, None, 1.5, "1s1"])
+@pytest.mark.parametrize("given", ["", "+", "5", "5 s", "1d", "-1s", "1ns", True, None, 1.5, "1s1"])
 def test_what_is_no_duration(given: object) -> None:
     with pytest.raises(ValueError):
         duration(given)
@@ -166,11 +168,24 @@ def test_levels(given: str, ours: str) -> None:
     [
         ("host=a sslmode=disable", "host=a sslmode=disable", 0),
         ("host=a", "host=a sslmode=require", 1),
+        ("host=a sslmode=", "host=a sslmode=require", 1),
+        ("host=a sslmode=''", "host=a sslmode=require", 1),
+        # An empty value takes the text behind it, as it does for libpq and for lib/pq.
+        ("host=a password= dbname=shop sslmode=disable", "host=a password=dbname=shop sslmode=disable", 1),
+        ("host=a sslmode=disable password=", "host=a sslmode=disable password=''", 0),
+        ("host=a password='' dbname=shop sslmode=disable", "host=a password='' dbname=shop sslmode=disable", 0),
+        (r"host=a password=\'a\ b=c sslmode=disable", r"host=a password='\'a b=c' sslmode=disable", 0),
+        ("host = a dbname='x'user=y sslmode=disable", "host=a dbname=x user=y sslmode=disable", 0),
+        ("dbname=b sslmode=disable", "host=localhost dbname=b sslmode=disable", 1),
+        ("host='' dbname=b sslmode=disable", "host=localhost dbname=b sslmode=disable", 1),
+        ("postgres:///b?sslmode=disable", "postgres:///b?host=localhost&sslmode=disable", 1),
+        ("postgres://u:p@:5433/b?sslmode=disable", "postgres://u:p@:5433/b?host=localhost&sslmode=disable", 1),
+        ("postgres:///b?host=/tmp&sslmode=disable", "postgres:///b?host=/tmp&sslmode=disable", 0),
         ("postgres://a/b", "postgres://a/b?sslmode=require", 1),
         ("postgres://a/b?sslmode=disable", "postgres://a/b?sslmode=disable", 0),
         ("host=a sslmode=disable binary_parameters=yes", "host=a sslmode=disable", 1),
-        ("sslmode=disable search_path=x", "sslmode=disable options='-c search_path=x'", 1),
-        ("sslmode=disable password='a b'", "sslmode=disable password='a b'", 0),
+        ("host=a sslmode=disable search_path=x", "host=a sslmode=disable options='-c search_path=x'", 1),
+        ("host=a sslmode=disable password='a b'", "host=a sslmode=disable password='a b'", 0),
         ("postgres://a/b?sslmode=disable&binary_parameters=yes", "postgres://a/b?sslmode=disable", 1),
         ("postgres://a?search_path=x,y+z&sslmode=disable",
          "postgres://a?sslmode=disable&options=-c%20search_path%3Dx,y%5C%20z", 1),
@@ -183,6 +198,22 @@ def test_data_sources(given: str, ours: str, count: int) -> None:
     made, noted = data_source(given)
     assert (made, len(noted)) == (ours, count)
     conninfo_to_dict(made)  # libpq takes it
+
+
+def test_what_an_empty_value_takes_is_noted_and_not_repeated() -> None:
+    found = harvest(dataSource="host=a user=app password= dbname=hunter2 sslmode=disable")
+    (note,) = [note.text for note in found.notes if note.path == "harvest.dataSource"]
+    assert note.startswith(
+        "password takes the text behind it for its value, up to the next blank, so dbname is not given"
+    )
+    assert "hunter2" not in note
+    assert parse_dsn(found.settings["data_source"])["password"] == "dbname=hunter2"
+
+
+@pytest.mark.parametrize("given", ["host=a password='x", "host=a =x y", "host=a password=x\\"])
+def test_what_the_driver_of_goharvest_refuses(given: str) -> None:
+    with pytest.raises(ValueError):
+        data_source(given)
 
 
 def test_settings_of_the_session_in_a_url_reach_the_server() -> None:
@@ -218,9 +249,47 @@ logging:
     assert found.settings == {"leader_group_id": "g"}
 
 
-def test_off_is_a_level_though_it_is_false_to_yaml() -> None:
-    found = imported("harvest: {leaderGroupID: g}\nlogging: {level: off}")
+def test_texts_that_are_empty_are_not_given() -> None:
+    assert harvest(leaderTopic="", dataSource="", outboxTable="", name="") == harvest()
+    assert convert({"harvest": {"leaderGroupID": ""}}).settings["leader_group_id"] == "reaper"
+
+
+@pytest.mark.parametrize("name", ["off", "Off", "'Off'"])
+def test_off_is_a_level_though_it_may_be_false_to_yaml(name: str) -> None:
+    found = imported(f"harvest: {{leaderGroupID: g}}\nlogging: {{level: {name}}}")
     assert found.settings["logging"] == {"level": "error"}
+    assert "errors are logged" in notes(found)["logging.level"]
+    assert "logging.level" not in notes(imported("harvest: {leaderGroupID: g}\nlogging: {level: All}"))
+
+
+@pytest.mark.parametrize(
+    ("limit", "zero", "ours"),
+    [
+        ("ioErrorBackoff", "0s", timedelta(milliseconds=1)),
+        ("markBackoff", 0, timedelta(milliseconds=1)),
+        ("minMetricsInterval", "0", timedelta(milliseconds=1)),
+        ("sendBuffer", 0, 1),
+    ],
+)
+def test_a_zero_that_is_allowed_there_becomes_the_least_here(limit: str, zero: object, ours: object) -> None:
+    found = harvest(limits={limit: zero})
+    name = next(name for name in vars(config_of(found).limits) if name.replace("_", "") == limit.lower())
+    assert getattr(config_of(found).limits, name) == ours
+    assert any("for the 0 there" in note.text for note in found.notes if note.path == f"harvest.limits.{limit}")
+
+
+@pytest.mark.parametrize("limit", ["heartbeatTimeout", "drainInterval", "maxInFlightRecords", "sendConcurrency"])
+def test_a_zero_that_is_refused_there_stays_a_problem(limit: str) -> None:
+    with pytest.raises(ConfigurationError):
+        config_of(harvest(limits={limit: 0}))
+
+
+@pytest.mark.parametrize("topic", ["my topic", "umläut", "..", "a" * 250, "__consumer_offsets", "__transaction_state"])
+def test_a_leader_topic_that_cannot_work_is_left_out(topic: str) -> None:
+    found = harvest(leaderTopic=topic)
+    assert "leader_topic" not in found.settings
+    assert config_of(found).leader_topic == "g.neli"
+    assert "left out" in notes(found)["harvest.leaderTopic"]
 
 
 def test_everything_that_is_wrong_is_told_at_once() -> None:

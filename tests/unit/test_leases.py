@@ -56,8 +56,8 @@ def test_repeats_are_told_from_what_is_new() -> None:
 @pytest.mark.parametrize(
     ("row", "error", "said", "hint"),
     [
-        (None, LeaseExpired, "lease 7 of 'reader' (generation 3) is not there", "lease the name again"),
-        (answer(10, expired=True), LeaseExpired, "has expired; record 11 was not written", "before its end"),
+        (None, LeaseExpired, "lease 7 of 'reader' (generation 3) is not there", "noted elsewhere"),
+        (answer(10, expired=True), LeaseExpired, "has expired; record 11 was not written", "go on behind the position"),
         (answer(10, 4), LeaseFenced, "was taken over: its generation is 4 now", "stop"),
         (answer(10, 1), LeaseUnknown, "has generation 1 and never gave this one out", "older copy"),
         (answer(8), SequenceGap, "record 11 came where 9 is next; it was not written", r"seek\(8\)"),

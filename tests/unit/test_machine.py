@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from uuid import UUID
 
 import pytest
@@ -10,7 +11,7 @@ from harvester.events import LeaderAcquired, LeaderFenced, LeaderRefreshed
 from harvester.relay import commands as c
 from harvester.relay import frames as f
 from harvester.relay import leadership, outcomes
-from harvester.relay.machine import Phase
+from harvester.relay.machine import Phase, Relay
 from tests.support.relay_driver import Driver, keyed, killed, only, row, sent
 
 
@@ -66,7 +67,37 @@ def test_a_lost_term_is_taken_again_under_a_new_holder() -> None:
     driver = Driver()
     driver.lead()
     leadership.term_lost(driver.relay, True, 0)
-    assert driver.answer() == [c.TakeTerm(UUID(int=2))]
+    assert driver.answer() == [c.TakeTerm(UUID(int=2), lost=1)]
+
+
+def test_terms_that_are_lost_in_a_row_are_counted() -> None:
+    driver = Driver()
+    driver.lead()
+    brief_s = driver.relay.settings.expiry_s / 2
+    for lost in (1, 2, 3, 4):
+        driver.now += brief_s
+        leadership.term_lost(driver.relay, True, driver.now)
+        assert driver.answer() == [c.TakeTerm(UUID(int=lost + 1), lost)]
+        leadership.term_taken(driver.relay, UUID(int=lost + 1), lost + 1, "one", driver.now)
+        driver.answer()
+    driver.now += 3 * brief_s
+    leadership.term_lost(driver.relay, True, driver.now)
+    assert driver.answer() == [c.TakeTerm(UUID(int=6), 1)]  # it was held for long: no row any more
+    leadership.term_lost(driver.relay, True, driver.now)
+    assert driver.relay.tenure.lost == 1  # none was taken since
+
+
+@pytest.mark.parametrize(
+    "end", [lambda relay: leadership.fence(relay, "late", 0), lambda relay: leadership.drain(relay, 0)]
+)
+def test_who_gives_up_leadership_has_lost_no_terms_in_a_row(end: Callable[[Relay], object]) -> None:
+    driver = Driver()
+    driver.lead()
+    leadership.term_lost(driver.relay, True, 0)
+    end(driver.relay)
+    driver.answer()
+    leadership.acquire(driver.relay, 0)
+    assert driver.answer() == [c.TakeTerm(UUID(int=3))]
 
 
 def test_a_lost_term_without_trust_fences() -> None:
@@ -198,7 +229,7 @@ def test_a_paused_leader_whose_term_is_lost_takes_it_again_and_stays_paused() ->
     driver.relay.pause(0)
     driver.answer()
     leadership.term_lost(driver.relay, True, 0)
-    assert driver.answer() == [c.TakeTerm(UUID(int=2))]
+    assert driver.answer() == [c.TakeTerm(UUID(int=2), lost=1)]
     leadership.term_taken(driver.relay, UUID(int=2), 5, "one", 0)
     assert not only(driver.answer(), c.Mark)
     assert only(driver.relay.resume(0), c.Mark)

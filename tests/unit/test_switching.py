@@ -12,7 +12,7 @@ import pytest
 
 from harvester.delivery.progress_topic import ProgressTopic
 from harvester.errors import SchemaError
-from harvester.outbox.term_session import TermRow
+from harvester.outbox.term_session import Owner, TermRow
 from harvester.relay import hooks
 from harvester.relay.commands import TakeTerm
 from harvester.relay.marking import MarkLoop
@@ -54,6 +54,34 @@ def test_only_the_first_exactly_once_term_waits_and_only_for_one_that_was_not_re
     before: str, holder: UUID | None, now: str, wait_s: float
 ) -> None:
     assert mode(now, TOPIC).wait_s(row(before, "one", holder)) == wait_s
+
+
+@pytest.mark.parametrize("now", MODES)
+@pytest.mark.parametrize(("holder", "wait_s"), [(HOLDER, EXPIRY_S), (None, 0.0)])
+def test_any_first_term_of_another_group_waits_for_one_that_was_not_released(
+    now: str, holder: UUID | None, wait_s: float
+) -> None:
+    moved = replace(row(AT_LEAST_ONCE, None, holder), kind="moved")
+    assert mode(now, TOPIC).wait_s(moved) == wait_s
+
+
+# -- P37
+
+
+@pytest.mark.parametrize(
+    ("theirs", "ours", "excluded"),
+    [
+        (Owner("a", "x"), Owner("a", "x"), False),
+        (Owner("a", "x"), Owner("b", "x"), True),
+        (Owner("a", "x"), Owner("a", "y"), True),
+        (Owner("a", "x"), Owner("a", None), False),
+        (Owner("a", None), Owner("b", "x"), True),
+        (Owner(None, "x"), Owner("b", "y"), True),
+        (Owner(), Owner("b", "y"), False),
+    ],
+)
+def test_whose_an_outbox_is(theirs: Owner, ours: Owner, excluded: bool) -> None:
+    assert theirs.excludes(ours) is ours.excludes(theirs) is excluded
 
 
 # -- P22

@@ -24,7 +24,7 @@ from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import TYPE_CHECKING
 
-from harvester.assembly import expiry_s
+from harvester.assembly import expiry_s, owner_of
 from harvester.config import Config
 from harvester.errors import ConfigurationError, DatabaseUnavailable, HarvesterError, Problem
 from harvester.outbox.lending import Borrower, Loan, Patience
@@ -106,7 +106,9 @@ def run(
     durations = times(settings.lease, check(settings.kafka))
     limits = config.limits
     patience = Patience((limits.drain_interval + config.delivery_timeout).total_seconds(), expiry_s(config))
-    borrower = Borrower(config.dsn, config.table, config.name, settings.lease, patience, settle(config, stop))
+    borrower = Borrower(
+        config.dsn, config.table, config.name, settings.lease, patience, settle(config, stop), owner=owner_of(config)
+    )
     with borrower, Snapshot(config.dsn, config.table, borrower.session.place) as snapshot:
         writer = SliceWriter(spark, config, settings.kafka, durations, settings.tasks)
         if config.archive != "off":

@@ -12,6 +12,6 @@ Nothing here loads models, so the package may be imported before Django's apps a
 
 from __future__ import annotations
 
-from harvester.writers.django.stashing import DjangoStasher, stash, stash_many
+from harvester.writers.django.stashing import DjangoLeasedStasher, DjangoStasher, stash, stash_many
 
-__all__ = ["DjangoStasher", "stash", "stash_many"]
+__all__ = ["DjangoLeasedStasher", "DjangoStasher", "stash", "stash_many"]

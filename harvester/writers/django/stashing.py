@@ -1,18 +1,23 @@
-"""The stasher over Django's connections: the one for psycopg, within `transaction.atomic`."""
+"""The stashers over Django's connections: those for psycopg, within `transaction.atomic`."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from datetime import timedelta
 from functools import cache
 
 import psycopg
 from django.conf import settings
-from django.db import DEFAULT_DB_ALIAS, connections
+from django.db import DEFAULT_DB_ALIAS, connections, transaction
 from django.db.backends.base.base import BaseDatabaseWrapper
 
 from harvester.errors import NoTransaction, OutboxError
+from harvester.outbox.leased_stasher import LeasedStasher
+from harvester.outbox.leases import DEFAULT_LEASE_TIME, Lease, Stashed
 from harvester.outbox.stasher import Stasher
 from harvester.outbox.tables import OutboxTable
+from harvester.outbox.targets import not_apart
 from harvester.record import OutboxRecord
 
 
@@ -23,9 +28,15 @@ class DjangoStasher:
     of the server come as Django's own (`django.db.Error`). `connection.queries` does not list these statements.
     """
 
-    def __init__(self, table: str | OutboxTable | None = None, using: str = DEFAULT_DB_ALIAS) -> None:
+    def __init__(
+        self,
+        table: str | OutboxTable | None = None,
+        using: str = DEFAULT_DB_ALIAS,
+        *,
+        lease_time: timedelta = DEFAULT_LEASE_TIME,
+    ) -> None:
         self.using = using
-        self._stasher = Stasher(outbox_table() if table is None else table)
+        self._stasher = Stasher(outbox_table() if table is None else table, lease_time=lease_time)
         self.table = self._stasher.table
 
     def stash(self, record: OutboxRecord) -> int:
@@ -40,6 +51,22 @@ class DjangoStasher:
         with wrapper.wrap_database_errors:
             return self._stasher.stash_many(psycopg_connection(wrapper), records)
 
+    def lease(self, name: str) -> Lease:
+        """A lease of one name; see `lease_many`."""
+        return self.lease_many([name])[0]
+
+    def lease_many(self, names: Iterable[str]) -> list[Lease]:
+        """Leases in the order of the names; outside of `atomic` only. See `harvester.Stasher.lease_many`."""
+        wrapper = connections[self.using]
+        if wrapper.in_atomic_block:
+            raise not_apart()
+        with wrapper.wrap_database_errors:
+            return self._stasher.lease_many(psycopg_connection(wrapper), names)
+
+    def leased(self, lease: Lease) -> DjangoLeasedStasher:
+        """A stasher that numbers its records under this lease; see `harvester.Stasher.leased`."""
+        return DjangoLeasedStasher(self, self._stasher.leased(lease))
+
     def _wrapper(self) -> BaseDatabaseWrapper:
         wrapper = connections[self.using]
         if not wrapper.in_atomic_block:
@@ -49,6 +76,52 @@ class DjangoStasher:
             )
         wrapper.validate_no_broken_transaction()
         return wrapper
+
+
+class DjangoLeasedStasher:
+    """Made by `DjangoStasher.leased`; see `harvester.LeasedStasher`. For one thread at a time, inside `atomic` only."""
+
+    def __init__(self, stasher: DjangoStasher, leased: LeasedStasher) -> None:
+        self._stasher, self._leased = stasher, leased
+
+    @property
+    def lease(self) -> Lease:
+        """The lease with the last number used: save this to go on from here. `position` is as it was at the start."""
+        return self._leased.lease
+
+    @property
+    def sequence(self) -> int:
+        """The number of the last record that was stashed, or tried to be."""
+        return self._leased.sequence
+
+    def seek(self, sequence: int) -> None:
+        """The next record's number is the one after this: what came later was rolled back, or is to be sent again."""
+        self._leased.seek(sequence)
+
+    def stash(self, record: OutboxRecord, *, position: str | None = None) -> Stashed:
+        """Write one record, if its number is the next one; `position` is saved with it, None leaves the one before."""
+        wrapper = self._stasher._wrapper()
+        with wrapper.wrap_database_errors:
+            return self._leased.stash(psycopg_connection(wrapper), record, position=position)
+
+    def stash_many(self, records: Iterable[OutboxRecord], *, position: str | None = None) -> list[Stashed]:
+        """Write records in order, all or none, leaving out those that are there; `position` is that of the last one."""
+        wrapper = self._stasher._wrapper()
+        with wrapper.wrap_database_errors:
+            return self._leased.stash_many(psycopg_connection(wrapper), records, position=position)
+
+    @contextmanager
+    def transaction(self) -> Iterator[None]:
+        """`atomic`, which takes the numbers back if it does not commit."""
+        before, committed = self.sequence, False
+        try:
+            with transaction.atomic(self._stasher.using):
+                yield
+                rolls_back = transaction.get_rollback(self._stasher.using)
+            committed = not rolls_back
+        finally:
+            if not committed:
+                self.seek(before)
 
 
 def stash(record: OutboxRecord, using: str = DEFAULT_DB_ALIAS) -> int:

@@ -1,0 +1,57 @@
+"""`harvester move`: give an outbox to another leader group, or to the same one in another Kafka cluster."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from .options import ConfigOption, SetOption, load
+
+
+def move(
+    config: ConfigOption = None,
+    set_: SetOption = None,
+    unreleased: Annotated[
+        bool,
+        typer.Option("--unreleased", help="The old group's leader is dead for certain, and did not release its term."),
+    ] = False,
+) -> None:
+    """Give the outbox to the leader group and Kafka cluster of this configuration.
+
+    Stop the harvesters that it belongs to first. If the last of them was killed, start one of them once more and stop
+    it; only where that cannot be done, --unreleased: the first leader of the new group then waits for what the old one
+    may still send, and of an exactly-once leader records may be published again.
+    """
+    settings = load(config, set_)
+
+    from contextlib import closing
+
+    from harvester.assembly import expiry_s, owner_of
+    from harvester.errors import LeadershipError
+    from harvester.outbox.connect import database_errors
+    from harvester.outbox.term_session import TermSession
+
+    ours = owner_of(settings)
+    session = TermSession(settings.dsn, settings.table, "harvester move", 10.0)
+    with closing(session), database_errors("move the outbox"):
+        session.open()
+        row = session.read_term()
+        if row.owner == ours:
+            typer.echo(f"nothing to do: {settings.table} belongs to {ours}")
+            return
+        if row.lent_to is not None:
+            raise LeadershipError(f"{row.lent_to} has the term, or asks for it", hint="wait until it is done")
+        if row.holder is not None and not unreleased:
+            raise LeadershipError(
+                f"{row.name!r} of {row.owner} has not released its term of {settings.table}",
+                hint="stop its harvesters (SIGTERM); `harvester move --help` says what to do when they were killed",
+            )
+        if not session.move(row, ours):
+            raise LeadershipError(
+                f"a harvester of {row.owner} has just taken or released the term of {settings.table}",
+                hint="stop all of them, then run this again",
+            )
+    typer.echo(f"{settings.table} belongs to {ours} now; before, to {row.owner}")
+    if row.holder is not None:
+        typer.echo(f"its first leader waits {expiry_s(settings):.0f} s for what {row.name!r} may still send")
