@@ -90,6 +90,9 @@ def decode(data: bytes) -> list[Decoded]:
             except UndecodableRecord as error:
                 found.append(Broken(record_id, key, error.message))
                 continue
+            except Exception as error:  # noqa: BLE001 - no row may end the shard (P33)
+                found.append(Broken(record_id, key, f"it cannot be decoded: {error!r}"))
+                continue
             fields = (record_id, key, topic, value, pairs, partition, created_us + _POSTGRES_EPOCH_US)
             found.append(_new(KafkaRecord, fields))
     except struct.error as error:
