@@ -22,7 +22,7 @@ from harvester.delivery.decode import Broken
 from harvester.delivery.lane import Lane, Outcome
 from harvester.relay.batches import Batches, Entry
 from harvester.relay.refusals import INNOCENT, Failed
-from harvester.relay.sender import RESERVED
+from harvester.relay.sender import INFERRED, RESERVED
 from harvester.relay.stamps import Stamps, timestamp_ms
 
 _LONGEST_S = 0.02  # of taking records into one transaction
@@ -111,7 +111,10 @@ class Filler:
             else:
                 return True
 
-    def _reported(self, entry: Entry, error: KafkaError | None, _message: Any) -> None:
-        """A record failed; those that did not are not reported."""
-        if error is not None and error.name() not in INNOCENT:
+    def _reported(self, entry: Entry, error: KafkaError | None, message: Any) -> None:
+        """Delivery report. Without an offset the client only infers it: the record may be nowhere (P45)."""
+        if error is None:
+            if message.offset() is None:
+                self.failed.append((entry, INFERRED))
+        elif error.name() not in INNOCENT:
             self.failed.append((entry, error))

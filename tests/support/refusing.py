@@ -1,4 +1,4 @@
-"""A proxy in front of one broker that reads Produce requests and answers one of them as a refusing broker does.
+"""A proxy in front of one broker that reads Produce requests and lets one of them be refused, and the next one not.
 
     with RefusingProxy(bootstrap) as proxy:
         refusal = proxy.refuse(topic, NOT_ENOUGH_REPLICAS)
@@ -8,7 +8,10 @@
         refusal.overtaken.wait()           # its request follows: now the first is refused, then this one let through
 
 The refusal reaches the client before the answer to the second request, as from a broker whose in-sync replicas come
-back between the two. It understands Produce requests of versions 3 to 12 for one partition, which is how librdkafka
+back between the two. `watch` leaves the refusal to the broker: the first request goes through, its answer waits, and so
+does the second request, until the test calls `refusal.go.set()`.
+
+It understands Produce requests of versions 3 to 12 for one partition, which is how librdkafka
 makes them. Everything else passes; the broker's address is replaced in its answers, as `tests.support.proxy` does it.
 """
 
@@ -31,13 +34,15 @@ _FLEXIBLE = 9  # from this version of Produce on
 
 @dataclass
 class Refusal:
-    """Refuses the first Produce request of `topic`, as soon as the second one of the same partition has come."""
+    """What becomes of the first two Produce requests of `topic` for one partition. `error` None: the broker's own."""
 
     topic: str
-    error: int
+    error: int | None
+    go: threading.Event = field(default_factory=threading.Event)
     caught: threading.Event = field(default_factory=threading.Event)
     overtaken: threading.Event = field(default_factory=threading.Event)
     held: Produce | None = None
+    answered: int | None = None  # the error in the broker's own answer
 
 
 @dataclass(frozen=True)
@@ -48,6 +53,13 @@ class Produce:
     correlation: int
     topic: str
     partition: int
+
+    def error_of(self, answer: bytes) -> int:
+        """The error for the partition in the broker's answer."""
+        name = self.topic.encode()
+        place = answer.index(name) + len(name) + (1 if self.version >= _FLEXIBLE else 4) + 4
+        found: tuple[int] = struct.unpack_from(">h", answer, place)
+        return found[0]
 
     def refused(self, error: int) -> bytes:
         """The broker's answer: this error, and nothing was appended."""
@@ -72,12 +84,14 @@ class RefusingProxy:
 
     def __init__(self, target: str) -> None:
         host, _, port = target.rpartition(":")
-        self._target = (host, int(port))
+        self.target_port = int(port)
+        self._target = (host, self.target_port)
         self._listener = socket.create_server(("127.0.0.1", 0))
         self.port: int = self._listener.getsockname()[1]
-        self._real, self._ours = (host.encode() + struct.pack(">i", number) for number in (int(port), self.port))
+        self._real, self._ours = (host.encode() + struct.pack(">i", number) for number in (self.target_port, self.port))
         self._lock = threading.Lock()
         self._refusals: list[Refusal] = []
+        self._watched: list[Refusal] = []
         self._sockets: list[socket.socket] = []
         threading.Thread(target=self._accept, daemon=True).start()
 
@@ -88,7 +102,13 @@ class RefusingProxy:
 
     def refuse(self, topic: str, error: int) -> Refusal:
         """Refuse the next Produce request of this topic."""
-        refusal = Refusal(topic, error)
+        return self._expect(Refusal(topic, error))
+
+    def watch(self, topic: str) -> Refusal:
+        """Hold back the broker's answer to the next Produce request of this topic, and the request after it."""
+        return self._expect(Refusal(topic, None))
+
+    def _expect(self, refusal: Refusal) -> Refusal:
         with self._lock:
             self._refusals.append(refusal)
         return refusal
@@ -99,6 +119,8 @@ class RefusingProxy:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        for refusal in self._watched:
+            refusal.go.set()
         for end in (self._listener, *self._sockets):
             with contextlib.suppress(OSError):
                 end.shutdown(socket.SHUT_RDWR)
@@ -126,6 +148,7 @@ class RefusingProxy:
     def _answers(self, near: socket.socket, far: socket.socket, writing: threading.Lock) -> None:
         with contextlib.suppress(OSError):
             while frame := _frame(far):
+                self._hold(frame)
                 with writing:
                     near.sendall(frame.replace(self._real, self._ours))
         near.close()
@@ -142,14 +165,27 @@ class RefusingProxy:
             if refusal.held is None:
                 refusal.held = request
                 refusal.caught.set()
-                return True
+                if refusal.error is None:
+                    self._watched.append(refusal)
+                return refusal.error is not None
             if refusal.held.partition != request.partition:
                 return False
             self._refusals.remove(refusal)
-        with writing:
-            near.sendall(refusal.held.refused(refusal.error))
+        if refusal.error is not None:
+            with writing:
+                near.sendall(refusal.held.refused(refusal.error))
         refusal.overtaken.set()
+        if refusal.error is None:
+            refusal.go.wait()
         return False
+
+    def _hold(self, answer: bytes) -> None:
+        """Wait with the broker's answer to a request that is watched, and note what it says."""
+        (correlation,) = struct.unpack_from(">i", answer, 4)
+        for refusal in self._watched:
+            if refusal.held is not None and refusal.held.correlation == correlation and not refusal.go.is_set():
+                refusal.answered = refusal.held.error_of(answer)
+                refusal.go.wait()
 
 
 def produce(frame: bytes) -> Produce | None:
