@@ -147,6 +147,24 @@ def test_no_time_that_a_row_can_have_makes_it_undeliverable(wide: Scene, deliver
     assert created[b"294276-12-31 23:59:59.999999+00"].created_us == 2**63 - 1  # type: ignore[union-attr]
 
 
+@BOTH_MODES
+def test_ids_that_no_sequence_gives_are_published(wide: Scene, delivery: str) -> None:
+    with wide.embedded(delivery=delivery) as running:
+        running.wait_leading()
+        pids = running.pids()
+        for number in (-(2**63), -1, 0, 2**62, 2**63 - 1):
+            wide.db.execute(
+                "INSERT INTO outbox (id, create_time, kafka_topic, kafka_key, kafka_value)"
+                " VALUES (%s, now(), %s, 'k', 'v')",
+                (number, wide.topic),
+            )
+            wide.wait_left()
+        wide.add(("k", "last"))
+        wide.wait_left()
+        assert running.pids() == pids
+    assert published(wide) == [-(2**63), -1, 0, 1, 2**62, 2**63 - 1]
+
+
 def test_odd_records_in_quarantine_can_be_seen_and_put_back(wide: Scene) -> None:
     rows = [replace(OddRow(created=time, key=time), topic="no topic") for time in TIMES]
     add(wide, *rows)

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
+import pytest
 from confluent_kafka import KafkaError
 
 from harvester.outbox.purge_session import Outcome, Poison
@@ -159,6 +160,38 @@ def test_a_delivery_without_an_offset_is_retried_while_nothing_gets_through() ->
     shard.sender.collect()
     shard.sender.due(LATER)
     assert (shard.produced, shard.purged) == ([1, 1], [])
+
+
+def test_whatever_produce_raises_breaks_that_record_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    """P33."""
+    shard = Shard()
+    produce = shard.produce
+
+    def picky(topic: str, value: bytes, *rest: Any) -> None:
+        if value == b"2":
+            raise OverflowError("too large")
+        produce(topic, value, *rest)
+
+    monkeypatch.setattr(shard, "produce", picky)
+    shard.dispatch((1, b"a"), (2, b"b"), (3, b"c"))
+    assert shard.produced == [1, 3]
+    assert [(poison.id, poison.error) for poison in shard.poison] == [(2, "the client refused it: too large")]
+
+
+def test_whatever_a_report_raises_breaks_that_record_only() -> None:
+    """P33."""
+
+    class Odd(KafkaError):
+        def str(self) -> str:
+            raise UnicodeDecodeError("utf-8", b"", 0, 1, "odd")
+
+    shard = Shard()
+    shard.dispatch((1, b"a"), (2, b"b"))
+    shard.reports[1](Odd(KafkaError._MSG_TIMED_OUT), None)
+    shard.reports[2](None, Delivered())
+    shard.sender.collect()
+    assert [poison.id for poison in shard.poison] == [1]
+    assert shard.purged == [2]
 
 
 def test_a_producer_that_cannot_go_on_goes_with_its_process() -> None:
