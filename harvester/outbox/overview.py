@@ -22,7 +22,7 @@ from harvester.status import Backlog
 Connection = psycopg.Connection[Any]
 
 COUNT_BOUND = 100_000
-# How old a row is, in seconds; NULL for a create_time of `infinity` or `-infinity`, which no clock can be compared with.
+# How old a row is, in seconds; NULL where create_time is `infinity` or `-infinity`.
 AGE_S = "CASE WHEN isfinite(create_time) THEN extract(epoch FROM clock_timestamp() - create_time)::float8 END"
 
 

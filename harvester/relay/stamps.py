@@ -13,7 +13,6 @@ from uuid import UUID
 
 from harvester import origin
 
-
 _FIRST_US, _END_US = -62_135_596_800_000_000, 253_402_300_800_000_000  # of the years 1 to 9999
 
 

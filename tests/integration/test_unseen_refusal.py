@@ -57,6 +57,24 @@ def test_a_first_request_that_is_refused_is_not_taken_for_delivered(
     assert scene.published() == {"first": ["1", "2"], "second": ["1", "2"]}
 
 
+def test_nothing_is_lost_when_the_answer_to_the_second_request_is_lost_too(scene: Scene, proxy: RefusingProxy) -> None:
+    """The broker then refuses the first request for good, and the client gives up: the shard is replaced."""
+    with scene.embedded(shards=1) as running:
+        running.wait_leading()
+        refusal = proxy.refuse(scene.topic, NOT_ENOUGH_REPLICAS, cut=True)
+        scene.add(("first", "1"))
+        assert refusal.caught.wait(30)
+        scene.add(("second", "1"))
+        assert refusal.overtaken.wait(30)
+        scene.add(("first", "2"), ("second", "2"))
+        scene.wait_left()
+    assert scene.quarantined() == {}
+    assert {key: list(dict.fromkeys(values)) for key, values in scene.published().items()} == {
+        "first": ["1", "2"],
+        "second": ["1", "2"],
+    }
+
+
 @REFUSALS
 def test_in_a_transaction_a_first_request_that_is_refused_is_not_taken_for_delivered(
     scene: Scene, proxy: RefusingProxy, error: int

@@ -9,7 +9,8 @@
 
 The refusal reaches the client before the answer to the second request, as from a broker whose in-sync replicas come
 back between the two. `watch` leaves the refusal to the broker: the first request goes through, its answer waits, and so
-does the second request, until the test calls `refusal.go.set()`.
+does the second request, until the test calls `refusal.go.set()`. With `cut` the connection breaks when the broker
+answers the second request, so that this answer is lost.
 
 It understands Produce requests of versions 3 to 12 for one partition, which is how librdkafka
 makes them. Everything else passes; the broker's address is replaced in its answers, as `tests.support.proxy` does it.
@@ -38,11 +39,13 @@ class Refusal:
 
     topic: str
     error: int | None
+    cut: bool = False
     go: threading.Event = field(default_factory=threading.Event)
     caught: threading.Event = field(default_factory=threading.Event)
     overtaken: threading.Event = field(default_factory=threading.Event)
     held: Produce | None = None
     answered: int | None = None  # the error in the broker's own answer
+    second: int | None = None  # correlation id of the request after it
 
 
 @dataclass(frozen=True)
@@ -92,6 +95,7 @@ class RefusingProxy:
         self._lock = threading.Lock()
         self._refusals: list[Refusal] = []
         self._watched: list[Refusal] = []
+        self._cutting: list[Refusal] = []
         self._sockets: list[socket.socket] = []
         threading.Thread(target=self._accept, daemon=True).start()
 
@@ -100,9 +104,9 @@ class RefusingProxy:
         """What clients are given."""
         return f"127.0.0.1:{self.port}"
 
-    def refuse(self, topic: str, error: int) -> Refusal:
+    def refuse(self, topic: str, error: int, *, cut: bool = False) -> Refusal:
         """Refuse the next Produce request of this topic."""
-        return self._expect(Refusal(topic, error))
+        return self._expect(Refusal(topic, error, cut))
 
     def watch(self, topic: str) -> Refusal:
         """Hold back the broker's answer to the next Produce request of this topic, and the request after it."""
@@ -149,9 +153,14 @@ class RefusingProxy:
         with contextlib.suppress(OSError):
             while frame := _frame(far):
                 self._hold(frame)
+                if self._is_cut(frame):
+                    break
                 with writing:
                     near.sendall(frame.replace(self._real, self._ours))
-        near.close()
+        for end in (near, far):
+            with contextlib.suppress(OSError):
+                end.shutdown(socket.SHUT_RDWR)
+            end.close()
 
     def _intercepted(self, frame: bytes, near: socket.socket, writing: threading.Lock) -> bool:
         """Whether the broker does not get this request."""
@@ -171,6 +180,9 @@ class RefusingProxy:
             if refusal.held.partition != request.partition:
                 return False
             self._refusals.remove(refusal)
+            refusal.second = request.correlation
+            if refusal.cut:
+                self._cutting.append(refusal)
         if refusal.error is not None:
             with writing:
                 near.sendall(refusal.held.refused(refusal.error))
@@ -178,6 +190,14 @@ class RefusingProxy:
         if refusal.error is None:
             refusal.go.wait()
         return False
+
+    def _is_cut(self, answer: bytes) -> bool:
+        """Whether this answer, and with it the connection, is lost."""
+        (correlation,) = struct.unpack_from(">i", answer, 4)
+        cut = [refusal for refusal in self._cutting if refusal.second == correlation]
+        for refusal in cut:
+            self._cutting.remove(refusal)
+        return bool(cut)
 
     def _hold(self, answer: bytes) -> None:
         """Wait with the broker's answer to a request that is watched, and note what it says."""

@@ -366,7 +366,7 @@ class SimShard(SimProcess):
         sent.appended = True
         self.owner.world.append(sent.uid)
 
-    def _acknowledge(self, record_id: int, delivered: Delivered = Delivered()) -> None:  # noqa: B008 - a constant
+    def _acknowledge(self, record_id: int, delivered: Delivered = Delivered()) -> None:
         """Served by the delivery thread, which collects what it has served a little later."""
         self.wire.pop(record_id).report(None, delivered)
 
