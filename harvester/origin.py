@@ -12,7 +12,7 @@ One header, named `harvester` unless configured otherwise; its value has 66 byte
     34    8    low water, signed; the smallest value, which no id is below, says that none is known
     42    8    id, signed
     50    8    sequence, signed
-    58    8    creation time, signed: microseconds since the UNIX epoch
+    58    8    creation time, signed: microseconds since the UNIX epoch, or the nearest number that has room
 
 The first 42 bytes are the same for many records in a row. `head` makes them once, and `stamp` adds the rest.
 """
@@ -29,6 +29,7 @@ from uuid import UUID
 HEADER = "harvester"
 VERSION = 1
 SMALLEST = -(2**63)
+_LARGEST = 2**63 - 1
 
 _MARK = 0xB5
 _BEGIN = bytes((_MARK, VERSION))
@@ -73,7 +74,10 @@ def head(incarnation: UUID, term: int, lane: int, producer: int, low_water: int 
 
 def stamp(head: bytes, record_id: int, sequence: int, created_us: int) -> bytes:
     """The header's value for one record; called for every one of them."""
-    return head + _pack_tail(record_id, sequence, created_us)
+    try:
+        return head + _pack_tail(record_id, sequence, created_us)
+    except struct.error:  # `infinity` and years from 294247 on: PostgreSQL counts its microseconds from 2000
+        return head + _pack_tail(record_id, sequence, max(SMALLEST, min(created_us, _LARGEST)))
 
 
 def encode(origin: Origin) -> bytes:

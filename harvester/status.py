@@ -60,7 +60,7 @@ class Backlog:
 
     records: int
     capped: bool
-    oldest_age_s: float | None  # None when empty
+    oldest_age_s: float | None  # None when empty, or created at `infinity`
     quarantine: int | None = None  # rows that stand in quarantine, up to the same bound; None while unknown
 
 

@@ -90,8 +90,12 @@ class Lane:
     def _note(self, progress: bytes) -> None:
         self._producer.produce(self._topic, progress, str(self.number).encode(), self.number)
 
-    def commit(self, progress: bytes) -> Outcome:
-        """Send what is left, this progress record included, and commit."""
+    def commit(self, progress: bytes, is_sound: Callable[[], bool] = lambda: True) -> Outcome:
+        """Send what is left, this progress record included, and commit.
+
+        `is_sound` is asked when every record has its report: the client would also commit a transaction of which it
+        only infers that a record was appended (P45).
+        """
 
         def send() -> None:
             self._note(progress)
@@ -100,6 +104,8 @@ class Lane:
         sent, began = self._call(send), time.monotonic()
         if sent is not Outcome.DONE:
             return sent
+        if not is_sound():
+            return Outcome.REFUSED
         return self._if_clear(self._call(lambda: self._producer.commit_transaction(_CLEAR_S)), began)
 
     def abort(self) -> Outcome:
@@ -190,7 +196,6 @@ class Lanes:
         options = {
             **self._settings.producer,
             "transactional.id": self._settings.transactional_id(number),
-            "delivery.report.only.error": True,
             "error_cb": disturbed,
         }
         opened.append(Lane(number, self._settings.topic, self._make_producer(options)))

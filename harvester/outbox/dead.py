@@ -23,6 +23,9 @@ from harvester.outbox.tables import OutboxTable
 Connection = psycopg.Connection[Any]
 Identity = tuple[UUID, int]
 
+# psycopg raises for a time that no datetime can hold in the session's time zone, which is a day away from UTC at most.
+_LOADABLE = "CASE WHEN q.create_time >= '0001-01-02Z' AND q.create_time < '9999-12-31Z' THEN q.create_time END"
+
 
 @dataclass(frozen=True, slots=True)
 class Chosen:
@@ -46,6 +49,8 @@ class Chosen:
 @dataclass(frozen=True, slots=True)
 class DeadRecord:
     """A row of the quarantine. Key and value are bytes as Kafka would have got them; `value` is None unless asked for.
+
+    `create_time` is None as well where a datetime cannot hold it: `infinity`, and beyond the years 1 to 9999.
 
     `header_keys` and `header_values` are as in the row: that they do not fit together may be why it is here.
     """
@@ -173,7 +178,7 @@ def _columns(shape: OutboxShape, *, values: bool) -> str:
     key = "q.kafka_key" if shape.key_type == "bytea" else "convert_to(q.kafka_key, 'UTF8')"
     value = "q.kafka_value" if shape.value_type == "bytea" else "convert_to(q.kafka_value, 'UTF8')"
     return (
-        f"q.id, q.incarnation, q.create_time, q.kafka_topic, {key}, {value if values else 'NULL::bytea'},"
+        f"q.id, q.incarnation, {_LOADABLE}, q.kafka_topic, {key}, {value if values else 'NULL::bytea'},"
         " octet_length(q.kafka_value), q.kafka_header_keys, q.kafka_header_values, q.kafka_partition, q.error,"
         " q.attempts, q.first_failed_at, q.quarantined_at"
     )

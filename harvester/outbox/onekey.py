@@ -13,7 +13,7 @@ import psycopg
 from psycopg.rows import tuple_row
 
 from harvester.outbox.connect import database_errors
-from harvester.outbox.overview import COUNT_BOUND
+from harvester.outbox.overview import AGE_S, COUNT_BOUND
 from harvester.outbox.schema import inspect
 from harvester.outbox.tables import OutboxTable
 
@@ -42,7 +42,7 @@ def read_key(
         SELECT quarantined_at, error FROM {table.quarantine} WHERE kafka_key = {given} LIMIT {bound}
     )
     SELECT (SELECT count(*) FROM rows), (SELECT id FROM oldest),
-        (SELECT extract(epoch FROM clock_timestamp() - create_time)::float8 FROM oldest),
+        (SELECT {AGE_S} FROM oldest),
         (SELECT count(*) FROM dead), (SELECT error FROM dead ORDER BY quarantined_at DESC LIMIT 1)"""
     with database_errors(f"look for a key in {table}"):
         found = psycopg.RawCursor(connection, row_factory=tuple_row).execute(query, (key,)).fetchone()

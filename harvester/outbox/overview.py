@@ -23,6 +23,8 @@ from harvester.status import Backlog
 Connection = psycopg.Connection[Any]
 
 COUNT_BOUND = 100_000
+# How old a row is, in seconds; NULL where create_time is `infinity` or `-infinity`.
+AGE_S = "CASE WHEN isfinite(create_time) THEN extract(epoch FROM clock_timestamp() - create_time)::float8 END"
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +94,7 @@ def _backlog(connection: Connection, table: OutboxTable, bound: int) -> Backlog:
     count, age_s = _row(
         connection,
         f"""SELECT (SELECT count(*) FROM (SELECT FROM {table.sql} LIMIT {bound + 1}) AS bounded),
-        (SELECT extract(epoch FROM clock_timestamp() - create_time)::float8 FROM {table.sql} ORDER BY id LIMIT 1)""",
+        (SELECT {AGE_S} FROM {table.sql} ORDER BY id LIMIT 1)""",
     )
     # A writer's clock may be ahead of the server's, where it writes create_time itself.
     age_s = None if age_s is None else max(0.0, age_s)

@@ -22,7 +22,7 @@ from harvester.delivery.decode import Broken
 from harvester.delivery.lane import Lane, Outcome
 from harvester.relay.batches import Batches, Entry
 from harvester.relay.refusals import INNOCENT, Failed
-from harvester.relay.sender import RESERVED
+from harvester.relay.sender import INFERRED, RESERVED
 from harvester.relay.stamps import Stamps, timestamp_ms
 
 _LONGEST_S = 0.02  # of taking records into one transaction
@@ -73,7 +73,11 @@ class Filler:
                 entries = [] if self._is_over() else self._batches.take(_SLICE)
                 self._stamps.set_low_water(self._low_water())
             for entry in entries:
-                if not self._produce(lane, entry):
+                try:
+                    if not self._produce(lane, entry):
+                        return False
+                except Exception as error:  # noqa: BLE001 - no record may end the shard (P33)
+                    self.failed.append((entry, f"the client refused it: {error}"))
                     return False
                 self._last += 1
             room = bool(entries) and time.monotonic() - began < _LONGEST_S
@@ -105,13 +109,13 @@ class Filler:
             except KafkaException as error:
                 self._reported(entry, error.args[0], None)
                 return False
-            except (ValueError, TypeError) as error:
-                self.failed.append((entry, f"the client refused it: {error}"))
-                return False
             else:
                 return True
 
-    def _reported(self, entry: Entry, error: KafkaError | None, _message: Any) -> None:
-        """A record failed; those that did not are not reported."""
-        if error is not None and error.name() not in INNOCENT:
+    def _reported(self, entry: Entry, error: KafkaError | None, message: Any) -> None:
+        """Delivery report. Without an offset the client only infers it: the record may be nowhere (P45)."""
+        if error is None:
+            if message.offset() is None:
+                self.failed.append((entry, INFERRED))
+        elif error.name() not in INNOCENT:
             self.failed.append((entry, error))

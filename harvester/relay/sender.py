@@ -6,6 +6,13 @@ record of a key is unsettled on the wire, so whichever thread lowers a barrier m
 
 Trust is looked at immediately before every produce (P12). Once it says no, everything queued is dropped and
 everything that arrives is refused until the supervisor's next `Remark`: sending on after a gap would reorder keys.
+
+An acknowledgement counts if it carries an offset, which only the broker that appended the record can give (P45). The
+client also reports a record as delivered, without an offset, when the broker refused its request for now and took a
+later one of the same partition. A broker that knows nothing of the producer yet takes any first sequence number
+(KAFKA-15591), so that record is in no log. Its fate is unknown, as after a timeout: it is sent again.
+
+Whatever the work on a record raises breaks that record, never the shard (P33).
 """
 
 from __future__ import annotations
@@ -30,6 +37,7 @@ from harvester.relay.stamps import Stamps, timestamp_ms
 from harvester.telemetry.latency import Histogram
 
 RESERVED = "its topic is one of the harvester's own, where a record could pass for the harvester's word"
+INFERRED = KafkaError(KafkaError._MSG_TIMED_OUT, "the client inferred its acknowledgement from a later record's")
 
 
 class Sender:
@@ -144,11 +152,11 @@ class Sender:
             if topic in reserved:
                 self._setbacks.poisoned(entry, RESERVED)
                 continue
-            if name:
-                if entry.origin is None:
-                    entry.origin = stamp(record_id, created_us)
-                headers = [*headers, (name, entry.origin)] if entry.origin else headers
             try:
+                if name:
+                    if entry.origin is None:
+                        entry.origin = stamp(record_id, created_us)
+                    headers = [*headers, (name, entry.origin)] if entry.origin else headers
                 # By position: names cost a third of the call. They are: on_delivery, its alias, timestamp, headers.
                 at_ms = timestamp_ms(created_us) if dated else 0
                 produce(topic, value, key, partition, partial(reported, entry), None, at_ms, headers)
@@ -156,7 +164,7 @@ class Sender:
                 self._setbacks.put_off(entry)
             except KafkaException as error:
                 self._setbacks.failed(entry, error.args[0], local=True)
-            except (ValueError, TypeError) as error:
+            except Exception as error:  # noqa: BLE001 - no record may end the shard (P33)
                 self._setbacks.poisoned(entry, f"the client refused it: {error}")
 
     def _run_out_of_trust(self, entry: Entry) -> None:
@@ -170,13 +178,16 @@ class Sender:
 
     def _reported(self, entry: Entry, error: KafkaError | None, message: Any) -> None:
         """Delivery report; runs on the delivery thread, which calls `collect` when it has served some."""
-        if error is None:
+        if error is None and message.offset() is not None:
             self._acked.append(entry)
-        elif error.name() in TOO_LARGE and message is not None:
+        elif error is not None and error.name() in TOO_LARGE and message is not None:
             self._too_large.append((entry, error, (message.topic(), message.partition())))
         else:
             self.collect()
-            self._setbacks.failed(entry, error)
+            try:
+                self._setbacks.failed(entry, error or INFERRED)
+            except Exception as unforeseen:  # noqa: BLE001 - no record may end the shard (P33)
+                self._setbacks.poisoned(entry, f"its delivery report cannot be handled: {unforeseen!r}")
 
     def collect(self) -> None:
         """See to the acknowledgements and refusals that were served since the last call. Delivery thread."""

@@ -13,10 +13,13 @@ from uuid import UUID
 
 from harvester import origin
 
+_FIRST_US, _END_US = -62_135_596_800_000_000, 253_402_300_800_000_000  # of the years 1 to 9999
+
 
 def timestamp_ms(created_us: int) -> int:
-    """The timestamp of a record that was created then. 0 would be "now" to the client, and less none at all."""
-    return max(1, created_us // 1000)
+    """The timestamp of a record that was created then: 1 before 1970, and 0, which the client replaces by the present
+    moment, for `infinity`, `-infinity` and all that lies outside the years 1 to 9999."""
+    return max(1, created_us // 1000) if _FIRST_US <= created_us < _END_US else 0
 
 
 class Stamps:

@@ -144,7 +144,7 @@ class Transactor:
             self._abort(lane)
             return
         self._hooks.hit("shard.commit", index=self._index, ids=ids)
-        outcome = lane.commit(_progress(under, ids))
+        outcome = lane.commit(_progress(under, ids), lambda: not self._filler.failed)
         self._hooks.hit("shard.committed", index=self._index, ids=ids, outcome=outcome.value)
         if outcome is Outcome.REFUSED:
             self._abort(lane)

@@ -110,16 +110,21 @@ def launch(
     heap_mb: int,
     durable: bool,
     secure: Mapping[str, str] = MappingProxyType({}),
+    replaced: Mapping[str, str] = MappingProxyType({}),
+    cluster: str | None = None,
 ) -> ProcessId:
-    """Format the storage where there is none, and start the broker; does not wait for it."""
+    """Format the storage where there is none, and start the broker; does not wait for it.
+
+    `replaced` settings win over all others. `cluster` is the cluster's id, for nodes that have one in common.
+    """
     home.mkdir(exist_ok=True)
     logs = home / "data"
-    settings = _merged(properties(port=port, controller_port=controller_port, logs=logs), secure)
+    settings = _merged(properties(port=port, controller_port=controller_port, logs=logs), secure) | dict(replaced)
     file = _write_properties(home / "server.properties", settings)
     (home / "log4j2.properties").write_text(_LOGGING)
     if not (logs / "meta.properties").is_file():
         shutil.rmtree(logs, ignore_errors=True)
-        _format(home, jars, java, settings)
+        _format(home, jars, java, settings, cluster or new_cluster())
     command = [
         *_java(home, jars, java),
         f"-Xms{min(heap_mb, 256)}m",
@@ -137,6 +142,11 @@ def _merged(settings: dict[str, str], added: Mapping[str, str]) -> dict[str, str
     return settings | {
         name: f"{settings[name]},{value}" if name in settings else value for name, value in added.items()
     }
+
+
+def new_cluster() -> str:
+    """The id of a cluster that does not exist yet."""
+    return urlsafe_b64encode(uuid.uuid4().bytes).decode().rstrip("=")
 
 
 def log(home: Path) -> Path:
@@ -208,12 +218,11 @@ def _write_properties(file: Path, settings: dict[str, str]) -> Path:
     return file
 
 
-def _format(home: Path, jars: Path, java: Java, settings: dict[str, str]) -> None:
+def _format(home: Path, jars: Path, java: Java, settings: dict[str, str], cluster: str) -> None:
     # Renamed into place: an interrupted start leaves nothing half formatted. The tool writes no absolute path.
     with tempfile.TemporaryDirectory(dir=home, prefix=".format-") as scratch:
         fresh = Path(scratch) / "data"
         file = _write_properties(Path(scratch) / "format.properties", {**settings, "log.dirs": str(fresh)})
-        cluster = urlsafe_b64encode(uuid.uuid4().bytes).decode().rstrip("=")
         run(
             [
                 *_java(home, jars, java),

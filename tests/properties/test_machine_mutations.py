@@ -25,7 +25,7 @@ from harvester.relay.sorting import Sorting
 from harvester.relay.tenure import Tenure
 from harvester.relay.waiting import Lane, Waiting
 from tests.support.relay_actors import SimHarvester
-from tests.support.relay_shard import SimShard
+from tests.support.relay_shard import Delivered, SimShard
 from tests.support.relay_world import FAULTS, Broken, World
 
 HISTORIES = 3000
@@ -34,12 +34,22 @@ HISTORIES = 3000
 def _barrier_falls_at_the_ack(patch: pytest.MonkeyPatch) -> None:
     """P1."""
 
-    def acknowledge(self: SimShard, record_id: int) -> None:
-        self.wire.pop(record_id).report(None, None)
+    def acknowledge(self: SimShard, record_id: int, delivered: Delivered = Delivered()) -> None:  # noqa: B008
+        self.wire.pop(record_id).report(None, delivered)
         self.sender.purged([record_id])
 
     patch.setattr(SimShard, "_acknowledge", acknowledge)
     patch.setattr(SimShard, "_return", lambda self: setattr(self, "deleting", None))
+
+
+def _an_inferred_acknowledgement_counts(patch: pytest.MonkeyPatch) -> None:
+    """P45: only the broker that appended a record gives it an offset."""
+    reported = Sender._reported
+
+    def trusting(self: Sender, entry: Entry, error: Any, message: Any) -> None:
+        reported(self, entry, error, Delivered() if error is None else message)
+
+    patch.setattr(Sender, "_reported", trusting)
 
 
 def _parked_keys_are_not_refused(patch: pytest.MonkeyPatch) -> None:
@@ -501,6 +511,7 @@ SHARDS = bytes([3, 2, 4, 4, 0, 0, 1, 0])
 # What is broken, the faults it takes to see it (None: all), and how the history begins.
 MUTATIONS: list[tuple[Callable[[pytest.MonkeyPatch], None], tuple[str, ...] | None, bytes]] = [
     (_barrier_falls_at_the_ack, None, b""),
+    (_an_inferred_acknowledgement_counts, KAFKA, b""),
     (_parked_keys_are_not_refused, KAFKA, ONE_KEY),
     (_what_stood_behind_a_given_up_record_stays, ("poison", "usurper"), ONE_KEY + QUARANTINE),
     (_ghosts_are_forgotten, ("timeouts",), TWO_KEYS),

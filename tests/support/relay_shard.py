@@ -47,6 +47,17 @@ def uid_of(found: Decoded) -> int:
     return int(found.value or b"")
 
 
+@dataclass(frozen=True, slots=True)
+class Delivered:
+    """The message of a report without an error; no offset: the client infers that it was appended (P45)."""
+
+    at: int | None = 0
+
+    def offset(self) -> int | None:
+        """As of confluent_kafka.Message."""
+        return self.at
+
+
 @dataclass(slots=True, eq=False)
 class Sent:
     """A record at a producer; its report comes later."""
@@ -328,6 +339,7 @@ class SimShard(SimProcess):
             if not sent.appended:
                 found.append(("kafka", (name, i, "times out"), partial(self.fail, i, "_MSG_TIMED_OUT")))
                 found.append(("kafka", (name, i, "no topic"), partial(self.fail, i, "UNKNOWN_TOPIC_OR_PART")))
+                found.append(("kafka", (name, i, "is passed over"), partial(self._acknowledge, i, Delivered(None))))
             else:
                 found.append(("kafka", (name, i, "loses its ack"), partial(self.fail, i, "_MSG_TIMED_OUT")))
             found.append(("shard death", (name, i, "fatal"), partial(self.fail, i, "_FATAL")))
@@ -354,9 +366,9 @@ class SimShard(SimProcess):
         sent.appended = True
         self.owner.world.append(sent.uid)
 
-    def _acknowledge(self, record_id: int) -> None:
+    def _acknowledge(self, record_id: int, delivered: Delivered = Delivered()) -> None:
         """Served by the delivery thread, which collects what it has served a little later."""
-        self.wire.pop(record_id).report(None, None)
+        self.wire.pop(record_id).report(None, delivered)
 
     def fail(self, record_id: int, error: str) -> None:
         """Its report is an error; appended or not."""

@@ -189,14 +189,27 @@ def test_data_that_is_cut_off_anywhere() -> None:
         b"\0",
         row() + b"\0",
         row() + struct.pack(">h", -1),  # how a COPY ends
-        row(names=b""),  # too short for an array
         row(names=array([b"a"])[:-2], values=array([b"b"]))[:-1],
-        row(names=array([b"a"]), values=struct.pack(">iiiii", 1, 0, TEXT_OID, 2, 1) + field(b"a")),
     ],
 )
 def test_what_is_no_row(data: bytes) -> None:
     with pytest.raises(WireError, match="no rows"):
         decode(data)
+
+
+@pytest.mark.parametrize(
+    "odd",
+    [
+        row(record_id=1, names=b""),  # too short for an array
+        row(record_id=1, names=array([b"a"]), values=struct.pack(">iiiii", 1, 0, TEXT_OID, 2, 1) + field(b"a")),
+    ],
+)
+def test_a_row_that_cannot_be_read_is_broken_and_others_are_not(odd: bytes) -> None:
+    """P33."""
+    found = decode(row(record_id=2) + odd + row(record_id=3))
+    assert [one.id for one in found] == [2, 1, 3]
+    assert [isinstance(one, Broken) for one in found] == [False, True, False]
+    assert "cannot be decoded" in found[1].reason  # type: ignore[union-attr]
 
 
 @given(

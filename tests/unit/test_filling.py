@@ -19,6 +19,7 @@ from harvester.relay.batches import Batches, Entry
 from harvester.relay.filling import Filler
 from harvester.relay.sender import RESERVED
 from harvester.relay.stamps import Stamps
+from tests.support.relay_shard import Delivered
 
 INCARNATION = str(UUID(int=5))
 
@@ -131,3 +132,25 @@ def test_what_failed_only_because_the_transaction_did_is_not_at_fault(shard: Sha
     shard.batches.aborted()
     assert shard.filler.fill(shard.lane)
     assert shard.filler.failed == []
+
+
+def test_whatever_produce_raises_breaks_that_record_only(shard: Shard) -> None:
+    """P33."""
+
+    def overflow() -> None:
+        if shard.lane.taken[-1][0] == 2:
+            raise OverflowError("too large")
+
+    shard.lane.then = overflow
+    shard.add(1, 2, 3)
+    assert not shard.filler.fill(shard.lane)
+    assert [(entry.id, why) for entry, why in shard.filler.failed] == [(2, "the client refused it: too large")]
+
+
+def test_a_delivery_without_an_offset_is_none(shard: Shard) -> None:
+    """P45."""
+    shard.add(1, 2)
+    assert shard.filler.fill(shard.lane)
+    for report, offset in zip(shard.lane.reported, (0, None), strict=True):
+        report(None, Delivered(offset))
+    assert [entry.id for entry, _ in shard.filler.failed] == [2]

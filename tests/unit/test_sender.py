@@ -7,6 +7,7 @@ from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
+import pytest
 from confluent_kafka import KafkaError
 
 from harvester.outbox.purge_session import Outcome, Poison
@@ -14,7 +15,7 @@ from harvester.relay import frames as f
 from harvester.relay.attempts import Policy
 from harvester.relay.outlets import Outlets
 from harvester.relay.sender import Sender
-from tests.support.relay_shard import row_bytes
+from tests.support.relay_shard import Delivered, row_bytes
 
 POLICY = Policy(2, retry_backoff_s=1.0, retry_backoff_max_s=4.0, queue_timeout_s=30.0)
 LATER = float("inf")
@@ -29,6 +30,7 @@ class Shard:
         self.produced: list[int] = []
         self.said: list[f.Frame] = []
         self.fatal: list[str] = []
+        self.purged: list[int] = []
         self.poison: list[Poison] = []
         self.reports: dict[int, Callable[[KafkaError | None, Any], None]] = {}
         self.sender = Sender(
@@ -36,7 +38,7 @@ class Shard:
             POLICY,
             Outlets(
                 send=self.said.append,
-                purge=lambda _ids: None,
+                purge=self.purged.extend,
                 quarantine=self.poison.append,
                 wake=lambda: None,
                 fatal=self.fatal.append,
@@ -120,7 +122,7 @@ def test_a_stopped_shard_finishes_what_is_on_the_wire_and_sends_nothing_more() -
     shard.dispatch((1, b"a"), (2, b"a"), (3, b"b"), (4, b"c"))
     shard.fail(4, KafkaError._MSG_TIMED_OUT)
     shard.sender.stop()
-    shard.reports[1](None, None)
+    shard.reports[1](None, Delivered())
     shard.sender.purged([1])
     shard.fail(3, KafkaError._MSG_TIMED_OUT)
     shard.dispatch((5, b"d"))
@@ -137,6 +139,59 @@ def test_a_record_that_timed_out_is_sent_again_by_the_same_producer() -> None:
     assert (shard.said, shard.fatal) == ([], [])
     shard.sender.due(LATER)
     assert shard.produced == [1, 1]
+
+
+def test_a_delivery_without_an_offset_is_none() -> None:
+    """P45: the broker refused the request and took a later one; the client takes both for appended."""
+    shard = Shard()
+    shard.dispatch((1, b"a"), (2, b"a"), (3, b"b"))
+    shard.reports[3](None, Delivered())
+    shard.reports[1](None, Delivered(None))
+    shard.sender.collect()
+    assert shard.purged == [3]
+    [parked] = [frame for frame in shard.said if isinstance(frame, f.Parked)]
+    assert (parked.record_id, parked.given_back, parked.attempts) == (1, [2], 0)
+
+
+def test_a_delivery_without_an_offset_is_retried_while_nothing_gets_through() -> None:
+    shard = Shard()
+    shard.dispatch((1, b"a"), (2, b"a"))
+    shard.reports[1](None, Delivered(None))
+    shard.sender.collect()
+    shard.sender.due(LATER)
+    assert (shard.produced, shard.purged) == ([1, 1], [])
+
+
+def test_whatever_produce_raises_breaks_that_record_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    """P33."""
+    shard = Shard()
+    produce = shard.produce
+
+    def picky(topic: str, value: bytes, *rest: Any) -> None:
+        if value == b"2":
+            raise OverflowError("too large")
+        produce(topic, value, *rest)
+
+    monkeypatch.setattr(shard, "produce", picky)
+    shard.dispatch((1, b"a"), (2, b"b"), (3, b"c"))
+    assert shard.produced == [1, 3]
+    assert [(poison.id, poison.error) for poison in shard.poison] == [(2, "the client refused it: too large")]
+
+
+def test_whatever_a_report_raises_breaks_that_record_only() -> None:
+    """P33."""
+
+    class Odd(KafkaError):
+        def str(self) -> str:
+            raise UnicodeDecodeError("utf-8", b"", 0, 1, "odd")
+
+    shard = Shard()
+    shard.dispatch((1, b"a"), (2, b"b"))
+    shard.reports[1](Odd(KafkaError._MSG_TIMED_OUT), None)
+    shard.reports[2](None, Delivered())
+    shard.sender.collect()
+    assert [poison.id for poison in shard.poison] == [1]
+    assert shard.purged == [2]
 
 
 def test_a_producer_that_cannot_go_on_goes_with_its_process() -> None:

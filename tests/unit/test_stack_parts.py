@@ -247,5 +247,5 @@ def test_a_cluster_id_that_begins_with_a_dash_is_no_option(tmp_path: Path, monke
 
     monkeypatch.setattr(kafka, "run", formatted)
     monkeypatch.setattr(uuid, "uuid4", lambda: uuid.UUID(bytes=b"\xf8" * 16))
-    kafka._format(tmp_path, tmp_path, java.Java(Path("java"), 21, bundled=False), {})
+    kafka._format(tmp_path, tmp_path, java.Java(Path("java"), 21, bundled=False), {}, kafka.new_cluster())
     assert [word for word in commands[0] if word.startswith("--cluster-id=-")]

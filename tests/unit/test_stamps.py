@@ -7,7 +7,7 @@ from uuid import UUID
 import pytest
 
 from harvester.origin import Origin, decode
-from harvester.relay.stamps import Stamps
+from harvester.relay.stamps import Stamps, timestamp_ms
 
 INCARNATION = UUID(int=9)
 LANE = 3
@@ -81,3 +81,36 @@ def test_without_a_leader_nothing_is_stamped(stamps: Stamps, term: int | None, i
 
 def test_before_the_first_scope_nothing_is_stamped() -> None:
     assert Stamps("header", 0).stamp(1, 1) == b""
+
+
+@pytest.mark.parametrize(
+    ("created_us", "carried"),
+    [
+        (2**63 - 1, 2**63 - 1),
+        (2**63, 2**63 - 1),
+        (2**63 - 1 + 946_684_800_000_000, 2**63 - 1),  # `infinity`, which PostgreSQL counts from 2000
+        (-(2**63), -(2**63)),
+        (-(2**63) - 1, -(2**63)),
+    ],
+)
+def test_a_time_without_room_is_the_nearest_that_has_some(stamps: Stamps, created_us: int, carried: int) -> None:
+    found = decode(stamps.stamp(7, created_us))
+    assert found is not None
+    assert (found.created_us, found.sequence) == (carried, 1)
+
+
+@pytest.mark.parametrize(
+    ("created_us", "at_ms"),
+    [
+        (1_582_979_696_789_123, 1_582_979_696_789),
+        (999, 1),
+        (-1, 1),
+        (-62_135_596_800_000_000, 1),
+        (-62_135_596_800_000_001, 0),
+        (253_402_300_799_999_999, 253_402_300_799_999),
+        (253_402_300_800_000_000, 0),
+        (2**63 - 1 + 946_684_800_000_000, 0),
+    ],
+)
+def test_a_record_of_no_sensible_time_is_dated_by_the_client(created_us: int, at_ms: int) -> None:
+    assert timestamp_ms(created_us) == at_ms
