@@ -115,17 +115,6 @@ def test_a_record_that_fails_refuses_the_transaction_and_the_next_one_goes_on(la
     assert lane.commit(named(1, 1)) is Outcome.DONE
 
 
-def test_a_disturbed_transaction_is_unclear_though_the_commit_succeeded(lanes: Lanes, topic: str) -> None:
-    """P23: a request may have been sent twice."""
-    lane = opened(lanes)
-    lane.begin()
-    lane.produce(topic, b"1", b"key")
-    lane.disturb()
-    assert lane.commit(named(1, 1)) is Outcome.UNCLEAR
-    opened(lanes)
-    assert lanes.progress(0, 5.0) == Progress(1, INCARNATION, (1,))
-
-
 def test_the_topic_is_made_widened_and_found(options: dict[str, Any], group: str) -> None:
     name = f"{group}.progress"
     assert find_progress_topic(name, options) is None
