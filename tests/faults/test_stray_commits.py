@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from tests.support.harvesting import Scene
-from tests.support.kafka_proxy import END_TXN, PRODUCE, KafkaProxy, Request, Then, commits
+from tests.support.kafka_proxy import END_TXN, INIT_PRODUCER_ID, PRODUCE, KafkaProxy, Request, Then, commits
 from tests.support.wait import eventually
 from tests.support.writing import figure, verify, writing
 
@@ -59,3 +59,33 @@ def test_an_old_commit_ends_no_later_transaction(scene: Scene, proxy: KafkaProxy
         repeats = verify(scene, load)
     figure(f"kafka_stray_commits_{then}_repeats", repeats, "records")
     assert repeats == 0
+
+
+def test_a_commit_that_was_held_back_ends_no_later_transaction(scene: Scene, proxy: KafkaProxy) -> None:
+    """Nothing breaks, the request is only late: its connection goes on when the lane has long been opened anew."""
+    with scene.embedded(base_kafka_config=through(proxy), **ONCE) as running:
+        running.wait_leading()
+        with writing(scene) as load:
+            for _ in range(2):
+                load.wait(200)
+                opened = proxy.seen[INIT_PRODUCER_ID]
+                commit = proxy.catch(END_TXN, then="silence", where=commits)
+                commit.wait()
+                eventually(lambda opened=opened: proxy.seen[INIT_PRODUCER_ID] > opened, what="another producer")  # type: ignore[misc]
+                load.wait(200)
+                commit.deliver()
+                load.wait(200)
+        assert verify(scene, load) == 0
+
+
+def test_a_broker_that_answers_slowly_costs_no_lane(scene: Scene, proxy: KafkaProxy) -> None:
+    """Each commit takes longer than the client waits before it sends a request again; it did not, and says so."""
+    with scene.embedded(base_kafka_config=through(proxy), **ONCE) as running:
+        running.wait_leading()
+        with writing(scene) as load:
+            load.wait(200)
+            opened = proxy.seen[INIT_PRODUCER_ID]
+            proxy.delay(0.3)
+            load.wait(3_000)
+        assert verify(scene, load) == 0
+        assert proxy.seen[INIT_PRODUCER_ID] == opened
