@@ -23,8 +23,8 @@ an outcome is clear by either:
   names one that may be.
 
 If every transaction of a producer was clear, no EndTxn of it is under way; and those of other producers that had the
-lane carry an older epoch, which the coordinator refuses. All else is *unclear*: the lane is closed and opened anew, which
-raises the epoch, and its progress says what was committed.
+lane carry an older epoch, which the coordinator refuses. All else is *unclear*: the lane is closed and opened anew,
+which raises the epoch, and its progress says what was committed.
 
 An abort needs more than that. The client drops records that wait to be sent again, and gives their sequence numbers to
 the next ones; the bytes of the first attempt could be taken for those. So an abort is clear only if no connection broke
@@ -179,7 +179,7 @@ class Lane:
         return self._call(self._producer.begin_transaction)
 
     def note(self, progress: bytes) -> Outcome:
-        """A progress record goes into the transaction; the last one counts. It names no record that is not committed."""
+        """A progress record that names earlier transactions only: it makes the partition known to the coordinator."""
         return self._call(lambda: self._note(progress))
 
     def _note(self, progress: bytes) -> None:

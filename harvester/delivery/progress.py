@@ -26,6 +26,7 @@ _HEAD = struct.Struct(">BBq16sIq")
 _NARROW, _WIDE = 4, 8
 _CODES = {_NARROW: "I", _WIDE: "Q"}
 
+LEAST_RECORD_BYTES = 4096  # that a topic has to take: hundreds of ids
 _OVERHEAD_BYTES = 256  # of a batch of one record: its headers, the key, and the head above
 
 

@@ -16,9 +16,9 @@ from confluent_kafka import KafkaError, KafkaException, TopicCollection
 from confluent_kafka.admin import AdminClient, ConfigResource, ResourceType
 from confluent_kafka.cimpl import NewPartitions, NewTopic
 
+from harvester.delivery.progress import LEAST_RECORD_BYTES
 from harvester.errors import BrokerError, BrokerUnavailable
 
-LEAST_RECORD_BYTES = 4096  # hundreds of ids
 _REPLICAS = 3
 _TIMEOUT_S = 5.0
 _TURN_S = 0.05  # between two looks for a change that was made

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from harvester.config import Config
-from harvester.delivery.progress import most_ids
-from harvester.delivery.progress_topic import LEAST_RECORD_BYTES
+from harvester.delivery.progress import LEAST_RECORD_BYTES, most_ids
 
 from .facts import Kafka, Topic
 from .findings import Finding, listed, ok, problem, warning

@@ -33,15 +33,14 @@ def proxy(scene: Scene) -> Iterator[KafkaProxy]:
 def alter(scene: Scene, name: str, value: str) -> None:
     entry = ConfigEntry(name, value, incremental_operation=AlterConfigOpType.SET)
     resource = ConfigResource(ResourceType.TOPIC, f"{scene.group}.progress", incremental_configs=[entry])
-    options = {"bootstrap.servers": scene.bootstrap, "broker.address.family": "v4"}
-    admin = AdminClient(options)
+    admin = AdminClient({"bootstrap.servers": scene.bootstrap, "broker.address.family": "v4"})
     admin.incremental_alter_configs([resource])[resource].result(10)
 
 
 def test_a_record_that_is_refused_is_said_with_its_remedy_and_tried_ever_more_seldom(
     scene: Scene, proxy: KafkaProxy
 ) -> None:
-    """Nothing else fails: without a pause the same transaction would be sent and given up hundreds of times a second."""
+    """Nothing else fails: without a pause the same transaction would be sent and given up without end."""
     with scene.embedded(base_kafka_config={"bootstrap.servers": proxy.address}, **ONCE) as running:
         running.wait_leading()
 

@@ -1,7 +1,7 @@
-"""Requests that end a transaction and arrive late: inside the next transaction, or after the lane was opened anew (P40).
+"""Requests that end a transaction and arrive late: in the next transaction, or after the lane was opened anew (P40).
 
-The client's connection to the transaction's coordinator breaks while an EndTxn is under way. It sends it again by itself
-and says nothing; the bytes of the first one are still in the network.
+The client's connection to the transaction's coordinator breaks while an EndTxn is under way. It sends it again by
+itself and says nothing; the bytes of the first one are still in the network.
 """
 
 from __future__ import annotations

@@ -120,8 +120,9 @@ def test_records_whose_connection_broke_make_an_abort_unclear_and_no_commit(
     for outcome in (Outcome.DONE, Outcome.UNCLEAR):
         assert lane.begin() is Outcome.DONE
         proxy.catch(PRODUCE, then=then, on="answer")
-        lane.produce(topic, b"1", b"key")
-        assert lane.flush(5.0)
+        for partition in (0, 1):  # the second one has the coordinator's connection made anew as well
+            lane.produce(topic, b"1", b"key", partition)
+            assert lane.flush(5.0)
         ended = lane.commit(named(1, 1)) if outcome is Outcome.DONE else lane.abort()
         assert ended is outcome, lane.error
 

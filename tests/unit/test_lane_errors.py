@@ -109,7 +109,12 @@ def said(witness: Witness, level: int, facility: str, text: str) -> Witness:
 def test_the_client_says_what_became_of_each_request() -> None:
     witness = Witness({})
     for name in ("_TRANSPORT", "NO_ERROR"):
-        said(witness, 10, "ENDTXN", f"[thrd:main]: EndTxn returned {name} in state CommittingTransaction (may_retry=true)")
+        said(
+            witness,
+            10,
+            "ENDTXN",
+            f"[thrd:main]: EndTxn returned {name} in state CommittingTransaction (may_retry=true)",
+        )
     assert witness.answers == ["_TRANSPORT", "NO_ERROR"]
     witness.ask()
     assert witness.answers == []
@@ -151,7 +156,9 @@ def test_other_lines_pass_as_the_user_wants_them(options: dict[str, Any], passed
     assert log.levels == passed
 
 
-@pytest.mark.parametrize(("brokers", "replicas", "least"), [(0, 1, "1"), (1, 1, "1"), (2, 2, "1"), (3, 3, "2"), (9, 3, "2")])
+@pytest.mark.parametrize(
+    ("brokers", "replicas", "least"), [(0, 1, "1"), (1, 1, "1"), (2, 2, "1"), (3, 3, "2"), (9, 3, "2")]
+)
 def test_a_topic_of_the_harvesters_own_outlasts_a_broker_where_it_can(brokers: int, replicas: int, least: str) -> None:
     kept = {"min.insync.replicas": least, "unclean.leader.election.enable": "false"}
     assert durable(brokers) == (replicas, kept)
