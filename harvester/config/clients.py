@@ -57,10 +57,7 @@ class ClientSettings:
         """For a shard's transactional producer; a transaction outlives what it sends, and not by much."""
         # A transaction waits for all it has sent in any case.
         defaults = {"linger.ms": "5", "max.in.flight.requests.per.connection": "5"}
-        guards = {
-            "transaction.timeout.ms": str(max(_MIN_TRANSACTION_MS, 2 * to_ms(self.delivery_timeout))),
-            "log.connection.close": "true",  # a connection that broke makes an outcome unclear (P23)
-        }
+        guards = {"transaction.timeout.ms": str(max(_MIN_TRANSACTION_MS, 2 * to_ms(self.delivery_timeout)))}
         return merge(
             self.for_producer(), defaults, without(self.base, CONSUMER_ONLY), self.producer, self._guards(), guards
         )

@@ -9,6 +9,7 @@ from confluent_kafka import KafkaError, KafkaException
 from confluent_kafka.admin import AdminClient, ConfigResource, NewTopic, ResourceType
 
 from harvester.coordination.errors import CoordinationTopicError
+from harvester.delivery.progress_topic import durable
 from harvester.errors import BrokerError, BrokerUnavailable
 
 _TIMEOUT_S = 10.0
@@ -78,13 +79,12 @@ def failed(name: str, options: Mapping[str, Any], error: KafkaException) -> Brok
 
 
 def _create(admin: AdminClient, name: str, partitions: int, brokers: int, interval_ms: int) -> None:
-    replicas = min(_REPLICAS, brokers)
+    replicas, kept = durable(brokers)
     config = {
+        **kept,
         "cleanup.policy": "delete",
         "message.timestamp.type": "LogAppendTime",
         "retention.ms": str(max(_LEAST_RETENTION_MS, _LEAST_INTERVALS * interval_ms)),
-        "unclean.leader.election.enable": "false",
-        "min.insync.replicas": "2" if replicas >= _REPLICAS else "1",
     }
     topic = NewTopic(name, partitions, replicas, config=config)
     try:

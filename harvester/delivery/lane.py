@@ -4,30 +4,70 @@
 what was open under the old one, so that nothing of a predecessor can be committed any more. What it had committed then
 stands in the lane's last progress record (rules P19, P20).
 
-What a call to the transaction's coordinator came to is an `Outcome` (P23). librdkafka lacks KIP-890: a request that got
-lost on a broken connection may still arrive, and end the *next* transaction. So a commit or an abort counts only if it
-returned soon, and nothing was disturbed since the transaction began; else the lane is closed and opened anew, and the
-progress topic says what was committed.
+When a commit is clear (P23, P40)
+---------------------------------
+An EndTxn request names a producer and its epoch, not a transaction: one that arrives late ends whatever transaction the
+producer has open by then. The broker's remedy (KIP-890, a new epoch after each transaction) needs version 5 of the
+request; librdkafka 2.16 sends version 1. So the next transaction begins only when no EndTxn of an earlier one can be
+under way.
+
+librdkafka sends EndTxn once, and again only when the request has failed: the connection was closed, the request timed
+out, or the broker answered with a retriable error. Both the first failure and the resend stay inside of the client: no
+callback is called, and `commit_transaction` returns success. But each outcome passes through one function, which writes
+it to the debug log, and the resend waits for `retry.backoff.ms`, less 20 % of jitter. From that follow two proofs, and
+an outcome is clear by either:
+
+- by time: the call returned before the earliest possible resend. One request was sent, and it was answered.
+- by testimony: the debug lines (`Witness`) name every EndTxn as answered by the broker, the last one without an error.
+  A request that was answered on its connection is not under way any more. Any local error (`_TRANSPORT`, `_TIMED_OUT`)
+  names one that may be.
+
+If every transaction of a producer was clear, no EndTxn of it is under way; and those of other producers that had the
+lane carry an older epoch, which the coordinator refuses. All else is *unclear*: the lane is closed and opened anew,
+which raises the epoch, and its progress says what was committed.
+
+An abort needs more than that. The client drops records that wait to be sent again, and gives their sequence numbers to
+the next ones; the bytes of the first attempt could be taken for those. So an abort is clear only if no connection broke
+since the transaction began. After a commit all records are acknowledged, and late copies of them are known duplicates.
+
+Progress comes last (P46)
+-------------------------
+A transaction's progress record is produced when all its records are acknowledged. Whatever ends the transaction, the
+progress that becomes readable names no record that is not in its topic. The first record of a transaction, which makes
+the partition known to the coordinator, names what earlier ones committed, and nothing of its own.
 """
 
 from __future__ import annotations
 
+import logging
+import re
 import time
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
 from typing import Any
 
 from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
 
-from harvester.delivery.progress import Progress, decode
+from harvester.delivery.failures import FATE_UNKNOWN
+from harvester.delivery.progress import Progress, decode, most_ids
+from harvester.delivery.progress_topic import largest_record_bytes, why_refused
 from harvester.errors import BrokerUnavailable
 
 _INIT_S = 0.5  # one attempt; it is repeated
-_CLEAR_S = 5.0  # below the least time after which the client gives a request up and sends it again
-_FLUSH_S = 60.0
+_END_S = 5.0  # for the coordinator's answer to a commit or an abort
+FLUSH_S = 60.0  # each record has its delivery timeout
 _READ_BACK_RECORDS = 64  # the last committed progress record is that near to the end, as a rule
+
+# librdkafka's own values; the least share of the backoff that its jitter leaves.
+_BACKOFF_MS, _BACKOFF_MAX_MS, _LEAST_SHARE = "100", "1000", 0.8
+_RECORD_BYTES = "1000000"
+_WITNESSED = "eos,broker"  # of the client's debug contexts: EndTxn, and connections
+_ENDED = re.compile(r"EndTxn returned (\S+)")
+_OVER = re.compile(r"in state (?!UP)")  # connections that could not carry a request any more, or not yet
+_NO_RECORDS = re.compile(r"\[thrd:(TxnCoordinator|[^]]*/bootstrap)\]")
+_SEVERITIES = {"0": 50, "1": 50, "2": 50, "3": 40, "4": 30}  # syslog's to those of the module logging; others: INFO
 
 
 class Outcome(Enum):
@@ -44,6 +84,63 @@ def judge(error: KafkaError) -> Outcome:
     if error.txn_requires_abort() and not error.fatal():
         return Outcome.REFUSED
     return Outcome.AGAIN if error.retriable() and not error.fatal() else Outcome.UNCLEAR
+
+
+def is_clear(took_s: float, answers: Sequence[str], resend_s: float) -> bool:
+    """Whether no EndTxn is under way after a call that has succeeded; see above.
+
+    `answers`: what became of each EndTxn since the call began; `resend_s`: the earliest time of a resend.
+    """
+    if any(answer.startswith("_") for answer in answers):
+        return False
+    return took_s < resend_s or (bool(answers) and answers[-1] == "NO_ERROR")
+
+
+def earliest_resend_s(options: Mapping[str, Any]) -> float:
+    """How soon a producer with these options sends a failed request again."""
+    backoff_ms = float(options.get("retry.backoff.ms", _BACKOFF_MS))
+    return min(_LEAST_SHARE * backoff_ms, float(options.get("retry.backoff.max.ms", _BACKOFF_MAX_MS))) / 1000
+
+
+class Witness:
+    """The client's logger: reads what became of EndTxn requests and connections, and passes other lines on.
+
+    The client logs from within `poll` and `flush`, perhaps with a fatal error already raised and not yet reported. In
+    that state hardly anything of Python works, so lines are only kept there, and read later.
+    """
+
+    def __init__(self, options: Mapping[str, Any], log: Any = None) -> None:
+        """`options` are the producer's as the user wants them; `log` has the method `log`, or is None."""
+        self._log = log
+        severity = str(options.get("log_level", "6"))
+        self._least = logging.DEBUG if options.get("debug") else _SEVERITIES.get(severity, logging.INFO)
+        self._lines: list[tuple[Any, ...]] = []
+        self.answers: list[str] = []  # to each EndTxn since `ask`
+        self.broken = False  # a connection on which records may have been sent, since `watch`
+
+    def log(self, *line: Any) -> None:
+        """A level, a format, and what goes into it: what the line is about, the client's name, and the text."""
+        self._lines.append(line)
+
+    def read(self) -> None:
+        """See to the lines that have come."""
+        lines, self._lines = self._lines, []
+        for line in lines:
+            level, _, facility, _, text = line
+            if facility == "ENDTXN":
+                self.answers += _ENDED.findall(text)
+            elif facility == "FAIL" and not _NO_RECORDS.match(text) and not _OVER.search(text):
+                self.broken = True
+            if self._log is not None and level >= self._least:
+                self._log.log(*line)
+
+    def watch(self) -> None:
+        """A transaction begins."""
+        self.broken = False
+
+    def ask(self) -> None:
+        """It is about to end."""
+        self.answers = []
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,16 +160,13 @@ class LaneSettings:
 class Lane:
     """An open lane. One thread only, but for `produce`'s callbacks, which run inside of its calls."""
 
-    def __init__(self, number: int, topic: str, producer: Any) -> None:
+    def __init__(self, number: int, topic: str, producer: Any, witness: Witness, resend_s: float) -> None:
         self.number = number
-        self._topic, self._producer = topic, producer
-        self._disturbed = False
+        self._topic, self._producer, self._witness, self._resend_s = topic, producer, witness, resend_s
         self.error = ""  # of the last call that failed
+        self.room = 0  # how many ids a progress record may name; see `Lanes.room`
+        self.refused: KafkaError | None = None  # what the open transaction's progress failed with
         self.produce = producer.produce
-
-    def disturb(self) -> None:
-        """The client reports trouble with a connection: what is under way may have been sent twice."""
-        self._disturbed = True
 
     def init(self) -> Outcome:
         """Fence the predecessor."""
@@ -80,38 +174,52 @@ class Lane:
 
     def begin(self) -> Outcome:
         """A transaction begins."""
-        self._disturbed = False
+        self.refused = None
+        self._witness.watch()
         return self._call(self._producer.begin_transaction)
 
     def note(self, progress: bytes) -> Outcome:
-        """A progress record goes into the transaction; the last one counts."""
+        """A progress record that names earlier transactions only: it makes the partition known to the coordinator."""
         return self._call(lambda: self._note(progress))
 
     def _note(self, progress: bytes) -> None:
-        self._producer.produce(self._topic, progress, str(self.number).encode(), self.number)
+        try:
+            self._producer.produce(self._topic, progress, str(self.number).encode(), self.number, self._noted)
+        except KafkaException as error:
+            if error.args[0].code() == KafkaError._STATE:  # a record has failed
+                raise KafkaException(KafkaError(KafkaError._STATE, error.args[0].str(), False, False, True)) from error
+            if error.args[0].code() == KafkaError.MSG_SIZE_TOO_LARGE:
+                self.refused = error.args[0]
+                raise KafkaException(KafkaError(self.refused.code(), self.refused.str(), False, False, True)) from error
+            raise
+
+    def _noted(self, error: KafkaError | None, _message: Any) -> None:
+        """The record's delivery report. One that fails because its transaction does is not at fault."""
+        if error is not None and error.name() not in FATE_UNKNOWN:
+            self.refused = error
 
     def commit(self, progress: bytes, is_sound: Callable[[], bool] = lambda: True) -> Outcome:
-        """Send what is left, this progress record included, and commit.
+        """Send what is left; when all of that is acknowledged, this progress record; and commit.
 
         `is_sound` is asked when every record has its report: the client would also commit a transaction of which it
         only infers that a record was appended (P45).
         """
+        sent = self._call(lambda: self._send(progress, is_sound))
+        if sent is Outcome.DONE:
+            return self._ended(lambda: self._producer.commit_transaction(_END_S))
+        return Outcome.UNCLEAR if sent is Outcome.AGAIN else sent
 
-        def send() -> None:
-            self._note(progress)
-            self._producer.flush(_FLUSH_S)  # each record has its delivery timeout
-
-        sent, began = self._call(send), time.monotonic()
-        if sent is not Outcome.DONE:
-            return sent
+    def _send(self, progress: bytes, is_sound: Callable[[], bool]) -> None:
+        self._left(FLUSH_S)
         if not is_sound():
-            return Outcome.REFUSED
-        return self._if_clear(self._call(lambda: self._producer.commit_transaction(_CLEAR_S)), began)
+            raise KafkaException(KafkaError(KafkaError._STATE, "a delivery was only inferred", False, False, True))
+        self._note(progress)
+        self._left(FLUSH_S)
 
     def abort(self) -> Outcome:
         """Give the transaction up."""
-        began = time.monotonic()
-        return self._if_clear(self._call(lambda: self._producer.abort_transaction(_CLEAR_S)), began)
+        outcome = self._ended(lambda: self._producer.abort_transaction(_END_S))
+        return Outcome.UNCLEAR if self._witness.broken else outcome
 
     def flush(self, timeout_s: float) -> bool:
         """Send what is left; False when some of it has no answer yet."""
@@ -141,13 +249,25 @@ class Lane:
         if producer is not None:
             producer.set_sasl_credentials(user, password)
 
-    def _if_clear(self, outcome: Outcome, began: float) -> Outcome:
-        if self.poll(0) is not Outcome.DONE:
+    def _ended(self, end: Callable[[], None]) -> Outcome:
+        """Commit or abort; DONE only when that is clear."""
+        self._witness.ask()
+        began = time.monotonic()
+        outcome = self._call(end)
+        took_s = time.monotonic() - began
+        if self.poll(0) is not Outcome.DONE:  # which brings the client's lines, too
             return Outcome.UNCLEAR
-        late = self._disturbed or time.monotonic() - began > _CLEAR_S
-        return Outcome.UNCLEAR if outcome is Outcome.AGAIN or (outcome is Outcome.DONE and late) else outcome
+        if outcome is Outcome.DONE:
+            return outcome if is_clear(took_s, self._witness.answers, self._resend_s) else Outcome.UNCLEAR
+        return Outcome.UNCLEAR if outcome is Outcome.AGAIN else outcome
 
     def _call(self, action: Callable[[], Any]) -> Outcome:
+        try:
+            return self._tried(action)
+        finally:
+            self._witness.read()
+
+    def _tried(self, action: Callable[[], Any]) -> Outcome:
         try:
             action()
         except KafkaException as error:
@@ -170,8 +290,10 @@ class Lane:
 class Lanes:
     """Opens lanes and reads their progress. One thread only, but for `log_in`."""
 
-    def __init__(self, settings: LaneSettings, make_producer: Callable[[dict[str, Any]], Any]) -> None:
-        self._settings, self._make_producer = settings, make_producer
+    def __init__(self, settings: LaneSettings, make_producer: Callable[[dict[str, Any]], Any], log: Any = None) -> None:
+        """`log` is the logger of the producers' lines, if anybody wants them; it has the method `log`."""
+        self._settings, self._make_producer, self._log = settings, make_producer, log
+        self._room: int | None = None  # see `room`
         self._latest: Callable[[], Lane | None] = lambda: None
 
     def log_in(self, user: str, password: str) -> None:
@@ -187,20 +309,38 @@ class Lanes:
 
     def open(self, number: int) -> Lane:
         """A lane with a producer of its own, on which `init` is still to be called."""
-        opened: list[Lane] = []
-
-        def disturbed(_error: Any) -> None:
-            for lane in opened:
-                lane.disturb()
-
+        given = self._settings.producer
+        witness = Witness(given, self._log)
         options = {
-            **self._settings.producer,
+            **given,
             "transactional.id": self._settings.transactional_id(number),
-            "error_cb": disturbed,
+            "debug": ",".join(filter(None, (given.get("debug"), _WITNESSED))),
+            "logger": witness,
+            "error_cb": lambda _error: None,  # what matters fails a call, or is logged
         }
-        opened.append(Lane(number, self._settings.topic, self._make_producer(options)))
-        self._latest = weakref.ref(opened[0])
-        return opened[0]
+        producer = self._make_producer(options)
+        lane = Lane(number, self._settings.topic, producer, witness, earliest_resend_s(given))
+        self._latest = weakref.ref(lane)
+        return lane
+
+    def room(self) -> int:
+        """How many ids a progress record may name: as many as the topic and the client take. Asked once.
+
+        Raises BrokerUnavailable.
+        """
+        if self._room is None:
+            settings = self._settings
+            sizes = [int(settings.producer.get("message.max.bytes", _RECORD_BYTES))]
+            of_topic = largest_record_bytes(settings.topic, settings.options)
+            self._room = most_ids(min([*sizes, of_topic] if of_topic is not None else sizes))
+        return self._room
+
+    def explain(self, lane: Lane) -> str:
+        """Why the lane's last transaction was refused, and what to do about it."""
+        if lane.refused is None:
+            return lane.error
+        self._room = None  # somebody may have made it less
+        return why_refused(self._settings.topic, lane.number, lane.refused, self._settings.options)
 
     def progress(self, number: int, timeout_s: float) -> Progress | None:
         """What the lane's last committed record says; None when there is none. Call it after the lane was fenced.

@@ -26,8 +26,8 @@ _HEAD = struct.Struct(">BBq16sIq")
 _NARROW, _WIDE = 4, 8
 _CODES = {_NARROW: "I", _WIDE: "Q"}
 
-# A record may have a million bytes unless the topic says otherwise, and an id takes eight at the most.
-MAX_IDS = 100_000
+LEAST_RECORD_BYTES = 4096  # that a topic has to take: hundreds of ids
+_OVERHEAD_BYTES = 256  # of a batch of one record: its headers, the key, and the head above
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,11 +39,14 @@ class Progress:
     ids: Sequence[int] = ()
 
 
+def most_ids(record_bytes: int) -> int:
+    """How many ids fit into one record where a batch may have so many bytes; none fit into 0."""
+    return max(0, record_bytes - _OVERHEAD_BYTES) // _WIDE
+
+
 def encode(progress: Progress) -> bytes:
-    """The record's value; raises ValueError for more than MAX_IDS or ids that do not ascend."""
+    """The record's value; raises ValueError for ids that do not ascend."""
     ids = progress.ids
-    if len(ids) > MAX_IDS:
-        raise ValueError(f"{len(ids)} ids are too many for one progress record")
     steps = list(map(sub, ids[1:], ids[:-1]))
     if steps and min(steps) <= 0:
         raise ValueError("ids must ascend")

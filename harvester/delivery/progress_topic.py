@@ -1,8 +1,8 @@
 """The progress topic of exactly-once mode: made if it is missing, one partition for each lane. Thin.
 
 The term row keeps the topic's id (P22): in a topic that was deleted and made anew nothing stands of what was committed,
-and a harvester that read it would publish once more what waits for its DELETE. For the same reason a topic whose
-records expire is refused.
+and a harvester that read it would publish once more what waits for its DELETE. For the same reason a new topic gets as
+many copies as outlast a broker, and one whose records expire is refused, as is one that takes small records only.
 """
 
 from __future__ import annotations
@@ -16,8 +16,10 @@ from confluent_kafka import KafkaError, KafkaException, TopicCollection
 from confluent_kafka.admin import AdminClient, ConfigResource, ResourceType
 from confluent_kafka.cimpl import NewPartitions, NewTopic
 
+from harvester.delivery.progress import LEAST_RECORD_BYTES
 from harvester.errors import BrokerError, BrokerUnavailable
 
+_REPLICAS = 3
 _TIMEOUT_S = 5.0
 _TURN_S = 0.05  # between two looks for a change that was made
 # Compacted: of each lane only the last record counts. Small segments, since what compaction has not reached is kept.
@@ -27,6 +29,11 @@ _CONFIG = {
     "min.cleanable.dirty.ratio": "0.1",
     "delete.retention.ms": "60000",
 }
+
+
+_DENIED = frozenset({KafkaError.TOPIC_AUTHORIZATION_FAILED, KafkaError.CLUSTER_AUTHORIZATION_FAILED})
+_TOO_LARGE = frozenset({"MSG_SIZE_TOO_LARGE", "RECORD_LIST_TOO_LARGE"})
+_TOO_FEW = frozenset({"_MSG_TIMED_OUT", "NOT_ENOUGH_REPLICAS", "NOT_ENOUGH_REPLICAS_AFTER_APPEND"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,11 +57,39 @@ def ensure_progress_topic(name: str, options: Mapping[str, Any], lanes: int) -> 
     if found is None:
         admin.create(lanes)
     else:
-        admin.check_policy()
+        admin.check_settings()
         if found.lanes >= lanes:
             return found
         admin.widen(lanes)
     return admin.await_lanes(lanes)
+
+
+def durable(brokers: int) -> tuple[int, dict[str, str]]:
+    """Replicas of a topic whose acknowledged records outlast the loss of a broker, and the settings that see to it."""
+    replicas = min(_REPLICAS, max(1, brokers))
+    least = "2" if replicas >= _REPLICAS else "1"
+    return replicas, {"min.insync.replicas": least, "unclean.leader.election.enable": "false"}
+
+
+def largest_record_bytes(name: str, options: Mapping[str, Any]) -> int | None:
+    """What the topic takes in one batch; None when this user may not know. Raises BrokerUnavailable or BrokerError."""
+    settings = _Admin(name, options).settings()
+    return int(settings["max.message.bytes"]) if settings is not None else None
+
+
+def why_refused(name: str, lane: int, error: KafkaError, options: Mapping[str, Any]) -> str:
+    """A progress record's delivery error in words, with its remedy."""
+    said = f"the progress record of lane {lane} is refused: {error.name()}: {error.str()}"
+    if error.name() in _TOO_LARGE:
+        return f"{said}; {_Admin(name, options)._alter('max.message.bytes=1048588')}"
+    if error.code() in _DENIED:
+        return f"{said}; allow this user to write to {name}"
+    if error.name() in _TOO_FEW:
+        try:
+            return f"{said}; {_Admin(name, options).copies_of(lane)}"
+        except BrokerError as failed:
+            return f"{said}; {failed.message}"
+    return f"{said}; see the state of the topic {name}"
 
 
 class _Admin:
@@ -63,40 +98,68 @@ class _Admin:
         self._admin = AdminClient({**options, "log_level": "0"})
 
     def find(self) -> ProgressTopic | None:
+        topic = self._described()
+        return ProgressTopic(self._name, str(topic.topic_id), len(topic.partitions)) if topic is not None else None
+
+    def _described(self) -> Any:
         try:
             future = self._admin.describe_topics(TopicCollection([self._name]), request_timeout=_TIMEOUT_S)[self._name]
-            topic = future.result(_TIMEOUT_S * 2)
+            return future.result(_TIMEOUT_S * 2)
         except (KafkaException, TimeoutError) as error:
             if _code(error) in {KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError._UNKNOWN_TOPIC}:
                 return None
             raise self._failed("described", error) from error
-        return ProgressTopic(self._name, str(topic.topic_id), len(topic.partitions))
 
-    def check_policy(self) -> None:
-        """Of each lane the last record has to stay."""
+    def copies_of(self, lane: int) -> str:
+        """Whether as many copies of the lane's partition are in sync as the topic asks for, in words."""
+        topic, settings = self._described(), self.settings()
+        if topic is None or lane >= len(topic.partitions):
+            return f"{self._name} has no partition {lane}: somebody has deleted it"
+        here = topic.partitions[lane]
+        least, copies, in_sync = int((settings or {}).get("min.insync.replicas", 1)), here.replicas, here.isr
+        said = f"{self._name}/{lane} has {len(in_sync)} of {len(copies)} copies in sync, min.insync.replicas is {least}"
+        if least > len(copies):
+            return f"{said}: add replicas, or {self._alter(f'min.insync.replicas={max(1, len(copies) - 1)}')}"
+        if least > len(in_sync):
+            return f"{said}: bring the brokers back"
+        return said
+
+    def settings(self) -> dict[str, str] | None:
+        """None when this user may not know them."""
         resource = ConfigResource(ResourceType.TOPIC, self._name)
         try:
             entries = self._admin.describe_configs([resource], request_timeout=_TIMEOUT_S)[resource]
-            policy = entries.result(_TIMEOUT_S * 2)["cleanup.policy"].value
+            return {name: entry.value for name, entry in entries.result(_TIMEOUT_S * 2).items()}
         except (KafkaException, TimeoutError) as error:
-            if _code(error) in {KafkaError.TOPIC_AUTHORIZATION_FAILED, KafkaError.CLUSTER_AUTHORIZATION_FAILED}:
-                return  # whoever keeps that to himself has made the topic as he was told
+            if _code(error) in _DENIED:
+                return None
             if _code(error) == KafkaError.UNKNOWN_TOPIC_OR_PART:
                 raise self._not_yet() from error
             raise self._failed("described", error) from error
+
+    def check_settings(self) -> None:
+        """Of each lane the last record has to stay, and the next one has to be taken."""
+        settings = self.settings()
+        if settings is None:
+            return  # whoever keeps that to himself has made the topic as he was told
+        policy, most = settings["cleanup.policy"], settings["max.message.bytes"]
         if policy != "compact":
-            raise BrokerError(
-                f"the progress topic {self._name!r} has cleanup.policy={policy}: records of it may expire",
-                hint=f"kafka-configs --alter --entity-type topics --entity-name {self._name}"
-                " --add-config cleanup.policy=compact",
-            )
+            raise self._misfit(f"cleanup.policy={policy}: records of it may expire", "cleanup.policy=compact")
+        if int(most) < LEAST_RECORD_BYTES:
+            text = f"max.message.bytes={most}: a progress record needs {LEAST_RECORD_BYTES} at least"
+            raise self._misfit(text, "max.message.bytes=1048588")
+
+    def _misfit(self, what: str, remedy: str) -> BrokerError:
+        return BrokerError(f"the progress topic {self._name!r} has {what}", hint=self._alter(remedy))
+
+    def _alter(self, setting: str) -> str:
+        return f"kafka-configs --alter --entity-type topics --entity-name {self._name} --add-config {setting}"
 
     def create(self, lanes: int) -> None:
         try:
-            made = self._admin.create_topics(
-                [NewTopic(self._name, lanes, -1, config=_CONFIG)], operation_timeout=_TIMEOUT_S
-            )
-            made[self._name].result(_TIMEOUT_S * 2)
+            replicas, kept = durable(len(self._admin.list_topics(timeout=_TIMEOUT_S).brokers))
+            topic = NewTopic(self._name, lanes, replicas, config={**_CONFIG, **kept})
+            self._admin.create_topics([topic], operation_timeout=_TIMEOUT_S)[self._name].result(_TIMEOUT_S * 2)
         except (KafkaException, TimeoutError) as error:
             if _code(error) != KafkaError.TOPIC_ALREADY_EXISTS:
                 raise self._failed("created", error) from error

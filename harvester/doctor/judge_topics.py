@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from harvester.config import Config
+from harvester.delivery.progress import LEAST_RECORD_BYTES, most_ids
 
 from .facts import Kafka, Topic
 from .findings import Finding, listed, ok, problem, warning
@@ -14,6 +15,7 @@ _NEEDED = {
     "progress": ("READ", "WRITE", "DESCRIBE"),
     "record": ("WRITE", "DESCRIBE"),
 }
+_SIZE_BYTES = 1_048_588  # what brokers come with
 
 
 def topics_of(config: Config, in_rows: Sequence[str]) -> list[str]:
@@ -77,16 +79,22 @@ def _progress_topic(kafka: Kafka, config: Config) -> list[Finding]:
     if topic is None:
         return [ok("topics.progress", f"{config.progress_topic} does not exist: the first harvester makes it")]
     found = []
-    policy = (topic.settings or {}).get("cleanup.policy", "compact")
+    settings, alter = topic.settings or {}, f"kafka-configs --alter --entity-type topics --entity-name {topic.name}"
+    policy = settings.get("cleanup.policy", "compact")
     if policy != "compact":
-        found.append(
-            problem(
-                "topics.progress",
-                f"{topic.name} has cleanup.policy={policy}: what was committed may be forgotten",
-                f"kafka-configs --alter --entity-type topics --entity-name {topic.name}"
-                " --add-config cleanup.policy=compact",
-            )
+        text = f"{topic.name} has cleanup.policy={policy}: what was committed may be forgotten"
+        found.append(problem("topics.progress", text, f"{alter} --add-config cleanup.policy=compact"))
+    size = int(settings.get("max.message.bytes", _SIZE_BYTES))
+    names, wanted = most_ids(size), config.limits.max_in_flight_records
+    if size < LEAST_RECORD_BYTES:
+        text = f"{topic.name} has max.message.bytes={size}: too little for a progress record"
+        found.append(problem("topics.progress", text, f"{alter} --add-config max.message.bytes={_SIZE_BYTES}"))
+    elif names < wanted:
+        text = (
+            f"{topic.name} has max.message.bytes={size}: a shard has at most {names} records committed and not deleted,"
+            f" fewer than limits.max_in_flight_records ({wanted})"
         )
+        found.append(warning("topics.progress", text, f"{alter} --add-config max.message.bytes={_SIZE_BYTES}"))
     return found + _topic(topic, kafka, "progress", "topics.progress")
 
 

@@ -47,11 +47,11 @@ class Batches:
     """See the module's text. Not thread-safe: the shard holds its lock around every call.
 
     `most` records go into one transaction, no more once they have `most_bytes`; its progress record names
-    `most_named` at the most.
+    `most_named` at the most, which may change.
     """
 
     def __init__(self, most: int, most_named: int, most_bytes: int = 1 << 62) -> None:
-        self._most, self._most_named, self._most_bytes = most, most_named, most_bytes
+        self._most, self.most_named, self._most_bytes = most, most_named, most_bytes
         self._queue: deque[Entry] = deque()
         self._open: list[Entry] = []
         self._unpurged: dict[int, Entry] = {}
@@ -77,7 +77,7 @@ class Batches:
     @property
     def is_ready(self) -> bool:
         """Whether a transaction would find a record to take."""
-        return bool(self._queue) and len(self._unpurged) + len(self._open) < self._most_named
+        return bool(self._queue) and len(self._unpurged) + len(self._open) < self.most_named
 
     @property
     def alone(self) -> Entry | None:
@@ -118,7 +118,7 @@ class Batches:
         if self.alone is not None:
             return taken
         queue, named = self._queue, len(self._unpurged) + len(self._open)
-        room = min(most, self._most - len(self._open), self._most_named - named)
+        room = min(most, self._most - len(self._open), self.most_named - named)
         while queue and len(taken) < room and self._open_bytes < self._most_bytes:
             entry = queue[0]
             if entry.alone and (self._open or taken):

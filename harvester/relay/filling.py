@@ -4,8 +4,8 @@ The transactor's thread alone is here; the condition is that of its reception, a
 
 A transaction's partitions are made known to its coordinator one millisecond after the first record, with one request;
 until that is answered nothing is sent. So a transaction that has taken all there is waits as long for more: what comes
-in time is sent with the first, what comes later waits for the whole of it. The lane's progress record, too, is handed
-over at the beginning already, since its partition would need a second such request at the end; the last one counts.
+in time is sent with the first, what comes later waits for the whole of it. The partition of the lane's progress would
+need a second such request at the end. So a progress record comes first already, which names earlier transactions only.
 """
 
 from __future__ import annotations

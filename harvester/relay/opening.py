@@ -17,7 +17,7 @@ from uuid import UUID
 
 from harvester.delivery.lane import Lane, Lanes, Outcome
 from harvester.delivery.progress import Progress, encode
-from harvester.errors import BrokerUnavailable
+from harvester.errors import BrokerError
 
 _READ_S = 10.0
 _INIT_CALLS = 20
@@ -91,7 +91,8 @@ class Opener:
         self._around.hit("lane.fenced", lane=lane.number)
         try:
             progress = self._lanes.progress(lane.number, _READ_S)
-        except BrokerUnavailable as error:
+            lane.room = self._lanes.room()
+        except BrokerError as error:
             return error.message
         if progress is None or not progress.ids:
             published([])
@@ -108,7 +109,7 @@ class Opener:
         empty = encode(Progress(under.term, under.incarnation))
         if lane.begin() is Outcome.DONE and lane.commit(empty) is Outcome.DONE:
             return None
-        return lane.error or "it is not clear whether an empty progress record was committed"
+        return self._lanes.explain(lane) or "it is not clear whether an empty progress record was committed"
 
     def _fence(self, lane: Lane) -> str | None:
         for _ in range(_INIT_CALLS):

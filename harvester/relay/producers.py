@@ -18,12 +18,12 @@ class Producers:
     def __init__(self, hooks: Hooks, log: Callable[[int, str], None], traces: str | None) -> None:
         """`log` gets levels as of the module logging, and lines; `traces`: under which name to trace, if at all."""
         self._hooks = hooks
-        self._log = ClientLog(log)
+        self.log = ClientLog(log)
         self._tracing = _start_tracing(traces) if traces is not None else None
 
     def make(self, options: Mapping[str, Any]) -> Any:
-        """One more."""
-        producer = self._hooks.producer({**options, "logger": self._log})
+        """One more. Its client's lines go to the log, or to a logger among the options."""
+        producer = self._hooks.producer({"logger": self.log, **options})
         if self._tracing is None:
             return producer
         from harvester.telemetry.tracing import TracingProducer

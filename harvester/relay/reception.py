@@ -13,7 +13,6 @@ from collections.abc import Sequence
 
 from harvester.delivery.decode import Broken, decode
 from harvester.delivery.lane import Lane
-from harvester.delivery.progress import MAX_IDS
 from harvester.outbox.purge_session import Outcome, Poison
 from harvester.record import KafkaRecord
 from harvester.relay.attempts import Policy
@@ -33,7 +32,7 @@ class Reception:
         """`most` records go into one transaction."""
         self._out = outlets
         self.changed = threading.Condition(threading.Lock())
-        self.batches = Batches(most, MAX_IDS, _MOST_BYTES)
+        self.batches = Batches(most, 0, _MOST_BYTES)
         self.refusals = Refusals(self.batches, policy, outlets)
         self._attempts = self.refusals.attempts
         self.pending: Remark | None = None  # what the transactor has not answered yet

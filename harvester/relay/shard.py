@@ -142,7 +142,7 @@ class _Shard:
             session.delete(ids)
             return True
 
-        self._lanes = Lanes(lanes, self._producers.make)
+        self._lanes = Lanes(lanes, self._producers.make, self._producers.log)
         database = Database(lambda: purger.ask(session.term), lambda ids: purger.ask(partial(delete, ids)))
         outlets = self._outlets(purge)
         reception = Reception(spec.transaction_records, spec.policy, outlets)

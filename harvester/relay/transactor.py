@@ -12,6 +12,9 @@ held is purged when its commit is *clear* (`harvester.delivery.lane`). Outcomes 
     REFUSED   abort; find out who is at fault, by halves if need be (`harvester.relay.batches`); go on
     UNCLEAR   close the lane, *open* it again; what its progress names was committed, the rest is sent again
 
+A transaction that is refused although none of its records failed is repeated: at once at first, then with pauses that
+grow up to 30 s, while a trouble names the cause and its remedy. As a rule it is the progress record that is refused.
+
 *Opening* a lane fences whoever had it, compares the term row with our own term after that and before anything is sent
 (P20: a producer that was initialised by a zombie would fence the one that leads), reads the lane's progress, purges
 what it names, and then leaves an empty record behind. With a new term a shard opens its own lane and ends those of
@@ -33,7 +36,7 @@ from uuid import UUID
 
 from confluent_kafka import KafkaError
 
-from harvester.delivery.lane import Lane, Lanes, Outcome
+from harvester.delivery.lane import FLUSH_S, Lane, Lanes, Outcome
 from harvester.delivery.progress import Progress, encode
 from harvester.relay.filling import Filler
 from harvester.relay.frames import Log, Remark, Remarked, Settled, Trouble
@@ -47,6 +50,9 @@ from harvester.relay.stamps import Stamps
 # and the client tries again only after 20 ms. It asks a millisecond after the first record.
 _MARKERS_S = 0.0015
 _PATIENCE_S = 0.5  # for a record that timed out before
+_IDLE_S = 30.0  # after which the client may say what it has to say
+_UNSAID = 2  # refusals in a row, with no record at fault, before anybody is told
+_PAUSE_S, _LONGEST_PAUSE_S = 0.25, 30.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +87,8 @@ class Transactor:
             trouble=lambda text: outlets.send(Trouble(text)),
             hit=partial(hooks.hit, index=index),
         )
-        self._opener = Opener(lanes, around)
+        self._lanes, self._opener = lanes, Opener(lanes, around)
+        self._refused = 0  # commits in a row, with no record at fault
         self._wanted: Remark | None = None  # the one that is being answered
         self._term: int | None = None  # of the last answer
         self._opened: tuple[int | None, int] | None = None  # term and lanes for which all is fenced
@@ -107,7 +114,7 @@ class Transactor:
         try:
             while True:
                 with reception.changed:
-                    reception.changed.wait_for(reception.has_work)
+                    due = reception.changed.wait_for(reception.has_work, _IDLE_S)
                     ended, pending = reception.ended, reception.pending
                 if ended:
                     return
@@ -116,8 +123,10 @@ class Transactor:
                     self._answer(pending)
                 elif reception.lane is None and reception.under is not None:
                     self._open(reception.under, [self._index])
-                elif reception.lane is not None:
+                elif reception.lane is not None and due:
                     self._transact(reception.lane)
+                elif reception.lane is not None and reception.lane.poll(0) is not Outcome.DONE:
+                    self._lose_lane()
         except Exception as error:  # noqa: BLE001 - the top frame of this thread; without it nothing would be sent
             self._out.fatal(f"the transactor failed: {error!r}")
 
@@ -130,8 +139,16 @@ class Transactor:
         if lane.begin() is not Outcome.DONE:
             self._lose_lane()
             return
-        under = reception.under  # one read, so no lock; of a transaction's progress records the last one counts
-        if under is None or lane.note(_progress(under, ())) is not Outcome.DONE or not self._filler.fill(lane):
+        with reception.changed:
+            under, before = reception.under, reception.batches.progress()
+        if under is None:
+            self._abort(lane)
+            return
+        if lane.note(_progress(under, before)) is not Outcome.DONE:
+            self._abort(lane)
+            self._repeat(lane)
+            return
+        if not self._filler.fill(lane):
             self._abort(lane)
             return
         with reception.changed:
@@ -139,33 +156,51 @@ class Transactor:
         if reception.is_over() or not self._out.trusted():
             self._abort(lane)
             return
-        if alone is not None and not lane.flush(_PATIENCE_S):
+        arrived = lane.flush(FLUSH_S if alone is None else _PATIENCE_S)  # all that failed is known then (P46)
+        if alone is not None and not arrived:
             self._filler.failed.append((alone, KafkaError(KafkaError._MSG_TIMED_OUT)))
+        if not arrived or self._filler.failed:
             self._abort(lane)
             return
         self._hooks.hit("shard.commit", index=self._index, ids=ids)
         outcome = lane.commit(_progress(under, ids), lambda: not self._filler.failed)
         self._hooks.hit("shard.committed", index=self._index, ids=ids, outcome=outcome.value)
         if outcome is Outcome.REFUSED:
+            at_fault = bool(self._filler.failed)
             self._abort(lane)
+            if not at_fault:
+                self._repeat(lane)
         elif outcome is Outcome.UNCLEAR:
             self._lose_lane()
         else:
             self._filler.committed()
             self._commit()
 
+    def _repeat(self, lane: Lane) -> None:
+        """The transaction was refused, and none of its records is at fault: say why, and wait."""
+        self._refused += 1
+        if self._refused <= _UNSAID:
+            return
+        self._out.send(Trouble(f"nothing can be committed: {self._lanes.explain(lane)}"))
+        with self._reception.changed:
+            pause_s = min(_LONGEST_PAUSE_S, _PAUSE_S * 2.0 ** min(self._refused - _UNSAID, 20))
+            self._reception.changed.wait_for(self._reception.is_over, pause_s)
+
     def _commit(self) -> None:
         """The transaction is committed, for certain."""
         now_us = time.time_ns() // 1000
         reception = self._reception
+        if self._refused > _UNSAID:
+            self._out.send(Trouble(None))
+        self._refused = 0
         with reception.changed:
             reception.commit(now_us)
             reception.changed.wait_for(lambda: reception.ended, _MARKERS_S)
 
     def _abort(self, lane: Lane) -> None:
         """Give the transaction up, and see to those that failed. What timed out may still arrive (P23)."""
-        failed = self._filler.failed
-        timed_out = any(isinstance(why, KafkaError) and why.name() == "_MSG_TIMED_OUT" for _, why in failed)
+        failed = [why for _, why in self._filler.failed] + [lane.refused]
+        timed_out = any(isinstance(why, KafkaError) and why.name() == "_MSG_TIMED_OUT" for why in failed)
         if timed_out or lane.abort() is not Outcome.DONE:
             self._lose_lane()
             return
@@ -222,7 +257,8 @@ class Transactor:
             for number in numbers:
                 lane = self._opener.open(number, under, partial(self._published, number))
                 if number == self._index:
-                    reception.lane = lane
+                    with reception.changed:
+                        reception.lane, reception.batches.most_named = lane, lane.room
                     self._filler.begin(frame.term, frame.incarnation)
                 else:
                     lane.close()

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 from uuid import uuid4
 
 import pytest
-from confluent_kafka import KafkaError, KafkaException
+from confluent_kafka import KafkaError, KafkaException, Producer
+from confluent_kafka.admin import AdminClient, ConfigResource, ResourceType
 
 from harvester.delivery.lane import Lanes, LaneSettings, Outcome
-from harvester.delivery.progress import Progress, encode
-from harvester.delivery.progress_topic import ensure_progress_topic, find_progress_topic
+from harvester.delivery.progress import Progress, encode, most_ids
+from harvester.delivery.progress_topic import ensure_progress_topic, find_progress_topic, why_refused
 from harvester.errors import BrokerError, BrokerUnavailable
 from tests.conftest import MakeTopic
 from tests.support.consuming import read_topic
@@ -115,17 +117,6 @@ def test_a_record_that_fails_refuses_the_transaction_and_the_next_one_goes_on(la
     assert lane.commit(named(1, 1)) is Outcome.DONE
 
 
-def test_a_disturbed_transaction_is_unclear_though_the_commit_succeeded(lanes: Lanes, topic: str) -> None:
-    """P23: a request may have been sent twice."""
-    lane = opened(lanes)
-    lane.begin()
-    lane.produce(topic, b"1", b"key")
-    lane.disturb()
-    assert lane.commit(named(1, 1)) is Outcome.UNCLEAR
-    opened(lanes)
-    assert lanes.progress(0, 5.0) == Progress(1, INCARNATION, (1,))
-
-
 def test_the_topic_is_made_widened_and_found(options: dict[str, Any], group: str) -> None:
     name = f"{group}.progress"
     assert find_progress_topic(name, options) is None
@@ -142,6 +133,70 @@ def test_a_topic_whose_records_expire_is_refused(options: dict[str, Any], make_t
     with pytest.raises(BrokerError, match=r"cleanup\.policy=compact,delete") as refused:
         ensure_progress_topic(name, options, 2)
     assert name in (refused.value.hint or "")
+
+
+def test_a_topic_that_takes_no_progress_is_refused(options: dict[str, Any], make_topic: MakeTopic) -> None:
+    name = make_topic(2, {"cleanup.policy": "compact", "max.message.bytes": "4095"})
+    with pytest.raises(BrokerError, match=r"max\.message\.bytes=4095") as refused:
+        ensure_progress_topic(name, options, 2)
+    assert name in (refused.value.hint or "")
+
+
+def test_the_topic_is_made_to_keep_what_it_acknowledged(options: dict[str, Any], group: str) -> None:
+    name = f"{group}.progress"
+    ensure_progress_topic(name, options, 1)
+    resource = ConfigResource(ResourceType.TOPIC, name)
+    admin = AdminClient(options)
+    found = admin.describe_configs([resource])[resource].result(10)
+    assert found["unclean.leader.election.enable"].value == "false"
+    assert found["cleanup.policy"].value == "compact"
+
+
+def test_a_record_has_room_for_as_many_ids_as_the_topic_takes(
+    lane_settings: LaneSettings, make_topic: MakeTopic
+) -> None:
+    """However far they are apart; one that is larger is refused, and the remedy is named (P41)."""
+    far_apart = 1 << 32
+    lanes = Lanes(replace(lane_settings, topic=make_topic(1, {"max.message.bytes": "4096"})), Producer)
+    lane = opened(lanes)
+    assert lanes.room() == most_ids(4096)
+    assert lane.begin() is Outcome.DONE
+    assert lane.commit(named(1, *range(0, lanes.room() * far_apart, far_apart))) is Outcome.DONE
+    assert lane.begin() is Outcome.DONE
+    assert lane.commit(named(1, *range(0, 512 * far_apart, far_apart))) is Outcome.REFUSED
+    assert "max.message.bytes=" in lanes.explain(lane)
+    assert lane.abort() is Outcome.DONE
+
+
+def test_a_client_that_sends_small_records_only_names_few_ids(lane_settings: LaneSettings) -> None:
+    small = replace(lane_settings, producer={**lane_settings.producer, "message.max.bytes": "5000"})
+    assert Lanes(small, Producer).room() == most_ids(5000)
+
+
+@pytest.mark.parametrize(
+    ("name", "remedy"),
+    [
+        ("_MSG_TIMED_OUT", "has 1 of 1 copies in sync, min.insync.replicas is 2: add replicas"),
+        ("NOT_ENOUGH_REPLICAS", "has 1 of 1 copies in sync, min.insync.replicas is 2: add replicas"),
+        ("MSG_SIZE_TOO_LARGE", "--add-config max.message.bytes="),
+        ("TOPIC_AUTHORIZATION_FAILED", "allow this user to write to"),
+        ("INVALID_RECORD", "see the state of the topic"),
+    ],
+)
+def test_a_refusal_is_said_with_its_remedy(
+    options: dict[str, Any], make_topic: MakeTopic, name: str, remedy: str
+) -> None:
+    """Of copies that are missing the client says no more than that the record timed out."""
+    topic = make_topic(1, {"min.insync.replicas": "2"})
+    said = why_refused(topic, 0, KafkaError(getattr(KafkaError, name)), options)
+    assert name in said
+    assert remedy in said
+    assert topic in said
+
+
+def test_a_lane_whose_partition_is_gone_is_said_so(options: dict[str, Any], make_topic: MakeTopic) -> None:
+    said = why_refused(make_topic(1), 3, KafkaError(KafkaError._MSG_TIMED_OUT), options)
+    assert "has no partition 3" in said
 
 
 def test_a_broker_that_is_away_is_said_so() -> None:

@@ -215,11 +215,11 @@ class _FaultyProducer:
         timestamp: int = 0,
         headers: Any = None,
     ) -> None:
-        """By position, as a shard calls it; a lane's progress record, without a report, no fault befalls."""
+        """By position, as a shard calls it; a lane's progress record, on a partition of its own, no fault befalls."""
         from confluent_kafka import KafkaException
 
-        if on_delivery is None:
-            self._producer.produce(topic, value, key, partition)
+        if on_delivery is None or topic.endswith(".progress"):
+            self._producer.produce(topic, value, key, partition, on_delivery)
             return
         fault = self._strike(key) or self._share(key, value)
         if fault is not None:

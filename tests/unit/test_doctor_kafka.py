@@ -81,6 +81,24 @@ def test_the_leader_topic() -> None:
     assert worst(judge_topics(replace(KAFKA, topics={}), CONFIG, [])) == {}
 
 
+@pytest.mark.parametrize(
+    ("settings", "level", "part"),
+    [
+        ({"max_message_bytes": "4095"}, Level.PROBLEM, "too little"),
+        ({"max_message_bytes": "4096"}, Level.WARNING, "at most 480 records"),
+        ({"min_insync_replicas": "1"}, Level.WARNING, "set it to 2"),
+        ({"replicas": 1, "min_insync_replicas": "1"}, Level.WARNING, "one copy"),
+        ({"min_insync_replicas": "4"}, Level.PROBLEM, "nothing can be written"),
+        ({"in_sync": 1}, Level.PROBLEM, "fewer than 2 copies in sync"),
+        ({"unclean_leader_election_enable": "true"}, Level.PROBLEM, "unclean"),
+    ],
+)
+def test_the_progress_topic(settings: Mapping[str, Any], level: Level, part: str) -> None:
+    found = judge_topics(kafka_with(topic("billing.progress", **settings)), EXACTLY, [])
+    assert worst(found) == {"topics.progress": level}
+    assert part in text_of(found, "topics.progress")
+
+
 def test_the_progress_topic_matters_to_exactly_once_only() -> None:
     expiring = kafka_with(topic("billing.progress", cleanup_policy="delete"))
     assert worst(judge_topics(expiring, CONFIG, [])) == {}
