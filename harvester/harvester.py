@@ -78,7 +78,8 @@ class Harvester:
         """Change the number of shards while running; no record is repeated or reordered by it.
 
         Marking stops, queues are dropped, and the switch is made when nothing is unsettled any more. False when
-        that did not come true within `within_s` (a record waits for its retry, say): nothing has changed then.
+        that did not come true within `within_s`, or when a shard that would end has a record whose delivery timed
+        out, which only that shard may send again: nothing has changed then.
         """
         parts = self._life.running()
         if not 1 <= shards <= 256:

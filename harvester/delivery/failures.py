@@ -83,6 +83,11 @@ def burns_attempt(failure: Failure) -> bool:
     return not failure.innocent and (failure.name in NEVER or failure.name in MAYBE_LATER)
 
 
+def may_arrive(failure: Failure) -> bool:
+    """Whether what was sent may still reach the log: neither the client nor the broker has refused this record."""
+    return not (failure.local or failure.innocent or burns_attempt(failure))
+
+
 def backoff_s(failures: int, first_s: float, longest_s: float, jitter: float) -> float:
     """How long to wait after this many failures in a row: doubling, bounded, spread by `jitter` in [0, 1)."""
     exponent = min(max(failures - 1, 0), 40)

@@ -111,6 +111,16 @@ class Parked:
 
 
 @dataclass(frozen=True, slots=True)
+class InDoubt:
+    """Shard → supervisor: this record failed, and what was sent of it may still arrive (P36).
+
+    What follows from the failure is said after it, in a frame of its own.
+    """
+
+    record_id: int
+
+
+@dataclass(frozen=True, slots=True)
 class Refused:
     """Shard → supervisor: dropped on arrival, because their key was parked meanwhile."""
 
@@ -213,6 +223,7 @@ Frame = (
     | Settled
     | Remarked
     | Parked
+    | InDoubt
     | Refused
     | Dropped
     | FateUnknown

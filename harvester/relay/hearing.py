@@ -50,6 +50,8 @@ def hear(relay: Relay, slot: Slot, index: int, frame: f.Frame, now: float, to: T
             what = "holds its key" if held else "will be retried"
             to.log(index).warning("record %d failed (attempts %d) and %s: %s", record_id, attempts, what, error)
             return outcomes.parked(relay, index, epoch, record_id, given_back, wait_s, held, now)
+        case f.InDoubt(record_id):
+            outcomes.in_doubt(relay, index, record_id, now)
         case f.Refused(epoch, ids):
             return outcomes.refused(relay, index, epoch, ids, now)
         case f.Dropped(ids):

@@ -7,7 +7,15 @@ barrier a shard has at most one record of a key unsettled on the wire, so the nu
 unsettled (plus the unsettled records without a key) is never less than what producers hold. That number is the shared
 counter, written by the supervisor alone (P16), and `room` keeps it within `max_in_flight_records` (I3) without asking
 a shard. *How much of a key is under way?* `count_of`; a key has a bound of its own, and `drained` names the watched
-keys that have fallen to the low mark, so that more of them can be fetched.
+keys that have fallen to the low mark, so that more of them can be fetched. *Which shard is a key bound to?*
+`shard_of_key`: the one that has anything of it unsettled, or else the one whose producer has a record of it in doubt.
+
+*In doubt* is a record that timed out at its producer: its bytes may be in the network, and arrive after whatever
+another producer sends of that key. The same producer, when it sends the record again, raises its epoch first, after
+which brokers refuse the old bytes. So the key is *pinned* to the shard, from the failure until the record is settled,
+wherever the record stands meanwhile: held in its shard, parked in the supervisor, or forgotten by a remark, a pause, a
+change of the number of shards or of the term, and read again from the table. A pin ends also with the process, which is
+replaced only when it is certainly dead, and when a fetch finds that the record has left the table (P36).
 """
 
 from __future__ import annotations
@@ -53,6 +61,7 @@ class Ledger:
         self._drained: list[bytes] = []
         self._entries: dict[int, _Key] = {}
         self._keys: dict[bytes, _Key] = {}
+        self._pins: dict[bytes, tuple[int, int]] = {}  # key -> the record of it that is in doubt, and its shard
         self._keyless = 0
         self._per_shard: dict[int, int] = {}
         self._ghosts: dict[int, set[int]] = {}  # settled ids, by the number of the last statement sent before
@@ -115,9 +124,16 @@ class Ledger:
         return state.key if state else None
 
     def shard_of_key(self, key: bytes) -> int | None:
-        """The shard that holds unsettled records of this key, if any does."""
+        """The shard that holds unsettled records of this key, or is to have the next ones; None: any may."""
         state = self._keys.get(key)
-        return state.shard if state else None
+        if state is not None:
+            return state.shard
+        pin = self._pins.get(key)
+        return pin[1] if pin is not None else None
+
+    def pinned(self, first: int = 0) -> list[int]:
+        """Records in doubt at the shards from this one on, ascending."""
+        return sorted(record_id for record_id, shard in self._pins.values() if shard >= first)
 
     def knows(self, record_id: int) -> bool:
         """Whether a row in a result is on its way already, or settled after its statement was sent (P3)."""
@@ -190,7 +206,9 @@ class Ledger:
         return taken
 
     def _begin(self, key: bytes | None, shard: int) -> _Key:
-        """Nothing of this key was unsettled until now."""
+        """Nothing of this key was unsettled until now. A key that is pinned goes where it has to."""
+        if self._pins and key in self._pins:
+            shard = self._pins[key][1]
         state = _Key(key, shard)
         if key is None:
             self._keyless += 1
@@ -200,6 +218,7 @@ class Ledger:
 
     def settle(self, ids: Iterable[int]) -> int:
         """Their purge has committed. Ids that are not in the ledger are ignored; returns how many were."""
+        self.unpin(ids)
         settled = self.give_back(ids)
         if settled and self._outstanding:
             self._ghosts.setdefault(self._last_sent, set()).update(settled)
@@ -226,6 +245,25 @@ class Ledger:
             if watched and state.count <= low and key in watched:
                 self._drained.append(key)
         return removed
+
+    def pin(self, record_id: int, shard: int) -> None:
+        """This unsettled record is in doubt at the producer of this shard. One without a key has no order to keep."""
+        key = self.key_of(record_id)
+        if key is not None:
+            self._pins[key] = (record_id, shard)
+
+    def unpin(self, ids: Iterable[int]) -> None:
+        """These records are settled, or have left the table."""
+        if not self._pins:
+            return
+        over = set(ids)
+        for key in [key for key, (record_id, _) in self._pins.items() if record_id in over]:
+            del self._pins[key]
+
+    def unpin_shard(self, shard: int) -> None:
+        """Its process is dead, and its producer with it."""
+        for key in [key for key, (_, pinned) in self._pins.items() if pinned == shard]:
+            del self._pins[key]
 
     def keep_only(self, shard: int, on_the_wire: Iterable[int]) -> list[int]:
         """A remark's answer: of this shard exactly these ids stay. Returns what was forgotten."""

@@ -180,6 +180,14 @@ class Relay:
             self._lead(now)
             refreshed = LeaderRefreshed(tenure.leader_id, tenure.term, self._reason)
             return [Announce(refreshed), *self.next_statements(now)]
+        if self.phase is Phase.SCALING and not len(self.ledger) and self.ledger.pinned(self._target):
+            self.phase = Phase.REMARKING
+            first, *_ = self.ledger.pinned(self._target)
+            self._reason = (
+                f"the number of shards could not be changed: the delivery of record {first} timed out, and only the"
+                " shard that sent it may send it again"
+            )
+            return self.proceed(now)
         if self.phase is Phase.SCALING and not len(self.ledger):
             resize = self._resize(self._target)
             self.phase = Phase.REMARKING
@@ -207,10 +215,11 @@ class Relay:
         """Change the number of shards (P17): stop marking, drop queues, wait until nothing is unsettled, switch.
 
         Done when `Resize` is commanded. It is refused when the phase is no longer SCALING without that: because
-        something was still unsettled at the deadline, or leadership ended, or changed hands at this moment.
+        something was still unsettled at the deadline, or a shard that would end has a record in doubt, whose key no
+        other producer may send (P36), or leadership ended, or changed hands at this moment.
         """
         if self.phase is Phase.IDLE and not len(self.ledger):
-            return [self._resize(shards)]
+            return [] if self.ledger.pinned(shards) else [self._resize(shards)]
         if self.phase not in (Phase.LEADING, Phase.REMARKING):
             return []
         self.intake.abandon()
@@ -238,6 +247,7 @@ class Relay:
         """Its process is gone for certain. What it had on the wire may or may not have been published."""
         state = self.intake.slices[shard]
         state.ready = False
+        self.ledger.unpin_shard(shard)
         if self._fences_all:
             return []  # its successor has to fence the lane
         self._roll_call.awaited.discard(shard)

@@ -96,6 +96,12 @@ def parked(
     return [Send(shard, Closed(epoch, record_id)), *relay.proceed(now)]
 
 
+def in_doubt(relay: Relay, shard: int, record_id: int, now: float) -> None:
+    """A record failed that may still arrive: its key stays with this shard's producer until it is settled (P36)."""
+    relay.heard(shard, now)
+    relay.ledger.pin(record_id, shard)
+
+
 def refused(relay: Relay, shard: int, epoch: int, ids: Sequence[int], now: float) -> list[Command]:
     """Rows of a parked key that reached the shard too late."""
     relay.heard(shard, now)

@@ -18,11 +18,11 @@ from datetime import UTC, datetime
 from confluent_kafka import KafkaError
 
 from harvester.delivery.decode import Broken
-from harvester.delivery.failures import Failure, Verdict, burns_attempt
+from harvester.delivery.failures import Failure, Verdict, burns_attempt, may_arrive
 from harvester.outbox.purge_session import Poison
 from harvester.relay.attempts import Attempts, Policy, Trial
 from harvester.relay.barrier import Barrier, Entry
-from harvester.relay.frames import Dropped, FateUnknown, Parked, Poisoned
+from harvester.relay.frames import Dropped, FateUnknown, InDoubt, Parked, Poisoned
 from harvester.relay.outlets import Outlets
 
 _BUFFER_RETRY_S = 0.05
@@ -81,6 +81,8 @@ class Setbacks:
             if verdict is Verdict.FATAL:
                 self._out.send(FateUnknown(self._standing.epoch, [entry.id], text))
             elif verdict is Verdict.RETRY:
+                if entry.key is not None and may_arrive(failure):
+                    self._out.send(InDoubt(entry.id))
                 self._retry(entry, trial, text, counts=burns_attempt(failure))
                 return
         if verdict is Verdict.FATAL:

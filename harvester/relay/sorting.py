@@ -59,6 +59,7 @@ class Sorting:
         by_id = {row[0]: row for row in rows}
         taken: Taken = {}
         for part in parts:
+            self._ledger.unpin(record_id for record_id in part.ids if record_id not in by_id)
             found = [by_id[record_id] for record_id in part.ids if record_id in by_id]
             if part.name is not None:
                 self._take_from_lane(part, part.name, found, taken)

@@ -126,6 +126,22 @@ def _no_bound_in_flight(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Ledger, "room", lambda _self: 100)
 
 
+def _records_in_doubt_are_forgotten(patch: pytest.MonkeyPatch) -> None:
+    """P36: another producer sends the key, and the bytes of the first one arrive after that."""
+    patch.setattr(Ledger, "pin", lambda _self, _record_id, _shard: None)
+
+
+def _pins_do_not_outlast_a_remark(patch: pytest.MonkeyPatch) -> None:
+    """P36."""
+    begin = Intake.begin
+
+    def forgetful(self: Intake) -> None:
+        self._ledger._pins.clear()
+        begin(self)
+
+    patch.setattr(Intake, "begin", forgetful)
+
+
 def _no_remark_when_a_shard_dies(patch: pytest.MonkeyPatch) -> None:
     """I1."""
 
@@ -522,6 +538,8 @@ MUTATIONS: list[tuple[Callable[[pytest.MonkeyPatch], None], tuple[str, ...] | No
     (_leader_id_stays, None, b""),
     (_no_bound_in_flight, None, b""),
     (_no_remark_when_a_shard_dies, None, b""),
+    (_records_in_doubt_are_forgotten, ("kafka", "scale"), TWO_KEYS),
+    (_pins_do_not_outlast_a_remark, ("kafka", "scale", "pause"), TWO_KEYS),
     (_term_is_taken_twice, None, b""),
     (_switch_before_all_is_settled, None, b""),
     (_remark_keeps_queues, None, b""),

@@ -120,14 +120,18 @@ class Proxy:
         """On how many connections something has been held back since `keep`."""
         return len(self._keeping.links) if self._keeping is not None else 0
 
+    def pass_on(self) -> None:
+        """What is held back stays so; no further request is."""
+        if self._keeping is not None:
+            self._keeping.full = True
+
     def abandon(self, *, reset: bool = False) -> None:
         """Break the connections on which something is held back. It arrives with `deliver` all the same; what clients
         say anew is not held back.
         """
-        if self._keeping is not None:
-            self._keeping.full = True
-            for link in list(self._keeping.links):
-                link.end(reset=reset)
+        self.pass_on()
+        for link in list(self._keeping.links) if self._keeping is not None else ():
+            link.end(reset=reset)
 
     def deliver(self) -> None:
         """The end of `keep`: what was held back arrives."""

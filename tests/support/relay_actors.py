@@ -143,6 +143,8 @@ class SimHarvester:
 
     def check_end(self) -> None:
         """Nothing is left behind."""
+        for shard in self.shards:
+            shard.end()
         ledger = self.relay.ledger
         waiting = self.relay.intake.waiting
         kept = ledger.in_flight or ledger.queued or len(waiting) or waiting.lanes or waiting.shards or ledger.watched
@@ -256,6 +258,8 @@ class SimHarvester:
             case f.Parked(epoch, record_id, given_back, _, wait_s, _, held):
                 self._due[record_id] = epoch, now + wait_s
                 self._perform(outcomes.parked(relay, i, epoch, record_id, given_back, wait_s, held, now))
+            case f.InDoubt(record_id):
+                outcomes.in_doubt(relay, i, record_id, now)
             case f.Refused(epoch, ids):
                 self._perform(outcomes.refused(relay, i, epoch, ids, now))
             case f.Dropped(ids):

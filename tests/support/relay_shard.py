@@ -148,6 +148,9 @@ class SimProcess(ABC):
     def _quarantined(self, poison: Poison, outcome: Outcome) -> None:
         """The outcome of a quarantine has committed."""
 
+    def end(self) -> None:  # noqa: B027 - most processes have nothing to do
+        """The world is calm: what the network still keeps arrives now."""
+
     @abstractmethod
     def _leave_producer(self) -> None:
         """The process is dead: what its producer has sent arrives or not."""
@@ -265,6 +268,7 @@ class SimShard(SimProcess):
     def __init__(self, owner: SimHarvester, index: int) -> None:
         super().__init__(owner, index)
         self.wire: dict[int, Sent] = {}
+        self.late: dict[int, Sent] = {}  # timed out; the network has kept them, and may deliver them yet
         self.full = 0  # how many produces the producer refuses for lack of room
         self.sender = Sender(self, self.policy, self.outlets)
 
@@ -306,6 +310,7 @@ class SimShard(SimProcess):
         assert row.id not in self.wire, f"{row.id} is handed to the producer twice"
         assert self.owner.word, "P12: produced without trust"
         self.wire[row.id] = Sent(row.uid, on_delivery)
+        self.late.pop(row.id, None)  # brokers refuse it from here on: the producer has raised its epoch
 
     # -- what can happen
 
@@ -321,6 +326,17 @@ class SimShard(SimProcess):
         if self.sender._acked:
             found.append(((name, "collects"), self.sender.collect))
         return found
+
+    def end(self) -> None:
+        for record_id in list(self.late):
+            self._deliver_late(record_id)
+
+    def _deliver_late(self, record_id: int) -> None:
+        """The network delivers what it kept; of a record that went to quarantine meanwhile, that is a known limit."""
+        sent, world = self.late.pop(record_id), self.owner.world
+        if sent.uid not in world.table.quarantined:
+            world.excused[sent.uid] += 1
+            world.append(sent.uid)
 
     def actions(self) -> list[tuple[Note, Action]]:
         found = super().actions()
@@ -343,6 +359,8 @@ class SimShard(SimProcess):
             else:
                 found.append(("kafka", (name, i, "loses its ack"), partial(self.fail, i, "_MSG_TIMED_OUT")))
             found.append(("shard death", (name, i, "fatal"), partial(self.fail, i, "_FATAL")))
+        for i in self.late:
+            found.append(("kafka", (name, i, "arrives late"), partial(self._deliver_late, i)))
         return found
 
     def _fill(self) -> None:
@@ -375,6 +393,8 @@ class SimShard(SimProcess):
         sent = self.wire.pop(record_id)
         if sent.appended:
             self.owner.world.excused[sent.uid] += 1
+        elif error == "_MSG_TIMED_OUT" and self.owner.world.script.next(2):
+            self.late[record_id] = sent
         sent.report(KafkaError(getattr(KafkaError, error)), None)
 
     def _purged(self, ids: list[int]) -> None:
@@ -389,3 +409,4 @@ class SimShard(SimProcess):
             if not sent.appended and not world.uids[sent.uid].refused and world.script.next(2):
                 world.append(sent.uid)
         self.wire.clear()
+        self.late.clear()
