@@ -14,6 +14,7 @@ from harvester.outbox import queries
 from harvester.outbox.copying import Row, copy_durable_rows, copy_rows
 from harvester.outbox.polling import wait_readable
 from harvester.outbox.shape import OutboxShape
+from harvester.outbox.tables import OutboxTable
 from harvester.outbox.term_session import SILENCE_MARGIN_S, TermSession
 
 
@@ -37,6 +38,10 @@ class Holders:
 class MarkSession(TermSession):
     """See the module's text."""
 
+    def __init__(self, dsn: str, table: OutboxTable, application_name: str, statement_timeout_s: float) -> None:
+        super().__init__(dsn, table, application_name, statement_timeout_s)
+        self.over: tuple[int, ...] = ()  # transactions for whose rows the last mark was held back
+
     def mark(
         self,
         *,
@@ -52,7 +57,7 @@ class MarkSession(TermSession):
     ) -> list[Row]:
         """The next rows, sorted by id: those in the gaps, then those above `high`; None: from the head.
 
-        There are none if one of the `watched` transactions is over: `transactions_over` tells. They are marked in the
+        There are none if one of the `watched` transactions is over: `over` names them then. They are marked in the
         table with `leader_id`; None: nothing is written. Where there are none because of the fence (P8) it raises
         TermLost, if it `checks_term`.
         """
@@ -66,8 +71,9 @@ class MarkSession(TermSession):
         # The commit of a mark that writes is durable, and with it all that was committed before.
         copy = copy_durable_rows if leader_id is None else copy_rows
         rows = copy(connection, statement, self._statement_timeout_s + SILENCE_MARGIN_S)
-        if not rows and checks_term:
-            self._check_term(term, holder)
+        self.over = ()
+        if not rows and (checks_term or watched):
+            self.over = self._check_term(term, holder, watched)
         return rows
 
     def fetch(self, *, term: int, holder: UUID, ids: tuple[int, ...]) -> list[Row]:
@@ -77,12 +83,6 @@ class MarkSession(TermSession):
         if not rows:
             self._check_term(term, holder)
         return rows
-
-    def transactions_over(self, watched: tuple[int, ...]) -> list[int]:
-        """Those of these transactions that are over now."""
-        if not watched:
-            return []
-        return [row[0] for row in self._open().execute(queries.transactions_over(watched))]
 
     def _fence(self, term: int, holder: UUID, watched: tuple[int, ...] = ()) -> queries.Fence:
         return queries.Fence(term, holder, self.place.space if self.place is not None else None, watched)
@@ -134,10 +134,13 @@ class MarkSession(TermSession):
             found = True
         return found
 
-    def _check_term(self, term: int, holder: UUID) -> None:
-        row = self.read_term()
-        if row.term != term or row.holder != holder:
-            raise TermLost(f"term {term} of this harvester has ended: the term row says {row.term} of {row.holder}")
+    def _check_term(self, term: int, holder: UUID, watched: tuple[int, ...] = ()) -> tuple[int, ...]:
+        """Raises TermLost; returns those of the watched transactions that are over."""
+        row = self._open().execute(queries.check_term(self.table, watched)).fetchone()
+        if row is None or row[:2] != (term, holder):
+            found = self.read_term()
+            raise TermLost(f"term {term} of this harvester has ended: the term row says {found.term} of {found.holder}")
+        return tuple(row[2])
 
     def _shape(self) -> OutboxShape:
         assert self.shape is not None, "open() sets it"

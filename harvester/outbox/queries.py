@@ -88,7 +88,7 @@ def _oid_of(table: OutboxTable) -> str:
 def _fence(table: OutboxTable, fence: Fence, lock: str = " FOR SHARE") -> str:
     conditions = f"term = {fence.term:d} AND holder = '{fence.holder}'{in_space(table, fence.space)}"
     if fence.watched:
-        conditions += f" AND NOT EXISTS ({transactions_over(fence.watched)})"
+        conditions += f" AND NOT EXISTS ({_transactions_over(fence.watched)})"
     return f"WITH t AS MATERIALIZED (SELECT 1 FROM {table.term} WHERE {conditions}{lock})"
 
 
@@ -97,7 +97,12 @@ def _file_of(sequence: str) -> str:
     return f"pg_catalog.pg_relation_filenode('{name}'::pg_catalog.regclass)::bigint"
 
 
-def transactions_over(watched: Iterable[int]) -> str:
+def check_term(table: OutboxTable, watched: Iterable[int]) -> str:
+    """Why a mark may have brought nothing: term and holder, and the watched transactions that are over."""
+    return f"SELECT term, holder, ARRAY({_transactions_over(watched)}) FROM {table.term}"
+
+
+def _transactions_over(watched: Iterable[int]) -> str:
     """Those of the transactions with these ids that are over for the statement's own snapshot."""
     numbers = ",".join(f"{number:d}" for number in watched)
     return (

@@ -35,7 +35,7 @@ class Asking:
         self._kept: set[int] = set()
 
     def begin(self) -> None:
-        """A new leader id: what is marked from now on starts from the head again.
+        """A new leader id: what is marked from now on starts from the bookmark again.
 
         What is in the ledger now has been on the wire since before, under an older leader id, and marks that write
         leave it alone: the ledger would skip these rows, but the statement would lock and rewrite what shards are

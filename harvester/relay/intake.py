@@ -59,7 +59,7 @@ class Intake:
     # -- statements
 
     def begin(self) -> None:
-        """A new leader id: what is marked from now on starts from the head again."""
+        """A new leader id: what is marked from now on starts from the bookmark again."""
         self._asking.begin()
         self._forget_waiting()
 

@@ -11,7 +11,7 @@ Theory. One leadership runs through these phases:
 *Epoch.* Every change that drops what is queued (take-over, remark, drain, fence) raises the epoch and broadcasts
 `Remark` to all living shards. Each answers with exactly the ids it still has on the wire; those stay in the
 ledger, everything else is forgotten. Nothing is marked until all have answered (P5), and then under a new leader
-id, so that every forgotten row is found again from the head. What is on the wire is awaited, never repeated (I8).
+id, so that every forgotten row is found again from a bookmark. What is on the wire is awaited, never repeated (I8).
 
 This module holds the phases, and what all news leads to: a remark, or to go on. How a leadership begins and ends:
 `harvester.relay.leadership`. *Marks* and what becomes of their rows: `harvester.relay.intake`. What statements and

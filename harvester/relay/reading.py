@@ -68,8 +68,8 @@ class Reader:
             self._begin()
         self.marked_at = time.monotonic()
         rows = self._ask(mark)
-        while not rows and (over := self._session.transactions_over(scan.watched)):
-            scan.ended(over)
+        while not rows and self._session.over:
+            scan.ended(self._session.over)
             rows = self._ask(mark)
         scan.read([row[0] for row in rows], mark.limit, writes=self._writes)
         self._hooks.hit("marker.marked", number=mark.number, rows=rows)

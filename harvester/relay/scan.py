@@ -36,7 +36,6 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from heapq import nsmallest
 
 LOWEST = -(2**63)
 _WIDE = 100  # ids, that cost a look at so many dead rows
@@ -177,9 +176,8 @@ class Scan:
         self.gaps = gaps
         for gap in (*self.gaps, *self.resting):
             if gap.holders is not None:
-                left = gap.holders & everyone
-                gap.looked = gap.looked and left == gap.holders
-                gap.holders = left
+                if not gap.holders <= everyone:
+                    gap.holders, gap.looked = gap.holders & everyone, False
                 gap.lists += 1
             elif last_value is None or gap.high <= last_value:
                 gap.holders = everyone
@@ -253,11 +251,12 @@ class Scan:
     def _regroup(self) -> None:
         """Let gaps rest that may, wake those that are to be looked at again, and see that they do not become many."""
         numbers = self._holders or {}
+        nameless = {name for name, number in numbers.items() if number is None}
         awake: list[Gap] = []
         to_rest = [gap for gap in self.resting if gap.looked]
         near = 0
         for gap in reversed(self.gaps):
-            if gap.looked and gap.holders and all(numbers.get(name) is not None for name in gap.holders):
+            if gap.looked and gap.holders and nameless.isdisjoint(gap.holders):
                 near += 1
                 if near > self._awake or gap.lists >= self._young or gap.is_wide:
                     to_rest.append(gap)
@@ -266,8 +265,8 @@ class Scan:
         awake += [gap for gap in self.resting if not gap.looked]
         self.gaps = sorted(awake, key=_low)
         self.resting = _joined_gaps(sorted(to_rest, key=_low), self._ranges)
-        names = frozenset[str]().union(*{gap.holders for gap in self.resting if gap.holders})
-        self.watched = tuple(sorted({number for name in names if (number := numbers.get(name)) is not None}))
+        waited_for = {gap.holders for gap in self.resting if gap.holders}
+        self.watched = tuple(sorted({number for names in waited_for for name in names if (number := numbers[name])}))
 
 
 def _low(gap: Gap) -> int:
@@ -287,8 +286,8 @@ def _seams(ranges: Sequence[Range], most: int) -> set[int]:
     """Where neighbours have to be joined for half of `most` to be left, by the place of the second: the nearest."""
     if len(ranges) <= most:
         return set()
-    distances = ((ranges[at][0] - ranges[at - 1][1], at) for at in range(1, len(ranges)))
-    return {at for _, at in nsmallest(len(ranges) - max(1, most // 2), distances)}
+    nearest = sorted(range(1, len(ranges)), key=lambda at: ranges[at][0] - ranges[at - 1][1])
+    return set(nearest[: len(ranges) - max(1, most // 2)])
 
 
 def _joined(ranges: Sequence[Range], most: int) -> list[Range]:

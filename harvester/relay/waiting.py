@@ -16,7 +16,7 @@ A parked lane is not looked at before its time, and then tried with one record f
 record need not be fetched with it. Rows given back while a fetch is under way change the lane's `stamp`, and what that
 fetch brings goes back into the lane instead of ahead of them.
 
-A remark forgets all of it: the scan starts from the head then.
+A remark forgets all of it: the scan starts from its bookmark then, below all that waits.
 """
 
 from __future__ import annotations
@@ -193,7 +193,7 @@ class Waiting:
             del self.shards[shard]
 
     def clear(self) -> None:
-        """Forget everything: the scan starts from the head."""
+        """Forget everything: the scan starts from its bookmark."""
         self.lanes.clear()
         self.shards.clear()
         self._timers.clear()

@@ -56,12 +56,17 @@ def reads(scene: Scene) -> tuple[int, int]:
     return row[0], row[1]
 
 
-def entries_read(scene: Scene, running: Embedded, scans: int) -> int:
+def entries_read(scene: Scene, running: Embedded, scans: int, since: tuple[int, int] | None = None) -> int:
     """How many index entries so many marks from now on come to, or a few more, of a harvester that is idle."""
-    running.harvester._life.parts.backlog.stop()  # type: ignore[union-attr]  # it looks at the table as well
-    before = reads(scene)
+    marks_alone(running)
+    before = since or reads(scene)
     eventually(lambda: reads(scene)[0] >= before[0] + scans, 60, what="marks, as the server counts them")
     return reads(scene)[1] - before[1]
+
+
+def marks_alone(running: Embedded) -> None:
+    """From now on only marks read the table."""
+    running.harvester._life.parts.backlog.stop()  # type: ignore[union-attr]
 
 
 def wait_bookmark(running: Embedded, high: int) -> None:
@@ -111,9 +116,12 @@ def test_after_a_restart_nobody_reads_past_the_dead_rows(scene: Scene, marking: 
             add_many(scene, DEAD)
             scene.wait_left()
             wait_bookmark(running, 1 + DEAD)
+        eventually(lambda: not scene.sessions("harvester"), what="the end of all sessions, which counts what they did")
+        before = reads(scene)
         with scene.embedded(marking=marking, **FAR) as running:
+            marks_alone(running)
             running.wait_leading()
-            assert entries_read(scene, running, 20) < DEAD / 2
+            assert entries_read(scene, running, 20, before) < DEAD / 2
             scene.add(("after", "1"))
             scene.wait_left()
             db.commit()

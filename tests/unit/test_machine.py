@@ -11,7 +11,9 @@ from harvester.events import LeaderAcquired, LeaderFenced, LeaderRefreshed
 from harvester.relay import commands as c
 from harvester.relay import frames as f
 from harvester.relay import leadership, outcomes
+from harvester.relay.ledger import Row
 from harvester.relay.machine import Phase, Relay
+from harvester.relay.scan import Bookmark
 from tests.support.relay_driver import Driver, keyed, killed, only, row, sent
 
 
@@ -551,3 +553,50 @@ def test_a_failed_statement_needs_a_remark() -> None:
     outcomes.statement_failed(driver.relay, driver.under_way(c.Mark), "it broke", 0)
     assert driver.relay.phase is Phase.REMARKING
     assert not len(driver.relay.intake.statements)
+
+
+# -- the bookmark
+
+
+def _mark_to(driver: Driver, high: int, *rows: Row) -> None:
+    """The oldest mark under way returns these rows, and has come so far."""
+    number = driver.under_way(c.Mark)
+    outcomes.marked(driver.relay, number, rows, driver.now, high + 1, Bookmark(high, ((2, 3),)))
+
+
+def _saved(commands: list[c.Command]) -> list[Bookmark]:
+    return [command.bookmark for command in commands if isinstance(command, c.SaveBookmark)]
+
+
+def test_a_bookmark_is_saved_at_once_and_then_after_many_ids_and_some_time() -> None:
+    driver = Driver()
+    driver.lead()
+    _mark_to(driver, 100)
+    assert _saved(driver.relay.tick(1.0)) == [Bookmark(100, ((2, 3),))]
+    _mark_to(driver, 60_000)
+    assert _saved(driver.relay.tick(5.0)) == []
+    assert _saved(driver.relay.tick(12.0)) == [Bookmark(60_000, ((2, 3),))]
+    _mark_to(driver, 60_100)
+    assert _saved(driver.relay.tick(40.0)) == []
+    assert _saved(leadership.drain(driver.relay, 41.0)) == [Bookmark(60_100, ((2, 3),))]
+
+
+def test_a_bookmark_lies_below_what_is_not_settled() -> None:
+    driver = Driver()
+    driver.lead()
+    _mark_to(driver, 100, row(50), row(60))
+    assert _saved(driver.relay.tick(1.0)) == [Bookmark(49, ((2, 3),))]
+    driver.relay.remark("for a test", 2.0)
+    driver.answer()
+    assert _saved(driver.relay.tick(60.0)) == [], "what was read is forgotten, and not settled"
+
+
+def test_another_incarnation_forgets_the_bookmark() -> None:
+    driver = Driver()
+    driver.lead(incarnation=UUID(int=1))
+    _mark_to(driver, 100)
+    driver.relay.tick(1.0)
+    leadership.server_changed(driver.relay, "another", 2.0)
+    driver.relay.phase = Phase.IDLE
+    driver.lead(term=2, server="two", incarnation=UUID(int=2))
+    assert _saved(leadership.drain(driver.relay, 3.0)) == []
