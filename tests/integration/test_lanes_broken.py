@@ -143,6 +143,17 @@ def test_commits_of_a_broker_that_is_slow_are_clear(
     assert proxy.seen[END_TXN] == 3
 
 
+def test_a_commit_that_the_broker_puts_off_is_clear(far: Lanes, proxy: KafkaProxy, topic: str) -> None:
+    """It was sent twice, and each of the two was answered on its connection."""
+    lane = opened(far)
+    answers = [struct.pack(">ih", 0, 51)]  # CONCURRENT_TRANSACTIONS
+    proxy.answer(END_TXN, lambda _: answers.pop() if answers else None)
+    assert lane.begin() is Outcome.DONE
+    lane.produce(topic, b"1", b"key")
+    assert lane.commit(named(1, 1)) is Outcome.DONE
+    assert proxy.seen[END_TXN] == 2
+
+
 def test_progress_is_sent_when_all_other_records_are_acknowledged(
     far: Lanes, lane_settings: LaneSettings, proxy: KafkaProxy, topic: str
 ) -> None:

@@ -183,6 +183,11 @@ def _the_lane_goes_on_after_an_unclear_commit(patch: Patch) -> None:
     patch.setattr(OnceShard, "_not_committed", lambda self: self.batches.aborted())
 
 
+def _a_commit_that_was_sent_twice_counts(patch: Patch) -> None:
+    """P40: one of the requests may still arrive, and hit the next transaction."""
+    patch.setattr(OnceShard, "_is_clear", lambda _self, _producer: True)
+
+
 # -- batches
 
 
@@ -326,6 +331,7 @@ MUTATIONS: list[tuple[Mutation, tuple[str, ...] | None, bytes]] = [
     (_unclear_is_taken_for_committed, KAFKA, ONE_KEY),
     (_what_is_sent_is_purged_before_it_is_committed, None, b""),
     (_the_lane_goes_on_after_an_unclear_commit, KAFKA, ONE_KEY),
+    (_a_commit_that_was_sent_twice_counts, KAFKA, ONE_KEY),
     (_an_abort_reverses_the_order, KAFKA, ONE_KEY),
     (_an_abort_puts_records_behind_the_others, KAFKA, ONE_KEY),
     (_an_abort_loses_records, KAFKA, ONE_KEY),

@@ -65,6 +65,7 @@ class SimLane:
     ending: Progress | None = None  # a commit with this record is on its way
     log: list[Progress] = field(default_factory=list)
     producer: SimProducer | None = None  # that is not fenced
+    late: int | None = None  # the epoch of a commit that was sent twice; one of the two may still arrive
 
     def fence(self) -> None:
         """Whatever is open is aborted."""
@@ -88,6 +89,7 @@ class SimProducer:
     lane: SimLane
     epoch: int = -1
     result: bool | None = None  # of the commit: it was done, it cannot be, or nobody knows yet
+    resent: bool = False  # the commit, by the client, whose connection broke
 
     @property
     def is_fenced(self) -> bool:
@@ -186,6 +188,8 @@ class OnceShard(SimProcess):
         ]
         if self.at == "awaits the commit":
             found.append(("kafka", (name, "its commit is unclear"), self._doubt))
+            if self.producer is not None and not (self.producer.resent or self.producer.is_fenced):
+                found.append(("kafka", (name, "its commit is sent twice"), self._resend))
         found.append(("kafka", (name, "will have trouble"), self._foresee))
         return found
 
@@ -195,6 +199,14 @@ class OnceShard(SimProcess):
     def _doubt(self) -> None:
         self.trouble = "unclear"
         self._go_on()
+
+    def _resend(self) -> None:
+        assert self.producer is not None
+        self.producer.resent, self.producer.lane.late = True, self.producer.epoch
+
+    def _is_clear(self, producer: SimProducer) -> bool:
+        """P40: no request is under way that could end another transaction."""
+        return not producer.resent
 
     def _is_troubled(self, *what: str) -> str | None:
         """Whether one of these goes wrong now; once."""
@@ -291,7 +303,7 @@ class OnceShard(SimProcess):
         assert under.incarnation is not None
         producer.commit(Progress(under.term, UUID(under.incarnation), tuple(ids)))
         yield "awaits the commit"
-        if not self._is_troubled("unclear") and producer.result:
+        if not self._is_troubled("unclear") and producer.result and self._is_clear(producer):
             self._commit()
         else:
             self._not_committed()
@@ -574,12 +586,25 @@ class OnceWorld(World):
         return [*super()._ordinary(), *self._endings()]
 
     def _endings(self) -> list[tuple[Note, Action]]:
-        """Commits that were asked for."""
-        return [((f"lane {lane.number}", "commits"), self._end(lane)) for lane in self.lanes if lane.ending is not None]
+        """Commits that were asked for, and those that a producer had sent twice and that nobody has fenced since."""
+        asked = [lane for lane in self.lanes if lane.ending is not None]
+        late = [lane for lane in self.lanes if lane.late == lane.epoch and lane.ending is None]
+        return [
+            *(((f"lane {lane.number}", "commits"), self._end(lane)) for lane in asked),
+            *(((f"lane {lane.number}", "a late commit arrives"), self._end_early(lane)) for lane in late),
+        ]
 
     def _end(self, lane: SimLane) -> Callable[[], None]:
         def end() -> None:
             for uid in lane.commit():
+                self.append(uid)
+
+        return end
+
+    def _end_early(self, lane: SimLane) -> Callable[[], None]:
+        def end() -> None:
+            uids, lane.written, lane.late = lane.written, [], None
+            for uid in uids:
                 self.append(uid)
 
         return end
