@@ -40,7 +40,7 @@ def consume(
     log_level: LogLevelOption = None,
     bootstrap: BootstrapOption = None,
     amo: Annotated[
-        bool, typer.Option("--amo", help="At most once: none is printed twice, and some never if this process dies.")
+        bool, typer.Option("--amo", help="At most once: none is printed twice, and some never if this process is killed.")
     ] = False,
     format_: Annotated[
         Format, typer.Option("--format", help="json: all of a record; value: the bytes of its value.")

@@ -1,7 +1,7 @@
 """What of a held place is on its way to the application, or in its hands. Thin data: no I/O.
 
 Records come from Kafka in order and wait in `fetched`. They are handed out in lots: at least once all that is there, at
-most once what was proposed and is ours since.
+most once what was proposed and is ours since (`owned`). At most once a record is processed when it is handed out.
 """
 
 from __future__ import annotations
@@ -24,7 +24,8 @@ class Hands:
         self.reported = last_offset  # to the coordinator
         self.fetched: list[Any] = []
         self.fetched_to = last_offset
-        self.lot: Lot | None = None  # at least once: the one that is open
+        self.lot: Lot | None = None  # the one that is being handed out
+        self.owned: list[Lot] = []  # at most once: those of which something may still be handed out, in order
         self.proposed = 0  # records of the batch that is proposed: the first of `fetched`
         self.assigned = False  # what came before was fetched under an older claim
         self.stopping_at: float | None = None
@@ -69,16 +70,16 @@ class Hands:
 
     @property
     def last_offset(self) -> int | None:
-        """Of the processed prefix."""
+        """Of the processed prefix; at most once, of what was handed out."""
         lot = self.lot
-        if lot is not None and (done := lot.done) > lot.told:
+        if lot is not None and (done := lot.given if self.owned else lot.done) > lot.told:
             last: int = lot.records[done - 1].offset()
             return last
         return self.progress.last_offset
 
     @property
     def open_records(self) -> int:
-        """Handed out, and not in the prefix."""
+        """Handed out, and not in the prefix; at most once, what the application has not come back from."""
         lot = self.lot
         known = self.progress.open_records
         return known if lot is None else known + lot.given - max(lot.done, lot.told)
@@ -96,9 +97,27 @@ class Hands:
 
     def own(self) -> Lot:
         """The batch is ours."""
-        batch = self.fetched[: self.proposed]
+        lot = Lot(self.place, self.fetched[: self.proposed])
         del self.fetched[: self.proposed]
         self.proposed = 0
-        if batch:
-            self.progress.last_offset = batch[-1].offset()
-        return Lot(self.place, batch)
+        self.owned.append(lot)
+        return lot
+
+    def lay_down(self) -> Lot | None:
+        """The application came back from the lot in hand; returns what is left of it."""
+        lot = self.lot
+        assert lot is not None
+        self.progress.last_offset = self.last_offset
+        self.lot = None
+        self.owned.remove(lot)
+        if not lot.rest:
+            return None
+        left = Lot(self.place, lot.rest)
+        self.owned.insert(0, left)
+        return left
+
+    def give_back(self) -> int | None:
+        """Hand out nothing more of what is ours; returns the last offset that was handed out."""
+        for lot in self.owned:
+            lot.give_back()
+        return self.last_offset

@@ -56,13 +56,23 @@ class Lots:
 
     def _owned(self, before: Lot) -> Lot:
         """At most once."""
-        owned = self._session.owned
-        if before.rest:
-            owned.appendleft(Lot(before.place, before.rest))
-        for lot in tuple(owned):
+        session = self._session
+        hands = session.hands.get(before.place)
+        if hands is not None and hands.lot is before:
+            left = hands.lay_down()
+            if hands.stopping_at is not None:
+                left = None  # it is given back
+        else:  # the claim is lost: what is ours stays ours, but for what was given back
+            left = Lot(before.place, before.rest) if before.rest else None
+        if left is not None:
+            session.owned.appendleft(left)
+        for lot in tuple(session.owned):
             if not self._is_paused(lot.place):
-                owned.remove(lot)
+                session.owned.remove(lot)
                 lot.until = math.inf
+                hands = session.hands.get(lot.place)
+                if hands is not None and lot in hands.owned:
+                    hands.lot = lot
                 return lot
         return NOTHING
 

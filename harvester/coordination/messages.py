@@ -99,6 +99,14 @@ class ClaimingMessages(_Said):
 
 
 @dataclass(frozen=True, slots=True)
+class ReturningMessages(_Said):
+    """At most once: the holder gives back the records behind `last_offset` that it claimed, and never takes them."""
+
+    last_offset: int | None
+    carries: ClassVar[str | None] = "last_offset"
+
+
+@dataclass(frozen=True, slots=True)
 class SettingPosition(_Said):
     """An administrator ends whatever claim there is, and lets the next one begin behind `last_offset`."""
 
@@ -106,7 +114,7 @@ class SettingPosition(_Said):
     carries: ClassVar[str | None] = "last_offset"
 
 
-Message = Heartbeat | ClaimingPartition | ReleasingPartition | ClaimingMessages | SettingPosition
+Message = Heartbeat | ClaimingPartition | ReleasingPartition | ClaimingMessages | ReturningMessages | SettingPosition
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,7 +126,7 @@ class Unreadable:
 
 _KINDS: dict[str, type[Message]] = {
     kind.__name__: kind
-    for kind in (Heartbeat, ClaimingPartition, ReleasingPartition, ClaimingMessages, SettingPosition)
+    for kind in (Heartbeat, ClaimingPartition, ReleasingPartition, ClaimingMessages, ReturningMessages, SettingPosition)
 }
 _INTERVAL = "interval_ms"  # the last field of a message that has it
 _FIELDS = ("group", "topic", "partition", "client", "instance", "number", "generation", "confirmed")

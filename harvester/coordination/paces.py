@@ -19,6 +19,7 @@ from harvester.coordination.messages import (
     Message,
     Place,
     ReleasingPartition,
+    ReturningMessages,
     SettingPosition,
 )
 from harvester.coordination.rationalizer import Verdict
@@ -36,7 +37,7 @@ class Paces:
 
     def heard(self, message: Message, verdict: Verdict, now_ms: int) -> int | None:
         """A message of the group, in the order of the log. The interval in ms of a sender that counts otherwise."""
-        if verdict not in _COUNTS or isinstance(message, ClaimingMessages):
+        if verdict not in _COUNTS or isinstance(message, ClaimingMessages | ReturningMessages):
             return None
         theirs_ms = None if isinstance(message, ReleasingPartition | SettingPosition) else message.interval_ms
         if theirs_ms is None or theirs_ms == self._interval_ms:

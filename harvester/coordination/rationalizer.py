@@ -12,14 +12,16 @@ judged by the records before it and by its own place and time alone, never by a 
                            generation than there is
     Heartbeat,             the holder, under the claim's     held                    ACCEPTED    alive; position; the
     ClaimingMessages       generation                                                            message claim
+    ReturningMessages      the same                          held                    ACCEPTED    alive; position, back
     ReleasingPartition     the same                          held                    ACCEPTED    free; position
-    these three            anybody else, or under            any                     REFUSED     nothing
+    these four             anybody else, or under            any                     REFUSED     nothing
                            another generation
     SettingPosition        an administrator                  any                     ACCEPTED    free; position
 
 A claim that wins, and a position that is set, begin a generation: the record's own offset. Generations of a place grow
 with the log, and each message names the one it belongs to. So what a frozen client, or a network, delivers late changes
-nothing: its generation is over. Positions only grow, unless one is set.
+nothing: its generation is over. Positions only grow, unless one is set, or the holder returns what it claimed
+at most once and has not handed out.
 
 An accepted Heartbeat is the commit point at most once (P27): whoever wins the claim later begins behind its position,
 because that heartbeat stands before the claim in the log. It ends the message claim, fulfilled or not.
@@ -49,6 +51,7 @@ from harvester.coordination.messages import (
     ClaimingPartition,
     Message,
     ReleasingPartition,
+    ReturningMessages,
     SettingPosition,
     Unreadable,
     decode,
@@ -163,7 +166,10 @@ def _reported(claim: Claim, message: Message, at: At) -> Claim:
     """What an accepted message of the holder changes."""
     if isinstance(message, ClaimingMessages):
         return replace(claim, beat_ms=at.now_ms, proposed=message.proposed_last_offset)
-    last_offset = _highest(claim.last_offset, position(message))
+    if isinstance(message, ReturningMessages):
+        last_offset = message.last_offset
+    else:
+        last_offset = _highest(claim.last_offset, position(message))
     holder = None if isinstance(message, ReleasingPartition) else claim.holder
     return replace(claim, holder=holder, beat_ms=at.now_ms, last_offset=last_offset, proposed=None, positioned=True)
 

@@ -167,16 +167,20 @@ class Session:
             self.tell(place, Progressed(last_offset))
 
     def _drain(self, now: float) -> None:
-        """Release what is being given up, once nothing of it is in hand or proposed, or the time for that is over."""
+        """Release what is being given up, once nothing of it is in hand, or the time for that is over.
+
+        At most once, a batch whose heartbeat is under way is waited for: it may become ours, and then is returned.
+        """
         for place, hands in tuple(self.hands.items()):
             if hands.stopping_at is None or self.holding(place).batch is not None:
                 continue
             if not hands.open_records or now >= hands.stopping_at:
                 self._report(place, hands)
+                last_offset = hands.give_back()
                 del self.hands[place]
                 self._counts["releases"] += 1
                 self._change(place, None, Released(place.topic, place.partition, hands.generation, hands.reason))
-                self.tell(place, Drained())
+                self.tell(place, Drained(last_offset))
 
     def _not_sent(self, place: Place, number: int) -> None:
         with self.lock:
@@ -226,8 +230,10 @@ class Session:
         hands = self.hands.get(place)
         if hands is not None and hands.generation == generation:
             self._counts["batches"] += 1
-            self.owned.append(hands.own())
-            self.news.set()
+            lot = hands.own()
+            if hands.stopping_at is None:
+                self.owned.append(lot)
+                self.news.set()
 
     def _stop(self, place: Place, generation: int, reason: str, *, lost: bool) -> None:
         _LOGGER.info("%s is given up: %s", place, reason)
@@ -238,6 +244,9 @@ class Session:
             self._change(place, None, None)
             if hands is not None:
                 hands.reason, hands.stopping_at = reason, clock_s() + self._settings.heartbeat_interval_s
+                for lot in hands.owned:
+                    if lot is not hands.lot:
+                        self.owned.remove(lot)
             return
         self.hands.pop(place, None)
         self._counts["losses"] += 1

@@ -73,7 +73,9 @@ class Release:
 
 @dataclass(frozen=True, slots=True)
 class Drained:
-    """Nothing of the place is in the application's hands any more."""
+    """Nothing of the place is handed out any more. At most once, what is ours behind `last_offset` never was."""
+
+    last_offset: int | None
 
 
 @dataclass(frozen=True, slots=True)

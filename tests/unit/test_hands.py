@@ -122,9 +122,49 @@ def test_a_batch_is_what_was_proposed_not_what_came_since() -> None:
     made = hands(3, 4, 5)
     assert made.propose(2) == 4
     made.fetch([Message(6)])
-    assert [message.offset() for message in made.own().records] == [3, 4]
-    assert made.last_offset == 4
+    lot = made.own()
+    assert [message.offset() for message in lot.records] == [3, 4]
+    assert made.last_offset is None
     assert made.propose(9) == 6
+
+
+def owning(*fetched: int) -> Hands:
+    """At most once: all of it is a batch that is ours, and in hand."""
+    made = hands(*fetched, last_offset=2)
+    made.propose(9)
+    made.lot = made.own()
+    made.lot.until = 1.0
+    return made
+
+
+def test_at_most_once_a_record_counts_when_it_is_handed_out() -> None:
+    made = owning(3, 4, 5)
+    assert made.last_offset == 2
+    given(made, 2)
+    assert (made.last_offset, made.open_records) == (4, 2)
+    left = made.lay_down()
+    assert left is not None
+    assert [message.offset() for message in left.records] == [5]
+    assert (made.last_offset, made.open_records, made.owned) == (4, 0, [left])
+
+
+def test_at_most_once_what_was_given_back_is_not_handed_out() -> None:
+    made = owning(3, 4, 5)
+    made.fetch([Message(6)])
+    made.propose(9)
+    waiting = made.own()
+    given(made, 1)
+    assert made.give_back() == 3
+    assert given(made, 1) == [None]
+    assert (made.lay_down(), waiting.rest) == (None, [])
+
+
+def test_at_most_once_the_last_lot_leaves_nothing() -> None:
+    made = owning(3, 4)
+    given(made, 2)
+    assert made.lay_down() is None
+    assert (made.last_offset, made.owned) == (4, [])
+    assert made.give_back() == 4
 
 
 def test_nothing_fetched_is_no_batch() -> None:
