@@ -1,9 +1,18 @@
-"""What a coordinated consumer has done so far. Pure data."""
+"""What a coordinated consumer has done so far, and has in hand. Pure data."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Open:
+    """Records that were handed out from the first one on that is not committed, at `offset`, `age_s` ago."""
+
+    records: int
+    offset: int
+    age_s: float
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from harvester.coordination.figures import Open
 from harvester.coordination.health import Health
 from harvester.coordination.lot import Lot
 from harvester.coordination.messages import Place
@@ -28,8 +29,12 @@ class Hands:
         self.owned: list[Lot] = []  # at most once: those of which something may still be handed out, in order
         self.proposed = 0  # records of the batch that is proposed: the first of `fetched`
         self.assigned = False  # what came before was fetched under an older claim
+        self.full_since: float | None = None  # at least once: there is no room for more
+        self.blocked = False  # that was said
         self.stopping_at: float | None = None
         self.reason = ""  # why it is given up
+        self._first_open: int | None = None
+        self._first_open_since = 0.0
 
     def fetch(self, records: list[Any]) -> None:
         """Records came, in order; those that the claim already counts as processed are dropped."""
@@ -42,11 +47,13 @@ class Hands:
 
     # -- at least once
 
-    def open_lot(self) -> Lot:
-        """All that waits, to be handed out."""
+    def open_lot(self, room: int | None = None) -> Lot:
+        """All that waits, to be handed out, or as much as there is room for."""
         self.close_lot()
-        self.lot = Lot(self.place, self.fetched, in_order=not self.progress.open_records)
-        self.fetched = []
+        records, self.fetched = self.fetched, []
+        if room is not None and len(records) > room:
+            records, self.fetched = records[:room], records[room:]
+        self.lot = Lot(self.place, records, in_order=not self.progress.open_records)
         return self.lot
 
     def close_lot(self) -> None:
@@ -83,6 +90,34 @@ class Hands:
         lot = self.lot
         known = self.progress.open_records
         return known if lot is None else known + lot.given - max(lot.done, lot.told)
+
+    @property
+    def first_open(self) -> int | None:
+        """The offset of the first record that is handed out and not processed."""
+        known, lot = self.progress.first_open, self.lot
+        if known is not None or lot is None or self.owned:
+            return known
+        done = max(lot.done, lot.told)
+        if done >= lot.given:
+            return None
+        offset: int = lot.records[done].offset()
+        return offset
+
+    def look(self, most: int, now: float) -> None:
+        """Notice since when a record is open, and since when there is no room for more."""
+        first = self.first_open
+        if first != self._first_open:
+            self._first_open, self._first_open_since = first, now
+        if self.open_records < most:
+            self.full_since = None
+        elif self.full_since is None:
+            self.full_since = now
+
+    def open(self, now: float) -> Open | None:
+        """What is handed out and not processed, as of the last look."""
+        if self._first_open is None:
+            return None
+        return Open(self.open_records, self._first_open, max(0.0, now - self._first_open_since))
 
     # -- at most once
 

@@ -156,6 +156,8 @@ class Session:
         with self.lock:
             for place, hands in tuple(self.hands.items()):
                 self._report(place, hands)
+                if not self._settings.at_most_once:
+                    hands.look(self._settings.max_open_records, clock_s())
             self._perform(self._coordinator.tick(clock_s()))
             self._drain(clock_s())
 

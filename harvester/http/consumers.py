@@ -37,6 +37,13 @@ class ConsumerMetrics(Collector):
         text = "Records behind the last processed one, as of the last fetch, of each partition that it holds."
         behind = [((topic, str(partition)), float(records)) for (topic, partition), records in sorted(lag.items())]
         yield self._gauge("lag_records", text, behind, "topic", "partition")
+        found = sorted(self._consumer.open_records().items())
+        text = "Records given to the application from the first one on that it has not committed, of each partition."
+        samples = [((topic, str(partition)), float(each.records)) for (topic, partition), each in found]
+        yield self._gauge("open_records", text, samples, "topic", "partition")
+        text = "How long ago the first record that is not committed was given to the application, of each partition."
+        samples = [((topic, str(partition)), each.age_s) for (topic, partition), each in found]
+        yield self._gauge("oldest_open_seconds", text, samples, "topic", "partition")
         yield self._counter("records", "Records given to the application.", [((), done.records)])
         yield self._counter("batches", "At most once: batches that became its own.", [((), done.batches)])
         claims = [(("won",), done.claims_won), (("missed",), done.claims_missed)]

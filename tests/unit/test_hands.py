@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from harvester.coordination.figures import Open
 from harvester.coordination.hands import Hands
 from harvester.coordination.messages import Place
 
@@ -170,3 +171,25 @@ def test_at_most_once_the_last_lot_leaves_nothing() -> None:
 def test_nothing_fetched_is_no_batch() -> None:
     assert hands().propose(10) is None
     assert hands().own().records == []
+
+
+def test_a_lot_has_no_more_than_there_is_room_for() -> None:
+    made = hands(3, 4, 5)
+    assert [message.offset() for message in made.open_lot(2).records] == [3, 4]
+    assert [message.offset() for message in made.fetched] == [5]
+
+
+def test_how_long_the_first_record_is_open_and_since_when_there_is_no_room() -> None:
+    made = opened(3, 4, 5)
+    made.look(2, 10.0)
+    assert (made.open(11.0), made.full_since) == (None, None)
+    first, second = given(made, 2)
+    made.look(2, 12.0)
+    assert (made.open(15.0), made.full_since) == (Open(2, 3, 3.0), 12.0)
+    finish(made, second)
+    made.look(2, 16.0)
+    assert (made.open(17.0), made.full_since) == (Open(2, 3, 5.0), 12.0)
+    given(made, 1)
+    finish(made, first)
+    made.look(2, 18.0)
+    assert (made.open(18.0), made.full_since) == (Open(1, 5, 0.0), None)

@@ -114,6 +114,18 @@ def test_no_lot_outlasts_the_claim_nor_a_tenth_of_a_second(scene: Scene) -> None
     assert scene.next().until <= nearly + scene.lots._settings.heartbeat_interval_s
 
 
+def test_a_place_has_no_turn_while_it_has_too_many_open_records() -> None:
+    scene = Scene(max_open_records=2)
+    scene.claims.hands = {PLACES[0]: scene.claims.hands[PLACES[0]]}
+    scene.next()
+    first, _, none = scene.take(3)
+    assert none is None
+    assert scene.next() is NOTHING
+    scene.claims.hands[PLACES[0]].finish(first.offset())
+    scene.next()
+    assert [record and record.offset() for record in scene.take(2)] == [2, None]
+
+
 @pytest.mark.parametrize("at_most_once", [False, True])
 def test_what_is_paused_has_no_turn(at_most_once: bool) -> None:
     scene = Scene(at_most_once=at_most_once)
