@@ -85,15 +85,19 @@ def step(state: Holding, event: Event, now: float, pace: Pace) -> Next:
 def _apply(state: Holding, event: Event, now: float, pace: Pace) -> Next:
     match event:
         case TryClaim(known) if state.phase is Phase.IDLE:
-            message = ClaimingPartition(state.place, state.client, state.number + 1, known, None, pace.interval_ms)
+            message = ClaimingPartition(
+                state.place, state.client, state.number + 1, known, None, pace.interval_ms, state.at_most_once
+            )
             state = replace(state, phase=Phase.CLAIMING, claim_number=message.number)
             return _append(state, message, now, pace)
         case ReadBack():
             return _read_back(state, event, now, pace)
         case Taken(reason) if state.phase in HOLDING:
             return _stop(state, reason)
-        case Found(generation, last_offset) if state.phase is Phase.FINDING and generation == state.generation:
-            return _begin(replace(state, last_offset=last_offset), now, pace)
+        case Found(generation, last_offset, positioned) if state.phase is Phase.FINDING:
+            if generation != state.generation:
+                return state, ()
+            return _begin(replace(state, last_offset=last_offset), now, pace, positioned=positioned)
         case NotSent(number):
             return _not_sent(state, number, now, pace)
         case Progressed(last_offset) if state.phase in (Phase.HELD, Phase.LEAVING):
@@ -141,8 +145,8 @@ def _claim_read(state: Holding, event: ReadBack, sent_at: float, now: float, pac
         return _missed(state) if awaited else (state, ())
     if awaited and now < sent_at + pace.trust_s:
         won = replace(
-            state, generation=event.offset, confirmed=event.offset, proof_at=sent_at, last_offset=event.last_offset,
-            batch=None,
+            state, generation=event.offset, won_ms=event.at_ms, confirmed=event.offset, proof_at=sent_at,
+            last_offset=event.last_offset, batch=None,
         )  # fmt: skip
         if event.positioned:
             return _begin(won, now, pace)
@@ -157,10 +161,10 @@ def _claim_read(state: Holding, event: ReadBack, sent_at: float, now: float, pac
     return state, (*missed, *appended)
 
 
-def _begin(state: Holding, now: float, pace: Pace) -> Next:
+def _begin(state: Holding, now: float, pace: Pace, *, positioned: bool = True) -> Next:
     state = replace(state, phase=Phase.HELD)
     state, beat = _append(state, _heartbeat(state, state.last_offset, pace), now, pace)
-    return state, (*beat, Begin(state.place, state.generation, state.last_offset))
+    return state, (*beat, Begin(state.place, state.generation, state.last_offset, positioned))
 
 
 def _claim_messages(state: Holding, last_offset: int, now: float, pace: Pace) -> Next:
@@ -243,7 +247,8 @@ def _missed(state: Holding) -> Next:
 def _heartbeat(state: Holding, last_offset: int | None, pace: Pace) -> Heartbeat:
     number = state.number + 1
     return Heartbeat(
-        state.place, state.client, number, state.generation, state.confirmed, last_offset, pace.interval_ms
+        state.place, state.client, number, state.generation, state.confirmed, last_offset, pace.interval_ms,
+        state.at_most_once,
     )  # fmt: skip
 
 

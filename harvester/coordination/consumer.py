@@ -116,7 +116,7 @@ class CoordinatedConsumer:
     # -- claims
 
     def claims(self) -> dict[tuple[str, int], int]:
-        """What is held, with the generation of each claim: the fencing token for whatever the records change."""
+        """What is held, with the fencing token of each claim, for whatever the records change."""
         with self._session.lock:
             held = {} if self._session.ended.is_set() else self._session.claims()
         return {(place.topic, place.partition): generation for place, generation in held.items()}
@@ -204,6 +204,7 @@ class CoordinatedConsumer:
             self._feed.look()
         if now >= self._mirror_at:
             self._mirror_at = now + interval_s / 2
+            self._feed.pass_over()
             self._offsets.mirror(self._standing.processed())
 
     def _replace_lot(self, lot: Lot) -> Lot:

@@ -109,4 +109,5 @@ class ConsumerSettings:
         return Settings(
             self.group, client, self.coordination_partitions, self.timing, self.pace, greedy=self.greedy,
             whole_topics=self.whole_topics, max_claims=self.max_claims, shed_at_once=self.shed_at_once,
+            at_most_once=self.at_most_once,
         )  # fmt: skip

@@ -15,7 +15,9 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Claimed:
-    """The partition is ours. `generation` fences the writes of whoever held it before (`Inbox.open`)."""
+    """The partition is ours. `generation` fences the writes of whoever held it before (`Inbox.open`): it grows with
+    each claim, also over a new coordination topic.
+    """
 
     topic: str
     partition: int

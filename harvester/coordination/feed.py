@@ -138,7 +138,7 @@ class Feed:
             return True
         if hands not in committed:
             return False
-        offset = start(committed[hands], hands.progress.last_offset)
+        offset = start(committed[hands], hands.progress.last_offset, positioned=hands.positioned)
         with self._session.lock:
             if offset is not None:
                 hands.progress.last_offset = hands.fetched_to = offset - 1 if offset > 0 else None
@@ -261,6 +261,24 @@ class Feed:
                     hands.fetch(run)
         for message in troubles:  # last: the client does not come back to the records that came with them
             self._trouble(message)
+
+    def pass_over(self) -> None:
+        """Count markers of transactions, and what was aborted or compacted, as processed where nothing else is left.
+
+        Kafka's client moves over them when it is polled; so they would be a lag that never ends.
+        """
+        with self._session.lock:
+            empty = {place: hands for place, hands in self._session.hands.items() if self._is_empty(place, hands)}
+        places = list(empty)
+        positions = self._data.position([_partition(each) for each in places]) if places else []
+        with self._session.lock:
+            for place, position in zip(places, positions, strict=True):
+                if self._is_empty(place, empty[place]):
+                    empty[place].pass_over(position.offset)
+
+    def _is_empty(self, place: Place, hands: Hands) -> bool:
+        idle = hands.assigned and hands.is_empty and hands.stopping_at is None
+        return idle and place in self._assigned and place not in self._displaced
 
     def _origins(self, messages: list[Any]) -> Iterator[tuple[str, int]]:
         """Topic and partition of each. It takes as long as all else that is done for a record, so no loop of ours."""

@@ -21,7 +21,8 @@ class Statistics:
 
     `batches`: at most once, those that became ours. `claims_won` and `claims_missed`: ClaimingPartition messages by
     their outcome; one that asks for a share is missed on purpose. `releases`: claims given up in good order; `losses`:
-    the others. `written`: messages for the coordination topic by kind; `written_bytes`: their values.
+    the others. `written`: messages for the coordination topic by kind; `written_bytes`: their values; `unwritten`: how
+    many did not arrive, or may not have.
     """
 
     records: int
@@ -32,3 +33,4 @@ class Statistics:
     losses: int
     written: Mapping[str, int]
     written_bytes: int
+    unwritten: int

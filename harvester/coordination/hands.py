@@ -18,8 +18,11 @@ from harvester.coordination.progress import Progress
 class Hands:
     """Of one place under one claim. `stopping_at`: when a release stops waiting for what is in hand."""
 
-    def __init__(self, place: Place, generation: int, last_offset: int | None) -> None:
-        self.place, self.generation = place, generation
+    def __init__(
+        self, place: Place, generation: int, last_offset: int | None, *, token: int = 0, positioned: bool = True
+    ) -> None:
+        self.place, self.generation, self.token = place, generation, token
+        self.positioned = positioned  # whether the log is certain of `last_offset`
         self.progress = Progress(last_offset)
         self.health = Health()
         self.reported = last_offset  # to the coordinator
@@ -44,6 +47,18 @@ class Hands:
         if records:
             self.fetched += records
             self.fetched_to = records[-1].offset()
+
+    @property
+    def is_empty(self) -> bool:
+        """Nothing waits, and nothing is in hand."""
+        lot = self.lot
+        return not (self.fetched or self.owned or self.open_records or (lot is not None and lot.rest))
+
+    def pass_over(self, offset: int) -> None:
+        """Count everything before this offset as processed: there is nothing else for the application."""
+        self.close_lot()
+        if offset > 0 and offset - 1 > (-1 if self.progress.last_offset is None else self.progress.last_offset):
+            self.progress.last_offset = self.fetched_to = offset - 1
 
     # -- at least once
 

@@ -57,7 +57,7 @@ from harvester.coordination.messages import (
     decode,
     position,
 )
-from harvester.coordination.world import NO_GENERATION, Claim, Freshness, Timing, World
+from harvester.coordination.world import NO_GENERATION, SET_TO_START, Claim, Freshness, Timing, World
 
 
 class Verdict(Enum):
@@ -127,6 +127,7 @@ def judge(claim: Claim, message: Message, at: At) -> tuple[Claim, Verdict]:
         case ClaimingPartition():
             return _claiming(claim, message, at)
         case SettingPosition(last_offset=last_offset):
+            last_offset = SET_TO_START if last_offset is None else last_offset
             free = Claim(generation=at.offset, last_offset=last_offset, contested=at.offset)
             return replace(free, exact=claim.exact or at.now_ms >= at.settled_ms), Verdict.ACCEPTED
         case _ if claim.exact:
@@ -184,8 +185,9 @@ def _adopting(claim: Claim, message: Message, at: At) -> tuple[Claim, Verdict]:
         claim = replace(claim, generation=generation, last_offset=None, proposed=None)
     certain = _is_confirmed(claim, message, at)
     adopted = _reported(replace(claim, holder=message.client), message, at)
-    # A message claim says nothing of the position, and a heartbeat that is not certain may be a zombie's.
-    positioned = certain and not isinstance(message, ClaimingMessages)
+    # A message claim says nothing of the position, and a heartbeat that is not certain may be a zombie's. One without
+    # a position leaves open whether there never was one, or one was set to the start.
+    positioned = certain and position(message) is not None
     return replace(adopted, exact=certain, positioned=positioned), Verdict.ACCEPTED if certain else Verdict.UNDECIDED
 
 
@@ -197,7 +199,12 @@ def _is_confirmed(claim: Claim, message: Message, at: At) -> bool:
 def _note_presence(world: World, message: Message, verdict: Verdict) -> None:
     who = (message.place.group, message.client.id)
     if isinstance(message, ClaimingPartition) and verdict in (Verdict.LOST, Verdict.UNDECIDED):
+        world.presence.pop(who, None)  # the newest is the last
         world.presence[who] = world.now_ms
+        for known, lost_ms in tuple(world.presence.items()):
+            if world.now_ms - lost_ms <= 2 * world.timing.interval_ms:
+                break
+            del world.presence[known]
     elif isinstance(message, ReleasingPartition) and verdict is Verdict.ACCEPTED:
         world.presence.pop(who, None)
 

@@ -13,8 +13,8 @@ from collections.abc import Iterable, Mapping
 
 from harvester.clock import clock_s
 from harvester.coordination.consumer_settings import ConsumerSettings
-from harvester.coordination.coordinator import Coordinator, Outcome, Refuse, RefusePace, Warn
-from harvester.coordination.errors import DuplicateClient, OtherInterval
+from harvester.coordination.coordinator import Coordinator, Outcome, Refuse, RefuseMode, RefusePace, Warn
+from harvester.coordination.errors import DuplicateClient, OtherInterval, OtherMode
 from harvester.coordination.events import Claimed, Event, Lost, Released
 from harvester.coordination.figures import Statistics
 from harvester.coordination.hands import Hands
@@ -92,10 +92,10 @@ class Session:
         return self._coordinator.fewer_elsewhere(clock_s())
 
     def claims(self) -> dict[Place, int]:
-        """What is held, with the generations; with the lock."""
+        """What is held, with the fencing tokens; with the lock."""
         holdings = self._coordinator.holdings
         return {
-            place: holdings[place].generation
+            place: holdings[place].token
             for place in self._coordinator.holds
             if holdings[place].phase is not Phase.FINDING
         }
@@ -106,7 +106,7 @@ class Session:
             counts = self._counts
             return Statistics(
                 records, counts["batches"], counts["won"], counts["missed"], counts["releases"], counts["losses"],
-                dict(self._written), counts["bytes"],
+                dict(self._written), counts["bytes"], counts["unwritten"],
             )  # fmt: skip
 
     def fail(self, error: BaseException) -> None:
@@ -162,9 +162,9 @@ class Session:
             self._drain(clock_s())
 
     def _report(self, place: Place, hands: Hands) -> None:
-        """At least once: what is processed by now, for the next message."""
+        """What is processed by now, for the next message. At most once the log knows, but for what is passed over."""
         last_offset = hands.last_offset
-        if last_offset is not None and not self._settings.at_most_once and last_offset != hands.reported:
+        if last_offset is not None and last_offset != hands.reported:
             hands.reported = last_offset
             self.tell(place, Progressed(last_offset))
 
@@ -181,11 +181,12 @@ class Session:
                 last_offset = hands.give_back()
                 del self.hands[place]
                 self._counts["releases"] += 1
-                self._change(place, None, Released(place.topic, place.partition, hands.generation, hands.reason))
+                self._change(place, None, Released(place.topic, place.partition, hands.token, hands.reason))
                 self.tell(place, Drained(last_offset))
 
     def _not_sent(self, place: Place, number: int) -> None:
         with self.lock:
+            self._counts["unwritten"] += 1
             self.tell(place, NotSent(number))
 
     # -- commands
@@ -198,10 +199,13 @@ class Session:
                     self._counts["bytes"] += self._log.append(self._partition(message.place), message)
                 case LookBack(place, generation):
                     self._look_back(place, generation)
-                case Begin(place, generation, last_offset):
+                case Begin(place, generation, last_offset, positioned):
                     self._counts["won"] += 1
-                    self.hands[place] = hands = Hands(place, generation, last_offset)
-                    self._change(place, hands, Claimed(place.topic, place.partition, generation))
+                    token = self.holding(place).token
+                    self.hands[place] = hands = Hands(
+                        place, generation, last_offset, token=token, positioned=positioned
+                    )
+                    self._change(place, hands, Claimed(place.topic, place.partition, token))
                 case Missed():
                     self._counts["missed"] += 1
                 case Process(place, generation):
@@ -216,13 +220,16 @@ class Session:
                     raise OtherInterval(
                         self._settings.group, self._settings.heartbeat_interval_s, other.id, interval_ms / 1000
                     )
+                case RefuseMode(other):
+                    raise OtherMode(self._settings.group, other.id, at_most_once=self._settings.at_most_once)
 
     def _look_back(self, place: Place, generation: int) -> None:
         partition = self._partition(place)
         if partition in self._log.tails:
             self._past.find(partition, place, generation)
         else:  # all that is kept of the log has been read: there is nothing further back to be found
-            self.tell(place, Found(generation, self._worlds[partition].claim(place).last_offset))
+            claim = self._worlds[partition].claim(place)
+            self.tell(place, Found(generation, claim.last_offset, claim.positioned))
 
     def _found(self, place: Place, found: Found) -> None:
         with self.lock:
@@ -250,9 +257,9 @@ class Session:
                     if lot is not hands.lot:
                         self.owned.remove(lot)
             return
-        self.hands.pop(place, None)
+        token = self.hands.pop(place).token if hands is not None else generation
         self._counts["losses"] += 1
-        self._change(place, None, Lost(place.topic, place.partition, generation, reason))
+        self._change(place, None, Lost(place.topic, place.partition, token, reason))
 
     def _change(self, place: Place, hands: Hands | None, event: Event | None) -> None:
         self.changes.append((place, hands, event))

@@ -54,6 +54,8 @@ class ConsumerMetrics(Collector):
         yield self._counter("claims_ended", "Claims by how they ended.", ended, "how")
         written = [((kind,), count) for kind, count in sorted(done.written.items())]
         yield self._counter("coordination_messages", "Messages for the coordination topic.", written, "kind")
+        text = "Messages that did not arrive in the coordination topic, or may not have."
+        yield self._counter("coordination_unwritten", text, [((), done.unwritten)])
         yield self._counter("coordination_bytes", "What these were, in bytes.", [((), done.written_bytes)])
 
     def _gauge(self, name: str, text: str, samples: Samples, *labels: str) -> Metric:

@@ -13,7 +13,7 @@ from copy import deepcopy
 from dataclasses import dataclass, field
 
 from harvester.coordination.choice import Settings
-from harvester.coordination.coordinator import Coordinator, Outcome, Refuse, RefusePace, Warn
+from harvester.coordination.coordinator import Coordinator, Outcome, Refuse, RefuseMode, RefusePace, Warn
 from harvester.coordination.holding import HOLDING, Pace, Phase
 from harvester.coordination.messages import Client, Message, Place, ReturningMessages, encode
 from harvester.coordination.placement import log_partition
@@ -113,7 +113,7 @@ class Sim:
         client = Client(client_id or f"c{index if self.stable else self.lives}", f"{self.lives:04}")
         settings = Settings(
             GROUP, client, self.log_partitions, TIMING, PACE, greedy=self.greedy, whole_topics=self.whole_topics,
-            max_claims=self.max_claims, shed_at_once=self.shed_at_once,
+            max_claims=self.max_claims, shed_at_once=self.shed_at_once, at_most_once=self.at_most_once,
         )  # fmt: skip
         coordinator = Coordinator(settings, worlds or {partition: World.begin(TIMING) for partition in self.logs})
         actor = Actor(client, coordinator, skew_s=(index % 3 - 1) * 3600.0)
@@ -288,7 +288,7 @@ class Sim:
                 case Refuse():
                     actor.refused = True
                     self.refusals += 1
-                case RefusePace(other, _):
+                case RefusePace(other) | RefuseMode(other):
                     raise Broken(f"{other.id} counts otherwise")
                 case Warn(text):
                     raise Broken(text)

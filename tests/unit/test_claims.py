@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from harvester.coordination.claims import step
@@ -284,3 +286,21 @@ def test_what_was_not_handed_out_is_returned_before_the_release(last_offset: int
         Append(ReturningMessages(PLACE, CLIENT, 5, 7, 10, last_offset)),
         Append(ReleasingPartition(PLACE, CLIENT, 6, 7, 10, last_offset)),
     ]
+
+
+def test_the_token_grows_with_log_time_and_where_that_stands_still_with_the_offset() -> None:
+    tokens = [
+        replace(holder(100).state, won_ms=won_ms, generation=generation).token
+        for won_ms, generation in [(1000, 7), (1000, 8), (1001, 0), (1_800_000_000_000, 5_000_000)]
+    ]
+    assert tokens == sorted(set(tokens))
+    assert tokens[-1] < 2**63
+
+
+def test_the_token_is_of_the_moment_at_which_the_claim_stands_in_the_log() -> None:
+    claimer = Claimer()
+    claimer.feed(100, TryClaim(None))
+    claimer.feed(100, ReadBack(claimer.last, 7, Verdict.WON, None, False, at_ms=5000))
+    before = claimer.state.token
+    claimer.feed(101, Found(7, 40))
+    assert claimer.state.token == before == replace(claimer.state, won_ms=5000).token

@@ -193,3 +193,30 @@ def test_how_long_the_first_record_is_open_and_since_when_there_is_no_room() -> 
     finish(made, first)
     made.look(2, 18.0)
     assert (made.open(18.0), made.full_since) == (Open(1, 5, 0.0), None)
+
+
+def test_what_is_not_for_the_application_is_passed_over_when_nothing_else_is_left() -> None:
+    made = opened(3, 4)
+    for record in given(made, 2):
+        assert not made.is_empty
+        finish(made, record)
+    assert made.is_empty
+    made.pass_over(6)
+    assert (made.last_offset, made.fetched_to) == (5, 5)
+    made.pass_over(2)  # never back
+    made.pass_over(-1001)  # the client does not know
+    assert made.last_offset == 5
+    made.fetch([Message(5), Message(6)])
+    assert [message.offset() for message in made.fetched] == [6]
+    assert not made.is_empty
+
+
+def test_at_most_once_what_is_ours_is_not_passed_over() -> None:
+    made = owning(3, 4)
+    given(made, 2)
+    assert not made.is_empty
+    made.lay_down()
+    assert made.is_empty
+    made.propose(9)
+    made.fetch([Message(9)])
+    assert not made.is_empty
