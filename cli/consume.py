@@ -40,7 +40,8 @@ def consume(
     log_level: LogLevelOption = None,
     bootstrap: BootstrapOption = None,
     amo: Annotated[
-        bool, typer.Option("--amo", help="At most once: none is printed twice, and some never if this process is killed.")
+        bool,
+        typer.Option("--amo", help="At most once: none is printed twice, and some never after a kill."),
     ] = False,
     format_: Annotated[
         Format, typer.Option("--format", help="json: all of a record; value: the bytes of its value.")

@@ -68,6 +68,7 @@ from harvester.coordination.signals import (
     Tick,
     TryClaim,
 )
+from harvester.coordination.world import SET_TO_START
 
 _MOST_SENT = 64  # older ones would prove nothing
 Next = tuple[Holding, tuple[Command, ...]]
@@ -220,7 +221,7 @@ def _leave(state: Holding, reason: str) -> Next:
 def _left(state: Holding, last_offset: int | None, now: float, pace: Pace) -> Next:
     """Return what is ours behind this offset, and release."""
     returned: tuple[Command, ...] = ()
-    if state.last_offset is not None and (last_offset is None or last_offset < state.last_offset):
+    if state.last_offset is not None and state.last_offset > (SET_TO_START if last_offset is None else last_offset):
         message = ReturningMessages(
             state.place, state.client, state.number + 1, state.generation, state.confirmed, last_offset
         )

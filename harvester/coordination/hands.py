@@ -167,7 +167,10 @@ class Hands:
         return left
 
     def give_back(self) -> int | None:
-        """Hand out nothing more of what is ours; returns the last offset that was handed out."""
+        """Hand out nothing more of what is ours; returns the last offset that was handed out, or is not ours."""
+        last_offset = self.last_offset
+        if last_offset is None and self.owned:
+            last_offset = self.owned[0].records[0].offset() - 1
         for lot in self.owned:
             lot.give_back()
-        return self.last_offset
+        return last_offset

@@ -86,8 +86,8 @@ class Holding:
     def token(self) -> int:
         """The fencing token of the claim: log time in ms, and the low bits of the generation where that stands still.
 
-        Offsets begin again in a coordination topic that is new, or was made anew. Time does not, so whoever claims later
-        has the greater token, also while some consumers use the old topic and others the new one.
+        Offsets begin again in a coordination topic that is new, or was made anew. Time does not, so whoever claims
+        later has the greater token, also while some consumers use the old topic and others the new one.
         """
         return (self.won_ms << _OFFSET_BITS) | (self.generation & ((1 << _OFFSET_BITS) - 1))
 

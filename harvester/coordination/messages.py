@@ -102,7 +102,10 @@ class ClaimingMessages(_Said):
 
 @dataclass(frozen=True, slots=True)
 class ReturningMessages(_Said):
-    """At most once: the holder gives back the records behind `last_offset` that it claimed, and never takes them."""
+    """At most once: the holder gives back the records behind `last_offset` that it claimed, and never takes them.
+
+    None: all from offset 0 on.
+    """
 
     last_offset: int | None
     carries: ClassVar[str | None] = "last_offset"
@@ -196,8 +199,7 @@ def _parse(text: str) -> Message | Unreadable:
 
 def position(message: Message) -> int | None:
     """The last offset that it reports as processed; None for those that report none."""
-    reports = isinstance(message, Heartbeat | ReleasingPartition | ReturningMessages | SettingPosition)
-    return message.last_offset if reports else None
+    return None if isinstance(message, ClaimingPartition | ClaimingMessages) else message.last_offset
 
 
 def _name(name: str) -> str:

@@ -2,9 +2,9 @@
 
 Whether a claim is stale depends on the interval, and each reader takes its own: two clients with different ones would
 not agree who holds a place. And a record is not processed at most once if some of those who share the partitions repeat
-what was not committed. So claims and heartbeats say by which interval their sender counts, and in which mode it is. Who
-begins, and finds that a client which may still live differs, ends before it has claimed anything. Of those that begin in
-the same moment with different modes the one at least once ends; with different intervals they warn.
+what was not committed. So claims and heartbeats say by which interval their sender counts, and in which mode it is.
+Who begins, and finds that a client which may still live differs, ends before it has claimed anything. Of those that
+begin in the same moment with different modes the one at least once ends; with different intervals they warn.
 
 A client may live for 2 of *its* intervals after its last heartbeat, unless it has released the place. Log time tells if
 it goes on; where it stands still, since nobody writes, the newcomer listens for as long.

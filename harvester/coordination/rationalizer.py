@@ -167,12 +167,16 @@ def _reported(claim: Claim, message: Message, at: At) -> Claim:
     """What an accepted message of the holder changes."""
     if isinstance(message, ClaimingMessages):
         return replace(claim, beat_ms=at.now_ms, proposed=message.proposed_last_offset)
+    last_offset = position(message)
+    positioned = claim.positioned or last_offset is not None
     if isinstance(message, ReturningMessages):
-        last_offset = message.last_offset
+        last_offset, positioned = SET_TO_START if last_offset is None else last_offset, True
     else:
-        last_offset = _highest(claim.last_offset, position(message))
+        last_offset = _highest(claim.last_offset, last_offset)
     holder = None if isinstance(message, ReleasingPartition) else claim.holder
-    return replace(claim, holder=holder, beat_ms=at.now_ms, last_offset=last_offset, proposed=None, positioned=True)
+    return replace(
+        claim, holder=holder, beat_ms=at.now_ms, last_offset=last_offset, proposed=None, positioned=positioned
+    )
 
 
 def _adopting(claim: Claim, message: Message, at: At) -> tuple[Claim, Verdict]:
@@ -184,10 +188,10 @@ def _adopting(claim: Claim, message: Message, at: At) -> tuple[Claim, Verdict]:
     if generation > claim.generation:
         claim = replace(claim, generation=generation, last_offset=None, proposed=None)
     certain = _is_confirmed(claim, message, at)
-    adopted = _reported(replace(claim, holder=message.client), message, at)
     # A message claim says nothing of the position, and a heartbeat that is not certain may be a zombie's. One without
     # a position leaves open whether there never was one, or one was set to the start.
-    positioned = certain and position(message) is not None
+    adopted = _reported(replace(claim, holder=message.client, positioned=False), message, at)
+    positioned = certain and adopted.positioned
     return replace(adopted, exact=certain, positioned=positioned), Verdict.ACCEPTED if certain else Verdict.UNDECIDED
 
 

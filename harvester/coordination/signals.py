@@ -19,7 +19,7 @@ class TryClaim:
 
 @dataclass(frozen=True, slots=True)
 class ReadBack:
-    """A message of this very instance was read in the log, at this log time. The position is what the log knows then."""
+    """A message of this very instance was read in the log. Position and log time are what the log knows after it."""
 
     message: Message
     offset: int

@@ -1,9 +1,9 @@
 """At which offset a held place is consumed. Pure.
 
 Offsets are never rewound, unless an administrator sets a position. A claim begins behind what the log is certain of.
-Kafka's group offset counts where the log knows nothing (a group that did not coordinate before, a new coordination topic),
-or is not certain, since retention has removed its beginning: then the further one of both counts. Without either it begins
-with the first record that there is.
+Kafka's group offset counts where the log knows nothing (a group that did not coordinate before, a new coordination
+topic), or is not certain, since retention has removed its beginning: then the further one of both counts. Without
+either it begins with the first record that there is.
 
 The group offset must not count beside a position that the log is certain of: a holder that was frozen may write its own
 at any time after an administrator has set the position back.

@@ -84,7 +84,7 @@ def refused(name: str, error: KafkaError) -> CoordinationTopicError:
     """The error for a message that the topic's settings do not let in."""
     return CoordinationTopicError(
         f"the coordination topic {name!r} takes no messages: {error.str()}",
-        hint="correct the topic's settings (max.message.bytes, message.timestamp.type, cleanup.policy), and start again",
+        hint="correct the topic's settings (max.message.bytes, message.timestamp.type), and start the consumer again",
     )
 
 

@@ -27,7 +27,7 @@ from enum import Enum
 from harvester.coordination.messages import Client, Place
 
 NO_GENERATION = -1
-SET_TO_START = -1  # the last offset of a place that an administrator has set to offset 0
+SET_TO_START = -1  # the last offset of a place that certainly goes on with offset 0
 
 
 class Freshness(Enum):
@@ -58,8 +58,8 @@ class Claim:
     """What is known of one place. Times are log times.
 
     `generation`: offset of the claim that won last, kept when it is released. `last_offset`: the last processed one,
-    None before the first (then Kafka's group offset counts), SET_TO_START if that is so by an administrator's word.
-    `proposed`: a message claim that no heartbeat has followed yet. `heard_ms`: of the last
+    None before the first (then Kafka's group offset counts), SET_TO_START if an administrator or a holder put it back
+    there. `proposed`: a message claim that no heartbeat has followed yet. `heard_ms`: of the last
     message about the place, whoever sent it. `contested`: offset of the last record that may have changed the
     generation; only kept while the claim is not exact.
     """

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections import Counter
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -28,10 +29,8 @@ def test_one_record_that_is_not_committed_holds_its_partition_and_no_other(
     seen: Counter[int] = Counter()
     events: list[Event] = []
     partitions: Counter[int] = Counter()
-    held_back = []
-    consumer = CoordinatedConsumer(
-        replace(settings, max_open_records=MOST, client_id="stable"), on_event=events.append
-    )
+    held_back: list[Any] = []
+    consumer = CoordinatedConsumer(replace(settings, max_open_records=MOST, client_id="stable"), on_event=events.append)
 
     def take() -> None:
         record = consumer.poll(0.01)
@@ -56,9 +55,7 @@ def test_one_record_that_is_not_committed_holds_its_partition_and_no_other(
     (found,) = consumer.open_records().values()
     assert (found.records, found.offset) == (MOST, first)
     assert found.age_s >= event.age_s >= settings.heartbeat_interval_s
-    samples = {
-        sample.name: sample.value for family in ConsumerMetrics(consumer).collect() for sample in family.samples
-    }
+    samples = {sample.name: sample.value for family in ConsumerMetrics(consumer).collect() for sample in family.samples}
     assert samples["harvester_consumer_open_records"] == MOST
     assert samples["harvester_consumer_oldest_open_seconds"] >= found.age_s
     (text,) = (record.message for record in caplog.records if "waits for a commit" in record.message)

@@ -111,6 +111,7 @@ def test_a_coordination_topic_that_takes_no_messages_ends_the_consumer_with_the_
     client = admin(settings)
     client.incremental_alter_configs([resource])[resource].result(30)
     error = failure(one, CoordinationTopicError)
+    assert isinstance(error, CoordinationTopicError)
     assert settings.coordination_topic in str(error)
     assert "max.message.bytes" in str(error.hint)
     with pytest.raises(CoordinationTopicError, match=r"max.message.bytes is 50"):

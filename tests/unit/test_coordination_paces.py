@@ -120,8 +120,7 @@ def test_of_two_that_began_together_the_one_at_least_once_ends() -> None:
     for each in (careful, repeating):
         assert each.claims(0.0) > 0
     ours = ClaimingPartition(PLACE, Client("new", "2"), 1, None, None, 1000)
-    (beat, begin) = repeating.read(1000, ours, 0.1)
-    assert isinstance(beat, Append)
+    assert isinstance(repeating.read(1000, ours, 0.1)[0], Append)
     other = Place("billing", "orders", 1)
     said = repeating.read(1001, ClaimingPartition(other, OTHER, 1, None, None, 1000, at_most_once=True), 0.2)
     assert [type(each) for each in said] == [Stop, RefuseMode]

@@ -106,9 +106,7 @@ def run(
     with Field(
         directory, bootstrap, partitions=campaign.partitions, settings=settings, held_back_s=held_back_s
     ) as field:
-        limits = replace(
-            campaign.limits or Limits(campaign.interval_s), max_open_records=campaign.max_open_records
-        )
+        limits = replace(campaign.limits or Limits(campaign.interval_s), max_open_records=campaign.max_open_records)
         began = time.monotonic()
         faults = _Faults(field, Striker(field, campaign.consumers), limits, began, say)
         faults.begin(campaign.consumers)
