@@ -40,7 +40,8 @@ def consume(
     log_level: LogLevelOption = None,
     bootstrap: BootstrapOption = None,
     amo: Annotated[
-        bool, typer.Option("--amo", help="At most once: none is printed twice, and some never if this process dies.")
+        bool,
+        typer.Option("--amo", help="At most once: none is printed twice, and some never after a kill."),
     ] = False,
     format_: Annotated[
         Format, typer.Option("--format", help="json: all of a record; value: the bytes of its value.")
@@ -64,8 +65,6 @@ def consume(
 
     A record counts as processed once its line is written. SIGTERM and Ctrl-C hand over what is held.
     """
-    if amo and count is not None:
-        raise typer.BadParameter("at most once, what is claimed beyond the count would be lost", param_hint="--count")
     settings = consumer_settings(
         config, set_, log_level, bootstrap, heartbeat_interval, group=group, topics=tuple(topic), client_id=client_id,
         at_most_once=amo, coordination_topic=coordination_topic, coordination_partitions=coordination_partitions,

@@ -7,9 +7,10 @@ later one, and positions are not touched: what the holder says before it in the 
 refused. A position that is set in its place would take back what the holder commits in that moment, and at most once
 would not hold.
 
-*Setting a position* says SettingPosition, and writes the group's offset in Kafka, too: a consumer begins behind the
-further one of the two. A holder may write its own offset once more before it reads that its claim has ended; so it is
-looked at afterwards, and all is done again.
+*Setting a position* says SettingPosition, and is done when that was read back: whoever claims next begins there,
+whatever the group's offset in Kafka says (`starting`). That is written, too, for tools, and for the day on which
+retention has removed the log. A holder may write its own once more before it reads that its claim has ended; so it is
+looked at afterwards, as long as nobody has claimed the place.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from confluent_kafka.admin import AdminClient, OffsetSpec
 
 from harvester.clock import clock_s
 from harvester.coordination.consumer_settings import ConsumerSettings
-from harvester.coordination.errors import CoordinationError, CoordinationTopicError
+from harvester.coordination.errors import CoordinationTopicError
 from harvester.coordination.log import CoordinationLog
 from harvester.coordination.messages import (
     Client,
@@ -40,14 +41,14 @@ from harvester.coordination.placement import log_partition
 from harvester.coordination.rationalizer import Reading, Verdict, read
 from harvester.coordination.topic import failed
 from harvester.coordination.troubles import passes
-from harvester.coordination.world import World
+from harvester.coordination.world import Claim, World
 from harvester.errors import BrokerError, BrokerUnavailable
 
 _TIMEOUT_S = 30.0
 _CALL_S = 10.0
 _TURN_S = 0.1
 _CLIENT_ID = "harvester-claims"
-_TIMES = 5  # that a position is set against consumers that write theirs
+_TIMES = 5  # that a group offset is written against consumers that write theirs
 
 
 class Observer:
@@ -113,24 +114,27 @@ class Observer:
 
     def set_positions(self, group: str, offsets: Mapping[tuple[str, int], int]) -> None:
         """Whatever claims there are end, and the next ones begin with these offsets."""
-        with_offsets = [TopicPartition(topic, each, offset) for (topic, each), offset in offsets.items()]
         consumer = Consumer({**self._settings.kafka, "group.id": group, "enable.auto.commit": False})
+        left = dict(offsets)
         try:
+            consumer.commit(offsets=_partitions(left), asynchronous=False)
+            self._say([_setting(group, place, offset) for place, offset in offsets.items()])
             for _ in range(_TIMES):
-                consumer.commit(offsets=with_offsets, asynchronous=False)
-                self._say([_setting(group, place, offset) for place, offset in offsets.items()])
-                places = [TopicPartition(topic, each) for topic, each in offsets]
-                found = {(each.topic, each.partition): each.offset for each in consumer.committed(places, _CALL_S)}
-                if found == dict(offsets):
+                found = {
+                    (each.topic, each.partition): each.offset for each in consumer.committed(_partitions(left), _CALL_S)
+                }
+                left = {
+                    place: offset
+                    for place, offset in left.items()
+                    if found[place] != offset and self._claim(Place(group, *place)).holder is None
+                }
+                if not left:
                     return
+                consumer.commit(offsets=_partitions(left), asynchronous=False)
         except KafkaException as error:
             raise self._failed(error) from error
         finally:
             consumer.close()
-        raise CoordinationError(
-            f"consumers of {group!r} go on writing offsets of their own; the position is not certain",
-            hint="stop the consumers of the group, and set it again",
-        )
 
     # -- parts
 
@@ -180,10 +184,17 @@ class Observer:
 
     def _positioned(self, place: Place) -> bool:
         """Else a release would make a position of what is only the best that is known."""
-        return self.worlds[log_partition(place, len(self.worlds))].claim(place).positioned
+        return self._claim(place).positioned
+
+    def _claim(self, place: Place) -> Claim:
+        return self.worlds[log_partition(place, len(self.worlds))].claim(place)
 
     def _failed(self, error: KafkaException) -> BrokerError:
         return failed(self._settings.coordination_topic, self._settings.kafka, error)
+
+
+def _partitions(offsets: Mapping[tuple[str, int], int]) -> list[TopicPartition]:
+    return [TopicPartition(topic, each, offset) for (topic, each), offset in offsets.items()]
 
 
 def _setting(group: str, place: tuple[str, int], offset: int) -> SettingPosition:

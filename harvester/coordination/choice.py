@@ -42,6 +42,7 @@ class Settings:
     whole_topics: bool = False
     max_claims: int | None = None
     shed_at_once: int | None = None
+    at_most_once: bool = False
 
 
 @dataclass(frozen=True, slots=True)

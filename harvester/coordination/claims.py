@@ -27,6 +27,10 @@ Whoever wins the claim afterwards begins behind L, and nobody else of this gener
 processed, so a claimer that is frozen anywhere leaves the batch to its successor, or takes it alone. A send whose
 outcome is unknown is repeated; only what is read back counts. Other heartbeats wait meanwhile: they would end the
 message claim.
+
+*A release returns what was not handed out* (P42). Nothing more is proposed, and a batch whose heartbeat is not sent yet
+is dropped. What is ours behind the last record that was handed out goes back by ReturningMessages, immediately before
+ReleasingPartition. It is never handed out here, so the successor takes it: in order, and once.
 """
 
 from __future__ import annotations
@@ -41,6 +45,7 @@ from harvester.coordination.messages import (
     Heartbeat,
     Message,
     ReleasingPartition,
+    ReturningMessages,
 )
 from harvester.coordination.rationalizer import Verdict
 from harvester.coordination.signals import (
@@ -63,6 +68,7 @@ from harvester.coordination.signals import (
     Tick,
     TryClaim,
 )
+from harvester.coordination.world import SET_TO_START
 
 _MOST_SENT = 64  # older ones would prove nothing
 Next = tuple[Holding, tuple[Command, ...]]
@@ -80,15 +86,19 @@ def step(state: Holding, event: Event, now: float, pace: Pace) -> Next:
 def _apply(state: Holding, event: Event, now: float, pace: Pace) -> Next:
     match event:
         case TryClaim(known) if state.phase is Phase.IDLE:
-            message = ClaimingPartition(state.place, state.client, state.number + 1, known, None, pace.interval_ms)
+            message = ClaimingPartition(
+                state.place, state.client, state.number + 1, known, None, pace.interval_ms, state.at_most_once
+            )
             state = replace(state, phase=Phase.CLAIMING, claim_number=message.number)
             return _append(state, message, now, pace)
         case ReadBack():
             return _read_back(state, event, now, pace)
         case Taken(reason) if state.phase in HOLDING:
             return _stop(state, reason)
-        case Found(generation, last_offset) if state.phase is Phase.FINDING and generation == state.generation:
-            return _begin(replace(state, last_offset=last_offset), now, pace)
+        case Found(generation, last_offset, positioned) if state.phase is Phase.FINDING:
+            if generation != state.generation:
+                return state, ()
+            return _begin(replace(state, last_offset=last_offset), now, pace, positioned=positioned)
         case NotSent(number):
             return _not_sent(state, number, now, pace)
         case Progressed(last_offset) if state.phase in (Phase.HELD, Phase.LEAVING):
@@ -100,8 +110,8 @@ def _apply(state: Holding, event: Event, now: float, pace: Pace) -> Next:
             return _claim_messages(state, last_offset, now, pace)
         case Release(reason):
             return _leave(state, reason)
-        case Drained() if state.phase is Phase.LEAVING:
-            return _left(replace(state, drained=True), now, pace)
+        case Drained(last_offset) if state.phase is Phase.LEAVING and state.batch is None:
+            return _left(state, last_offset, now, pace)
         case Tick():
             return _tick(state, now, pace)
         case _:
@@ -136,8 +146,8 @@ def _claim_read(state: Holding, event: ReadBack, sent_at: float, now: float, pac
         return _missed(state) if awaited else (state, ())
     if awaited and now < sent_at + pace.trust_s:
         won = replace(
-            state, generation=event.offset, confirmed=event.offset, proof_at=sent_at, last_offset=event.last_offset,
-            batch=None, drained=False,
+            state, generation=event.offset, won_ms=event.at_ms, confirmed=event.offset, proof_at=sent_at,
+            last_offset=event.last_offset, batch=None,
         )  # fmt: skip
         if event.positioned:
             return _begin(won, now, pace)
@@ -152,10 +162,10 @@ def _claim_read(state: Holding, event: ReadBack, sent_at: float, now: float, pac
     return state, (*missed, *appended)
 
 
-def _begin(state: Holding, now: float, pace: Pace) -> Next:
+def _begin(state: Holding, now: float, pace: Pace, *, positioned: bool = True) -> Next:
     state = replace(state, phase=Phase.HELD)
     state, beat = _append(state, _heartbeat(state, state.last_offset, pace), now, pace)
-    return state, (*beat, Begin(state.place, state.generation, state.last_offset))
+    return state, (*beat, Begin(state.place, state.generation, state.last_offset, positioned))
 
 
 def _claim_messages(state: Holding, last_offset: int, now: float, pace: Pace) -> Next:
@@ -181,8 +191,7 @@ def _advance_batch(state: Holding, message: Message, now: float, pace: Pace) -> 
         case Heartbeat() if batch is not None and batch.step is BatchStep.COMMITTED:
             if message.last_offset == batch.last_offset:
                 process = Process(state.place, state.generation, batch.last_offset)
-                state, commands = _left(replace(state, batch=None, last_offset=batch.last_offset), now, pace)
-                return state, (process, *commands)
+                return replace(state, batch=None, last_offset=batch.last_offset), (process,)
     return state, ()
 
 
@@ -199,7 +208,9 @@ def _not_sent(state: Holding, number: int, now: float, pace: Pace) -> Next:
 
 def _leave(state: Holding, reason: str) -> Next:
     if state.phase is Phase.HELD:
-        return replace(state, phase=Phase.LEAVING), (Stop(state.place, state.generation, reason, lost=False),)
+        claimed = state.batch is not None and state.batch.step is BatchStep.CLAIMED
+        state = replace(state, phase=Phase.LEAVING, batch=None if claimed else state.batch)
+        return state, (Stop(state.place, state.generation, reason, lost=False),)
     if state.phase is Phase.CLAIMING:
         return _missed(state)
     if state.phase is Phase.FINDING:
@@ -207,19 +218,24 @@ def _leave(state: Holding, reason: str) -> Next:
     return state, ()
 
 
-def _left(state: Holding, now: float, pace: Pace) -> Next:
-    """Release, once the application is done and no batch is under way."""
-    if not state.drained or state.batch is not None:
-        return state, ()
+def _left(state: Holding, last_offset: int | None, now: float, pace: Pace) -> Next:
+    """Return what is ours behind this offset, and release."""
+    returned: tuple[Command, ...] = ()
+    if state.last_offset is not None and state.last_offset > (SET_TO_START if last_offset is None else last_offset):
+        message = ReturningMessages(
+            state.place, state.client, state.number + 1, state.generation, state.confirmed, last_offset
+        )
+        state, returned = _append(replace(state, last_offset=last_offset), message, now, pace)
     release = ReleasingPartition(
         state.place, state.client, state.number + 1, state.generation, state.confirmed, state.last_offset
     )
-    return _append(replace(state, phase=Phase.IDLE, drained=False), release, now, pace)
+    state, released = _append(replace(state, phase=Phase.IDLE), release, now, pace)
+    return state, (*returned, *released)
 
 
 def _stop(state: Holding, reason: str) -> Next:
     phase = state.phase
-    state = replace(state, phase=Phase.IDLE, batch=None, drained=False)
+    state = replace(state, phase=Phase.IDLE, batch=None)
     if phase is Phase.FINDING:
         return state, (Missed(state.place),)
     return state, (Stop(state.place, state.generation, reason, lost=True),)
@@ -232,7 +248,8 @@ def _missed(state: Holding) -> Next:
 def _heartbeat(state: Holding, last_offset: int | None, pace: Pace) -> Heartbeat:
     number = state.number + 1
     return Heartbeat(
-        state.place, state.client, number, state.generation, state.confirmed, last_offset, pace.interval_ms
+        state.place, state.client, number, state.generation, state.confirmed, last_offset, pace.interval_ms,
+        state.at_most_once,
     )  # fmt: skip
 
 

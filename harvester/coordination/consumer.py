@@ -27,7 +27,7 @@ from harvester.clock import clock_s
 from harvester.coordination.consumer_settings import ConsumerSettings
 from harvester.coordination.events import Event, EventHandler, Paused, Resumed
 from harvester.coordination.feed import Feed, connect
-from harvester.coordination.figures import Statistics
+from harvester.coordination.figures import Open, Statistics
 from harvester.coordination.lot import NOTHING, Lot
 from harvester.coordination.lots import Lots
 from harvester.coordination.messages import Client, Place
@@ -43,7 +43,7 @@ _WAIT_S = 0.05  # for records, before the claims are looked at again
 
 
 class CoordinatedConsumer:
-    """See the module's text. All but `stop`, `claims`, `lag` and `statistics` belong to one thread.
+    """See the module's text. All but `stop`, `claims`, `lag`, `open_records` and `statistics` belong to one thread.
 
     `on_event` is told what happens to the claims (`events`), in that thread.
     """
@@ -116,7 +116,7 @@ class CoordinatedConsumer:
     # -- claims
 
     def claims(self) -> dict[tuple[str, int], int]:
-        """What is held, with the generation of each claim: the fencing token for whatever the records change."""
+        """What is held, with the fencing token of each claim, for whatever the records change."""
         with self._session.lock:
             held = {} if self._session.ended.is_set() else self._session.claims()
         return {(place.topic, place.partition): generation for place, generation in held.items()}
@@ -131,6 +131,13 @@ class CoordinatedConsumer:
     def lag(self) -> dict[tuple[str, int], int]:
         """Records that wait in each held partition, as of the last fetch."""
         return {(place.topic, place.partition): behind for place, behind in self._standing.lag().items()}
+
+    def open_records(self) -> dict[tuple[str, int], Open]:
+        """Of each held partition what is handed out and not committed, if anything is; at most once nothing ever."""
+        now = clock_s()
+        with self._session.lock:
+            found = {place: hands.open(now) for place, hands in self._session.hands.items()}
+        return {(place.topic, place.partition): each for place, each in found.items() if each is not None}
 
     def statistics(self) -> Statistics:
         """What was done so far."""
@@ -197,6 +204,7 @@ class CoordinatedConsumer:
             self._feed.look()
         if now >= self._mirror_at:
             self._mirror_at = now + interval_s / 2
+            self._feed.pass_over()
             self._offsets.mirror(self._standing.processed())
 
     def _replace_lot(self, lot: Lot) -> Lot:

@@ -25,6 +25,10 @@ class ConsumerSettings:
     the consumer dies (the rest of one batch of a partition, and the next one), and the more is written to the
     coordination topic: two messages a batch.
 
+    `max_open_records`: at least once, how many records of a partition may be handed out from the first one on that is
+    not committed. The partition waits then (`Blocked`). So a successor repeats no more than these, and the last
+    interval's work.
+
     `out_of_range`: where to go on when retention has removed the record that comes next (`starting`).
     `shed_at_once`: the most places that are given up in one interval for those who have fewer; None: all of them.
     """
@@ -38,6 +42,7 @@ class ConsumerSettings:
     heartbeat_interval_s: float = 5.0
     at_most_once: bool = False
     batch_records: int = 2000
+    max_open_records: int = 10_000
     out_of_range: Policy = "error"
     greedy: bool = True
     whole_topics: bool = False
@@ -52,6 +57,7 @@ class ConsumerSettings:
                 ("coordination_partitions", self.coordination_partitions, 1),
                 ("heartbeat_interval_s", self.heartbeat_interval_s, _LEAST_INTERVAL_S),
                 ("batch_records", self.batch_records, 1),
+                ("max_open_records", self.max_open_records, 1),
                 ("max_claims", self.max_claims, 1),
                 ("shed_at_once", self.shed_at_once, 1),
             )
@@ -103,4 +109,5 @@ class ConsumerSettings:
         return Settings(
             self.group, client, self.coordination_partitions, self.timing, self.pace, greedy=self.greedy,
             whole_topics=self.whole_topics, max_claims=self.max_claims, shed_at_once=self.shed_at_once,
+            at_most_once=self.at_most_once,
         )  # fmt: skip

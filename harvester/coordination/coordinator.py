@@ -26,7 +26,7 @@ from harvester.coordination import claims
 from harvester.coordination.choice import Choice, Look, Settings
 from harvester.coordination.holding import HOLDING, Holding, Phase
 from harvester.coordination.messages import ClaimingPartition, Client, Message, Place, Unreadable
-from harvester.coordination.paces import Paces
+from harvester.coordination.paces import Other, Paces
 from harvester.coordination.rationalizer import Reading, Verdict, read
 from harvester.coordination.signals import Command, Event, Missed, ReadBack, Release, Taken, Tick, TryClaim
 from harvester.coordination.world import NO_GENERATION, World
@@ -57,7 +57,14 @@ class RefusePace:
     interval_ms: int
 
 
-Outcome = Command | Warn | Refuse | RefusePace
+@dataclass(frozen=True, slots=True)
+class RefuseMode:
+    """A live client of the group consumes in the other mode; this one must end."""
+
+    other: Client
+
+
+Outcome = Command | Warn | Refuse | RefusePace | RefuseMode
 
 
 class Stage(Enum):
@@ -80,7 +87,7 @@ class Coordinator:
         self.holdings: dict[Place, Holding] = {}
         self._look = Look(settings, (), self.worlds, self.holdings)
         self._choice = Choice(settings)
-        self._paces = Paces(settings.timing.interval_ms)
+        self._paces = Paces(settings.timing.interval_ms, at_most_once=settings.at_most_once)
         self._ends: Mapping[int, int] = {}
         self._unread = set(self.worlds)  # partitions of the log that are not read to the end they had
         self._ready_at = self._next_choice_at = -math.inf
@@ -122,14 +129,15 @@ class Coordinator:
         self._choice.heard(place, now)
         claim = world.claim(place)
         said: list[Outcome] = []
-        theirs_ms = self._paces.heard(message, verdict, world.now_ms)
-        if theirs_ms is not None:
-            said += self._other_pace(message.client, theirs_ms)
+        other = self._paces.heard(message, verdict, world.now_ms)
+        if other is not None:
+            said += self._differs(other, now)
         if message.client == us:
-            said += self._step(place, ReadBack(message, offset, verdict, claim.last_offset, claim.positioned), now)
+            event = ReadBack(message, offset, verdict, claim.last_offset, claim.positioned, world.now_ms)
+            said += self._step(place, event, now)
         rival = self._rival(message, reading, claim.holder)
         if rival is not None:
-            said += self._refuse(rival, now)
+            said += self._end(Refuse(rival), "another process has this client id", now)
         holding = self.holdings.get(place)
         if holding is None or holding.phase not in HOLDING:
             return said
@@ -223,17 +231,16 @@ class Coordinator:
         others_s = self._paces.silence_ms(lambda place: self._look.world(place).now_ms) / 1000
         return now >= self._ready_at + max(own_s, others_s)
 
-    def _other_pace(self, client: Client, interval_ms: int) -> list[Outcome]:
-        """Somebody counts by another interval, and lives if that was not read from the past."""
-        if self.stage is Stage.LISTENING:
-            self.stage = Stage.REFUSED
-            return [RefusePace(client, interval_ms)]
-        if self.stage is Stage.ACTIVE and self._paces.is_new(client):
-            return [
-                Warn(
-                    f"client {client.id} counts by a heartbeat interval of {interval_ms / 1000:g} s, which must not be"
-                )
-            ]
+    def _differs(self, other: Other, now: float) -> list[Outcome]:
+        """Somebody has another interval or mode, and lives if that was not read from the past."""
+        paced = other.interval_ms != self.settings.timing.interval_ms
+        refusal = RefusePace(other.client, other.interval_ms) if paced else RefuseMode(other.client)
+        yields = not paced and other.at_most_once
+        if self.stage is Stage.LISTENING or (self.stage is Stage.ACTIVE and yields):
+            return self._end(refusal, "others of the group consume at most once", now)
+        if self.stage is Stage.ACTIVE and self._paces.is_new(other.client):
+            what = f"counts by a heartbeat interval of {other.interval_ms / 1000:g} s" if paced else "repeats records"
+            return [Warn(f"client {other.client.id} {what}, which must not be")]
         return []
 
     def _rival(self, message: Message, reading: Reading, holder: Client | None) -> Client | None:
@@ -249,17 +256,17 @@ class Coordinator:
         beaten = reading.verdict is Verdict.LOST and client == us
         return holder if beaten and holder is not None and holder.id == us.id and holder != us else None
 
-    def _refuse(self, other: Client, now: float) -> list[Outcome]:
+    def _end(self, refusal: Outcome, reason: str, now: float) -> list[Outcome]:
         self.stage = Stage.REFUSED
         said: list[Outcome] = []
         for place in self.holds:
-            said += self._step(place, Taken("another process has this client id"), now)
-        return [*said, Refuse(other)]
+            said += self._step(place, Taken(reason), now)
+        return [*said, refusal]
 
     def _step(self, place: Place, event: Event, now: float) -> tuple[Command, ...]:
         holding = self.holdings.get(place)
         if holding is None:
-            holding = Holding(place, self.settings.client)
+            holding = Holding(place, self.settings.client, at_most_once=self.settings.at_most_once)
         self.holdings[place], commands = claims.step(holding, event, now, self.settings.pace)
         if any(isinstance(command, Missed) for command in commands):
             self._choice.missed(self._look, place, now)

@@ -41,6 +41,20 @@ class OtherInterval(CoordinationError):
         )
 
 
+class OtherMode(CoordinationError):
+    """A client of the group that may be alive consumes at most once, and this one at least once; or the reverse."""
+
+    exit_code = ExitCode.CONFIGURATION
+
+    def __init__(self, group: str, client_id: str, *, at_most_once: bool) -> None:
+        self.group, self.client_id, self.at_most_once = group, client_id, at_most_once
+        ours, theirs = ("at most once", "at least once") if at_most_once else ("at least once", "at most once")
+        super().__init__(
+            f"this consumer of {group!r} consumes {ours}, and client {client_id!r} {theirs}",
+            hint="give all consumers of a group the same mode; to change it, stop all of them first",
+        )
+
+
 class OffsetOutOfRange(CoordinationError):
     """The record that comes next is not to be had; `first` and `end` are what the partition holds."""
 

@@ -15,7 +15,9 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Claimed:
-    """The partition is ours. `generation` fences the writes of whoever held it before (`Inbox.open`)."""
+    """The partition is ours. `generation` fences the writes of whoever held it before (`Inbox.open`): it grows with
+    each claim, also over a new coordination topic.
+    """
 
     topic: str
     partition: int
@@ -59,6 +61,28 @@ class Resumed:
 
 
 @dataclass(frozen=True, slots=True)
+class Blocked:
+    """`max_open_records` are handed out from `offset` on, which is not committed: nothing more is, until it is.
+
+    `age_s`: how long ago the record at `offset` was handed out.
+    """
+
+    topic: str
+    partition: int
+    offset: int
+    open_records: int
+    age_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Unblocked:
+    """The end of `Blocked`: the partition goes on."""
+
+    topic: str
+    partition: int
+
+
+@dataclass(frozen=True, slots=True)
 class OutOfRange:
     """Kafka no longer has the record at `offset`; the partition goes from `first` to before `end`.
 
@@ -73,5 +97,5 @@ class OutOfRange:
     resumed_at: int | None
 
 
-Event = Claimed | Released | Lost | Paused | Resumed | OutOfRange
+Event = Claimed | Released | Lost | Paused | Resumed | Blocked | Unblocked | OutOfRange
 EventHandler = Callable[[Event], None]

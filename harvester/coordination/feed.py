@@ -17,7 +17,7 @@ from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaError, KafkaExcepti
 from harvester.clock import clock_s
 from harvester.coordination.consumer_settings import ConsumerSettings
 from harvester.coordination.errors import OffsetOutOfRange
-from harvester.coordination.events import Event, OutOfRange
+from harvester.coordination.events import Blocked, Event, OutOfRange, Unblocked
 from harvester.coordination.hands import Hands
 from harvester.coordination.inquiry import Inquiry
 from harvester.coordination.messages import Place
@@ -58,6 +58,7 @@ class Feed:
         self._inquiry = Inquiry(offsets.committed, settings.heartbeat_interval_s / 2)
         self._assigned: set[Place] = set()
         self._pauses: set[tuple[str | None, int | None]] = set()
+        self._crowded: set[Place] = set()  # enough waits of them, and there is no room for it
         self._displaced: dict[Place, float] = {}  # their position is not there; since when
         self._stalls = Stalls(offsets.ends, settings.heartbeat_interval_s)
         self._emptied = False  # the client had nothing more for us, since the last look for stalls
@@ -96,6 +97,28 @@ class Feed:
             changes.extendleft(reversed(waiting))
         for place, since in tuple(self._displaced.items()):
             yield from self._replace(place, since)
+        with self._session.lock:
+            blocks = self._blocks(clock_s())
+        yield from blocks
+
+    def _blocks(self, now: float) -> list[Event]:
+        """Say which places have waited for a commit for an interval, and when that is over; with the lock."""
+        events: list[Event] = []
+        for place, hands in self._session.hands.items():
+            full_since, first = hands.full_since, hands.open(now)
+            due = full_since is not None and now >= full_since + self._settings.heartbeat_interval_s
+            if due and not hands.blocked and first is not None:
+                hands.blocked = True
+                _LOGGER.warning(
+                    "%s waits for a commit: offset %d was handed out %.0f s ago, and with it %d records are open,"
+                    " as many as max_open_records allows", place, first.offset, first.age_s, first.records,
+                )  # fmt: skip
+                events.append(Blocked(place.topic, place.partition, first.offset, first.records, first.age_s))
+            elif hands.blocked and full_since is None:
+                hands.blocked = False
+                _LOGGER.warning("%s does not wait any longer", place)
+                events.append(Unblocked(place.topic, place.partition))
+        return events
 
     def _committed(self) -> dict[Hands, int | None]:
         """Of the claims that begin, as far as the group's coordinator has answered."""
@@ -115,7 +138,7 @@ class Feed:
             return True
         if hands not in committed:
             return False
-        offset = start(committed[hands], hands.progress.last_offset)
+        offset = start(committed[hands], hands.progress.last_offset, positioned=hands.positioned)
         with self._session.lock:
             if offset is not None:
                 hands.progress.last_offset = hands.fetched_to = offset - 1 if offset > 0 else None
@@ -158,6 +181,7 @@ class Feed:
 
     def _unassign(self, place: Place) -> None:
         self._displaced.pop(place, None)
+        self._crowded.discard(place)
         if place in self._assigned:
             self._assigned.discard(place)
             self._data.incremental_unassign([_partition(place)])
@@ -183,7 +207,20 @@ class Feed:
         return not self._pauses.isdisjoint({(None, None), (place.topic, None), (place.topic, place.partition)})
 
     def _pace(self, place: Place) -> None:
-        (self._data.pause if self.is_paused(place) else self._data.resume)([_partition(place)])
+        waits = self.is_paused(place) or place in self._crowded
+        (self._data.pause if waits else self._data.resume)([_partition(place)])
+
+    def _make_room(self) -> None:
+        """Fetch nothing of a place of which enough waits, and which waits for a commit: others would wait with it."""
+        most = self._settings.max_open_records
+        for place in self._assigned:
+            hands = self._session.hands.get(place)
+            if hands is None:
+                continue
+            crowded = len(hands.fetched) >= self._fetched and hands.open_records >= most
+            if crowded is not (place in self._crowded):
+                (self._crowded.add if crowded else self._crowded.discard)(place)
+                self._pace(place)
 
     # -- records
 
@@ -191,7 +228,12 @@ class Feed:
         """Put what has come into the hands, after waiting for the first of it at most so long."""
         session = self._session
         with session.lock:
-            waiting = sum(len(hands.fetched) for place, hands in session.hands.items() if not self.is_paused(place))
+            self._make_room()
+            waiting = sum(
+                len(hands.fetched)
+                for place, hands in session.hands.items()
+                if not (self.is_paused(place) or place in self._crowded)
+            )
             proposed = any(hands.proposed for hands in session.hands.values())
         if proposed:
             timeout_s = min(timeout_s, _POLL_S)  # the answer comes on the other thread
@@ -219,6 +261,24 @@ class Feed:
                     hands.fetch(run)
         for message in troubles:  # last: the client does not come back to the records that came with them
             self._trouble(message)
+
+    def pass_over(self) -> None:
+        """Count markers of transactions, and what was aborted or compacted, as processed where nothing else is left.
+
+        Kafka's client moves over them when it is polled; so they would be a lag that never ends.
+        """
+        with self._session.lock:
+            empty = {place: hands for place, hands in self._session.hands.items() if self._is_empty(place, hands)}
+        places = list(empty)
+        positions = self._data.position([_partition(each) for each in places]) if places else []
+        with self._session.lock:
+            for place, position in zip(places, positions, strict=True):
+                if self._is_empty(place, empty[place]):
+                    empty[place].pass_over(position.offset)
+
+    def _is_empty(self, place: Place, hands: Hands) -> bool:
+        idle = hands.assigned and hands.is_empty and hands.stopping_at is None
+        return idle and place in self._assigned and place not in self._displaced
 
     def _origins(self, messages: list[Any]) -> Iterator[tuple[str, int]]:
         """Topic and partition of each. It takes as long as all else that is done for a record, so no loop of ours."""

@@ -20,6 +20,7 @@ class Phase(Enum):
     LEAVING = "leaving"
 
 
+_OFFSET_BITS = 20  # beside them there is room for the time until 2248 in 64 bits
 HOLDING = (Phase.FINDING, Phase.HELD, Phase.LEAVING)
 
 
@@ -72,13 +73,23 @@ class Holding:
     number: int = 0  # of the last message
     claim_number: int = 0  # of the claim that is awaited
     generation: int = NO_GENERATION
+    won_ms: int = 0  # in log time
     confirmed: int = NO_GENERATION
     last_offset: int | None = None
     proof_at: float = -math.inf
     sent: tuple[tuple[int, float], ...] = ()  # what has not been read back, and when it was sent
     next_beat_at: float = math.inf
     batch: Batch | None = None
-    drained: bool = False
+    at_most_once: bool = False
+
+    @property
+    def token(self) -> int:
+        """The fencing token of the claim: log time in ms, and the low bits of the generation where that stands still.
+
+        Offsets begin again in a coordination topic that is new, or was made anew. Time does not, so whoever claims
+        later has the greater token, also while some consumers use the old topic and others the new one.
+        """
+        return (self.won_ms << _OFFSET_BITS) | (self.generation & ((1 << _OFFSET_BITS) - 1))
 
     def awaits(self, number: int) -> bool:
         """Whether this message was sent, and nothing has been read back since: not it, nor one behind it."""

@@ -23,9 +23,10 @@ from harvester.coordination.errors import CoordinationTopicError
 from harvester.coordination.messages import Message, Place, encode
 from harvester.coordination.rationalizer import miss
 from harvester.coordination.standstill import Standstill
-from harvester.coordination.topic import failed
-from harvester.coordination.troubles import passes
+from harvester.coordination.topic import failed, refused
+from harvester.coordination.troubles import passes, refuses
 from harvester.coordination.world import World
+from harvester.errors import BrokerError
 
 _LOGGER = logging.getLogger("harvester.coordination")
 _TIMEOUT_S = 10.0
@@ -74,6 +75,8 @@ class CoordinationLog:
         self._failing_since: float | None = (
             None  # the sending of the first message that did not arrive after one that did
         )
+        self._refusal: CoordinationTopicError | BrokerError | None = None
+        self._unwritten = ""  # why messages do not arrive, as it was said
 
     def begin(self, worlds: Mapping[int, World], tail_ms: int | None = None) -> dict[int, int]:
         """Start reading; returns where each partition ends now. A world that has begun is read on.
@@ -97,7 +100,8 @@ class CoordinationLog:
     def poll(self, timeout_s: float) -> Iterator[Record]:
         """What has come, after waiting for the first of it at most so long; serves the writer, too.
 
-        Raises CoordinationTopicError if offsets begin again, BrokerError or BrokerUnavailable.
+        Raises CoordinationTopicError if offsets begin again or the topic takes no messages, BrokerError or
+        BrokerUnavailable.
         """
         self._serve_writer()
         if self._stands_still:
@@ -127,11 +131,13 @@ class CoordinationLog:
         def delivered(error: KafkaError | None, record: Any) -> None:
             if error is None:
                 self._failing_since = None
+                self._arrives()
                 self._stands_still |= self._standstill.is_there(partition, record.offset(), clock_s())
                 return
             if self._failing_since is None:
                 self._failing_since = sent_at
             self._given_up.append((message.place, message.number))
+            self._arrives_not(error)
 
         try:
             self._writer.produce(self.topic, value, partition=partition, on_delivery=delivered)
@@ -145,9 +151,29 @@ class CoordinationLog:
             self._given_up.append((message.place, message.number))
         return len(value)
 
+    def _arrives_not(self, error: KafkaError) -> None:
+        """Say it once; what does not pass by itself ends the reader, too."""
+        if refuses(error):
+            self._refusal = refused(self.topic, error)
+        elif not passes(error):
+            self._refusal = failed(self.topic, self._options, KafkaException(error))
+        elif error.code() != KafkaError._PURGE_QUEUE and error.str() != self._unwritten:
+            self._unwritten = error.str()
+            _LOGGER.warning(
+                "messages do not arrive in the coordination topic %s: %s; claims run out until they do"
+                " (are its brokers up, and enough replicas in sync?)", self.topic, self._unwritten,
+            )  # fmt: skip
+
+    def _arrives(self) -> None:
+        if self._unwritten:
+            self._unwritten = ""
+            _LOGGER.warning("messages arrive in the coordination topic %s again", self.topic)
+
     def _serve_writer(self) -> None:
         if not _serve(self._writer):
             self._renew_writer()
+        if self._refusal is not None:
+            raise self._refusal
         if self._failing_since is not None and clock_s() - self._failing_since > _RENEWED_AFTER * self._expires_s:
             self._renew_writer()
         given_up, self._given_up = self._given_up, []

@@ -70,6 +70,11 @@ class Lot:
         """Nothing more is handed out."""
         self.until = -math.inf
 
+    def give_back(self) -> None:
+        """Nothing more ever is."""
+        self.end()
+        del self.records[self.given :]
+
     def tell(self, progress: Progress) -> None:
         """Let progress know what was handed out since, and what of it is done; it is not counted here any more."""
         given = self.given

@@ -1,6 +1,7 @@
 """Which lot is handed out next: each place in turn, as its claim allows. Thin.
 
-At least once all that was fetched of a place is a lot; it is handed out until the claim has to be renewed. At most once
+At least once all that was fetched of a place is a lot, as far as there is room for it (P43: `max_open_records`); it is
+handed out until the claim has to be renewed. At most once
 a lot is a batch that is ours for ever. A batch is proposed while the one before it is in hand, so that nobody waits for
 the coordination topic, and not earlier: what dies with the process is the rest of one batch of a place, and the next.
 """
@@ -48,21 +49,32 @@ class Lots:
         for place in sorted(session.hands, key=lambda place: (place <= before.place, place)):
             hands = session.hands[place]
             until = session.holding(place).hand_out_until(self._settings.pace)
-            if hands.fetched and now < until and not self._is_paused(place):
-                lot = hands.open_lot()
+            room = self._settings.max_open_records - hands.open_records
+            if hands.fetched and room > 0 and now < until and not self._is_paused(place):
+                lot = hands.open_lot(room)
                 lot.until = until
                 return lot
         return NOTHING
 
     def _owned(self, before: Lot) -> Lot:
         """At most once."""
-        owned = self._session.owned
-        if before.rest:
-            owned.appendleft(Lot(before.place, before.rest))
-        for lot in tuple(owned):
+        session = self._session
+        hands = session.hands.get(before.place)
+        if hands is not None and hands.lot is before:
+            left = hands.lay_down()
+            if hands.stopping_at is not None:
+                left = None  # it is given back
+        else:  # the claim is lost: what is ours stays ours, but for what was given back
+            left = Lot(before.place, before.rest) if before.rest else None
+        if left is not None:
+            session.owned.appendleft(left)
+        for lot in tuple(session.owned):
             if not self._is_paused(lot.place):
-                owned.remove(lot)
+                session.owned.remove(lot)
                 lot.until = math.inf
+                hands = session.hands.get(lot.place)
+                if hands is not None and lot in hands.owned:
+                    hands.lot = lot
                 return lot
         return NOTHING
 

@@ -23,11 +23,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 from urllib.parse import quote, unquote
 
 VERSION = 1
-_MAX_BYTES = 16_384
+MAX_BYTES = 16_384  # of a message
 _MAX_NUMBER = 2**63
 _NONE = "-"
 
@@ -67,10 +67,11 @@ class _Said:
 class ClaimingPartition(_Said):
     """The wish to hold a place. The earliest wins (see `rationalizer`); the record's own offset is the generation.
 
-    `interval_ms`, here and in a heartbeat: the HeartbeatInterval that its sender counts by (`paces`).
+    Here and in a heartbeat: the HeartbeatInterval that its sender counts by, and its mode (`paces`).
     """
 
     interval_ms: int | None = None
+    at_most_once: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +80,7 @@ class Heartbeat(_Said):
 
     last_offset: int | None
     interval_ms: int | None = None
+    at_most_once: bool = False
     carries: ClassVar[str | None] = "last_offset"
 
 
@@ -99,6 +101,17 @@ class ClaimingMessages(_Said):
 
 
 @dataclass(frozen=True, slots=True)
+class ReturningMessages(_Said):
+    """At most once: the holder gives back the records behind `last_offset` that it claimed, and never takes them.
+
+    None: all from offset 0 on.
+    """
+
+    last_offset: int | None
+    carries: ClassVar[str | None] = "last_offset"
+
+
+@dataclass(frozen=True, slots=True)
 class SettingPosition(_Said):
     """An administrator ends whatever claim there is, and lets the next one begin behind `last_offset`."""
 
@@ -106,7 +119,7 @@ class SettingPosition(_Said):
     carries: ClassVar[str | None] = "last_offset"
 
 
-Message = Heartbeat | ClaimingPartition | ReleasingPartition | ClaimingMessages | SettingPosition
+Message = Heartbeat | ClaimingPartition | ReleasingPartition | ClaimingMessages | ReturningMessages | SettingPosition
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,9 +131,10 @@ class Unreadable:
 
 _KINDS: dict[str, type[Message]] = {
     kind.__name__: kind
-    for kind in (Heartbeat, ClaimingPartition, ReleasingPartition, ClaimingMessages, SettingPosition)
+    for kind in (Heartbeat, ClaimingPartition, ReleasingPartition, ClaimingMessages, ReturningMessages, SettingPosition)
 }
-_INTERVAL = "interval_ms"  # the last field of a message that has it
+_INTERVAL, _MODE = "interval_ms", "mode"  # the last fields of a message that has them
+_AT_MOST_ONCE = "at-most-once"
 _FIELDS = ("group", "topic", "partition", "client", "instance", "number", "generation", "confirmed")
 
 
@@ -140,14 +154,15 @@ def encode(message: Message) -> bytes:
     words += [f"{field}={value}" for field, value in zip(_FIELDS, values, strict=True)]
     if message.carries is not None:
         words.append(f"{message.carries}={_number(getattr(message, message.carries))}")
-    if isinstance(message, ClaimingPartition | Heartbeat) and message.interval_ms is not None:
-        words.append(f"{_INTERVAL}={message.interval_ms}")
+    if isinstance(message, ClaimingPartition | Heartbeat):
+        words += [] if message.interval_ms is None else [f"{_INTERVAL}={message.interval_ms}"]
+        words += [f"{_MODE}={_AT_MOST_ONCE}"] if message.at_most_once else []
     return " ".join(words).encode("ascii")
 
 
 def decode(value: bytes | None) -> Message | Unreadable:
     """The message, or why it is none. Raises nothing."""
-    if not value or len(value) > _MAX_BYTES:
+    if not value or len(value) > MAX_BYTES:
         return Unreadable(f"a record of {len(value or b'')} bytes is no message")
     try:
         return _parse(value.decode("ascii"))
@@ -164,9 +179,12 @@ def _parse(text: str) -> Message | Unreadable:
         return Unreadable(f"a {kind} of version {words[0][:20]!r}: this program reads v{VERSION}, a newer one wrote it")
     expected = _FIELDS if made.carries is None else (*_FIELDS, made.carries)
     found = [word.partition("=") for word in words[1:]]
-    interval_ms = None
-    if found and found[-1][0] == _INTERVAL and made in (ClaimingPartition, Heartbeat):
-        interval_ms = _whole(found.pop()[2])
+    said: dict[str, Any] = {}
+    if made in (ClaimingPartition, Heartbeat):
+        if found and (found[-1][0], found[-1][2]) == (_MODE, _AT_MOST_ONCE):
+            said["at_most_once"] = bool(found.pop())
+        if found and found[-1][0] == _INTERVAL:
+            said[_INTERVAL] = _whole(found.pop()[2])
     if tuple(field for field, _, _ in found) != expected:
         return Unreadable(f"a {kind} has other fields than {', '.join(expected)}")
     group, topic, partition, client, instance, number, *numbers = (text for _, _, text in found)
@@ -176,13 +194,12 @@ def _parse(text: str) -> Message | Unreadable:
     if made is ClaimingMessages and rest[-1] is None:
         return Unreadable("a ClaimingMessages names no offset")
     build: Callable[..., Message] = made
-    paced = {} if interval_ms is None else {_INTERVAL: interval_ms}
-    return build(place, sender, _whole(number), *rest, **paced)
+    return build(place, sender, _whole(number), *rest, **said)
 
 
 def position(message: Message) -> int | None:
     """The last offset that it reports as processed; None for those that report none."""
-    return message.last_offset if isinstance(message, Heartbeat | ReleasingPartition | SettingPosition) else None
+    return None if isinstance(message, ClaimingPartition | ClaimingMessages) else message.last_offset
 
 
 def _name(name: str) -> str:
@@ -194,7 +211,7 @@ def _unname(text: str) -> str:
 
 
 def _number(number: int | None) -> str:
-    return _NONE if number is None else str(number)
+    return _NONE if number is None or number < 0 else str(number)
 
 
 def _whole(text: str) -> int:

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from harvester.coordination.messages import Client, Place
-from harvester.coordination.world import NO_GENERATION, Claim, Freshness, World
+from harvester.coordination.world import NO_GENERATION, SET_TO_START, Claim, Freshness, World
 
 Bounds = Mapping[tuple[str, int], tuple[int, int]]
 
@@ -62,7 +62,7 @@ def _row(place: Place, world: World, claim: Claim, bounds: Bounds, now_ms: int) 
         claim.holder,
         claim.freshness(log_ms, world.timing),
         claim.generation if claim.generation != NO_GENERATION else None,
-        claim.last_offset,
+        None if claim.last_offset == SET_TO_START else claim.last_offset,
         (log_ms - claim.beat_ms) / 1000 if held else None,
         _lag(bounds, place, claim.last_offset),
         certain=claim.exact,

@@ -60,7 +60,8 @@ class Past:
                 _LOGGER.warning("the position of %s is not found: %s", place, error)
                 continue
             if world.next_offset > generation and not self._closed:
-                self._answer(place, Found(generation, world.claim(place).last_offset))
+                claim = world.claim(place)
+                self._answer(place, Found(generation, claim.last_offset, claim.positioned))
 
     def _read(self, partition: int, generation: int) -> World:
         world = self._worlds.setdefault(partition, World.begin(self._settings.timing))

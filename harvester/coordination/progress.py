@@ -44,6 +44,11 @@ class Progress:
         return leading
 
     @property
+    def first_open(self) -> int | None:
+        """The record that a successor would begin with, if it was delivered."""
+        return next(iter(self._done), None)
+
+    @property
     def open_records(self) -> int:
         """Delivered, and not in the prefix."""
         return len(self._done)

@@ -12,14 +12,16 @@ judged by the records before it and by its own place and time alone, never by a 
                            generation than there is
     Heartbeat,             the holder, under the claim's     held                    ACCEPTED    alive; position; the
     ClaimingMessages       generation                                                            message claim
+    ReturningMessages      the same                          held                    ACCEPTED    alive; position, back
     ReleasingPartition     the same                          held                    ACCEPTED    free; position
-    these three            anybody else, or under            any                     REFUSED     nothing
+    these four             anybody else, or under            any                     REFUSED     nothing
                            another generation
     SettingPosition        an administrator                  any                     ACCEPTED    free; position
 
 A claim that wins, and a position that is set, begin a generation: the record's own offset. Generations of a place grow
 with the log, and each message names the one it belongs to. So what a frozen client, or a network, delivers late changes
-nothing: its generation is over. Positions only grow, unless one is set.
+nothing: its generation is over. Positions only grow, unless one is set, or the holder returns what it claimed
+at most once and has not handed out.
 
 An accepted Heartbeat is the commit point at most once (P27): whoever wins the claim later begins behind its position,
 because that heartbeat stands before the claim in the log. It ends the message claim, fulfilled or not.
@@ -49,12 +51,13 @@ from harvester.coordination.messages import (
     ClaimingPartition,
     Message,
     ReleasingPartition,
+    ReturningMessages,
     SettingPosition,
     Unreadable,
     decode,
     position,
 )
-from harvester.coordination.world import NO_GENERATION, Claim, Freshness, Timing, World
+from harvester.coordination.world import NO_GENERATION, SET_TO_START, Claim, Freshness, Timing, World
 
 
 class Verdict(Enum):
@@ -124,6 +127,7 @@ def judge(claim: Claim, message: Message, at: At) -> tuple[Claim, Verdict]:
         case ClaimingPartition():
             return _claiming(claim, message, at)
         case SettingPosition(last_offset=last_offset):
+            last_offset = SET_TO_START if last_offset is None else last_offset
             free = Claim(generation=at.offset, last_offset=last_offset, contested=at.offset)
             return replace(free, exact=claim.exact or at.now_ms >= at.settled_ms), Verdict.ACCEPTED
         case _ if claim.exact:
@@ -163,9 +167,16 @@ def _reported(claim: Claim, message: Message, at: At) -> Claim:
     """What an accepted message of the holder changes."""
     if isinstance(message, ClaimingMessages):
         return replace(claim, beat_ms=at.now_ms, proposed=message.proposed_last_offset)
-    last_offset = _highest(claim.last_offset, position(message))
+    last_offset = position(message)
+    positioned = claim.positioned or last_offset is not None
+    if isinstance(message, ReturningMessages):
+        last_offset, positioned = SET_TO_START if last_offset is None else last_offset, True
+    else:
+        last_offset = _highest(claim.last_offset, last_offset)
     holder = None if isinstance(message, ReleasingPartition) else claim.holder
-    return replace(claim, holder=holder, beat_ms=at.now_ms, last_offset=last_offset, proposed=None, positioned=True)
+    return replace(
+        claim, holder=holder, beat_ms=at.now_ms, last_offset=last_offset, proposed=None, positioned=positioned
+    )
 
 
 def _adopting(claim: Claim, message: Message, at: At) -> tuple[Claim, Verdict]:
@@ -177,9 +188,10 @@ def _adopting(claim: Claim, message: Message, at: At) -> tuple[Claim, Verdict]:
     if generation > claim.generation:
         claim = replace(claim, generation=generation, last_offset=None, proposed=None)
     certain = _is_confirmed(claim, message, at)
-    adopted = _reported(replace(claim, holder=message.client), message, at)
-    # A message claim says nothing of the position, and a heartbeat that is not certain may be a zombie's.
-    positioned = certain and not isinstance(message, ClaimingMessages)
+    # A message claim says nothing of the position, and a heartbeat that is not certain may be a zombie's. One without
+    # a position leaves open whether there never was one, or one was set to the start.
+    adopted = _reported(replace(claim, holder=message.client, positioned=False), message, at)
+    positioned = certain and adopted.positioned
     return replace(adopted, exact=certain, positioned=positioned), Verdict.ACCEPTED if certain else Verdict.UNDECIDED
 
 
@@ -191,7 +203,12 @@ def _is_confirmed(claim: Claim, message: Message, at: At) -> bool:
 def _note_presence(world: World, message: Message, verdict: Verdict) -> None:
     who = (message.place.group, message.client.id)
     if isinstance(message, ClaimingPartition) and verdict in (Verdict.LOST, Verdict.UNDECIDED):
+        world.presence.pop(who, None)  # the newest is the last
         world.presence[who] = world.now_ms
+        for known, lost_ms in tuple(world.presence.items()):
+            if world.now_ms - lost_ms <= 2 * world.timing.interval_ms:
+                break
+            del world.presence[known]
     elif isinstance(message, ReleasingPartition) and verdict is Verdict.ACCEPTED:
         world.presence.pop(who, None)
 

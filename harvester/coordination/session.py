@@ -13,8 +13,8 @@ from collections.abc import Iterable, Mapping
 
 from harvester.clock import clock_s
 from harvester.coordination.consumer_settings import ConsumerSettings
-from harvester.coordination.coordinator import Coordinator, Outcome, Refuse, RefusePace, Warn
-from harvester.coordination.errors import DuplicateClient, OtherInterval
+from harvester.coordination.coordinator import Coordinator, Outcome, Refuse, RefuseMode, RefusePace, Warn
+from harvester.coordination.errors import DuplicateClient, OtherInterval, OtherMode
 from harvester.coordination.events import Claimed, Event, Lost, Released
 from harvester.coordination.figures import Statistics
 from harvester.coordination.hands import Hands
@@ -92,10 +92,10 @@ class Session:
         return self._coordinator.fewer_elsewhere(clock_s())
 
     def claims(self) -> dict[Place, int]:
-        """What is held, with the generations; with the lock."""
+        """What is held, with the fencing tokens; with the lock."""
         holdings = self._coordinator.holdings
         return {
-            place: holdings[place].generation
+            place: holdings[place].token
             for place in self._coordinator.holds
             if holdings[place].phase is not Phase.FINDING
         }
@@ -106,7 +106,7 @@ class Session:
             counts = self._counts
             return Statistics(
                 records, counts["batches"], counts["won"], counts["missed"], counts["releases"], counts["losses"],
-                dict(self._written), counts["bytes"],
+                dict(self._written), counts["bytes"], counts["unwritten"],
             )  # fmt: skip
 
     def fail(self, error: BaseException) -> None:
@@ -156,30 +156,37 @@ class Session:
         with self.lock:
             for place, hands in tuple(self.hands.items()):
                 self._report(place, hands)
+                if not self._settings.at_most_once:
+                    hands.look(self._settings.max_open_records, clock_s())
             self._perform(self._coordinator.tick(clock_s()))
             self._drain(clock_s())
 
     def _report(self, place: Place, hands: Hands) -> None:
-        """At least once: what is processed by now, for the next message."""
+        """What is processed by now, for the next message. At most once the log knows, but for what is passed over."""
         last_offset = hands.last_offset
-        if last_offset is not None and not self._settings.at_most_once and last_offset != hands.reported:
+        if last_offset is not None and last_offset != hands.reported:
             hands.reported = last_offset
             self.tell(place, Progressed(last_offset))
 
     def _drain(self, now: float) -> None:
-        """Release what is being given up, once nothing of it is in hand or proposed, or the time for that is over."""
+        """Release what is being given up, once nothing of it is in hand, or the time for that is over.
+
+        At most once, a batch whose heartbeat is under way is waited for: it may become ours, and then is returned.
+        """
         for place, hands in tuple(self.hands.items()):
             if hands.stopping_at is None or self.holding(place).batch is not None:
                 continue
             if not hands.open_records or now >= hands.stopping_at:
                 self._report(place, hands)
+                last_offset = hands.give_back()
                 del self.hands[place]
                 self._counts["releases"] += 1
-                self._change(place, None, Released(place.topic, place.partition, hands.generation, hands.reason))
-                self.tell(place, Drained())
+                self._change(place, None, Released(place.topic, place.partition, hands.token, hands.reason))
+                self.tell(place, Drained(last_offset))
 
     def _not_sent(self, place: Place, number: int) -> None:
         with self.lock:
+            self._counts["unwritten"] += 1
             self.tell(place, NotSent(number))
 
     # -- commands
@@ -192,10 +199,13 @@ class Session:
                     self._counts["bytes"] += self._log.append(self._partition(message.place), message)
                 case LookBack(place, generation):
                     self._look_back(place, generation)
-                case Begin(place, generation, last_offset):
+                case Begin(place, generation, last_offset, positioned):
                     self._counts["won"] += 1
-                    self.hands[place] = hands = Hands(place, generation, last_offset)
-                    self._change(place, hands, Claimed(place.topic, place.partition, generation))
+                    token = self.holding(place).token
+                    self.hands[place] = hands = Hands(
+                        place, generation, last_offset, token=token, positioned=positioned
+                    )
+                    self._change(place, hands, Claimed(place.topic, place.partition, token))
                 case Missed():
                     self._counts["missed"] += 1
                 case Process(place, generation):
@@ -210,13 +220,16 @@ class Session:
                     raise OtherInterval(
                         self._settings.group, self._settings.heartbeat_interval_s, other.id, interval_ms / 1000
                     )
+                case RefuseMode(other):
+                    raise OtherMode(self._settings.group, other.id, at_most_once=self._settings.at_most_once)
 
     def _look_back(self, place: Place, generation: int) -> None:
         partition = self._partition(place)
         if partition in self._log.tails:
             self._past.find(partition, place, generation)
         else:  # all that is kept of the log has been read: there is nothing further back to be found
-            self.tell(place, Found(generation, self._worlds[partition].claim(place).last_offset))
+            claim = self._worlds[partition].claim(place)
+            self.tell(place, Found(generation, claim.last_offset, claim.positioned))
 
     def _found(self, place: Place, found: Found) -> None:
         with self.lock:
@@ -226,8 +239,10 @@ class Session:
         hands = self.hands.get(place)
         if hands is not None and hands.generation == generation:
             self._counts["batches"] += 1
-            self.owned.append(hands.own())
-            self.news.set()
+            lot = hands.own()
+            if hands.stopping_at is None:
+                self.owned.append(lot)
+                self.news.set()
 
     def _stop(self, place: Place, generation: int, reason: str, *, lost: bool) -> None:
         _LOGGER.info("%s is given up: %s", place, reason)
@@ -238,10 +253,13 @@ class Session:
             self._change(place, None, None)
             if hands is not None:
                 hands.reason, hands.stopping_at = reason, clock_s() + self._settings.heartbeat_interval_s
+                for lot in hands.owned:
+                    if lot is not hands.lot:
+                        self.owned.remove(lot)
             return
-        self.hands.pop(place, None)
+        token = self.hands.pop(place).token if hands is not None else generation
         self._counts["losses"] += 1
-        self._change(place, None, Lost(place.topic, place.partition, generation, reason))
+        self._change(place, None, Lost(place.topic, place.partition, token, reason))
 
     def _change(self, place: Place, hands: Hands | None, event: Event | None) -> None:
         self.changes.append((place, hands, event))

@@ -19,13 +19,14 @@ class TryClaim:
 
 @dataclass(frozen=True, slots=True)
 class ReadBack:
-    """A message of this very instance was read in the log. The position is what the log knows after it."""
+    """A message of this very instance was read in the log. Position and log time are what the log knows after it."""
 
     message: Message
     offset: int
     verdict: Verdict
     last_offset: int | None
     positioned: bool
+    at_ms: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,10 +38,11 @@ class Taken:
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """The position under which the claim of this generation was won, from the beginning of the log."""
+    """The position under which the claim of this generation was won, from all that is kept of the log."""
 
     generation: int
     last_offset: int | None
+    positioned: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +75,9 @@ class Release:
 
 @dataclass(frozen=True, slots=True)
 class Drained:
-    """Nothing of the place is in the application's hands any more."""
+    """Nothing of the place is handed out any more. At most once, what is ours behind `last_offset` never was."""
+
+    last_offset: int | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,11 +107,12 @@ class LookBack:
 
 @dataclass(frozen=True, slots=True)
 class Begin:
-    """The place is held: consume behind `last_offset`."""
+    """The place is held: consume behind `last_offset`, or further if that is not certain (`positioned`)."""
 
     place: Place
     generation: int
     last_offset: int | None
+    positioned: bool = True
 
 
 @dataclass(frozen=True, slots=True)

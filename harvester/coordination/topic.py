@@ -9,6 +9,7 @@ from confluent_kafka import KafkaError, KafkaException
 from confluent_kafka.admin import AdminClient, ConfigResource, NewTopic, ResourceType
 
 from harvester.coordination.errors import CoordinationTopicError
+from harvester.coordination.messages import MAX_BYTES
 from harvester.delivery.progress_topic import durable
 from harvester.errors import BrokerError, BrokerUnavailable
 
@@ -62,6 +63,8 @@ def misfits(
         problems.append(
             f"retention.ms is {retention_ms}, less than {_LEAST_INTERVALS} heartbeat intervals ({least_ms})"
         )
+    if int(settings.get("max.message.bytes") or MAX_BYTES) < MAX_BYTES:
+        problems.append(f"max.message.bytes is {settings['max.message.bytes']}, less than {MAX_BYTES}")
     if replicas >= _REPLICAS and int(settings.get("min.insync.replicas") or 1) < 2:
         problems.append("min.insync.replicas is less than 2")
     return problems
@@ -75,6 +78,14 @@ def failed(name: str, options: Mapping[str, Any], error: KafkaException) -> Brok
     return BrokerError(
         f"the coordination topic {name!r} cannot be used: {problem.str()}",
         hint="this user needs to describe, read and write it, and to create it if it is missing",
+    )
+
+
+def refused(name: str, error: KafkaError) -> CoordinationTopicError:
+    """The error for a message that the topic's settings do not let in."""
+    return CoordinationTopicError(
+        f"the coordination topic {name!r} takes no messages: {error.str()}",
+        hint="correct the topic's settings (max.message.bytes, message.timestamp.type), and start the consumer again",
     )
 
 

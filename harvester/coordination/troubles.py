@@ -17,6 +17,18 @@ _LASTING = frozenset({
 })  # fmt: skip
 
 
+# What a topic's own settings forbid: said of each message again, until somebody changes them.
+_REFUSED = frozenset({
+    KafkaError.MSG_SIZE_TOO_LARGE, KafkaError.INVALID_MSG, KafkaError.INVALID_RECORD, KafkaError.POLICY_VIOLATION,
+    KafkaError.TOPIC_EXCEPTION, KafkaError.INVALID_TIMESTAMP,
+})  # fmt: skip
+
+
+def refuses(error: KafkaError) -> bool:
+    """Whether the topic's settings are the reason that it does not take a message."""
+    return error.code() in _REFUSED
+
+
 def passes(error: KafkaError) -> bool:
     """Whether it is worth while to wait and try again."""
     return not error.fatal() and error.code() not in _LASTING

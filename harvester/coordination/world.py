@@ -27,6 +27,7 @@ from enum import Enum
 from harvester.coordination.messages import Client, Place
 
 NO_GENERATION = -1
+SET_TO_START = -1  # the last offset of a place that certainly goes on with offset 0
 
 
 class Freshness(Enum):
@@ -57,7 +58,8 @@ class Claim:
     """What is known of one place. Times are log times.
 
     `generation`: offset of the claim that won last, kept when it is released. `last_offset`: the last processed one,
-    None before the first. `proposed`: a message claim that no heartbeat has followed yet. `heard_ms`: of the last
+    None before the first (then Kafka's group offset counts), SET_TO_START if an administrator or a holder put it back
+    there. `proposed`: a message claim that no heartbeat has followed yet. `heard_ms`: of the last
     message about the place, whoever sent it. `contested`: offset of the last record that may have changed the
     generation; only kept while the claim is not exact.
     """
@@ -82,7 +84,7 @@ class World:
     """See the module's text. `start_offset`: where this reader's unbroken view begins; `next_offset`: what it reads.
 
     `start_ms` is the log time of the first record of that view. `presence` keeps, by group and client id, when a
-    claim was last lost: who loses one is there, and wants a share (P31).
+    claim was last lost, oldest first: who loses one is there, and wants a share (P31). After 2 intervals that is over.
     """
 
     timing: Timing

@@ -37,6 +37,13 @@ class ConsumerMetrics(Collector):
         text = "Records behind the last processed one, as of the last fetch, of each partition that it holds."
         behind = [((topic, str(partition)), float(records)) for (topic, partition), records in sorted(lag.items())]
         yield self._gauge("lag_records", text, behind, "topic", "partition")
+        found = sorted(self._consumer.open_records().items())
+        text = "Records given to the application from the first one on that it has not committed, of each partition."
+        samples = [((topic, str(partition)), float(each.records)) for (topic, partition), each in found]
+        yield self._gauge("open_records", text, samples, "topic", "partition")
+        text = "How long ago the first record that is not committed was given to the application, of each partition."
+        samples = [((topic, str(partition)), each.age_s) for (topic, partition), each in found]
+        yield self._gauge("oldest_open_seconds", text, samples, "topic", "partition")
         yield self._counter("records", "Records given to the application.", [((), done.records)])
         yield self._counter("batches", "At most once: batches that became its own.", [((), done.batches)])
         claims = [(("won",), done.claims_won), (("missed",), done.claims_missed)]
@@ -47,6 +54,8 @@ class ConsumerMetrics(Collector):
         yield self._counter("claims_ended", "Claims by how they ended.", ended, "how")
         written = [((kind,), count) for kind, count in sorted(done.written.items())]
         yield self._counter("coordination_messages", "Messages for the coordination topic.", written, "kind")
+        text = "Messages that did not arrive in the coordination topic, or may not have."
+        yield self._counter("coordination_unwritten", text, [((), done.unwritten)])
         yield self._counter("coordination_bytes", "What these were, in bytes.", [((), done.written_bytes)])
 
     def _gauge(self, name: str, text: str, samples: Samples, *labels: str) -> Metric:

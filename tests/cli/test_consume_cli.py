@@ -270,8 +270,15 @@ def test_errors_have_a_hint(scene: Scene) -> None:
         assert done.returncode == ExitCode.UNAVAILABLE
         assert "does not answer" in done.stderr
         assert "Traceback" not in done.stderr
-    done = run_cli(*scene.consuming, "--amo", "--count", "3", check=False)
-    assert done.returncode == ExitCode.USAGE
+
+
+def test_at_most_once_what_lies_behind_the_count_is_left_for_the_next(scene: Scene) -> None:
+    numbers = scene.numbers(0, 40)
+    printed: list[str] = []
+    for _ in range(4):
+        done = run_cli(*scene.consuming, "--format", "value", "--amo", "--count", "10")
+        printed += done.stdout.split()
+    assert sorted(printed) == sorted(numbers)
 
 
 def complaints(lines: list[str]) -> list[str]:

@@ -50,6 +50,7 @@ def test_notes_are_read_as_they_were_written(tmp_path: Path) -> None:
     notes.begins()
     notes.holds({3: 77, 0: 55})
     notes.has(3, 1041, 77)
+    notes.loses(3, 77)
     reader.read()
     assert reader.claims == {0: 55, 3: 77}
     with path.open("a") as file:
@@ -61,4 +62,5 @@ def test_notes_are_read_as_they_were_written(tmp_path: Path) -> None:
     member = reader.member("a", killed=5.5)
     assert (member.born > 0, member.ended) == (True, 5.5)
     assert [each.offset for each in member.processed] == [1041, 2]
+    assert member.lost == {(3, 77)}
     assert member.processed[1] == Processed(5.0, 1, 2, 4)

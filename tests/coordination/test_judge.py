@@ -21,12 +21,12 @@ def member(
     born: float = 0.0,
     ended: float = 100.0,
     frozen: tuple[Span, ...] = (),
+    lost: frozenset[tuple[int, int]] = frozenset(),
 ) -> Member:
     """`processed`: time, partition, offset, generation; `holds`: claims from a time on."""
     changes = {0.0: {}} if holds is None else holds
-    return Member(
-        name, born, ended, [Processed(*each) for each in processed], [Holds(*each) for each in changes.items()], frozen
-    )
+    noted, held = [Processed(*each) for each in processed], [Holds(*each) for each in changes.items()]
+    return Member(name, born, ended, noted, held, frozen, lost)
 
 
 def history(*members: Member, at_most_once: bool = False, records: int | None = None) -> History:
@@ -87,7 +87,30 @@ def test_repeats_of_one_interval_and_of_more() -> None:
     assert sentence(frozen) == "held"
 
 
+def test_repeats_of_what_may_be_open_and_of_more() -> None:
+    """One record is not committed, so all behind it is repeated."""
+    first = [(1.0 + offset / 2, 0, offset, 5) for offset in range(12)]
+    again = [(9.0, 0, offset, 7) for offset in range(12)]
+    found = history(member("a", *first), member("b", *again))
+    assert sentence(found).startswith("broken: repeats: 12 records of [0] under generation 5, by a")
+    for most, expected in [(9, "held"), (8, "broken")]:
+        assert sentence(replace(found, limits=replace(LIMITS, max_open_records=most))).startswith(expected)
+
+
 # -- who held what
+
+
+def test_at_most_once_an_old_holder_goes_on_after_its_successor_has_begun() -> None:
+    old = member("a", (1.0, 0, 0, 5), (9.1, 0, 1, 5), (9.2, 0, 2, 5))
+    new = member("b", (9.0, 0, 3, 7), (9.3, 0, 4, 7))
+    assert sentence(history(old, new, at_most_once=True)) == (
+        "broken: order: [0]@2 was handed out by a under generation 5, which it had given up, after generation 7 had"
+        " begun (2 such)"
+    )
+    lost = replace(old, lost=frozenset({(0, 5)}))
+    assert sentence(history(lost, new, at_most_once=True)) == "held"
+    in_hand = member("a", (1.0, 0, 0, 5), (9.1, 0, 1, 5))
+    assert sentence(history(in_hand, new, at_most_once=True)) == "held"
 
 
 def test_a_record_under_a_generation_that_is_over() -> None:

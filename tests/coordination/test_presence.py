@@ -99,3 +99,19 @@ def test_a_claim_that_another_was_quicker_with_is_not_tried_at_once() -> None:
     assert log.say(STILL, ReleasingPartition(STILL, OTHER, 3, 0, 1, None), 1.1) is Verdict.ACCEPTED
     assert log.chosen(1.4) == []
     assert log.chosen(1.0 + PACE.beat_every_s) == [STILL]
+
+
+def test_who_asked_and_is_gone_is_forgotten_by_the_log() -> None:
+    log = Log()
+    world = log.worlds[0]
+    assert log.say(STILL, ClaimingPartition(STILL, OTHER, 1, None, None), 1.0) is Verdict.WON
+    for number in range(100):
+        at = 1.0 + number / 10
+        asking = Client(f"asking-{number}", "1")
+        assert log.say(STILL, Heartbeat(STILL, OTHER, 2 + number, 0, 0, None), at) is Verdict.ACCEPTED
+        assert log.say(STILL, ClaimingPartition(STILL, asking, 1, 0, None), at) is Verdict.LOST
+        assert log.say(STILL, ClaimingPartition(STILL, DEAD, 1, 0, None), at) is Verdict.LOST  # it does not die
+    waiting = set(world.waiting("g"))
+    assert {client for _, client in world.presence} == waiting
+    assert {"dead", "asking-99", "asking-79"} <= waiting
+    assert "asking-78" not in waiting

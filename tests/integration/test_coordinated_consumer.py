@@ -11,7 +11,7 @@ import pytest
 from confluent_kafka import Consumer, TopicPartition
 
 from harvester.coordination.consumer_settings import ConsumerSettings
-from harvester.coordination.errors import CoordinationTopicError, DuplicateClient, OtherInterval
+from harvester.coordination.errors import CoordinationTopicError, DuplicateClient, OtherInterval, OtherMode
 from harvester.coordination.messages import ClaimingPartition, Heartbeat, decode
 from harvester.coordination.rationalizer import Verdict, read
 from harvester.coordination.topic import ensure_coordination_topic
@@ -102,6 +102,20 @@ def test_a_consumer_that_counts_by_another_interval_is_refused(settings: Consume
     fill(settings, 100)
     eventually(lambda: len(one.seen) == 100, what="all records")
     assert held(one) == [4]
+
+
+@pytest.mark.parametrize("at_most_once", [False, True])
+def test_a_consumer_of_the_other_mode_is_refused(settings: ConsumerSettings, join: Join, at_most_once: bool) -> None:
+    one = join(at_most_once=at_most_once)
+    eventually(lambda: held(one) == [4], what="all claims")
+    other = join(at_most_once=not at_most_once)
+    error = failure(other, OtherMode)
+    assert f"client '{one.consumer.client.id}'" in str(error)
+    fill(settings, 100)
+    eventually(lambda: len(one.seen) == 100, what="all records")
+    one.stop(release=True)
+    other = join(at_most_once=not at_most_once)
+    eventually(lambda: held(other) == [4], what="the other mode, once nobody uses the first one")
 
 
 def test_positions_are_mirrored_to_the_group(settings: ConsumerSettings, join: Join) -> None:

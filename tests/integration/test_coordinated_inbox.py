@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from typing import Any
+
 import psycopg
 import pytest
 
@@ -25,6 +28,43 @@ def following(inbox: Inbox) -> EventHandler:
                 inbox.close(topic, partition)
 
     return follow
+
+
+def held_all(consumer: CoordinatedConsumer) -> Any:
+    """A record, once all four partitions are held; nothing is committed."""
+    records: list[Any] = []
+
+    def polled() -> bool:
+        record = consumer.poll(0.01)
+        if record is not None:
+            records.append(record)
+        return bool(records) and len(consumer.claims()) == 4
+
+    eventually(polled, what="all claims, and a record")
+    return records[0]
+
+
+def test_a_new_coordination_topic_does_not_fence_those_who_use_it(
+    settings: ConsumerSettings, empty_database: str
+) -> None:
+    fill(settings, 40)
+    with (
+        psycopg.connect(empty_database, autocommit=True) as one,
+        psycopg.connect(empty_database, autocommit=True) as two,
+    ):
+        old, new = Inbox(one, settings.group), Inbox(two, settings.group)
+        old.create_table()
+        for _ in range(3):  # offsets of claims rise
+            with CoordinatedConsumer(settings, on_event=following(old)) as first:
+                in_hand = held_all(first)
+                before = first.claims()
+        anew = replace(settings, coordination_topic=f"{settings.coordination_topic}-new")
+        with CoordinatedConsumer(anew, on_event=following(new)) as second:
+            held_all(second)
+            assert all(token > before[place] for place, token in second.claims().items())
+        place = in_hand.topic(), in_hand.partition()
+        with pytest.raises(InboxFenced):
+            old.open(*place, generation=before[place])
 
 
 def test_the_generation_of_a_claim_fences_whoever_held_it_before(

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from confluent_kafka import Consumer, KafkaError, KafkaException, Message
+from confluent_kafka.admin import AlterConfigOpType, ConfigEntry, ConfigResource, ResourceType
 
 from harvester.clock import clock_s
 from harvester.coordination import offsets, stalls
@@ -98,6 +99,23 @@ def test_a_coordination_topic_that_was_made_anew_ends_the_consumer(settings: Con
     eventually(lambda: _unless_broken(made), what="another topic of that name")
     error = failure(one, CoordinationTopicError)
     assert "made anew" in str(error)
+
+
+def test_a_coordination_topic_that_takes_no_messages_ends_the_consumer_with_the_cause(
+    settings: ConsumerSettings, join: Join
+) -> None:
+    one = join()
+    eventually(lambda: held(one) == [4], what="claims")
+    change = ConfigEntry("max.message.bytes", "50", incremental_operation=AlterConfigOpType.SET)
+    resource = ConfigResource(ResourceType.TOPIC, settings.coordination_topic, incremental_configs=[change])
+    client = admin(settings)
+    client.incremental_alter_configs([resource])[resource].result(30)
+    error = failure(one, CoordinationTopicError)
+    assert isinstance(error, CoordinationTopicError)
+    assert settings.coordination_topic in str(error)
+    assert "max.message.bytes" in str(error.hint)
+    with pytest.raises(CoordinationTopicError, match=r"max.message.bytes is 50"):
+        ensure_coordination_topic(settings.coordination_topic, settings.kafka, 2, settings.timing.interval_ms)
 
 
 def _unless_broken(ask: Any) -> bool:

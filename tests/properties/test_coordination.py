@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 from harvester.coordination import claims, rationalizer
 from harvester.coordination.holding import Batch, Holding, Pace
 from harvester.coordination.messages import (
-    ClaimingMessages,
     ClaimingPartition,
     Client,
     Heartbeat,
@@ -24,10 +23,11 @@ from harvester.coordination.messages import (
     decode,
 )
 from harvester.coordination.rationalizer import At, Verdict, read
-from harvester.coordination.signals import Process
+from harvester.coordination.signals import Process, Release
 from harvester.coordination.world import Claim, Freshness, World
 from tests.support.coordination import TIMING, Broken, Sim, scheduled, seen
 
+Patch = pytest.MonkeyPatch
 SCHEDULES = st.binary(min_size=120, max_size=600)
 
 
@@ -59,6 +59,54 @@ def test_long_histories_with_many_take_overs(at_most_once: bool) -> None:
     assert sum(sim.take_overs for sim in sims) > 60
     assert sum(len(sim.work) for sim in sims) > 600
     assert at_most_once or sum(sim.repeats for sim in sims) > 30
+
+
+def hand_overs(seed: int) -> Sim:
+    """At most once; consumers are closed and places let go at any time, and otherwise nothing happens."""
+    rng = random.Random(seed)
+    sim = Sim(places=3, at_most_once=True, orderly=True)
+    for _ in range(80):
+        sim.now += rng.uniform(0.02, 0.2)
+        actor = rng.choice(sim.actors)
+        match rng.randrange(12):
+            case 0:
+                held = [place for place in actor.tenures if place not in actor.draining]
+                for place in held[:1]:
+                    sim.perform(actor, actor.coordinator.tell(place, Release("on request"), sim.local(actor)))
+            case 1:
+                sim.perform(actor, actor.coordinator.close(sim.local(actor)))
+                sim.settle(1.0)
+                sim.restart(sim.actors.index(actor), 255)
+            case 2 | 3:
+                sim.take(actor, rng.randrange(1, 6))
+            case 4 | 5:
+                sim.finish(actor, 1)
+            case _:
+                sim.tick(actor)
+                sim.flush(actor)
+        for each in sim.actors:
+            for partition in sim.logs:
+                sim.read(each, partition)
+            sim.tick(each)
+            sim.look_back(each)
+            sim.flush(each)
+        sim.check()
+    return sim
+
+
+def test_hand_overs_at_most_once_keep_the_order_and_lose_nothing() -> None:
+    sims = [hand_overs(seed) for seed in range(40)]
+    assert sum(sim.returned for sim in sims) > 20
+    assert sum(len(sim.work) for sim in sims) > 400
+
+
+def test_the_judges_notice_what_is_claimed_and_not_returned(monkeypatch: Patch) -> None:
+    inner = claims._left
+    monkeypatch.setattr(
+        claims, "_left", lambda state, last_offset, now, pace: inner(state, state.last_offset, now, pace)
+    )
+    with pytest.raises(Broken, match="were never processed"):
+        sum(hand_overs(seed).returned for seed in range(40))
 
 
 def compare_readers(sim: Sim) -> int:
@@ -96,7 +144,7 @@ def holder_of(log: list[tuple[int, bytes]], place: Place) -> tuple[Client | None
     for offset, (at_ms, value) in enumerate(log):
         now_ms = max(now_ms, at_ms)
         message = decode(value)
-        if not isinstance(message, ClaimingPartition | Heartbeat | ReleasingPartition | ClaimingMessages):
+        if isinstance(message, Unreadable):
             continue
         if message.place != place:
             continue
@@ -125,7 +173,6 @@ def test_the_world_is_what_the_plain_rules_say(data: bytes) -> None:
 # -- a test that cannot fail is a defect
 
 Judge = Callable[[Claim, Message, At], tuple[Claim, Verdict]]
-Patch = pytest.MonkeyPatch
 
 
 def _heartbeats_take_claims(patch: Patch) -> None:

@@ -13,6 +13,7 @@ from harvester.coordination.messages import (
     Message,
     Place,
     ReleasingPartition,
+    ReturningMessages,
     SettingPosition,
     Unreadable,
     decode,
@@ -30,10 +31,10 @@ SAID = (
     st.none() | NUMBERS,
 )
 MESSAGES: st.SearchStrategy[Message] = st.one_of(
-    st.builds(ClaimingPartition, *SAID, st.none() | NUMBERS),
+    st.builds(ClaimingPartition, *SAID, st.none() | NUMBERS, st.booleans()),
     st.builds(ClaimingMessages, *SAID, NUMBERS),
-    st.builds(Heartbeat, *SAID, st.none() | NUMBERS, st.none() | NUMBERS),
-    *(st.builds(kind, *SAID, st.none() | NUMBERS) for kind in (ReleasingPartition, SettingPosition)),
+    st.builds(Heartbeat, *SAID, st.none() | NUMBERS, st.none() | NUMBERS, st.booleans()),
+    *(st.builds(kind, *SAID, st.none() | NUMBERS) for kind in (ReleasingPartition, ReturningMessages, SettingPosition)),
 )
 
 

@@ -12,6 +12,7 @@ import pytest
 from confluent_kafka import Producer, TopicPartition
 from confluent_kafka.admin import AdminClient, NewPartitions, NewTopic
 
+from harvester.clock import clock_s
 from harvester.coordination.consumer import CoordinatedConsumer
 from harvester.coordination.consumer_settings import ConsumerSettings
 from harvester.coordination.events import Event
@@ -20,6 +21,7 @@ from tests.support.servers import Servers
 from tests.support.wait import eventually
 
 INTERVAL_S = 1.0
+Handed = tuple[float, int, int]  # when, partition, offset
 
 
 @pytest.fixture
@@ -42,6 +44,7 @@ class Member:
 
     def __init__(self, settings: ConsumerSettings) -> None:
         self.seen: list[int] = []
+        self.handed: list[Handed] = []
         self.events: list[Event] = []
         self.error: BaseException | None = None
         self.consumer = CoordinatedConsumer(settings, on_event=self.events.append)
@@ -57,6 +60,7 @@ class Member:
                     self._asked.pop(0)(self.consumer)
                 record = self.consumer.poll(0.05)
                 if record is not None:
+                    self.handed.append((clock_s(), record.partition(), record.offset()))
                     self.seen.append(int(record.value()))
                     self.consumer.commit(record)
         except Exception as error:

@@ -13,9 +13,9 @@ from copy import deepcopy
 from dataclasses import dataclass, field
 
 from harvester.coordination.choice import Settings
-from harvester.coordination.coordinator import Coordinator, Outcome, Refuse, RefusePace, Warn
+from harvester.coordination.coordinator import Coordinator, Outcome, Refuse, RefuseMode, RefusePace, Warn
 from harvester.coordination.holding import HOLDING, Pace, Phase
-from harvester.coordination.messages import Client, Message, Place, encode
+from harvester.coordination.messages import Client, Message, Place, ReturningMessages, encode
 from harvester.coordination.placement import log_partition
 from harvester.coordination.progress import Progress
 from harvester.coordination.rationalizer import Verdict, read
@@ -62,7 +62,8 @@ class Actor:
     skew_s: float
     unsent: deque[tuple[Message, float]] = field(default_factory=deque)
     looking: deque[LookBack] = field(default_factory=deque)
-    to_process: deque[Process] = field(default_factory=deque)
+    to_process: deque[tuple[Place, int, int]] = field(default_factory=deque)  # at most once: what is its own
+    lost: set[tuple[Place, int]] = field(default_factory=set)
     in_hand: deque[tuple[Place, int, int, float]] = field(default_factory=deque)
     tenures: dict[Place, Tenure] = field(default_factory=dict)
     batches: dict[tuple[Place, int, int], range] = field(default_factory=dict)
@@ -85,8 +86,9 @@ class Sim:
     def __init__(
         self, actors: int = 3, places: int = 3, *, at_most_once: bool = False, stable: bool = False,
         log_partitions: int = 2, shed_at_once: int | None = None, greedy: bool = True, max_claims: int | None = None,
-        whole_topics: bool = False, topics: dict[str, int] | None = None,
+        whole_topics: bool = False, topics: dict[str, int] | None = None, orderly: bool = False,
     ) -> None:  # fmt: skip
+        self.orderly = orderly  # nobody dies, and nothing is lost on its way: so no record is left out either
         self.now = 1000.0
         self.broker_behind_s = 0.0
         self.at_most_once, self.stable, self.log_partitions = at_most_once, stable, log_partitions
@@ -98,9 +100,10 @@ class Sim:
         self.truths: dict[int, list[dict[Place, Claim]]] = {partition: [] for partition in self.logs}
         self.accepted_sent_at: dict[tuple[Place, int], float] = {}
         self.work: dict[tuple[Place, int], list[Work]] = defaultdict(list)
+        self.newest: dict[Place, int] = {}  # at most once: the newest generation under which a record was handed out
         self.ghosts: deque[tuple[Message, float]] = deque()
         self.lives = 0
-        self.claims_won = self.repeats = self.refusals = self.take_overs = 0
+        self.claims_won = self.repeats = self.refusals = self.take_overs = self.returned = 0
         self.actors = [self.born(index) for index in range(actors)]
 
     # -- actors
@@ -110,7 +113,7 @@ class Sim:
         client = Client(client_id or f"c{index if self.stable else self.lives}", f"{self.lives:04}")
         settings = Settings(
             GROUP, client, self.log_partitions, TIMING, PACE, greedy=self.greedy, whole_topics=self.whole_topics,
-            max_claims=self.max_claims, shed_at_once=self.shed_at_once,
+            max_claims=self.max_claims, shed_at_once=self.shed_at_once, at_most_once=self.at_most_once,
         )  # fmt: skip
         coordinator = Coordinator(settings, worlds or {partition: World.begin(TIMING) for partition in self.logs})
         actor = Actor(client, coordinator, skew_s=(index % 3 - 1) * 3600.0)
@@ -152,6 +155,7 @@ class Sim:
         if reading.verdict in (Verdict.WON, Verdict.ACCEPTED):
             claim = world.claim(message.place)
             self.accepted_sent_at[message.place, claim.generation] = created_at
+            self.returned += isinstance(message, ReturningMessages)
             self.claims_won += reading.verdict is Verdict.WON
             self.take_overs += reading.verdict is Verdict.WON and before.holder is not None
 
@@ -216,15 +220,25 @@ class Sim:
                 assert done is not None
                 self.perform(actor, actor.coordinator.tell(place, Progressed(done), self.local(actor)))
         for _ in range(min(most, len(actor.to_process))):
-            process = actor.to_process.popleft()
-            for offset in actor.batches.pop((process.place, process.generation, process.last_offset)):
-                if self.work[process.place, offset]:
-                    raise Broken(f"offset {offset} of {process.place} is processed twice")
-                self.work[process.place, offset].append(Work(process.generation, self.now, self.now))
+            self._process(actor, *actor.to_process.popleft())
         for place in tuple(actor.draining):
-            if all(entry[0] != place for entry in actor.in_hand):
+            if all(entry[0] != place for entry in actor.in_hand) and actor.coordinator.holdings[place].batch is None:
                 actor.draining.discard(place)
-                self.perform(actor, actor.coordinator.tell(place, Drained(), self.local(actor)))
+                drained = Drained(actor.tenures[place].progress.last_offset)
+                self.perform(actor, actor.coordinator.tell(place, drained, self.local(actor)))
+
+    def _process(self, actor: Actor, place: Place, generation: int, offset: int) -> None:
+        """At most once: a record is handed out, which is all."""
+        if self.work[place, offset]:
+            raise Broken(f"offset {offset} of {place} is processed twice")
+        self.work[place, offset].append(Work(generation, self.now, self.now))
+        newest = self.newest.get(place, -1)
+        if generation < newest and (place, generation) not in actor.lost:
+            raise Broken(f"offset {offset} of {place} is handed out under {generation} after {newest} has begun")
+        self.newest[place] = max(newest, generation)
+        tenure = actor.tenures.get(place)
+        if tenure is not None and tenure.generation == generation:
+            tenure.progress.last_offset = offset
 
     def turn(self, actor: Actor, count: int = 3) -> None:
         """All that a healthy process does in a moment."""
@@ -258,18 +272,23 @@ class Sim:
                     self._judge_begin(place, generation, last_offset)
                     begin = 0 if last_offset is None else last_offset + 1
                     actor.tenures[place] = Tenure(generation, begin, Progress(last_offset))
-                case Process():
-                    actor.to_process.append(outcome)
-                case Stop(place, _, _, lost):
+                case Process(place, generation, last_offset):
+                    batch = actor.batches.pop((place, generation, last_offset))
+                    if place not in actor.draining:
+                        actor.to_process.extend((place, generation, offset) for offset in batch)
+                case Stop(place, generation, _, lost):
                     if lost:
+                        actor.lost.add((place, generation))
                         actor.tenures.pop(place, None)
                         actor.draining.discard(place)
                     else:
                         actor.draining.add(place)
+                        kept = [each for each in actor.to_process if each[:2] != (place, generation)]
+                        actor.to_process = deque(kept)  # the rest is returned
                 case Refuse():
                     actor.refused = True
                     self.refusals += 1
-                case RefusePace(other, _):
+                case RefusePace(other) | RefuseMode(other):
                     raise Broken(f"{other.id} counts otherwise")
                 case Warn(text):
                     raise Broken(text)
@@ -280,7 +299,7 @@ class Sim:
         truth = self.truths[log_partition(place, self.log_partitions)][generation][place]
         if truth.last_offset != last_offset:
             raise Broken(f"{place} is begun behind {last_offset}, its position is {truth.last_offset}")
-        if not self.at_most_once and last_offset is not None:
+        if (self.orderly or not self.at_most_once) and last_offset is not None:
             missing = [offset for offset in range(last_offset + 1) if not self.work[place, offset]]
             if missing:
                 raise Broken(f"{place} is begun behind {last_offset}, {missing} were never processed")

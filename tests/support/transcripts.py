@@ -28,12 +28,13 @@ from harvester.coordination.messages import (
     Message,
     Place,
     ReleasingPartition,
+    ReturningMessages,
     SettingPosition,
     Unreadable,
     encode,
 )
 from harvester.coordination.rationalizer import Reading, read
-from harvester.coordination.world import Claim, Timing, World
+from harvester.coordination.world import SET_TO_START, Claim, Timing, World
 
 TIMING = Timing(interval_ms=1000, clock_step_ms=250)
 Record = tuple[int, int, bytes]  # offset, append time, value
@@ -93,6 +94,8 @@ def _message(who: str, what: str) -> Message:
             return ReleasingPartition(*said, given.get("at"))
         case "messages":
             return ClaimingMessages(*said, given["at"] or 0)
+        case "return":
+            return ReturningMessages(*said, given.get("at"))
         case "set":
             return SettingPosition(*said, given.get("at"))
     raise ValueError(f"unknown verb {verb!r}")
@@ -118,7 +121,7 @@ def _known(world: World) -> list[str]:
 def _claim(world: World, place: Place, claim: Claim) -> str:
     freshness = claim.freshness(world.now_ms, world.timing).value
     holder = f"{claim.holder.id}.{claim.holder.instance}, {freshness}" if claim.holder else freshness
-    last = "-" if claim.last_offset is None else str(claim.last_offset)
+    last = {None: "-", SET_TO_START: "start"}.get(claim.last_offset, str(claim.last_offset))
     commit = 0 if claim.last_offset is None else claim.last_offset + 1
     position = f"last offset {last} (group commit {commit})" if claim.positioned else f"last offset {last} or later"
     proposed = "" if claim.proposed is None else f", messages up to {claim.proposed} claimed"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from harvester.coordination.claims import step
@@ -14,6 +16,7 @@ from harvester.coordination.messages import (
     Message,
     Place,
     ReleasingPartition,
+    ReturningMessages,
 )
 from harvester.coordination.rationalizer import Verdict
 from harvester.coordination.signals import (
@@ -192,7 +195,7 @@ def test_a_release_waits_until_the_application_is_done() -> None:
     assert claimer.state.hand_out_until(PACE) < 0
     assert claimer.feed(101, Tick()) == [Append(Heartbeat(PLACE, CLIENT, 3, 7, 8, 40, 2000))]
     claimer.feed(101.1, Progressed(44))
-    assert claimer.feed(101.2, Drained()) == [Append(ReleasingPartition(PLACE, CLIENT, 4, 7, 8, 44))]
+    assert claimer.feed(101.2, Drained(44)) == [Append(ReleasingPartition(PLACE, CLIENT, 4, 7, 8, 44))]
     assert claimer.state.phase is Phase.IDLE
 
 
@@ -254,9 +257,50 @@ def test_a_batch_that_is_behind_the_position_is_none(last_offset: int) -> None:
 
 def test_a_batch_under_way_is_seen_through_before_the_release() -> None:
     claimer = holder(100)
-    claimer.feed(100.1, Fetched(49), Release("closed"), Drained())
+    claimer.feed(100.1, Fetched(49))
     claimer.read(100.2, 9, Verdict.ACCEPTED)
+    claimer.feed(100.2, Release("closed"))
     assert claimer.state.batch is not None
     assert claimer.state.batch.step is BatchStep.COMMITTED
+    assert claimer.feed(100.2, Drained(40)) == []
+    assert claimer.read(100.3, 10, Verdict.ACCEPTED) == [Process(PLACE, 7, 49)]
     release = ReleasingPartition(PLACE, CLIENT, 5, 7, 10, 49)
-    assert claimer.read(100.3, 10, Verdict.ACCEPTED) == [Process(PLACE, 7, 49), Append(release)]
+    assert claimer.feed(100.4, Drained(49)) == [Append(release)]
+
+
+def test_a_batch_that_is_only_claimed_is_dropped_by_a_release() -> None:
+    claimer = holder(100)
+    claimer.feed(100.1, Fetched(49), Release("closed"))
+    assert claimer.read(100.2, 9, Verdict.ACCEPTED) == []
+    assert claimer.feed(100.3, Drained(40)) == [Append(ReleasingPartition(PLACE, CLIENT, 4, 7, 9, 40))]
+
+
+@pytest.mark.parametrize("last_offset", [None, 40, 44])
+def test_what_was_not_handed_out_is_returned_before_the_release(last_offset: int | None) -> None:
+    claimer = holder(100)
+    claimer.feed(100.1, Fetched(49))
+    claimer.read(100.2, 9, Verdict.ACCEPTED)
+    claimer.read(100.3, 10, Verdict.ACCEPTED)
+    claimer.feed(100.4, Release("closed"))
+    assert claimer.feed(100.5, Drained(last_offset)) == [
+        Append(ReturningMessages(PLACE, CLIENT, 5, 7, 10, last_offset)),
+        Append(ReleasingPartition(PLACE, CLIENT, 6, 7, 10, last_offset)),
+    ]
+
+
+def test_the_token_grows_with_log_time_and_where_that_stands_still_with_the_offset() -> None:
+    tokens = [
+        replace(holder(100).state, won_ms=won_ms, generation=generation).token
+        for won_ms, generation in [(1000, 7), (1000, 8), (1001, 0), (1_800_000_000_000, 5_000_000)]
+    ]
+    assert tokens == sorted(set(tokens))
+    assert tokens[-1] < 2**63
+
+
+def test_the_token_is_of_the_moment_at_which_the_claim_stands_in_the_log() -> None:
+    claimer = Claimer()
+    claimer.feed(100, TryClaim(None))
+    claimer.feed(100, ReadBack(claimer.last, 7, Verdict.WON, None, False, at_ms=5000))
+    before = claimer.state.token
+    claimer.feed(101, Found(7, 40))
+    assert claimer.state.token == before == replace(claimer.state, won_ms=5000).token

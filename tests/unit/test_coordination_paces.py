@@ -1,13 +1,14 @@
-"""Consumers of one group that count by different heartbeat intervals."""
+"""Consumers of one group that count by different heartbeat intervals, or consume in different modes."""
 
 from __future__ import annotations
 
 import pytest
 
 from harvester.coordination.choice import Settings
-from harvester.coordination.coordinator import Coordinator, Outcome, RefusePace, Stage, Warn
+from harvester.coordination.coordinator import Coordinator, Outcome, RefuseMode, RefusePace, Stage, Warn
 from harvester.coordination.holding import Pace
 from harvester.coordination.messages import (
+    ClaimingMessages,
     ClaimingPartition,
     Client,
     Heartbeat,
@@ -16,7 +17,7 @@ from harvester.coordination.messages import (
     ReleasingPartition,
     encode,
 )
-from harvester.coordination.signals import Append
+from harvester.coordination.signals import Append, Stop
 from harvester.coordination.world import Timing, World
 
 TIMING, PACE = Timing(interval_ms=1000, clock_step_ms=250), Pace(1.0, margin_s=0.5)
@@ -31,8 +32,8 @@ def beat(number: int, interval_ms: int | None = 5000) -> Heartbeat:
 class Newcomer:
     """Counts by one second; reads what is given of a log with one partition."""
 
-    def __init__(self, *past: tuple[int, Message]) -> None:
-        settings = Settings("billing", Client("new", "2"), 1, TIMING, PACE)
+    def __init__(self, *past: tuple[int, Message], at_most_once: bool = False) -> None:
+        settings = Settings("billing", Client("new", "2"), 1, TIMING, PACE, at_most_once=at_most_once)
         self.coordinator = Coordinator(settings, {0: World.begin(TIMING)})
         self.coordinator.consume({"orders": 2})
         self.coordinator.begin({0: len(past)}, 0.0)
@@ -86,3 +87,43 @@ def test_who_has_begun_warns_once_of_a_newcomer() -> None:
     assert [type(each) for each in said] == [Warn]
     assert first.read(2100, Heartbeat(other, OTHER, 2, 0, 0, None, 5000), 1.1) == []
     assert first.coordinator.stage is Stage.ACTIVE
+
+
+def said_by(*, at_most_once: bool) -> list[tuple[int, Message]]:
+    """A claim of the other client, which counts alike, and its first heartbeat."""
+    claim = ClaimingPartition(PLACE, OTHER, 1, None, None, 1000, at_most_once)
+    return [(1000, claim), (1001, Heartbeat(PLACE, OTHER, 2, 0, 0, None, 1000, at_most_once))]
+
+
+@pytest.mark.parametrize("at_most_once", [False, True])
+def test_a_sign_of_life_in_the_other_mode_ends_the_newcomer(at_most_once: bool) -> None:
+    past = said_by(at_most_once=not at_most_once)
+    newcomer = Newcomer(*past, at_most_once=at_most_once)
+    assert newcomer.claims(0.1) == 0
+    beat = Heartbeat(PLACE, OTHER, 3, 0, 1, None, 1000, not at_most_once)
+    assert newcomer.read(1501, beat, 0.5) == [RefuseMode(OTHER)]
+    assert newcomer.claims(60.0) == 0
+    waited = Newcomer(*past, at_most_once=at_most_once)
+    assert waited.claims(1.9) == 0
+    assert waited.claims(2.0) > 0
+
+
+def test_a_message_claim_tells_the_mode() -> None:
+    newcomer = Newcomer(*said_by(at_most_once=False))
+    newcomer.read(1400, Heartbeat(PLACE, Client("x", "1"), 3, 9, 9, None), 0.1)  # refused: it says nothing
+    assert newcomer.coordinator.stage is Stage.LISTENING
+    assert newcomer.read(1501, ClaimingMessages(PLACE, OTHER, 3, 0, 1, 9), 0.1) == [RefuseMode(OTHER)]
+
+
+def test_of_two_that_began_together_the_one_at_least_once_ends() -> None:
+    careful, repeating = Newcomer(at_most_once=True), Newcomer()
+    for each in (careful, repeating):
+        assert each.claims(0.0) > 0
+    ours = ClaimingPartition(PLACE, Client("new", "2"), 1, None, None, 1000)
+    assert isinstance(repeating.read(1000, ours, 0.1)[0], Append)
+    other = Place("billing", "orders", 1)
+    said = repeating.read(1001, ClaimingPartition(other, OTHER, 1, None, None, 1000, at_most_once=True), 0.2)
+    assert [type(each) for each in said] == [Stop, RefuseMode]
+    said = careful.read(1000, ClaimingPartition(other, OTHER, 1, None, None, 1000), 0.2)
+    assert [type(each) for each in said] == [Warn]
+    assert careful.coordinator.stage is Stage.ACTIVE

@@ -5,18 +5,29 @@ from __future__ import annotations
 import pytest
 
 from harvester.coordination.starting import Policy, resume, start
+from harvester.coordination.world import SET_TO_START
 
 
 @pytest.mark.parametrize(("committed", "last_offset", "begins"), [
     (None, None, None),
     (7, None, 7),
     (None, 6, 7),
-    (9, 6, 9),
+    (9, 6, 7),
     (5, 6, 7),
     (0, None, 0),
+    (9, SET_TO_START, 0),
 ])  # fmt: skip
-def test_the_further_one_counts(committed: int | None, last_offset: int | None, begins: int | None) -> None:
+def test_what_the_log_knows_counts_or_else_the_group_offset(
+    committed: int | None, last_offset: int | None, begins: int | None
+) -> None:
     assert start(committed, last_offset) == begins
+
+
+@pytest.mark.parametrize(("committed", "last_offset", "begins"), [(9, 6, 9), (5, 6, 7), (None, 6, 7), (5, None, 5)])
+def test_where_the_log_is_not_certain_the_further_one_counts(
+    committed: int | None, last_offset: int | None, begins: int
+) -> None:
+    assert start(committed, last_offset, positioned=False) == begins
 
 
 @pytest.mark.parametrize(("offset", "policy", "resumed_at"), [

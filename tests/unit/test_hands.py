@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from harvester.coordination.figures import Open
 from harvester.coordination.hands import Hands
 from harvester.coordination.messages import Place
 
@@ -122,11 +123,108 @@ def test_a_batch_is_what_was_proposed_not_what_came_since() -> None:
     made = hands(3, 4, 5)
     assert made.propose(2) == 4
     made.fetch([Message(6)])
-    assert [message.offset() for message in made.own().records] == [3, 4]
-    assert made.last_offset == 4
+    lot = made.own()
+    assert [message.offset() for message in lot.records] == [3, 4]
+    assert made.last_offset is None
     assert made.propose(9) == 6
+
+
+def owning(*fetched: int) -> Hands:
+    """At most once: all of it is a batch that is ours, and in hand."""
+    made = hands(*fetched, last_offset=2)
+    made.propose(9)
+    made.lot = made.own()
+    made.lot.until = 1.0
+    return made
+
+
+def test_at_most_once_a_record_counts_when_it_is_handed_out() -> None:
+    made = owning(3, 4, 5)
+    assert made.last_offset == 2
+    given(made, 2)
+    assert (made.last_offset, made.open_records) == (4, 2)
+    left = made.lay_down()
+    assert left is not None
+    assert [message.offset() for message in left.records] == [5]
+    assert (made.last_offset, made.open_records, made.owned) == (4, 0, [left])
+
+
+def test_at_most_once_what_was_given_back_is_not_handed_out() -> None:
+    made = owning(3, 4, 5)
+    made.fetch([Message(6)])
+    made.propose(9)
+    waiting = made.own()
+    given(made, 1)
+    assert made.give_back() == 3
+    assert given(made, 1) == [None]
+    assert made.lay_down() is None
+    assert waiting.rest == []
+
+
+def test_at_most_once_where_nothing_was_handed_out_the_first_record_comes_next() -> None:
+    made = hands(3, 4)
+    made.propose(9)
+    made.own()
+    assert made.give_back() == 2
+
+
+def test_at_most_once_the_last_lot_leaves_nothing() -> None:
+    made = owning(3, 4)
+    given(made, 2)
+    assert made.lay_down() is None
+    assert (made.last_offset, made.owned) == (4, [])
+    assert made.give_back() == 4
 
 
 def test_nothing_fetched_is_no_batch() -> None:
     assert hands().propose(10) is None
     assert hands().own().records == []
+
+
+def test_a_lot_has_no_more_than_there_is_room_for() -> None:
+    made = hands(3, 4, 5)
+    assert [message.offset() for message in made.open_lot(2).records] == [3, 4]
+    assert [message.offset() for message in made.fetched] == [5]
+
+
+def test_how_long_the_first_record_is_open_and_since_when_there_is_no_room() -> None:
+    made = opened(3, 4, 5)
+    made.look(2, 10.0)
+    assert (made.open(11.0), made.full_since) == (None, None)
+    first, second = given(made, 2)
+    made.look(2, 12.0)
+    assert (made.open(15.0), made.full_since) == (Open(2, 3, 3.0), 12.0)
+    finish(made, second)
+    made.look(2, 16.0)
+    assert (made.open(17.0), made.full_since) == (Open(2, 3, 5.0), 12.0)
+    given(made, 1)
+    finish(made, first)
+    made.look(2, 18.0)
+    assert (made.open(18.0), made.full_since) == (Open(1, 5, 0.0), None)
+
+
+def test_what_is_not_for_the_application_is_passed_over_when_nothing_else_is_left() -> None:
+    made = opened(3, 4)
+    for record in given(made, 2):
+        assert not made.is_empty
+        finish(made, record)
+    assert made.is_empty
+    made.pass_over(6)
+    assert (made.last_offset, made.fetched_to) == (5, 5)
+    made.pass_over(2)  # never back
+    made.pass_over(-1001)  # the client does not know
+    assert made.last_offset == 5
+    made.fetch([Message(5), Message(6)])
+    assert [message.offset() for message in made.fetched] == [6]
+    assert not made.is_empty
+
+
+def test_at_most_once_what_is_ours_is_not_passed_over() -> None:
+    made = owning(3, 4)
+    given(made, 2)
+    empty = [made.is_empty]
+    made.lay_down()
+    empty.append(made.is_empty)
+    made.fetch([Message(9)])
+    empty.append(made.is_empty)
+    assert empty == [False, True, False]

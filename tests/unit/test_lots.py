@@ -114,6 +114,19 @@ def test_no_lot_outlasts_the_claim_nor_a_tenth_of_a_second(scene: Scene) -> None
     assert scene.next().until <= nearly + scene.lots._settings.heartbeat_interval_s
 
 
+def test_a_place_has_no_turn_while_it_has_too_many_open_records() -> None:
+    scene = Scene(max_open_records=2)
+    scene.claims.hands = {PLACES[0]: scene.claims.hands[PLACES[0]]}
+    scene.next()
+    taken: list[Any] = scene.take(3)
+    first = taken[0]
+    assert taken[2] is None
+    assert scene.next() is NOTHING
+    scene.claims.hands[PLACES[0]].finish(first.offset())
+    scene.next()
+    assert [record and record.offset() for record in scene.take(2)] == [2, None]
+
+
 @pytest.mark.parametrize("at_most_once", [False, True])
 def test_what_is_paused_has_no_turn(at_most_once: bool) -> None:
     scene = Scene(at_most_once=at_most_once)
@@ -154,3 +167,35 @@ def test_what_is_ours_stays_ours_when_the_claim_is_over() -> None:
     scene.claims.hands.clear()
     assert scene.next().place == PLACES[1]
     assert [record.offset() for record in scene.take(4)] == [0, 1, 2, 3]
+
+
+def owning() -> Scene:
+    """Of one place the first two records are in hand, and the others wait as a batch that is ours, too."""
+    scene = Scene(at_most_once=True, batch_records=2)
+    scene.claims.hands = {PLACES[0]: scene.claims.hands[PLACES[0]]}
+    scene.next()
+    scene.claims.accept(PLACES[0])
+    scene.next()
+    scene.claims.accept(PLACES[0])
+    return scene
+
+
+def test_at_most_once_what_is_in_hand_when_the_place_is_given_up_does_not_come_again() -> None:
+    scene = owning()
+    hands = scene.claims.hands[PLACES[0]]
+    scene.take(1)
+    hands.stopping_at = clock_s() + 9
+    scene.claims.owned.clear()
+    before = hands.open_records
+    assert scene.next() is NOTHING
+    assert (before, hands.open_records, hands.give_back()) == (1, 0, 0)
+
+
+def test_at_most_once_what_was_given_back_meanwhile_does_not_come_again() -> None:
+    scene = owning()
+    hands = scene.claims.hands.pop(PLACES[0])
+    scene.claims.owned.clear()
+    scene.take(1)
+    assert hands.give_back() == 0
+    assert scene.take(1) == [None]
+    assert scene.next() is NOTHING

@@ -80,8 +80,10 @@ class Process:
 class Field:
     """Use it in a `with`. Without `bootstrap` it has a broker of its own, which can be stopped."""
 
-    def __init__(self, directory: Path, bootstrap: str | None, *, partitions: int, settings: dict[str, Any]) -> None:
-        self.directory, self.partitions = directory, partitions
+    def __init__(
+        self, directory: Path, bootstrap: str | None, *, partitions: int, settings: dict[str, Any], held_back_s: float
+    ) -> None:
+        self.directory, self.partitions, self._held_back_s = directory, partitions, held_back_s
         self.stack = directory / "stack" if bootstrap is None else None
         self.bootstrap = bootstrap or ""
         name = uuid.uuid4().hex[:8]
@@ -150,7 +152,7 @@ class Field:
             with log.open("wb") as output:
                 popen = subprocess.Popen(
                     [sys.executable, "-m", "tests.coordination.campaign.member",
-                     json.dumps({"settings": given, "notes": str(notes)})],
+                     json.dumps({"settings": given, "notes": str(notes), "held_back_s": self._held_back_s})],
                     cwd=ROOT, stdin=subprocess.DEVNULL, stdout=output, stderr=output,
                 )  # fmt: skip
             process = Process(name, slot, client_id or name, popen, Reader(notes), log)

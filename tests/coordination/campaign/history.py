@@ -44,7 +44,10 @@ class Holding:
 
 @dataclass(frozen=True, slots=True)
 class Member:
-    """One life of a consumer. `born`: when it began to consume; `ended`: when it was killed, or had ended."""
+    """One life of a consumer. `born`: when it began to consume; `ended`: when it was killed, or had ended.
+
+    `lost`: partitions and generations that it was told to be another's, and had not given up.
+    """
 
     name: str
     born: float
@@ -52,6 +55,7 @@ class Member:
     processed: Sequence[Processed] = ()
     holds: Sequence[Holds] = ()
     frozen: Sequence[Span] = ()
+    lost: frozenset[tuple[int, int]] = frozenset()
 
     def able(self, at: float) -> bool:
         """Whether it lived and did not stand still."""
@@ -105,6 +109,7 @@ class Limits:
     wakes_within_s: float = 0.5
     claimed_extra_s: float = 2.0
     fair_intervals: float = 3.0
+    max_open_records: int = 0  # at least once; 0: consumers commit each record before they take the next one
 
     @property
     def claimed_s(self) -> float:

@@ -2,7 +2,8 @@
 
     lost          at least once, each record is processed
     twice         at most once, none is processed twice; at least once, none twice under one generation
-    repeats       at least once, what a successor repeats was handed out within one interval
+    repeats       at least once, what a successor repeats was handed out within one interval, but for what may be open
+    order         at most once, nothing is handed out under a generation that was given up, when a later one has begun
     holders       a record is not processed under a generation when a later one has begun; nobody else believes to hold
     claimed       all partitions are held again 2 intervals and 2 s after a fault
     fair          shares differ by one at most, 3 intervals later
@@ -65,6 +66,7 @@ def judge(history: History) -> Judgement:
     repeats = [] if history.at_most_once else list(_repeats(history))
     violations += [text for width, text in repeats if text]
     violations += _late(history)
+    violations += _out_of_order(history) if history.at_most_once else ()
     holdings = held(history.members)
     violations += _two_holders(history, holdings)
     recoveries = tuple(_recovery(history, holdings, episode) for episode in history.episodes)
@@ -108,10 +110,13 @@ def _repeats(history: History) -> Iterator[tuple[float, str]]:
             repeated[each.partition, each.generation].append((member, each))
     bound_s = history.limits.interval_s + history.limits.slack_s
     for (partition, generation), found in repeated.items():
-        began, ended = min(each.at for _, each in found), max(each.at for _, each in found)
-        beyond = [each for _, each in found if each.at > began + bound_s]
+        at = sorted(each.at for _, each in found)
+        began, ended = at[0], at[-1]
         waking = sum(frozen < ended and thawed > began for frozen, thawed in found[0][0].frozen)
-        if len(beyond) > waking:
+        # What was handed out before the last interval was open when the last heartbeat was sent.
+        widths = [(last, sum(each < last - bound_s for each in at)) for last in at[::-1][: waking + 1]]
+        last, open_records = min(widths, key=lambda width: width[1])
+        if open_records > history.limits.max_open_records:
             yield (
                 ended - began,
                 (
@@ -120,7 +125,7 @@ def _repeats(history: History) -> Iterator[tuple[float, str]]:
                 ),
             )
         else:
-            yield max(each.at for _, each in found if each not in beyond) - began, ""
+            yield last - began, ""
 
 
 # -- who held what
@@ -148,6 +153,33 @@ def _late(history: History) -> Iterator[str]:
                 f" after generation {newest} had begun"
             )
             break
+
+
+def _out_of_order(history: History) -> Iterator[str]:
+    """Records that an old holder handed out when its successor had begun, though it had given the partition up.
+
+    One may be noted late: it was in hand. What is handed out under a claim that was *lost* comes late by design.
+    """
+    began: dict[int, list[tuple[float, int]]] = defaultdict(list)  # by partition: the first record of each generation
+    firsts: dict[tuple[int, int], float] = {}
+    for _, each in _all(history):
+        held = each.partition, each.generation
+        firsts[held] = min(each.at, firsts.get(held, each.at))
+    for (partition, generation), at in firsts.items():
+        began[partition].append((at, generation))
+    for member in history.members:
+        late: dict[tuple[int, int], list[tuple[Processed, int]]] = defaultdict(list)
+        for each in member.processed:
+            later = [generation for at, generation in began[each.partition] if at < each.at]
+            if max(later, default=each.generation) > each.generation:
+                late[each.partition, each.generation].append((each, max(later)))
+        for held, found in late.items():
+            if held not in member.lost and len(found) > 1:
+                each, newest = found[1]
+                yield (
+                    f"order: {_name(_of(each))} was handed out by {member.name} under generation {each.generation},"
+                    f" which it had given up, after generation {newest} had begun ({len(found)} such)"
+                )
 
 
 def _woke(member: Member, at: float, within_s: float) -> float | None:

@@ -5,6 +5,7 @@ A line is appended by one call before anything follows from it, so a process tha
     B 12.5              it consumes from now on
     C 13.1 0:55 3:77    it holds these partitions under these generations
     R 13.2 3 1041 77    it has this record in hand: partition, offset, generation
+    L 14.0 3 77         it was told that it has lost this partition, held under this generation
     E 20.0              it has ended in good order
 """
 
@@ -37,6 +38,10 @@ class Notebook:
         """A record in hand."""
         self._write("R", str(partition), str(offset), str(generation))
 
+    def loses(self, partition: int, generation: int) -> None:
+        """It is another's, or may be."""
+        self._write("L", str(partition), str(generation))
+
     def ends(self) -> None:
         """It has ended."""
         self._write("E")
@@ -53,6 +58,7 @@ class Reader:
         self.born = self.ended = math.inf
         self.processed: list[Processed] = []
         self.holds: list[Holds] = []
+        self.lost: set[tuple[int, int]] = set()
 
     def read(self) -> None:
         """What is new."""
@@ -77,7 +83,8 @@ class Reader:
 
     def member(self, name: str, killed: float = math.inf, frozen: Sequence[Span] = ()) -> Member:
         """All that was noted, as the judge wants it."""
-        return Member(name, self.born, min(self.ended, killed), tuple(self.processed), tuple(self.holds), tuple(frozen))
+        ended, lost = min(self.ended, killed), frozenset(self.lost)
+        return Member(name, self.born, ended, tuple(self.processed), tuple(self.holds), tuple(frozen), lost)
 
     def _take(self, lines: Iterable[str]) -> None:
         for line in lines:
@@ -91,5 +98,8 @@ class Reader:
                 case "R":
                     partition, offset, generation = map(int, words)
                     self.processed.append(Processed(float(at), partition, offset, generation))
+                case "L":
+                    partition, generation = map(int, words)
+                    self.lost.add((partition, generation))
                 case "E":
                     self.ended = float(at)

@@ -9,7 +9,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from dataclasses import field as attribute
 from pathlib import Path
 from typing import Any
@@ -33,7 +33,10 @@ _QUIET_S = 1.0
 
 @dataclass(frozen=True, slots=True)
 class Campaign:
-    """What to do. `kinds` None: all, but for those of the broker where it is not our own; `limits`: the judge's."""
+    """What to do. `kinds` None: all, but for those of the broker where it is not our own; `limits`: the judge's.
+
+    `held_back_intervals`: at least once, how late some records are committed.
+    """
 
     seed: int
     seconds: float
@@ -43,6 +46,8 @@ class Campaign:
     partitions: int = 32
     records: int = 20_000
     batch_records: int = 20
+    max_open_records: int = 60
+    held_back_intervals: float = 4.0
     kinds: Collection[str] | None = None
     limits: Limits | None = None
     settings: Mapping[str, Any] = attribute(default_factory=dict)
@@ -94,10 +99,14 @@ def run(
         "heartbeat_interval_s": campaign.interval_s,
         "at_most_once": campaign.at_most_once,
         "batch_records": campaign.batch_records,
+        "max_open_records": campaign.max_open_records,
         **campaign.settings,
     }
-    with Field(directory, bootstrap, partitions=campaign.partitions, settings=settings) as field:
-        limits = campaign.limits or Limits(campaign.interval_s)
+    held_back_s = campaign.held_back_intervals * campaign.interval_s
+    with Field(
+        directory, bootstrap, partitions=campaign.partitions, settings=settings, held_back_s=held_back_s
+    ) as field:
+        limits = replace(campaign.limits or Limits(campaign.interval_s), max_open_records=campaign.max_open_records)
         began = time.monotonic()
         faults = _Faults(field, Striker(field, campaign.consumers), limits, began, say)
         faults.begin(campaign.consumers)

@@ -1,0 +1,88 @@
+"""A routine hand-over at most once, on a real broker: order is kept over both holders, and nothing is lost."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable
+from dataclasses import replace
+
+import pytest
+
+from harvester.clock import clock_s
+from harvester.coordination.consumer import CoordinatedConsumer
+from harvester.coordination.consumer_settings import ConsumerSettings
+from tests.support.coordinated import Handed, Join, fill, held, join, settings
+from tests.support.wait import eventually
+
+__all__ = ["join", "settings"]
+
+RECORDS = 800
+
+
+@pytest.fixture
+def at_most_once(settings: ConsumerSettings) -> ConsumerSettings:
+    """Batches that a slow consumer has in hand for a while; claims that a busy machine does not lose."""
+    return replace(settings, at_most_once=True, batch_records=100, heartbeat_interval_s=3.0)
+
+
+def test_what_a_slow_consumer_owned_is_not_handed_out_after_its_successor_began(
+    at_most_once: ConsumerSettings, join: Join
+) -> None:
+    fill(at_most_once, RECORDS)
+    handed: list[Handed] = []
+    with CoordinatedConsumer(at_most_once) as slow:
+
+        def take() -> None:
+            record = slow.poll(0)
+            if record is not None:
+                handed.append((clock_s(), record.partition(), record.offset()))
+                slow.commit(record)
+
+        def owns_all() -> bool:
+            take()
+            return len(slow.claims()) == 4 and slow.statistics().batches >= 8
+
+        eventually(owns_all, what="batches of all partitions")
+        quick = join(**{name: getattr(at_most_once, name) for name in ("at_most_once", "heartbeat_interval_s")})
+
+        def shared() -> bool:
+            take()
+            return (len(slow.claims()), held(quick)) == (2, [2])
+
+        eventually(shared, 60, what="a fair share")
+
+        def done() -> bool:
+            take()
+            return len(handed) + len(quick.handed) >= RECORDS
+
+        eventually(done, 60, what="all records")
+    assert quick.handed
+    _assert_in_order([*handed, *quick.handed])
+
+
+def test_what_a_consumer_owned_and_did_not_hand_out_when_it_was_closed_is_not_lost(
+    at_most_once: ConsumerSettings, join: Join
+) -> None:
+    fill(at_most_once, RECORDS)
+    handed: list[Handed] = []
+    with CoordinatedConsumer(at_most_once) as first:
+
+        def has_taken_some() -> bool:
+            record = first.poll(0)
+            if record is not None:
+                handed.append((clock_s(), record.partition(), record.offset()))
+            return len(handed) >= 10 and first.statistics().batches >= 8
+
+        eventually(has_taken_some, what="batches of all partitions")
+    second = join(at_most_once=True, heartbeat_interval_s=at_most_once.heartbeat_interval_s)
+    eventually(lambda: len(handed) + len(second.handed) >= RECORDS, 60, what="all records")
+    _assert_in_order([*handed, *second.handed])
+
+
+def _assert_in_order(handed: Iterable[Handed]) -> None:
+    """Of each partition, in the order of time, and each once."""
+    offsets: dict[int, list[int]] = defaultdict(list)
+    for _, partition, offset in sorted(handed):
+        offsets[partition].append(offset)
+    assert offsets == {partition: list(range(len(found))) for partition, found in offsets.items()}
+    assert sum(map(len, offsets.values())) == RECORDS
