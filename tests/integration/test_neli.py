@@ -13,80 +13,16 @@ from uuid import uuid4
 import pytest
 from confluent_kafka import Consumer, KafkaError, Producer
 
-from harvester.assembly import kafka_group
 from harvester.clock import clock_s
 from harvester.config import Config, Limits
 from harvester.errors import ForeignOutbox
-from harvester.neli.group import GroupCallbacks, Identity
+from harvester.neli.group import Identity
 from harvester.neli.heartbeat import Heartbeat, decode, encode
 from harvester.neli.member import KafkaGroup
 from tests.support.consuming import read_topic
+from tests.support.members import OUTBOX, Member, mortal
 from tests.support.servers import Servers
 from tests.support.wait import eventually
-
-OUTBOX = Identity("member", "outbox-1", "billing.outbox")
-
-
-class Member:
-    """A member and what it was told."""
-
-    def __init__(self, config: Config, identity: Identity = OUTBOX) -> None:
-        self.identity = identity
-        self.said: list[str] = []
-        self.trusted_until = 0.0
-        self.failure: BaseException | None = None
-        self.trouble: str | None = None
-        self.marker_alive = True
-        self.revoke_handled = threading.Event()
-        self.revoke_handled.set()
-        group = kafka_group(config)
-        assert isinstance(group, KafkaGroup)
-        self.group = group
-
-    def start(self) -> None:
-        self.group.start(
-            self.identity,
-            GroupCallbacks(
-                acquired=lambda: self.said.append("acquired"),
-                fenced=lambda reason: self.said.append(f"fenced: {reason}"),
-                revoking=self._revoking,
-                trust=self._trust,
-                failed=self._failed,
-                trouble=self._trouble,
-                marker_alive=lambda: self.marker_alive,
-                client_said=lambda level, text: None,
-            ),
-        )
-
-    def wait_said(self, *expected: str) -> None:
-        """Until it was told exactly this; an entry stands for all that begin like it."""
-
-        def matches() -> bool:
-            said = list(self.said)
-            return len(said) == len(expected) and all(map(str.startswith, said, expected))
-
-        try:
-            eventually(matches, what=f"{expected}")
-        except AssertionError as error:
-            raise AssertionError(f"{error}; was told {self.said}, trouble {self.trouble}") from None
-
-    @property
-    def is_trusted(self) -> bool:
-        return clock_s() < self.trusted_until
-
-    def _trust(self, until: float) -> None:
-        self.trusted_until = until
-
-    def _revoking(self, within_s: float) -> None:
-        self.said.append("revoking")
-        assert self.revoke_handled.wait(min(30.0, within_s))
-        self.trusted_until = 0.0
-
-    def _failed(self, error: BaseException) -> None:
-        self.failure = error
-
-    def _trouble(self, text: str | None) -> None:
-        self.trouble = text
 
 
 @pytest.fixture
@@ -288,3 +224,20 @@ def test_a_member_whose_client_gets_no_answers_from_the_coordinator_joins_anew(
     eventually(lambda: "acquired" in member.said, 60, what="leading")
     assert len(clients) == 2
     assert member.failure is None
+
+
+def test_a_dead_standby_that_is_replaced_at_once_costs_the_leader_nothing(
+    config: Config, join: Callable[..., Member]
+) -> None:
+    """The group waits for the dead one before it lets anybody in, and holds the leader's own request back meanwhile."""
+    leader = join()
+    leader.wait_said("acquired")
+    with mortal(config) as dead:
+        dead.wait_joined()
+        dead.kill()
+    replacement = join()
+    replacement.wait_joined()
+    until = leader.trusted_until
+    eventually(lambda: leader.trusted_until > until, what="trust that is renewed")
+    assert leader.said == ["acquired"]
+    assert replacement.said == []

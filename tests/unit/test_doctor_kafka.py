@@ -19,8 +19,8 @@ from tests.support.doctor import BROKER, CONFIG, EXACTLY, KAFKA, kafka_with, tex
     ("change", "check", "level"),
     [
         ({"brokers": 1}, "kafka.brokers", Level.WARNING),
-        ({"settings": {**BROKER, "group.min.session.timeout.ms": "15001"}}, "kafka.session_timeout", Level.PROBLEM),
-        ({"settings": {**BROKER, "group.max.session.timeout.ms": "14999"}}, "kafka.session_timeout", Level.PROBLEM),
+        ({"settings": {**BROKER, "group.min.session.timeout.ms": "6001"}}, "kafka.session_timeout", Level.PROBLEM),
+        ({"settings": {**BROKER, "group.max.session.timeout.ms": "5999"}}, "kafka.session_timeout", Level.PROBLEM),
         ({"settings": {**BROKER, "transaction.max.timeout.ms": "9999"}}, "kafka.transactions", Level.PROBLEM),
         ({"brokers": 2}, "kafka.transactions", Level.PROBLEM),
         ({"settings": {**BROKER, "transaction.state.log.min.isr": "1"}}, "kafka.transactions", Level.WARNING),
