@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import socket
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -19,9 +20,11 @@ from harvester.errors import ForeignOutbox
 from harvester.neli.group import Identity
 from harvester.neli.heartbeat import Heartbeat, decode, encode
 from harvester.neli.member import KafkaGroup
+from tests.conftest import MakeTopic
 from tests.support.consuming import read_topic
 from tests.support.members import OUTBOX, Member, mortal
 from tests.support.servers import Servers
+from tests.support.topics import Topics
 from tests.support.wait import eventually
 
 
@@ -241,3 +244,57 @@ def test_a_dead_standby_that_is_replaced_at_once_costs_the_leader_nothing(
     eventually(lambda: leader.trusted_until > until, what="trust that is renewed")
     assert leader.said == ["acquired"]
     assert replacement.said == []
+
+
+@pytest.mark.parametrize(
+    ("setting", "wrong", "right", "remedy"),
+    [
+        ("max.message.bytes", "100", "100000", "max.message.bytes"),
+        ("cleanup.policy", "compact", "delete", "cleanup.policy"),
+    ],
+)
+def test_heartbeats_that_the_topic_refuses_are_told_once_and_when_it_is_over(
+    servers: Servers, config: Config, make_topic: MakeTopic, setting: str, wrong: str, right: str, remedy: str
+) -> None:
+    topic = make_topic(partitions=1, config={setting: wrong})
+    member = Member(Config(**{**config.model_dump(exclude={"leader_topic"}), "leader_topic": topic}))
+    member.start()
+    try:
+        text = eventually(lambda: member.trouble, what="the refusal")
+        assert text.startswith(f"the leader topic {topic!r} takes no heartbeat, so nobody can lead: ")
+        assert remedy in text
+        sent = member.group._sent.number
+        eventually(lambda: member.group._sent.number > sent + 5, what="further heartbeats")
+        assert member.troubles == [text]
+        Topics(servers).configure(topic, setting, right)
+        member.wait_said("acquired")
+        assert member.trouble is None
+    finally:
+        member.group.stop()
+
+
+def test_a_topic_that_kafka_keeps_for_itself_is_told(config: Config, join: Callable[..., Member]) -> None:
+    join().wait_said("acquired")  # there are offsets of groups
+    reserved = Member(Config(**{**config.model_dump(), "leader_topic": "__consumer_offsets", "leader_group_id": "r"}))
+    reserved.start()
+    try:
+        text = eventually(lambda: reserved.trouble, what="the refusal")
+        assert "'__consumer_offsets' takes no heartbeat" in text
+        assert "leader_topic" in text
+        assert reserved.said == []
+    finally:
+        reserved.group.stop()
+
+
+def test_who_waits_for_kafka_to_make_the_leader_topic_stops_at_once(config: Config) -> None:
+    """The port is open and says nothing, as a firewall or a broker that hangs."""
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        address = f"127.0.0.1:{silent.getsockname()[1]}"
+        member = Member(Config(**{**config.model_dump(), "base_kafka_config": {"bootstrap.servers": address}}))
+        member.start()
+        eventually(
+            lambda: any(thread.name == "neli-topic" for thread in threading.enumerate()), what="the wait for Kafka"
+        )
+        began = clock_s()
+        member.group.stop()
+        assert clock_s() - began < 2  # of the five seconds that it takes to give up

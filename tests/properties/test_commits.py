@@ -1,7 +1,7 @@
 """What an accepted commit tells of rebalances, on a connection of any delays: never more than is true.
 
 The world is Kafka's client and coordinator as far as it matters: one connection with requests and answers in order,
-group heartbeats of which one is under way at a time, a JoinGroup that follows late on a heartbeat's bad answer, commits.
+group heartbeats of which one is under way at a time, a late JoinGroup after a heartbeat with a bad answer, commits.
 """
 
 from __future__ import annotations

@@ -31,7 +31,7 @@ class Member:
         self.lines: list[str] = []  # of its log
         self.trusted_until = 0.0
         self.failure: BaseException | None = None
-        self.trouble: str | None = None
+        self.troubles: list[str | None] = []  # each that was another one than the last
         self.marker_alive = True
         self.revoke_handled = threading.Event()
         self.revoke_handled.set()
@@ -85,8 +85,13 @@ class Member:
     def _failed(self, error: BaseException) -> None:
         self.failure = error
 
+    @property
+    def trouble(self) -> str | None:
+        return self.troubles[-1] if self.troubles else None
+
     def _trouble(self, text: str | None) -> None:
-        self.trouble = text
+        if text != self.trouble:
+            self.troubles.append(text)
 
 
 _MORTAL = """
