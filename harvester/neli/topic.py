@@ -13,12 +13,14 @@ from confluent_kafka import KafkaError, KafkaException
 from confluent_kafka.admin import AdminClient
 from confluent_kafka.cimpl import NewTopic
 
+from harvester.neli.heartbeat import LEAST_MESSAGE_BYTES
+
 _TIMEOUT_S = 5.0
 _AFTER = re.compile(r" \(after \d+ms in state \w+\).*")  # else each attempt would be news
 
 
 _REMEDIES = {
-    KafkaError.MSG_SIZE_TOO_LARGE: "raise the topic's max.message.bytes to 20000 or more",
+    KafkaError.MSG_SIZE_TOO_LARGE: f"raise the topic's max.message.bytes to {LEAST_MESSAGE_BYTES} or more",
     KafkaError.TOPIC_AUTHORIZATION_FAILED: "allow this user to write to the topic",
     KafkaError.TOPIC_EXCEPTION: "set leader_topic to a topic that Kafka has not reserved for itself",
     KafkaError.INVALID_RECORD: "set the topic's cleanup.policy to delete",
