@@ -10,9 +10,8 @@ from dataclasses import dataclass
 from functools import partial
 
 from harvester.announcer import Announcer
-from harvester.config import Config
+from harvester.config import Config, timing
 from harvester.config.model import WORTHWHILE_SHARDS_PER_CORE
-from harvester.config.timing import PURGE_MARGIN
 from harvester.delivery.lane import Lanes, LaneSettings
 from harvester.delivery.progress_topic import ProgressTopic, ensure_progress_topic, find_progress_topic
 from harvester.journal import Journal
@@ -249,7 +248,7 @@ def shard_specs(config: Config) -> list[ShardSpec]:
             policy=policy,
             rules=Rules(config.archive, config.poison.notice_topic),
             io_error_backoff_s=limits.io_error_backoff.total_seconds(),
-            linger_at_end_s=(config.delivery_timeout + PURGE_MARGIN).total_seconds(),
+            linger_at_end_s=(config.delivery_timeout + timing.PURGE_MARGIN).total_seconds(),
             header=config.record_header,
             lanes=_lane_settings(config) if config.delivery == EXACTLY_ONCE else None,
             transaction_records=limits.max_transaction_records,
@@ -266,17 +265,26 @@ def kafka_group(config: Config) -> Group:
     from harvester.neli.member import KafkaGroup, MemberSettings
 
     limits = config.limits
-    heartbeat_s = limits.heartbeat_timeout.total_seconds()
-    poll_s = limits.min_poll_interval.total_seconds()
-    revoke_limit_s = (config.rebalance_timeout - config.group_heartbeat_interval).total_seconds()
+    expiry = config.delivery_timeout + timing.SCAN_INTERVAL
     return KafkaGroup(
         MemberSettings(
             topic=config.leader_topic,
             group=config.leader_group_id,
             consumer_options=config.consumer_options(),
             producer_options=config.common_options(),
-            poll_s=poll_s,
-            timing=Timing(max(poll_s, heartbeat_s / 10), heartbeat_s, revoke_limit_s),
+            poll_s=limits.min_poll_interval.total_seconds(),
+            join_wait_s=config.join_wait.total_seconds(),
+            timing=Timing(
+                heartbeat_interval_s=timing.heartbeat_interval(
+                    limits.heartbeat_timeout, limits.min_poll_interval
+                ).total_seconds(),
+                heartbeat_timeout_s=limits.heartbeat_timeout.total_seconds(),
+                session_limit_s=(limits.session_timeout - expiry).total_seconds(),
+                rebalance_limit_s=(config.rebalance_timeout - expiry).total_seconds(),
+                revoke_limit_s=(config.rebalance_timeout - config.group_heartbeat_interval).total_seconds(),
+                missed_heartbeats_s=timing.missed_heartbeats(limits.session_timeout).total_seconds(),
+                rejoin_delay_s=timing.rejoin_delay().total_seconds(),
+            ),
             revoke_within_s=_revoke_within_s(config),
             foreign_live_s=limits.session_timeout.total_seconds(),
         )

@@ -49,7 +49,8 @@ _TEXTS = {"leaderTopic": "leader_topic", "leaderGroupID": "leader_group_id", "ou
           "name": "name"}  # fmt: skip
 _TABLES = {"baseKafkaConfig": "base_kafka_config", "producerKafkaConfig": "producer_kafka_config"}
 _DEFAULT_GROUP = "reaper"
-_H, _QUEUE = timedelta(seconds=5), timedelta(seconds=30)
+_H = timedelta(seconds=3)  # ours; theirs is 5 s
+_QUEUE = timedelta(seconds=30)
 
 
 @dataclass(frozen=True, slots=True)
@@ -207,16 +208,18 @@ class _Conversion:
             self.notes.append(Note(path, _MEANINGS[theirs]))
 
     def times(self) -> None:
-        """Make room for a delivery timeout, where it was given (docs/configuration.md, rules 1 and 2)."""
+        """Make room for polls and for a delivery timeout that were given (docs/configuration.md, rules 1, 2 and 4)."""
+        if self.time("min_poll_interval", timing.MS) * timing.MIN_POLLS_PER_HEARTBEAT > _H:
+            self.limits.setdefault("heartbeat_timeout", "5s")
         options = {name: str(value) for name, value in self.settings.get("producer_kafka_config", {}).items()}
         given = get(options, "delivery.timeout.ms")
         if given is None or not given.isdigit():
             return
         delivery = timedelta(milliseconds=int(given))
         heartbeat = self.time("heartbeat_timeout", _H)
-        poll = self.time("max_poll_interval", heartbeat / 2)
-        drain = self.time("drain_interval", timing.default_drain_interval(poll, self.time("queue_timeout", _QUEUE)))
-        session = heartbeat * 3
+        session = timing.default_session_timeout(heartbeat)
+        queue = self.time("queue_timeout", _QUEUE)
+        drain = self.time("drain_interval", timing.default_drain_interval(session, heartbeat, queue))
         least_drain, least_session = delivery + timing.PURGE_MARGIN, heartbeat + delivery + timing.SCAN_INTERVAL
         for ours, is_, least in (("drain_interval", drain, least_drain), ("session_timeout", session, least_session)):
             if is_ < least:

@@ -136,7 +136,18 @@ class Config(Settings):
         given = kafka_options.get(self.base_kafka_config, "max.poll.interval.ms")
         if given is not None:
             return timedelta(milliseconds=int(given))
-        return timing.default_rebalance_timeout(self.limits.session_timeout, self.limits.drain_interval)
+        limits = self.limits
+        return timing.default_rebalance_timeout(
+            limits.session_timeout, limits.heartbeat_timeout, limits.min_poll_interval, limits.drain_interval
+        )
+
+    @property
+    def join_wait(self) -> timedelta:
+        """How long a new member lets others join first: as long as a dead one could hold the group back for longer
+        than the leader's last commit proves its place (P39)."""
+        limits = self.limits
+        beat = timing.heartbeat_interval(limits.heartbeat_timeout, limits.min_poll_interval)
+        return self.delivery_timeout + timing.SCAN_INTERVAL + beat + timing.CLIENT_TICK
 
     @property
     def timing(self) -> timing.Timing:

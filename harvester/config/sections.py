@@ -33,12 +33,14 @@ class Limits(Settings):
 
     poll_duration: Duration = timedelta(milliseconds=1)
     min_poll_interval: Duration = timedelta(milliseconds=100)
-    heartbeat_timeout: Duration = timedelta(seconds=5)
+    heartbeat_timeout: Duration = timedelta(seconds=3)
     max_poll_interval: Duration = derived(lambda given: given["heartbeat_timeout"] / 2)
-    session_timeout: SessionDuration = derived(lambda given: given["heartbeat_timeout"] * 3)
+    session_timeout: SessionDuration = derived(lambda given: timing.default_session_timeout(given["heartbeat_timeout"]))
     queue_timeout: Duration = timedelta(seconds=30)
     drain_interval: Duration = derived(
-        lambda given: timing.default_drain_interval(given["max_poll_interval"], given["queue_timeout"])
+        lambda given: timing.default_drain_interval(
+            given["session_timeout"], given["heartbeat_timeout"], given["queue_timeout"]
+        )
     )
     mark_backoff: Duration = timedelta(milliseconds=10)
     mark_backoff_max: Duration = timedelta(milliseconds=100)

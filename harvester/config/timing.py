@@ -4,6 +4,10 @@ A leader that was frozen and thaws must find that everything it could still send
 can have elected another one: heartbeat timeout + delivery timeout + 1 s <= session timeout (the Kafka client looks
 for expired records once a second). And a leader whose partition is revoked must be able to finish what is on the
 wire within the drain, and the drain within the time the group waits for it.
+
+The group also removes a member that misses a rebalance, counted from its begin, which a commit that the group accepts
+does not tell (`harvester.neli.election`). The rebalance timeout exceeds the session timeout by the time in which a
+leader notices a rebalance, so that this removal never comes before the one that the session timeout allows.
 """
 
 from __future__ import annotations
@@ -20,6 +24,9 @@ PURGE_MARGIN = timedelta(milliseconds=500)  # of the drain, kept for the purge o
 SCAN_INTERVAL = timedelta(seconds=1)  # how often the Kafka client looks for expired records
 MIN_DELIVERY_TIMEOUT = timedelta(milliseconds=100)  # below, healthy brokers miss it
 MIN_POLLS_PER_HEARTBEAT = 4
+HEARTBEATS_PER_TIMEOUT = 10  # what a leader says of itself, and commits, is that much more frequent than the timeout
+CLIENT_TICK = timedelta(seconds=1)  # the Kafka client does what is due at least that often
+_USUAL_DELIVERY = timedelta(seconds=2)
 _MIN_GROUP_HEARTBEAT = timedelta(milliseconds=100)
 _MAX_GROUP_HEARTBEAT = timedelta(milliseconds=500)
 _DELIVERY_PATH = 'producer_kafka_config."delivery.timeout.ms"'
@@ -31,9 +38,36 @@ def group_heartbeat_interval(session_timeout: timedelta) -> timedelta:
     return min(max(session_timeout / 30, _MIN_GROUP_HEARTBEAT), _MAX_GROUP_HEARTBEAT)
 
 
-def default_drain_interval(max_poll_interval: timedelta, queue_timeout: timedelta) -> timedelta:
-    """What goharvest does without saying so."""
-    return min(max_poll_interval, queue_timeout)
+def missed_heartbeats(session_timeout: timedelta) -> timedelta:
+    """The longest that a rebalance goes unnoticed on a connection that works: two group heartbeats, since one may be
+    lost with a connection."""
+    return 2 * (group_heartbeat_interval(session_timeout) + CLIENT_TICK)
+
+
+def rejoin_delay() -> timedelta:
+    """The longest that the Kafka client waits before it answers a rebalance that it knows of."""
+    return 2 * CLIENT_TICK
+
+
+def heartbeat_interval(heartbeat_timeout: timedelta, min_poll_interval: timedelta) -> timedelta:
+    """How often a leader sends a heartbeat and commits."""
+    return max(heartbeat_timeout / HEARTBEATS_PER_TIMEOUT, min_poll_interval)
+
+
+def rebalance_notice(session: timedelta, heartbeat: timedelta, min_poll: timedelta) -> timedelta:
+    """How much older than an accepted commit a rebalance may be that its sender had not noticed."""
+    return missed_heartbeats(session) + rejoin_delay() + 2 * heartbeat_interval(heartbeat, min_poll)
+
+
+def default_session_timeout(heartbeat: timedelta) -> timedelta:
+    """S: leaves two seconds for a delivery, or the heartbeat timeout less a second where that is more."""
+    return heartbeat + max(heartbeat, _USUAL_DELIVERY + SCAN_INTERVAL)
+
+
+def default_drain_interval(session: timedelta, heartbeat: timedelta, queue_timeout: timedelta) -> timedelta:
+    """The shortest in which the longest delivery that P12 allows can end; at most the queue timeout."""
+    longest_delivery = max(session - heartbeat - SCAN_INTERVAL, MIN_DELIVERY_TIMEOUT)
+    return min(longest_delivery + PURGE_MARGIN, queue_timeout)
 
 
 def default_delivery_timeout(session: timedelta, heartbeat: timedelta, drain: timedelta) -> timedelta:
@@ -42,9 +76,14 @@ def default_delivery_timeout(session: timedelta, heartbeat: timedelta, drain: ti
     return longest // MS * MS
 
 
-def default_rebalance_timeout(session: timedelta, drain: timedelta) -> timedelta:
-    """R: the shortest that the drain and librdkafka (R >= session timeout) allow, in whole milliseconds."""
-    shortest = max(session, drain + group_heartbeat_interval(session) + SCAN_INTERVAL)
+def default_rebalance_timeout(
+    session: timedelta, heartbeat: timedelta, min_poll: timedelta, drain: timedelta
+) -> timedelta:
+    """R: the shortest that the session and the drain allow, in whole milliseconds."""
+    shortest = max(
+        session + rebalance_notice(session, heartbeat, min_poll),
+        drain + group_heartbeat_interval(session) + SCAN_INTERVAL,
+    )
     return -(-shortest // MS) * MS
 
 
@@ -145,20 +184,24 @@ class Timing:
             "limits.drain_interval",
             f"is {format_duration(self.drain_interval)}; after {format_duration(PURGE_MARGIN)} for the last purge, "
             f"less than {least} is left for a delivery (P13)",
-            f"at least {format_duration(PURGE_MARGIN + MIN_DELIVERY_TIMEOUT)} (it follows max_poll_interval and "
-            f"queue_timeout unless it is set)",
+            f"at least {format_duration(PURGE_MARGIN + MIN_DELIVERY_TIMEOUT)} (it follows "
+            f"session_timeout, heartbeat_timeout and queue_timeout unless it is set)",
         )
 
     def _rebalance(self) -> list[Problem]:
         interval = group_heartbeat_interval(self.session_timeout)
         session, rebalance = format_duration(self.session_timeout), format_duration(self.rebalance_timeout)
         found = []
-        if self.rebalance_timeout < self.session_timeout:
+        notice = rebalance_notice(self.session_timeout, self.heartbeat_timeout, self.min_poll_interval)
+        needed = self.session_timeout + notice
+        if self.rebalance_timeout < needed:
             found.append(
                 Problem(
                     _REBALANCE_PATH,
-                    f"is {rebalance}, below session_timeout {session}, which the Kafka client refuses",
-                    f"at least {session}",
+                    f"is {rebalance}, but session_timeout {session} + {format_duration(notice)} in which a leader"
+                    f" notices a rebalance = {format_duration(needed)}: a leader that missed one could still send"
+                    " after another was elected (P39)",
+                    f"at least {format_duration(needed)}",
                 )
             )
         needed = self.drain_interval + interval + SCAN_INTERVAL

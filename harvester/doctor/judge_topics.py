@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from harvester.config import Config
+from harvester.config.model import LEADER_TOPIC_SUFFIX
 from harvester.delivery.progress import LEAST_RECORD_BYTES, most_ids
+from harvester.neli.heartbeat import LEAST_MESSAGE_BYTES
 
 from .facts import Kafka, Topic
 from .findings import Finding, listed, ok, problem, warning
@@ -16,6 +18,9 @@ _NEEDED = {
     "record": ("WRITE", "DESCRIBE"),
 }
 _SIZE_BYTES = 1_048_588  # what brokers come with
+
+
+_RESERVED = frozenset({"__consumer_offsets", "__transaction_state", "__share_group_state", "__cluster_metadata"})
 
 
 def topics_of(config: Config, in_rows: Sequence[str]) -> list[str]:
@@ -60,14 +65,42 @@ def _leader_topic(kafka: Kafka, config: Config) -> list[Finding]:
     topic = kafka.topics.get(config.leader_topic)
     if topic is None:
         return [ok("topics.leader", f"{config.leader_topic} does not exist: the first harvester makes it")]
+    settings = topic.settings or {}
     found = []
+    if topic.name in _RESERVED:
+        found.append(
+            problem(
+                "topics.leader",
+                f"{topic.name} is Kafka's own: it takes no heartbeat, so nobody can lead",
+                f"name another leader_topic; without one it is {config.leader_group_id}{LEADER_TOPIC_SUFFIX}",
+            )
+        )
+        return found
+    if int(settings.get("max.message.bytes", LEAST_MESSAGE_BYTES)) < LEAST_MESSAGE_BYTES:
+        found.append(
+            problem(
+                "topics.leader",
+                f"{topic.name} has max.message.bytes={settings['max.message.bytes']}: it may take no heartbeat, so"
+                " that nobody can lead",
+                f"raise it to {LEAST_MESSAGE_BYTES} or more",
+            )
+        )
+    if settings.get("cleanup.policy", "delete") != "delete":
+        found.append(
+            problem(
+                "topics.leader",
+                f"{topic.name} has cleanup.policy={settings['cleanup.policy']}: it takes no heartbeat, since they have"
+                " no keys, so nobody can lead",
+                "set it to delete, or name another leader_topic",
+            )
+        )
     if len(topic.partitions) > 1:
         found.append(
             warning(
                 "topics.leader",
                 f"{topic.name} has {len(topic.partitions)} partitions: a member that joins may take partition 0, and"
                 " leadership, from another",
-                "name another leader_topic, of one partition, or delete this one while no harvester runs",
+                "name another leader_topic, of one partition",
             )
         )
     # Heartbeats are worth nothing once they are read: copies matter only while somebody is to lead.

@@ -10,10 +10,28 @@ off without knowing. So it proves its place again and again, and believes it onl
 
 *Proofs.* A heartbeat of our own, sent to partition 0, has come back; and an offset commit has succeeded under our
 member id and generation. Both are needed: a heartbeat alone says little about the group (the coordinator may be out
-of reach while the topic is not), a commit alone little about the topic. Each counts from when it was *sent*: trust
-lasts until `min(sent of the newest returned heartbeat, sent of the newest successful commit) + heartbeat_timeout`.
-The broker keeps a member for session_timeout after such a commit, so trust ends before a successor can be chosen,
-with room for the producers' delivery timeout (P12).
+of reach while the topic is not), a commit alone little about the topic. Each counts from when it was *sent*, and each
+has its own bound (P39). With H, S, R, D and g for heartbeat, session, rebalance and delivery timeout and the interval
+of the group's own heartbeats:
+
+- The heartbeat counts for H: a leader that the topic does not hear gives up.
+- The commit counts until no other member can have been elected. Kafka elects another one only after it has removed us,
+  and it has two reasons to (seen in the coordinators of Kafka 3.9 and 4):
+  1. *Our session ran out.* An accepted commit starts it anew, in the states Stable and PreparingRebalance, so we
+     stay for S after its sending at least. While our JoinGroup waits at the coordinator, the session does not run out.
+     (A transactional commit is checked as well and starts no session anew; it proves nothing.)
+  2. *We missed a rebalance.* Who has not sent a JoinGroup is removed R after its begin. A commit is accepted during
+     a rebalance, too, under the old generation: it does not say that none has begun. `stable_at` comes with the commit
+     and is a moment after which that rebalance began (`harvester.neli.commits` has the derivation).
+- A record sent just before trust ends may be on the wire for D, and the client looks for expired records once a second.
+
+So trust lasts until `min(heartbeat + H, commit + S − D − 1 s, stable_at + R − D − 1 s)`. With H + D + 1 s ≤ S (P12)
+and R ≥ S + what a rebalance may go unnoticed, a leader that is answered is bound by the first term alone.
+
+*A JoinGroup that Kafka holds back* blocks the commits behind it, since a broker reads one request of a connection at a
+time. Kafka holds it back while a dead member is in the group, up to S, which no commit outlasts. So a member that
+joins lets D + 1 s and a little more pass where another standby may have died (`harvester.neli.rebalances`): then
+the dead one is removed before the leader's last commit has lost its worth.
 
 *Local time ends trust and never extends it.* The clock is looked at before any other part of an event is: a proof
 that arrives after trust expired does not revive it. The machine fences, and only fresh proofs, sent after the
@@ -76,7 +94,11 @@ class Timing:
 
     heartbeat_interval_s: float
     heartbeat_timeout_s: float
+    session_limit_s: float  # S − D − 1 s: how long an accepted commit counts
+    rebalance_limit_s: float  # R − D − 1 s, from a moment before the rebalance that it did not tell
     revoke_limit_s: float  # rebalance_timeout − group heartbeat interval
+    missed_heartbeats_s: float = 0.0  # how long a rebalance may go unnoticed
+    rejoin_delay_s: float = 0.0  # and, once noticed, unanswered
 
     @property
     def patience_s(self) -> float:
@@ -93,6 +115,7 @@ class Election:
     heartbeat_sent_at: float | None = None  # newest that came back
     heard_since: float | None = None  # since when heartbeats have come back without a break
     commit_sent_at: float | None = None  # newest that succeeded
+    stable_at: float = -math.inf  # the newest that came with one
     next_heartbeat_at: float = 0.0
     revoke_deadline: float | None = None
     term: int | None = None
@@ -102,14 +125,18 @@ class Election:
         """The moment at which trust ends; None without both proofs."""
         if self.heartbeat_sent_at is None or self.commit_sent_at is None:
             return None
-        until = min(self.heartbeat_sent_at, self.commit_sent_at) + timing.heartbeat_timeout_s
+        until = min(
+            self.heartbeat_sent_at + timing.heartbeat_timeout_s,
+            self.commit_sent_at + timing.session_limit_s,
+            self.stable_at + timing.rebalance_limit_s,
+        )
         return until if self.revoke_deadline is None else min(until, self.revoke_deadline)
 
 
 def step(state: Election, event: Event, now: float, timing: Timing) -> tuple[Election, tuple[Command, ...]]:
     """One event at one moment; returns the next state and what is to be done, in order."""
     if _is_trusted(state) and _expired(state, now, timing):
-        state, fence = _fence(state, now, "no heartbeat and commit within heartbeat_timeout")
+        state, fence = _fence(state, now, _expiry(state, now, timing))
         state, commands = _apply(state, event, now, timing)
         return state, (fence, *commands)
     return _apply(state, event, now, timing)
@@ -142,10 +169,14 @@ def _apply(state: Election, event: Event, now: float, timing: Timing) -> tuple[E
             )
             state, commands = _proved(state, now, timing)
             return state, (CommitOffset(), *commands)
-        case CommitSucceeded(sent_at):
+        case CommitSucceeded(sent_at, stable_at):
             if state.role is Role.OUTSIDE or sent_at < state.since:
                 return state, ()
-            state = replace(state, commit_sent_at=max(sent_at, state.commit_sent_at or sent_at))
+            state = replace(
+                state,
+                commit_sent_at=max(sent_at, state.commit_sent_at or sent_at),
+                stable_at=max(stable_at, state.stable_at),
+            )
             return _proved(state, now, timing)
         case ForeignHeartbeat(member, term):
             state = replace(state, highest_term=max(state.highest_term, term or 0))
@@ -208,6 +239,13 @@ def _expired(state: Election, now: float, timing: Timing) -> bool:
     return until is None or now >= until
 
 
+def _expiry(state: Election, now: float, timing: Timing) -> str:
+    heard = state.heartbeat_sent_at
+    if heard is None or now >= heard + timing.heartbeat_timeout_s:
+        return "no heartbeat within heartbeat_timeout"
+    return "the group's coordinator accepted no commit in time"
+
+
 def _fence(state: Election, now: float, reason: str) -> tuple[Election, Command]:
     """Only proofs sent from now on count again; none while leaving."""
     if state.role is Role.LEAVING:
@@ -218,4 +256,4 @@ def _fence(state: Election, now: float, reason: str) -> tuple[Election, Command]
 
 def _distrusted(state: Election) -> Election:
     """Leaving, and nothing proves anything any more."""
-    return replace(state, since=math.inf, heartbeat_sent_at=None, commit_sent_at=None)
+    return replace(state, since=math.inf, heartbeat_sent_at=None, commit_sent_at=None, stable_at=-math.inf)

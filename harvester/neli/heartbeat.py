@@ -13,6 +13,7 @@ from typing import Any
 from uuid import UUID
 
 VERSION = 1
+LEAST_MESSAGE_BYTES = 20_000  # of the topic's max.message.bytes, which counts what is around a heartbeat as well
 _MAX_BYTES = 16_384
 
 

@@ -17,6 +17,7 @@ import contextlib
 import logging
 import threading
 from collections.abc import Mapping
+from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
 from typing import Any
 from uuid import UUID, uuid4
@@ -30,13 +31,14 @@ from harvester.neli.commits import Commits
 from harvester.neli.election import Election, Timing, step
 from harvester.neli.group import GroupCallbacks, Identity
 from harvester.neli.heartbeat import Heartbeat, decode, encode
-from harvester.neli.leaving import await_stable, leave
 from harvester.neli.reaching import Reaching
+from harvester.neli.rebalances import await_dead, await_stable, leave
 from harvester.neli.strangers import OFFSET_TAIL_BASE, TAIL_RECORDS, look_for_strangers, refuse_stranger
-from harvester.neli.topic import cluster_id, ensure_leader_topic
+from harvester.neli.topic import cluster_id, ensuring_leader_topic, refusal
 from harvester.telemetry.client_log import ClientLog
 
 _RETRY_S = 1.0
+_LOOK_S = 0.05
 _GONE = frozenset({KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError._UNKNOWN_TOPIC, KafkaError._UNKNOWN_PARTITION})
 _NO_TERM = 1 << 62  # nobody has led that often; the term above it might not fit into the term row
 
@@ -50,6 +52,7 @@ class MemberSettings:
     consumer_options: Mapping[str, Any] = field(repr=False)  # they hold passwords
     producer_options: Mapping[str, Any] = field(repr=False)
     poll_s: float
+    join_wait_s: float  # from the start of this process, while another standby may have died
     timing: Timing
     revoke_within_s: float  # how long the rebalance callback may block
     foreign_live_s: float  # a heartbeat of another outbox younger than this is a live member's
@@ -74,7 +77,8 @@ class KafkaGroup:
         self._reaching: Reaching
         self._producer: Producer
         self._consumer: Consumer
-        self._topic_gone = False
+        self._ensuring: Future[str | None] | None = None  # that the leader topic is there
+        self._alone_from = clock_s()  # who is dead has died before
         self._joined = False
         self._login: tuple[str, str] | None = None
 
@@ -129,7 +133,9 @@ class KafkaGroup:
     def _run(self) -> None:
         try:
             log = ClientLog(self._callbacks.client_said)
-            self._producer = Producer({**self._settings.producer_options, "logger": log})
+            # A heartbeat that is older proves nothing, and a refusal that is retried is told after that time.
+            patience = {"message.timeout.ms": str(round(self._settings.timing.heartbeat_timeout_s * 1000))}
+            self._producer = Producer({**self._settings.producer_options, **patience, "logger": log})
             self._log_in(self._producer)
             while not self._ended.is_set():
                 if self._join():
@@ -139,13 +145,19 @@ class KafkaGroup:
 
     def _join(self) -> bool:
         settings = self._settings
-        error = self._ensure_topic()
+        ensuring = self._ensure_topic()
+        while not ensuring.done():
+            if self._ended.wait(_LOOK_S):
+                return False
+        error = ensuring.result()
         if error is not None:
             self._callbacks.trouble(error)
             self._ended.wait(_RETRY_S)
             return False
         options = {**settings.consumer_options, "logger": ClientLog(self._callbacks.client_said)}
         look_for_strangers(settings.topic, options, settings.poll_s, self._refuse_stranger, self._ended.is_set)
+        until = self._alone_from + settings.join_wait_s
+        await_dead(settings.group, settings.producer_options, until, self._ended, self._callbacks.client_said)
         self._joined = False
         self._consumer = Consumer({**options, "on_commit": self._committed, "error_cb": self._reaching.heard})
         self._log_in(self._consumer)
@@ -154,9 +166,9 @@ class KafkaGroup:
         )
         return True
 
-    def _ensure_topic(self) -> str | None:
+    def _ensure_topic(self) -> Future[str | None]:
         settings = self._settings
-        return ensure_leader_topic(
+        return ensuring_leader_topic(
             settings.topic, settings.producer_options, lambda text: self._callbacks.client_said(logging.WARNING, text)
         )
 
@@ -172,9 +184,9 @@ class KafkaGroup:
                 message = self._consumer.poll(self._settings.poll_s)
                 if message is not None:
                     self._read(message)
-                if self._topic_gone:
-                    self._topic_gone = False
-                    self._callbacks.trouble(self._ensure_topic())
+                if self._ensuring is not None and self._ensuring.done():
+                    self._callbacks.trouble(self._ensuring.result())
+                    self._ensuring = None
                 self._producer.poll(0)
                 self._reaching.look(self._consumer)
                 asked, self._step_down = self._step_down, None
@@ -185,6 +197,7 @@ class KafkaGroup:
             await_stable(self._settings.group, self._settings.producer_options, self._consumer.poll)
         finally:
             leave(self._consumer, self._settings.revoke_within_s, self._callbacks.client_said)
+            self._alone_from = clock_s()
             self._feed(e.Revoked())
         if rejoin_after_s is not None:
             self._ended.wait(rejoin_after_s)
@@ -194,7 +207,8 @@ class KafkaGroup:
         if error is not None:
             if error.code() != KafkaError._PARTITION_EOF:
                 self._callbacks.trouble(f"leader topic: {error.str()}")
-            self._topic_gone = error.code() in _GONE
+            if error.code() in _GONE and self._ensuring is None:
+                self._ensuring = self._ensure_topic()
             return
         if message.partition() != 0:
             return
@@ -249,14 +263,22 @@ class KafkaGroup:
             leader_id, term,
         )  # fmt: skip
         try:
-            self._producer.produce(self._settings.topic, value=encode(heartbeat), partition=0)
+            self._producer.produce(
+                self._settings.topic, value=encode(heartbeat), partition=0, on_delivery=self._delivered
+            )
         except (BufferError, KafkaException) as error:
             self._callbacks.trouble(f"leader topic: {error}")
         self._producer.poll(0)
 
+    def _delivered(self, error: KafkaError | None, _message: Any) -> None:
+        """A heartbeat that Kafka refused proves nothing, and without one nobody leads."""
+        if error is None or (error.code() == KafkaError._MSG_TIMED_OUT and self._reaching.is_lost):
+            return  # that no broker can be reached is said already
+        self._callbacks.trouble(refusal(self._settings.topic, error))
+
     def _committed(self, error: KafkaError | None, partitions: Any) -> None:
-        for sent_at in self._commits.answered(error, partitions):
-            self._feed(e.CommitSucceeded(sent_at))
+        for sent_at, stable_at in self._commits.answered(error, partitions):
+            self._feed(e.CommitSucceeded(sent_at, stable_at))
 
     # -- rebalances
 
@@ -275,6 +297,7 @@ class KafkaGroup:
             )
         if elected:
             self._sent.clear()
+            self._commits.begin()
             self._feed(e.Assigned())
 
     def _revoked(self, consumer: Any, partitions: list[Any]) -> None:

@@ -21,6 +21,11 @@ class Reaching:
         self._topic, self._trouble = topic, trouble
         self._look_at = math.inf
 
+    @property
+    def is_lost(self) -> bool:
+        """No broker could be reached lately."""
+        return self._look_at < math.inf
+
     def heard(self, error: KafkaError) -> None:
         """The client reports an error."""
         if error.code() == KafkaError._ALL_BROKERS_DOWN:

@@ -39,9 +39,13 @@ class ForeignHeartbeat:
 
 @dataclass(frozen=True, slots=True)
 class CommitSucceeded:
-    """An offset commit sent at this time was accepted by the group coordinator."""
+    """An offset commit sent at this time was accepted by the group coordinator.
+
+    `stable_at`: a rebalance that this member has not answered began later than that.
+    """
 
     sent_at: float
+    stable_at: float
 
 
 @dataclass(frozen=True, slots=True)

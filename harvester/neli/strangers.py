@@ -18,7 +18,7 @@ from harvester.neli.heartbeat import Heartbeat, decode
 
 TAIL_RECORDS = 64
 OFFSET_TAIL_BASE = -2000  # librdkafka: RD_KAFKA_OFFSET_TAIL(n) is this minus n
-_LOOK_S = 2.0
+_LOOK_S = 10.0  # a first connection may be slow; one that works has read the last records in an instant
 
 
 def refuse_stranger(heartbeat: Heartbeat, message: Any, group: str, identity: Identity, live_s: float) -> None:

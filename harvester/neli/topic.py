@@ -1,11 +1,13 @@
-"""The leader topic, made if it is missing, because a member of a group on a missing topic waits for ever; and the id of
-the cluster that it is in.
+"""The leader topic: made if it is missing, because a member of a group on a missing topic waits for ever; what keeps
+heartbeats out of it; and the id of the cluster that it is in.
 """
 
 from __future__ import annotations
 
 import re
+import threading
 from collections.abc import Callable, Mapping
+from concurrent.futures import Future
 from typing import Any
 
 from confluent_kafka import KafkaError, KafkaException
@@ -13,9 +15,41 @@ from confluent_kafka.admin import AdminClient
 from confluent_kafka.cimpl import NewTopic
 
 from harvester.errors import BrokerUnavailable
+from harvester.neli.heartbeat import LEAST_MESSAGE_BYTES
 
 _TIMEOUT_S = 5.0
 _AFTER = re.compile(r" \(after \d+ms in state \w+\).*")  # else each attempt would be news
+
+
+_REMEDIES = {
+    KafkaError.MSG_SIZE_TOO_LARGE: f"raise the topic's max.message.bytes to {LEAST_MESSAGE_BYTES} or more",
+    KafkaError.TOPIC_AUTHORIZATION_FAILED: "allow this user to write to the topic",
+    KafkaError.TOPIC_EXCEPTION: "set leader_topic to a topic that Kafka has not reserved for itself",
+    KafkaError.INVALID_RECORD: "set the topic's cleanup.policy to delete",
+    KafkaError.POLICY_VIOLATION: "set leader_topic to a topic that the cluster's policies let this user write to",
+    KafkaError.NOT_ENOUGH_REPLICAS: "bring brokers back, or lower the topic's min.insync.replicas",
+    KafkaError._MSG_TIMED_OUT: "see whether the topic has a leader and min.insync.replicas in sync",
+}
+
+
+def refusal(topic: str, error: KafkaError) -> str:
+    """What to say of a heartbeat that Kafka did not take: cause and remedy."""
+    remedy = _REMEDIES.get(error.code(), "run `harvester doctor`")
+    return f"the leader topic {topic!r} takes no heartbeat, so nobody can lead: {error.str()}; {remedy}"
+
+
+def ensuring_leader_topic(topic: str, options: Mapping[str, Any], warn: Callable[[str], None]) -> Future[str | None]:
+    """`ensure_leader_topic` on a thread of its own, since it may wait for Kafka for long; nobody has to wait for it."""
+    found: Future[str | None] = Future()
+
+    def ensure() -> None:
+        try:
+            found.set_result(ensure_leader_topic(topic, options, warn))
+        except BaseException as error:  # noqa: BLE001 - raised where the result is asked for
+            found.set_exception(error)
+
+    threading.Thread(target=ensure, name="neli-topic", daemon=True).start()
+    return found
 
 
 def ensure_leader_topic(topic: str, options: Mapping[str, Any], warn: Callable[[str], None]) -> str | None:

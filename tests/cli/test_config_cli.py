@@ -52,7 +52,7 @@ def test_show_prints_toml_with_origins_and_without_secrets(file: Path) -> None:
         "send_buffer = 7  # --set",
         'max_poll_interval = "3s"  # derived: heartbeat_timeout / 2',
         'level = "debug"  # --set',
-        "# delivery_timeout = 2.5s",
+        "# delivery_timeout = 5s",
     ):
         assert line in lines
     assert "hunter2" not in result.output

@@ -12,6 +12,7 @@ import pytest
 from tests.support.families import Family, family, full_wire, pass_time, wait_members
 from tests.support.findings import first_after
 from tests.support.harvesting import Scene
+from tests.support.members import Member, identity_of, mortal
 from tests.support.writing import figure, longest_gap_ms, verify, writing
 
 pytest_plugins = ["tests.support.scenes"]
@@ -104,3 +105,26 @@ def test_a_member_that_is_stopped_during_a_rebalance_leaves_for_certain(scene: S
     figure("resume_after_stop_in_a_rebalance", resumed_s, "s")
     assert repeats == 0
     assert resumed_s < 1 + 4  # its session runs out after 6 s
+
+
+def test_a_dead_standby_that_is_replaced_at_once_does_not_stop_the_flow(scene: Scene) -> None:
+    """The group waits for the dead one before it lets anybody in, and holds the leader's own request back meanwhile."""
+    config = scene.config()
+    with family(scene, "one") as one:
+        _, term = one.wait_leads()
+        with writing(scene) as load:
+            load.wait(200)
+            with mortal(config) as dead:
+                dead.wait_joined()
+                dead.kill()
+            replacement = Member(config, identity_of(scene.dsn))
+            replacement.start()
+            replacement.wait_joined()
+            load.wait(200)
+            replacement.group.stop()
+        repeats = verify(scene, load)
+        figure("longest_gap_dead_standby_replaced", longest_gap_ms(scene.log()), "ms")
+        assert "fenced" not in one.running.output
+        assert scene.term() == term
+        assert repeats == 0
+        one.stop()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import socket
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -13,80 +14,18 @@ from uuid import uuid4
 import pytest
 from confluent_kafka import Consumer, KafkaError, Producer
 
-from harvester.assembly import kafka_group
 from harvester.clock import clock_s
 from harvester.config import Config, Limits
 from harvester.errors import ForeignOutbox
-from harvester.neli.group import GroupCallbacks, Identity
+from harvester.neli.group import Identity
 from harvester.neli.heartbeat import Heartbeat, decode, encode
 from harvester.neli.member import KafkaGroup
+from tests.conftest import MakeTopic
 from tests.support.consuming import read_topic
+from tests.support.members import OUTBOX, Member, mortal
 from tests.support.servers import Servers
+from tests.support.topics import Topics
 from tests.support.wait import eventually
-
-OUTBOX = Identity("member", "outbox-1", "billing.outbox")
-
-
-class Member:
-    """A member and what it was told."""
-
-    def __init__(self, config: Config, identity: Identity = OUTBOX) -> None:
-        self.identity = identity
-        self.said: list[str] = []
-        self.trusted_until = 0.0
-        self.failure: BaseException | None = None
-        self.trouble: str | None = None
-        self.marker_alive = True
-        self.revoke_handled = threading.Event()
-        self.revoke_handled.set()
-        group = kafka_group(config)
-        assert isinstance(group, KafkaGroup)
-        self.group = group
-
-    def start(self) -> None:
-        self.group.start(
-            self.identity,
-            GroupCallbacks(
-                acquired=lambda: self.said.append("acquired"),
-                fenced=lambda reason: self.said.append(f"fenced: {reason}"),
-                revoking=self._revoking,
-                trust=self._trust,
-                failed=self._failed,
-                trouble=self._trouble,
-                marker_alive=lambda: self.marker_alive,
-                client_said=lambda level, text: None,
-            ),
-        )
-
-    def wait_said(self, *expected: str) -> None:
-        """Until it was told exactly this; an entry stands for all that begin like it."""
-
-        def matches() -> bool:
-            said = list(self.said)
-            return len(said) == len(expected) and all(map(str.startswith, said, expected))
-
-        try:
-            eventually(matches, what=f"{expected}")
-        except AssertionError as error:
-            raise AssertionError(f"{error}; was told {self.said}, trouble {self.trouble}") from None
-
-    @property
-    def is_trusted(self) -> bool:
-        return clock_s() < self.trusted_until
-
-    def _trust(self, until: float) -> None:
-        self.trusted_until = until
-
-    def _revoking(self, within_s: float) -> None:
-        self.said.append("revoking")
-        assert self.revoke_handled.wait(min(30.0, within_s))
-        self.trusted_until = 0.0
-
-    def _failed(self, error: BaseException) -> None:
-        self.failure = error
-
-    def _trouble(self, text: str | None) -> None:
-        self.trouble = text
 
 
 @pytest.fixture
@@ -288,3 +227,74 @@ def test_a_member_whose_client_gets_no_answers_from_the_coordinator_joins_anew(
     eventually(lambda: "acquired" in member.said, 60, what="leading")
     assert len(clients) == 2
     assert member.failure is None
+
+
+def test_a_dead_standby_that_is_replaced_at_once_costs_the_leader_nothing(
+    config: Config, join: Callable[..., Member]
+) -> None:
+    """The group waits for the dead one before it lets anybody in, and holds the leader's own request back meanwhile."""
+    leader = join()
+    leader.wait_said("acquired")
+    with mortal(config) as dead:
+        dead.wait_joined()
+        dead.kill()
+    replacement = join()
+    replacement.wait_joined()
+    until = leader.trusted_until
+    eventually(lambda: leader.trusted_until > until, what="trust that is renewed")
+    assert leader.said == ["acquired"]
+    assert replacement.said == []
+
+
+@pytest.mark.parametrize(
+    ("setting", "wrong", "right", "remedy"),
+    [
+        ("max.message.bytes", "100", "100000", "max.message.bytes"),
+        ("cleanup.policy", "compact", "delete", "cleanup.policy"),
+    ],
+)
+def test_heartbeats_that_the_topic_refuses_are_told_once_and_when_it_is_over(
+    servers: Servers, config: Config, make_topic: MakeTopic, setting: str, wrong: str, right: str, remedy: str
+) -> None:
+    topic = make_topic(partitions=1, config={setting: wrong})
+    member = Member(Config(**{**config.model_dump(exclude={"leader_topic"}), "leader_topic": topic}))
+    member.start()
+    try:
+        text = eventually(lambda: member.trouble, what="the refusal")
+        assert text.startswith(f"the leader topic {topic!r} takes no heartbeat, so nobody can lead: ")
+        assert remedy in text
+        sent = member.group._sent.number
+        eventually(lambda: member.group._sent.number > sent + 5, what="further heartbeats")
+        assert member.troubles == [text]
+        Topics(servers).configure(topic, setting, right)
+        member.wait_said("acquired")
+        assert member.trouble is None
+    finally:
+        member.group.stop()
+
+
+def test_a_topic_that_kafka_keeps_for_itself_is_told(config: Config, join: Callable[..., Member]) -> None:
+    join().wait_said("acquired")  # there are offsets of groups
+    reserved = Member(Config(**{**config.model_dump(), "leader_topic": "__consumer_offsets", "leader_group_id": "r"}))
+    reserved.start()
+    try:
+        text = eventually(lambda: reserved.trouble, what="the refusal")
+        assert "'__consumer_offsets' takes no heartbeat" in text
+        assert "leader_topic" in text
+        assert reserved.said == []
+    finally:
+        reserved.group.stop()
+
+
+def test_who_waits_for_kafka_to_make_the_leader_topic_stops_at_once(config: Config) -> None:
+    """The port is open and says nothing, as a firewall or a broker that hangs."""
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        address = f"127.0.0.1:{silent.getsockname()[1]}"
+        member = Member(Config(**{**config.model_dump(), "base_kafka_config": {"bootstrap.servers": address}}))
+        member.start()
+        eventually(
+            lambda: any(thread.name == "neli-topic" for thread in threading.enumerate()), what="the wait for Kafka"
+        )
+        began = clock_s()
+        member.group.stop()
+        assert clock_s() - began < 2  # of the five seconds that it takes to give up

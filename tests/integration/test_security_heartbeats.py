@@ -13,8 +13,8 @@ from confluent_kafka import Producer
 from harvester.config import Config
 from harvester.neli.heartbeat import VERSION
 from harvester.neli.topic import ensure_leader_topic
-from harvester.outbox.connect import connect
 from tests.support.harvesting import Scene
+from tests.support.members import identity_of
 from tests.support.wait import eventually
 
 pytest_plugins = ["tests.support.scenes"]
@@ -48,8 +48,7 @@ def hostile(outbox: str) -> list[bytes | None]:
 def test_a_leader_goes_on(scene: Scene, when: str) -> None:
     calm = {"heartbeat_timeout": "5s", "session_timeout": "15s"}  # a busy machine must not cost it the lead
     config = scene.config(**calm)
-    with connect(scene.dsn, application_name="test") as connection:
-        outbox = _identity(connection)
+    outbox = identity_of(scene.dsn).outbox
     values = [str(number) for number in range(20)]
     scene.add(*[("k", value) for value in values[:10]])
     if when == "before it joins":
@@ -70,17 +69,6 @@ def test_a_leader_goes_on(scene: Scene, when: str) -> None:
         assert group.highest_term == 1
         assert running.harvester.status().problem is None
     assert scene.published() == {"k": values}
-
-
-def _identity(connection: Any) -> str:
-    from harvester.outbox.marker import MarkSession
-    from harvester.outbox.tables import OutboxTable
-
-    session = MarkSession(connection.info.dsn, OutboxTable.parse("outbox"), "test", 5.0)
-    try:
-        return session.identity()
-    finally:
-        session.close()
 
 
 def _flood(config: Config, messages: list[bytes | None]) -> None:

@@ -17,7 +17,7 @@ from harvester.config.dsn import effective_dsn, mask_dsn, parse_dsn
 from harvester.config.interpolation import interpolate_table
 from harvester.config.load import build
 from harvester.config.secrets import MASK
-from harvester.config.timing import PURGE_MARGIN, SCAN_INTERVAL
+from harvester.config.timing import PURGE_MARGIN, SCAN_INTERVAL, rebalance_notice
 from harvester.errors import ConfigurationError, Problem
 
 SECRET = "Hunter2IsMySecret"
@@ -101,7 +101,7 @@ MS = st.integers(1, 60_000).map(lambda ms: timedelta(milliseconds=ms))
     delivery=st.none() | st.integers(1, 60_000),
     rebalance=st.none() | st.integers(1, 120_000),
 )
-def test_whatever_is_accepted_keeps_rules_p12_and_p13(
+def test_whatever_is_accepted_keeps_the_rules_of_the_times(
     heartbeat: timedelta, optional: dict[str, timedelta], delivery: int | None, rebalance: int | None
 ) -> None:
     config, problems = outcome(
@@ -128,7 +128,9 @@ def assert_consistent(config: Config) -> None:
     assert limits.heartbeat_timeout + delivery + SCAN_INTERVAL <= limits.session_timeout
     assert delivery + PURGE_MARGIN <= limits.drain_interval
     assert limits.drain_interval <= config.rebalance_timeout - config.group_heartbeat_interval - SCAN_INTERVAL
-    assert config.rebalance_timeout >= limits.session_timeout
+    notice = rebalance_notice(limits.session_timeout, limits.heartbeat_timeout, limits.min_poll_interval)
+    assert config.rebalance_timeout >= limits.session_timeout + notice
+    assert config.join_wait < limits.session_timeout + notice
     assert limits.heartbeat_timeout >= 4 * limits.min_poll_interval
     producer, consumer = config.producer_options(), config.consumer_options()
     assert timedelta(milliseconds=int(producer["delivery.timeout.ms"])) == delivery

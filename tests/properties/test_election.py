@@ -1,7 +1,9 @@
 """Three members, a coordinator and a topic, with any delays, losses and pauses: never two that believe to lead.
 
 The coordinator is the group coordinator of Kafka in its worst mood: it gives partition 0 away as soon as the session
-of its owner has run out, counted from the last commit that arrived, and tells the owner late or never.
+of its owner has run out, counted from the last commit that arrived, or a rebalance that the owner does not answer has
+lasted for its timeout, and tells the owner late or never. What a leader sent before it lost its trust is on the wire
+for D, and another one is elected only after that.
 """
 
 from __future__ import annotations
@@ -35,7 +37,14 @@ from harvester.neli.signals import (
 )
 
 H, S, R, G = 5.0, 8.0, 12.0, 1.0  # heartbeat timeout, session timeout, rebalance timeout, group heartbeat interval
-TIMING = Timing(heartbeat_interval_s=1.0, heartbeat_timeout_s=H, revoke_limit_s=R - G)
+D = 3.0  # what is sent may arrive that much later: delivery timeout and the second of the client's scan
+TIMING = Timing(
+    heartbeat_interval_s=1.0,
+    heartbeat_timeout_s=H,
+    session_limit_s=S - D,
+    rebalance_limit_s=R - D,
+    revoke_limit_s=R - G,
+)
 
 
 @dataclass(eq=False)
@@ -50,7 +59,8 @@ class Member:
     term: int = 0
     generation: int = 0  # of the group, when it was assigned
     read: int = 0  # position in the topic
-    unread: list[tuple[float, int]] = field(default_factory=list)  # commits accepted, not yet heard of
+    unread: list[tuple[float, float]] = field(default_factory=list)  # commits accepted, not yet heard of
+    arrives_until: float = -1.0  # what it has sent so far
 
     def believes(self, now: float) -> bool:
         return self.leads and now < self.believes_until
@@ -97,8 +107,7 @@ class Group:
             case 7 if self.commits:
                 self._arrive(*self.commits.pop(which % len(self.commits)))
             case 8 if member.unread:
-                sent_at, _ = member.unread.pop(which % len(member.unread))
-                self._feed(member, CommitSucceeded(sent_at))
+                self._feed(member, CommitSucceeded(*member.unread.pop(which % len(member.unread))))
             case 9 if which % 3 == 0 and (self.produced or self.commits):
                 lost = self.produced if self.produced else self.commits
                 lost.pop()
@@ -110,8 +119,6 @@ class Group:
                 return
 
     def _pass(self, seconds: float) -> None:
-        if self.rebalance_began is not None and not self.told and self.now + seconds > self.rebalance_began + G:
-            self._tell()  # it hears of the rebalance with its next heartbeat to the coordinator
         self.now += seconds
 
     def _tell(self) -> None:
@@ -124,7 +131,8 @@ class Group:
         member = self.members[index]
         if self.owner is member and generation == self.generation:
             self.session_ends = self.now + S
-            member.unread.append((sent_at, generation))
+            stable_at = sent_at if self.rebalance_began is None else min(sent_at, self.rebalance_began)
+            member.unread.append((sent_at, stable_at))
 
     def _coordinate(self, candidate: Member, which: int) -> None:
         owner = self.owner
@@ -141,11 +149,14 @@ class Group:
         elif self.rebalance_began is None:
             if which % 4 == 0:
                 self.rebalance_began, self.told = self.now, False
+        elif self.now >= self.rebalance_began + R:
+            self.owner = self.rebalance_began = None  # it missed the rebalance, and perhaps never knew of it
         elif not self.told:
-            self._tell()
-        elif which % 2 or self.now >= self.rebalance_began + R:
-            if which % 2:
-                self._feed(owner, Revoked())
+            if which % 3 == 0:
+                self._tell()
+        elif which % 2:
+            owner.arrives_until = -1.0  # it has drained
+            self._feed(owner, Revoked())
             self.owner = self.rebalance_began = None
 
     def _read(self, member: Member) -> None:
@@ -192,6 +203,13 @@ class Group:
         believers = [member for member in self.members if member.believes(self.now)]
         if len(believers) > 1:
             raise Broken("two members believe to lead")
+        for member in believers:
+            if member.state.role is Role.LEADER:
+                member.arrives_until = self.now + D
+        if self.owner is not None and any(
+            member.arrives_until > self.now for member in self.members if member is not self.owner
+        ):
+            raise Broken("another one is elected while something is on the wire")
         if self.owner is not None and any(member is not self.owner for member in believers):
             raise Broken("one believes to lead whose place is another's")
 
@@ -219,7 +237,7 @@ def _any_time_counts(patch: pytest.MonkeyPatch) -> None:
 
     def late(state: Election, event: Event, now: float, timing: Timing) -> tuple[Election, tuple[Command, ...]]:
         if isinstance(event, HeartbeatReturned | CommitSucceeded) and event.sent_at >= state.since:
-            event = type(event)(now)
+            event = HeartbeatReturned(now) if isinstance(event, HeartbeatReturned) else CommitSucceeded(now, now)
         return inner(state, event, now, timing)
 
     patch.setattr(election, "_apply", late)
@@ -230,7 +248,7 @@ def _heartbeats_suffice(patch: pytest.MonkeyPatch) -> None:
 
     def easy(state: Election, event: Event, now: float, timing: Timing) -> tuple[Election, tuple[Command, ...]]:
         if isinstance(event, HeartbeatReturned) and event.sent_at >= state.since and state.role is not Role.OUTSIDE:
-            state = replace(state, commit_sent_at=event.sent_at)
+            state = replace(state, commit_sent_at=event.sent_at, stable_at=event.sent_at)
         return inner(state, event, now, timing)
 
     patch.setattr(election, "_apply", easy)
@@ -245,7 +263,38 @@ def _old_proofs_count(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(election, "_apply", lenient)
 
 
-@pytest.mark.parametrize("mutation", [_any_time_counts, _heartbeats_suffice, _old_proofs_count])
+def _rebalances_are_ignored(patch: pytest.MonkeyPatch) -> None:
+    """As if no commit were accepted during a rebalance."""
+    inner = election._apply
+
+    def blind(state: Election, event: Event, now: float, timing: Timing) -> tuple[Election, tuple[Command, ...]]:
+        if isinstance(event, CommitSucceeded):
+            event = CommitSucceeded(event.sent_at, event.sent_at)
+        return inner(state, event, now, timing)
+
+    patch.setattr(election, "_apply", blind)
+
+
+def _a_commit_counts_for_the_session(patch: pytest.MonkeyPatch) -> None:
+    """As if nothing were on the wire when trust ends."""
+    inner = Election.trusted_until
+
+    def longer(state: Election, timing: Timing) -> float | None:
+        return inner(state, replace(timing, heartbeat_timeout_s=S, session_limit_s=S))
+
+    patch.setattr(Election, "trusted_until", longer)
+
+
+@pytest.mark.parametrize(
+    "mutation",
+    [
+        _any_time_counts,
+        _heartbeats_suffice,
+        _old_proofs_count,
+        _rebalances_are_ignored,
+        _a_commit_counts_for_the_session,
+    ],
+)
 def test_the_world_notices(mutation: Callable[[pytest.MonkeyPatch], None], monkeypatch: pytest.MonkeyPatch) -> None:
     mutation(monkeypatch)
     with pytest.raises(Broken):
@@ -256,7 +305,7 @@ TIMES = st.floats(0, 100).map(lambda moment: round(moment, 2))
 EVENTS = st.one_of(
     st.sampled_from([Assigned(), RevokeBegan(), Revoked(), Tick(True), Tick(False)]),
     st.builds(HeartbeatReturned, TIMES),
-    st.builds(CommitSucceeded, TIMES),
+    st.builds(CommitSucceeded, TIMES, TIMES),
     st.builds(ForeignHeartbeat, st.just("x"), st.none() | st.integers(0, 9)),
     st.builds(TermTaken, st.integers(1, 9)),
 )
@@ -271,7 +320,7 @@ def test_trust_never_outlives_the_proofs_and_is_never_revived(history: list[tupl
         now += waited
         event = drawn
         if isinstance(event, HeartbeatReturned | CommitSucceeded):
-            event = type(event)(min(event.sent_at, now))  # nothing is sent in the future
+            event = replace(event, sent_at=min(event.sent_at, now))  # nothing is sent in the future
             newest[type(event)] = max(newest[type(event)], event.sent_at)
         before = state.trusted_until(TIMING)
         led = state.role is Role.LEADER

@@ -5,7 +5,14 @@ from __future__ import annotations
 import uuid
 from collections.abc import Mapping
 
-from confluent_kafka.admin import AdminClient, NewTopic
+from confluent_kafka.admin import (
+    AdminClient,
+    AlterConfigOpType,
+    ConfigEntry,
+    ConfigResource,
+    NewTopic,
+    ResourceType,
+)
 
 from .servers import Servers
 from .wait import eventually
@@ -27,6 +34,13 @@ class Topics:
         created[name].result(timeout=30)
         eventually(lambda: self._visible(name) == partitions, what=f"topic {name} visible")
         return name
+
+    def configure(self, name: str, setting: str, value: str) -> None:
+        """Change a setting of the topic."""
+        change = ConfigEntry(setting, value, incremental_operation=AlterConfigOpType.SET)
+        resource = ConfigResource(ResourceType.TOPIC, name, incremental_configs=[change])
+        for done in self._admin.incremental_alter_configs([resource]).values():
+            done.result(timeout=30)
 
     def remove(self, names: list[str]) -> None:
         """Delete them; a broker that goes away with the run is spared the work."""

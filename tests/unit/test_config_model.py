@@ -50,9 +50,9 @@ def test_the_defaults_of_the_seeds() -> None:
     assert {name: getattr(limits, name) for name in Limits.model_fields} == {
         "poll_duration": ms(1),
         "min_poll_interval": ms(100),
-        "heartbeat_timeout": ms(5000),
-        "max_poll_interval": ms(2500),
-        "session_timeout": ms(15_000),
+        "heartbeat_timeout": ms(3000),
+        "max_poll_interval": ms(1500),
+        "session_timeout": ms(6000),
         "queue_timeout": ms(30_000),
         "drain_interval": ms(2500),
         "mark_backoff": ms(10),
@@ -82,8 +82,8 @@ def test_the_defaults_of_the_seeds() -> None:
     assert config.poison == Poison(policy="quarantine", notice_topic="")
     assert (config.marking, config.archive, config.archive_retention) == ("memory", "off", timedelta(days=7))
     assert re.fullmatch(r".+_[0-9]+_[0-9]{10}", config.name)
-    assert (config.delivery_timeout, config.rebalance_timeout) == (ms(2000), ms(15_000))
-    assert config.group_heartbeat_interval == ms(500)
+    assert (config.delivery_timeout, config.rebalance_timeout) == (ms(2000), ms(11_000))
+    assert (config.group_heartbeat_interval, config.join_wait) == (ms(200), ms(4300))
 
 
 @pytest.mark.parametrize("limits", [{"shards": 4}, Limits(shards=4)], ids=["table", "object"])
@@ -99,13 +99,16 @@ def test_transactions_have_bounds_of_their_own(limits: Any) -> None:
 def test_derived_defaults_follow_what_was_given() -> None:
     config = given(limits={"heartbeat_timeout": "8s", "queue_timeout": "3s"})
     assert config.limits.max_poll_interval == ms(4000)
-    assert config.limits.session_timeout == ms(24_000)
+    assert config.limits.session_timeout == ms(16_000)
     assert config.limits.drain_interval == ms(3000)
     assert config.delivery_timeout == ms(2500)
+    assert given(limits={"heartbeat_timeout": "8s"}).delivery_timeout == ms(7000)
+    assert given(limits={"heartbeat_timeout": "1s"}).delivery_timeout == ms(2000)
+    assert given(limits={"session_timeout": "15s"}).limits.drain_interval == ms(11_500)
     long_drain = given(limits={"drain_interval": "1m"})
-    assert long_drain.rebalance_timeout == ms(61_500)
-    assert long_drain.delivery_timeout == ms(9000)
-    assert given(limits={"drain_interval": "60000.5ms"}).rebalance_timeout == ms(61_501)
+    assert long_drain.rebalance_timeout == ms(61_200)
+    assert long_drain.delivery_timeout == ms(2000)
+    assert given(limits={"drain_interval": "60000.5ms"}).rebalance_timeout == ms(61_201)
 
 
 def test_without_a_telling_script_the_group_must_be_named() -> None:
@@ -132,32 +135,35 @@ def test_the_configuration_survives_pickling_with_its_secrets() -> None:
     ("settings", "path", "parts"),
     [
         (
-            {"producer_kafka_config": {"delivery.timeout.ms": 9001}, "limits": {"drain_interval": "20s"}},
+            {"producer_kafka_config": {"delivery.timeout.ms": 2001}, "limits": {"drain_interval": "20s"}},
             "limits.session_timeout",
-            ["15s", "5s", "9.001s", "15.001s", "at most 9s", "P12"],
+            ["6s", "3s", "2.001s", "6.001s", "at most 2s", "P12"],
         ),
         (
-            {"producer_kafka_config": {"message.timeout.ms": 2001}},
+            {
+                "producer_kafka_config": {"message.timeout.ms": 2001},
+                "limits": {"session_timeout": "9s", "drain_interval": "2.5s"},
+            },
             "limits.drain_interval",
             ["2.5s", "2.001s", "2.501s", "at most 2s", "P13"],
         ),
         (
-            {"base_kafka_config": {"max.poll.interval.ms": 20_000}, "limits": {"drain_interval": "18.501s"}},
+            {"base_kafka_config": {"max.poll.interval.ms": 20_000}, "limits": {"drain_interval": "18.801s"}},
             'base_kafka_config."max.poll.interval.ms"',
-            ["20s", "18.501s", "20.001s", "at most 18.5s", "P13"],
+            ["20s", "18.801s", "20.001s", "at most 18.8s", "P13"],
         ),
         (
-            {"base_kafka_config": {"max.poll.interval.ms": 14_999}},
+            {"base_kafka_config": {"max.poll.interval.ms": 10_999}},
             'base_kafka_config."max.poll.interval.ms"',
-            ["14.999s", "15s"],
+            ["10.999s", "6s", "5s", "at least 11s", "P39"],
         ),
         (
             {"limits": {"heartbeat_timeout": "2s", "min_poll_interval": "501ms"}},
             "limits.heartbeat_timeout",
             ["2s", "501ms", "2.004s"],
         ),
-        ({"limits": {"max_poll_interval": "5s"}}, "limits.max_poll_interval", ["5s"]),
-        ({"limits": {"session_timeout": "6.099s"}}, "limits.session_timeout", ["6.099s", "6.1s"]),
+        ({"limits": {"max_poll_interval": "3s"}}, "limits.max_poll_interval", ["3s"]),
+        ({"limits": {"session_timeout": "4.099s"}}, "limits.session_timeout", ["4.099s", "4.1s"]),
         ({"limits": {"drain_interval": "599ms"}}, "limits.drain_interval", ["599ms", "600ms"]),
         (
             {"producer_kafka_config": {"delivery.timeout.ms": 0}},
@@ -179,11 +185,12 @@ def test_a_broken_rule_shows_the_numbers(settings: dict[str, Any], path: str, pa
 @pytest.mark.parametrize(
     "settings",
     [
-        {"producer_kafka_config": {"delivery.timeout.ms": 9000}, "limits": {"drain_interval": "20s"}},
+        {"producer_kafka_config": {"delivery.timeout.ms": 2000}, "limits": {"drain_interval": "20s"}},
         {"producer_kafka_config": {"delivery.timeout.ms": 2000}},
-        {"base_kafka_config": {"max.poll.interval.ms": 20_000}, "limits": {"drain_interval": "18.5s"}},
+        {"base_kafka_config": {"max.poll.interval.ms": 20_000}, "limits": {"drain_interval": "18.8s"}},
+        {"base_kafka_config": {"max.poll.interval.ms": 11_000}},
         {"limits": {"heartbeat_timeout": "2.004s", "min_poll_interval": "501ms"}},
-        {"limits": {"session_timeout": "6.1s"}},
+        {"limits": {"session_timeout": "4.1s"}},
         {"limits": {"drain_interval": "600ms"}},
     ],
 )
@@ -349,8 +356,8 @@ def test_each_client_gets_its_options() -> None:
         "partition.assignment.strategy": "cooperative-sticky",
         "enable.auto.commit": "false",
         "auto.offset.reset": "latest",
-        "session.timeout.ms": "15000",
-        "heartbeat.interval.ms": "500",
+        "session.timeout.ms": "6000",
+        "heartbeat.interval.ms": "200",
         "max.poll.interval.ms": "30000",
         "allow.auto.create.topics": "false",
     }
@@ -578,8 +585,8 @@ def test_the_page_names_every_setting_and_its_default() -> None:
         "leader_topic": "`leader_group_id` + `.neli`",
         "name": "`{hostname}_{pid}_{unix time}`",
         "limits.max_poll_interval": "`heartbeat_timeout` / 2",
-        "limits.session_timeout": "3 × `heartbeat_timeout`",
-        "limits.drain_interval": "the lower of `max_poll_interval` and `queue_timeout`",
+        "limits.session_timeout": "2 × `heartbeat_timeout`, or 3 s more than it",
+        "limits.drain_interval": "`session_timeout` − `heartbeat_timeout` − 500 ms, at most `queue_timeout`",
         "poison.notice_topic": "none",
         "tracing.enabled": "`false`",
         "oauth.token": "none",

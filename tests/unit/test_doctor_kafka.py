@@ -7,11 +7,14 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from confluent_kafka import KafkaError
 
+from harvester.config import Config
 from harvester.doctor import Level
 from harvester.doctor.facts import Group, Topic
 from harvester.doctor.judge_kafka import judge_kafka, version_of
 from harvester.doctor.judge_topics import judge_topics, topics_of
+from harvester.neli.topic import refusal
 from tests.support.doctor import BROKER, CONFIG, EXACTLY, KAFKA, kafka_with, text_of, topic, worst
 
 
@@ -19,8 +22,8 @@ from tests.support.doctor import BROKER, CONFIG, EXACTLY, KAFKA, kafka_with, tex
     ("change", "check", "level"),
     [
         ({"brokers": 1}, "kafka.brokers", Level.WARNING),
-        ({"settings": {**BROKER, "group.min.session.timeout.ms": "15001"}}, "kafka.session_timeout", Level.PROBLEM),
-        ({"settings": {**BROKER, "group.max.session.timeout.ms": "14999"}}, "kafka.session_timeout", Level.PROBLEM),
+        ({"settings": {**BROKER, "group.min.session.timeout.ms": "6001"}}, "kafka.session_timeout", Level.PROBLEM),
+        ({"settings": {**BROKER, "group.max.session.timeout.ms": "5999"}}, "kafka.session_timeout", Level.PROBLEM),
         ({"settings": {**BROKER, "transaction.max.timeout.ms": "9999"}}, "kafka.transactions", Level.PROBLEM),
         ({"brokers": 2}, "kafka.transactions", Level.PROBLEM),
         ({"settings": {**BROKER, "transaction.state.log.min.isr": "1"}}, "kafka.transactions", Level.WARNING),
@@ -74,7 +77,9 @@ def test_topics_that_do_not_exist() -> None:
 
 def test_the_leader_topic() -> None:
     wide = kafka_with(topic("billing.neli", partitions=2))
-    assert worst(judge_topics(wide, CONFIG, [])) == {"topics.leader": Level.WARNING}
+    found = judge_topics(wide, CONFIG, [])
+    assert worst(found) == {"topics.leader": Level.WARNING}
+    assert "delete" not in text_of(found, "topics.leader")  # it may be somebody else's
     # Heartbeats need no copies.
     single = kafka_with(topic("billing.neli", replicas=1, min_insync_replicas="1"))
     assert worst(judge_topics(single, CONFIG, [])) == {}
@@ -97,6 +102,37 @@ def test_the_progress_topic(settings: Mapping[str, Any], level: Level, part: str
     found = judge_topics(kafka_with(topic("billing.progress", **settings)), EXACTLY, [])
     assert worst(found) == {"topics.progress": level}
     assert part in text_of(found, "topics.progress")
+
+
+@pytest.mark.parametrize(
+    ("changed", "part"),
+    [
+        (topic("billing.neli", max_message_bytes="300"), "raise it to 20000"),
+        (topic("billing.neli", cleanup_policy="compact"), "set it to delete"),
+        (topic("billing.neli", cleanup_policy="compact,delete"), "set it to delete"),
+        (topic("billing.neli", operations=frozenset({"READ", "DESCRIBE"})), "WRITE"),
+    ],
+)
+def test_a_leader_topic_that_takes_no_heartbeats(changed: Topic, part: str) -> None:
+    found = judge_topics(kafka_with(changed), CONFIG, [])
+    assert worst(found) == {"topics.leader": Level.PROBLEM}
+    assert part in text_of(found, "topics.leader")
+
+
+def test_a_leader_topic_that_is_kafkas_own() -> None:
+    config = Config(leader_group_id="billing", leader_topic="__consumer_offsets")
+    found = judge_topics(kafka_with(topic("__consumer_offsets", partitions=50)), config, [])
+    assert worst(found) == {"topics.leader": Level.PROBLEM}
+    text = text_of(found, "topics.leader")
+    assert "name another leader_topic" in text
+    assert "billing.neli" in text
+    assert "delete" not in text
+
+
+def test_what_is_said_of_a_heartbeat_that_may_not_be_written() -> None:
+    text = refusal("billing.neli", KafkaError(KafkaError.TOPIC_AUTHORIZATION_FAILED))
+    assert text.startswith("the leader topic 'billing.neli' takes no heartbeat, so nobody can lead: ")
+    assert text.endswith("allow this user to write to the topic")
 
 
 def test_the_progress_topic_matters_to_exactly_once_only() -> None:
