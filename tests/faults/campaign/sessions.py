@@ -10,6 +10,8 @@ import psycopg
 
 from .field import Field
 
+_TRIES = 10
+
 
 def terminate(field: Field, rng: random.Random) -> str | None:
     """End some of the harvesters' sessions, or all."""
@@ -60,7 +62,9 @@ def truncate(field: Field, *, restart: bool) -> str | None:
     """Empty the outbox under living writers, with or without `RESTART IDENTITY`; the rows are noted by the audit."""
     identity = "RESTART IDENTITY" if restart else "CONTINUE IDENTITY"
     with field.idle.aside(), contextlib.suppress(psycopg.Error), field.connect() as connection:
-        connection.execute("SET lock_timeout = '5s'")
-        connection.execute(f"TRUNCATE outbox {identity}")
-        return "outbox"
+        connection.execute("SET lock_timeout = '500ms'")  # whoever is to end a prepared transaction waits behind it
+        for _ in range(_TRIES):
+            with contextlib.suppress(psycopg.errors.LockNotAvailable):
+                connection.execute(f"TRUNCATE outbox {identity}")
+                return "outbox"
     return None
