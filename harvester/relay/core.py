@@ -21,7 +21,7 @@ from harvester.relay.hearing import Tidings, hear
 from harvester.relay.limits import Settings
 from harvester.relay.machine import Phase, Relay
 from harvester.relay.performing import Outlets, Performer
-from harvester.relay.shared import Shared, TrustCell, set_in_flight
+from harvester.relay.shared import Shared, TrustCell, set_in_flight, trust_check
 from harvester.relay.spec import ShardSpec
 from harvester.relay.supervision import HandOver, RestartBudget
 from harvester.relay.waking import Waker
@@ -45,6 +45,7 @@ class Core:
     ) -> None:
         self.relay = Relay(settings, uuid4)
         self.trust = TrustCell(shared)
+        self._trusted = trust_check(shared)  # as shards see it
         self._shared, self._group, self._out = shared, group, outlets
         self._budget, self._hand_over = budget, hand_over
         self._poller = select.epoll()
@@ -138,7 +139,7 @@ class Core:
 
     def _tick(self, now: float) -> None:
         self.fleet.start_due(now)
-        self.performer.perform(self.relay.tick(now))
+        self.performer.perform(self.relay.tick(now, self._trusted()))
         parked = self.relay.intake.waiting.parked
         for index, slot in enumerate(self.fleet.slots):
             slot.parked = parked[index]

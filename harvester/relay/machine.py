@@ -28,6 +28,11 @@ for another of its key.
 awaited, and no statement is asked for, since that takes LEADING. It is in no other way different: it keeps its term and
 its trust, and can be drained, fenced, scaled and deposed. Who is paused while it stands by comes to REMARKING, not to
 LEADING, when it has taken the term. To resume is to go on from there, under a new leader id.
+
+*Without trust.* Trust may expire some time before the fence comes, and shards then drop whatever they are given. The
+first rows that a shard drops lead to one remark, which waits in REMARKING after the shards have answered: a new mark
+would only fetch rows that are dropped again. Each tick looks at trust. Once it is valid again, the remark goes on; a
+fence ends it as it ends any other.
 """
 
 from __future__ import annotations
@@ -71,6 +76,7 @@ class Relay:
         self.phase = Phase.IDLE
         self.epoch = 0
         self.paused = False  # by whoever operates it, leading or not
+        self.untrusted = False  # a shard dropped rows, and no tick has seen trust since
         self.tenure = Tenure()
         bounds = settings.bounds
         self.ledger = Ledger(bounds, pipelined=settings.exactly_once)
@@ -165,7 +171,7 @@ class Relay:
         if self._roll_call.awaited:
             return []
         if self.phase is Phase.TAKING and tenure.told is not None and tenure.leader_id is not None:
-            tenure.term = tenure.told
+            tenure.term, self.untrusted = tenure.told, False
             began: list[Command] = [OpenTrust(), Announce(LeaderAcquired(tenure.leader_id, tenure.term))]
             if self.paused:
                 self.phase = Phase.REMARKING
@@ -175,7 +181,7 @@ class Relay:
         if self.phase is Phase.TAKING and tenure.holder is not None and not tenure.asked:
             tenure.asked = True  # once: a second one would raise the term under our own feet
             return [TakeTerm(tenure.holder, tenure.lost)]
-        if self.phase is Phase.REMARKING and tenure.term is not None and not self.paused:
+        if self.phase is Phase.REMARKING and tenure.term is not None and not self.paused and not self.untrusted:
             tenure.leader_id = self.new_id()
             self._lead(now)
             refreshed = LeaderRefreshed(tenure.leader_id, tenure.term, self._reason)
@@ -289,9 +295,16 @@ class Relay:
         for shard in self.intake.slices:
             shard.heard_at += lost_s
 
-    def tick(self, now: float) -> list[Command]:
-        """Look at the clock: unanswered remarks, silent shards, rows held for too long."""
+    def tick(self, now: float, trusted: bool = True) -> list[Command]:
+        """Look at the clock: unanswered remarks, silent shards, rows held for too long, a wait for trust.
+
+        `trusted`: shards may produce now.
+        """
         commands: list[Command] = [*self._roll_call.stuck(self.intake.slices, self.ledger, now)]
+        if self.untrusted and trusted:
+            self.untrusted = False
+            if self.phase is Phase.REMARKING:
+                return [*commands, *self.proceed(now)]
         if self.phase is Phase.SCALING and now >= self._scale_deadline:
             self.phase = Phase.REMARKING
             self._reason = "the number of shards could not be changed: something is still unsettled"

@@ -120,12 +120,16 @@ def refused(relay: Relay, shard: int, epoch: int, ids: Sequence[int], now: float
 
 
 def dropped(relay: Relay, shard: int, ids: Sequence[int], now: float) -> list[Command]:
-    """A shard did not send these, for lack of trust or of a leader; while we lead, that calls for a remark."""
+    """A shard did not send these, for lack of trust or of a leader; while we lead, that calls for a remark.
+
+    The remark goes on when a tick has seen trust: rows that are marked sooner would be dropped again.
+    """
     relay.heard(shard, now)
     forgotten = relay.ledger.give_back(ids)
     if forgotten:
         relay.doubt.arise(now)
     if forgotten and relay.phase is Phase.LEADING:
+        relay.untrusted = True
         return relay.remark(f"shard {shard} ran out of trust", now)
     if forgotten:
         relay.doubt.keep_term()

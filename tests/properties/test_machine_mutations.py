@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from harvester.relay import leadership
+from harvester.relay import leadership, outcomes
 from harvester.relay.asking import Asking
 from harvester.relay.barrier import Barrier, Entry, Step
 from harvester.relay.commands import Drained
@@ -432,6 +432,18 @@ def _retries_are_sent_without_trust(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Sender, "due", careless)
 
 
+def _lost_trust_is_not_waited_for(patch: pytest.MonkeyPatch) -> None:
+    """P12: whatever is marked before trust is back is dropped again, and leads to the next remark."""
+    dropped = outcomes.dropped
+
+    def hasty(relay: Relay, *args: Any) -> Any:
+        commands = dropped(relay, *args)
+        relay.untrusted = False
+        return [*commands, *relay.proceed(args[-1])]
+
+    patch.setattr(outcomes, "dropped", hasty)
+
+
 def _a_drain_does_not_wait(patch: pytest.MonkeyPatch) -> None:
     """P13."""
     drain = leadership.drain
@@ -572,6 +584,7 @@ MUTATIONS: list[tuple[Callable[[pytest.MonkeyPatch], None], tuple[str, ...] | No
     (_trust_is_asked_once_a_frame, ("trust",), b""),
     (_followers_are_sent_without_trust, ("trust",), b""),
     (_retries_are_sent_without_trust, ("trust", "kafka"), b""),
+    (_lost_trust_is_not_waited_for, ("trust",), b""),
     (_a_drain_does_not_wait, ("hand over",), b""),
     (_a_drain_waits_for_answers_only, ("hand over",), b""),
     (_a_held_record_is_given_up, POISON, b""),

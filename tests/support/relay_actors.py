@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from uuid import UUID
 
 from harvester.delivery.decode import decode
+from harvester.events import LeaderRefreshed
 from harvester.relay import commands as c
 from harvester.relay import frames as f
 from harvester.relay import leadership, outcomes
@@ -46,6 +47,8 @@ class SimHarvester:
         self._due: dict[int, tuple[int, float]] = {}  # parked record -> (epoch, not to be fetched before)
         self.proven = self.word = self.revoking = self.paused = self.wanted = False
         self.fuse: int | None = None  # trust runs out after so many produces
+        self.lapsed = False  # trust has run out, and no fence came: it may return
+        self._vain = 0  # remarks for lack of trust that were over before there was trust
 
     def _new_id(self) -> UUID:
         self._made += 1
@@ -73,7 +76,7 @@ class SimHarvester:
 
     def lose_trust(self, reason: str) -> None:
         """The election fences."""
-        self.word = self.proven = False
+        self.word = self.proven = self.lapsed = False
         self.fuse = None
         self._step_down()
         for shard in self.living:
@@ -84,6 +87,15 @@ class SimHarvester:
             return leadership.fence(self.relay, reason, self.world.now)
 
         self._post("fence", fence)
+
+    def _lapse(self) -> None:
+        """Trust runs out, and the fence does not come."""
+        self.word, self.lapsed = False, True
+        for shard in self.living:
+            self.world.excuse(shard)
+
+    def _renew(self) -> None:
+        self.word, self.lapsed, self._vain = True, False, 0
 
     def _step_down(self) -> None:
         if self.world.leader is self:
@@ -96,7 +108,7 @@ class SimHarvester:
 
     def revoke(self) -> None:
         """The group takes leadership away and waits for the drain."""
-        self.word, self.revoking, self.fuse = False, True, None
+        self.word, self.revoking, self.fuse, self.lapsed = False, True, None, False
 
         def drain() -> Sequence[c.Command]:
             self.wanted = False
@@ -174,6 +186,10 @@ class SimHarvester:
             found.append(((self.name, "is patient"), lambda: self.pass_time(wait_s)))
         if self.paused:
             found.append(((self.name, "resumes"), self._resume))
+        if self.lapsed:
+            found.append(((self.name, "is trusted again"), self._renew))
+        if self.relay.untrusted:
+            found.append(((self.name, "looks at trust"), self._tick))
         if self.marker:
             begun = self._snapshot is not None or self._seen_term is not None
             step = self._finish if begun else self._begin
@@ -186,6 +202,8 @@ class SimHarvester:
         if self.proven and not self.revoking:
             found.append(("trust", (self.name, "fenced"), lambda: self.lose_trust("fenced")))
             found.append(("trust", (self.name, "fuse"), self._light_fuse))
+            if self.word:
+                found.append(("trust", (self.name, "trust lapses"), self._lapse))
             found.append(("hand over", (self.name, "revoked"), self.revoke))
             found.append(("scale", (self.name, "scales"), self._scale))
             found.append(("loan", (self.name, "is asked for the term"), self._lend))
@@ -196,7 +214,7 @@ class SimHarvester:
         if self.marker:
             found.append(("marker", (self.name, "the marker fails"), self._fail_marker))
         found.append(("timeouts", (self.name, "time passes"), lambda: self.pass_time(600.0)))
-        found.append(("timeouts", (self.name, "ticks"), lambda: self._perform(self.relay.tick(self.world.now))))
+        found.append(("timeouts", (self.name, "ticks"), self._tick))
         return found
 
     def _light_fuse(self) -> None:
@@ -205,7 +223,10 @@ class SimHarvester:
     def pass_time(self, time_s: float) -> None:
         """And the supervisor looks at the clock."""
         self.world.now += time_s
-        self._perform(self.relay.tick(self.world.now))
+        self._tick()
+
+    def _tick(self) -> None:
+        self._perform(self.relay.tick(self.world.now, self.word))
 
     def _stop_for(self, record_id: int) -> None:
         """Policy "stop": the harvester ends; whoever starts it again has seen to the record."""
@@ -300,7 +321,7 @@ class SimHarvester:
                         self._check_fetch(command)
                     self.marker.append(command)
                 case c.OpenTrust():
-                    self.word = self.proven
+                    self.word, self.lapsed, self._vain = self.proven, False, 0
                     self.world.heard_term = max(self.world.heard_term, self.relay.tenure.term or 0)
                 case c.CloseTrust():
                     self.word = False
@@ -309,6 +330,10 @@ class SimHarvester:
                         self.shards[index].die()
                 case c.Announce(event):
                     leader_id = getattr(event, "leader_id", None)
+                    if isinstance(event, LeaderRefreshed) and "trust" in event.reason and not self.word:
+                        self._vain += 1  # one may be: trust lapsed again while the shards answered
+                        if self._vain > 1:
+                            self.world.fail(f"{self.name} marks in vain, for lack of trust")
                     if leader_id in self.world.leader_ids:
                         self.world.fail(f"leader id {leader_id} is used twice")
                     self.world.leader_ids |= {leader_id} if leader_id is not None else set()

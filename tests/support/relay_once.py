@@ -535,7 +535,7 @@ class OnceHarvester(SimHarvester):
         for shard in self.living:
             if shard.ready and (self.world.script.over or self.world.script.next(3)):
                 self.relay.heard(shard.index, self.world.now)
-        self._perform(self.relay.tick(self.world.now))
+        self._tick()
 
 
 class OnceWorld(World):
