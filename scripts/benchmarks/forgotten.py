@@ -19,7 +19,7 @@ from scripts.benchmarks._scenario import Bench, Samples, Scenario
 from scripts.benchmarks._traffic import Load, percentile, travel, wait_empty
 from scripts.benchmarks.latency import lead
 
-_BURSTS = 9
+_BURSTS = 7
 _FIGURES = ("burst_s", "p50_ms", "idle_cpu_percent", "idle_server_cpu_percent")
 _WITH_GAPS = """
 INSERT INTO outbox (create_time, kafka_topic, kafka_key, kafka_value)
@@ -96,7 +96,7 @@ def _burst(place: Place, rows: int) -> float:
 
 def _measure(bench: Bench, place: Place, running: Relay) -> dict[str, float]:
     seconds = bench.seconds or 10.0
-    found = {"burst_s": statistics.median(_burst(place, bench.share(0.05)) for _ in range(_BURSTS))}
+    found = {"burst_s": statistics.median(_burst(place, bench.share(0.2)) for _ in range(_BURSTS))}
     journey = travel(place, Load(50, seconds, writers=1))
     found["p50_ms"] = percentile(journey.latencies_ms(), 0.5)
     time.sleep(2)  # no gap is young any more
