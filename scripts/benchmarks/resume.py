@@ -44,10 +44,10 @@ def _limits(heartbeat: str, session: str, drain: str) -> tuple[str, ...]:
 
 
 CASES = {
-    "sigterm": Case(signal.SIGTERM, 15.0),
-    "sigkill": Case(signal.SIGKILL, 15.0),
-    # group.min.session.timeout.ms of a broker as it comes is 6 s.
-    "sigkill_6s": Case(signal.SIGKILL, 6.0, _limits("2s", "6s", "3s")),
+    "sigterm": Case(signal.SIGTERM, 6.0),
+    # The least that a broker permits as it comes (group.min.session.timeout.ms).
+    "sigkill": Case(signal.SIGKILL, 6.0),
+    "sigkill_15s": Case(signal.SIGKILL, 15.0, _limits("5s", "15s", "9500ms")),
     "sigkill_3s": Case(signal.SIGKILL, 3.0, _limits("1s", "3s", "1500ms")),
     # A third of the session for each: trust, a delivery, and the second in which the client looks for expired ones.
     "sigkill_1_8s": Case(signal.SIGKILL, 1.8, _limits("500ms", "1800ms", "1s")),

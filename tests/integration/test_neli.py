@@ -260,7 +260,7 @@ def test_heartbeats_that_the_topic_refuses_are_told_once_and_when_it_is_over(
     member = Member(Config(**{**config.model_dump(exclude={"leader_topic"}), "leader_topic": topic}))
     member.start()
     try:
-        text = eventually(lambda: member.trouble, what="the refusal")
+        text = eventually(lambda: member.trouble, what="the refusal") or ""
         assert text.startswith(f"the leader topic {topic!r} takes no heartbeat, so nobody can lead: ")
         assert remedy in text
         sent = member.group._sent.number
@@ -278,7 +278,7 @@ def test_a_topic_that_kafka_keeps_for_itself_is_told(config: Config, join: Calla
     reserved = Member(Config(**{**config.model_dump(), "leader_topic": "__consumer_offsets", "leader_group_id": "r"}))
     reserved.start()
     try:
-        text = eventually(lambda: reserved.trouble, what="the refusal")
+        text = eventually(lambda: reserved.trouble, what="the refusal") or ""
         assert "'__consumer_offsets' takes no heartbeat" in text
         assert "leader_topic" in text
         assert reserved.said == []

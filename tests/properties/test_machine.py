@@ -52,7 +52,7 @@ def test_histories_are_not_trivial() -> None:
     said: set[str] = set()
     words: set[object] = set()
     repeated = quarantined = 0
-    for seed in range(60):
+    for seed in range(120):
         faults = FAULTS if seed % 3 else ("timeouts", "hand over", "kafka", "poison")
         world = World(random.Random(seed).randbytes(600), faults).run()
         said |= {type(part).__name__ for note in world.trace for part in note}

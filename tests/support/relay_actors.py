@@ -67,6 +67,9 @@ class SimHarvester:
     def elect(self) -> None:
         """The group chooses this one."""
         self.world.leader, self.proven = self, True
+        for other in self.world.harvesters:
+            for shard in other.shards if other is not self else ():
+                shard.late.clear()  # bytes that outlast a leader are a known limit
 
         def acquire() -> Sequence[c.Command]:
             self.wanted = self.relay.phase is Phase.DRAINING

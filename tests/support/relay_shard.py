@@ -82,6 +82,7 @@ class SimProcess(ABC):
         self.server: str | None = None  # of the purger, as its `expect` and its connections leave it
         self.term = 0
         self.connected = False
+        self.late: dict[int, Sent] = {}  # timed out; the network has kept them, and may deliver them yet
         self.policy = Policy(
             2, retry_backoff_s=1.0, retry_backoff_max_s=4.0, queue_timeout_s=0.0, poison=owner.world.policy
         )
@@ -268,7 +269,6 @@ class SimShard(SimProcess):
     def __init__(self, owner: SimHarvester, index: int) -> None:
         super().__init__(owner, index)
         self.wire: dict[int, Sent] = {}
-        self.late: dict[int, Sent] = {}  # timed out; the network has kept them, and may deliver them yet
         self.full = 0  # how many produces the producer refuses for lack of room
         self.sender = Sender(self, self.policy, self.outlets)
 

@@ -103,7 +103,7 @@ def test_a_retry_that_is_due_during_a_drain_is_not_made() -> None:
     shard.fail(1, KafkaError._MSG_TIMED_OUT)
     assert shard.sender.due(0.0) is not None
     shard.sender.remark(DRAINING)
-    assert shard.said == [f.Remarked(2, [], in_doubt=True)]
+    assert shard.said == [f.InDoubt(1), f.Remarked(2, [], in_doubt=True)]
     assert shard.sender.due(LATER) is None
     assert shard.produced == [1]
 
@@ -136,7 +136,7 @@ def test_a_record_that_timed_out_is_sent_again_by_the_same_producer() -> None:
     shard = Shard()
     shard.dispatch((1, b"a"), (2, b"a"))
     shard.fail(1, KafkaError._MSG_TIMED_OUT)
-    assert (shard.said, shard.fatal) == ([], [])
+    assert (shard.said, shard.fatal) == ([f.InDoubt(1)], [])  # its key stays with this producer (P36)
     shard.sender.due(LATER)
     assert shard.produced == [1, 1]
 
