@@ -181,6 +181,7 @@ class World:
     def __init__(self, data: bytes, faults: tuple[str, ...] = FAULTS) -> None:
         self.script = Script(data)
         self.trace: list[Note] = []
+        self.complaint = ""  # of a producer: what it raised would be taken for a record's fault
         self.now = 0.0
         self.table = Table()
         self.appended: Counter[int] = Counter()
@@ -474,6 +475,8 @@ class World:
     # -- checks
 
     def _check_bounds(self) -> None:
+        if self.complaint:
+            self.fail(self.complaint)
         for harvester in self.harvesters:
             relay = harvester.relay
             most = relay.settings.max_in_flight_records
