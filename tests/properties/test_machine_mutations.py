@@ -551,7 +551,7 @@ MUTATIONS: list[tuple[Callable[[pytest.MonkeyPatch], None], tuple[str, ...] | No
     (_barrier_of_two, None, b""),
     (_lanes_are_overtaken, KAFKA, TWO_KEYS),
     (_lanes_end_when_they_are_fetched, KAFKA, ONE_KEY),
-    (_stamps_are_ignored, KAFKA, MANY),
+    (_stamps_are_ignored, None, MANY),
     (_lanes_are_not_sorted, KAFKA, ONE_KEY),
     (_what_is_given_back_is_forgotten, KAFKA, ONE_KEY),
     (_what_stood_behind_a_parked_record_is_forgotten, KAFKA, ONE_KEY),
