@@ -47,7 +47,7 @@ def test_any_bytes(content: bytes) -> None:
     load(content)
 
 
-@settings(max_examples=200)
+@settings(max_examples=200, deadline=None)
 @given(st.sampled_from([SECRETS, SAMPLE]), st.data())
 def test_a_damaged_file(text: str, data: st.DataObject) -> None:
     content = text.encode()
