@@ -107,6 +107,8 @@ def run(
         directory, bootstrap, partitions=campaign.partitions, settings=settings, held_back_s=held_back_s
     ) as field:
         limits = replace(campaign.limits or Limits(campaign.interval_s), max_open_records=campaign.max_open_records)
+        if held_back_s and not campaign.at_most_once:  # a hand-over waits an interval for what is open
+            limits = replace(limits, fair_intervals=limits.fair_intervals + 1)
         began = time.monotonic()
         faults = _Faults(field, Striker(field, campaign.consumers), limits, began, say)
         faults.begin(campaign.consumers)
