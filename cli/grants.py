@@ -29,7 +29,7 @@ def grants(
         typer.Option(
             "--caller",
             metavar="ROLE",
-            help="A role that only calls outbox_stash (`init --functions`).",
+            help="A role that only calls the functions for writers (`init --functions`).",
             show_default=False,
         ),
     ] = None,

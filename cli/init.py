@@ -39,7 +39,7 @@ def init(
         bool | None,
         typer.Option(
             "--functions/--no-functions",
-            help="Make or remove the SQL function that writes a record. (default: leave as it is)",
+            help="Make or remove the SQL functions for writers. (default: leave as it is)",
             show_default=False,
         ),
     ] = None,

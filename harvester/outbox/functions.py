@@ -1,4 +1,4 @@
-"""Makes, replaces and removes the function `outbox_stash`, within the transaction of `init`."""
+"""Makes, replaces and removes the functions for writers, within the transaction of `init`."""
 
 from __future__ import annotations
 
@@ -7,29 +7,27 @@ from typing import Any
 import psycopg
 from psycopg.rows import tuple_row
 
-from harvester.outbox.function_sql import body, create_function, drop_function, signature, signatures
+from harvester.outbox.function_sql import all_signatures, bodies, create_functions, drop_functions
 from harvester.outbox.shape import ColumnShape
 from harvester.outbox.tables import OutboxTable
 
 
-def set_function(
+def set_functions(
     connection: psycopg.Connection[Any], table: OutboxTable, shape: ColumnShape, *, wanted: bool | None
 ) -> list[str]:
-    """Make (True) or remove (False) the function; None leaves it as it is. Returns what was done, in words."""
+    """Make (True) or remove (False) the functions; None leaves them as they are. Returns what was done, in words."""
     if wanted is None:
         return []
-    there = {name: source for name in signatures(table) if (source := _source(connection, name)) is not None}
-    if wanted:
-        if there == {signature(table, shape.key_type, shape.value_type): body(table, shape)}:
-            return []
-        statements, done = create_function(table, shape), "replaced" if there else "created"
-    else:
-        if not there:
-            return []
-        statements, done = drop_function(table), "removed"
+    found = {name: source for name in all_signatures(table) if (source := _source(connection, name)) is not None}
+    wanted_sources = bodies(table, shape) if wanted else {}
+    if found == wanted_sources:
+        return []
+    statements = create_functions(table, shape) if wanted else drop_functions(found)
     for statement in statements:
         psycopg.RawCursor(connection).execute(statement.encode())
-    return [f"{done} the function {table.beside('stash')}"]
+    changed = [name for name in wanted_sources or found if found.get(name) != wanted_sources.get(name)]
+    done = "removed" if not wanted else "replaced" if found else "created"
+    return [f"{done} the function {name.split('(')[0]}" for name in changed]
 
 
 def _source(connection: psycopg.Connection[Any], name: str) -> str | None:

@@ -1,4 +1,4 @@
-"""Least privilege as SQL: what a role needs that relays, one that only writes, one that only calls `outbox_stash`.
+"""Least privilege as SQL: what a role needs that relays, one that only writes, one that only calls the functions.
 
 The script is for the owner of the tables. It takes away what the role was granted on them before and gives what is
 listed here, in one transaction: it may run again, and a role keeps no privilege that is no longer listed.
@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 from harvester.errors import ConfigurationError, Problem
 from harvester.outbox.catalog import Facts, Relation
-from harvester.outbox.function_sql import signature
+from harvester.outbox.function_sql import signatures
 from harvester.outbox.tables import OutboxTable, literal, quoted
 
 _NOT_FOR_WRITERS = frozenset({"id", "leader_id"})
@@ -29,15 +29,15 @@ _WRITTEN = (
 class Place:
     """What the statements name: `schema` is a bare name, `sequence` quoted for SQL text, `columns` those of writers.
 
-    `archive`: purges leave a trace there; `notices`: a quarantine inserts a row that tells of it. `stash`: the function
-    for callers with its types, be it there or not.
+    `archive`: purges leave a trace there; `notices`: a quarantine inserts a row that tells of it. `functions`: those
+    for callers, with their types, be they there or not.
     """
 
     table: OutboxTable
     schema: str
     sequence: str
     columns: tuple[str, ...]
-    stash: str
+    functions: tuple[str, ...]
     archive: bool
     notices: bool
 
@@ -54,7 +54,7 @@ class Place:
             schema=schema,
             sequence=known.name if known is not None else OutboxTable(schema, f"{table.name}_id_seq").sql,
             columns=tuple(name for name in columns if name not in _NOT_FOR_WRITERS),
-            stash=signature(placed, *_kinds(outbox)),
+            functions=tuple(signatures(placed, *_kinds(outbox))),
             archive=archive,
             notices=notices,
         )
@@ -97,10 +97,10 @@ def writer_grants(place: Place, role: str) -> list[str]:
 
 
 def caller_grants(place: Place, role: str) -> list[str]:
-    """Writing records by the function and in no other way: no privilege on any table."""
+    """Writing records by the functions and in no other way: no privilege on any table."""
     return [
         f"GRANT USAGE ON SCHEMA {quoted(place.schema)} TO {quoted(role)}",
-        f"GRANT EXECUTE ON FUNCTION {place.stash} TO {quoted(role)}",
+        f"GRANT EXECUTE ON FUNCTION {', '.join(place.functions)} TO {quoted(role)}",
     ]
 
 
@@ -114,13 +114,16 @@ def revocations(place: Place, role: str) -> list[str]:
         f" RAISE EXCEPTION 'role % owns the outbox: give the harvester and the writers other roles',"
         f" {literal(role)}; END IF; END"
     )
-    function = (
-        f"BEGIN IF pg_catalog.to_regprocedure({literal(place.stash)}) IS NOT NULL THEN"
-        f" REVOKE ALL ON FUNCTION {place.stash} FROM {of}; END IF; END"
+    functions = "BEGIN {} END".format(
+        " ".join(
+            f"IF pg_catalog.to_regprocedure({literal(name)}) IS NOT NULL THEN REVOKE ALL ON FUNCTION {name} FROM {of};"
+            " END IF;"
+            for name in place.functions
+        )
     )
     return [
         f"DO {literal(owned)}",
-        f"DO {literal(function)}",
+        f"DO {literal(functions)}",
         f"REVOKE ALL ON {', '.join(tables)} FROM {of}",
         f"REVOKE ALL ON SEQUENCE {place.sequence} FROM {of}",
     ]
@@ -148,7 +151,7 @@ def script(
 
 
 def _kinds(outbox: Relation | None) -> tuple[str, str]:
-    """The types of key and value for the function; those of a new table, while there is none."""
+    """The types of key and value for the functions; those of a new table, while there is none."""
     columns = outbox.columns if outbox is not None else {}
     binary = {name for name, column in columns.items() if column.type == "bytea"}
     return "bytea" if "kafka_key" in binary else "text", "bytea" if "kafka_value" in binary else "text"

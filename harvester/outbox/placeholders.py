@@ -7,7 +7,7 @@ sign. For another driver the finished text is rewritten.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from enum import Enum
 
 _PLACEHOLDER = re.compile(r"%(?:(%)|[sbt]|\((\w+)\)[sbt])")
@@ -40,5 +40,15 @@ def rewritten(statement: str, style: Style, names: Iterable[str] = ()) -> str:
             return f"%({name})s" if name else "%s"
         last = numbers[name] if name else last + 1
         return f"${last}"
+
+    return _PLACEHOLDER.sub(placeholder, statement)
+
+
+def inlined(statement: str, expressions: Mapping[str, str]) -> str:
+    """The statement with these SQL expressions in place of its named parameters."""
+
+    def placeholder(found: re.Match[str]) -> str:
+        percent, name = found.groups()
+        return "%" if percent else expressions[name]
 
     return _PLACEHOLDER.sub(placeholder, statement)

@@ -20,8 +20,8 @@ from harvester.outbox import archive as archives
 from harvester.outbox import ddl
 from harvester.outbox.catalog import CATALOG_SQL, Facts, catalog_parameters, parse_catalog
 from harvester.outbox.connect import database_errors
-from harvester.outbox.function_sql import create_function
-from harvester.outbox.functions import set_function
+from harvester.outbox.function_sql import create_functions
+from harvester.outbox.functions import set_functions
 from harvester.outbox.shape import (
     INIT_HINT,
     OutboxShape,
@@ -87,7 +87,7 @@ def init(
             done.append(f"migrated the schema from version {before} to {ddl.schema_version()}")
         _restore_leases(connection, placed, done)
         _set_notify(connection, placed, table.channel, wanted=notify, present=shape.has_notify, done=done)
-        done += set_function(connection, placed, shape.columns, wanted=functions)
+        done += set_functions(connection, placed, shape.columns, wanted=functions)
         check_companions(table, read_facts(connection, table), shape)
         if archive:
             _keep_archive(connection, placed, archive_retention, done)
@@ -151,7 +151,7 @@ def sql(
     if functions:
         placed = OutboxTable(schema=shape.schema if shape else table.schema or "public", name=table.name)
         columns = shape.columns if shape else ddl.new_columns(value_type)
-        extra += create_function(placed, columns)
+        extra += create_functions(placed, columns)
     return ddl.script(
         table,
         key_type=shape.key_type if shape else "text",

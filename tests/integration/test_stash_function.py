@@ -1,26 +1,32 @@
-"""The function `outbox_stash`: what it writes, what it refuses, and what a role needs to call it."""
+"""The functions for writers in any language: the rows they write, what they refuse, and the privileges of a caller."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import psycopg
 import pytest
 from psycopg.conninfo import conninfo_to_dict
 
+from harvester import Stasher
 from harvester.errors import RecordRejected
+from harvester.idempotence.highwater import Mark, Verdict, judge
 from harvester.outbox import schema
+from harvester.outbox.function_sql import LEASE_STATES
 from harvester.outbox.grants import Place, script
 from harvester.outbox.tables import OutboxTable
 from harvester.outbox.validation import check
 from harvester.record import OutboxRecord
+from tests.support.leasing import lease_row, wait_blocked
 from tests.support.outboxes import poor_role, seed_ddl
 from tests.support.roles import lead_astray, led_astray
 
 pytestmark = pytest.mark.servers
 
 TABLE = OutboxTable.parse("outbox")
+NAMES = ['"public"."outbox_stash"', '"public"."outbox_take_lease"', '"public"."outbox_stash_leased"']
 COLUMNS = "kafka_topic, kafka_key, kafka_value, kafka_header_keys, kafka_header_values, kafka_partition"
 CALL = "SELECT outbox_stash(%s, %s, %s, %s::text[], %s::text[], %s)"
 GOOD = ("orders", "k", '{"a": "\\x41"}', ["a", "a"], ['q"{}', ""], 3)
@@ -46,7 +52,7 @@ REFUSED = {
 @pytest.fixture
 def connection(database: str) -> Iterator[psycopg.Connection[Any]]:
     with psycopg.connect(database, autocommit=True) as opened:
-        assert schema.init(opened, TABLE, functions=True) == ['created the function "public"."outbox_stash"']
+        assert schema.init(opened, TABLE, functions=True) == [f"created the function {name}" for name in NAMES]
         yield opened
 
 
@@ -94,14 +100,19 @@ def test_its_types_follow_the_table(empty_database: str) -> None:
             connection.execute(CALL, GOOD)
         connection.execute("ALTER TABLE outbox ALTER kafka_value TYPE BYTEA USING convert_to(kafka_value, 'UTF8')")
         connection.execute("ALTER TABLE outbox ADD kafka_partition INT")
-        assert 'replaced the function "public"."outbox_stash"' in schema.init(connection, TABLE, functions=True)
+        done = schema.init(connection, TABLE, functions=True)
+        assert [line for line in done if "function" in line] == [
+            f"replaced the function {NAMES[0]}",
+            f"replaced the function {NAMES[2]}",
+        ]
         # A second one with the types of before would make calls ambiguous.
         assert connection.execute("SELECT count(*) FROM pg_proc WHERE proname = 'outbox_stash'").fetchone() == (1,)
         connection.execute("SELECT outbox_stash('t', 'k', %b)", [b"\xff\x00"])
         assert rows(connection) == [("t", "k", b"\xff\x00", [], [], None)]
         assert schema.init(connection, TABLE) == []
-        assert schema.init(connection, TABLE, functions=False) == ['removed the function "public"."outbox_stash"']
-        assert connection.execute("SELECT count(*) FROM pg_proc WHERE proname = 'outbox_stash'").fetchone() == (0,)
+        removed = schema.init(connection, TABLE, functions=False)
+        assert sorted(removed) == sorted(f"removed the function {name}" for name in NAMES)
+        assert connection.execute("SELECT count(*) FROM pg_proc WHERE proname ~ '^outbox_'").fetchone() == (0,)
 
 
 def test_the_printed_script_makes_it(empty_database: str) -> None:
@@ -125,6 +136,9 @@ def test_a_caller_needs_nothing_else(connection: psycopg.Connection[Any], databa
         for statement in ("SELECT id FROM outbox", "INSERT INTO outbox (kafka_topic) VALUES ('t')"):
             with pytest.raises(psycopg.errors.InsufficientPrivilege):
                 poor.execute(statement.encode())
+        lease, *_ = take(poor)
+        assert put(poor, lease, 1, 1) is not None
+        connection.execute("DELETE FROM outbox WHERE kafka_value = '1'")
         # Its tables of the same name lead it nowhere.
         poor.execute("CREATE TEMP TABLE outbox (kafka_topic text)")
         poor.execute("SELECT public.outbox_stash('t', NULL, NULL)")
@@ -136,3 +150,118 @@ def test_a_caller_needs_nothing_else(connection: psycopg.Connection[Any], databa
         connection.execute(script(place, writers=[name]).encode())
         with pytest.raises(psycopg.errors.InsufficientPrivilege, match="function outbox_stash"):
             poor.execute(CALL, GOOD)
+
+
+def take(connection: psycopg.Connection[Any], name: str = "reader") -> tuple[int, int, int, str | None]:
+    row = connection.execute("SELECT lease, generation, sequence, at FROM outbox_take_lease(%s)", (name,)).fetchone()
+    assert row is not None
+    return (row[0], row[1], row[2], row[3])
+
+
+def put(
+    connection: psycopg.Connection[Any], lease: int, generation: int, number: int, at: str | None = None
+) -> int | None:
+    row = connection.execute(
+        "SELECT outbox_stash_leased(%s, %s, %s, 'orders', 'k', %s, at => %s)",
+        (lease, generation, number, str(number), at),
+    ).fetchone()
+    assert row is not None
+    found: int | None = row[0]
+    return found
+
+
+def test_a_writer_that_begins_anew_writes_each_record_once(connection: psycopg.Connection[Any], database: str) -> None:
+    lease, generation, sequence, at = take(connection)
+    assert (generation, sequence, at) == (1, 0, None)
+    assert lease_row(database, "reader") is not None
+    first, second = put(connection, lease, 1, 1, "offset 1"), put(connection, lease, 1, 2, "offset 2")
+    assert put(connection, lease, 1, 2, "offset 2") is None, "a repeat"
+    again = take(connection)
+    assert again == (lease, 2, 2, "offset 2")
+    with pytest.raises(psycopg.errors.Error, match="another writer took the lease") as fenced:
+        put(connection, lease, 1, 3)
+    assert fenced.value.sqlstate == LEASE_STATES["fenced"]
+    third = put(connection, lease, 2, 3)
+    assert connection.execute("SELECT array_agg(id ORDER BY id) FROM outbox").fetchone() == ([first, second, third],)
+    with connection.transaction(force_rollback=True):
+        put(connection, lease, 2, 4, "offset 4")
+    assert take(connection) == (lease, 3, 3, "offset 2"), "a rollback takes number and position back"
+
+
+def test_a_leased_record_goes_on_where_a_stasher_stopped(connection: psycopg.Connection[Any]) -> None:
+    stasher = Stasher()
+    writer = stasher.leased(stasher.lease(connection, "reader"))
+    writer.stash(connection, OutboxRecord("orders", "k", "1"), position="one")
+    lease, generation, sequence, at = take(connection)
+    assert (generation, sequence, at) == (2, 1, "one")
+    put(connection, lease, generation, 2, "two")
+    resumed = stasher.lease(connection, "reader")
+    assert (resumed.id, resumed.generation, resumed.sequence, resumed.position) == (lease, 3, 2, "two")
+
+
+@pytest.mark.parametrize("stored", [1, 2, 5])
+@pytest.mark.parametrize("brought", [1, 2, 3, 5, 6, 7])
+@pytest.mark.parametrize("expired", [False, True])
+def test_leased_records_are_judged_as_the_stashers_are(
+    connection: psycopg.Connection[Any], stored: int, brought: int, expired: bool
+) -> None:
+    lease, *_ = take(connection)
+    for number in (1, 2, 3, 4, 9):
+        connection.execute("DELETE FROM outbox")
+        connection.execute(
+            "UPDATE outbox_lease SET generation = %s, sequence = 2, upstream_position = 'before',"
+            " expires_at = now() + %s * interval '1 hour' WHERE id = %s",
+            (stored, -1 if expired else 1, lease),
+        )
+        step = judge(Mark(stored, 2), brought, number, number, expired=expired)
+        if step.verdict in (Verdict.ACCEPTED, Verdict.REPEATED):
+            answer = put(connection, lease, brought, number, "after")
+            assert (answer is not None) == (step.verdict is Verdict.ACCEPTED)
+        else:
+            with pytest.raises(psycopg.errors.Error) as refused:
+                put(connection, lease, brought, number, "after")
+            assert refused.value.sqlstate == LEASE_STATES[step.verdict.value]
+        kept = connection.execute(
+            "SELECT generation, sequence, upstream_position, (SELECT count(*) FROM outbox) FROM outbox_lease"
+        ).fetchone()
+        fresh = step.verdict is Verdict.ACCEPTED
+        assert kept == (step.mark.generation, step.mark.sequence, "after" if fresh else "before", int(fresh))
+
+
+def test_a_lease_that_is_gone_and_numbers_that_are_none(connection: psycopg.Connection[Any]) -> None:
+    with pytest.raises(psycopg.errors.Error, match="there is no such lease") as gone:
+        put(connection, 4711, 1, 1)
+    assert gone.value.sqlstate == LEASE_STATES["expired"]
+    lease, *_ = take(connection)
+    for number in (0, -1):
+        with pytest.raises(psycopg.errors.InvalidParameterValue, match="sequence"):
+            put(connection, lease, 1, number)
+    for name in ("", "n" * 256, None):
+        with pytest.raises(psycopg.errors.InvalidParameterValue, match="name of a lease"):
+            connection.execute("SELECT outbox_take_lease(%s)", (name,))
+    with pytest.raises(psycopg.errors.InvalidParameterValue, match="lasts longer"):
+        connection.execute("SELECT outbox_take_lease('n', interval '-1 s')")
+    connection.isolation_level = psycopg.IsolationLevel.REPEATABLE_READ
+    with pytest.raises(psycopg.errors.InvalidTransactionState, match="READ COMMITTED"), connection.transaction():
+        connection.execute("SELECT outbox_take_lease('n')")
+
+
+def test_two_transactions_with_the_same_number_write_it_once(
+    connection: psycopg.Connection[Any], database: str
+) -> None:
+    lease, *_ = take(connection)
+    with psycopg.connect(database) as one, ThreadPoolExecutor(1) as pool:
+        put(one, lease, 1, 1)
+        second = pool.submit(put, connection, lease, 1, 1)
+        wait_blocked(database, connection.info.backend_pid)
+        one.commit()
+        assert second.result(30) is None
+    assert len(rows(connection)) == 1
+
+
+def test_the_lease_of_a_writer_who_does_not_wait_for_commits_is_durable(connection: psycopg.Connection[Any]) -> None:
+    connection.execute("SET synchronous_commit = off")
+    with connection.transaction():
+        take(connection)
+        assert connection.execute("SHOW synchronous_commit").fetchone() == ("on",)
+    assert connection.execute("SHOW synchronous_commit").fetchone() == ("off",)

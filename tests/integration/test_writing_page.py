@@ -129,6 +129,7 @@ def test_the_commands_and_the_function(shop: psycopg.Connection[Any], database: 
                 shop.execute(printed.encode())
         with psycopg.connect(poor, autocommit=True) as app:
             app.execute(EXAMPLES["function"].encode())
+            app.execute(EXAMPLES["leased_function"].encode())
     shop.execute("INSERT INTO shop.events VALUES ('sale', 7, 'body', 'x')")
     shop.execute("INSERT INTO outboxevent VALUES (NULL, 'order', '7', 'paid', '{}')")
     balance, rows = outcome(shop)
@@ -136,6 +137,7 @@ def test_the_commands_and_the_function(shop: psycopg.Connection[Any], database: 
     assert rows == [
         paid(5),
         ("billing.paid", "42", None),
+        paid(5),
         ("shop.sale", "7", "body"),
         ("outbox.event.order", "7", "{}"),
     ]
