@@ -1,6 +1,6 @@
 """`python -m harvester_cli`."""
 
-from .main import main
+from harvester_cli.main import main
 
 if __name__ == "__main__":
     main()

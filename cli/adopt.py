@@ -5,8 +5,7 @@ from __future__ import annotations
 from typing import Annotated, Any
 
 import typer
-
-from .options import ConfigOption, SetOption, load
+from harvester_cli.options import ConfigOption, SetOption, load
 
 
 def _template(what: str, default: str) -> Any:

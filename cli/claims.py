@@ -8,9 +8,8 @@ from functools import partial
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-
-from . import claims_view as view
-from .coordination_options import (
+from harvester_cli import claims_view as view
+from harvester_cli.coordination_options import (
     DEFAULT_INTERVAL,
     DEFAULT_TOPIC,
     BootstrapOption,
@@ -18,18 +17,17 @@ from .coordination_options import (
     HeartbeatIntervalOption,
     consumer_settings,
 )
-from .options import ConfigOption, JsonOption, LogLevelOption, SetOption
+from harvester_cli.options import ConfigOption, JsonOption, LogLevelOption, SetOption
 
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from harvester_cli.dashboard.live import Frame
+    from harvester_cli.dashboard.render import Kept
     from rich.text import Text
 
     from harvester.coordination.admin import Observer
     from harvester.coordination.overview import Row
-
-    from .dashboard.live import Frame
-    from .dashboard.render import Kept
 
 app = typer.Typer(
     invoke_without_command=True, help="Consumers that coordinate through Kafka: who holds what, and change that."
@@ -197,8 +195,8 @@ def _show(rows: list[Row], *, json_: bool) -> None:
 def _watch(observer: Observer, group: str | None, coordination_topic: str, *, json_: bool) -> None:
     from datetime import UTC, datetime
 
-    from .dashboard import live
-    from .pump import stop_on_signal
+    from harvester_cli.dashboard import live
+    from harvester_cli.pump import stop_on_signal
 
     title = f"claims in {coordination_topic}" if group is None else f"claims of {group}"
 

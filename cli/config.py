@@ -8,8 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-
-from .options import ConfigOption, JsonOption, LogLevelOption, SetOption, load_with_origin
+from harvester_cli.options import ConfigOption, JsonOption, LogLevelOption, SetOption, load_with_origin
 
 if TYPE_CHECKING:
     from rich.text import Text

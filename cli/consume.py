@@ -6,8 +6,7 @@ from enum import StrEnum
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-
-from .coordination_options import (
+from harvester_cli.coordination_options import (
     DEFAULT_INTERVAL,
     DEFAULT_TOPIC,
     BootstrapOption,
@@ -15,7 +14,7 @@ from .coordination_options import (
     HeartbeatIntervalOption,
     consumer_settings,
 )
-from .options import ConfigOption, LogLevelOption, SetOption
+from harvester_cli.options import ConfigOption, LogLevelOption, SetOption
 
 if TYPE_CHECKING:
     import threading
@@ -70,9 +69,9 @@ def consume(
         at_most_once=amo, coordination_topic=coordination_topic, coordination_partitions=coordination_partitions,
     )  # fmt: skip
 
-    from harvester.coordination.consumer import CoordinatedConsumer
+    from harvester_cli.pump import stop_on_signal
 
-    from .pump import stop_on_signal
+    from harvester.coordination.consumer import CoordinatedConsumer
 
     with stop_on_signal() as stop, CoordinatedConsumer(settings) as consumer:
         _print_all(consumer, stop, format_, count, timeout)
@@ -87,9 +86,9 @@ def _print_all(
 ) -> None:
     import sys
 
-    from harvester.clock import clock_s
+    from harvester_cli.record_view import line_of
 
-    from .record_view import line_of
+    from harvester.clock import clock_s
 
     printed, last_at = 0, clock_s()
     while not stop.is_set() and printed != count:

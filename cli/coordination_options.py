@@ -6,8 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-
-from .options import load
+from harvester_cli.options import load
 
 if TYPE_CHECKING:
     from harvester.coordination.consumer_settings import ConsumerSettings

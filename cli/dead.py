@@ -7,9 +7,8 @@ from contextlib import AbstractContextManager, contextmanager
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-
-from . import dead_view as view
-from .dead_options import (
+from harvester_cli import dead_view as view
+from harvester_cli.dead_options import (
     ErrorOption,
     ErrorRegexOption,
     IdOption,
@@ -21,7 +20,7 @@ from .dead_options import (
     chosen,
     is_everything,
 )
-from .options import ConfigOption, JsonOption, SetOption, load
+from harvester_cli.options import ConfigOption, JsonOption, SetOption, load
 
 if TYPE_CHECKING:
     from harvester.config import Config

@@ -11,8 +11,7 @@ import sys
 from typing import Annotated
 
 import typer
-
-from . import (
+from harvester_cli import (
     adopt,
     claims,
     config,

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import typer
-
-from .pipeline_audit import audit
-from .pipeline_drain import drain
-from .pipeline_lake import lake
-from .pipeline_metrics import metrics
-from .pipeline_options import say
-from .pipeline_replay import replay
+from harvester_cli.pipeline_audit import audit
+from harvester_cli.pipeline_drain import drain
+from harvester_cli.pipeline_lake import lake
+from harvester_cli.pipeline_metrics import metrics
+from harvester_cli.pipeline_options import say
+from harvester_cli.pipeline_replay import replay
 
 app = typer.Typer(no_args_is_help=True, help="Jobs on Apache Spark over the harvested topics (docs/pipeline.md).")
 

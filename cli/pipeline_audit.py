@@ -6,10 +6,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-
-from .coordination_options import BootstrapOption
-from .options import ConfigOption, JsonOption, LogLevelOption, SetOption
-from .pipeline_options import (
+from harvester_cli.coordination_options import BootstrapOption
+from harvester_cli.options import ConfigOption, JsonOption, LogLevelOption, SetOption
+from harvester_cli.pipeline_options import (
     ConfOption,
     KafkaOption,
     MasterOption,

@@ -7,10 +7,9 @@ from contextlib import contextmanager
 from typing import Annotated
 
 import typer
-
-from .coordination_options import BootstrapOption
-from .options import ConfigOption, LogLevelOption, SetOption
-from .pipeline_options import (
+from harvester_cli.coordination_options import BootstrapOption
+from harvester_cli.options import ConfigOption, LogLevelOption, SetOption
+from harvester_cli.pipeline_options import (
     ConfOption,
     KafkaOption,
     MasterOption,
@@ -60,9 +59,9 @@ def drain(
     options = java_options(loaded, kafka)
 
     with session(spark_settings("drain", master, conf, log_level), progress=say) as spark:
-        from harvester.pipeline.drain.job import DrainSettings, SliceDone, run
+        from harvester_cli.pump import stop_on_signal
 
-        from .pump import stop_on_signal
+        from harvester.pipeline.drain.job import DrainSettings, SliceDone, run
 
         settings = DrainSettings(
             loaded, options, lease=duration, tasks=tasks, slice_records=slice_records, slice_bytes=slice_mb << 20,

@@ -5,10 +5,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-
-from .coordination_options import BootstrapOption
-from .options import ConfigOption, LogLevelOption, SetOption
-from .pipeline_options import (
+from harvester_cli.coordination_options import BootstrapOption
+from harvester_cli.options import ConfigOption, LogLevelOption, SetOption
+from harvester_cli.pipeline_options import (
     ConfOption,
     KafkaOption,
     LakeOption,
@@ -98,10 +97,10 @@ def replay(
 
     spark_options = spark_settings("replay", master, [*(conf or ()), "spark.speculation=false"], log_level)
     with session(spark_options, progress=say) as spark:
+        from harvester_cli.pump import stop_on_signal
+
         from harvester.pipeline.replay import job
         from harvester.pipeline.replay.pace import Pace
-
-        from .pump import stop_on_signal
 
         root = absolute(lake)
         if request is not None:

@@ -19,7 +19,7 @@ def tell_manager(harvester: Harvester, notifier: Notifier, done: threading.Event
     The watchdog hears only of turns of the mark loop: while that stands still, nothing is sent, however well this
     thread may be.
     """
-    from .dashboard.plain import status_line
+    from harvester_cli.dashboard.plain import status_line
 
     notifier.widen_watchdog(least_watchdog_s(harvester.config.limits.heartbeat_timeout.total_seconds()))
     watchdog_s = notifier.watchdog_s

@@ -11,9 +11,8 @@ from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-
-from .options import ConfigOption, LogLevelOption, SetOption, load_with_origin
-from .reload import Reloader, has_terminal
+from harvester_cli.options import ConfigOption, LogLevelOption, SetOption, load_with_origin
+from harvester_cli.reload import Reloader, has_terminal
 
 if TYPE_CHECKING:
     from harvester.harvester import Harvester
@@ -52,15 +51,15 @@ def start(
     read = partial(load_with_origin, config, overrides, log_level)
     settings = read().config
 
+    from harvester_cli.dashboard import live, plain
+    from harvester_cli.service import tell_manager
+
     from harvester.config import check_clients
     from harvester.errors import ConfigurationError
     from harvester.harvester import Harvester
     from harvester.telemetry.logging import configure, logger_for
     from harvester.telemetry.notify import Notifier
     from harvester.telemetry.process import calm_collector
-
-    from .dashboard import live, plain
-    from .service import tell_manager
 
     problems = check_clients(settings)
     if problems:
@@ -134,7 +133,7 @@ class _Stopper:
     def __call__(self, _number: int, _frame: Any) -> None:
         self._count += 1
         if self._count > 2:
-            from .dashboard.live import restore_terminal
+            from harvester_cli.dashboard.live import restore_terminal
 
             restore_terminal()
             os._exit(130)

@@ -12,8 +12,7 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-
-from .unit_text import FOLDER, NAMES, can_stand_in_a_unit, unit_text
+from harvester_cli.unit_text import FOLDER, NAMES, can_stand_in_a_unit, unit_text
 
 app = typer.Typer(no_args_is_help=True, help="Run as a service of systemd.")
 _HIDDEN = ("/home/", "/root/", "/run/user/", "/tmp/", "/var/tmp/")  # noqa: S108 - ProtectHome=, PrivateTmp=

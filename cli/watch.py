@@ -40,14 +40,14 @@ def watch(
 
     Exits with 69 when none runs.
     """
-    from .dashboard import live
+    from harvester_cli.dashboard import live
 
     meant = _Meant(name or [], socket or [])
     if once:
         for path in meant.find():
             _print(path, _ask(path, key), as_json=json_)
     elif not json_ and live.should_show("auto", sys.stdout):
-        from .watch_live import watch_live
+        from harvester_cli.watch_live import watch_live
 
         meant.find()  # says so where none runs
         watch_live(meant.find_any, key)
@@ -98,13 +98,13 @@ def _print(path: Path, told: Status | KeyStatus, *, as_json: bool) -> None:
     from harvester.status import KeyStatus
 
     if isinstance(told, KeyStatus):
-        from .dashboard.figures import one_line
-        from .dashboard.key import key_words
+        from harvester_cli.dashboard.figures import one_line
+        from harvester_cli.dashboard.key import key_words
 
         plain = [f"key {one_line(told.key)}", *(f"  {one_line(line)}" for line in key_words(told))]
         values = key_to_json(told)
     else:
-        from .dashboard.plain import status_line
+        from harvester_cli.dashboard.plain import status_line
 
         plain, values = [status_line(told)], to_json(told)
     typer.echo(json.dumps({"socket": str(path), **values}) if as_json else "\n".join(plain))

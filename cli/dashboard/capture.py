@@ -15,8 +15,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import TextIO
 
-from .render import Kept
-from .terminal import Terminal, opened_anew, send
+from harvester_cli.dashboard.render import Kept
+from harvester_cli.dashboard.terminal import Terminal, opened_anew, send
 
 REPLAY_BYTES = 1 << 16  # what stands before these is left in the file
 _STDOUT, _STDERR = 1, 2

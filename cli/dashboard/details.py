@@ -6,14 +6,13 @@ import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from harvester_cli.dashboard.figures import one_line, short_count
+from harvester_cli.dashboard.key import OneKey, key_lines
+from harvester_cli.dashboard.lines import fit
+from harvester_cli.dashboard.shards import figures, in_words, table
 from rich.text import Text
 
 from harvester.status import Status
-
-from .figures import one_line, short_count
-from .key import OneKey, key_lines
-from .lines import fit
-from .shards import figures, in_words, table
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,7 @@ import tty
 from contextlib import suppress
 from types import TracebackType
 
-from .keys import split
+from harvester_cli.dashboard.keys import split
 
 _READ_BYTES = 64
 

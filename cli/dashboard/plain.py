@@ -9,9 +9,9 @@ import threading
 from collections.abc import Callable
 from typing import TextIO
 
-from harvester.status import Backlog, ShardState, Status
+from harvester_cli.dashboard.figures import one_line
 
-from .figures import one_line
+from harvester.status import Backlog, ShardState, Status
 
 
 def status_line(status: Status) -> str:

@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
+from harvester_cli.dashboard.figures import one_line, short_count
+from harvester_cli.dashboard.keys import HELP, HELP_FOR_SEVERAL, Seen, View, chosen, prompt
+from harvester_cli.dashboard.lines import ends, fit, rule
+from harvester_cli.dashboard.render import Kept, render
 from rich.text import Text
-
-from .figures import one_line, short_count
-from .keys import HELP, HELP_FOR_SEVERAL, Seen, View, chosen, prompt
-from .lines import ends, fit, rule
-from .render import Kept, render
 
 _MOST_LISTED = 6
 _NAME_CELLS = 24

@@ -6,11 +6,10 @@ import logging
 import re
 from collections.abc import Mapping
 
+from harvester.config.kafka_options import canonical, get, option_path
+from harvester.config.model import Config
+from harvester.config.secrets import scrub
 from harvester.errors import Problem
-
-from .kafka_options import canonical, get, option_path
-from .model import Config
-from .secrets import scrub
 
 _NAMED = re.compile(r'(?:No such configuration property: |for configuration property )"(?P<option>[^"]+)"')
 # Without these, making a client starts no connection: no address, no login (SASL may fetch a token over HTTP).

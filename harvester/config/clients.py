@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import timedelta
 
-from .durations import to_ms
-from .kafka_options import CONSUMER_ONLY, merge, without
-from .oauth import TokenHook
+from harvester.config.durations import to_ms
+from harvester.config.kafka_options import CONSUMER_ONLY, merge, without
+from harvester.config.oauth import TokenHook
 
 # syslog severities, librdkafka's `log_level`
 _LOG_LEVELS = {"trace": "7", "debug": "7", "info": "6", "warning": "4", "error": "3"}

@@ -6,11 +6,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from .durations import format_duration
-from .load import Loaded
-from .model import Config
-from .secrets import mask_options
-from .toml_text import assignment
+from harvester.config.durations import format_duration
+from harvester.config.load import Loaded
+from harvester.config.model import Config
+from harvester.config.secrets import mask_options
+from harvester.config.toml_text import assignment
 
 # Defaults that are computed, and from what.
 DERIVED = {

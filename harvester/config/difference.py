@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from .dsn import without_password
-from .model import Config
+from harvester.config.dsn import without_password
+from harvester.config.model import Config
 
 # What `harvester start` applies while it runs (cli/reload.py).
 LIVE = frozenset({"limits.shards", "logging.level"})

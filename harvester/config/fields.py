@@ -10,14 +10,13 @@ from typing import Annotated
 
 from pydantic import BeforeValidator, PlainSerializer
 
+from harvester.config.dsn import FORM as DSN_FORM
+from harvester.config.dsn import parse_dsn
+from harvester.config.durations import FORM as DURATION_FORM
+from harvester.config.durations import bare_number_hint, format_duration, parse_duration
+from harvester.config.problems import echo, refuse
 from harvester.errors import SchemaError
 from harvester.outbox.tables import OutboxTable
-
-from .dsn import FORM as DSN_FORM
-from .dsn import parse_dsn
-from .durations import FORM as DURATION_FORM
-from .durations import bare_number_hint, format_duration, parse_duration
-from .problems import echo, refuse
 
 MAX_DURATION = timedelta(hours=24)
 MAX_RETENTION = timedelta(days=3650)

@@ -11,13 +11,12 @@ from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any
 
+from harvester.config import goharvest_values as values
+from harvester.config import timing
+from harvester.config.durations import format_duration, parse_duration
+from harvester.config.fields import is_topic
+from harvester.config.kafka_options import CONSUMER_ONLY, PRODUCER_ONLY, canonical, flatten, get, refusal
 from harvester.errors import ConfigurationError, Problem
-
-from . import goharvest_values as values
-from . import timing
-from .durations import format_duration, parse_duration
-from .fields import is_topic
-from .kafka_options import CONSUMER_ONLY, PRODUCER_ONLY, canonical, flatten, get, refusal
 
 # There, here.
 _LIMITS = {

@@ -9,9 +9,8 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 
+from harvester.config.problems import path_part
 from harvester.errors import Problem
-
-from .problems import path_part
 
 _REFERENCE = re.compile(r"\$\$|\$\{(?P<name>[A-Za-z_][A-Za-z0-9_]*)(?::-(?P<default>[^}]*))?\}|(?P<bad>\$\{)")
 _FORM = "${NAME} or ${NAME:-default}; $$ for a plain $"

@@ -10,9 +10,8 @@ import re
 from collections.abc import Mapping
 from typing import Literal
 
+from harvester.config.problems import path_part
 from harvester.errors import Problem
-
-from .problems import path_part
 
 Table = Literal["base_kafka_config", "producer_kafka_config"]
 

@@ -9,14 +9,13 @@ from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
 
+from harvester.config.interpolation import interpolate_table
+from harvester.config.kafka_options import flatten
+from harvester.config.model import Config
+from harvester.config.overrides import apply_overrides
+from harvester.config.problems import UNKNOWN
+from harvester.config.sections import Limits
 from harvester.errors import ConfigurationError, Problem
-
-from .interpolation import interpolate_table
-from .kafka_options import flatten
-from .model import Config
-from .overrides import apply_overrides
-from .problems import UNKNOWN
-from .sections import Limits
 
 ENV_VARIABLE = "HARVESTER_CONFIG"
 DEFAULT_FILE = Path("harvester.toml")

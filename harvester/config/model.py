@@ -13,13 +13,10 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, model_validator
 
-from harvester.origin import HEADER
-from harvester.outbox.tables import OutboxTable
-
-from . import kafka_options, timing
-from .clients import ClientSettings
-from .dsn import effective_dsn, mask_dsn
-from .fields import (
+from harvester.config import kafka_options, timing
+from harvester.config.clients import ClientSettings
+from harvester.config.dsn import effective_dsn, mask_dsn
+from harvester.config.fields import (
     Retention,
     one_of,
     read_data_source,
@@ -29,13 +26,15 @@ from .fields import (
     read_table_name,
     read_topic,
 )
-from .identity import default_group_id, default_name
-from .oauth import hook_problems
-from .problems import refuse, refuse_all
-from .rules import linger_problems, notice_problems, order_problems
-from .secrets import mask_options
-from .sections import Control, Http, Limits, Logging, OAuth, Poison, Tracing
-from .settings import Settings, derived, nested
+from harvester.config.identity import default_group_id, default_name
+from harvester.config.oauth import hook_problems
+from harvester.config.problems import refuse, refuse_all
+from harvester.config.rules import linger_problems, notice_problems, order_problems
+from harvester.config.secrets import mask_options
+from harvester.config.sections import Control, Http, Limits, Logging, OAuth, Poison, Tracing
+from harvester.config.settings import Settings, derived, nested
+from harvester.origin import HEADER
+from harvester.outbox.tables import OutboxTable
 
 DEFAULT_BOOTSTRAP = "localhost:9092"
 DEFAULT_DATA_SOURCE = "host=localhost port=5432 user=postgres password= dbname=postgres sslmode=disable"

@@ -13,10 +13,9 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from harvester.config.kafka_options import get
+from harvester.config.problems import echo, refuse
 from harvester.errors import ConfigurationError, Problem
-
-from .kafka_options import get
-from .problems import echo, refuse
 
 FORM = '"module:function", or "" for none'
 _NAME = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*(\.[A-Za-z_]\w*)*", re.ASCII)

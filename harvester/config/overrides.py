@@ -5,9 +5,8 @@ from __future__ import annotations
 import tomllib
 from collections.abc import Iterable, Mapping
 
+from harvester.config.kafka_options import canonical, flatten
 from harvester.errors import Problem
-
-from .kafka_options import canonical, flatten
 
 _OPTION_TABLES = ("base_kafka_config", "producer_kafka_config")
 _SAME = {("limits", "shards"): "send_concurrency", ("limits", "send_concurrency"): "shards"}

@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from datetime import timedelta
 
+from harvester.config import kafka_options, timing
+from harvester.config.durations import format_duration, to_ms
+from harvester.config.sections import Limits
 from harvester.errors import Problem
-
-from . import kafka_options, timing
-from .durations import format_duration, to_ms
-from .sections import Limits
 
 
 def order_problems(limits: Limits) -> list[Problem]:

@@ -8,8 +8,8 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BeforeValidator, model_validator
 
-from . import timing
-from .fields import (
+from harvester.config import timing
+from harvester.config.fields import (
     Conflict,
     Duration,
     SessionDuration,
@@ -20,8 +20,8 @@ from .fields import (
     read_switch,
     whole_number,
 )
-from .oauth import read_hook_name
-from .settings import Settings, derived
+from harvester.config.oauth import read_hook_name
+from harvester.config.settings import Settings, derived
 
 LEVELS = ("trace", "debug", "info", "warning", "error")
 

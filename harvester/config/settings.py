@@ -7,9 +7,8 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
+from harvester.config.problems import problems_from, refuse, refuse_all, under
 from harvester.errors import ConfigurationError
-
-from .problems import problems_from, refuse, refuse_all, under
 
 
 def derived(compute: Any) -> Any:

@@ -15,9 +15,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from datetime import timedelta
 
+from harvester.config.durations import format_duration
 from harvester.errors import Problem
-
-from .durations import format_duration
 
 MS = timedelta(milliseconds=1)
 PURGE_MARGIN = timedelta(milliseconds=500)  # of the drain, kept for the purge of what was acknowledged last

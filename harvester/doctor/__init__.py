@@ -3,7 +3,7 @@
 `examine` looks at this machine, PostgreSQL and Kafka, and returns a report of findings, each with what to do.
 """
 
-from .examine import examine
-from .findings import Finding, Level, Report
+from harvester.doctor.examine import examine
+from harvester.doctor.findings import Finding, Level, Report
 
 __all__ = ["Finding", "Level", "Report", "examine"]

@@ -10,6 +10,8 @@ from typing import Any, TypeVar
 import psycopg
 
 from harvester.config import Config
+from harvester.doctor import database_sql as queries
+from harvester.doctor.facts import Clock, Connections, Database, Holder, Index, Pooling, Vacuum
 from harvester.errors import SchemaError
 from harvester.outbox.catalog import Facts
 from harvester.outbox.connect import Connection, connect, database_errors, one_line, server_identity
@@ -17,9 +19,6 @@ from harvester.outbox.pooling import is_pooled, lends_backends
 from harvester.outbox.schema import read_facts
 from harvester.outbox.tables import OutboxTable
 from harvester.outbox.term_session import ANYONE, Owner
-
-from . import database_sql as queries
-from .facts import Clock, Connections, Database, Holder, Index, Pooling, Vacuum
 
 T = TypeVar("T")
 

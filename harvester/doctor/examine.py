@@ -5,18 +5,17 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from harvester.config import Config, check_clients
+from harvester.doctor.database import read_database
+from harvester.doctor.facts import Database, Kafka
+from harvester.doctor.findings import Finding, Report, listed, ok, problem, skipped
+from harvester.doctor.host import read_host, read_java
+from harvester.doctor.judge_database import judge_database, judge_owner
+from harvester.doctor.judge_host import judge_clock, judge_host, judge_java
+from harvester.doctor.judge_kafka import judge_kafka
+from harvester.doctor.judge_topics import judge_topics, topics_of
+from harvester.doctor.judge_vacuum import judge_vacuum
+from harvester.doctor.kafka import probe_clock, read_kafka
 from harvester.errors import BrokerError, HarvesterError
-
-from .database import read_database
-from .facts import Database, Kafka
-from .findings import Finding, Report, listed, ok, problem, skipped
-from .host import read_host, read_java
-from .judge_database import judge_database, judge_owner
-from .judge_host import judge_clock, judge_host, judge_java
-from .judge_kafka import judge_kafka
-from .judge_topics import judge_topics, topics_of
-from .judge_vacuum import judge_vacuum
-from .kafka import probe_clock, read_kafka
 
 Progress = Callable[[str], None]
 

@@ -7,9 +7,8 @@ import platform
 import resource
 from collections.abc import Sequence
 
+from harvester.doctor.facts import Host, Java
 from harvester.errors import HarvesterError
-
-from .facts import Host, Java
 
 
 def read_host() -> Host:

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from harvester.config import Config
+from harvester.doctor.facts import Connections, Database, Kafka, Pooling
+from harvester.doctor.findings import Finding, listed, ok, problem, skipped, warning
 from harvester.errors import SchemaError
 from harvester.outbox import ddl
 from harvester.outbox.shape import INIT_HINT, MINIMUM_SERVER_VERSION, OutboxShape, check_companions, outbox_shape
 from harvester.outbox.term_session import Owner
-
-from .facts import Connections, Database, Kafka, Pooling
-from .findings import Finding, listed, ok, problem, skipped, warning
 
 TESTED_VERSION = 150000
 _SESSIONS = 2  # the mark loop's, and one that looks at the backlog while somebody looks at the status

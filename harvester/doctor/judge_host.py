@@ -6,9 +6,8 @@ from collections.abc import Sequence
 
 from harvester.config import Config
 from harvester.config.model import WORTHWHILE_SHARDS_PER_CORE
-
-from .facts import Clock, Host, Java
-from .findings import Finding, ok, problem, warning
+from harvester.doctor.facts import Clock, Host, Java
+from harvester.doctor.findings import Finding, ok, problem, warning
 
 # The supervisor's pipes and pidfds for a shard, and room for its Kafka clients and sessions.
 _FILES, _FILES_PER_SHARD = 64, 8

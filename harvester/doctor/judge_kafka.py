@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from harvester.config import Config
-
-from .facts import Kafka
-from .findings import Finding, ok, problem, skipped, warning
+from harvester.doctor.facts import Kafka
+from harvester.doctor.findings import Finding, ok, problem, skipped, warning
 
 _HAS_NO_VERSION = "4.0 or newer"
 _NEEDED_FOR_GROUP = ("READ",)

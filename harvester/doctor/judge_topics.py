@@ -7,10 +7,9 @@ from collections.abc import Sequence
 from harvester.config import Config
 from harvester.config.model import LEADER_TOPIC_SUFFIX
 from harvester.delivery.progress import LEAST_RECORD_BYTES, most_ids
+from harvester.doctor.facts import Kafka, Topic
+from harvester.doctor.findings import Finding, listed, ok, problem, warning
 from harvester.neli.heartbeat import LEAST_MESSAGE_BYTES
-
-from .facts import Kafka, Topic
-from .findings import Finding, listed, ok, problem, warning
 
 _NEEDED = {
     "leader": ("READ", "WRITE", "DESCRIBE"),

@@ -9,9 +9,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from harvester.config import Config
-
-from .facts import Database, Holder, Vacuum
-from .findings import Finding, age, listed, ok, skipped, warning
+from harvester.doctor.facts import Database, Holder, Vacuum
+from harvester.doctor.findings import Finding, age, listed, ok, skipped, warning
 
 LONG_S = 300.0
 _MANY_DEAD = 100_000

@@ -15,9 +15,8 @@ from confluent_kafka.admin import AdminClient, ConfigResource, ResourceType
 from confluent_kafka.cimpl import NewTopic
 
 from harvester.config import Config
+from harvester.doctor.facts import Clock, Group, Kafka, Partition, Topic
 from harvester.errors import BrokerError, BrokerUnavailable
-
-from .facts import Clock, Group, Kafka, Partition, Topic
 
 T = TypeVar("T")
 

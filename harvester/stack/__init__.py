@@ -12,9 +12,17 @@ The pieces: `processes` (identity of a process), `state` (the file), `java` and 
 
 from __future__ import annotations
 
-from .jars import broker_jars
-from .stack import down, start, status, stop, up
-from .state import ServerName, ServerStatus, StackInfo, StackOptions, StackStatus, TlsFiles, default_directory
+from harvester.stack.jars import broker_jars
+from harvester.stack.stack import down, start, status, stop, up
+from harvester.stack.state import (
+    ServerName,
+    ServerStatus,
+    StackInfo,
+    StackOptions,
+    StackStatus,
+    TlsFiles,
+    default_directory,
+)
 
 __all__ = [
     "ServerName",

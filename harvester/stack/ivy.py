@@ -14,9 +14,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 from harvester.errors import StackError
-
-from . import java
-from .processes import run
+from harvester.stack import java
+from harvester.stack.processes import run
 
 
 def cache_directory() -> Path:

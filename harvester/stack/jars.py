@@ -13,8 +13,7 @@ from importlib import resources
 from pathlib import Path
 
 from harvester.errors import StackError
-
-from . import ivy
+from harvester.stack import ivy
 
 KAFKA_VERSION = "4.3.0"
 _SCALA = "2.13"

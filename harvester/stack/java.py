@@ -10,9 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from harvester.errors import StackError
-
-from . import truststore
-from .processes import run
+from harvester.stack import truststore
+from harvester.stack.processes import run
 
 MINIMUM = 17
 """Kafka 4 brokers need it (KIP-1013)."""

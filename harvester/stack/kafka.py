@@ -17,10 +17,9 @@ from confluent_kafka import KafkaException
 from confluent_kafka.admin import AdminClient
 
 from harvester.errors import StackError
-
-from .java import Java
-from .processes import ProcessId, end, is_alive, run, spawn, tail
-from .state import TlsFiles
+from harvester.stack.java import Java
+from harvester.stack.processes import ProcessId, end, is_alive, run, spawn, tail
+from harvester.stack.state import TlsFiles
 
 _LOGGING = """\
 status = warn

@@ -21,9 +21,8 @@ from pathlib import Path
 import psycopg
 
 from harvester.errors import StackError
-
-from .processes import ProcessId, RunAs, children_of, end, is_alive, run, send, spawn, tail
-from .state import TlsFiles
+from harvester.stack.processes import ProcessId, RunAs, children_of, end, is_alive, run, send, spawn, tail
+from harvester.stack.state import TlsFiles
 
 ACCOUNTS = ("postgres", "nobody")
 _ENVIRONMENT = {"LC_ALL": "C", "TZ": "UTC", "PATH": "/usr/bin:/bin"}

@@ -11,11 +11,10 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from harvester.errors import StackError
-
-from . import java, kafka, postgres
-from .jars import broker_jars
-from .processes import ProcessId, end, is_alive
-from .state import (
+from harvester.stack import java, kafka, postgres
+from harvester.stack.jars import broker_jars
+from harvester.stack.processes import ProcessId, end, is_alive
+from harvester.stack.state import (
     SERVERS,
     Server,
     ServerName,

@@ -17,8 +17,7 @@ from pathlib import Path
 from typing import Literal
 
 from harvester.errors import StackError
-
-from .processes import ProcessId
+from harvester.stack.processes import ProcessId
 
 ServerName = Literal["postgres", "kafka"]
 SERVERS: tuple[ServerName, ...] = ("postgres", "kafka")
