@@ -22,7 +22,6 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
-from concurrent.futures import TimeoutError as NotYet
 from typing import Any
 
 from confluent_kafka import Consumer, ConsumerGroupState, KafkaException
@@ -32,6 +31,9 @@ from harvester.clock import clock_s
 
 _WITHIN_S = 3.0
 _LOOK_S = 0.2
+# librdkafka 2.16 aborts the process when a coordinator appears whose request has timed out before: so none times out.
+# The client is given up instead.
+_NEVER_S = 3_600.0
 _MAY_HIDE_A_DEAD_ONE = 2  # members: the leader, and one that may be dead
 _CLOSE_S = 10.0  # beyond what a revoke takes
 _REBALANCING = frozenset({ConsumerGroupState.PREPARING_REBALANCING, ConsumerGroupState.COMPLETING_REBALANCING})
@@ -66,13 +68,11 @@ def await_stable(group: str, options: Mapping[str, Any], poll: Callable[[float],
 
 def _describe(admin: AdminClient, group: str, deadline: float, meanwhile: Callable[[float], object]) -> Any | None:
     """The group; None when Kafka does not say."""
-    answer: Future[Any] = admin.describe_consumer_groups([group], request_timeout=_WITHIN_S)[group]
+    answer: Future[Any] = admin.describe_consumer_groups([group], request_timeout=_NEVER_S)[group]
     while time.monotonic() < deadline and not answer.done():
         meanwhile(0.02)
-    try:
-        return answer.result(0)
-    except (KafkaException, NotYet):
-        return None
+    # Raising the future's exception would tie the client to its traceback, and keep it until the garbage is collected.
+    return answer.result() if answer.done() and answer.exception() is None else None
 
 
 def leave(consumer: Consumer, revoke_within_s: float, said: Callable[[int, str], None]) -> None:

@@ -82,3 +82,32 @@ def test_shards_that_would_end_are_kept_while_they_have_one(scene: Scene, kafka:
         scene.wait_left()
         assert running.harvester.scale(1, 20.0)
     assert scene.published()[key][-1] == "y"
+
+
+@pytest.mark.parametrize("operation", ["remark", "pause and resume"])
+def test_what_drops_all_that_is_queued_leaves_it_with_its_producer(scene: Scene, kafka: Proxy, operation: str) -> None:
+    """Read again together with many others, so that its key is worth another shard now."""
+    key = key_that_moves(1, 2)
+    with scene.embedded(producer_kafka_config=options(kafka), records_per_shard=4, **PATIENT) as running:
+        running.wait_leading()
+        scene.add(("warm", "0"), (key, "0"))
+        scene.wait_left()
+        kafka.keep(PRODUCE)
+        scene.add((key, "x"))
+        eventually(lambda: kafka.kept == 1, what="the request, held back")
+        scene.add(*((f"other-{number}", "0") for number in range(16)))
+        shards = running.harvester.status
+        eventually(lambda: sum(shard.retries for shard in shards().shards) >= 17, what="every delivery timed out")
+        kafka.pass_on()
+        if operation == "remark":
+            running.harvester.remark()
+        else:
+            assert running.harvester.pause()
+            assert running.harvester.resume()
+        scene.add((key, "y"))
+        scene.wait_left()
+        kafka.deliver()
+        scene.add((key, "z"), ("warm", "1"))
+        scene.wait_left()
+    values = [value for value in scene.published()[key] if value is not None]
+    assert sorted(values) == values, "the first record came again after its successor"

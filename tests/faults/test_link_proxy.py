@@ -6,6 +6,8 @@ import contextlib
 import random
 import socket
 import struct
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -205,6 +207,24 @@ def test_requests_of_one_kind_and_what_is_behind_them_are_held_back(broker: tupl
     assert heard == [request(3, b"before"), request(3, b"elsewhere")]
     proxy.deliver()
     eventually(lambda: heard[2:] == [request(8, b"kept"), request(3, b"behind")])
+
+
+def test_what_a_dead_process_left_behind_is_lost_where_that_is_wanted(broker: tuple[Proxy, list[bytes]]) -> None:
+    proxy, heard = broker
+    proxy.keep(26, loses_dead=True)
+    host, port = proxy.address.split(":")
+    script = (
+        "import socket, sys; link = socket.create_connection((sys.argv[1], int(sys.argv[2])));"
+        " link.sendall(bytes.fromhex(sys.argv[3])); sys.stdin.read()"
+    )
+    arguments = [sys.executable, "-c", script, host, port, request(26, b"dead").hex()]
+    with subprocess.Popen(arguments, stdin=subprocess.PIPE) as process:
+        connect(proxy).sendall(request(26, b"living"))
+        eventually(lambda: proxy.kept == 2)
+        process.kill()
+    proxy.deliver()
+    eventually(lambda: proxy.links == 1)
+    assert heard == [request(26, b"living")]
 
 
 @pytest.mark.parametrize("by_proxy", [True, False], ids=["the network", "the client"])

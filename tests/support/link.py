@@ -17,6 +17,7 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from pathlib import Path
 
 _CHUNK_BYTES = 1 << 16
 
@@ -35,10 +36,13 @@ class Conduct:
 
 
 class Keeping:
-    """Holds back Kafka requests of one kind, by its API key, until `released`; of those that come after `full` none."""
+    """Holds back Kafka requests of one kind, by its API key, until `released`; of those that come after `full` none.
 
-    def __init__(self, api: int) -> None:
-        self.api = api
+    `loses_dead`: the requests of a process that has ended meanwhile are lost with it.
+    """
+
+    def __init__(self, api: int, *, loses_dead: bool = False) -> None:
+        self.api, self.loses_dead = api, loses_dead
         self.full = False
         self.released = threading.Event()
         self.links: set[Link] = set()  # that hold something back
@@ -169,8 +173,11 @@ class Link:
             return
         with self._lock:
             self._keeps = self._kept = True
+        owner = _owner(self._near) if keeping.loses_dead else None
         keeping.links.add(self)
         keeping.released.wait()
+        if owner is not None and not owner.exists():
+            raise ConnectionAbortedError("the process that sent it has ended")
         with self._lock:
             self._keeps = False
 
@@ -194,6 +201,22 @@ class Link:
     def _hold(self, conduct: Conduct) -> None:
         while not conduct.flowing.wait(0.2) and not self._ended.is_set():
             pass
+
+
+def _owner(near: socket.socket) -> Path | None:
+    """The process at the other end of a connection within this machine, as its directory in /proc."""
+
+    def hexed(address: tuple[str, int]) -> str:
+        return f"{int.from_bytes(socket.inet_aton(address[0]), 'little'):08X}:{address[1]:04X}"
+
+    ends = [hexed(near.getpeername()), hexed(near.getsockname())]
+    lines = (line.split() for line in Path("/proc/net/tcp").read_text().splitlines())
+    wanted = {f"socket:[{line[9]}]" for line in lines if line[1:3] == ends}
+    for process in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            if any(str(file.readlink()) in wanted for file in (process / "fd").iterdir()):
+                return process
+    return None
 
 
 def _close(end: socket.socket, *, reset: bool) -> None:

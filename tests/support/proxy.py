@@ -109,11 +109,12 @@ class Proxy:
         self._up.flowing.set()
         self._down.flowing.set()
 
-    def keep(self, api: int) -> None:
+    def keep(self, api: int, *, loses_dead: bool = False) -> None:
         """Hold back the clients' requests of this kind (a Kafka API key), and what they say behind them, until
-        `deliver`. Only in front of Kafka."""
+        `deliver`. Only in front of Kafka. `loses_dead`: those of processes that have ended by then never arrive.
+        """
         assert self._rewrite is not None
-        self._keeping = Keeping(api)
+        self._keeping = Keeping(api, loses_dead=loses_dead)
 
     @property
     def kept(self) -> int:

@@ -48,6 +48,7 @@ ONCE_FAULTS = (
     "harvester death",
     "pause",
     "loan",
+    "crash",
 )
 LANES = 3
 TROUBLES = ("_MSG_TIMED_OUT", "UNKNOWN_TOPIC_OR_PART", "unclear", "unavailable")

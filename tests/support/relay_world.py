@@ -28,6 +28,9 @@ The fault "server" (P9) replaces the database by an older copy of itself: the la
 transactions are gone, and the sequence gives out ids again. Rows of the copy are repeated and start their keys' order
 anew; rows that only the old server had are nobody's any more. Where the server does not tell who it is, the copy
 lacks the last term.
+
+The fault "crash" (P34) ends the server, which comes back as itself: the last transactions are lost if nobody waited
+for their commit, and the sequence gives out their ids again.
 """
 
 from __future__ import annotations
@@ -59,6 +62,7 @@ FAULTS = (
     "server",
     "pause",
     "loan",
+    "crash",
 )
 _CALM_STEPS = 6000
 POLICIES = ("quarantine", "hold", "stop")
@@ -109,6 +113,7 @@ class Table:
     """The outbox of one server, its term row, and the transactions that are open.
 
     `events` is what was committed, in order: ("visible" | "gone" | "quarantined", row) or ("term", (term, holder)).
+    The first `durable` of them outlast a crash; so do all up to the last that is not "visible".
     The bookmark belongs to one incarnation, so another server has none.
     """
 
@@ -120,6 +125,7 @@ class Table:
     bookmark: Bookmark | None = None
     quarantined: set[int] = field(default_factory=set)  # uids
     events: list[tuple[str, Any]] = field(default_factory=list)
+    durable: int = 0
 
     def holders(self) -> dict[str, int | None]:
         """Who holds a RowExclusiveLock: the open transactions, each named by its first row. Some have no number yet."""
@@ -132,6 +138,21 @@ class Table:
     def save(self, bookmark: Bookmark) -> None:
         """Where a scan may begin."""
         self.bookmark = bookmark
+        self.flush()
+
+    def flush(self) -> None:
+        """What was committed so far outlasts a crash."""
+        self.durable = len(self.events)
+
+    def crash(self) -> list[Row]:
+        """Open transactions are gone, and commits that nobody waited for: these rows."""
+        lost: list[Row] = []
+        while len(self.events) > self.durable and self.events[-1][0] == "visible":
+            lost.append(self.events.pop()[1])
+        for row in [*lost, *(row for rows in self.open for row in rows)]:
+            del self.rows[row.id]
+        self.open.clear()
+        return lost
 
     def visible(self) -> list[Row]:
         """What a snapshot taken now shows, by id."""
@@ -354,6 +375,8 @@ class World:
             actions.append((("somebody takes the term",), self._usurp))
         if "server" in self.faults and self.leader is not None:
             actions.append((("the server is replaced",), self._replace_server))
+        if "crash" in self.faults:
+            actions.append((("the server crashes",), self._crash))
         return actions
 
     def _usurp(self) -> None:
@@ -380,6 +403,17 @@ class World:
         for row in self.table.rows.values():
             self.uids[row.uid] = row
             self._note_key(row)
+        for harvester in self.harvesters:
+            harvester.disconnect()
+
+    def _crash(self) -> None:
+        bookmark = self.table.bookmark
+        for row in self.table.crash():
+            self.trace.append(("    lost:", row.id, "of", row.key))
+            if row.key is not None:
+                self._by_key[row.key].remove(row.uid)
+        durable = (i for i in self.table.rows if i <= self.last_value)
+        self.last_value = max(max(durable, default=0), 0 if bookmark is None else bookmark.high)
         for harvester in self.harvesters:
             harvester.disconnect()
 
@@ -437,6 +471,8 @@ class World:
             for row in rows:
                 self.table.show(row)
                 self._note_key(row)
+            if which % 2:
+                self.table.flush()
 
     def _note_key(self, row: Row) -> None:
         if row.key is not None:

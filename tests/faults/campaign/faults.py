@@ -21,6 +21,7 @@ from tests.support.hooks import Fault as Injected
 from . import aimed, logs, operating, schedule, sessions, switches
 from .field import Field
 from .history import Stuck
+from .setup import EXACTLY_ONCE
 
 # Shards see the end of their parent at once; what is on the wire may take the delivery timeout, and a purge.
 _SHARDS_END_WITHIN_S = 30.0
@@ -223,7 +224,10 @@ class Striker:
             return process.name
 
     def _hold_back(self, api: int, hold_s: float, rng: random.Random) -> str | None:
-        """Keep requests of this kind; half-way the client loses its connections, and at the end they arrive."""
+        """Keep requests of this kind; half-way the client loses its connections, and at the end they arrive.
+
+        Not those of processes that have ended meanwhile: late repeats of these are a documented limit of at least once.
+        """
         process = self.field.leader()
         if process is None:
             return None
@@ -231,7 +235,7 @@ class Striker:
         with _alone(self._links[process.slot, "kafka"]) as free:
             if not free:
                 return None
-            link.keep(api)
+            link.keep(api, loses_dead=self.field.delivery != EXACTLY_ONCE)
             time.sleep(hold_s / 2)
             if rng.random() < 0.7:
                 link.abandon(reset=rng.random() < 0.5)
