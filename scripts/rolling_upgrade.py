@@ -58,7 +58,7 @@ def older(commit: str, place: Path) -> Path:
     source, library = place / "older", place / "library"
     library.mkdir()
     subprocess.run(["git", "-C", ROOT, "worktree", "add", "--detach", "--quiet", source, commit], check=True)
-    for name, folder in (("harvester", "harvester"), ("harvester_cli", "cli")):
+    for name, folder in (("harvester", "harvester"), ("harvester_cli", "cli/harvester_cli")):
         (library / name).symlink_to(source / folder)
     program = place / "python"
     program.write_text(f'#!/bin/sh\nPYTHONPATH={shlex.quote(str(library))} exec {sys.executable} "$@"\n')

@@ -29,7 +29,7 @@ WatchdogSec=5s
 @pytest.fixture
 def manager(scene: Scene, tmp_path: Path) -> Iterator[Systemd]:
     config = scene.config_file(control={"socket": "auto"}, heartbeat_timeout="500ms")
-    shipped = (ROOT / "cli" / "units" / UNIT).read_text(encoding="utf-8")
+    shipped = (ROOT / "cli" / "harvester_cli" / "units" / UNIT).read_text(encoding="utf-8")
     place = tmp_path / "systemd"
     place.mkdir()
     with systemd.running(place, {UNIT: shipped + _ASIDE}, config) as started:

@@ -17,7 +17,7 @@ from harvester.config import Limits
 from harvester.errors import ExitCode
 
 ROOT = Path(__file__).parents[2]
-UNITS = [ROOT / "cli" / "units" / name for name in NAMES]
+UNITS = [ROOT / "cli" / "harvester_cli" / "units" / name for name in NAMES]
 UNIT, TEMPLATE = UNITS
 WORST = 2.5  # what systemd-analyze calls the exposure level: 0 to 10
 CONSOLE_SCRIPT = Path(sys.executable).parent / "harvester"

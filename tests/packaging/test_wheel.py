@@ -84,7 +84,7 @@ def clean() -> dict[str, str]:
 
 def test_the_wheel_has_all_files_of_the_tree_and_no_others(wheel: Path) -> None:
     expected = set()
-    for folder, package in (("harvester", "harvester"), ("cli", "harvester_cli")):
+    for folder, package in (("harvester", "harvester"), ("cli/harvester_cli", "harvester_cli")):
         for file in (ROOT / folder).rglob("*"):
             if file.is_file() and "__pycache__" not in file.parts:
                 expected.add(f"{package}/{file.relative_to(ROOT / folder)}")

@@ -16,7 +16,7 @@ from tests.support.statuses import leading
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "operations.md").read_text(encoding="utf-8")
-UNIT = (ROOT / "cli" / "units" / "harvester.service").read_text(encoding="utf-8")
+UNIT = (ROOT / "cli" / "harvester_cli" / "units" / "harvester.service").read_text(encoding="utf-8")
 ROW = re.compile(r"^\| (\d+) \| ([A-Z_]+) \| [^|]+ \| [^|]+ \| (yes|no) \|$", re.MULTILINE)
 
 

@@ -8,6 +8,8 @@ import tomllib
 from pathlib import Path
 from typing import Any
 
+from setuptools import find_packages
+
 ROOT = Path(__file__).parents[2]
 
 
@@ -17,15 +19,17 @@ def project() -> dict[str, Any]:
 
 def test_every_package_is_shipped() -> None:
     found = set()
-    for folder, package in (("harvester", "harvester"), ("cli", "harvester_cli")):
+    for folder, package in (("harvester", "harvester"), ("cli/harvester_cli", "harvester_cli")):
         for file in (ROOT / folder).rglob("__init__.py"):
             found.add(".".join((package, *file.parent.relative_to(ROOT / folder).parts)))
-    assert set(project()["tool"]["setuptools"]["packages"]) == found
+    options = project()["tool"]["setuptools"]["packages"]["find"]
+    shipped = {name for where in options["where"] for name in find_packages(ROOT / where, include=options["include"])}
+    assert shipped == found
 
 
 def test_every_data_file_is_shipped() -> None:
     data = project()["tool"]["setuptools"]["package-data"]
-    for folder, package in (("harvester", "harvester"), ("cli", "harvester_cli")):
+    for folder, package in (("harvester", "harvester"), ("cli/harvester_cli", "harvester_cli")):
         patterns = [*data["*"], *(f"{folder}/{pattern}" for pattern in data.get(package, ()))]
         for file in (ROOT / folder).rglob("*"):
             if file.is_file() and file.suffix not in (".py", ".pyc"):
