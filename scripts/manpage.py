@@ -10,9 +10,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from harvester_cli.main import app
 from typer.main import get_command
-
-from cli.main import app
 
 ROOT = Path(__file__).parents[1]
 _EXIT_CODE = re.compile(r"^\| (\d+) \| ([A-Z_]+) \| ([^|]+) \|", re.MULTILINE)

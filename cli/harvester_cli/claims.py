@@ -8,6 +8,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+
 from harvester_cli import claims_view as view
 from harvester_cli.coordination_options import (
     DEFAULT_INTERVAL,
@@ -22,12 +23,12 @@ from harvester_cli.options import ConfigOption, JsonOption, LogLevelOption, SetO
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from harvester_cli.dashboard.live import Frame
-    from harvester_cli.dashboard.render import Kept
     from rich.text import Text
 
     from harvester.coordination.admin import Observer
     from harvester.coordination.overview import Row
+    from harvester_cli.dashboard.live import Frame
+    from harvester_cli.dashboard.render import Kept
 
 app = typer.Typer(
     invoke_without_command=True, help="Consumers that coordinate through Kafka: who holds what, and change that."

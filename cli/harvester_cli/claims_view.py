@@ -70,8 +70,9 @@ def summary(rows: Sequence[Row]) -> str:
 
 def table(rows: Sequence[Row], width: int, *, ascii_only: bool = False) -> list[Text]:
     """A heading and one line a row, each of at most `width` cells. The group is left out where there is only one."""
-    from harvester_cli.dashboard.lines import fit
     from rich.text import Text
+
+    from harvester_cli.dashboard.lines import fit
 
     one_group = len({row.place.group for row in rows}) < 2
     columns = _COLUMNS[1:] if one_group else _COLUMNS
@@ -92,8 +93,9 @@ def table(rows: Sequence[Row], width: int, *, ascii_only: bool = False) -> list[
 
 def screen(rows: Sequence[Row], title: str, clock: str, width: int, height: int, *, ascii_only: bool = False) -> Text:
     """`height` lines. Where not all rows fit, those stay that are not fresh, and the last line counts the others."""
-    from harvester_cli.dashboard.lines import fit, rule
     from rich.text import Text
+
+    from harvester_cli.dashboard.lines import fit, rule
 
     room = max(height - 3, 0)
     shown = list(rows)

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+
 from harvester_cli.options import ConfigOption, JsonOption, LogLevelOption, SetOption, load_with_origin
 
 if TYPE_CHECKING:

@@ -6,6 +6,7 @@ from enum import StrEnum
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+
 from harvester_cli.coordination_options import (
     DEFAULT_INTERVAL,
     DEFAULT_TOPIC,
@@ -69,9 +70,8 @@ def consume(
         at_most_once=amo, coordination_topic=coordination_topic, coordination_partitions=coordination_partitions,
     )  # fmt: skip
 
-    from harvester_cli.pump import stop_on_signal
-
     from harvester.coordination.consumer import CoordinatedConsumer
+    from harvester_cli.pump import stop_on_signal
 
     with stop_on_signal() as stop, CoordinatedConsumer(settings) as consumer:
         _print_all(consumer, stop, format_, count, timeout)
@@ -86,9 +86,8 @@ def _print_all(
 ) -> None:
     import sys
 
-    from harvester_cli.record_view import line_of
-
     from harvester.clock import clock_s
+    from harvester_cli.record_view import line_of
 
     printed, last_at = 0, clock_s()
     while not stop.is_set() and printed != count:

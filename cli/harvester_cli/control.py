@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+
 from harvester_cli.control_options import NameOption, SocketOption, find
 
 _MARGIN_S = 10.0

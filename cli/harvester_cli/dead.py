@@ -7,6 +7,7 @@ from contextlib import AbstractContextManager, contextmanager
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+
 from harvester_cli import dead_view as view
 from harvester_cli.dead_options import (
     ErrorOption,

@@ -7,6 +7,7 @@ from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+
 from harvester_cli.options import JsonOption
 
 if TYPE_CHECKING:
@@ -45,13 +46,13 @@ def demo(
     import json
     import sys
 
+    from rich.console import Console
+
+    from harvester.errors import VerificationFailed
     from harvester_cli.dashboard.live import should_show
     from harvester_cli.demo_place import prepared
     from harvester_cli.demo_run import perform
     from harvester_cli.verdict import answer, render
-    from rich.console import Console
-
-    from harvester.errors import VerificationFailed
 
     load = _load(records, rate, seconds, keys)
     dashboard = not json_ and should_show("auto", sys.stdout)

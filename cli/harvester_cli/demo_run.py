@@ -11,11 +11,10 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from harvester_cli.demo_place import Place
-
     from harvester.outbox.connect import Connection
     from harvester.verify.check import Report
     from harvester.verify.load import Load
+    from harvester_cli.demo_place import Place
 
 START_S = 60.0  # spawning shards and the first election
 STOP_S = 30.0  # the drain and leaving the group, many times over

@@ -6,6 +6,7 @@ from enum import StrEnum
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+
 from harvester_cli.options import ConfigOption, JsonOption, SetOption, load
 
 if TYPE_CHECKING:
@@ -61,8 +62,9 @@ def doctor(
 
 
 def _print(report: Report) -> None:
-    from harvester_cli.doctor_view import lines_of
     from rich.console import Console
+
+    from harvester_cli.doctor_view import lines_of
 
     # Wrapped by the terminal, never cut: a line can be searched and read out as it is.
     console = Console(highlight=False, soft_wrap=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+
 from harvester_cli.options import ConfigOption, SetOption, load
 
 if TYPE_CHECKING:

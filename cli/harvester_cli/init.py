@@ -6,6 +6,7 @@ from enum import StrEnum
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+
 from harvester_cli.options import ConfigOption, JsonOption, LogLevelOption, SetOption, load
 
 if TYPE_CHECKING:

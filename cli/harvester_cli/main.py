@@ -11,6 +11,7 @@ import sys
 from typing import Annotated
 
 import typer
+
 from harvester_cli import (
     adopt,
     claims,

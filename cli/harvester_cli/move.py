@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Annotated
 
 import typer
+
 from harvester_cli.options import ConfigOption, SetOption, load
 
 

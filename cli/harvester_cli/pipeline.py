@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import typer
+
 from harvester_cli.pipeline_audit import audit
 from harvester_cli.pipeline_drain import drain
 from harvester_cli.pipeline_lake import lake

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+
 from harvester_cli.coordination_options import BootstrapOption
 from harvester_cli.options import ConfigOption, JsonOption, LogLevelOption, SetOption
 from harvester_cli.pipeline_options import (

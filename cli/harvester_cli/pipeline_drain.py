@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from typing import Annotated
 
 import typer
+
 from harvester_cli.coordination_options import BootstrapOption
 from harvester_cli.options import ConfigOption, LogLevelOption, SetOption
 from harvester_cli.pipeline_options import (
@@ -59,9 +60,8 @@ def drain(
     options = java_options(loaded, kafka)
 
     with session(spark_settings("drain", master, conf, log_level), progress=say) as spark:
-        from harvester_cli.pump import stop_on_signal
-
         from harvester.pipeline.drain.job import DrainSettings, SliceDone, run
+        from harvester_cli.pump import stop_on_signal
 
         settings = DrainSettings(
             loaded, options, lease=duration, tasks=tasks, slice_records=slice_records, slice_bytes=slice_mb << 20,

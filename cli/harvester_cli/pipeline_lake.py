@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Annotated
 
 import typer
+
 from harvester_cli.coordination_options import BootstrapOption
 from harvester_cli.options import ConfigOption, LogLevelOption, SetOption
 from harvester_cli.pipeline_options import (
@@ -66,10 +67,9 @@ def lake(
     options = java_options(loaded, kafka)
 
     with session(spark_settings("lake", master, conf, log_level), progress=say) as spark:
-        from harvester_cli.pump import stop_on_signal
-
         from harvester.pipeline.lake.job import BatchDone, LakeSettings, run
         from harvester.pipeline.lake.payloads import from_ddl
+        from harvester_cli.pump import stop_on_signal
 
         try:
             schemas = {name: from_ddl(ddl) for name, ddl in payloads.items()}

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+
 from harvester_cli.coordination_options import BootstrapOption
 from harvester_cli.options import ConfigOption, LogLevelOption, SetOption
 from harvester_cli.pipeline_options import (
@@ -72,9 +73,8 @@ def metrics(
     options = java_options(loaded, kafka)
 
     with session(spark_settings("metrics", master, conf, log_level), progress=say) as spark:
-        from harvester_cli.pump import stop_on_signal
-
         from harvester.pipeline.metrics.job import ALL, BatchDone, MetricsSettings, run
+        from harvester_cli.pump import stop_on_signal
 
         settings = MetricsSettings(
             topics=tuple(dict.fromkeys(topic)), root=absolute(to), kafka=options,

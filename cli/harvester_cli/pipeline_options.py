@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+
 from harvester_cli.options import load
 
 if TYPE_CHECKING:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+
 from harvester_cli.coordination_options import BootstrapOption
 from harvester_cli.options import ConfigOption, LogLevelOption, SetOption
 from harvester_cli.pipeline_options import (
@@ -97,10 +98,9 @@ def replay(
 
     spark_options = spark_settings("replay", master, [*(conf or ()), "spark.speculation=false"], log_level)
     with session(spark_options, progress=say) as spark:
-        from harvester_cli.pump import stop_on_signal
-
         from harvester.pipeline.replay import job
         from harvester.pipeline.replay.pace import Pace
+        from harvester_cli.pump import stop_on_signal
 
         root = absolute(lake)
         if request is not None:

@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+
 from harvester_cli.options import ConfigOption, JsonOption, LogLevelOption, SetOption, load
 
 if TYPE_CHECKING:

@@ -11,6 +11,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+
 from harvester_cli.options import ConfigOption, LogLevelOption, SetOption, load_with_origin
 from harvester_cli.reload import Reloader, has_terminal
 
@@ -51,15 +52,14 @@ def start(
     read = partial(load_with_origin, config, overrides, log_level)
     settings = read().config
 
-    from harvester_cli.dashboard import live, plain
-    from harvester_cli.service import tell_manager
-
     from harvester.config import check_clients
     from harvester.errors import ConfigurationError
     from harvester.harvester import Harvester
     from harvester.telemetry.logging import configure, logger_for
     from harvester.telemetry.notify import Notifier
     from harvester.telemetry.process import calm_collector
+    from harvester_cli.dashboard import live, plain
+    from harvester_cli.service import tell_manager
 
     problems = check_clients(settings)
     if problems:

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
+
 from harvester_cli.unit_text import FOLDER, NAMES, can_stand_in_a_unit, unit_text
 
 app = typer.Typer(no_args_is_help=True, help="Run as a service of systemd.")

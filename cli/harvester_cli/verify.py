@@ -6,6 +6,7 @@ from enum import StrEnum
 from typing import Annotated
 
 import typer
+
 from harvester_cli.options import ConfigOption, JsonOption, LogLevelOption, SetOption, load
 
 
@@ -39,12 +40,12 @@ def verify(
 
     import json
 
-    from harvester_cli.pump import progress
-    from harvester_cli.verdict import answer, render
     from rich.console import Console
 
     from harvester.errors import VerificationFailed
     from harvester.verify.check import verify as perform
+    from harvester_cli.pump import progress
+    from harvester_cli.verdict import answer, render
 
     with progress("Reading", None, hidden=json_) as advance:
         report = perform(

@@ -10,17 +10,17 @@ from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 
+from rich.text import Text
+
+from harvester.control.client import ANSWERS_S, Connection
+from harvester.control.errors import ControlError
+from harvester.control.feed import Feeds
 from harvester_cli.dashboard import live
 from harvester_cli.dashboard.key import OneKey
 from harvester_cli.dashboard.keyboard import Keyboard
 from harvester_cli.dashboard.keys import Ask, Quit, Seen, View, chosen, press
 from harvester_cli.dashboard.render import Kept
 from harvester_cli.dashboard.watching import screen
-from rich.text import Text
-
-from harvester.control.client import ANSWERS_S, Connection
-from harvester.control.errors import ControlError
-from harvester.control.feed import Feeds
 
 _EVERY_S = 0.25
 _REFRESH_PER_SECOND = 4.0

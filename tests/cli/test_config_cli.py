@@ -10,10 +10,10 @@ import tomllib
 from pathlib import Path
 
 import pytest
+from harvester_cli.config import app
+from harvester_cli.options import load
 from typer.testing import CliRunner
 
-from cli.config import app
-from cli.options import load
 from harvester.config import Config
 from harvester.errors import ConfigurationError
 

@@ -13,8 +13,8 @@ from functools import partial
 from pathlib import Path
 
 import pytest
+from harvester_cli.dashboard.render import Kept, render
 
-from cli.dashboard.render import Kept, render
 from tests.support.statuses import leading
 from tests.support.wait import eventually
 

@@ -7,11 +7,14 @@ import sys
 from pathlib import Path
 
 import pytest
+from harvester_cli.unit_text import NAMES, unit_text
 
-from cli.unit_text import NAMES, unit_text
 from tests.support.cli import run_cli
 
-SHIPPED = {name: (Path(__file__).parents[2] / "cli" / "harvester_cli" / "units" / name).read_text(encoding="utf-8") for name in NAMES}
+SHIPPED = {
+    name: (Path(__file__).parents[2] / "cli" / "harvester_cli" / "units" / name).read_text(encoding="utf-8")
+    for name in NAMES
+}
 PROGRAM = str(Path(sys.executable).parent / "harvester")
 
 

@@ -8,9 +8,9 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from harvester_cli.dashboard.key import key_words
+from harvester_cli.dashboard.plain import status_line
 
-from cli.dashboard.key import key_words
-from cli.dashboard.plain import status_line
 from harvester.control.snapshot import from_json, key_from_json
 from tests.support.cli import RunningCli, run_cli
 from tests.support.control import Dummy, at, serving

@@ -7,10 +7,10 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import pytest
+from harvester_cli.dead_view import as_json, page_of, table_of
 from hypothesis import Phase, example, given, settings
 from hypothesis import strategies as st
 
-from cli.dead_view import as_json, page_of, table_of
 from harvester import origin
 from harvester.outbox.dead import Chosen, list_dead
 from harvester.outbox.onekey import read_key

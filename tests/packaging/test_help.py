@@ -6,9 +6,9 @@ import subprocess
 import sys
 
 import pytest
+from harvester_cli.main import app
 from typer.main import get_command
 
-from cli.main import app
 from scripts import manpage
 from tests.support.cli import run_cli
 

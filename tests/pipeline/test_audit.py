@@ -15,8 +15,8 @@ import psycopg
 import pytest
 from confluent_kafka import TopicPartition
 from confluent_kafka.admin import AdminClient
+from harvester_cli.main import main
 
-from cli.main import main
 from harvester.errors import BrokerUnavailable, DatabaseUnavailable, ExitCode, SchemaError
 from harvester.pipeline.audit.job import run
 from harvester.pipeline.audit.report import AuditReport

@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from harvester_cli.main import main
 
-from cli.main import main
 from harvester.errors import ExitCode
 from harvester.pipeline import session
 from tests.support.harvested import KEPT, Sent, Writer

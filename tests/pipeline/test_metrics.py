@@ -12,10 +12,10 @@ from uuid import UUID
 
 import pytest
 from confluent_kafka import Producer
+from harvester_cli.main import app
 from pyspark.sql import functions as F  # noqa: N812 - Spark's own name for it
 from typer.testing import CliRunner
 
-from cli.main import app
 from harvester import origin
 from harvester.errors import ExitCode
 from harvester.origin import HEADER, Origin

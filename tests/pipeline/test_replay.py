@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
 import pytest
+from harvester_cli.main import app
 from pyspark.sql import functions as F  # noqa: N812 - Spark's own name for it
 from typer.testing import CliRunner
 
-from cli.main import app
 from harvester import origin
 from harvester.errors import ExitCode
 from harvester.origin import HEADER, Origin

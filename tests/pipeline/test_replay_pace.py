@@ -6,11 +6,11 @@ import dataclasses
 from datetime import UTC, datetime
 
 import pytest
+from harvester_cli.main import app
 from hypothesis import given
 from hypothesis import strategies as st
 from typer.testing import CliRunner
 
-from cli.main import app
 from harvester.errors import ExitCode
 from harvester.pipeline.errors import CheckpointMismatch, PipelineError
 from harvester.pipeline.replay.pace import WITHOUT_RATE, Pace

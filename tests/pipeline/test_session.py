@@ -7,8 +7,8 @@ import sys
 from pathlib import Path
 
 import pytest
+from harvester_cli.main import main
 
-from cli.main import main
 from harvester.errors import ExitCode
 from harvester.pipeline.connectors import JARS, connector_jars
 from harvester.pipeline.errors import ConnectorMismatch, SparkUnavailable

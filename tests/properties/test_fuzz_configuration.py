@@ -7,11 +7,11 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import pytest
+from harvester_cli.main import app
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from typer.testing import CliRunner
 
-from cli.main import app
 from harvester.config import Config, load_config
 from harvester.config.dsn import effective_dsn, mask_dsn, parse_dsn
 from harvester.config.secrets import MASK

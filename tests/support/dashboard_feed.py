@@ -15,7 +15,8 @@ import sys
 import threading
 from typing import NoReturn
 
-from cli.dashboard import live
+from harvester_cli.dashboard import live
+
 from harvester.status import Status
 from tests.support.statuses import leading
 

@@ -6,9 +6,9 @@ import io
 from dataclasses import replace
 
 import pytest
+from harvester_cli.claims_view import as_json, screen, summary, table
 from rich.console import Console
 
-from cli.claims_view import as_json, screen, summary, table
 from harvester.coordination.errors import CoordinationError
 from harvester.coordination.messages import (
     ClaimingPartition,

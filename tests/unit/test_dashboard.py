@@ -12,12 +12,12 @@ from datetime import timedelta
 from pathlib import Path
 
 import pytest
+from harvester_cli.dashboard.render import Kept, render
 from hypothesis import given
 from hypothesis import strategies as st
 from rich.cells import cell_len
 from rich.console import Console
 
-from cli.dashboard.render import Kept, render
 from harvester.status import Backlog, LastEvent, ShardState, State, Status
 from tests.support.statuses import AT, a_shard, failed, fenced, leading, standby
 

@@ -5,10 +5,7 @@ from __future__ import annotations
 import re
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
-
-from cli.dashboard.figures import (
+from harvester_cli.dashboard.figures import (
     COUNT_WIDTH,
     chart,
     duration,
@@ -17,6 +14,8 @@ from cli.dashboard.figures import (
     one_line,
     short_count,
 )
+from hypothesis import given
+from hypothesis import strategies as st
 
 
 @pytest.mark.parametrize(

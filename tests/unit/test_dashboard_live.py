@@ -11,8 +11,8 @@ from collections.abc import Iterator
 from typing import TextIO
 
 import pytest
+from harvester_cli.dashboard import live
 
-from cli.dashboard import live
 from harvester.status import Status
 from tests.support.statuses import leading
 

@@ -8,8 +8,8 @@ import threading
 from dataclasses import replace
 
 import pytest
+from harvester_cli.dashboard import live, plain
 
-from cli.dashboard import live, plain
 from harvester.status import State, Status
 from tests.support.statuses import failed, fenced, leading, standby
 

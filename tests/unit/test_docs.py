@@ -20,9 +20,9 @@ from typing import Any
 from urllib.parse import unquote
 
 import pytest
+from harvester_cli.main import app
 from typer.main import get_command
 
-from cli.main import app
 from harvester.config.interpolation import interpolate_table
 from harvester.config.load import build
 from harvester.errors import ConfigurationError

@@ -7,8 +7,8 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from harvester_cli.doctor_view import lines_of
 
-from cli.doctor_view import lines_of
 from harvester.config import Config
 from harvester.doctor import Finding, Level, Report
 from harvester.doctor.facts import Clock, Holder, Host, Index, Java, Pooling

@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 import yaml
+from harvester_cli.config import app
 from psycopg.conninfo import conninfo_to_dict
 from typer.testing import CliRunner
 
-from cli.config import app
 from harvester.config import Config, load_config
 from harvester.config.dsn import parse_dsn
 from harvester.config.goharvest import Imported, convert

@@ -6,11 +6,11 @@ import io
 import re
 from pathlib import Path
 
+from harvester_cli.dashboard.capture import REPLAY_BYTES
+from harvester_cli.dashboard.plain import status_line
+from harvester_cli.dashboard.render import render
 from rich.console import Console
 
-from cli.dashboard.capture import REPLAY_BYTES
-from cli.dashboard.plain import status_line
-from cli.dashboard.render import render
 from harvester.errors import ExitCode
 from tests.support.statuses import leading
 

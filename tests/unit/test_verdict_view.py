@@ -6,9 +6,9 @@ from dataclasses import replace
 from uuid import UUID
 
 import pytest
+from harvester_cli.verdict import answer, render
 from rich.console import Console
 
-from cli.verdict import answer, render
 from harvester.origin import Origin
 from harvester.verify.check import Report
 from harvester.verify.history import Timing

@@ -5,12 +5,12 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+from harvester_cli.dashboard.details import OneShard, Quarantine
+from harvester_cli.dashboard.key import OneKey
+from harvester_cli.dashboard.keys import Ask, Quit, Seen, View, chosen, press, prompt, split
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cli.dashboard.details import OneShard, Quarantine
-from cli.dashboard.key import OneKey
-from cli.dashboard.keys import Ask, Quit, Seen, View, chosen, press, prompt, split
 from harvester.status import State
 from tests.support.statuses import AT, leading
 

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from harvester_cli.dashboard.details import Detail, OneShard, Quarantine
+from harvester_cli.dashboard.key import OneKey
+from harvester_cli.dashboard.keys import HELP, HELP_FOR_SEVERAL, Seen, View
+from harvester_cli.dashboard.plain import status_line
+from harvester_cli.dashboard.render import render
+from harvester_cli.dashboard.watching import screen
 from hypothesis import given
 from hypothesis import strategies as st
 from rich.cells import cell_len
 
-from cli.dashboard.details import Detail, OneShard, Quarantine
-from cli.dashboard.key import OneKey
-from cli.dashboard.keys import HELP, HELP_FOR_SEVERAL, Seen, View
-from cli.dashboard.plain import status_line
-from cli.dashboard.render import render
-from cli.dashboard.watching import screen
 from harvester.status import Backlog, LastEvent, State, Status
 from tests.support.statuses import AT, KEY, failed, fenced, leading, standby
 from tests.unit.test_dashboard import STATUSES

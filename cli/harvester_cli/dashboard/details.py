@@ -6,13 +6,13 @@ import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from rich.text import Text
+
+from harvester.status import Status
 from harvester_cli.dashboard.figures import one_line, short_count
 from harvester_cli.dashboard.key import OneKey, key_lines
 from harvester_cli.dashboard.lines import fit
 from harvester_cli.dashboard.shards import figures, in_words, table
-from rich.text import Text
-
-from harvester.status import Status
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from harvester_cli.dashboard.figures import duration, one_line
 from rich.text import Text
 
 from harvester.status import KeyStatus
+from harvester_cli.dashboard.figures import duration, one_line
 
 
 @dataclass(frozen=True, slots=True)

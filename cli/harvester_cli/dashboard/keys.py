@@ -6,10 +6,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from harvester.status import Status
 from harvester_cli.dashboard.details import Detail, OneShard, Quarantine
 from harvester_cli.dashboard.key import OneKey
-
-from harvester.status import Status
 
 # Bytes that a terminal sends for keys without a character.
 _SEQUENCES = {

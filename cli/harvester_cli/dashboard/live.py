@@ -14,13 +14,13 @@ from collections.abc import Callable
 from functools import partial
 from typing import Literal, NoReturn, Protocol, TextIO, cast
 
-from harvester_cli.dashboard.capture import KeptOutput
-from harvester_cli.dashboard.render import Kept, render
 from rich.console import Console, ConsoleDimensions
 from rich.live import Live
 from rich.text import Text
 
 from harvester.status import Status
+from harvester_cli.dashboard.capture import KeptOutput
+from harvester_cli.dashboard.render import Kept, render
 
 _FALLBACK = ConsoleDimensions(80, 24)
 _active: list[KeptOutput] = []

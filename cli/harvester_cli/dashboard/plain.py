@@ -9,9 +9,8 @@ import threading
 from collections.abc import Callable
 from typing import TextIO
 
-from harvester_cli.dashboard.figures import one_line
-
 from harvester.status import Backlog, ShardState, Status
+from harvester_cli.dashboard.figures import one_line
 
 
 def status_line(status: Status) -> str:

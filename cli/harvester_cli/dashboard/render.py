@@ -11,12 +11,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from harvester_cli.dashboard.details import Detail, block
-from harvester_cli.dashboard.figures import chart, duration, gauge, milliseconds, one_line, short_count
-from harvester_cli.dashboard.lines import ends, fit, rule
 from rich.text import Text
 
 from harvester.status import Backlog, State, Status
+from harvester_cli.dashboard.details import Detail, block
+from harvester_cli.dashboard.figures import chart, duration, gauge, milliseconds, one_line, short_count
+from harvester_cli.dashboard.lines import ends, fit, rule
 
 _FIXED_LINES = 9  # all but chart, shards and events
 _EVENTS_BLOCK = 2  # a rule and one event: what shards leave to the events in any case

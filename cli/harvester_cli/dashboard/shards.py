@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from harvester_cli.dashboard.figures import COUNT_WIDTH, short_count
-from harvester_cli.dashboard.lines import fit
 from rich.text import Text
 
 from harvester.status import ShardState, ShardStatus
+from harvester_cli.dashboard.figures import COUNT_WIDTH, short_count
+from harvester_cli.dashboard.lines import fit
 
 _STATE_STYLES = {ShardState.STARTING: "yellow", ShardState.READY: "green", ShardState.DEAD: "bold red"}
 _MAX_GAP = 3

@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
+from rich.text import Text
+
 from harvester_cli.dashboard.figures import one_line, short_count
 from harvester_cli.dashboard.keys import HELP, HELP_FOR_SEVERAL, Seen, View, chosen, prompt
 from harvester_cli.dashboard.lines import ends, fit, rule
 from harvester_cli.dashboard.render import Kept, render
-from rich.text import Text
 
 _MOST_LISTED = 6
 _NAME_CELLS = 24
