@@ -26,17 +26,15 @@ if TYPE_CHECKING:
     )
     from harvester.harvester import Harvester
     from harvester.neli.fake import FakeGroup
-    from harvester.outbox.async_leased_stasher import AsyncLeasedStasher
-    from harvester.outbox.async_stasher import AsyncStasher
-    from harvester.outbox.leased_stasher import LeasedStasher
+    from harvester.outbox.async_stasher import AsyncLeasedStasher, AsyncStasher
     from harvester.outbox.leases import Lease, Stashed
-    from harvester.outbox.stasher import Stasher
+    from harvester.outbox.stasher import LeasedStasher, Stasher
     from harvester.record import OutboxRecord
     from harvester.status import State, Status
 
 # Loaded on first use: writers who only stash need no Kafka client, and `harvester --help` needs nothing at all.
 _HOMES = {
-    "AsyncLeasedStasher": "harvester.outbox.async_leased_stasher",
+    "AsyncLeasedStasher": "harvester.outbox.async_stasher",
     "AsyncStasher": "harvester.outbox.async_stasher",
     "Config": "harvester.config",
     "ConfigurationError": "harvester.errors",
@@ -53,7 +51,7 @@ _HOMES = {
     "LeaseExpired": "harvester.errors",
     "LeaseFenced": "harvester.errors",
     "LeaseUnknown": "harvester.errors",
-    "LeasedStasher": "harvester.outbox.leased_stasher",
+    "LeasedStasher": "harvester.outbox.stasher",
     "Limits": "harvester.config",
     "MeterRead": "harvester.events",
     "OutboxRecord": "harvester.record",

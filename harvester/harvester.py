@@ -16,18 +16,16 @@ from functools import partial
 from types import TracebackType
 from uuid import UUID
 
-from harvester.announcer import Announcer
 from harvester.config import Config, load_config
-from harvester.doors import Doors
 from harvester.errors import HarvesterError
 from harvester.events import EventHandler
-from harvester.journal import Journal
-from harvester.life import Life
+from harvester.lifecycle import Doors, Life
 from harvester.neli.group import Group
-from harvester.relay.machine import Phase
+from harvester.relay.core.state_machine import Phase
 from harvester.status import KeyStatus, State, Status
+from harvester.status_recorder import Announcer, Journal
 from harvester.telemetry.logging import LEVELS, logger_for
-from harvester.telemetry.totals import Totals
+from harvester.telemetry.metrics import Totals
 
 _ANSWER_WITHIN_S = 5.0
 
@@ -127,7 +125,7 @@ class Harvester:
 
         Takes a few seconds at most; the outbox has no index on keys. Raises HarvesterError when it does not run.
         """
-        from harvester.onekey import key_status
+        from harvester.key_status import key_status
 
         return key_status(self._life.running().supervisor, self._life.login, key)
 
@@ -136,7 +134,7 @@ class Harvester:
 
         Nothing else of `config` is looked at: it must not differ in anything else.
         """
-        from harvester.renewal import renew_logins
+        from harvester.wiring import renew_logins
 
         self._life.login = config
         parts = self._life.running()

@@ -37,7 +37,7 @@ SECTIONS: tuple[tuple[str, str, tuple[str, ...]], ...] = (
         " the extras of their names.",
         (
             "harvester: OutboxRecord Stasher AsyncStasher LeasedStasher AsyncLeasedStasher Lease Stashed",
-            "harvester.outbox.lease_steps: Numbered",
+            "harvester.outbox.leases: Numbered",
             "harvester.writers.sqlalchemy: SqlalchemyStasher AsyncSqlalchemyStasher SqlalchemyLeasedStasher"
             " AsyncSqlalchemyLeasedStasher",
             "harvester.writers.asyncpg: AsyncpgStasher AsyncpgLeasedStasher",
@@ -49,7 +49,7 @@ SECTIONS: tuple[tuple[str, str, tuple[str, ...]], ...] = (
         "From values to records ([examples](writing.md#serialisers)).",
         (
             "harvester.serializers: Records CloudEvents Serializer Serialized Bytes Text Json",
-            "harvester.serializers.cloudevents: cloud_event_headers",
+            "harvester.serializers.records: cloud_event_headers",
             "harvester.serializers.msgspec: Msgspec",
             "harvester.serializers.registry: avro json_schema protobuf RegistrySerializer",
         ),
@@ -67,9 +67,9 @@ SECTIONS: tuple[tuple[str, str, tuple[str, ...]], ...] = (
         "Processes that share partitions through Kafka alone: [coordination](protocol/coordination.md).",
         (
             "harvester.coordination.consumer: CoordinatedConsumer",
-            "harvester.coordination.consumer_settings: ConsumerSettings",
+            "harvester.coordination.settings: ConsumerSettings",
             "harvester.coordination.events: Claimed Released Lost Paused Resumed OutOfRange",
-            "harvester.coordination.figures: Statistics",
+            "harvester.coordination.settings: Statistics",
             "harvester.http.consumers: ConsumerMetrics",
         ),
     ),

@@ -21,7 +21,7 @@ from pathlib import Path
 
 from harvester import stack
 from harvester.errors import ExitCode
-from harvester.outbox.ddl import schema_version
+from harvester.outbox.sql.ddl import schema_version
 from scripts.smoke_parts import (
     LOAD,
     Broken,

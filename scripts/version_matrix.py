@@ -23,7 +23,7 @@ from pathlib import Path
 
 from harvester import stack
 from harvester.errors import HarvesterError, StackError
-from harvester.stack import ivy
+from harvester.stack import jars
 from harvester.stack.jars import KAFKA_VERSION
 from scripts.smoke_parts import Servers, Verdict
 from scripts.version_smoke import smoke
@@ -168,7 +168,7 @@ def kafka_jars(version: str) -> Path:
 """
     hint = "it is fetched from Maven Central, once"
     try:
-        return ivy.cached(f"kafka-{version}", module, what=f"Kafka {version}", hints=(hint, hint))
+        return jars.cached(f"kafka-{version}", module, what=f"Kafka {version}", hints=(hint, hint))
     except StackError as error:
         raise Missing(str(error)) from error
 

@@ -45,8 +45,8 @@ def adopt(
     from contextlib import closing
 
     from harvester.outbox import adoption
-    from harvester.outbox.connect import connect
-    from harvester.outbox.routes import DEBEZIUM_HEADERS, Route
+    from harvester.outbox.connection import connect
+    from harvester.outbox.sql.adoption import DEBEZIUM_HEADERS, Route
 
     templates = {name: text for name, text in (("topic", topic), ("key", key), ("value", value)) if text is not None}
     route = None if remove else Route.parse(**templates, headers=() if no_headers else header or DEBEZIUM_HEADERS)

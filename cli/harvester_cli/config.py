@@ -120,8 +120,7 @@ def _write_new(output: Path, text: str) -> None:
 
 def _check_import(imported: Imported) -> None:
     from harvester.config import check_clients
-    from harvester.config.interpolation import interpolate_table
-    from harvester.config.load import build
+    from harvester.config.load import build, interpolate_table
     from harvester.errors import ConfigurationError
 
     resolved, problems = interpolate_table(imported.settings, {})

@@ -82,7 +82,7 @@ def stop(
 ) -> None:
     """Stop it gracefully, as SIGTERM does, and wait for its end."""
     from harvester.control.client import Connection
-    from harvester.control.errors import ControlError
+    from harvester.control.protocol import ControlError
 
     path = find(name, socket)
     with Connection(path) as connection:

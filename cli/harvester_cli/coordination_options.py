@@ -10,7 +10,7 @@ import typer
 from harvester_cli.options import load
 
 if TYPE_CHECKING:
-    from harvester.coordination.consumer_settings import ConsumerSettings
+    from harvester.coordination.settings import ConsumerSettings
 
 BootstrapOption = Annotated[
     str | None,
@@ -41,7 +41,7 @@ def consumer_settings(
 ) -> ConsumerSettings:
     """The options as settings; sets up the log. Raises typer.BadParameter for what cannot be read."""
     from harvester.config import parse_duration
-    from harvester.coordination.consumer_settings import ConsumerSettings
+    from harvester.coordination.settings import ConsumerSettings
     from harvester.telemetry.logging import configure
 
     try:

@@ -1,33 +1,243 @@
-"""`harvester dead`: the records in quarantine: list, show, redrive, discard. Needs PostgreSQL only."""
+"""Which dead letters a command is about: options that all of them share.
+
+[dead_view] Dead letters as JSON and as text. Pure: records in, plain values or renderables out.
+
+[dead] `harvester dead`: the records in quarantine: list, show, redrive, discard. Needs PostgreSQL only.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import base64
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
+from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Annotated, Any
+from uuid import UUID
 
 import typer
 
-from harvester_cli import dead_view as view
-from harvester_cli.dead_options import (
-    ErrorOption,
-    ErrorRegexOption,
-    IdOption,
-    IncarnationOption,
-    KeyBase64Option,
-    KeyOption,
-    SinceOption,
-    TopicOption,
-    chosen,
-    is_everything,
-)
 from harvester_cli.options import ConfigOption, JsonOption, SetOption, load
 
 if TYPE_CHECKING:
+    from datetime import datetime
+
+    from rich.table import Table
+
     from harvester.config import Config
-    from harvester.outbox.dead import Chosen, Connection, DeadRecord
-    from harvester.outbox.redrive import Planned
+    from harvester.outbox.quarantine import Chosen, Connection, DeadRecord
+    from harvester.outbox.redrive import Planned, Redriven
     from harvester.outbox.shape import OutboxShape
+
+TopicOption = Annotated[
+    list[str] | None, typer.Option("--topic", help="Records of this topic; may be given several times.")
+]
+KeyOption = Annotated[str | None, typer.Option("--key", help="Records of this key, as text.")]
+KeyBase64Option = Annotated[
+    str | None, typer.Option("--key-base64", metavar="BASE64", help="Records of this key, where it is no text.")
+]
+ErrorOption = Annotated[str | None, typer.Option("--error", help="Records whose error contains this, in any case.")]
+ErrorRegexOption = Annotated[
+    str | None, typer.Option("--error-regex", metavar="REGEX", help="Records whose error matches this, in any case.")
+]
+IdOption = Annotated[
+    list[int] | None, typer.Option("--id", help="The record with this id; may be given several times.")
+]
+IncarnationOption = Annotated[
+    UUID | None, typer.Option("--incarnation", help="Of this id space, where ids have started again.")
+]
+SinceOption = Annotated[
+    str | None,
+    typer.Option("--since", metavar="WHEN", help="Quarantined since then: 2h, 7d, 2026-01-31, 2026-01-31T12:00:00Z."),
+]
+
+
+def chosen(
+    *,
+    topic: list[str] | None,
+    key: str | None,
+    key_base64: str | None,
+    error: str | None,
+    error_regex: str | None,
+    id_: list[int] | None,
+    incarnation: UUID | None,
+    since: str | None,
+    limit: int | None,
+) -> Chosen:
+    """The options as a choice; raises typer.BadParameter for what cannot be read."""
+    from harvester.outbox.quarantine import Chosen
+
+    if key is not None and key_base64 is not None:
+        raise typer.BadParameter("a key is given as text or as base64, not both", param_hint="--key-base64")
+    return Chosen(
+        topics=topic or (),
+        ids=id_ or (),
+        incarnation=incarnation,
+        key=_decoded(key_base64) if key_base64 is not None else key.encode() if key is not None else None,
+        error=error,
+        error_pattern=error_regex,
+        since=_moment(since) if since is not None else None,
+        limit=limit,
+    )
+
+
+def is_everything(choice: Chosen) -> bool:
+    """Whether no condition was given."""
+    from harvester.outbox.quarantine import Chosen
+
+    return choice == Chosen(limit=choice.limit)
+
+
+def _decoded(text: str) -> bytes:
+    import base64
+    import binascii
+
+    try:
+        return base64.b64decode(text, validate=True)
+    except (binascii.Error, ValueError) as error:
+        raise typer.BadParameter(f"is no base64: {error}", param_hint="--key-base64") from error
+
+
+def _moment(text: str) -> datetime | timedelta:
+    from harvester.config import parse_duration
+
+    try:
+        return parse_duration(text)
+    except ValueError:
+        pass
+    try:
+        moment = datetime.fromisoformat(text)
+    except ValueError as error:
+        raise typer.BadParameter(
+            "is neither a duration (2h, 7d) nor a time (ISO 8601)", param_hint="--since"
+        ) from error
+    return moment if moment.tzinfo is not None else moment.replace(tzinfo=UTC)
+
+
+_LONGEST_CELL = 60
+
+
+def as_json(record: DeadRecord, *, value: bool = False) -> dict[str, Any]:
+    """The keys are a public interface. Bytes that are no UTF-8 stand in `…_base64`, and the text is null."""
+    shown: dict[str, Any] = {
+        "id": record.id,
+        "incarnation": str(record.incarnation),
+        "topic": record.topic,
+        **bytes_json("key", record.key),
+        "partition": record.partition,
+        "error": record.error,
+        "attempts": record.attempts,
+        "create_time": _time(record.create_time),
+        "first_failed_at": _time(record.first_failed_at),
+        "quarantined_at": _time(record.quarantined_at),
+        "value_bytes": record.value_bytes,
+    }
+    if value:
+        shown |= bytes_json("value", record.value)
+        shown |= {"header_keys": record.header_keys, "header_values": record.header_values}
+    return shown
+
+
+def planned_json(entry: Planned) -> dict[str, Any]:
+    """A record and its obstacle: `reason` is one of waiting, earlier, published, unknown."""
+    found = entry.obstacle
+    return {
+        **as_json(entry.record),
+        "obstacle": None
+        if found is None
+        else {"reason": found.reason.value, "other_id": found.other_id, "text": str(found)},
+    }
+
+
+def redriven_json(entry: Redriven) -> dict[str, Any]:
+    """A record under its old id, and the new one."""
+    return {**as_json(entry.record), "new_id": entry.new_id}
+
+
+def table_of(records: Sequence[DeadRecord]) -> Table:
+    """One line a record."""
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(box=None, pad_edge=False)
+    for name in ("id", "topic", "key", "quarantined at", "attempts", "error"):
+        table.add_column(name, overflow="fold", justify="right" if name in ("id", "attempts") else "left")
+    for record in records:
+        # Text, not markup: keys and errors may contain brackets.
+        cells = (
+            str(record.id), one_line(record.topic), key_text(record.key),
+            f"{record.quarantined_at:%Y-%m-%d %H:%M:%S}", str(record.attempts), one_line(record.error),
+        )  # fmt: skip
+        table.add_row(*(Text(cell) for cell in cells))
+    return table
+
+
+def page_of(record: DeadRecord) -> Table:
+    """Everything about one record; name and value."""
+    from rich.table import Table
+    from rich.text import Text
+
+    grid = Table(show_header=False, box=None, pad_edge=False)
+    grid.add_column(style="bold")
+    grid.add_column(overflow="fold")
+    headers = "none"
+    if record.header_keys or record.header_values:
+        headers = f"keys {record.header_keys}, values {record.header_values}"
+    for name, shown in (
+        ("id", f"{record.id}, incarnation {record.incarnation}"),
+        ("topic", record.topic or ""),
+        ("partition", "any" if record.partition is None else str(record.partition)),
+        ("key", key_text(record.key)),
+        ("error", record.error),
+        ("attempts", str(record.attempts)),
+        ("created", _time(record.create_time) or "unknown"),
+        ("first failed", _time(record.first_failed_at) or "unknown"),
+        ("quarantined", _time(record.quarantined_at) or "unknown"),
+        ("headers", headers),
+        ("value", f"{record.value_bytes:,} bytes" if record.value_bytes is not None else "none (a tombstone)"),
+    ):
+        grid.add_row(name, Text(shown))
+    if record.value is not None:
+        grid.add_row("", Text(_text(record.value)))
+    return grid
+
+
+def line_of(record: DeadRecord) -> str:
+    """A record in a sentence."""
+    key = "no key" if record.key is None else f"key {key_text(record.key)}"
+    return f"record {record.id} of {one_line(record.topic)}, {key}"
+
+
+def key_text(key: bytes | None) -> str:
+    """For people: text, or the bytes in hexadecimal, or nothing."""
+    return "" if key is None else one_line(_text(key))
+
+
+def one_line(text: str | None) -> str:
+    """On one line, printable, shortened: errors and keys can hold anything."""
+    flat = "".join(c if c.isprintable() else " " for c in " ".join((text or "").split()))
+    return flat if len(flat) <= _LONGEST_CELL else f"{flat[: _LONGEST_CELL - 1]}…"
+
+
+def _text(value: bytes) -> str:
+    try:
+        return value.decode()
+    except UnicodeDecodeError:
+        return f"\\x{value.hex()}"
+
+
+def bytes_json(name: str, value: bytes | None) -> dict[str, str | None]:
+    """As text, or what is no UTF-8 in base64, under another name."""
+    if value is None:
+        return {name: None, f"{name}_base64": None}
+    try:
+        return {name: value.decode(), f"{name}_base64": None}
+    except UnicodeDecodeError:
+        return {name: None, f"{name}_base64": base64.b64encode(value).decode()}
+
+
+def _time(moment: datetime | None) -> str | None:
+    return moment.isoformat() if moment is not None else None
+
 
 app = typer.Typer(no_args_is_help=True, help="Records that Kafka would not take: look, put back, discard.")
 
@@ -58,18 +268,18 @@ def list_(
         incarnation=incarnation, since=since, limit=limit + 1,
     )  # fmt: skip
 
-    from harvester.outbox.dead import list_dead
+    from harvester.outbox.quarantine import list_dead
 
     settings = load(config, set_)
     with _quarantine(settings) as (connection, shape):
         found = list_dead(connection, settings.table, shape, choice)
     records, more = found[:limit], len(found) > limit
     if json_:
-        _print_json(settings, records=[view.as_json(record) for record in records], more=more)
+        _print_json(settings, records=[as_json(record) for record in records], more=more)
     elif not records:
         typer.echo("no record matches")
     else:
-        _print(view.table_of(records))
+        _print(table_of(records))
         if more:
             typer.echo(f"and more: --limit shows more than {limit}")
 
@@ -84,7 +294,7 @@ def show(
 ) -> None:
     """Show everything about one record, its value included."""
     from harvester.errors import OutboxError
-    from harvester.outbox.dead import Chosen, list_dead
+    from harvester.outbox.quarantine import Chosen, list_dead
 
     settings = load(config, set_)
     choice = Chosen(ids=[record_id], incarnation=incarnation)
@@ -96,9 +306,9 @@ def show(
         spaces = ", ".join(str(record.incarnation) for record in found)
         raise OutboxError(f"{len(found)} records have the id {record_id}", hint=f"add --incarnation, one of {spaces}")
     if json_:
-        _print_json(settings, record=view.as_json(found[0], value=True))
+        _print_json(settings, record=as_json(found[0], value=True))
     else:
-        _print(view.page_of(found[0]))
+        _print(page_of(found[0]))
 
 
 @app.command()
@@ -134,7 +344,7 @@ def redrive(
 
     from harvester.errors import OrderNotKept
     from harvester.outbox import redrive as redriving
-    from harvester.outbox.keyorder import summary
+    from harvester.outbox.key_order import summary
 
     settings = load(config, set_)
     archive = settings.archive != "off"
@@ -157,10 +367,10 @@ def redrive(
                 connection, settings.table, shape, identities, archive=archive, out_of_order=out_of_order
             )
     if json_:
-        _print_json(settings, dry_run=False, redriven=[view.redriven_json(entry) for entry in done], blocked=[])
+        _print_json(settings, dry_run=False, redriven=[redriven_json(entry) for entry in done], blocked=[])
         return
     for entry in done:
-        typer.echo(f"{view.line_of(entry.record)}: back in the outbox with id {entry.new_id}")
+        typer.echo(f"{line_of(entry.record)}: back in the outbox with id {entry.new_id}")
     typer.echo(f"{_count(len(done))} put back{_gone(len(planned) - len(done))}")
 
 
@@ -192,24 +402,24 @@ def discard(
     if not reason.strip():
         raise typer.BadParameter("is empty", param_hint="--reason")
 
-    from harvester.outbox import dead
+    from harvester.outbox import quarantine
 
     settings = load(config, set_)
     with _quarantine(settings) as (connection, shape):
-        records = dead.list_dead(connection, settings.table, shape, choice, oldest_first=True)
+        records = quarantine.list_dead(connection, settings.table, shape, choice, oldest_first=True)
         _require(records, choice)
         asked = len(records)
         if records and not dry_run:
             if not yes:
                 typer.confirm(f"Discard {_count(asked)} for good?", abort=True)
-            records = dead.discard(connection, settings.table, shape, [record.identity for record in records])
+            records = quarantine.discard(connection, settings.table, shape, [record.identity for record in records])
     if json_:
-        shown = [view.as_json(record) for record in records]
+        shown = [as_json(record) for record in records]
         _print_json(settings, dry_run=dry_run, reason=reason, discarded=shown)
         return
     verb = "would be discarded" if dry_run else "discarded"
     for record in records:
-        typer.echo(f"{view.line_of(record)}: {verb}, because {view.one_line(reason)}; {view.one_line(record.error)}")
+        typer.echo(f"{line_of(record)}: {verb}, because {one_line(reason)}; {one_line(record.error)}")
     typer.echo(f"{_count(len(records))} {verb}{_gone(asked - len(records))}")
 
 
@@ -217,7 +427,7 @@ def discard(
 def _quarantine(settings: Config) -> Iterator[tuple[Connection, OutboxShape]]:
     from contextlib import closing
 
-    from harvester.outbox.connect import connect
+    from harvester.outbox.connection import connect
     from harvester.outbox.schema import inspect
 
     with closing(connect(settings.dsn, application_name="harvester dead")) as connection:
@@ -251,13 +461,13 @@ def _require(found: list[DeadRecord] | list[Planned], choice: Chosen) -> None:
 def _show_plan(settings: Config, planned: list[Planned], *, dry_run: bool, json_: bool) -> None:
     blocked = [entry for entry in planned if entry.obstacle is not None]
     if json_:
-        shown = {"redriven": [], "blocked": [view.planned_json(entry) for entry in blocked]}
+        shown = {"redriven": [], "blocked": [planned_json(entry) for entry in blocked]}
         if dry_run:
-            shown["planned"] = [view.planned_json(entry) for entry in planned]
+            shown["planned"] = [planned_json(entry) for entry in planned]
         _print_json(settings, dry_run=dry_run, **shown)
         return
     for entry in planned:
-        typer.echo(f"{view.line_of(entry.record)}: {entry.obstacle or 'can go back in order'}")
+        typer.echo(f"{line_of(entry.record)}: {entry.obstacle or 'can go back in order'}")
     typer.echo(f"{_count(len(planned))}, {len(blocked)} of them out of order; nothing was changed")
 
 

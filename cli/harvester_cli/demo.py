@@ -1,17 +1,348 @@
-"""`harvester demo`: the main job on real servers, from nothing to a verdict, and nothing left behind."""
+"""Where the demo takes place: servers, a database with an outbox, a topic and a configuration, all its own.
+
+[demo_run] The main job of the demo: a real `harvester start` at work while the pump writes, then a graceful stop.
+
+[demo] `harvester demo`: the main job on real servers, from nothing to a verdict, and nothing left behind.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from typing import TYPE_CHECKING, Annotated
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from harvester_cli.options import JsonOption
 
 if TYPE_CHECKING:
+    from harvester.config import Config
+    from harvester.outbox.connection import Connection
+    from harvester.stack import StackInfo
+    from harvester.verify.check import Report
     from harvester.verify.load import Load
+    # moved
+
+DSN = "HARVESTER_TEST_DSN"
+BOOTSTRAP = "HARVESTER_TEST_BOOTSTRAP"
+PARTITIONS = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Everything the demo uses. `config_path` is what `harvester start -f` reads; `own_servers`: started here."""
+
+    directory: Path
+    config_path: Path
+    config: Config
+    topic: str
+    own_servers: bool
+
+
+@contextmanager
+def prepared(say: Callable[[str], None], *, keep: bool) -> Iterator[Place]:
+    """Set everything up; take it away again at the end, however that comes, unless `keep`.
+
+    HARVESTER_TEST_DSN and HARVESTER_TEST_BOOTSTRAP name servers of the user's own; in those only what was made
+    here is removed. Raises StackError, DatabaseUnavailable, BrokerError.
+    """
+    import shutil
+    import tempfile
+    import uuid
+
+    from harvester import stack
+
+    name = f"harvester-demo-{uuid.uuid4().hex[:8]}"
+    # Started by root, PostgreSQL runs under another account, which has to get into the directory.
+    directory = Path(tempfile.mkdtemp(prefix="harvester-demo-"))
+    directory.chmod(0o755)
+    place: Place | None = None
+    try:
+        options = stack.StackOptions(dsn=os.environ.get(DSN) or None, bootstrap=os.environ.get(BOOTSTRAP) or None)
+        info = stack.up(directory, options, progress=say)
+        place = _describe(info, directory, name, own_servers=options.dsn is None and options.bootstrap is None)
+        say(f"creating database and topic {name}")
+        _create(info, place, name)
+        yield place
+    finally:
+        with _unhurried():
+            if keep:
+                _explain(say, directory, place)
+            else:
+                say("cleaning up")
+                if place is not None and not place.own_servers:
+                    _remove(info, place, name)
+                stack.down(directory, delete=True)
+                shutil.rmtree(directory, ignore_errors=True)
+
+
+def _describe(info: StackInfo, directory: Path, name: str, *, own_servers: bool) -> Place:
+    import json
+
+    from psycopg.conninfo import make_conninfo
+
+    from harvester.config import load_config
+
+    settings = {
+        "name": "demo",
+        "leader_group_id": name,
+        "data_source": make_conninfo(info.dsn, dbname=name),
+    }
+    path = directory / "harvester.toml"
+    path.touch(mode=0o600)  # the DSN may hold a password
+    # A JSON string is a TOML string; $ begins a variable there.
+    lines = [f"{key} = {json.dumps(value)}" for key, value in settings.items()]
+    lines += ["[base_kafka_config]", f'"bootstrap.servers" = {json.dumps(info.bootstrap)}']
+    path.write_text("\n".join(lines).replace("$", "$$") + "\n")
+    return Place(directory, path, load_config(path), topic=name, own_servers=own_servers)
+
+
+def _create(info: StackInfo, place: Place, name: str) -> None:
+    from confluent_kafka import KafkaException
+    from confluent_kafka.admin import AdminClient
+    from confluent_kafka.cimpl import NewTopic
+
+    from harvester.errors import BrokerError
+    from harvester.outbox.connection import connect, database_errors
+    from harvester.outbox.schema import init
+
+    with connect(info.dsn, application_name="harvester demo") as connection, database_errors(f"create database {name}"):
+        connection.execute(f'CREATE DATABASE "{name}"')
+    with connect(place.config.dsn, application_name="harvester demo") as connection:
+        init(connection, place.config.table, notify=True)
+    # The broker's clock, read when a record is in the log, makes the latency that is measured end there.
+    config = {"message.timestamp.type": "LogAppendTime"}
+    try:
+        admin = AdminClient(place.config.common_options())
+        admin.create_topics([NewTopic(name, PARTITIONS, -1, config=config)])[name].result(30)
+    except KafkaException as error:
+        raise BrokerError(f"the topic {name} could not be created: {error.args[0]}") from error
+
+
+def _remove(info: StackInfo, place: Place, name: str) -> None:
+    """Best effort: what cannot be removed is harmless, and the verdict is worth more than a complaint."""
+    from concurrent.futures import wait
+    from contextlib import suppress
+
+    from confluent_kafka import KafkaException
+    from confluent_kafka.admin import AdminClient
+
+    from harvester.errors import HarvesterError
+    from harvester.outbox.connection import connect, database_errors
+
+    with (
+        suppress(HarvesterError),
+        connect(info.dsn, application_name="harvester demo") as connection,
+        database_errors(f"drop database {name}"),
+    ):
+        connection.execute(f'DROP DATABASE IF EXISTS "{name}" WITH (FORCE)')
+    with suppress(KafkaException):
+        admin = AdminClient(place.config.common_options())
+        removed = [
+            *admin.delete_topics([name, place.config.leader_topic]).values(),
+            *admin.delete_consumer_groups([name]).values(),
+        ]
+        wait(removed, timeout=30)
+
+
+def _explain(say: Callable[[str], None], directory: Path, place: Place | None) -> None:
+    if place is None:
+        say(f"kept {directory}")
+        return
+    say(f"kept; look at it with: harvester verify -f {place.config_path}")
+    if place.own_servers:
+        say(f"remove it with: harvester stack down --delete -d {directory}")
+
+
+@contextmanager
+def _unhurried() -> Iterator[None]:
+    """Signals wait until the clean-up is done: it is bounded, and half of it would leave servers behind."""
+    import signal
+
+    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    # A handler that does nothing, unlike SIG_IGN, is not inherited by programs started meanwhile.
+    before = {number: signal.signal(number, lambda *_: None) for number in numbers}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+START_S = 60.0  # spawning shards and the first election
+STOP_S = 30.0  # the drain and leaving the group, many times over
+STUCK_S = 60.0  # a backlog that does not move for so long is given up
+_LOOK_S = 0.1
+
+
+class Relay:
+    """`harvester start` as a process, in a process group of its own: Ctrl-C reaches us, and only we signal it."""
+
+    def __init__(self, place: Place, *extra: str, dashboard: bool = False, output: Any = None) -> None:
+        command = [sys.executable, "-m", "harvester_cli", "start", "-f", str(place.config_path), *extra]
+        command += ["--dashboard", "on" if dashboard else "off"]
+        self._process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=output, process_group=0)
+
+    def check(self) -> None:
+        """Raise when it has ended although nobody asked it to."""
+        if self._process.poll() is not None:
+            raise _ended("harvester start", self._process.returncode)
+
+    def wait(self, timeout_s: float) -> None:
+        """Wait for it to end by itself, with exit code 0."""
+        try:
+            code = self._process.wait(timeout_s)
+        except subprocess.TimeoutExpired:
+            self.end()
+            return
+        if code != 0:
+            raise _ended("harvester start", code)
+
+    def stop(self) -> None:
+        """Stop it gracefully; it has to end with exit code 0."""
+        from harvester.errors import HarvesterError
+
+        self._process.send_signal(signal.SIGTERM)
+        try:
+            code = self._process.wait(STOP_S)
+        except subprocess.TimeoutExpired:
+            self.end()
+            raise HarvesterError(
+                f"harvester start did not stop within {STOP_S:g} s of SIGTERM and was killed",
+                hint="its log lines above tell what it waited for; please report it",
+            ) from None
+        if code != 0:
+            raise _ended("harvester start", code)
+
+    def end(self) -> None:
+        """Whatever happened, it is gone afterwards. The shards of a killed supervisor end by themselves."""
+        for number in (signal.SIGTERM, signal.SIGKILL):
+            if self._process.poll() is not None:
+                return
+            self._process.send_signal(number)
+            try:
+                self._process.wait(STOP_S / 3)
+            except subprocess.TimeoutExpired:
+                continue
+
+
+@contextmanager
+def _running(relay: Relay) -> Iterator[Relay]:
+    try:
+        yield relay
+    finally:
+        relay.end()
+
+
+def perform(
+    place: Place,
+    load: Load,
+    *,
+    shards: int,
+    seconds: float | None,
+    dashboard: bool,
+    output: Any,
+    say: Callable[[str], None],
+) -> Report:
+    """Pump while the harvester runs, stop it, drain what is left, and judge.
+
+    `seconds` None pumps the load to its end, however long that takes; else the pump stops then. `output` is where
+    the harvester's standard output goes (None: ours). `say` is not used while a dashboard is up.
+    """
+    import threading
+
+    from harvester.outbox.connection import connect
+    from harvester.verify.check import verify
+    from harvester.verify.pump import pump
+
+    config = place.config
+    arguments = ("--shards", str(shards))
+    with connect(config.dsn, application_name="harvester demo") as connection:
+        say(f"starting the harvester with {shards} shards")
+        with _running(Relay(place, *arguments, dashboard=dashboard, output=output)) as relay:
+            _wait_for_leader(connection, place, relay, shards)
+            if not dashboard:
+                say(f"pumping {load.records:,} records")
+            stop = threading.Event()
+            deadline = None if seconds is None else time.monotonic() + seconds
+
+            def watch(_records: int) -> None:
+                relay.check()
+                if deadline is not None and time.monotonic() > deadline:
+                    stop.set()
+
+            pump(config.dsn, config.table, load, stop=stop, on_progress=watch)
+            _wait_until_empty(connection, place, relay)
+            relay.stop()
+        if _standing(connection, place)[0]:
+            say("draining what is left")
+            with _running(Relay(place, *arguments, "--until-empty", output=output)) as relay:
+                relay.wait(STUCK_S)
+    say("verifying")
+    return verify(config.dsn, config.table, config.common_options(), header=config.record_header)
+
+
+def _wait_for_leader(connection: Connection, place: Place, relay: Relay, shards: int) -> None:
+    """Until somebody has taken the first term and every shard has its session, so that starting up does not count
+    as latency."""
+    from harvester.errors import LeadershipError
+
+    # The database is the demo's own: besides ours, every session in it is the harvester's.
+    sessions = "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND pid <> pg_backend_pid()"
+    deadline = time.monotonic() + START_S
+    while not _one(connection, f"SELECT term > 0 AND ({sessions}) > {shards} FROM {place.config.table.term}"):
+        relay.check()
+        if time.monotonic() > deadline:
+            raise LeadershipError(
+                f"the harvester did not become leader of {shards} shards within {START_S:g} s",
+                hint="its log lines above tell why",
+            )
+        time.sleep(_LOOK_S)
+
+
+def _wait_until_empty(connection: Connection, place: Place, relay: Relay) -> None:
+    """Until no row is left, or nothing has moved for STUCK_S: the verdict will tell what stayed."""
+    before, since = _standing(connection, place), time.monotonic()
+    while before[0]:
+        relay.check()
+        time.sleep(_LOOK_S)
+        now = _standing(connection, place)
+        if now != before:
+            before, since = now, time.monotonic()
+        elif time.monotonic() - since > STUCK_S:
+            return
+
+
+def _standing(connection: Connection, place: Place) -> tuple[int, int]:
+    """How many rows stand in the outbox, and the smallest id."""
+    from harvester.outbox.connection import database_errors
+
+    with database_errors("look at the outbox"):
+        row = connection.execute(f"SELECT count(*), coalesce(min(id), 0) FROM {place.config.table.sql}").fetchone()
+    return (row[0], row[1]) if row else (0, 0)
+
+
+def _one(connection: Connection, query: str) -> Any:
+    from harvester.outbox.connection import database_errors
+
+    with database_errors("look at the term"):
+        row = connection.execute(query).fetchone()
+    return row[0] if row else None
+
+
+def _ended(what: str, code: int) -> Exception:
+    from harvester.errors import HarvesterError
+
+    how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
+    return HarvesterError(f"{what} {how} in the middle of the demo", hint="its own message stands above")
+
 
 DEFAULT_SECONDS = 30.0
 DEFAULT_RATE = 500.0
@@ -50,8 +381,9 @@ def demo(
 
     from harvester.errors import VerificationFailed
     from harvester_cli.dashboard.live import should_show
-    from harvester_cli.demo_place import prepared
-    from harvester_cli.demo_run import perform
+
+    # moved
+    # moved
     from harvester_cli.verdict import answer, render
 
     load = _load(records, rate, seconds, keys)

@@ -45,7 +45,7 @@ def grants(
         raise typer.BadParameter("name a role with --relay, --writer or --caller", param_hint="--relay")
     settings = load(config, set_)
 
-    from harvester.outbox.grants import Place, script
+    from harvester.outbox.sql.grants import Place, script
 
     place = Place.of(
         settings.table,
@@ -62,7 +62,7 @@ def _facts(settings: Config) -> Facts | None:
     from contextlib import closing
 
     from harvester.errors import DatabaseUnavailable
-    from harvester.outbox.connect import connect, database_errors
+    from harvester.outbox.connection import connect, database_errors
     from harvester.outbox.schema import read_facts
 
     # As with `init --print`: where the database cannot be reached, the tables are taken to be those of `init`.

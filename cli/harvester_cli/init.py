@@ -63,7 +63,7 @@ def init(
 
     from rich.console import Console
 
-    from harvester.outbox.connect import connect
+    from harvester.outbox.connection import connect
     from harvester.outbox.schema import init as init_schema
 
     # The spinner is for people only: rich shows none where stderr is no terminal.
@@ -93,7 +93,7 @@ def _print_sql(settings: Config, *, notify: bool, functions: bool, value_type: V
     from contextlib import closing
 
     from harvester.errors import DatabaseUnavailable
-    from harvester.outbox.connect import connect
+    from harvester.outbox.connection import connect
     from harvester.outbox.schema import find_shape, sql
 
     # Migration tools often run where the database cannot be reached; then the tables are taken to be new.

@@ -24,7 +24,6 @@ from harvester_cli import (
     grants,
     init,
     move,
-    pipeline,
     pump,
     stack,
     start,
@@ -33,6 +32,7 @@ from harvester_cli import (
     verify,
     watch,
 )
+from harvester_cli.pipeline import commands
 
 
 def _show_version(wanted: bool) -> None:
@@ -72,7 +72,7 @@ app.command("doctor")(doctor.doctor)
 app.add_typer(claims.app, name="claims")
 app.add_typer(config.app, name="config")
 app.add_typer(dead.app, name="dead")
-app.add_typer(pipeline.app, name="pipeline")
+app.add_typer(commands.app, name="pipeline")
 app.add_typer(stack.app, name="stack")
 app.add_typer(systemd.app, name="systemd")
 

@@ -27,10 +27,10 @@ def move(
 
     from contextlib import closing
 
-    from harvester.assembly import expiry_s, owner_of
     from harvester.errors import LeadershipError
-    from harvester.outbox.connect import database_errors
+    from harvester.outbox.connection import database_errors
     from harvester.outbox.term_session import TermSession
+    from harvester.wiring import expiry_s, owner_of
 
     ours = owner_of(settings)
     session = TermSession(settings.dsn, settings.table, "harvester move", 10.0)

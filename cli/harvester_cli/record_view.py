@@ -6,7 +6,7 @@ import json
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-from harvester_cli.dead_view import bytes_json
+from harvester_cli.dead import bytes_json
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _KINDS = {1: "created", 2: "appended"}  # of a timestamp, as Kafka counts them

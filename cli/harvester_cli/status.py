@@ -27,7 +27,7 @@ def status(
     from contextlib import closing
     from datetime import UTC, datetime
 
-    from harvester.outbox.connect import connect
+    from harvester.outbox.connection import connect
     from harvester.outbox.overview import read_overview
 
     with closing(connect(settings.dsn, application_name="harvester status")) as connection:

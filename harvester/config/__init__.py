@@ -9,9 +9,8 @@ from harvester.config.client_check import check_clients
 from harvester.config.describe import as_json, in_effect, settings_of
 from harvester.config.durations import format_duration, parse_duration
 from harvester.config.load import DEFAULT_FILE, ENV_VARIABLE, Loaded, load, load_config
-from harvester.config.model import Config
+from harvester.config.model import Config, Control, Http, Limits, Logging, Poison
 from harvester.config.secrets import MASK, mask_options
-from harvester.config.sections import Control, Http, Limits, Logging, Poison
 
 __all__ = [
     "DEFAULT_FILE",

@@ -1,14 +1,26 @@
-"""The full options of each Kafka client: what the user gave, between the harvester's defaults and its guards."""
+"""The full options of each Kafka client: what the user gave, between the harvester's defaults and its guards.
+
+[oauth] Tokens for SASL OAUTHBEARER from a function of the application's own, which is named in the configuration.
+
+Every client of every process asks for tokens, so what travels is the function's name: text, as all options are, that
+can be called. librdkafka's own `sasl.oauthbearer.method=oidc` needs none of this.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import importlib
+import logging
+import re
+import time
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from datetime import timedelta
+from typing import Any
 
 from harvester.config.durations import to_ms
-from harvester.config.kafka_options import CONSUMER_ONLY, merge, without
-from harvester.config.oauth import TokenHook
+from harvester.config.kafka_options import CONSUMER_ONLY, get, merge, without
+from harvester.config.problems import echo, refuse
+from harvester.errors import ConfigurationError, Problem
 
 # syslog severities, librdkafka's `log_level`
 _LOG_LEVELS = {"trace": "7", "debug": "7", "info": "6", "warning": "4", "error": "3"}
@@ -94,3 +106,85 @@ class ClientSettings:
             "socket.nagle.disable": "true",
             **({"oauth_cb": TokenHook.of(self.token_hook)} if self.token_hook else {}),
         }
+
+
+FORM = '"module:function", or "" for none'
+_NAME = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*(\.[A-Za-z_]\w*)*", re.ASCII)
+_PATH = "oauth.token"
+# The client itself fails at its birth, and for good, where it gets no token. With one that no broker takes it says what
+# the broker said and asks again after four fifths of this time.
+_NO_TOKEN, _AGAIN_S = "no-token", 5.0
+_last: dict[str, tuple[Any, ...]] = {}  # the last answer of each function in this process; clients share it
+
+
+class TokenHook(str):
+    """The name of the function, and a call of it. `librdkafka` calls from threads of its own."""
+
+    __slots__ = ()
+
+    @classmethod
+    def of(cls, name: str) -> TokenHook:
+        """Raises ConfigurationError where there is no such function to import."""
+        hook = cls(name)
+        try:
+            hook._function()
+        except Exception as error:  # noqa: BLE001 - a module may raise anything while it is imported
+            problem = Problem(_PATH, f"{name!r} cannot be used: {type(error).__name__}: {error}", FORM)
+            hint = "the module has to be installed where the harvester is, or stand in a directory of PYTHONPATH"
+            raise ConfigurationError([problem], hint=hint) from None
+        return hook
+
+    def __call__(self, config: str | None) -> tuple[Any, ...]:
+        """(token, when it expires in seconds since 1970[, principal[, extensions]]) as the function gives it.
+
+        `config` is the option `sasl.oauthbearer.config`. Where the function fails, the last token goes on while it is
+        valid; after that clients have none, and brokers refuse them until there is one.
+        """
+        try:
+            answer = tuple(self._function()(config or ""))
+            _check(answer)
+        except Exception as error:  # noqa: BLE001 - whatever it raises, connections that are open should stay
+            text = f"oauth.token: {self} failed: {type(error).__name__}: {error}"
+            logger = logging.getLogger("harvester")
+            if logger.hasHandlers():  # in shards there are none: the supervisor says it
+                logger.warning("%s", text)
+            return _last[self] if _is_valid(_last.get(self)) else (_NO_TOKEN, time.time() + _AGAIN_S)
+        _last[self] = answer
+        return answer
+
+    def _function(self) -> Callable[[str], Any]:
+        module, _, name = self.partition(":")
+        found: Any = importlib.import_module(module)
+        for part in name.split("."):
+            found = getattr(found, part)
+        if not callable(found):
+            raise TypeError("it is no function")
+        return found  # type: ignore[no-any-return]
+
+
+def _check(answer: tuple[Any, ...]) -> None:
+    if not 2 <= len(answer) <= 4 or not isinstance(answer[0], str) or not isinstance(answer[1], int | float):
+        raise TypeError("it has to return (token, seconds since 1970 at which it expires[, principal[, extensions]])")
+    if not _is_valid(answer):
+        raise ValueError("its token has expired already")
+
+
+def _is_valid(answer: tuple[Any, ...] | None) -> bool:
+    return answer is not None and bool(answer[1] > time.time())
+
+
+def read_hook_name(value: object) -> str:
+    """The dotted name of a function, or nothing."""
+    text = value.strip() if isinstance(value, str) else None
+    if text is None or (text and not _NAME.fullmatch(text)):
+        refuse(f"{echo(value)} names no function", FORM)
+    return text
+
+
+def hook_problems(name: str, base: Mapping[str, str]) -> list[Problem]:
+    """What is wrong with the function among these options."""
+    mechanism, protocol = (get(base, option) or "" for option in ("sasl.mechanisms", "security.protocol"))
+    if not name or (mechanism.upper() == "OAUTHBEARER" and protocol.upper().startswith("SASL_")):
+        return []
+    allowed = 'base_kafka_config with "sasl.mechanism" = "OAUTHBEARER" and "security.protocol" = "SASL_SSL"'
+    return [Problem(_PATH, "is used with SASL OAUTHBEARER only", allowed)]

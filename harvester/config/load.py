@@ -1,26 +1,157 @@
-"""Finding, reading and completing a configuration: file, then overrides, then defaults; all problems at once."""
+"""Environment variables in settings: `${VAR}`, `${VAR:-default}`; `$$` stands for one `$`.
+
+As in a shell, the default also replaces an empty variable. Only strings are looked into, never keys, and what a
+variable holds is not looked into again.
+
+[overrides] Overrides from the command line: `--set limits.shards=4`, `--set base_kafka_config.bootstrap.servers=db:9092`.
+
+[load] Finding, reading and completing a configuration: file, then overrides, then defaults; all problems at once.
+"""
 
 from __future__ import annotations
 
 import os
+import re
 import tomllib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
 
-from harvester.config.interpolation import interpolate_table
-from harvester.config.kafka_options import flatten
-from harvester.config.model import Config
-from harvester.config.overrides import apply_overrides
-from harvester.config.problems import UNKNOWN
-from harvester.config.sections import Limits
+from harvester.config.kafka_options import canonical, flatten
+from harvester.config.model import Config, Limits
+from harvester.config.problems import UNKNOWN, path_part
 from harvester.errors import ConfigurationError, Problem
+
+_REFERENCE = re.compile(r"\$\$|\$\{(?P<name>[A-Za-z_][A-Za-z0-9_]*)(?::-(?P<default>[^}]*))?\}|(?P<bad>\$\{)")
+_FORM = "${NAME} or ${NAME:-default}; $$ for a plain $"
+
+
+def interpolate_table(table: Mapping[str, object], env: Mapping[str, str]) -> tuple[dict[str, object], list[Problem]]:
+    """The table with every reference replaced, and what could not be replaced (those texts stay as they are)."""
+    result: dict[str, object] = {}
+    problems: list[Problem] = []
+    for key, value in table.items():
+        try:
+            result[key], more = _value(value, env, path_part(key))
+        except RecursionError:
+            result[key], more = None, [Problem(path_part(key), "is nested too deeply")]
+        problems += more
+    return result, problems
+
+
+def _value(value: object, env: Mapping[str, str], path: str) -> tuple[object, list[Problem]]:
+    problems: list[Problem] = []
+    if isinstance(value, str):
+        return _text(value, env, path)
+    if isinstance(value, Mapping):
+        table: dict[object, object] = {}
+        for key, inner in value.items():
+            table[key], more = _value(inner, env, f"{path}.{path_part(key)}")
+            problems += more
+        return table, problems
+    if isinstance(value, list):
+        items: list[object] = []
+        for index, inner in enumerate(value):
+            item, more = _value(inner, env, f"{path}[{index}]")
+            items.append(item)
+            problems += more
+        return items, problems
+    return value, problems
+
+
+def _text(text: str, env: Mapping[str, str], path: str) -> tuple[str, list[Problem]]:
+    problems: list[Problem] = []
+
+    def replace(found: re.Match[str]) -> str:
+        if found["bad"]:
+            problems.append(Problem(path, "has a '${' that is no reference to a variable", _FORM))
+        elif found["name"]:
+            held = env.get(found["name"], "")
+            if held:
+                return held
+            if found["default"] is not None:
+                return found["default"]
+            if found["name"] not in env:
+                missing = f"the environment variable {found['name']} is not set"
+                problems.append(Problem(path, missing, f"set it, or write ${{{found['name']}:-default}}"))
+            return found[0] if found["name"] not in env else ""
+        return "$" if found[0] == "$$" else found[0]
+
+    return _REFERENCE.sub(replace, text), problems
+
+
+_OPTION_TABLES = ("base_kafka_config", "producer_kafka_config")
+_SAME = {("limits", "shards"): "send_concurrency", ("limits", "send_concurrency"): "shards"}
+_OVERRIDES_FORM = 'SETTING=VALUE, such as limits.shards=4 or producer_kafka_config."linger.ms"=5'
+
+
+def apply_overrides(
+    data: Mapping[str, object], overrides: Iterable[str]
+) -> tuple[dict[str, object], frozenset[str], list[Problem]]:
+    """The data with each override put in, the dotted paths that were set, and what is wrong with the texts."""
+    result = dict(data)
+    touched: set[str] = set()
+    problems: list[Problem] = []
+    for text in overrides:
+        name, equals, raw = text.partition("=")
+        path = _path(name.strip())
+        if not equals or path is None:
+            # The text is not repeated: what stands before a missing '=' may be a password.
+            problems.append(Problem("--set", "is not an assignment", _OVERRIDES_FORM))
+            continue
+        value = parse_value(raw)
+        if len(path) == 1 and not isinstance(value, str | dict) and path[0] not in (*_OPTION_TABLES, "limits"):
+            value = raw.strip()  # every setting at the top is text, also where it looks like a number
+        if _put(result, path, value):
+            touched.update(name for name, _ in flatten({".".join(path): value}))
+        else:
+            problems.append(Problem(".".join(path), f"cannot be set: {path[0]!r} is not a table"))
+    return result, frozenset(touched), problems
+
+
+def parse_value(raw: str) -> object:
+    """The value as TOML, where it is TOML; else the text itself."""
+    try:
+        parsed = tomllib.loads(f"value = {raw}\n")
+    except (ValueError, RecursionError):  # TOMLDecodeError is one, and so is what a number of 5,000 digits gives
+        return raw
+    return parsed["value"] if len(parsed) == 1 else raw
+
+
+def _path(name: str) -> tuple[str, ...] | None:
+    """`a.b` as its parts; in a table of Kafka options all that follows the first dot is one name."""
+    table, dot, rest = name.partition(".")
+    if table in _OPTION_TABLES and dot:
+        option = rest.strip().strip("\"'")
+        return (table, option) if option else None
+    parts = tuple(part.strip().strip("\"'") for part in name.split("."))
+    return parts if all(parts) else None
+
+
+def _put(data: dict[str, object], path: tuple[str, ...], value: object) -> bool:
+    table = data
+    for part in path[:-1]:
+        inner = table.get(part, {})
+        if not isinstance(inner, Mapping):
+            return False
+        copy = _without_same_option(inner, path[-1]) if part in _OPTION_TABLES else dict(inner)
+        if path in _SAME:
+            copy.pop(_SAME[path], None)
+        table[part] = copy
+        table = copy
+    table[path[-1]] = value
+    return True
+
+
+def _without_same_option(table: Mapping[str, object], option: str) -> dict[str, object]:
+    # The file may spell the option differently, or as a nested table; the override replaces it all the same.
+    return {name: value for name, value in flatten(table) if canonical(name) != canonical(option)}
+
 
 ENV_VARIABLE = "HARVESTER_CONFIG"
 DEFAULT_FILE = Path("harvester.toml")
 _MAX_FILE_BYTES = 1_000_000
-_OPTION_TABLES = ("base_kafka_config", "producer_kafka_config")
 _DURATIONS = frozenset(name for name, field in Limits.model_fields.items() if field.annotation is timedelta)
 
 

@@ -1,4 +1,10 @@
-"""The configuration: every setting with its type and default (seeds 001/004, "Configuration").
+"""What every table of settings is: immutable, and refused with everything that is wrong with it.
+
+[sections] The tables of a configuration: limits, and what the parts of a harvester are told.
+
+[rules] Rules between settings, apart from those of `timing`. Each gives what is wrong; nothing: they go together.
+
+[model] The configuration: every setting with its type and default (seeds 001/004, "Configuration").
 
 Constructing a model raises ConfigurationError with everything that is wrong. Defaults that follow from other
 settings are filled in, so a `Config` holds effective values only; `model_fields_set` tells what was given.
@@ -9,32 +15,205 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from datetime import timedelta
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
-from pydantic import BeforeValidator, Field, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 
 from harvester.config import kafka_options, timing
-from harvester.config.clients import ClientSettings
+from harvester.config.clients import ClientSettings, hook_problems, read_hook_name
 from harvester.config.dsn import effective_dsn, mask_dsn
+from harvester.config.durations import format_duration, to_ms
 from harvester.config.fields import (
+    Conflict,
+    Duration,
     Retention,
+    SessionDuration,
     one_of,
+    read_control_socket,
     read_data_source,
     read_group_id,
     read_header_name,
+    read_listen,
     read_name,
+    read_notice_topic,
+    read_switch,
     read_table_name,
     read_topic,
+    whole_number,
 )
 from harvester.config.identity import default_group_id, default_name
-from harvester.config.oauth import hook_problems
-from harvester.config.problems import refuse, refuse_all
-from harvester.config.rules import linger_problems, notice_problems, order_problems
+from harvester.config.problems import problems_from, refuse, refuse_all, under
 from harvester.config.secrets import mask_options
-from harvester.config.sections import Control, Http, Limits, Logging, OAuth, Poison, Tracing
-from harvester.config.settings import Settings, derived, nested
+from harvester.errors import ConfigurationError, Problem
 from harvester.origin import HEADER
 from harvester.outbox.tables import OutboxTable
+
+
+def derived(compute: Any) -> Any:
+    """A default computed from the fields above it (pydantic skips it when one of those is invalid)."""
+    return Field(default_factory=compute)
+
+
+class Settings(BaseModel):
+    """A table; its fields are the settings. `_aliases`: other names that may be given -> the setting's own."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", hide_input_in_errors=True, validate_default=True)
+    _aliases: ClassVar[Mapping[str, str]] = {}
+
+    if not TYPE_CHECKING:  # type checkers keep the signature that the fields give
+
+        def __init__(self, /, **data: Any) -> None:
+            try:
+                super().__init__(**data)
+            except ValidationError as error:
+                # Not chained: pydantic's error holds the input, secrets included.
+                raise ConfigurationError(problems_from(error, known_names(type(self)))) from None
+
+
+def nested(kind: type[Settings], name: str) -> BeforeValidator:
+    """A table inside another: its problems are reported with their whole paths."""
+
+    def read(value: object) -> object:
+        if isinstance(value, kind):
+            return value
+        if not isinstance(value, Mapping):
+            refuse(f"must be a table ([{name}])")
+        try:
+            return kind(**{str(key): inner for key, inner in value.items()})
+        except ConfigurationError as error:
+            refuse_all(under(name, error.problems))
+
+    return BeforeValidator(read)
+
+
+def known_names(kind: type[Settings]) -> dict[str, str]:
+    """Every name that a user may have in mind -> the path that is right, seen from inside `kind`."""
+    known = {name: name for name in kind.model_fields}
+    for table, field in kind.model_fields.items():
+        inner = field.annotation
+        if isinstance(inner, type) and issubclass(inner, Settings):
+            known |= {name: f"{table}.{path}" for name, path in known_names(inner).items()}
+    return known | dict(kind._aliases)
+
+
+LEVELS = ("trace", "debug", "info", "warning", "error")
+
+
+class Limits(Settings):
+    """Times and amounts. All durations are above zero; see docs/configuration.md for how they depend on each other."""
+
+    _aliases: ClassVar[Mapping[str, str]] = {"send_concurrency": "shards"}
+
+    poll_duration: Duration = timedelta(milliseconds=1)
+    min_poll_interval: Duration = timedelta(milliseconds=100)
+    heartbeat_timeout: Duration = timedelta(seconds=3)
+    max_poll_interval: Duration = derived(lambda given: given["heartbeat_timeout"] / 2)
+    session_timeout: SessionDuration = derived(lambda given: timing.default_session_timeout(given["heartbeat_timeout"]))
+    queue_timeout: Duration = timedelta(seconds=30)
+    drain_interval: Duration = derived(
+        lambda given: timing.default_drain_interval(
+            given["session_timeout"], given["heartbeat_timeout"], given["queue_timeout"]
+        )
+    )
+    mark_backoff: Duration = timedelta(milliseconds=10)
+    mark_backoff_max: Duration = timedelta(milliseconds=100)
+    io_error_backoff: Duration = timedelta(milliseconds=500)
+    head_scan_interval: Duration = timedelta(minutes=1)
+    max_in_flight_records: Annotated[int, BeforeValidator(whole_number(1, 1_000_000))] = 1000
+    shards: Annotated[int, BeforeValidator(whole_number(1, 256))] = 8
+    records_per_shard: Annotated[int, BeforeValidator(whole_number(0, 1_000_000))] = 200
+    send_buffer: Annotated[int, BeforeValidator(whole_number(1, 100_000))] = 10
+    max_queued_per_key: Annotated[int, BeforeValidator(whole_number(1, 1_000_000))] = 100
+    max_attempts: Annotated[int, BeforeValidator(whole_number(1, 1_000_000))] = 5
+    max_transaction_records: Annotated[int, BeforeValidator(whole_number(1, 50_000))] = 2_000
+    mark_query_records: Annotated[int, BeforeValidator(whole_number(1, 100_000))] = 100
+    min_metrics_interval: Duration = timedelta(seconds=5)
+    retry_backoff: Duration = timedelta(milliseconds=100)
+    retry_backoff_max: Duration = timedelta(seconds=10)
+    restart_budget: Annotated[int, BeforeValidator(whole_number(0, 10_000))] = 5
+    restart_window: Duration = timedelta(seconds=60)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _send_concurrency(cls, data: Any) -> Any:
+        if not isinstance(data, Mapping) or "send_concurrency" not in data:
+            return data
+        rest = {name: value for name, value in data.items() if name != "send_concurrency"}
+        alias = data["send_concurrency"]
+        differ = "shards" in rest and str(rest["shards"]) != str(alias)
+        return rest | {"shards": Conflict("send_concurrency") if differ else alias}
+
+
+class Poison(Settings):
+    """What becomes of a record that Kafka will not take; see docs/dead-letters.md."""
+
+    policy: Annotated[Literal["quarantine", "hold", "stop"], BeforeValidator(one_of("quarantine", "hold", "stop"))] = (
+        "quarantine"
+    )
+    notice_topic: Annotated[str, BeforeValidator(read_notice_topic)] = ""
+
+
+class Logging(Settings):
+    """What is logged."""
+
+    level: Annotated[str, BeforeValidator(one_of(*LEVELS))] = "info"
+
+
+class Http(Settings):
+    """What is said over HTTP; see docs/operations.md."""
+
+    listen: Annotated[str, BeforeValidator(read_listen)] = "off"
+
+
+class Control(Settings):
+    """How a running harvester is controlled; see docs/operations.md."""
+
+    socket: Annotated[str, BeforeValidator(read_control_socket)] = "auto"
+
+
+class Tracing(Settings):
+    """Whether traces go on with the records; see docs/operations.md."""
+
+    enabled: Annotated[bool, BeforeValidator(read_switch)] = False
+
+
+class OAuth(Settings):
+    """Where tokens for Kafka come from (SASL OAUTHBEARER); see docs/security.md."""
+
+    token: Annotated[str, BeforeValidator(read_hook_name)] = ""
+
+
+def order_problems(limits: Limits) -> list[Problem]:
+    """A backoff is no longer than the longest that it may become."""
+    pairs = (("mark_backoff", "mark_backoff_max"), ("retry_backoff", "retry_backoff_max"))
+    found = []
+    for low, high in pairs:
+        least, most = getattr(limits, low), getattr(limits, high)
+        if least > most:
+            text = f"is {format_duration(most)}, below {low} ({format_duration(least)})"
+            found.append(Problem(f"limits.{high}", text, f"at least {format_duration(least)}"))
+    return found
+
+
+def linger_problems(producer_options: Mapping[str, str], delivery_timeout: timedelta) -> list[Problem]:
+    """Lingering leaves time to deliver."""
+    linger = kafka_options.get(producer_options, "linger.ms")
+    try:
+        too_long = linger is not None and float(linger) >= to_ms(delivery_timeout)
+    except ValueError:
+        too_long = False  # `harvester config check` asks librdkafka what it thinks of values
+    if not too_long or delivery_timeout < timing.MIN_DELIVERY_TIMEOUT:
+        return []
+    path = kafka_options.option_path("producer_kafka_config", "linger.ms")
+    return [Problem(path, "is no shorter than the delivery timeout", f"below {to_ms(delivery_timeout)}")]
+
+
+def notice_problems(notice_topic: str, leader_topic: str) -> list[Problem]:
+    """Notices of poison do not go where members of the group read heartbeats."""
+    if notice_topic != leader_topic:
+        return []
+    return [Problem("poison.notice_topic", "is the leader topic, on which only heartbeats may be", "another topic")]
+
 
 DEFAULT_BOOTSTRAP = "localhost:9092"
 DEFAULT_DATA_SOURCE = "host=localhost port=5432 user=postgres password= dbname=postgres sslmode=disable"

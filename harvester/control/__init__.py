@@ -6,8 +6,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from harvester.config import Config
-    from harvester.control.desk import Controlled, Log
-    from harvester.control.server import ControlServer
+    from harvester.control.server import Controlled, ControlServer, Log
 
 __all__ = ["control_server"]
 
@@ -21,10 +20,8 @@ def control_server(config: Config, harvester: Controlled, log: Log) -> ControlSe
     import tempfile
     from pathlib import Path
 
-    from harvester.control.desk import Desk
-    from harvester.control.listening import Listener, listen, listen_in_first
-    from harvester.control.places import choices, file_name
-    from harvester.control.server import ControlServer
+    from harvester.control.server import ControlServer, Desk
+    from harvester.control.sockets import Listener, choices, file_name, listen, listen_in_first
 
     where, uid = config.control.socket, os.geteuid()
     if where == "off":

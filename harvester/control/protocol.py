@@ -1,4 +1,6 @@
-"""What is said on a control socket. Pure.
+"""What can go wrong between a harvester and whoever controls it.
+
+[protocol] What is said on a control socket. Pure.
 
 One JSON object a line, UTF-8, in both directions; a connection carries any number of requests, one after the other.
 
@@ -8,6 +10,10 @@ One JSON object a line, UTF-8, in both directions; a connection carries any numb
 
 Whoever reads ignores members that it does not know, so that a newer one may add some; anything else that an older one
 would misunderstand raises the version.
+
+[snapshot] A Status as JSON and back: names as in `harvester.status`, times ISO 8601, ids and states as text.
+
+Members that this version does not know are ignored; those that an older one did not send have their default.
 """
 
 from __future__ import annotations
@@ -16,9 +22,36 @@ import json
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import cache
 from typing import Any
 
-from harvester.control.errors import NotUnderstood
+from harvester.errors import ExitCode, HarvesterError
+from harvester.status import KeyStatus, Status
+
+
+class ControlError(HarvesterError):
+    """Base of all of them; by itself: the harvester answered, and the answer is no."""
+
+
+class NotUnderstood(ControlError):
+    """Bytes on a control socket that are no request or no answer, or of another version."""
+
+
+class NoHarvester(ControlError):
+    """No harvester that could be asked runs, or it does not answer."""
+
+    exit_code = ExitCode.UNAVAILABLE
+
+
+class SeveralHarvesters(ControlError):
+    """More than one runs, and it was not said which is meant."""
+
+    exit_code = ExitCode.USAGE
+
+
+class NoPlace(ControlError):
+    """There is no safe place for the socket, or somebody else has it."""
+
 
 VERSION = 1
 MAX_REQUEST_BYTES = 1 << 14
@@ -138,3 +171,49 @@ def _object(line: bytes) -> dict[str, Any]:
             hint="use the same version of the harvester for both",
         )
     return said
+
+
+def to_json(status: Status) -> dict[str, Any]:
+    """Plain values."""
+    return _plain(Status, status)
+
+
+def from_json(values: Mapping[str, Any]) -> Status:
+    """The snapshot, equal to the one that was sent; raises NotUnderstood."""
+    status: Status = _read(Status, values)
+    return status
+
+
+def key_to_json(status: KeyStatus) -> dict[str, Any]:
+    """Plain values."""
+    return _plain(KeyStatus, status)
+
+
+def key_from_json(values: Mapping[str, Any]) -> KeyStatus:
+    """What was sent; raises NotUnderstood."""
+    status: KeyStatus = _read(KeyStatus, values)
+    return status
+
+
+def _plain(kind: type, status: object) -> dict[str, Any]:
+    values: dict[str, Any] = _adapter(kind).dump_python(status, mode="json")
+    return values
+
+
+def _read(kind: type, values: Mapping[str, Any]) -> Any:
+    from pydantic import ValidationError
+
+    try:
+        return _adapter(kind).validate_python(dict(values))
+    except ValidationError as error:
+        raise NotUnderstood(
+            f"a status that is none: {error.error_count()} of its members are missing or wrong",
+            hint="use the same version of the harvester for both",
+        ) from None
+
+
+@cache
+def _adapter(kind: type) -> Any:
+    from pydantic import TypeAdapter
+
+    return TypeAdapter(kind)

@@ -25,23 +25,15 @@ from confluent_kafka import Consumer, KafkaException, TopicPartition
 from confluent_kafka.admin import AdminClient, OffsetSpec
 
 from harvester.clock import clock_s
-from harvester.coordination.consumer_settings import ConsumerSettings
-from harvester.coordination.errors import CoordinationTopicError
+from harvester.coordination.core.fair_share import log_partition
+from harvester.coordination.core.messages import Client, Message, Place, ReleasingPartition, SettingPosition, Unreadable
+from harvester.coordination.core.overview import Row
+from harvester.coordination.core.rationalizer import Reading, Verdict, read
+from harvester.coordination.core.world import Claim, World
+from harvester.coordination.errors import CoordinationTopicError, passes
 from harvester.coordination.log import CoordinationLog
-from harvester.coordination.messages import (
-    Client,
-    Message,
-    Place,
-    ReleasingPartition,
-    SettingPosition,
-    Unreadable,
-)
-from harvester.coordination.overview import Row
-from harvester.coordination.placement import log_partition
-from harvester.coordination.rationalizer import Reading, Verdict, read
+from harvester.coordination.settings import ConsumerSettings
 from harvester.coordination.topic import failed
-from harvester.coordination.troubles import passes
-from harvester.coordination.world import Claim, World
 from harvester.errors import BrokerError, BrokerUnavailable
 
 _TIMEOUT_S = 30.0

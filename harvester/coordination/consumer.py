@@ -1,4 +1,17 @@
-"""A consumer that shares partitions with others through the coordination topic. Thin.
+"""Which lot is handed out next: each place in turn, as its claim allows. Thin.
+
+At least once all that was fetched of a place is a lot, as far as there is room for it (P43: `max_open_records`); it is
+handed out until the claim has to be renewed. At most once
+a lot is a batch that is ours for ever. A batch is proposed while the one before it is in hand, so that nobody waits for
+the coordination topic, and not earlier: what dies with the process is the rest of one batch of a place, and the next.
+
+[standing] How far the group is behind, and who cannot keep up. Thin.
+
+Belongs to the consumer's thread. A place is looked at once an interval; one that falls behind (`health`) is given up
+if another client that is present holds less, one at a time. Ends of partitions are those that came with the last
+fetch: to ask for one is to wait behind a fetch on the same connection, half a second each.
+
+[consumer] A consumer that shares partitions with others through the coordination topic. Thin.
 
     settings = ConsumerSettings(kafka={"bootstrap.servers": "…"}, group="billing", topics=("orders",))
     with CoordinatedConsumer(settings) as consumer:
@@ -18,24 +31,141 @@ last offset.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from types import TracebackType
 from typing import Any
 from uuid import uuid4
 
+from confluent_kafka import Consumer, TopicPartition
+
 from harvester.clock import clock_s
-from harvester.coordination.consumer_settings import ConsumerSettings
+from harvester.coordination.core.claim import Fetched, Release
+from harvester.coordination.core.messages import Client, Place
+from harvester.coordination.core.partition_buffer import NOTHING, Health, Lot
 from harvester.coordination.events import Event, EventHandler, Paused, Resumed
-from harvester.coordination.feed import Feed, connect
-from harvester.coordination.figures import Open, Statistics
-from harvester.coordination.lot import NOTHING, Lot
-from harvester.coordination.lots import Lots
-from harvester.coordination.messages import Client, Place
+from harvester.coordination.fetcher import Feed, connect
 from harvester.coordination.offsets import GroupOffsets
 from harvester.coordination.session import Session
-from harvester.coordination.signals import Release
-from harvester.coordination.standing import Standing
+from harvester.coordination.settings import ConsumerSettings, Open, Statistics
 from harvester.coordination.topic import ensure_coordination_topic
+
+_OPEN_S = 0.1  # how long a lot is handed out before all else is looked after
+
+
+class Lots:
+    """See the module's text. Belongs to the consumer's thread."""
+
+    def __init__(self, settings: ConsumerSettings, session: Session, is_paused: Callable[[Place], bool]) -> None:
+        self._settings, self._session, self._is_paused = settings, session, is_paused
+
+    def after(self, before: Lot) -> Lot:
+        """The next one; of the one before, what was not handed out comes again. An empty one if there is none."""
+        now = clock_s()
+        with self._session.lock:
+            if self._settings.at_most_once:
+                lot = self._owned(before)
+                self._propose(now)
+            else:
+                lot = self._held(before, now)
+            if lot is not NOTHING:
+                lot.until = min(lot.until, now + _OPEN_S)
+        return lot
+
+    def _held(self, before: Lot, now: float) -> Lot:
+        """At least once."""
+        session = self._session
+        hands = session.hands.get(before.place)
+        if hands is not None:
+            hands.close_lot()
+        for place in sorted(session.hands, key=lambda place: (place <= before.place, place)):
+            hands = session.hands[place]
+            until = session.holding(place).hand_out_until(self._settings.pace)
+            room = self._settings.max_open_records - hands.open_records
+            if hands.fetched and room > 0 and now < until and not self._is_paused(place):
+                lot = hands.open_lot(room)
+                lot.until = until
+                return lot
+        return NOTHING
+
+    def _owned(self, before: Lot) -> Lot:
+        """At most once."""
+        session = self._session
+        hands = session.hands.get(before.place)
+        if hands is not None and hands.lot is before:
+            left = hands.lay_down()
+            if hands.stopping_at is not None:
+                left = None  # it is given back
+        else:  # the claim is lost: what is ours stays ours, but for what was given back
+            left = Lot(before.place, before.rest) if before.rest else None
+        if left is not None:
+            session.owned.appendleft(left)
+        for lot in tuple(session.owned):
+            if not self._is_paused(lot.place):
+                session.owned.remove(lot)
+                lot.until = math.inf
+                hands = session.hands.get(lot.place)
+                if hands is not None and lot in hands.owned:
+                    hands.lot = lot
+                return lot
+        return NOTHING
+
+    def _propose(self, now: float) -> None:
+        """At most once: of each place a batch, if none waits already."""
+        session = self._session
+        waiting = {lot.place for lot in session.owned}
+        for place, hands in tuple(session.hands.items()):
+            if hands.proposed or place in waiting or self._is_paused(place):
+                continue
+            if not session.holding(place).may_fetch(now, self._settings.pace):
+                continue
+            last_offset = hands.propose(self._settings.batch_records)
+            if last_offset is not None:
+                session.tell(place, Fetched(last_offset))
+                if session.holding(place).batch is None:  # nothing came of it
+                    hands.proposed = 0
+
+
+class Standing:
+    """See the module's text. `data` fetches the records."""
+
+    def __init__(self, session: Session, data: Consumer) -> None:
+        self._session, self._data = session, data
+
+    def processed(self) -> dict[Place, int | None]:
+        """The last offset of what is processed without a hole, of each held partition."""
+        with self._session.lock:
+            return {place: hands.last_offset for place, hands in self._session.hands.items()}
+
+    def lag(self) -> dict[Place, int]:
+        """Records that wait in each held partition, as of the last fetch; none once it is closed. Any thread."""
+        behind: dict[Place, int] = {}
+        for place, last_offset in self.processed().items():
+            partition = TopicPartition(place.topic, place.partition)
+            try:
+                low, high = self._data.get_watermark_offsets(partition, cached=True)
+            except RuntimeError:  # it is closed
+                return {}
+            behind[place] = max(0, high - max(low, 0 if last_offset is None else last_offset + 1))
+        return behind
+
+    def look(self, is_paused: Callable[[Place], bool]) -> None:
+        """Once an interval: see the module's text."""
+        for place, behind in self.lag().items():
+            hands = self._session.hands.get(place)
+            if hands is None:
+                continue
+            if not behind or is_paused(place):
+                hands.health = Health()
+                continue
+            with self._session.lock:
+                last_offset = hands.last_offset
+                position = 0 if last_offset is None else last_offset + 1
+                hands.health.look(position, position + behind)
+                if hands.health.falls_behind and hands.stopping_at is None and self._session.fewer_elsewhere():
+                    self._session.tell(place, Release("it falls behind"))
+                    return
+
 
 _IDLE_S = 0.1
 _SHORTEST_S = 0.001  # that the client waits

@@ -5,12 +5,19 @@ where there are many: as long before the last record as makes a late reader cert
 idempotent and waits for all replicas in sync; what it gives up is reported by number, and may stand in the log all the
 same. Offsets only grow: a topic that was made anew under the same name would make every reader wait for offsets that
 it has read in the old one.
+
+[past] What stands in the coordination log before the tail that is read: where places were that are silent for long. Thin.
+
+A claim that wins by silence does not bring its position along (see `rationalizer`). It stands in the log further back,
+and is found by reading the partition from the first record on; in a thread of its own, since heartbeats do not wait.
+What was read is kept: a claim that has run out meanwhile, and the other places of the partition, are answered at once.
 """
 
 from __future__ import annotations
 
 import contextlib
 import logging
+import queue
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -19,14 +26,15 @@ from typing import Any
 from confluent_kafka import TIMESTAMP_LOG_APPEND_TIME, Consumer, KafkaError, KafkaException, Producer, TopicPartition
 
 from harvester.clock import clock_s
-from harvester.coordination.errors import CoordinationTopicError
-from harvester.coordination.messages import Message, Place, encode
-from harvester.coordination.rationalizer import miss
-from harvester.coordination.standstill import Standstill
+from harvester.coordination.core.claim import Found
+from harvester.coordination.core.messages import Message, Place, encode
+from harvester.coordination.core.rationalizer import miss, read
+from harvester.coordination.core.stall_detector import Standstill
+from harvester.coordination.core.world import World
+from harvester.coordination.errors import CoordinationTopicError, passes, refuses
+from harvester.coordination.settings import ConsumerSettings
 from harvester.coordination.topic import failed, refused
-from harvester.coordination.troubles import passes, refuses
-from harvester.coordination.world import World
-from harvester.errors import BrokerError
+from harvester.errors import BrokerError, HarvesterError
 
 _LOGGER = logging.getLogger("harvester.coordination")
 _TIMEOUT_S = 10.0
@@ -289,3 +297,59 @@ def _serve(writer: Producer) -> bool:
     except KafkaException:
         return False
     return True
+
+
+_LONGEST_S = 600.0
+Answer = Callable[[Place, Found], None]
+
+
+class Past:
+    """See the module's text. `answer` is called from the thread; a question that fails has no answer."""
+
+    def __init__(self, settings: ConsumerSettings, answer: Answer) -> None:
+        self._settings, self._answer = settings, answer
+        self._worlds: dict[int, World] = {}
+        self._questions: queue.SimpleQueue[tuple[int, Place, int] | None] = queue.SimpleQueue()
+        self._thread: threading.Thread | None = None
+        self._closed = False
+
+    def find(self, partition: int, place: Place, generation: int) -> None:
+        """Ask for the position under which the claim at this offset was won."""
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._run, name="coordination-past", daemon=True)
+            self._thread.start()
+        self._questions.put((partition, place, generation))
+
+    def close(self) -> None:
+        """End; nothing is answered any more."""
+        self._closed = True
+        if self._thread is not None:
+            self._questions.put(None)
+            self._thread.join()
+
+    def _run(self) -> None:
+        while (question := self._questions.get()) is not None and not self._closed:
+            partition, place, generation = question
+            try:
+                world = self._read(partition, generation)
+            except HarvesterError as error:  # the claim runs out, and is tried again
+                _LOGGER.warning("the position of %s is not found: %s", place, error)
+                continue
+            if world.next_offset > generation and not self._closed:
+                claim = world.claim(place)
+                self._answer(place, Found(generation, claim.last_offset, claim.positioned))
+
+    def _read(self, partition: int, generation: int) -> World:
+        world = self._worlds.setdefault(partition, World.begin(self._settings.timing))
+        if world.next_offset > generation:
+            return world
+        log = CoordinationLog(self._settings.coordination_topic, self._settings.kafka, lambda place, number: None)
+        try:
+            log.begin({partition: world})
+            deadline = clock_s() + _LONGEST_S
+            while world.next_offset <= generation and not self._closed and clock_s() < deadline:
+                for _, offset, at_ms, value in log.poll(_POLL_S):
+                    read(world, offset, at_ms, value)
+        finally:
+            log.close(0)
+        return world

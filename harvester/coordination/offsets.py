@@ -19,9 +19,9 @@ from typing import Any
 from confluent_kafka import OFFSET_END, Consumer, KafkaError, KafkaException, TopicPartition
 
 from harvester.clock import clock_s
-from harvester.coordination.consumer_settings import ConsumerSettings
-from harvester.coordination.messages import Place
-from harvester.coordination.troubles import passes
+from harvester.coordination.core.messages import Place
+from harvester.coordination.errors import passes
+from harvester.coordination.settings import ConsumerSettings
 from harvester.errors import BrokerError, BrokerUnavailable
 
 _LOGGER = logging.getLogger("harvester.coordination")

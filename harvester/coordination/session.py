@@ -12,32 +12,30 @@ from collections import Counter, deque
 from collections.abc import Iterable, Mapping
 
 from harvester.clock import clock_s
-from harvester.coordination.consumer_settings import ConsumerSettings
-from harvester.coordination.coordinator import Coordinator, Outcome, Refuse, RefuseMode, RefusePace, Warn
-from harvester.coordination.errors import DuplicateClient, OtherInterval, OtherMode
-from harvester.coordination.events import Claimed, Event, Lost, Released
-from harvester.coordination.figures import Statistics
-from harvester.coordination.hands import Hands
-from harvester.coordination.holding import Holding, Phase
-from harvester.coordination.log import CoordinationLog
-from harvester.coordination.lot import Lot
-from harvester.coordination.messages import Client, Place
-from harvester.coordination.past import Past
-from harvester.coordination.placement import log_partition
-from harvester.coordination.signals import (
+from harvester.coordination.core.claim import (
     Append,
     Begin,
     Drained,
     Found,
+    Holding,
     LookBack,
     Missed,
     NotSent,
+    Phase,
     Process,
     Progressed,
     Stop,
 )
-from harvester.coordination.signals import Event as Signal
-from harvester.coordination.world import World
+from harvester.coordination.core.claim import Event as Signal
+from harvester.coordination.core.coordinator import Coordinator, Outcome, Refuse, RefuseMode, RefusePace, Warn
+from harvester.coordination.core.fair_share import log_partition
+from harvester.coordination.core.messages import Client, Place
+from harvester.coordination.core.partition_buffer import Hands, Lot
+from harvester.coordination.core.world import World
+from harvester.coordination.errors import DuplicateClient, OtherInterval, OtherMode
+from harvester.coordination.events import Claimed, Event, Lost, Released
+from harvester.coordination.log import CoordinationLog, Past
+from harvester.coordination.settings import ConsumerSettings, Statistics
 
 _LOGGER = logging.getLogger("harvester.coordination")
 _TURN = 0.02  # of an interval: how often time passes when nothing is read

@@ -8,8 +8,8 @@ from typing import Any
 from confluent_kafka import KafkaError, KafkaException
 from confluent_kafka.admin import AdminClient, ConfigResource, NewTopic, ResourceType
 
+from harvester.coordination.core.messages import MAX_BYTES
 from harvester.coordination.errors import CoordinationTopicError
-from harvester.coordination.messages import MAX_BYTES
 from harvester.delivery.progress_topic import durable
 from harvester.errors import BrokerError, BrokerUnavailable
 

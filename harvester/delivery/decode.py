@@ -1,6 +1,6 @@
 """From the bytes of a row to the record that goes to Kafka. Pure.
 
-Input are tuples of `COPY … (FORMAT BINARY)` with the columns of `harvester.outbox.queries`, in their order: id,
+Input are tuples of `COPY … (FORMAT BINARY)` with the columns of `harvester.outbox.sql.queries`, in their order: id,
 kafka_key, create_time, kafka_partition, kafka_topic, kafka_header_keys, kafka_header_values, kafka_value. The two
 behind the key are never NULL (the query sees to that), so they lie at a fixed distance; topic and header names rarely
 change and lie together, so that both are remembered under one look-up. A shard does this for every record: it is

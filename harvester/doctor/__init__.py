@@ -4,6 +4,6 @@
 """
 
 from harvester.doctor.examine import examine
-from harvester.doctor.findings import Finding, Level, Report
+from harvester.doctor.facts import Finding, Level, Report
 
 __all__ = ["Finding", "Level", "Report", "examine"]

@@ -1,4 +1,7 @@
-"""Looking at PostgreSQL: one session for reading, a second one for a moment to see through poolers. Thin."""
+"""The statements by which the database is looked at: reads only, each understood from PostgreSQL 13 on.
+
+[database] Looking at PostgreSQL: one session for reading, a second one for a moment to see through poolers. Thin.
+"""
 
 from __future__ import annotations
 
@@ -10,15 +13,109 @@ from typing import Any, TypeVar
 import psycopg
 
 from harvester.config import Config
-from harvester.doctor import database_sql as queries
 from harvester.doctor.facts import Clock, Connections, Database, Holder, Index, Pooling, Vacuum
 from harvester.errors import SchemaError
 from harvester.outbox.catalog import Facts
-from harvester.outbox.connect import Connection, connect, database_errors, one_line, server_identity
-from harvester.outbox.pooling import is_pooled, lends_backends
+from harvester.outbox.connection import (
+    Connection,
+    connect,
+    database_errors,
+    is_pooled,
+    lends_backends,
+    one_line,
+    server_identity,
+)
 from harvester.outbox.schema import read_facts
 from harvester.outbox.tables import OutboxTable
 from harvester.outbox.term_session import ANYONE, Owner
+
+# What RESET would give: our session has set some of these for itself.
+SETTINGS = "SELECT name, coalesce(reset_val, '') FROM pg_catalog.pg_settings WHERE name = ANY(%s)"
+WANTED_SETTINGS = (
+    "autovacuum", "track_counts", "autovacuum_vacuum_threshold", "autovacuum_vacuum_scale_factor", "fsync",
+    "full_page_writes", "synchronous_commit", "synchronous_standby_names", "server_version",
+    "idle_in_transaction_session_timeout", "max_prepared_transactions",
+)  # fmt: skip
+
+# The view's own rule for who may see what other roles do.
+SEES_ALL = "SELECT pg_catalog.pg_has_role(current_user, 'pg_read_all_stats', 'USAGE')"
+
+# Whoever does not see all sees of another role's session its user and database, and NULL for what it is: all that have
+# both are counted then. That may be a parallel worker too many, but a full server is not taken for an empty one.
+CONNECTIONS = """
+WITH sessions AS (
+    SELECT datid, usesysid FROM pg_catalog.pg_stat_activity
+    WHERE backend_type = 'client backend'
+       OR (backend_type IS NULL AND datid IS NOT NULL AND usesysid IS NOT NULL)
+)
+SELECT (SELECT count(*) FROM sessions),
+       current_setting('max_connections')::int,
+       current_setting('superuser_reserved_connections')::int
+           + coalesce(current_setting('reserved_connections', true), '0')::int,
+       r.rolconnlimit,
+       (SELECT count(*) FROM sessions WHERE usesysid = r.oid),
+       d.datconnlimit,
+       (SELECT count(*) FROM sessions WHERE datid = d.oid)
+FROM pg_catalog.pg_roles r, pg_catalog.pg_database d
+WHERE r.rolname = current_user AND d.datname = current_database()
+"""
+
+# n_dead_tup and when it was last reduced.
+VACUUM = """
+SELECT greatest(c.reltuples, s.n_live_tup, 0)::float8, coalesce(s.n_dead_tup, 0), coalesce(c.reloptions, '{}'),
+       extract(epoch FROM clock_timestamp() - greatest(s.last_autovacuum, s.last_vacuum))::float8
+FROM pg_catalog.pg_class c LEFT JOIN pg_catalog.pg_stat_user_tables s ON s.relid = c.oid
+WHERE c.oid = %s
+"""
+
+# Whatever has a snapshot of this database; sessions of the standbys' walreceivers with hot_standby_feedback; slots
+# that hold rows of tables (catalog_xmin holds the catalog's only); prepared transactions. And whoever has written to
+# the outbox for long: its ids are open (P10). Since when others have written is NULL for whoever does not see all.
+HOLDERS = """
+SELECT 'transaction', format('%%s (pid %%s, %%s)', coalesce(nullif(application_name, ''), usename), pid, state),
+       extract(epoch FROM clock_timestamp() - xact_start)::float8
+FROM pg_catalog.pg_stat_activity
+WHERE backend_xmin IS NOT NULL AND backend_type = 'client backend' AND datname = current_database()
+    AND pid <> pg_backend_pid()
+UNION ALL
+SELECT 'writer', format('%%s (pid %%s, %%s)', coalesce(nullif(a.application_name, ''), a.usename), a.pid, a.state),
+       extract(epoch FROM clock_timestamp() - a.xact_start)::float8
+FROM pg_catalog.pg_locks l JOIN pg_catalog.pg_stat_activity a USING (pid)
+WHERE l.relation = %(outbox)s AND l.mode = 'RowExclusiveLock' AND l.granted AND a.pid <> pg_backend_pid()
+    AND a.xact_start IS NOT NULL
+    AND l.database = (SELECT oid FROM pg_catalog.pg_database WHERE datname = current_database())
+UNION ALL
+SELECT 'prepared', gid, extract(epoch FROM clock_timestamp() - prepared)::float8
+FROM pg_catalog.pg_prepared_xacts WHERE database = current_database()
+UNION ALL
+SELECT 'slot', slot_name || CASE WHEN active THEN '' ELSE ' (inactive)' END, NULL
+FROM pg_catalog.pg_replication_slots WHERE xmin IS NOT NULL AND NOT active
+ORDER BY 3 DESC NULLS FIRST
+LIMIT 50
+"""
+
+STANDBYS = "SELECT count(*) FROM pg_catalog.pg_stat_replication"
+
+INDEXES = """
+SELECT c.relname, i.indisvalid,
+       ARRAY(SELECT a.attname FROM pg_catalog.pg_attribute a
+             WHERE a.attrelid = i.indrelid AND a.attnum = ANY(i.indkey))
+FROM pg_catalog.pg_index i JOIN pg_catalog.pg_class c ON c.oid = i.indexrelid
+WHERE i.indrelid = %s
+ORDER BY c.relname
+"""
+
+# to_regclass, then privileges: neither fails for a table that is missing.
+BESIDE = """
+SELECT to_regclass(%(lease)s) IS NOT NULL,
+       CASE WHEN to_regclass(%(archive)s) IS NULL THEN 'missing'
+            WHEN has_table_privilege(to_regclass(%(archive)s)::oid, 'INSERT') THEN 'ready'
+            ELSE 'denied' END,
+       has_any_column_privilege(to_regclass(%(outbox)s)::oid, 'INSERT')
+"""
+
+HEAD_ROWS = 1_000
+
 
 T = TypeVar("T")
 
@@ -55,7 +152,7 @@ def _read(config: Config, connection: Connection) -> Database:
         version=facts.server_version,
         settings=part("settings", lambda: _settings(connection), {}),
         clock=_clock(connection),
-        sees_all=part("privileges", lambda: bool(_row(connection, queries.SEES_ALL)[0]), False),
+        sees_all=part("privileges", lambda: bool(_row(connection, SEES_ALL)[0]), False),
         identity_known=server_identity(connection) is not None,
         catalog=facts,
         schema_version=part("schema version", lambda: _schema_version(connection, placed, facts), None),
@@ -63,11 +160,11 @@ def _read(config: Config, connection: Connection) -> Database:
         lease=lease,
         archive=archive if config.archive != "off" else None,
         notices=notices if config.poison.notice_topic else None,
-        connections=part("connections", lambda: Connections(*_row(connection, queries.CONNECTIONS)), None),
+        connections=part("connections", lambda: Connections(*_row(connection, CONNECTIONS)), None),
         vacuum=part("vacuum", lambda: _vacuum(connection, oid), None),
         holders=part("holders", lambda: _holders(connection, oid), None),
         indexes=part("indexes", lambda: _indexes(connection, oid), ()),
-        standbys=part("standbys", lambda: int(_row(connection, queries.STANDBYS)[0]), 0),
+        standbys=part("standbys", lambda: int(_row(connection, STANDBYS)[0]), 0),
         topics=part("topics", lambda: _topics(connection, placed, facts), ()),
         # Last: it opens sessions of its own, which would be counted above as long as they are leaving.
         pooling=part("pooling", lambda: _pooling(connection, config.dsn), Pooling.NONE),
@@ -83,7 +180,7 @@ def _row(connection: Connection, query: str, parameters: Any = None) -> tuple[An
 
 
 def _settings(connection: Connection) -> dict[str, str]:
-    return dict(connection.execute(queries.SETTINGS, (list(queries.WANTED_SETTINGS),)).fetchall())
+    return dict(connection.execute(SETTINGS, (list(WANTED_SETTINGS),)).fetchall())
 
 
 def _pooling(connection: Connection, dsn: str) -> Pooling:
@@ -120,12 +217,12 @@ def _owner(connection: Connection, table: OutboxTable, facts: Facts) -> Owner:
 
 def _beside(connection: Connection, table: OutboxTable) -> tuple[bool, str, bool]:
     names = {"lease": table.lease, "archive": table.archive, "outbox": table.sql}
-    lease, archive, insert = _row(connection, queries.BESIDE, names)
+    lease, archive, insert = _row(connection, BESIDE, names)
     return bool(lease), str(archive), bool(insert)
 
 
 def _vacuum(connection: Connection, oid: int) -> Vacuum | None:
-    row = connection.execute(queries.VACUUM, (oid,)).fetchone()
+    row = connection.execute(VACUUM, (oid,)).fetchone()
     if row is None:
         return None
     options = dict(option.split("=", 1) for option in row[2])
@@ -133,11 +230,11 @@ def _vacuum(connection: Connection, oid: int) -> Vacuum | None:
 
 
 def _holders(connection: Connection, oid: int) -> tuple[Holder, ...]:
-    return tuple(Holder(*row) for row in connection.execute(queries.HOLDERS, {"outbox": oid}))
+    return tuple(Holder(*row) for row in connection.execute(HOLDERS, {"outbox": oid}))
 
 
 def _indexes(connection: Connection, oid: int) -> tuple[Index, ...]:
-    rows = connection.execute(queries.INDEXES, (oid,))
+    rows = connection.execute(INDEXES, (oid,))
     return tuple(Index(name, valid, tuple(columns)) for name, valid, columns in rows)
 
 
@@ -146,5 +243,5 @@ def _topics(connection: Connection, table: OutboxTable, facts: Facts) -> tuple[s
     if facts.outbox is None or "kafka_topic" not in facts.outbox.columns:
         return ()
     query = f"""SELECT DISTINCT kafka_topic FROM (
-        SELECT kafka_topic FROM {table.sql} ORDER BY id LIMIT {queries.HEAD_ROWS}) AS head ORDER BY 1"""
+        SELECT kafka_topic FROM {table.sql} ORDER BY id LIMIT {HEAD_ROWS}) AS head ORDER BY 1"""
     return tuple(row[0] for row in connection.execute(query.encode()) if row[0] is not None)

@@ -1,21 +1,62 @@
-"""The examination: collect what can be had, judge it, and go on where a server is away."""
+"""This machine: cores, limits, versions, Java. Thin.
+
+[examine] The examination: collect what can be had, judge it, and go on where a server is away.
+"""
 
 from __future__ import annotations
 
+import os
+import platform
+import resource
 from collections.abc import Callable, Sequence
 
 from harvester.config import Config, check_clients
 from harvester.doctor.database import read_database
-from harvester.doctor.facts import Database, Kafka
-from harvester.doctor.findings import Finding, Report, listed, ok, problem, skipped
-from harvester.doctor.host import read_host, read_java
-from harvester.doctor.judge_database import judge_database, judge_owner
+from harvester.doctor.facts import Database, Finding, Host, Java, Kafka, Report, listed, ok, problem, skipped
+from harvester.doctor.judge_database import judge_database, judge_owner, judge_vacuum
 from harvester.doctor.judge_host import judge_clock, judge_host, judge_java
-from harvester.doctor.judge_kafka import judge_kafka
-from harvester.doctor.judge_topics import judge_topics, topics_of
-from harvester.doctor.judge_vacuum import judge_vacuum
+from harvester.doctor.judge_kafka import judge_kafka, judge_topics, topics_of
 from harvester.doctor.kafka import probe_clock, read_kafka
 from harvester.errors import BrokerError, HarvesterError
+
+
+def read_host() -> Host:
+    """What the harvester's processes would be given here."""
+    import confluent_kafka
+    import psycopg
+
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return Host(
+        cores=len(os.sched_getaffinity(0)),
+        open_files=None if soft == resource.RLIM_INFINITY else soft,
+        python=platform.python_version(),
+        kafka_client=f"librdkafka {confluent_kafka.libversion()[0]}",
+        postgres_client=f"libpq {_dotted(psycopg.pq.version())}",
+    )
+
+
+def read_java(commands: Sequence[str]) -> list[Java]:
+    """For each of `stack` and `pipeline` the Java that it would use."""
+    return [_java(command) for command in commands]
+
+
+def _java(command: str) -> Java:
+    from harvester.stack import java
+
+    try:
+        if command == "pipeline":
+            from harvester.pipeline.session import NEWEST_JAVA, spark_version
+
+            spark_version()  # raises where Spark is not installed
+            return Java(command, java.find(newest=NEWEST_JAVA).major)
+        return Java(command, java.find().major)
+    except HarvesterError as error:
+        return Java(command, None, error.message, error.hint)
+
+
+def _dotted(version: int) -> str:
+    return f"{version // 10000}.{version % 10000}"
+
 
 Progress = Callable[[str], None]
 

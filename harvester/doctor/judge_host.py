@@ -6,8 +6,7 @@ from collections.abc import Sequence
 
 from harvester.config import Config
 from harvester.config.model import WORTHWHILE_SHARDS_PER_CORE
-from harvester.doctor.facts import Clock, Host, Java
-from harvester.doctor.findings import Finding, ok, problem, warning
+from harvester.doctor.facts import Clock, Finding, Host, Java, ok, problem, warning
 
 # The supervisor's pipes and pidfds for a shard, and room for its Kafka clients and sessions.
 _FILES, _FILES_PER_SHARD = 64, 8

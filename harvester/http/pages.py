@@ -1,17 +1,162 @@
-"""What is answered on which path: a function of the path and of the harvester's snapshots."""
+"""A snapshot as Prometheus reads it; docs/operations.md lists every metric.
+
+Base units (seconds, records, ratios), `_total` for what only grows. What is not known has no sample, so that a rule
+never takes it for zero. A figure of a shard carries its number as a label; counters of shards begin anew with their
+process, as Prometheus expects of counters.
+
+[pages] What is answered on which path: a function of the path and of the harvester's snapshots.
+"""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from datetime import datetime
 from importlib.resources import files
 from typing import Any, Protocol
 from uuid import UUID
 
-from harvester.status import State, Status
-from harvester.telemetry.totals import Totals
+from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, ProcessCollector, generate_latest
+from prometheus_client.core import (
+    CounterMetricFamily,
+    GaugeMetricFamily,
+    HistogramMetricFamily,
+    InfoMetricFamily,
+    Metric,
+)
+from prometheus_client.registry import Collector
+
+from harvester.status import ShardState, State, Status
+from harvester.telemetry.metrics import SOURCES, Totals
+
+CONTENT_TYPE = CONTENT_TYPE_LATEST
+
+LATENCY_BOUNDS_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0)
+
+
+def expose(status: Status, totals: Totals) -> bytes:
+    """The text of a scrape."""
+    registry = CollectorRegistry()
+    registry.register(_Snapshot(status, totals))
+    ProcessCollector(registry=registry)  # of the supervisor: process_cpu_seconds_total and the like
+    return generate_latest(registry)
+
+
+class _Snapshot(Collector):
+    def __init__(self, status: Status, totals: Totals) -> None:
+        self._status, self._totals = status, totals
+
+    def collect(self) -> Iterator[Metric]:
+        return families(self._status, self._totals)
+
+
+def families(status: Status, totals: Totals) -> Iterator[Metric]:
+    """Every metric family with its samples."""
+    yield from _leadership(status, totals)
+    yield from _records(status, totals)
+    yield _latency(totals)
+    yield from _shards(status)
+    yield from _troubles(totals)
+
+
+def _leadership(status: Status, totals: Totals) -> Iterator[Metric]:
+    yield InfoMetricFamily("harvester", "Who this is.", {"name": status.name, "outbox": status.outbox})
+    yield _gauge("start_time_seconds", "When it was started, as UNIX time.", status.started_at.timestamp())
+    yield _labelled(
+        "state", "1 for the state that it is in.", "state", ((s.value, float(s is status.state)) for s in State)
+    )
+    leads = status.leader_id is not None and status.term is not None
+    yield _gauge("leader", "1 while it leads and is trusted to.", float(leads))
+    yield _gauge("term", "The leader's number, while it leads.", status.term if leads else None)
+    yield _counter("acquired", "How often it came to lead.", totals.acquired)
+    yield _counter("remarks", "How often everything queued was dropped and marked again.", totals.remarks)
+    yield _counter("fenced", "How often it stopped leading because trust ran out.", totals.fenced)
+
+
+def _records(status: Status, totals: Totals) -> Iterator[Metric]:
+    backlog = status.backlog
+    yield _gauge("backlog_records", "Rows in the outbox, counted up to a bound.", backlog.records if backlog else None)
+    yield _gauge(
+        "backlog_capped", "1 where counting the backlog stopped at its bound.", backlog.capped if backlog else None
+    )
+    age_s = None if backlog is None else backlog.oldest_age_s or 0.0
+    yield _gauge("backlog_oldest_age_seconds", "Age of the first row in the outbox, 0 when empty.", age_s)
+    quarantine = backlog.quarantine if backlog else None
+    yield _gauge("quarantine_records", "Rows in the quarantine table, counted up to a bound.", quarantine)
+    yield _gauge("in_flight_records", "Records sent and not settled.", status.in_flight)
+    yield _gauge("in_flight_limit_records", "The setting limits.max_in_flight_records.", status.max_in_flight)
+    yield _gauge("queued_records", "Records marked and not sent.", status.queued)
+    yield _gauge("settled_records_per_second", "Settled records, over the last seconds.", status.rate_per_s)
+    yield _counter("settled_records", "Records that left the outbox: published, or in quarantine.", status.delivered)
+    yield _counter("quarantined_records", "Records that this process put into quarantine.", totals.quarantined)
+    text = "Records sent again though they may have been published; an upper bound, of this process's own faults."
+    yield _counter("repeats_suspected", text, totals.repeats_suspected)
+
+
+def _latency(totals: Totals) -> Metric:
+    latency = totals.latency
+    counts = latency.counts_up_to([bound * 1000 for bound in LATENCY_BOUNDS_S])
+    buckets = [(str(bound), float(count)) for bound, count in zip(LATENCY_BOUNDS_S, counts, strict=True)]
+    return HistogramMetricFamily(
+        "harvester_latency_seconds",
+        "From a row's create_time to Kafka's acknowledgement, across two clocks.",
+        buckets=[*buckets, ("+Inf", float(len(latency)))],
+        sum_value=latency.total_ms() / 1000,
+    )
+
+
+def _shards(status: Status) -> Iterator[Metric]:
+    shards = status.shards
+    yield _gauge("shards", "Shard processes that there should be.", len(shards))
+
+    def each(name: str, text: str, values: Iterable[float | None], *, counter: bool = False) -> Metric:
+        labelled = ((str(shard.index), value) for shard, value in zip(shards, values, strict=True))
+        return _labelled(name, text, "shard", labelled, counter=counter)
+
+    ready = (float(shard.state is ShardState.READY) for shard in shards)
+    yield each("shard_ready", "1 while the shard takes records.", ready)
+    yield each("shard_queued_records", "Records marked and not sent.", (shard.queued for shard in shards))
+    yield each("shard_in_flight_records", "Records sent and not settled.", (shard.in_flight for shard in shards))
+    yield each("shard_parked_keys", "Keys that wait for a retry.", (shard.parked for shard in shards))
+    cpu = (None if shard.cpu_percent is None else shard.cpu_percent / 100 for shard in shards)
+    yield each("shard_cpu_ratio", "CPU, as a share of one core.", cpu)
+    delivered = (shard.delivered for shard in shards)
+    yield each("shard_published_records", "Records published.", delivered, counter=True)
+    yield each("shard_retries", "Deliveries tried again.", (shard.retries for shard in shards), counter=True)
+    yield each("shard_errors", "Deliveries that Kafka refused.", (shard.errors for shard in shards), counter=True)
+    restarts = (shard.restarts for shard in shards)
+    yield each("shard_restarts", "How often its process was replaced.", restarts, counter=True)
+
+
+def _troubles(totals: Totals) -> Iterator[Metric]:
+    now = ((source, float(source in totals.troubled)) for source in SOURCES)
+    yield _labelled("trouble", "1 while this is waited for or has gone wrong.", "source", now)
+    counts = ((source, totals.troubles.get(source, 0)) for source in SOURCES)
+    yield _labelled("troubles", "How often such an error began.", "source", counts, counter=True)
+
+
+def _gauge(name: str, text: str, value: float | None) -> Metric:
+    family = GaugeMetricFamily(f"harvester_{name}", text)
+    if value is not None:
+        family.add_metric([], float(value))
+    return family
+
+
+def _counter(name: str, text: str, value: float) -> Metric:
+    return CounterMetricFamily(f"harvester_{name}", text, value=float(value))
+
+
+def _labelled(
+    name: str, text: str, label: str, values: Iterable[tuple[str, float | None]], *, counter: bool = False
+) -> Metric:
+    kind = CounterMetricFamily if counter else GaugeMetricFamily
+    family = kind(f"harvester_{name}", text, labels=[label])
+    for which, value in values:
+        if value is not None:
+            family.add_metric([which], value)
+    return family
+
 
 # A member of the group that can lead or does: standing by is what most are there for.
 READY = frozenset({State.STANDBY, State.LEADING, State.REMARKING, State.PAUSED, State.SUSPENDED})
@@ -76,7 +221,7 @@ class Pages:
         return Answer.text(404, "".join(f"{known}\n" for known in ("/", *self._answers)))
 
     def _metrics(self) -> Answer:
-        from harvester.http.exposition import CONTENT_TYPE, expose
+        # moved
 
         return Answer(200, CONTENT_TYPE, expose(self._source.status(), self._source.totals()))
 

@@ -11,24 +11,22 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from harvester.errors import CorruptSeenIds, InboxError, InboxFenced
-    from harvester.idempotence.async_inbox import AsyncInbox
-    from harvester.idempotence.inbox import Inbox, table_sql
-    from harvester.idempotence.partition import Novelty
+    from harvester.idempotence.inbox import AsyncInbox, Inbox, table_sql
+    from harvester.idempotence.partition import Batch, Effect, Novelty, Position
     from harvester.idempotence.seen import SeenIds
-    from harvester.idempotence.transaction import Batch, Effect, Position
     from harvester.origin import Origin
 
 # Loaded on first use: who counts seen ids needs no database driver.
 _HOMES = {
-    "AsyncInbox": "harvester.idempotence.async_inbox",
-    "Batch": "harvester.idempotence.transaction",
+    "AsyncInbox": "harvester.idempotence.inbox",
+    "Batch": "harvester.idempotence.partition",
     "CorruptSeenIds": "harvester.errors",
-    "Effect": "harvester.idempotence.transaction",
+    "Effect": "harvester.idempotence.partition",
     "Inbox": "harvester.idempotence.inbox",
     "InboxError": "harvester.errors",
     "InboxFenced": "harvester.errors",
     "Origin": "harvester.origin",
-    "Position": "harvester.idempotence.transaction",
+    "Position": "harvester.idempotence.partition",
     "SeenIds": "harvester.idempotence.seen",
     "Novelty": "harvester.idempotence.partition",
     "table_sql": "harvester.idempotence.inbox",

@@ -1,4 +1,6 @@
-"""The inbox: an application's effect, the consumed offset and the seen ids in one transaction.
+"""The inbox's table and statements. A table is named as it is, `name` or `schema.name`; case counts.
+
+[inbox] The inbox: an application's effect, the consumed offset and the seen ids in one transaction.
 
     inbox = Inbox(connection, "billing")
     position = inbox.open("orders", 3)      # on assignment; read from position.offset
@@ -10,25 +12,82 @@ Each transaction first locks the rows of its partitions and compares generation 
 (protocol P26). A newer generation means another owner: InboxFenced. A newer version means that the copy here is old:
 the transaction is rolled back, and the next one reads the row once it is locked. Errors of PostgreSQL come as psycopg
 raises them; after any of them, also after a commit whose end is unknown, the row is read before it is trusted.
+
+[async_inbox] The inbox for `psycopg.AsyncConnection`: the same table, the same calls, awaited.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import (
+    AbstractAsyncContextManager,
+    AbstractContextManager,
+    asynccontextmanager,
+    contextmanager,
+    nullcontext,
+)
 from typing import Any, Protocol
 from uuid import UUID
 
 import psycopg
+from psycopg import sql
 from psycopg.pq import TransactionStatus
 from psycopg.rows import tuple_row
 
 from harvester.errors import InboxError, InboxFenced
-from harvester.idempotence.inbox_sql import Statements
-from harvester.idempotence.partition import Message
+from harvester.idempotence.partition import Batch, Effect, Group, Message, Position, Transaction
 from harvester.idempotence.seen import SeenIds
-from harvester.idempotence.transaction import Batch, Effect, Group, Position, Transaction
 from harvester.origin import HEADER
+
+ADVISORY_LOCK = 0x69_6E_62_6F_78  # "inbox"
+
+
+class Statements:
+    """For one table; parameters are psycopg's named ones."""
+
+    def __init__(self, table: str) -> None:
+        plain = sql.Identifier(*table.split("."))
+        name = sql.Identifier(*table.replace("%", "%%").split("."))  # beside parameters a per cent sign means something
+        self.lock_creation = sql.SQL("SELECT pg_catalog.pg_advisory_xact_lock({})").format(sql.Literal(ADVISORY_LOCK))
+        # Rows change all the time and no index holds what changes: room on the page keeps updates within it.
+        self.create = sql.SQL("""CREATE TABLE IF NOT EXISTS {} (
+    consumer_group TEXT NOT NULL,
+    topic          TEXT NOT NULL,
+    partition      INTEGER NOT NULL,
+    next_offset    BIGINT,
+    version        BIGINT NOT NULL DEFAULT 0,
+    generation     BIGINT NOT NULL,
+    seen           BYTEA NOT NULL,
+    updated_at     TIMESTAMP WITH TIME ZONE NOT NULL DEFAULT now(),
+    PRIMARY KEY (consumer_group, topic, partition)
+) WITH (fillfactor = 50)""").format(plain)
+        # Opening counts as a change: whoever has a copy of the row notices.
+        self.open = sql.SQL("""INSERT INTO {} AS i (consumer_group, topic, partition, generation, seen)
+VALUES (%(group)s, %(topic)s, %(partition)s, coalesce(%(generation)s::bigint, 1), %(seen)s)
+ON CONFLICT (consumer_group, topic, partition) DO UPDATE
+SET generation = coalesce(%(generation)s::bigint, i.generation + 1), version = i.version + 1, updated_at = now()
+WHERE %(generation)s::bigint IS NULL OR i.generation <= %(generation)s::bigint
+RETURNING i.generation, i.version, i.next_offset, i.seen""").format(name)
+        self.generation = sql.SQL("""SELECT generation FROM {}
+WHERE consumer_group = %(group)s AND topic = %(topic)s AND partition = %(partition)s""").format(name)
+        # In the order of the key, so that two batches never wait for each other. The setting ends with the transaction.
+        # What was seen is long, and only sent to who does not know the row.
+        self.lock = sql.SQL("""SELECT i.topic, i.partition, i.generation, i.version, i.next_offset,
+    CASE WHEN w.version IS NULL THEN i.seen END, set_config('idle_in_transaction_session_timeout', %(idle)s, true)
+FROM {} AS i JOIN unnest(%(topics)s::text[], %(partitions)s::int[], %(versions)s::bigint[])
+    AS w (topic, partition, version) ON i.topic = w.topic AND i.partition = w.partition
+WHERE i.consumer_group = %(group)s
+ORDER BY i.topic, i.partition FOR UPDATE OF i""").format(name)
+        self.write = sql.SQL("""UPDATE {} AS i
+SET next_offset = w.next_offset, seen = w.seen, version = i.version + 1, updated_at = now()
+FROM unnest(%(topics)s::text[], %(partitions)s::int[], %(offsets)s::bigint[], %(seen)s::bytea[])
+    AS w (topic, partition, next_offset, seen)
+WHERE i.consumer_group = %(group)s AND i.topic = w.topic AND i.partition = w.partition""").format(name)
+        self.stored = sql.SQL("""SELECT topic, partition, seen FROM {}
+WHERE consumer_group = %(group)s ORDER BY topic, partition FOR UPDATE""").format(name)
+        self.replace_seen = sql.SQL("""UPDATE {} SET seen = %(seen)s, version = version + 1, updated_at = now()
+WHERE consumer_group = %(group)s AND topic = %(topic)s AND partition = %(partition)s""").format(name)
+
 
 Connection = psycopg.Connection[Any]
 Cursor = psycopg.Cursor[Any]
@@ -183,3 +242,120 @@ def outpaced() -> InboxError:
 def _cursor(connection: Connection) -> psycopg.Cursor[tuple[Any, ...]]:
     # Of a known class: the application may have set factories of its own.
     return psycopg.Cursor(connection, row_factory=tuple_row)
+
+
+AsyncConnection = psycopg.AsyncConnection[Any]
+AsyncCursor = psycopg.AsyncCursor[Any]
+
+
+class AsyncPool(Protocol):
+    """What lends connections; psycopg_pool.AsyncConnectionPool is one."""
+
+    def connection(self) -> AbstractAsyncContextManager[AsyncConnection]: ...
+
+
+class AsyncInbox:
+    """See `Inbox`. One task at a time: the records of a partition are taken one after the other."""
+
+    def __init__(
+        self,
+        connection: AsyncConnection | AsyncPool,
+        group: str,
+        *,
+        table: str = "harvester_inbox",
+        header: str = HEADER,
+        max_intervals: int = 20_000,
+        idle_timeout_s: float = 60.0,
+    ) -> None:
+        self._source = connection
+        self._sql = Statements(table)
+        self._group = Group(group, header, max_intervals, idle_timeout_s)
+
+    async def create_table(self) -> None:
+        """As `Inbox.create_table`."""
+        async with self._connection() as connection, connection.transaction():
+            await connection.execute(self._sql.lock_creation)
+            await connection.execute(self._sql.create)
+
+    async def open(self, topic: str, partition: int, generation: int | None = None) -> Position:
+        """As `Inbox.open`."""
+        place = (topic, partition)
+        async with self._connection() as connection, connection.transaction():
+            cursor = _async_inbox_cursor(connection)
+            await cursor.execute(self._sql.open, self._group.opening(place, generation))
+            row = await cursor.fetchone()
+            if row is None:
+                await cursor.execute(self._sql.generation, self._group.row(place))
+                newer = await cursor.fetchone()
+                raise InboxFenced(topic, partition, ours=generation or 0, theirs=newer[0] if newer else 0)
+        return self._group.opened(place, row)
+
+    def close(self, topic: str, partition: int) -> None:
+        """As `Inbox.close`."""
+        self._group.close((topic, partition))
+
+    def seen(self, topic: str, partition: int) -> SeenIds:
+        """As `Inbox.seen`."""
+        return self._group.partition((topic, partition)).seen.copy()
+
+    @asynccontextmanager
+    async def record(self, message: Message) -> AsyncIterator[Effect[AsyncCursor]]:
+        """As `Inbox.record`."""
+        async with self.batch([message]) as batch:
+            yield Effect(batch)
+
+    @asynccontextmanager
+    async def batch(self, messages: Sequence[Message]) -> AsyncIterator[Batch[AsyncCursor]]:
+        """As `Inbox.batch`."""
+        transaction = Transaction(self._group, messages)
+        written = committed = False
+        try:
+            async with self._connection() as connection, self._locked(connection, transaction):
+                yield Batch(connection.cursor(), transaction.judge())
+                changes = transaction.write()
+                if changes is not None:
+                    await _async_inbox_cursor(connection).execute(self._sql.write, changes)
+                written = True
+            committed = written
+        finally:
+            transaction.end(committed=committed)
+
+    async def forget(self, incarnation: UUID) -> int:
+        """As `Inbox.forget`."""
+        async with self._connection() as connection, connection.transaction():
+            cursor = _async_inbox_cursor(connection)
+            await cursor.execute(self._sql.stored, {"group": self._group.name})
+            changes = self._group.forgetting(await cursor.fetchall(), incarnation)
+            for change in changes:
+                await connection.execute(self._sql.replace_seen, change)
+        return len(changes)
+
+    @asynccontextmanager
+    async def _connection(self) -> AsyncIterator[AsyncConnection]:
+        source = self._source
+        given = nullcontext(source) if isinstance(source, psycopg.AsyncConnection) else source.connection()
+        async with given as connection:
+            refuse_busy(connection)
+            yield connection
+
+    @asynccontextmanager
+    async def _locked(self, connection: AsyncConnection, transaction: Transaction) -> AsyncIterator[None]:
+        locked = False
+        for _ in range(TRIES):
+            async with connection.transaction():
+                cursor = _async_inbox_cursor(connection)
+                try:
+                    await cursor.execute(self._sql.lock, transaction.locking())
+                except psycopg.errors.SerializationFailure as error:
+                    raise psycopg.Rollback from error
+                if not transaction.take(await cursor.fetchall()):
+                    raise psycopg.Rollback
+                locked = True
+                yield
+            if locked:
+                return
+        raise outpaced()
+
+
+def _async_inbox_cursor(connection: AsyncConnection) -> psycopg.AsyncCursor[tuple[Any, ...]]:
+    return psycopg.AsyncCursor(connection, row_factory=tuple_row)

@@ -4,15 +4,22 @@ What is kept here is a copy of the row in the database, good as long as the row 
 by one with each change. A record is a repeat when its offset lies below the position (it was read again), or when its
 origin was seen before (the relay sent it again, so that it stands in the log twice). A record without an origin passes
 by its offset alone.
+
+[transaction] What the inbox, blocking or asyncio, does between its statements: which rows, what they say, what to write.
+
+A `Transaction` is one batch. Its rows are locked and given to `take`; then `judge`, the application's effects, what
+`write` says, and at last `end`, whatever the end was.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import logging
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from enum import StrEnum
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
-from harvester.errors import InboxError
+from harvester.errors import InboxError, InboxFenced
 from harvester.idempotence.seen import SeenIds
 from harvester.origin import VERSION, Origin, decode, find, version
 
@@ -126,3 +133,192 @@ def offset_of(message: Message) -> int:
     offset = message.offset()
     assert offset is not None
     return offset
+
+
+Parameters = dict[str, Any]
+Row = tuple[Any, ...]
+C = TypeVar("C")
+_log = logging.getLogger("harvester.idempotence")
+
+
+@dataclass(frozen=True, slots=True)
+class Position:
+    """Where to read on. `offset` is None when this group has not consumed the partition yet."""
+
+    topic: str
+    partition: int
+    offset: int | None
+    generation: int
+
+
+class Group:
+    """The partitions that a consumer of a group has open."""
+
+    def __init__(self, group: str, header: str, max_intervals: int, idle_timeout_s: float) -> None:
+        self.name = group
+        self.max_intervals = max_intervals
+        self.idle_ms = round(idle_timeout_s * 1000)
+        self._header = header
+        self._open: dict[Place, Partition] = {}
+
+    def opening(self, place: Place, generation: int | None) -> Parameters:
+        """Of the statement that opens a row."""
+        return {**self.row(place), "generation": generation, "seen": SeenIds().to_bytes()}
+
+    def opened(self, place: Place, row: Row) -> Position:
+        """Keep what the statement answered: generation, version, next offset, seen."""
+        generation, version, next_offset, seen = row
+        partition = Partition(place, generation, self._header)
+        partition.load(next_offset, version, seen)
+        self._open[place] = partition
+        return Position(*place, next_offset, generation)
+
+    def close(self, place: Place) -> None:
+        """Forget a partition."""
+        self._open.pop(place, None)
+
+    def partition(self, place: Place) -> Partition:
+        """Raises InboxError when it is not open."""
+        partition = self._open.get(place)
+        if partition is None:
+            raise InboxError(f"{place[0]}[{place[1]}] is not open", hint="open it when it is assigned")
+        return partition
+
+    def row(self, place: Place) -> Parameters:
+        """What names one row."""
+        return {"group": self.name, "topic": place[0], "partition": place[1]}
+
+    def rows(self, partitions: Iterable[Partition]) -> Parameters:
+        """What names several."""
+        places = [partition.place for partition in partitions]
+        return {
+            "group": self.name,
+            "topics": [topic for topic, _ in places],
+            "partitions": [number for _, number in places],
+        }
+
+    def forgetting(self, rows: Iterable[Row], incarnation: Any) -> list[Parameters]:
+        """Of the statements that leave an incarnation out of (topic, partition, seen); none where it is not in."""
+        changes = []
+        for topic, partition, data in rows:
+            seen = SeenIds.from_bytes(data)
+            if seen.forget(incarnation):
+                changes.append({**self.row((topic, partition)), "seen": seen.to_bytes()})
+        return changes
+
+
+class Transaction:
+    """One batch of messages; raises InboxError for what cannot be taken."""
+
+    def __init__(self, group: Group, messages: Sequence[Message]) -> None:
+        self._group = group
+        self._messages = messages
+        places = by_place(messages)
+        self._partitions = {place: group.partition(place) for place in places}
+        self._firsts = {place: offset_of(found[0]) for place, found in places.items()}
+        self._before: dict[Place, int | None] = {}
+
+    def locking(self) -> Parameters:
+        """Of the statement that locks the rows."""
+        partitions = self._partitions.values()
+        versions = [None if partition.stale else partition.version for partition in partitions]
+        return {**self._group.rows(partitions), "versions": versions, "idle": str(self._group.idle_ms)}
+
+    def take(self, rows: Iterable[Row]) -> bool:
+        """Compare what was locked; false when a copy was old: roll back and lock again, which brings the new row.
+
+        Raises InboxFenced, and InboxError when a row is gone or went back, or a failed effect would be passed over.
+        """
+        found = {(row[0], row[1]): row[2:6] for row in rows}
+        fresh = True
+        for (topic, number), partition in self._partitions.items():
+            row = found.get((topic, number))
+            if row is None:
+                raise InboxError(f"the row of {topic}[{number}] is gone", hint="open the partition again")
+            generation, version, next_offset, seen = row
+            if generation != partition.generation:  # a lower one, too: the row went back
+                raise InboxFenced(topic, number, ours=partition.generation, theirs=generation)
+            if version < partition.version:  # to go on here would leave out what the row no longer knows
+                raise InboxError(
+                    f"the row of {topic}[{number}] went back from version {partition.version} to {version}:"
+                    " the database was restored, or a failover lost commits",
+                    hint="open the partition again and read on from its position",
+                )
+            if partition.stale:
+                partition.load(next_offset, version, seen)
+            elif partition.version != version:
+                partition.stale = True
+                fresh = False
+        if fresh:
+            for place, partition in self._partitions.items():
+                partition.check(self._firsts[place])
+                self._before[place] = partition.next_offset
+        return fresh
+
+    def judge(self) -> list[tuple[Message, Judged]]:
+        """Each message with what it is, in the order given."""
+        judged = []
+        for message in self._messages:
+            topic, number = message.topic(), message.partition()
+            assert topic is not None
+            assert number is not None
+            partition = self._partitions[topic, number]
+            judged.append((message, partition.judge(offset_of(message), message.headers())))
+        return judged
+
+    def write(self) -> Parameters | None:
+        """Of the statement that writes the rows; None when nothing was new here."""
+        moved = [self._partitions[place] for place in self._moved()]
+        if not moved:
+            return None
+        for partition in moved:
+            shed = partition.seen.shed(self._group.max_intervals)
+            if shed:
+                topic, number = partition.place
+                _log.warning("%s[%d]: %d intervals of seen ids forgotten, the lowest", topic, number, shed)
+        return {
+            **self._group.rows(moved),
+            "offsets": [partition.next_offset for partition in moved],
+            "seen": [partition.seen.to_bytes() for partition in moved],
+        }
+
+    def end(self, *, committed: bool) -> None:
+        """The database's last word, or none: then the rows are read before they are trusted again."""
+        moved = set(self._moved())
+        for place, partition in self._partitions.items():
+            if committed:
+                partition.done(written=place in moved)
+            else:
+                partition.undone(self._firsts[place])
+
+    def _moved(self) -> list[Place]:
+        return [place for place, before in self._before.items() if self._partitions[place].next_offset != before]
+
+
+class Batch(Generic[C]):
+    """A transaction under way. `cursor` belongs to it; what it does is committed with the offsets, or not at all."""
+
+    def __init__(self, cursor: C, judged: Sequence[tuple[Message, Judged]]) -> None:
+        self.cursor = cursor
+        self.judged = judged
+
+    @property
+    def new(self) -> list[Message]:
+        """Those whose effect is still to be done, in the order given."""
+        return [message for message, (novelty, _) in self.judged if novelty is Novelty.NEW]
+
+
+class Effect(Generic[C]):
+    """A batch of one record; `origin` is None where it carries none."""
+
+    novelty: Novelty
+    origin: Origin | None
+
+    def __init__(self, batch: Batch[C]) -> None:
+        self.cursor = batch.cursor
+        ((_, (self.novelty, self.origin)),) = batch.judged
+
+    @property
+    def is_new(self) -> bool:
+        """Whether the effect is still to be done."""
+        return self.novelty is Novelty.NEW

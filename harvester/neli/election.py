@@ -1,4 +1,6 @@
-"""The election: who leads, and until when that may be believed. Pure.
+"""What the election is told, and what it asks for: events and commands. Values only; times as in `election`.
+
+[election] The election: who leads, and until when that may be believed. Pure.
 
 Theory (Fast NELI, seed 000, with the proofs of protocol rule P11). Kafka's group coordinator gives partition 0 of
 the leader topic to at most one member of the group; its owner leads. Owning it is not enough: the owner may be cut
@@ -22,7 +24,7 @@ of the group's own heartbeats:
      (A transactional commit is checked as well and starts no session anew; it proves nothing.)
   2. *We missed a rebalance.* Who has not sent a JoinGroup is removed R after its begin. A commit is accepted during
      a rebalance, too, under the old generation: it does not say that none has begun. `stable_at` comes with the commit
-     and is a moment after which that rebalance began (`harvester.neli.commits` has the derivation).
+     and is a moment after which that rebalance began (`harvester.neli.member` has the derivation).
 - A record sent just before trust ends may be on the wire for D, and the client looks for expired records once a second.
 
 So trust lasts until `min(heartbeat + H, commit + S − D − 1 s, stable_at + R − D − 1 s)`. With H + D + 1 s ≤ S (P12)
@@ -30,7 +32,7 @@ and R ≥ S + what a rebalance may go unnoticed, a leader that is answered is bo
 
 *A JoinGroup that Kafka holds back* blocks the commits behind it, since a broker reads one request of a connection at a
 time. Kafka holds it back while a dead member is in the group, up to S, which no commit outlasts. So a member that
-joins lets D + 1 s and a little more pass where another standby may have died (`harvester.neli.rebalances`): then
+joins lets D + 1 s and a little more pass where another standby may have died (`harvester.neli.member`): then
 the dead one is removed before the leader's last commit has lost its worth.
 
 *Local time ends trust and never extends it.* The clock is looked at before any other part of an event is: a proof
@@ -58,25 +60,123 @@ import math
 from dataclasses import dataclass, replace
 from enum import Enum
 
-from harvester.neli.signals import (
-    Acquire,
-    Assigned,
-    Command,
-    CommitOffset,
-    CommitSucceeded,
-    Event,
-    Fence,
-    ForeignHeartbeat,
-    HeartbeatReturned,
-    Rejoin,
-    RevokeBegan,
-    Revoked,
-    SendHeartbeat,
-    StepDown,
-    TermTaken,
-    Tick,
-    Trust,
+# -- events
+
+
+@dataclass(frozen=True, slots=True)
+class Assigned:
+    """The group gave us partition 0."""
+
+
+@dataclass(frozen=True, slots=True)
+class RevokeBegan:
+    """The rebalance callback that takes partition 0 away has started; the group waits for us."""
+
+
+@dataclass(frozen=True, slots=True)
+class Revoked:
+    """Partition 0 is no longer ours."""
+
+
+@dataclass(frozen=True, slots=True)
+class HeartbeatReturned:
+    """Our own heartbeat, sent at this time, was read from partition 0."""
+
+    sent_at: float
+
+
+@dataclass(frozen=True, slots=True)
+class ForeignHeartbeat:
+    """Another member's heartbeat was read; `term` is None while it had none."""
+
+    member: str
+    term: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class CommitSucceeded:
+    """An offset commit sent at this time was accepted by the group coordinator.
+
+    `stable_at`: a rebalance that this member has not answered began later than that.
+    """
+
+    sent_at: float
+    stable_at: float
+
+
+@dataclass(frozen=True, slots=True)
+class TermTaken:
+    """The relay leads under this term."""
+
+    term: int
+
+
+@dataclass(frozen=True, slots=True)
+class StepDown:
+    """The relay gives leadership up itself (P8: the term is somebody else's)."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Tick:
+    """Time passes. `marker_alive`: the mark loop turned lately, or waits inside its own bounded retry (P14)."""
+
+    marker_alive: bool
+
+
+Event = (
+    Assigned
+    | RevokeBegan
+    | Revoked
+    | HeartbeatReturned
+    | ForeignHeartbeat
+    | CommitSucceeded
+    | TermTaken
+    | StepDown
+    | Tick
 )
+
+# -- commands
+
+
+@dataclass(frozen=True, slots=True)
+class SendHeartbeat:
+    """Produce a heartbeat to partition 0."""
+
+
+@dataclass(frozen=True, slots=True)
+class CommitOffset:
+    """Commit the position: the second proof."""
+
+
+@dataclass(frozen=True, slots=True)
+class Acquire:
+    """Lead, from now on and while trusted."""
+
+
+@dataclass(frozen=True, slots=True)
+class Trust:
+    """Both proofs hold; leadership may be believed until then."""
+
+    until: float
+
+
+@dataclass(frozen=True, slots=True)
+class Fence:
+    """Stop at once: another leader may exist."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Rejoin:
+    """Leave the group, and join it with a client that is new."""
+
+    reason: str
+
+
+Command = SendHeartbeat | CommitOffset | Acquire | Trust | Fence | Rejoin
 
 
 class Role(Enum):

@@ -9,33 +9,72 @@ commit to a coordinator that has just gone away blocks for as long as that stays
 
 On assignment the last few records of the partition are read again, so that a new leader knows the highest term that
 was announced and notices a member that serves another outbox.
+
+[commits] The second proof: asking the group's coordinator to accept an offset, which shows that it still counts us in.
+
+*When a rebalance began.* A commit is accepted during a rebalance that we have not answered, too. What tells us of the
+rebalance is the client's own heartbeat to the group, whose answer nobody shows us; but it travels on the connection of
+the commits, in order, and one commit is under way at a time. So when commit k is accepted, every group heartbeat sent
+before commit k − 1 was sent is answered. One that had met a rebalance would have made the client send its JoinGroup,
+`rejoin_delay` later at most. A commit j sent after that stands behind the JoinGroup, and is accepted under the old
+generation only if there was none. Group heartbeats are sent at most `missed_heartbeats` apart; therefore
+
+    sent(j) >= answered(k) + rejoin_delay   =>   rebalance began > sent(k − 1) - missed_heartbeats
+
+Before there are such commits, the assignment stands for them: the group was stable when it sent us that.
+
+[reaching] Whether any broker can be reached, as a member of the group notices it.
+
+[rebalances] Joining and leaving a group without holding it up.
+
+A rebalance waits for every member, a dead one too, until its session has run out. Until then the leader's own JoinGroup
+is unanswered, and its commits behind it; that lasts longer than its last commit proves its place (P39). So who joins a
+group in which another standby may have died just now lets some time pass first. It costs nothing: nobody else can be
+elected before the dead are removed, and what is left then is a rebalance that ends in time.
+
+Leaving has its own trap. While a rebalance is under way a member's JoinGroup is unanswered, and a broker reads no
+second request of a connection before it has answered the first. A LeaveGroup that is sent then is lost when the
+connection closes, and the group waits for the member until its session times out; nobody leads meanwhile. So a member
+that leaves first sees the rebalance through.
+
+Nor does the client always end: it waits for the answer to every commit, and one that a broken connection took along may
+never have any (librdkafka issue 3740). A client that does not end is left behind; its member goes by session timeout,
+or with the process.
+
+[asked] What was asked and is not answered yet, and when. Pure.
+
+An answer that comes late is credited to the moment at which *it* was asked, never to a later one: so each is numbered.
+
+[strangers] Members of the same group that serve another outbox: found before joining, and refused.
+
+A standby hears nothing, and would wait for ever for a leadership that belongs to another outbox.
 """
 
 from __future__ import annotations
 
 import contextlib
 import logging
+import math
 import threading
-from collections.abc import Mapping
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
 from typing import Any
 from uuid import UUID, uuid4
 
-from confluent_kafka import Consumer, KafkaError, KafkaException, Producer
+from confluent_kafka import Consumer, ConsumerGroupState, KafkaError, KafkaException, Producer, TopicPartition
+from confluent_kafka.admin import AdminClient
 
 from harvester.clock import clock_s
-from harvester.neli import signals as e
-from harvester.neli.asked import Asked
-from harvester.neli.commits import Commits
+from harvester.errors import ForeignOutbox
+from harvester.neli import election as e
 from harvester.neli.election import Election, Timing, step
 from harvester.neli.group import GroupCallbacks, Identity
 from harvester.neli.heartbeat import Heartbeat, decode, encode
-from harvester.neli.reaching import Reaching
-from harvester.neli.rebalances import await_dead, await_stable, leave
-from harvester.neli.strangers import OFFSET_TAIL_BASE, TAIL_RECORDS, look_for_strangers, refuse_stranger
 from harvester.neli.topic import cluster_id, ensuring_leader_topic, refusal
-from harvester.telemetry.client_log import ClientLog
+from harvester.telemetry.logging import ClientLog
 
 _RETRY_S = 1.0
 _LOOK_S = 0.05
@@ -309,3 +348,231 @@ class KafkaGroup:
         self._leader = None
         consumer.incremental_unassign(partitions)
         self._feed(e.Revoked())
+
+
+class Stability:
+    """Since when at least no rebalance is under way that commits do not tell. Pure."""
+
+    def __init__(self, timing: Timing, now: float) -> None:
+        """Partition 0 was assigned `now`."""
+        self._missed_s, self._delay_s = timing.missed_heartbeats_s, timing.rejoin_delay_s
+        self._known = now - self._missed_s
+        self._accepted: deque[tuple[float, float]] = deque()  # answered at, what that one shows
+        self._last_sent_at = now
+
+    def at(self, now: float) -> float:
+        """For a commit that is sent `now`: if it is accepted, no rebalance that we have not answered began before."""
+        while self._accepted and self._accepted[0][0] + self._delay_s <= now:
+            self._known = max(self._known, self._accepted.popleft()[1])
+        return self._known
+
+    def accepted(self, sent_at: float, now: float) -> None:
+        """A commit was answered well."""
+        self._accepted.append((now, self._last_sent_at - self._missed_s))
+        self._last_sent_at = sent_at
+
+
+class Commits:
+    """Of one member, for partition 0 of the leader topic. `position`: what is committed; None until it is known.
+
+    Each commit carries its number as metadata, by which its answer is known. For the member's thread.
+    """
+
+    def __init__(self, topic: str, timing: Timing) -> None:
+        self._topic, self._timing = topic, timing
+        self._interval_s = timing.heartbeat_interval_s / 2
+        self._stability = Stability(timing, clock_s())
+        self._number = 0
+        self._under_way: tuple[int, float, float] | None = None  # number, sent at, stable at
+        self._next_at = 0.0
+        self.position: int | None = None
+
+    def begin(self) -> None:
+        """Partition 0 is assigned, perhaps to a client that is new; what was asked before is forgotten."""
+        self._under_way = None
+        self._stability = Stability(self._timing, clock_s())
+
+    def ask(self, consumer: Any) -> None:
+        """Commit, without waiting for it; does nothing soon after the last time, or before the last was answered."""
+        now = clock_s()
+        if self.position is None or self._under_way is not None or now < self._next_at:
+            return
+        self._next_at = now + self._interval_s
+        self._number += 1
+        self._under_way = self._number, now, self._stability.at(now)
+        offset = TopicPartition(self._topic, 0, self.position, metadata=str(self._number))
+        try:
+            consumer.commit(offsets=[offset], asynchronous=True)
+        except KafkaException:
+            self._under_way = None
+
+    def answered(self, error: KafkaError | None, partitions: Any) -> Iterator[tuple[float, float]]:
+        """The client's answer: of one that was accepted, when it was asked for and since when the group was stable."""
+        for partition in partitions or ():
+            if self._under_way is None or int(partition.metadata or 0) != self._under_way[0]:
+                continue
+            (_, sent_at, stable_at), self._under_way = self._under_way, None
+            if error is None and partition.error is None:
+                self._stability.accepted(sent_at, clock_s())
+                yield sent_at, stable_at
+
+
+_REACHING_LOOK_S = 0.2
+
+
+class Reaching:
+    """Where none could be reached, it looks until one answers: nothing else would show that to a standby."""
+
+    def __init__(self, topic: str, trouble: Callable[[str | None], None]) -> None:
+        self._topic, self._trouble = topic, trouble
+        self._look_at = math.inf
+
+    @property
+    def is_lost(self) -> bool:
+        """No broker could be reached lately."""
+        return self._look_at < math.inf
+
+    def heard(self, error: KafkaError) -> None:
+        """The client reports an error."""
+        if error.code() == KafkaError._ALL_BROKERS_DOWN:
+            self._trouble("Kafka: no broker can be reached")
+            self._look_at = clock_s() + _RETRY_S
+
+    def look(self, consumer: Any) -> None:
+        """At every turn; asks for metadata once a second, and only where none could be reached."""
+        now = clock_s()
+        if now < self._look_at:
+            return
+        self._look_at = now + _RETRY_S
+        try:
+            consumer.list_topics(self._topic, timeout=_REACHING_LOOK_S)
+        except KafkaException:
+            return
+        self._look_at = math.inf
+        self._trouble(None)
+
+
+_WITHIN_S = 3.0
+_REBALANCES_LOOK_S = 0.2
+# librdkafka 2.16 aborts the process when a coordinator appears whose request has timed out before: so none times out.
+# The client is given up instead.
+_NEVER_S = 3_600.0
+_MAY_HIDE_A_DEAD_ONE = 2  # members: the leader, and one that may be dead
+_CLOSE_S = 10.0  # beyond what a revoke takes
+_REBALANCING = frozenset({ConsumerGroupState.PREPARING_REBALANCING, ConsumerGroupState.COMPLETING_REBALANCING})
+
+
+def await_dead(
+    group: str, options: Mapping[str, Any], until: float, ended: threading.Event, said: Callable[[int, str], None]
+) -> None:
+    """Let time pass before joining, while another standby is in the group that may be dead; not if nobody can tell."""
+    admin = AdminClient({**options, "log_level": "0"})
+    waits = False
+    while not ended.is_set() and clock_s() < until:
+        described = _describe(admin, group, time.monotonic() + _WITHIN_S, ended.wait)
+        if described is None or len(described.members) < _MAY_HIDE_A_DEAD_ONE:
+            return
+        if not waits:
+            waits = True
+            left_s = max(0.0, until - clock_s())
+            said(logging.INFO, f"joins group {group} within {left_s:.1f} s: one of its members may be dead")
+        ended.wait(_REBALANCES_LOOK_S)
+
+
+def await_stable(group: str, options: Mapping[str, Any], poll: Callable[[float], object]) -> None:
+    """Poll the member until its group is in no rebalance; for a few seconds at most, and not if nobody can tell."""
+    admin = AdminClient({**options, "log_level": "0"})
+    deadline = time.monotonic() + _WITHIN_S
+    while time.monotonic() < deadline:
+        described = _describe(admin, group, deadline, poll)
+        if described is None or described.state not in _REBALANCING:
+            return
+
+
+def _describe(admin: AdminClient, group: str, deadline: float, meanwhile: Callable[[float], object]) -> Any | None:
+    """The group; None when Kafka does not say."""
+    answer: Future[Any] = admin.describe_consumer_groups([group], request_timeout=_NEVER_S)[group]
+    while time.monotonic() < deadline and not answer.done():
+        meanwhile(0.02)
+    # Raising the future's exception would tie the client to its traceback, and keep it until the garbage is collected.
+    return answer.result() if answer.done() and answer.exception() is None else None
+
+
+def leave(consumer: Consumer, revoke_within_s: float, said: Callable[[int, str], None]) -> None:
+    """Leave the group and end the client, for as long as a revoke may take and a little longer.
+
+    Revoke callbacks run on another thread meanwhile. `said` is told, with a level of the log, what did not go well.
+    """
+
+    def close() -> None:
+        try:
+            consumer.unsubscribe()  # else a member without a partition leaves only by session timeout
+            consumer.close()
+        except (KafkaException, RuntimeError) as error:
+            said(logging.WARNING, f"the group was not left in good order: {error}")
+
+    leaving = threading.Thread(target=close, name="neli-leave", daemon=True)
+    leaving.start()
+    leaving.join(revoke_within_s + _CLOSE_S)
+    if leaving.is_alive():
+        said(logging.WARNING, "the Kafka client does not leave the group: it is left behind")
+
+
+class Asked:
+    """`number`: of the last one. What is asked for longer than `patience_s` is forgotten: its answer proves nothing."""
+
+    def __init__(self, patience_s: float) -> None:
+        self._patience_s = patience_s
+        self._at: dict[int, float] = {}
+        self.number = 0
+
+    def ask(self, now: float) -> int:
+        """The number of what is asked now."""
+        oldest = now - self._patience_s
+        self._at = {number: at for number, at in self._at.items() if at > oldest}
+        self.number += 1
+        self._at[self.number] = now
+        return self.number
+
+    def take(self, number: int) -> float | None:
+        """When that was asked; None when it was not, is forgotten, or was taken before."""
+        return self._at.pop(number, None)
+
+    def clear(self) -> None:
+        """Forget all of them."""
+        self._at.clear()
+
+
+TAIL_RECORDS = 64
+OFFSET_TAIL_BASE = -2000  # librdkafka: RD_KAFKA_OFFSET_TAIL(n) is this minus n
+_STRANGERS_LOOK_S = 10.0  # a first connection may be slow; one that works has read the last records in an instant
+
+
+def refuse_stranger(heartbeat: Heartbeat, message: Any, group: str, identity: Identity, live_s: float) -> None:
+    """Raise ForeignOutbox when a live member, this heartbeat's, serves another outbox."""
+    if heartbeat.outbox == identity.outbox:
+        return
+    if time.time() - message.timestamp()[1] / 1000 < live_s:
+        raise ForeignOutbox(group=group, member=heartbeat.name, theirs=heartbeat.outbox_name, ours=identity.outbox_name)
+
+
+def look_for_strangers(
+    topic: str, options: Mapping[str, Any], poll_s: float, refuse: Callable[[Heartbeat, Any], None],
+    ended: Callable[[], bool],
+) -> None:  # fmt: skip
+    """Show what was said last in the leader topic to `refuse`; gives up after a moment."""
+    reader = Consumer({**options, "enable.partition.eof": "true"})
+    try:
+        reader.assign([TopicPartition(topic, 0, OFFSET_TAIL_BASE - TAIL_RECORDS)])
+        deadline = clock_s() + _STRANGERS_LOOK_S
+        while clock_s() < deadline and not ended():
+            message = reader.poll(poll_s)
+            if message is None:
+                continue
+            if message.error() is not None:
+                return  # the end, or nothing to be had: the group itself will tell
+            heartbeat = decode(message.value())
+            if heartbeat is not None:
+                refuse(heartbeat, message)
+    finally:
+        reader.close()

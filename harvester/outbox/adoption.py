@@ -8,12 +8,11 @@ import psycopg
 from psycopg.rows import tuple_row
 
 from harvester.errors import SchemaError
-from harvester.outbox import adoption_sql
-from harvester.outbox.adoption_sql import AdoptedTable
-from harvester.outbox.connect import database_errors
-from harvester.outbox.routes import Route
+from harvester.outbox.connection import database_errors
 from harvester.outbox.schema import locked, read_facts
 from harvester.outbox.shape import outbox_shape
+from harvester.outbox.sql import adoption
+from harvester.outbox.sql.adoption import AdoptedTable, Route
 from harvester.outbox.tables import OutboxTable
 
 _LOOK = """SELECT n.nspname, c.relname, c.relkind::text, ARRAY(
@@ -33,8 +32,8 @@ def statements(connection: psycopg.Connection[Any], table: OutboxTable, source: 
     schema, name, kind, columns = row
     placed, found = OutboxTable(shape.schema, table.name), OutboxTable(schema, name)
     if route is None:
-        return adoption_sql.abandon(placed, found)
-    return adoption_sql.adopt(placed, shape.columns, AdoptedTable(found, kind, dict(columns)), route)
+        return adoption.abandon(placed, found)
+    return adoption.adopt(placed, shape.columns, AdoptedTable(found, kind, dict(columns)), route)
 
 
 def adopt(connection: psycopg.Connection[Any], table: OutboxTable, source: str, route: Route) -> None:

@@ -3,11 +3,14 @@
 Purges must never fail for want of a partition: a DEFAULT one takes what no day does. The keeper makes the days ahead,
 moves home what the DEFAULT partition took meanwhile, and drops days that are past retention. It is safe to run at any
 time and by several at once. The clock is the database's, as it is for `purged_at`.
+
+[keeper] The archive's keeper: a thread that makes the partitions of the next days and drops those past retention.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import threading
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, date, datetime, timedelta
@@ -16,9 +19,9 @@ from typing import Any
 import psycopg
 from psycopg.rows import tuple_row
 
-from harvester.errors import SchemaError
-from harvester.outbox.connect import database_errors, one_line
-from harvester.outbox.ddl import lock_statement
+from harvester.errors import OutboxError, SchemaError
+from harvester.outbox.connection import connect, database_errors, one_line
+from harvester.outbox.sql.ddl import lock_statement
 from harvester.outbox.tables import OutboxTable
 
 Connection = psycopg.Connection[Any]
@@ -206,3 +209,54 @@ def _row(connection: Connection, query: str, *values: object) -> tuple[Any, ...]
     row = _execute(connection, query, *values).fetchone()
     assert row is not None, "every query here gives one row"
     return row
+
+
+_EVERY_S = 3600.0
+_AGAIN_S = 60.0  # after the database could not be reached
+
+
+class ArchiveKeeper(threading.Thread):
+    """Looks after the archive at once and then every hour; several harvesters may do so at the same time.
+
+    `problem` gets what it could not do, in words, and None when nothing is wrong.
+    """
+
+    def __init__(
+        self,
+        dsn: str,
+        table: OutboxTable,
+        retention: timedelta,
+        application_name: str,
+        problem: Callable[[str | None], None],
+    ) -> None:
+        super().__init__(name="harvester-archive", daemon=True)
+        self._dsn, self._table, self._retention = dsn, table, retention
+        self._application, self._problem = application_name, problem
+        self._ended = threading.Event()
+
+    def log_in(self, dsn: str) -> None:
+        """Connect with this from now on."""
+        self._dsn = dsn
+
+    def stop(self) -> None:
+        """End the thread; it is not waited for."""
+        self._ended.set()
+
+    def run(self) -> None:
+        """The thread."""
+        wait_s = 0.0
+        while not self._ended.wait(wait_s):
+            try:
+                self._problem(self._keep())
+                wait_s = _EVERY_S
+            except (psycopg.Error, OutboxError) as error:
+                self._problem(one_line(error))
+                wait_s = _AGAIN_S
+
+    def _keep(self) -> str | None:
+        connection = connect(self._dsn, application_name=self._application)
+        try:
+            check_archive(connection, self._table)
+            return keep_archive(connection, self._table, self._retention).problem
+        finally:
+            connection.close()

@@ -1,10 +1,19 @@
 """What the database alone tells about a harvester: who leads, what waits, what was given up.
 
 Needs no running harvester and disturbs none: plain reads, and counting stops at a bound.
+
+[backlog] How much stands in the outbox: asked now and then over a session of its own, so that nobody waits for it.
+
+[onekey] What the database tells of one key: its rows in the outbox, and its records in quarantine.
+
+There is no index on an outbox's key, so a large table takes long to look through: the statement timeout of the
+connection bounds that.
 """
 
 from __future__ import annotations
 
+import threading
+import time
 from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any
@@ -13,7 +22,8 @@ from uuid import UUID
 import psycopg
 from psycopg.rows import tuple_row
 
-from harvester.outbox.connect import database_errors
+from harvester.errors import OutboxError
+from harvester.outbox.connection import connect, database_errors
 from harvester.outbox.schema import inspect
 from harvester.outbox.shape import OutboxShape
 from harvester.outbox.tables import OutboxTable
@@ -117,3 +127,98 @@ def _row(connection: Connection, query: str) -> tuple[Any, ...]:
     row = psycopg.Cursor(connection, row_factory=tuple_row).execute(query).fetchone()
     assert row is not None, "every query here gives one row"
     return row
+
+
+_EVERY_S = 1.0
+_REST = 20  # times as long as the last look took
+_FORGOTTEN_AFTER_S = 15.0
+_STOP_WITHIN_S = 6.0  # a statement under way ends by its own timeout
+
+
+class BacklogWatch:
+    """Looks once a second while somebody is interested; rests, without a session, when nobody has asked for a while.
+
+    Looks that take long come less often: they cost a twentieth of the time at the most.
+    """
+
+    def __init__(self, dsn: str, table: OutboxTable, application_name: str) -> None:
+        self._dsn, self._table, self._application = dsn, table, application_name
+        self._asked_at = 0.0
+        self._latest: Backlog | None = None
+        self._ended = threading.Event()
+        self._lock = threading.Lock()
+        self._thread: threading.Thread | None = None
+
+    def latest(self) -> Backlog | None:
+        """The last look; None while there is none. Asking keeps the watch awake."""
+        self._asked_at = time.monotonic()
+        with self._lock:
+            if not self._ended.is_set() and (self._thread is None or not self._thread.is_alive()):
+                self._thread = threading.Thread(target=self._run, name="harvester-backlog", daemon=True)
+                self._thread.start()
+        return self._latest
+
+    def log_in(self, dsn: str) -> None:
+        """Connect with this from now on."""
+        self._dsn = dsn
+
+    def stop(self) -> None:
+        """End the watch, and wait for it."""
+        self._ended.set()
+        with self._lock:
+            if self._thread is not None:
+                self._thread.join(_STOP_WITHIN_S)
+
+    def _run(self) -> None:
+        connection: psycopg.Connection | None = None
+        while not self._ended.is_set() and time.monotonic() - self._asked_at < _FORGOTTEN_AFTER_S:
+            began = time.monotonic()
+            try:
+                if connection is None or connection.closed:
+                    connection = connect(self._dsn, application_name=self._application, silence_s=_STOP_WITHIN_S)
+                    connection.execute("SET statement_timeout = '5s'")
+                    began = time.monotonic()
+                self._latest = read_backlog(connection, self._table)
+            except (psycopg.Error, OutboxError):
+                self._latest = None  # the relay's own sessions report what is wrong
+                if connection is not None:
+                    connection.close()
+            # It reads past all dead rows at the head, and under a forgotten transaction these are never cleaned away.
+            self._ended.wait(max(_EVERY_S, _REST * (time.monotonic() - began)))
+        if connection is not None:
+            connection.close()
+        self._latest = None
+
+
+@dataclass(frozen=True, slots=True)
+class KeyRows:
+    """Rows of a key. `rows` and `quarantined` stop counting at a bound; for `rows` `capped` says so."""
+
+    rows: int
+    capped: bool
+    oldest_id: int | None
+    oldest_age_s: float | None
+    quarantined: int
+    newest_error: str | None
+
+
+def read_key(
+    connection: psycopg.Connection[Any], table: OutboxTable, key: bytes, *, bound: int = COUNT_BOUND
+) -> KeyRows:
+    """What stands of this key, whose bytes are as Kafka would get them. Raises OutboxError and psycopg.Error."""
+    shape = inspect(connection, table)
+    given = "$1::bytea" if shape.key_type == "bytea" else "convert_from($1::bytea, 'UTF8')"
+    query = f"""WITH rows AS MATERIALIZED (
+        SELECT id, create_time FROM {table.sql} WHERE kafka_key = {given} LIMIT {bound + 1}
+    ), oldest AS (SELECT * FROM rows ORDER BY id LIMIT 1), dead AS MATERIALIZED (
+        SELECT quarantined_at, error FROM {table.quarantine} WHERE kafka_key = {given} LIMIT {bound}
+    )
+    SELECT (SELECT count(*) FROM rows), (SELECT id FROM oldest),
+        (SELECT {AGE_S} FROM oldest),
+        (SELECT count(*) FROM dead), (SELECT error FROM dead ORDER BY quarantined_at DESC LIMIT 1)"""
+    with database_errors(f"look for a key in {table}"):
+        found = psycopg.RawCursor(connection, row_factory=tuple_row).execute(query, (key,)).fetchone()
+    assert found is not None, "the query gives one row"
+    count, oldest_id, age_s, quarantined, error = found
+    age_s = None if age_s is None else max(0.0, age_s)  # a writer's clock may be ahead
+    return KeyRows(min(count, bound), count > bound, oldest_id, age_s, quarantined, error)

@@ -21,14 +21,14 @@ from psycopg import pq
 from psycopg.errors import error_from_result
 
 from harvester.errors import DatabaseUnavailable
-from harvester.outbox import settling
-from harvester.outbox.connect import connect
-from harvester.outbox.place import Place, read_holder, read_place, read_session, sequence_oid, why_another
-from harvester.outbox.polling import execute_prepared, prepare
-from harvester.outbox.queries import IdSpace
+from harvester.outbox.connection import connect
+from harvester.outbox.libpq import execute_prepared, prepare
 from harvester.outbox.schema import inspect
 from harvester.outbox.shape import OutboxShape
+from harvester.outbox.sql import settle
+from harvester.outbox.sql.queries import IdSpace
 from harvester.outbox.tables import OutboxTable
+from harvester.outbox.term_session import Place, read_holder, read_place, read_session, sequence_oid, why_another
 
 _PURGE = b"harvester_purge"
 _ARRAY = Struct(">iiiii")  # dimensions, has NULLs, element type, elements, lower bound
@@ -58,7 +58,7 @@ class Poison:
 class Rules:
     """What is left behind when a record leaves the outbox: by a purge, and by a quarantine ("" is no notice)."""
 
-    archive: settling.Archive = "off"
+    archive: settle.Archive = "off"
     notice_topic: str = ""
 
 
@@ -157,7 +157,7 @@ class PurgeSession:
 
     def _purge_sql(self) -> str:
         archive = self._rules.archive
-        return settling.purge(self._table, archive, self._known_shape() if archive != "off" else None, self._space())
+        return settle.purge(self._table, archive, self._known_shape() if archive != "off" else None, self._space())
 
     def _space(self) -> IdSpace:
         assert self._meant is not None, "known since the session is ready"
@@ -172,7 +172,7 @@ class PurgeSession:
     def delete_unlocked(self, ids: Sequence[int]) -> list[int]:
         """Delete those that nobody has locked; returns the others."""
         assert self._connection is not None
-        statement = settling.purge_unlocked(self._table, self._rules.archive, self._known_shape(), self._space())
+        statement = settle.purge_unlocked(self._table, self._rules.archive, self._known_shape(), self._space())
         rows = self._connection.execute(statement, {"ids": list(ids)}).fetchall()
         self._check_server(self._connection)
         return [row[0] for row in rows]
@@ -189,7 +189,7 @@ class PurgeSession:
             "first_failed_at": poison.first_failed_at,
             "origin": poison.origin,
         }
-        statement = settling.quarantine(self._table, self._known_shape(), self._rules.notice_topic, self._space())
+        statement = settle.quarantine(self._table, self._known_shape(), self._rules.notice_topic, self._space())
         row = self._connection.execute(statement, parameters).fetchone()
         moved, fenced = row if row is not None else (False, False)
         if moved:

@@ -12,9 +12,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from harvester.errors import OrderNotKept, OutboxError
-from harvester.outbox.connect import database_errors
-from harvester.outbox.dead import Chosen, Connection, DeadRecord, Identity, execute, list_dead, lock_dead, split
-from harvester.outbox.keyorder import ORIGIN_HEADER, Obstacle, Position, Surroundings, obstacle, summary
+from harvester.outbox.connection import database_errors
+from harvester.outbox.key_order import ORIGIN_HEADER, Obstacle, Position, Surroundings, obstacle, summary
+from harvester.outbox.quarantine import Chosen, Connection, DeadRecord, Identity, execute, list_dead, lock_dead, split
 from harvester.outbox.shape import OutboxShape
 from harvester.outbox.tables import OutboxTable
 

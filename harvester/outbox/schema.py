@@ -2,6 +2,8 @@
 
 Everything `init` does happens in one transaction under an advisory lock, so that it is done as a whole or not at
 all and two at once are safe. It changes nothing of an outbox that exists already; what does not fit is refused.
+
+[functions] Makes, replaces and removes the functions for writers, within the transaction of `init`.
 """
 
 from __future__ import annotations
@@ -17,19 +19,19 @@ from psycopg.rows import tuple_row
 
 from harvester.errors import SchemaError
 from harvester.outbox import archive as archives
-from harvester.outbox import ddl
 from harvester.outbox.catalog import CATALOG_SQL, Facts, catalog_parameters, parse_catalog
-from harvester.outbox.connect import database_errors
-from harvester.outbox.function_sql import create_functions
-from harvester.outbox.functions import set_functions
+from harvester.outbox.connection import database_errors
 from harvester.outbox.shape import (
     INIT_HINT,
+    ColumnShape,
     OutboxShape,
     check_companions,
     check_place,
     outbox_shape,
     quarantine_mismatches,
 )
+from harvester.outbox.sql import ddl
+from harvester.outbox.sql.stash_function import all_signatures, bodies, create_functions, drop_functions
 from harvester.outbox.tables import OutboxTable
 
 Connection = psycopg.Connection[Any]
@@ -275,3 +277,28 @@ def _refuse_version(table: OutboxTable, version: int | None) -> None:
 def _scalar(connection: Connection, query: str) -> Any:
     row = psycopg.Cursor(connection, row_factory=tuple_row).execute(query).fetchone()
     return row[0] if row is not None else None
+
+
+def set_functions(
+    connection: psycopg.Connection[Any], table: OutboxTable, shape: ColumnShape, *, wanted: bool | None
+) -> list[str]:
+    """Make (True) or remove (False) the functions; None leaves them as they are. Returns what was done, in words."""
+    if wanted is None:
+        return []
+    found = {name: source for name in all_signatures(table) if (source := _source(connection, name)) is not None}
+    wanted_sources = bodies(table, shape) if wanted else {}
+    if found == wanted_sources:
+        return []
+    statements = create_functions(table, shape) if wanted else drop_functions(found)
+    for statement in statements:
+        psycopg.RawCursor(connection).execute(statement.encode())
+    changed = [name for name in wanted_sources or found if found.get(name) != wanted_sources.get(name)]
+    done = "removed" if not wanted else "replaced" if found else "created"
+    return [f"{done} the function {name.split('(')[0]}" for name in changed]
+
+
+def _source(connection: psycopg.Connection[Any], name: str) -> str | None:
+    cursor = psycopg.RawCursor(connection, row_factory=tuple_row)
+    query = "SELECT prosrc FROM pg_catalog.pg_proc WHERE oid = pg_catalog.to_regprocedure($1)"
+    row = cursor.execute(query, (name,)).fetchone()
+    return str(row[0]) if row is not None else None

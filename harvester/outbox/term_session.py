@@ -1,4 +1,6 @@
-"""A database session that may hold the term: who we are, and all that is done to the term row. Thin.
+"""The place of a session: the server, the term, the id space of the outbox, and the backend (P7, P9, P35).
+
+[term_session] A database session that may hold the term: who we are, and all that is done to the term row. Thin.
 
 One statement a method, each a transaction of its own. Any method may raise psycopg.Error or OutboxError; after that the
 session is unusable and `open` makes a new one. Whether a failed statement took effect is not known then, and nobody
@@ -10,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from typing import Any
 from uuid import UUID
 
 import psycopg
@@ -17,14 +20,95 @@ from psycopg import sql
 from psycopg.types.json import Jsonb
 
 from harvester.errors import ForeignLeader, SchemaError, TermLost
-from harvester.outbox import queries
 from harvester.outbox.archive import check_archive
-from harvester.outbox.connect import connect, server_identity
-from harvester.outbox.place import Place, read_place, read_session, sequence_oid
-from harvester.outbox.pooling import LENT, LENT_HINT, lends_backends
+from harvester.outbox.connection import LENT, LENT_HINT, connect, lends_backends, server_identity
 from harvester.outbox.schema import inspect, refresh_incarnation
 from harvester.outbox.shape import OutboxShape
+from harvester.outbox.sql import queries
+from harvester.outbox.sql.queries import IdSpace, read_space
 from harvester.outbox.tables import OutboxTable
+
+Connection = psycopg.Connection[Any]
+
+_UNKNOWN = "?"
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """A server and an id space on it. `server`: system identifier and timeline; None where this user may not ask.
+
+    Its text travels in frames and reports: `<system identifier>/<timeline>/<table>/<sequence>/<file>`.
+    """
+
+    server: tuple[int, int] | None
+    space: IdSpace
+
+    def __str__(self) -> str:
+        server = self.server or (_UNKNOWN, _UNKNOWN)
+        return "/".join(map(str, (*server, self.space.table, self.space.sequence, self.space.file)))
+
+    @staticmethod
+    def parse(text: str) -> Place:
+        """Reads what `str` made."""
+        system, timeline, *space = text.split("/")
+        server = None if system == _UNKNOWN else (int(system), int(timeline))
+        return Place(server, IdSpace(*map(int, space)))
+
+    def why_not(self, meant: Place) -> str | None:
+        """The reason why this is not the place that was meant; None: it is."""
+        if self.server is not None and meant.server is not None and self.server != meant.server:
+            return f"it is server {_name(self.server)}, the term was taken on {_name(meant.server)}"
+        if self.space.table != meant.space.table:
+            return f"the outbox is another table than before (oid {self.space.table}, not {meant.space.table})"
+        if self.space != meant.space:
+            return "the ids of the outbox have started again"
+        return None
+
+
+def read_place(connection: Connection, table: OutboxTable, sequence: str) -> Place:
+    """The place of this session; `sequence` is SQL for the oid of the outbox's sequence, NULL where it has none."""
+    row = connection.execute(read_space(table, sequence)).fetchone()
+    oids = row if row is not None else (None, None, None)
+    return Place(server_identity(connection), IdSpace(*(number or 0 for number in oids)))
+
+
+def sequence_oid(name: str | None) -> str:
+    """SQL for the oid of the sequence of this name, qualified and quoted."""
+    if name is None:
+        return "NULL::oid"
+    quoted = name.replace("'", "''")
+    return f"pg_catalog.to_regclass('{quoted}')::oid"
+
+
+def read_holder(connection: Connection, table: OutboxTable) -> tuple[int, str | None]:
+    """(term, holder) of the term row; raises SchemaError when there is none."""
+    row = connection.execute(f"SELECT term, holder::text FROM {table.term}").fetchone()
+    if row is None:
+        raise SchemaError(f"{table.term} has no row", hint="run `harvester init`")
+    return int(row[0]), row[1]
+
+
+def why_another(place: Place, term: int, meant: Place | None, meant_term: int) -> str | None:
+    """The reason why this place with this term row is not the one that the term was taken on (P9); None: it is."""
+    reason = place.why_not(meant) if meant is not None else None
+    if reason is None and term < meant_term:
+        return f"its term is {term}, ours is {meant_term}: it has gone back in time"
+    return reason
+
+
+def read_session(connection: Connection) -> tuple[int, str]:
+    """(pid, backend_start) of this session, as others find it in pg_stat_activity."""
+    row = connection.execute(
+        "SELECT pid, backend_start::text FROM pg_catalog.pg_stat_activity WHERE pid = pg_backend_pid()"
+    ).fetchone()
+    if row is None:
+        raise SchemaError("pg_stat_activity does not show this session")
+    return int(row[0]), str(row[1])
+
+
+def _name(server: tuple[int, int]) -> str:
+    return f"{server[0]}/{server[1]}"
+
 
 SILENCE_MARGIN_S = 5.0  # beyond the time that the server gives a statement
 _LOCK_WAIT = "2s"  # for the term row, at a take-over

@@ -1,4 +1,7 @@
-"""The Spark session of a job: what the user asks for, what the jobs need, and one clear error for what cannot work."""
+"""The connectors' jars for the installed Spark, from the cache that the embedded broker's jars are in.
+
+[session] The Spark session of a job: what the user asks for, what the jobs need, and one clear error for what cannot work.
+"""
 
 from __future__ import annotations
 
@@ -9,15 +12,64 @@ import re
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from harvester.errors import StackError
-from harvester.pipeline import connectors, versions
+from harvester.pipeline import versions
 from harvester.pipeline.errors import PipelineError, SparkUnavailable
+from harvester.stack import jars as stack_jars
 from harvester.stack import java
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
+
+JARS = "HARVESTER_SPARK_JARS"
+# What Spark itself brings along: a second copy of these in another version would be loaded first.
+_OF_SPARK = ("org.apache.hadoop", "org.scala-lang", "org.slf4j", "org.lz4", "org.xerial.snappy", "org.antlr")
+
+
+def connector_jars(pyspark_version: str, *, progress: Callable[[str], None] = lambda _: None) -> list[Path]:
+    """Kafka source, Delta Lake, PostgreSQL driver and what they need; downloads them (20 MB) the first time.
+
+    $HARVESTER_SPARK_JARS names a directory of your own. Raises ConnectorMismatch, SparkUnavailable, StackError.
+    """
+    if given := os.environ.get(JARS):
+        jars = sorted(Path(given).absolute().glob("*.jar"))
+        if not any("spark-sql-kafka" in jar.name for jar in jars):
+            raise SparkUnavailable(
+                f"{JARS}={given}: no Kafka connector of Spark there",
+                hint="name a directory with the connectors' jars, or unset it",
+            )
+        versions.check(pyspark_version, (jar.name for jar in jars))
+        return jars
+    wanted = versions.connectors(pyspark_version)
+    home = stack_jars.cached(
+        "spark-" + "-".join((pyspark_version, *(coordinate.version for coordinate in wanted[1:]))),
+        _module(wanted),
+        what="the connectors of Spark",
+        hints=(
+            "pip install 'harvester[spark]'",
+            f"it needs the network once; {JARS} names a directory with jars you already have",
+        ),
+        announce=lambda: progress(f"fetching the connectors of Spark {pyspark_version} (20 MB, once)"),
+    )
+    return sorted(home.glob("*.jar"))
+
+
+def _module(wanted: tuple[versions.Coordinate, ...]) -> str:
+    lines = [
+        f'    <dependency org="{one.group}" name="{one.artifact}" rev="{one.version}" conf="default->default"/>'
+        for one in wanted
+    ]
+    lines += [f'    <exclude org="{group}"/>' for group in _OF_SPARK]
+    return (
+        '<ivy-module version="2.0">\n'
+        '  <info organisation="harvester" module="connectors"/>\n'
+        '  <configurations><conf name="default"/></configurations>\n'
+        "  <dependencies>\n" + "\n".join(lines) + "\n  </dependencies>\n</ivy-module>\n"
+    )
+
 
 NEWEST_JAVA = 21
 """Spark 4 runs on 17 and 21; from 24 on Hadoop's login fails, for want of the security manager."""
@@ -89,7 +141,7 @@ def options(settings: SessionSettings, pyspark_version: str, progress: Callable[
     ]
     versions.check(pyspark_version, named)
     if not any("spark-sql-kafka" in name for name in named) and "PYSPARK_GATEWAY_PORT" not in os.environ:
-        jars = [str(jar) for jar in connectors.connector_jars(pyspark_version, progress=progress)]
+        jars = [str(jar) for jar in connector_jars(pyspark_version, progress=progress)]
         conf["spark.jars"] = ",".join([*(name for name in conf.get("spark.jars", "").split(",") if name), *jars])
     extensions = conf.get("spark.sql.extensions", "")
     merged = {**_USUAL, **_sized(settings.master or "local[*]"), **conf, **_NEEDED}

@@ -1,11 +1,15 @@
-"""A shard: the process that publishes one slice of the keys.
+"""All that a shard process is told at birth. Values only; it goes to a new process as bytes.
+
+[producers] A shard's producers: each with its client's log sent to the supervisor, and traced where that is configured.
+
+[shard] A shard: the process that publishes one slice of the keys.
 
 Its threads, all blocking, none polling:
 
 - *main* waits for frames, due retries, and the death of the supervisor (EOF on the pipe, or its pidfd);
 - *delivery* serves the producer's reports; in exactly-once mode *transactor* does all that has to do with Kafka instead
-  (`harvester.relay.transactor`);
-- *purger* deletes what was acknowledged (`harvester.relay.purging`).
+  (`harvester.relay.exactly_once`);
+- *purger* deletes what was acknowledged (`harvester.relay.purger`).
 
 The end. On `Stop`, or when the supervisor is gone, nothing more is produced; what is on the wire is awaited and
 purged, for at most the delivery timeout and a margin; then the process exits without flushing the producer, so that
@@ -20,15 +24,18 @@ import select
 import signal
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from harvester.delivery.lane import Lanes, LaneSettings
-from harvester.outbox.purge_session import PurgeSession
+from harvester.delivery.retries import Policy
+from harvester.outbox.purge_session import PurgeSession, Rules
 from harvester.outbox.tables import OutboxTable
-from harvester.relay import hooks
-from harvester.relay.frames import (
+from harvester.relay import failpoints
+from harvester.relay.at_least_once import Sender
+from harvester.relay.core.frames import (
     Closed,
     Dispatch,
     Frame,
@@ -41,17 +48,71 @@ from harvester.relay.frames import (
     Stop,
     Trouble,
 )
-from harvester.relay.outlets import Outlets
-from harvester.relay.pipes import ShardPipe, widen
-from harvester.relay.producers import Producers
-from harvester.relay.purging import Callbacks, Purger
-from harvester.relay.reception import Reception
-from harvester.relay.sender import Sender
-from harvester.relay.shared import Shared, in_flight, trust_check
-from harvester.relay.spec import ShardSpec
-from harvester.relay.transactor import Database, Transactor
-from harvester.relay.waking import Waker
+from harvester.relay.exactly_once import Database, Transactor
+from harvester.relay.failpoints import Hooks
+from harvester.relay.ipc import ShardPipe, Shared, Waker, in_flight, trust_check, widen
+from harvester.relay.purger import Callbacks, Outlets, Purger
+from harvester.relay.transaction_intake import Reception
+from harvester.telemetry.logging import ClientLog
 from harvester.telemetry.process import calm_collector
+
+if TYPE_CHECKING:
+    from harvester.telemetry.tracing import Provider
+
+
+@dataclass(frozen=True, slots=True)
+class ShardSpec:
+    """See the module's text."""
+
+    index: int
+    name: str
+    parent_pid: int
+    dsn: str = field(repr=False)  # secrets: who prints the local variables of a traceback must not print these
+    outbox: str
+    producer_options: dict[str, Any] = field(repr=False)
+    policy: Policy
+    rules: Rules
+    io_error_backoff_s: float
+    linger_at_end_s: float  # how long the end may take: delivery timeout and purge margin
+    header: str  # the name of the header that says where a record comes from; "" is none
+    lanes: LaneSettings | None = field(default=None, repr=False)  # in exactly-once mode
+    transaction_records: int = 0
+    tracing: bool = False  # continue traces that the headers of rows carry
+    reserved: frozenset[str] = frozenset()  # topics of the harvester's own: no record goes there
+    dated: bool = False  # a record's timestamp is its row's create_time
+
+
+class Producers:
+    """See the module's text."""
+
+    def __init__(self, hooks: Hooks, log: Callable[[int, str], None], traces: str | None) -> None:
+        """`log` gets levels as of the module logging, and lines; `traces`: under which name to trace, if at all."""
+        self._hooks = hooks
+        self.log = ClientLog(log)
+        self._tracing = _start_tracing(traces) if traces is not None else None
+
+    def make(self, options: Mapping[str, Any]) -> Any:
+        """One more. Its client's lines go to the log, or to a logger among the options."""
+        producer = self._hooks.producer({"logger": self.log, **options})
+        if self._tracing is None:
+            return producer
+        from harvester.telemetry.tracing import TracingProducer
+
+        return TracingProducer(producer, self._tracing, transactional="transactional.id" in options)
+
+    def flush_traces(self) -> None:
+        """Those that are not exported yet."""
+        if self._tracing is not None:
+            from harvester.telemetry.tracing import flush
+
+            flush(self._tracing)
+
+
+def _start_tracing(name: str) -> Provider:
+    from harvester.telemetry.tracing import make_provider
+
+    return make_provider(name)
+
 
 _STATS_INTERVAL_S = 1.0
 _POLL_S = 0.5
@@ -79,7 +140,7 @@ class _Shard:
     def __init__(self, spec: ShardSpec, pipe: ShardPipe, shared: Shared) -> None:
         self._spec = spec
         self._pipe, self._shared = pipe, shared
-        self._hooks = hooks.load()
+        self._hooks = failpoints.load()
         self._waker = Waker()
         self._ended = threading.Event()
         self._fatal: str | None = None

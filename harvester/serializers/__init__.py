@@ -9,8 +9,7 @@ and are imported by those who use them.
 
 from __future__ import annotations
 
-from harvester.serializers.plain import Bytes, Json, Text
-from harvester.serializers.protocol import Serialized, Serializer
+from harvester.serializers.plain import Bytes, Json, Serialized, Serializer, Text
 from harvester.serializers.records import CloudEvents, Records
 
 __all__ = ["Bytes", "CloudEvents", "Json", "Records", "Serialized", "Serializer", "Text"]

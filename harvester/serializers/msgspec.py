@@ -8,7 +8,7 @@ from typing import Any, Literal
 import msgspec
 
 from harvester.errors import SerializationFailed
-from harvester.serializers.protocol import Serialized
+from harvester.serializers.plain import Serialized
 
 
 class Msgspec:

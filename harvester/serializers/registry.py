@@ -17,7 +17,7 @@ from confluent_kafka.schema_registry import SchemaRegistryClient
 from confluent_kafka.serialization import MessageField, SerializationContext
 
 from harvester.errors import SerializationFailed
-from harvester.serializers.protocol import Serialized
+from harvester.serializers.plain import Serialized
 
 Settings = Mapping[str, Any]
 

@@ -5,6 +5,8 @@ logger format it themselves: what `logger_for` adds stands in front of the messa
 `instance` and `shard` attributes.
 
 A reader that goes away (a closed pipe, a terminal that hung up) ends the output, never the process.
+
+[client_log] What the Kafka client library says, sent to our own log instead of standard error.
 """
 
 from __future__ import annotations
@@ -13,7 +15,7 @@ import json as json_module
 import logging
 import sys
 import traceback
-from collections.abc import Mapping, MutableMapping
+from collections.abc import Callable, Mapping, MutableMapping
 from datetime import UTC, datetime
 from typing import Any, TextIO
 
@@ -183,3 +185,19 @@ def _is_terminal(stream: TextIO | None) -> bool:
         return stream is not None and stream.isatty()
     except ValueError:  # closed
         return False
+
+
+class ClientLog:
+    """Has the one method that confluent_kafka asks of a logger.
+
+    The client reports every broken connection as an error although it mends it by itself; what matters reaches the
+    relay as a failed delivery or a trouble. So its lines are kept one level lower than it thinks.
+    """
+
+    def __init__(self, write: Callable[[int, str], None]) -> None:
+        self._write = write
+
+    def log(self, level: int, message: str, *arguments: Any) -> None:
+        """Called by the client from within poll()."""
+        text = message % arguments if arguments else message
+        self._write(max(logging.DEBUG, level - 10), text.strip())

@@ -12,11 +12,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from harvester.origin import HEADER
-from harvester.outbox.connect import connect
+from harvester.outbox.connection import connect
 from harvester.outbox.schema import inspect
 from harvester.outbox.tables import OutboxTable
-from harvester.verify.history import Timing
-from harvester.verify.reader import Isolation, read
+from harvester.verify.reader import Isolation, Timing, read
 from harvester.verify.sequences import Sequenced, Sequences
 from harvester.verify.truth import read_counts, read_truth
 from harvester.verify.verdict import Verdict, judge

@@ -14,13 +14,12 @@ from dataclasses import dataclass
 
 import psycopg
 
-from harvester.outbox.connect import Connection, connect, database_errors
+from harvester.outbox.connection import Connection, connect, database_errors
 from harvester.outbox.schema import inspect
 from harvester.outbox.shape import OutboxShape
 from harvester.outbox.tables import OutboxTable
-from harvester.verify.load import Ending, Load, due_s, plan
+from harvester.verify.load import COMMITTED, LATE, ROLLED_BACK, Ending, Load, due_s, key_name, plan
 from harvester.verify.truth import prepare, side_table
-from harvester.verify.wire import COMMITTED, LATE, ROLLED_BACK, key_name
 
 # Others may be waiting for the keys of a late transaction and so be unable to overtake it: then it gives up.
 LATE_BOUND_S = 0.05

@@ -14,12 +14,11 @@ import psycopg
 
 from harvester.errors import ConfigurationError, OutboxError, Problem, SchemaError
 from harvester.origin import decode
-from harvester.outbox.connect import database_errors
+from harvester.outbox.connection import database_errors
 from harvester.outbox.shape import OutboxShape
 from harvester.outbox.tables import OutboxTable
-from harvester.verify.load import Load
+from harvester.verify.load import PREFIX_BYTES, ROLLED_BACK, Load, key_name, parse
 from harvester.verify.sequences import Stream
-from harvester.verify.wire import PREFIX_BYTES, ROLLED_BACK, key_name, parse
 
 Connection = psycopg.Connection[Any]
 

@@ -21,11 +21,9 @@ from asyncpg.pool import PoolConnectionProxy
 
 from harvester.errors import NoTransaction
 from harvester.outbox.catalog import CATALOG_SQL, catalog_parameters, parse_catalog
-from harvester.outbox.insertion import Insertion
-from harvester.outbox.lease_steps import Numbered, async_perform, no_table, take
-from harvester.outbox.leases import DEFAULT_LEASE_TIME, Lease, Stashed
-from harvester.outbox.placeholders import Style, rewritten
+from harvester.outbox.leases import DEFAULT_LEASE_TIME, Lease, Numbered, Stashed, async_perform, no_table, take
 from harvester.outbox.shape import column_shape
+from harvester.outbox.sql.insert import Insertion, Style, rewritten
 from harvester.outbox.tables import OutboxTable
 from harvester.outbox.targets import not_apart
 from harvester.record import OutboxRecord

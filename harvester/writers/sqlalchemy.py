@@ -25,11 +25,9 @@ from sqlalchemy.orm import Session, scoped_session
 
 from harvester.errors import NoTransaction, OutboxError
 from harvester.outbox.catalog import CATALOG_SQL, catalog_parameters, parse_catalog
-from harvester.outbox.insertion import Insertion
-from harvester.outbox.lease_steps import Numbered, Rows, no_table, perform, take
-from harvester.outbox.leases import DEFAULT_LEASE_TIME, Lease, Stashed
-from harvester.outbox.placeholders import Style, rewritten
+from harvester.outbox.leases import DEFAULT_LEASE_TIME, Lease, Numbered, Rows, Stashed, no_table, perform, take
 from harvester.outbox.shape import column_shape
+from harvester.outbox.sql.insert import Insertion, Style, rewritten
 from harvester.outbox.tables import OutboxTable
 from harvester.record import OutboxRecord
 

@@ -17,7 +17,7 @@ import psycopg
 from psycopg import pq
 
 from harvester.delivery.decode import Broken, decode
-from harvester.outbox.copying import copy_rows
+from harvester.outbox.libpq import copy_rows
 from scripts.benchmarks._baselines import DELETE, SETTINGS, Progress, bigint_array, check
 from scripts.benchmarks._worker import Gate
 

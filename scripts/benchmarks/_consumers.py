@@ -14,7 +14,7 @@ from typing import Any
 from confluent_kafka import Consumer, TopicPartition
 
 from harvester.coordination.consumer import CoordinatedConsumer
-from harvester.coordination.consumer_settings import ConsumerSettings
+from harvester.coordination.settings import ConsumerSettings
 from scripts.benchmarks._worker import Gate
 
 Progress = list[tuple[float, int]]

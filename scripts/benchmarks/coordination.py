@@ -9,7 +9,7 @@ from typing import Any
 
 from harvester.coordination.admin import Observer
 from harvester.coordination.consumer import CoordinatedConsumer
-from harvester.coordination.world import Freshness
+from harvester.coordination.core.world import Freshness
 from scripts.benchmarks._backlog import Rows
 from scripts.benchmarks._consumers import settings_of
 from scripts.benchmarks._place import make_topic, remove_topics

@@ -15,7 +15,7 @@ import pytest
 import harvester.harvester as harvester_module
 from harvester import FakeGroup, LeaderAcquired
 from harvester.control.client import Connection
-from harvester.control.errors import NoHarvester
+from harvester.control.protocol import NoHarvester
 from harvester.errors import HarvesterError
 from harvester.status import State, Status
 from tests.support.cli import RunningCli, run_cli

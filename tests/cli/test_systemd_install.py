@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from harvester_cli.unit_text import NAMES, unit_text
+from harvester_cli.systemd import NAMES, unit_text
 
 from tests.support.cli import run_cli
 

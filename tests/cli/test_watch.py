@@ -8,10 +8,10 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from harvester_cli.dashboard.key import key_words
-from harvester_cli.dashboard.plain import status_line
+from harvester_cli.dashboard.figures import key_words
+from harvester_cli.dashboard.live import status_line
 
-from harvester.control.snapshot import from_json, key_from_json
+from harvester.control.protocol import from_json, key_from_json
 from tests.support.cli import RunningCli, run_cli
 from tests.support.control import Dummy, at, serving
 from tests.support.statuses import KEY

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from harvester.coordination.choice import Choice, Look, Settings
-from harvester.coordination.holding import Holding, Pace, Phase
-from harvester.coordination.messages import (
+from harvester.coordination.core.claim import Holding, Pace, Phase
+from harvester.coordination.core.fair_share import Choice, Look, Settings, log_partition
+from harvester.coordination.core.messages import (
     ClaimingPartition,
     Client,
     Heartbeat,
@@ -13,9 +13,8 @@ from harvester.coordination.messages import (
     ReleasingPartition,
     encode,
 )
-from harvester.coordination.placement import log_partition
-from harvester.coordination.rationalizer import Verdict, read
-from harvester.coordination.world import Timing, World
+from harvester.coordination.core.rationalizer import Verdict, read
+from harvester.coordination.core.world import Timing, World
 
 TIMING, PACE = Timing(1000, 250), Pace(1.0, 0.5)
 US, OTHER, DEAD = Client("us", "1"), Client("other", "1"), Client("dead", "1")

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from harvester.relay.router import shard_of
+from harvester.delivery.partitioner import shard_of
 from tests.support.harvesting import Embedded, Scene
 from tests.support.proxy import Proxy
 from tests.support.wait import eventually

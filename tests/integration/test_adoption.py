@@ -12,7 +12,7 @@ import pytest
 from harvester.errors import DatabaseUnavailable, SchemaError
 from harvester.outbox import schema
 from harvester.outbox.adoption import abandon, adopt
-from harvester.outbox.routes import Route
+from harvester.outbox.sql.adoption import Route
 from harvester.outbox.tables import OutboxTable
 from tests.support.cli import run_cli
 from tests.support.harvesting import Scene

@@ -10,7 +10,7 @@ import psycopg
 import pytest
 
 from harvester.errors import NoTransaction
-from harvester.outbox.insertion import Insertion
+from harvester.outbox.sql.insert import Insertion
 from harvester.record import OutboxRecord
 from harvester.writers.asyncpg import AsyncpgStasher
 from tests.support.desks import asyncpg_options

@@ -10,7 +10,7 @@ from psycopg import sql
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
 from harvester.errors import DatabaseUnavailable
-from harvester.outbox.connect import Connection, connect, server_identity
+from harvester.outbox.connection import Connection, connect, server_identity
 from tests.support.outboxes import poor_role
 
 pytestmark = pytest.mark.servers

@@ -5,7 +5,7 @@ from __future__ import annotations
 from prometheus_client import CollectorRegistry
 
 from harvester.coordination.consumer import CoordinatedConsumer
-from harvester.coordination.consumer_settings import ConsumerSettings
+from harvester.coordination.settings import ConsumerSettings
 from harvester.http.consumers import ConsumerMetrics
 from tests.support.coordinated import fill, settings
 from tests.support.wait import eventually

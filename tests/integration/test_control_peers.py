@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from harvester.control.client import Connection, find, running
-from harvester.control.errors import NoHarvester
-from harvester.control.peers import is_believed, may_answer
+from harvester.control.protocol import NoHarvester
+from harvester.control.sockets import is_believed, may_answer
 from tests.support.control import at, serving
 
 pytest_plugins = ["tests.support.sockets"]

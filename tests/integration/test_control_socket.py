@@ -17,12 +17,20 @@ from pathlib import Path
 
 import pytest
 
-from harvester.control import listening, server
+from harvester.control import server
+from harvester.control import sockets as control_sockets
 from harvester.control.client import Connection, find, running
-from harvester.control.errors import ControlError, NoHarvester, NoPlace, SeveralHarvesters
-from harvester.control.listening import Listener, is_live, listen, listen_in_first
-from harvester.control.protocol import MAX_REQUEST_BYTES, Request, encode_request
+from harvester.control.protocol import (
+    MAX_REQUEST_BYTES,
+    ControlError,
+    NoHarvester,
+    NoPlace,
+    Request,
+    SeveralHarvesters,
+    encode_request,
+)
 from harvester.control.server import MAX_CLIENTS, may_control
+from harvester.control.sockets import Listener, is_live, listen, listen_in_first
 from tests.support.control import Dummy, at, serving
 from tests.support.wait import eventually
 
@@ -344,8 +352,8 @@ def test_what_is_no_socket_is_not_removed(sockets: Path) -> None:
 
 
 def test_a_lock_that_is_held_is_not_waited_for_for_ever(sockets: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(listening, "_LOCKED_S", 0.05)
-    with listening._locked(sockets), pytest.raises(NoPlace, match="holds the lock"):
+    monkeypatch.setattr(control_sockets, "_LOCKED_S", 0.05)
+    with control_sockets._locked(sockets), pytest.raises(NoPlace, match="holds the lock"):
         listen(sockets / "x.sock", UID)
 
 

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from harvester.coordination.consumer import CoordinatedConsumer
-from harvester.coordination.consumer_settings import ConsumerSettings
 from harvester.coordination.events import Claimed, Event, Released
+from harvester.coordination.settings import ConsumerSettings
 from tests.support.coordinated import Join, fill, held, join, settings
 from tests.support.wait import eventually
 

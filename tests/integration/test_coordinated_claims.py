@@ -13,10 +13,10 @@ from confluent_kafka import Consumer, Producer, TopicPartition
 from harvester.clock import clock_s
 from harvester.coordination import log
 from harvester.coordination.consumer import CoordinatedConsumer
-from harvester.coordination.consumer_settings import ConsumerSettings
+from harvester.coordination.core.fair_share import log_partition
+from harvester.coordination.core.messages import Client, Heartbeat, Place, ReleasingPartition, encode
 from harvester.coordination.events import Claimed, Event, Lost, Paused, Released, Resumed
-from harvester.coordination.messages import Client, Heartbeat, Place, ReleasingPartition, encode
-from harvester.coordination.placement import log_partition
+from harvester.coordination.settings import ConsumerSettings
 from tests.conftest import MakeTopic
 from tests.support.coordinated import Join, create_topic, fill, grow_topic, held, join, settings
 from tests.support.wait import eventually

@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 from confluent_kafka import Consumer, TopicPartition
 
-from harvester.coordination.consumer_settings import ConsumerSettings
+from harvester.coordination.core.messages import ClaimingPartition, Heartbeat, decode
+from harvester.coordination.core.rationalizer import Verdict, read
+from harvester.coordination.core.world import Freshness, Timing, World
 from harvester.coordination.errors import CoordinationTopicError, DuplicateClient, OtherInterval, OtherMode
-from harvester.coordination.messages import ClaimingPartition, Heartbeat, decode
-from harvester.coordination.rationalizer import Verdict, read
+from harvester.coordination.settings import ConsumerSettings
 from harvester.coordination.topic import ensure_coordination_topic
-from harvester.coordination.world import Freshness, Timing, World
 from tests.conftest import MakeTopic
 from tests.support.consuming import read_topic
 from tests.support.coordinated import INTERVAL_S, Join, Member, admin, failure, fill, held, join, settings

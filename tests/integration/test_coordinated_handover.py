@@ -10,7 +10,7 @@ import pytest
 
 from harvester.clock import clock_s
 from harvester.coordination.consumer import CoordinatedConsumer
-from harvester.coordination.consumer_settings import ConsumerSettings
+from harvester.coordination.settings import ConsumerSettings
 from tests.support.coordinated import Handed, Join, fill, held, join, settings
 from tests.support.wait import eventually
 

@@ -9,8 +9,8 @@ import psycopg
 import pytest
 
 from harvester.coordination.consumer import CoordinatedConsumer
-from harvester.coordination.consumer_settings import ConsumerSettings
 from harvester.coordination.events import Claimed, Event, EventHandler, Lost, Released
+from harvester.coordination.settings import ConsumerSettings
 from harvester.errors import InboxFenced
 from harvester.idempotence import Inbox
 from tests.support.coordinated import fill, settings

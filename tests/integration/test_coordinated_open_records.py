@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from harvester.coordination.consumer import CoordinatedConsumer
-from harvester.coordination.consumer_settings import ConsumerSettings
 from harvester.coordination.events import Blocked, Event, Unblocked
+from harvester.coordination.settings import ConsumerSettings
 from harvester.http.consumers import ConsumerMetrics
 from tests.support.coordinated import Join, fill, join, settings
 from tests.support.wait import eventually

@@ -8,10 +8,10 @@ import pytest
 from confluent_kafka import Consumer, Producer, TopicPartition
 
 from harvester.coordination.admin import Observer
-from harvester.coordination.consumer_settings import ConsumerSettings
+from harvester.coordination.core.overview import rows
 from harvester.coordination.errors import OffsetOutOfRange
 from harvester.coordination.events import OutOfRange
-from harvester.coordination.overview import rows
+from harvester.coordination.settings import ConsumerSettings
 from tests.support.coordinated import Join, ends, failure, fill, held, join, remove_records, settings
 from tests.support.wait import eventually
 

@@ -11,12 +11,12 @@ from confluent_kafka import Consumer, KafkaError, KafkaException, Message
 from confluent_kafka.admin import AlterConfigOpType, ConfigEntry, ConfigResource, ResourceType
 
 from harvester.clock import clock_s
-from harvester.coordination import offsets, stalls
+from harvester.coordination import fetcher, offsets
 from harvester.coordination.consumer import CoordinatedConsumer
-from harvester.coordination.consumer_settings import ConsumerSettings
+from harvester.coordination.core.messages import Place
 from harvester.coordination.errors import CoordinationTopicError
-from harvester.coordination.messages import Place
 from harvester.coordination.offsets import GroupOffsets
+from harvester.coordination.settings import ConsumerSettings
 from harvester.coordination.topic import ensure_coordination_topic
 from harvester.errors import BrokerError
 from tests.support.coordinated import INTERVAL_S, Join, admin, failure, fill, held, join, settings
@@ -172,7 +172,7 @@ def test_a_place_that_the_client_has_stopped_to_fetch_goes_on(
     settings: ConsumerSettings, join: Join, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Kafka's client may not go on with a partition after an outage: here it is paused, behind the consumer's back."""
-    monkeypatch.setattr(stalls, "_LEAST_S", INTERVAL_S)
+    monkeypatch.setattr(fetcher, "_LEAST_S", INTERVAL_S)
     fill(settings, 20)
     one = join()
     eventually(lambda: len(one.seen) == 20, 60, "the first records")

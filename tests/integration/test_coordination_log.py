@@ -6,11 +6,11 @@ import uuid
 
 from confluent_kafka import Producer, TopicPartition
 
-from harvester.coordination.consumer_settings import ConsumerSettings
+from harvester.coordination.core.messages import ClaimingPartition, Client, Place, encode
+from harvester.coordination.core.world import World
 from harvester.coordination.log import CoordinationLog
-from harvester.coordination.messages import ClaimingPartition, Client, Place, encode
+from harvester.coordination.settings import ConsumerSettings
 from harvester.coordination.topic import ensure_coordination_topic
-from harvester.coordination.world import World
 from tests.support.coordinated import admin, settings
 from tests.support.wait import eventually
 

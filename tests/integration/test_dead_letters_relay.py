@@ -11,7 +11,7 @@ import pytest
 from confluent_kafka.admin import AdminClient, NewTopic
 
 from harvester.errors import ExitCode, PoisonRecord
-from harvester.outbox.keyorder import ORIGIN_HEADER
+from harvester.outbox.key_order import ORIGIN_HEADER
 from harvester.outbox.schema import init
 from harvester.outbox.tables import OutboxTable
 from tests.conftest import MakeTopic

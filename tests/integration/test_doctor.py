@@ -14,8 +14,8 @@ from confluent_kafka.admin import AdminClient
 from harvester.config import Config
 from harvester.doctor import Level, Report, examine
 from harvester.doctor.database import read_database
+from harvester.doctor.examine import read_java
 from harvester.doctor.facts import Pooling
-from harvester.doctor.host import read_java
 from harvester.doctor.kafka import probe_clock, read_kafka
 from harvester.stack import java
 from tests.conftest import MakeTopic

@@ -12,13 +12,13 @@ from datetime import timedelta
 
 import pytest
 
-from harvester import Harvester, HarvesterError, State, assembly
+from harvester import Harvester, HarvesterError, State, wiring
 from harvester.doctor import Level, examine
 from harvester.errors import ExitCode, ForeignLeader, TermContested
 from harvester.neli.topic import ask_cluster_id
-from harvester.outbox.lending import Borrower, Patience
-from harvester.outbox.marker import MarkSession
+from harvester.outbox.leader_session import MarkSession
 from harvester.outbox.tables import OutboxTable
+from harvester.outbox.term_loan import Borrower, Patience
 from harvester.outbox.term_session import Owner
 from tests.support.cli import run_cli
 from tests.support.harvesting import Scene, causal, shards_of, wait_leads
@@ -123,7 +123,7 @@ def test_an_outbox_moves_when_its_harvesters_are_stopped(scene: Scene, delivery:
 def test_after_a_leader_that_was_killed_the_first_term_of_the_new_group_waits(scene: Scene) -> None:
     given = {"leader_group_id": f"{scene.group}-new", "session_timeout": "6s", "heartbeat_timeout": "1s"}
     moving = ("move", "-f", str(scene.config_file("moving", **given)))
-    expiry_s = assembly.expiry_s(scene.config(**given))
+    expiry_s = wiring.expiry_s(scene.config(**given))
     with scene.cli(name="old") as old:
         wait_leads(old)
         for pid in (old.process.pid, *shards_of(old.process.pid)):

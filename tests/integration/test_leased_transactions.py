@@ -15,7 +15,7 @@ from harvester import (
     Stasher,
 )
 from harvester.errors import OutboxError
-from harvester.outbox import insertion
+from harvester.outbox.sql import insert
 from tests.support.leasing import record, top, values
 
 pytest_plugins = ["tests.support.leased"]
@@ -112,7 +112,7 @@ def test_stricter_isolation_fails_loudly_and_can_be_repeated(
 def test_a_batch_of_several_statements_is_all_or_none(
     writer: LeasedStasher, connection: psycopg.Connection[Any], database: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(insertion, "CHUNK_RECORDS", 2)
+    monkeypatch.setattr(insert, "CHUNK_RECORDS", 2)
     connection.autocommit = True
     connection.execute("ALTER TABLE outbox ADD CHECK (kafka_value <> 'bad')")
     with pytest.raises(psycopg.errors.CheckViolation):

@@ -9,7 +9,8 @@ import pytest
 
 from harvester import Lease, LeaseExpired, LeaseFenced, OutboxRecord, SequenceGap, Stashed
 from harvester.errors import SchemaError
-from harvester.outbox import insertion, schema
+from harvester.outbox import schema
+from harvester.outbox.sql import insert
 from harvester.outbox.tables import OutboxTable
 from tests.support.leased_desks import LEASED_DESKS, LeasedDesk
 from tests.support.leasing import end, lease_row, record, top, values
@@ -95,7 +96,7 @@ def test_use_renews_a_lease(desk: LeasedDesk, database: str) -> None:
 def test_a_long_batch_is_written_whole_or_not_at_all(
     desk: LeasedDesk, database: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(insertion, "CHUNK_RECORDS", 2)
+    monkeypatch.setattr(insert, "CHUNK_RECORDS", 2)
     writer = desk.writer(desk.lease("reader"))
     assert [each.sequence for each in desk.run(writer, ([record(n) for n in range(5)], "5"))] == [1, 2, 3, 4, 5]
     with pytest.raises(ZeroDivisionError):

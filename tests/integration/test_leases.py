@@ -13,7 +13,8 @@ import pytest
 
 from harvester import Lease, LeaseError, LeaseExpired, LeaseFenced, SequenceGap, Stasher
 from harvester.errors import SchemaError
-from harvester.outbox import ddl, schema
+from harvester.outbox import schema
+from harvester.outbox.sql import ddl
 from harvester.outbox.tables import OutboxTable
 from tests.support.leasing import end, lease_row, record, values, wait_blocked
 from tests.support.outboxes import seed_ddl
@@ -263,7 +264,7 @@ def test_a_lease_is_taken_apart_from_the_callers_transaction(
 def test_a_lease_waits_until_its_commit_is_durable(
     connection: psycopg.Connection[Any], monkeypatch: pytest.MonkeyPatch, setting: str
 ) -> None:
-    from harvester.outbox import lease_queries
+    from harvester.outbox.sql import leases as lease_queries
 
     connection.execute(f"SET synchronous_commit = {setting}")
     connection.commit()

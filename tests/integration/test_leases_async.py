@@ -12,7 +12,7 @@ import pytest
 
 from harvester import AsyncStasher, LeaseError, LeaseExpired, LeaseFenced, SequenceGap, Stashed
 from harvester.errors import SchemaError
-from harvester.outbox import insertion
+from harvester.outbox.sql import insert
 from tests.support.leasing import end, lease_row, record, values
 
 pytestmark = pytest.mark.servers
@@ -32,7 +32,7 @@ def over(database: str, use: Callable[[Connection], Awaitable[None]]) -> list[st
 
 
 def test_the_same_as_over_blocking_connections(database: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(insertion, "CHUNK_RECORDS", 2)
+    monkeypatch.setattr(insert, "CHUNK_RECORDS", 2)
 
     async def use(connection: Connection) -> None:
         stasher = AsyncStasher()

@@ -9,7 +9,7 @@ import pytest
 
 from harvester import AsyncStasher, OutboxRecord, Stasher
 from harvester.errors import OutboxError
-from harvester.outbox import insertion
+from harvester.outbox.sql import insert
 
 pytestmark = pytest.mark.servers
 
@@ -18,7 +18,7 @@ RECORDS = [OutboxRecord("t", "k", str(n)) for n in range(5)]
 
 @pytest.fixture(autouse=True)
 def _short_statements(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(insertion, "CHUNK_RECORDS", 2)
+    monkeypatch.setattr(insert, "CHUNK_RECORDS", 2)
 
 
 def count(dsn: str) -> int:

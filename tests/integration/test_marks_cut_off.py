@@ -8,8 +8,8 @@ from uuid import uuid4
 import psycopg
 import pytest
 
-from harvester.outbox.marker import MarkSession
-from harvester.relay.scan import Scan
+from harvester.outbox.leader_session import MarkSession
+from harvester.relay.core.scan import Scan
 from tests.support.marking import TABLE
 from tests.support.wait import eventually
 

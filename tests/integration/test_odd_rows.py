@@ -7,14 +7,13 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import pytest
-from harvester_cli.dead_view import as_json, page_of, table_of
+from harvester_cli.dead import as_json, page_of, table_of
 from hypothesis import Phase, example, given, settings
 from hypothesis import strategies as st
 
 from harvester import origin
-from harvester.outbox.dead import Chosen, list_dead
-from harvester.outbox.onekey import read_key
-from harvester.outbox.overview import read_backlog, read_overview
+from harvester.outbox.overview import read_backlog, read_key, read_overview
+from harvester.outbox.quarantine import Chosen, list_dead
 from harvester.outbox.redrive import plan, redrive
 from harvester.outbox.schema import init, inspect
 from harvester.outbox.tables import OutboxTable

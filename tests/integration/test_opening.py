@@ -8,9 +8,8 @@ from uuid import uuid4
 
 import pytest
 
-from harvester.delivery.lane import Lanes, Outcome
+from harvester.delivery.lane import Deposed, Lanes, Leadership, Opener, Outcome, Superseded, Surroundings
 from harvester.delivery.progress import Progress, encode
-from harvester.relay.opening import Deposed, Leadership, Opener, Superseded, Surroundings
 from tests.support.lanes import opened
 
 pytest_plugins = ["tests.support.lane_scene"]

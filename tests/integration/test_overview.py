@@ -11,8 +11,8 @@ import psycopg
 import pytest
 
 from harvester.errors import SchemaError
-from harvester.outbox.ddl import schema_version
 from harvester.outbox.overview import read_backlog, read_overview
+from harvester.outbox.sql.ddl import schema_version
 from harvester.outbox.tables import OutboxTable
 from harvester.status import Backlog
 

@@ -6,8 +6,7 @@ from contextlib import closing
 
 import pytest
 
-from harvester.outbox.connect import connect
-from harvester.outbox.pooling import is_pooled, lends_backends
+from harvester.outbox.connection import connect, is_pooled, lends_backends
 from tests.support.cli import run_cli
 from tests.support.harvesting import Scene
 from tests.support.pooler import transaction_pooler

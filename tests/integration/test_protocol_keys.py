@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from harvester import HarvesterError, State
-from harvester.relay.router import shard_of
+from harvester.delivery.partitioner import shard_of
 from tests.support.harvesting import Embedded, Scene, causal
 from tests.support.hooks import Fault, Plan
 from tests.support.marking import BOTH

@@ -7,8 +7,8 @@ from typing import Any
 import psycopg
 import pytest
 
-from harvester.outbox import queries
 from harvester.outbox.schema import inspect
+from harvester.outbox.sql import queries
 from harvester.outbox.tables import OutboxTable
 
 pytestmark = pytest.mark.servers

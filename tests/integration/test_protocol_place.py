@@ -11,7 +11,7 @@ from psycopg import sql
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
 from harvester import LeaderAcquired
-from harvester.outbox.marker import MarkSession
+from harvester.outbox.leader_session import MarkSession
 from harvester.outbox.tables import OutboxTable
 from tests.support import places
 from tests.support.harvesting import Scene, causal, wait_leads

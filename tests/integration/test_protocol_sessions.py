@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from harvester import State
-from harvester.outbox import queries
-from harvester.outbox.marker import MarkSession
+from harvester.outbox.leader_session import MarkSession
+from harvester.outbox.sql import queries
 from tests.support.harvesting import Scene, shards_of, wait_leads
 from tests.support.marking import BOTH, add_large, backends, freeze, mark, named
 from tests.support.wait import eventually

@@ -12,7 +12,7 @@ import pytest
 
 from harvester import FakeGroup, LeaderAcquired, LeaderFenced, State
 from harvester.errors import TermLost
-from harvester.outbox.marker import MarkSession
+from harvester.outbox.leader_session import MarkSession
 from tests.support.harvesting import Scene, causal
 from tests.support.hooks import Plan
 from tests.support.marking import BOTH, mark, marked

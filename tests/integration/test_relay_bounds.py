@@ -13,7 +13,7 @@ import pytest
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
 from harvester import FakeGroup, LeaderAcquired, LeaderFenced
-from harvester.relay import marking
+from harvester.relay import marker
 from harvester.status import ShardStatus
 from tests.support.families import slice_of
 from tests.support.harvesting import Scene, alive, causal
@@ -65,7 +65,7 @@ def test_a_mark_loop_that_stands_still_ends_leadership(
 ) -> None:
     """Its place among the members, its heartbeats and its trust are all in order."""
     limits = {"heartbeat_timeout": "1s", "session_timeout": "5s"}
-    monkeypatch.setattr(marking, "_STALL_MARGIN_S", 2.0 - 6.0)  # 2 s; a statement may take six heartbeats
+    monkeypatch.setattr(marker, "_STALL_MARGIN_S", 2.0 - 6.0)  # 2 s; a statement may take six heartbeats
     with scene.member(**limits) as running:
         first = running.wait_leading()
         with plan.blocked("marker.mark") as reached:

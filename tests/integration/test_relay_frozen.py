@@ -8,7 +8,7 @@ import time
 from typing import Any
 
 from harvester import LeaderFenced
-from harvester.relay.router import shard_of
+from harvester.delivery.partitioner import shard_of
 from tests.support.harvesting import Scene, alive, causal, shards_of, wait_leads
 from tests.support.wait import eventually
 

@@ -10,10 +10,10 @@ import psycopg
 import pytest
 from psycopg import sql
 
+from harvester.delivery.partitioner import shard_of
 from harvester.origin import HEADER, decode, encode
 from harvester.outbox.schema import init
 from harvester.outbox.tables import OutboxTable
-from harvester.relay.router import shard_of
 from harvester.verify.sequences import Hole, Sequences, Stream
 from tests.conftest import MakeTopic
 from tests.support.harvesting import Scene, causal

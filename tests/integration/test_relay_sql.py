@@ -11,9 +11,9 @@ import psycopg
 import pytest
 
 from harvester.delivery.decode import decode
-from harvester.outbox import queries, settling
-from harvester.outbox.copying import Row, copy_rows
+from harvester.outbox.libpq import Row, copy_rows
 from harvester.outbox.schema import inspect
+from harvester.outbox.sql import queries, settle
 from harvester.outbox.tables import OutboxTable
 
 pytestmark = pytest.mark.servers
@@ -230,9 +230,9 @@ def test_a_purge_around_locks_names_what_it_left(connection: psycopg.Connection[
     put(connection, 1, 2, 3, 4, 5)
     with psycopg.connect(database) as other:
         other.execute("SELECT FROM outbox WHERE id IN (2, 5) FOR KEY SHARE")
-        left = connection.execute(settling.purge_unlocked(OUTBOX), {"ids": [1, 2, 3, 9]}).fetchall()
+        left = connection.execute(settle.purge_unlocked(OUTBOX), {"ids": [1, 2, 3, 9]}).fetchall()
         assert left == [(2,)]
         assert connection.execute("SELECT array_agg(id ORDER BY id) FROM outbox").fetchone() == ([2, 4, 5],)
         other.rollback()
-    assert connection.execute(settling.purge_unlocked(OUTBOX), {"ids": [2]}).fetchall() == []
+    assert connection.execute(settle.purge_unlocked(OUTBOX), {"ids": [2]}).fetchall() == []
     assert connection.execute("SELECT array_agg(id ORDER BY id) FROM outbox").fetchone() == ([4, 5],)

@@ -12,7 +12,7 @@ import pytest
 
 from harvester import FakeGroup, LeaderAcquired, LeaderFenced, LeaderRefreshed
 from harvester.clock import clock_s
-from harvester.relay.machine import Relay
+from harvester.relay.core.state_machine import Relay
 from tests.support.harvesting import Embedded, Scene
 from tests.support.marking import BOTH
 from tests.support.wait import eventually

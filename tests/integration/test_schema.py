@@ -12,8 +12,9 @@ import pytest
 from psycopg.rows import dict_row
 
 from harvester.errors import DatabaseUnavailable, SchemaError
-from harvester.outbox import ddl, schema
+from harvester.outbox import schema
 from harvester.outbox.schema import init, inspect, refresh_incarnation
+from harvester.outbox.sql import ddl
 from harvester.outbox.tables import OutboxTable
 from tests.support.outboxes import insert, poor_role, seed_ddl, tables, term_row
 

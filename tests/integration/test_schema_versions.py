@@ -10,8 +10,9 @@ import psycopg
 import pytest
 
 from harvester.errors import SchemaError
-from harvester.outbox import ddl, schema, shape
+from harvester.outbox import schema, shape
 from harvester.outbox.schema import init, inspect, refresh_incarnation
+from harvester.outbox.sql import ddl
 from harvester.outbox.tables import OutboxTable
 from tests.support.outboxes import insert, seed_ddl, tables, term_row
 

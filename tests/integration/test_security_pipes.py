@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from harvester import State
-from harvester.relay.hooks import VARIABLE
+from harvester.relay.failpoints import VARIABLE
 from tests.support.harvesting import Scene
 from tests.support.wait import eventually
 

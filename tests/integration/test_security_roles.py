@@ -11,10 +11,11 @@ from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
 from harvester import OutboxRecord, Stasher
 from harvester.errors import ConfigurationError
-from harvester.outbox import schema, settling
+from harvester.outbox import schema
 from harvester.outbox.archive import create_archive
-from harvester.outbox.connect import connect, server_identity
-from harvester.outbox.grants import Place, script
+from harvester.outbox.connection import connect, server_identity
+from harvester.outbox.sql import settle
+from harvester.outbox.sql.grants import Place, script
 from harvester.outbox.tables import OutboxTable
 from tests.support.cli import run_cli
 from tests.support.harvesting import Scene
@@ -177,7 +178,7 @@ def test_an_archive_and_notices_need_more(roles: Roles) -> None:
         owner.execute("INSERT INTO billing.outbox (kafka_topic) SELECT 't' FROM generate_series(1, 2)")
         owner.execute("UPDATE billing.outbox_term SET term = 1, holder = gen_random_uuid()")
         shape = schema.inspect(relay, TABLE)
-        purge = settling.purge(TABLE, "rows", shape).replace("$1", "'{1}'")
+        purge = settle.purge(TABLE, "rows", shape).replace("$1", "'{1}'")
         holder = owner.execute("SELECT holder FROM billing.outbox_term").fetchone()
         assert holder is not None
         poison = {
@@ -189,7 +190,7 @@ def test_an_archive_and_notices_need_more(roles: Roles) -> None:
             "first_failed_at": None,
             "origin": None,
         }
-        quarantine = settling.quarantine(TABLE, shape, "notices")
+        quarantine = settle.quarantine(TABLE, shape, "notices")
         for statement, parameters in ((purge, None), (quarantine, poison)):
             with pytest.raises(psycopg.errors.InsufficientPrivilege):
                 relay.execute(statement.encode(), parameters)

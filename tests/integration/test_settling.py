@@ -12,8 +12,8 @@ import psycopg
 import pytest
 
 from harvester.errors import SchemaError
-from harvester.outbox import settling
 from harvester.outbox.schema import inspect
+from harvester.outbox.sql import settle
 from harvester.outbox.tables import OutboxTable
 from tests.support.dead import ODD_NAME, Outbox
 from tests.support.outboxes import seed_ddl
@@ -70,7 +70,7 @@ def test_a_notice_goes_into_the_outbox_under_the_records_key(outbox: Outbox) -> 
     assert (value["id"], value["incarnation"], value["topic"]) == (record, str(moved["incarnation"]), "t")
     encoded = base64.b64encode(key).decode() if isinstance(key, bytes) else None
     assert (value["key"], value["key_base64"]) == (None if encoded else key, encoded)
-    assert (value["error"], value["attempts"]) == ("x" * settling.NOTICE_ERROR_CHARACTERS, 5)
+    assert (value["error"], value["attempts"]) == ("x" * settle.NOTICE_ERROR_CHARACTERS, 5)
     for name in ("create_time", "first_failed_at", "quarantined_at"):
         assert datetime.fromisoformat(value[name]) == moved[name]
     assert value["origin"] == b"sent".hex()
@@ -98,11 +98,11 @@ def test_a_notice_that_does_not_fit_never_keeps_a_record_from_leaving(connection
     assert outbox.rows() == []
     connection.execute("ALTER TABLE outbox ALTER kafka_topic TYPE varchar(5)")
     with pytest.raises(SchemaError, match="does not fit into kafka_topic"):
-        settling.quarantine(outbox.table, inspect(connection, outbox.table), "notices")
+        settle.quarantine(outbox.table, inspect(connection, outbox.table), "notices")
 
 
 @pytest.mark.parametrize("archive", ["off", "ids", "rows"])
-def test_the_command_tag_counts_what_was_deleted(outbox: Outbox, archive: settling.Archive) -> None:
+def test_the_command_tag_counts_what_was_deleted(outbox: Outbox, archive: settle.Archive) -> None:
     first, second, third = outbox.add("a", None, "c")
     assert outbox.purge(first, second, 4711, archive=archive) == 2
     assert outbox.purge(first, archive=archive) == 0
@@ -129,10 +129,10 @@ def test_the_archive_keeps_what_kafka_got(outbox: Outbox) -> None:
 
 @pytest.mark.parametrize("archive", ["off", "ids", "rows"])
 def test_a_purge_of_what_is_free_leaves_the_same_trace(
-    outbox: Outbox, empty_database: str, archive: settling.Archive
+    outbox: Outbox, empty_database: str, archive: settle.Archive
 ) -> None:
     ids = outbox.add("a", "b", "c")
-    statement = settling.purge_unlocked(outbox.table, archive, outbox.shape)
+    statement = settle.purge_unlocked(outbox.table, archive, outbox.shape)
     with psycopg.connect(empty_database) as other:
         psycopg.RawCursor(other).execute(f"SELECT FROM {outbox.table.sql} WHERE id = $1 FOR UPDATE", [ids[1]])
         assert outbox.connection.execute(statement, {"ids": ids}).fetchall() == [(ids[1],)]

@@ -14,8 +14,8 @@ from harvester import Stasher
 from harvester.errors import RecordRejected
 from harvester.idempotence.highwater import Mark, Verdict, judge
 from harvester.outbox import schema
-from harvester.outbox.function_sql import LEASE_STATES
-from harvester.outbox.grants import Place, script
+from harvester.outbox.sql.grants import Place, script
+from harvester.outbox.sql.stash_function import LEASE_STATES
 from harvester.outbox.tables import OutboxTable
 from harvester.outbox.validation import check
 from harvester.record import OutboxRecord

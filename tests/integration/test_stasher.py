@@ -12,7 +12,7 @@ import pytest
 from psycopg.rows import dict_row
 
 from harvester.errors import OutboxError, RecordRejected, SchemaError
-from harvester.outbox import insertion
+from harvester.outbox.sql import insert
 from harvester.outbox.stasher import Stasher
 from harvester.outbox.tables import OutboxTable
 from harvester.record import OutboxRecord
@@ -147,7 +147,7 @@ def test_the_wrong_kind_of_connection_is_named(connection: psycopg.Connection[An
 
 
 def test_batches_of_several_statements(connection: psycopg.Connection[Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(insertion, "CHUNK_RECORDS", 7)
+    monkeypatch.setattr(insert, "CHUNK_RECORDS", 7)
     records = [OutboxRecord("t", f"k{n}", f"v{n}") for n in range(50)]
     ids = Stasher().stash_many(connection, records)
     assert ids == sorted(set(ids))
@@ -155,7 +155,7 @@ def test_batches_of_several_statements(connection: psycopg.Connection[Any], monk
 
 
 def test_a_batch_is_written_whole_or_not_at_all_on_autocommit(database: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(insertion, "CHUNK_RECORDS", 2)
+    monkeypatch.setattr(insert, "CHUNK_RECORDS", 2)
     with psycopg.connect(database, autocommit=True) as connection:
         connection.execute("ALTER TABLE outbox ADD CHECK (kafka_key <> 'bad')")
         with pytest.raises(psycopg.errors.CheckViolation):

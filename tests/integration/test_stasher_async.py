@@ -10,8 +10,8 @@ import psycopg
 import pytest
 
 from harvester.errors import RecordRejected, SchemaError
-from harvester.outbox import insertion
 from harvester.outbox.async_stasher import AsyncStasher
+from harvester.outbox.sql import insert
 from harvester.record import OutboxRecord
 
 pytestmark = pytest.mark.servers
@@ -86,7 +86,7 @@ def test_inside_a_pipeline(database: str) -> None:
 
 
 def test_a_batch_is_whole_on_autocommit(database: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(insertion, "CHUNK_RECORDS", 1)
+    monkeypatch.setattr(insert, "CHUNK_RECORDS", 1)
 
     async def use(connection: Connection) -> None:
         await connection.execute("ALTER TABLE outbox ADD CHECK (kafka_key <> 'bad')")

@@ -10,8 +10,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from harvester_cli.service import least_watchdog_s
-from harvester_cli.unit_text import NAMES, unit_text
+from harvester_cli.start import least_watchdog_s
+from harvester_cli.systemd import NAMES, unit_text
 
 from harvester.config import Limits
 from harvester.errors import ExitCode

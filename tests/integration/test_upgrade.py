@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from harvester.outbox import ddl, shape
+from harvester.outbox import shape
 from harvester.outbox.schema import init
+from harvester.outbox.sql import ddl
 from harvester.outbox.tables import OutboxTable
 from tests.support.cli import run_cli
 from tests.support.harvesting import Scene, wait_leads

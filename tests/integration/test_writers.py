@@ -10,7 +10,8 @@ import pytest
 from psycopg.rows import dict_row
 
 from harvester.errors import OutboxError, RecordRejected, SchemaError
-from harvester.outbox import insertion, schema
+from harvester.outbox import schema
+from harvester.outbox.sql import insert
 from harvester.outbox.tables import OutboxTable
 from harvester.record import OutboxRecord
 from tests.support.desks import DESKS, Desk
@@ -73,7 +74,7 @@ def test_a_rollback_takes_them_with_it(desk: Desk, database: str) -> None:
 
 def test_a_rollback_takes_a_long_batch_with_it(desk: Desk, database: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Also as the first statement of its transaction: a batch of several statements begins none of its own."""
-    monkeypatch.setattr(insertion, "CHUNK_RECORDS", 2)
+    monkeypatch.setattr(insert, "CHUNK_RECORDS", 2)
     desk.stash(PLAIN)
     desk.commit()
     desk.stash_many(ALL)
@@ -153,7 +154,7 @@ def test_no_outbox_and_rows_that_a_trigger_takes_away(kind: str, empty_database:
 def test_the_columns_are_looked_up_once(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
     desk.stash(PLAIN)
     desk.commit()
-    monkeypatch.setattr(insertion.Insertion, "build", _unexpected)
+    monkeypatch.setattr(insert.Insertion, "build", _unexpected)
     desk.stash(PLAIN)
 
 

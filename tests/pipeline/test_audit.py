@@ -18,11 +18,10 @@ from confluent_kafka.admin import AdminClient
 from harvester_cli.main import main
 
 from harvester.errors import BrokerUnavailable, DatabaseUnavailable, ExitCode, SchemaError
-from harvester.pipeline.audit.job import run
+from harvester.pipeline.audit.inputs import topic_bounds
+from harvester.pipeline.audit.job import AuditSettings, run
 from harvester.pipeline.audit.report import AuditReport
 from harvester.pipeline.audit.schemas import FINDINGS_TABLE
-from harvester.pipeline.audit.settings import AuditSettings
-from harvester.pipeline.audit.topic_bounds import topic_bounds
 from harvester.pipeline.errors import InputMissing, TableMismatch
 from harvester.pipeline.origin_columns import bronze_columns
 from tests.conftest import MakeTopic
@@ -223,7 +222,7 @@ def test_what_the_brokers_say_of_topics(
         0: bounds.start[scene.topic, 0] + 2, 1: ranged.end[scene.topic, 1], 2: 6,
     }  # fmt: skip
     with scene.open_transaction():
-        monkeypatch.setattr("harvester.pipeline.audit.topic_bounds._OPEN_S", 0.1)
+        monkeypatch.setattr("harvester.pipeline.audit.inputs._OPEN_S", 0.1)
         told: list[str] = []
         with pytest.raises(BrokerUnavailable, match=r"an open transaction hides the end of .*\[0\]") as caught:
             topic_bounds(spark, kafka, [scene.topic], progress=told.append)

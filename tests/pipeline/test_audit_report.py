@@ -15,16 +15,25 @@ from hypothesis import strategies as st
 from psycopg.conninfo import make_conninfo
 
 from harvester.errors import ConfigurationError
-from harvester.pipeline.audit.html import page
-from harvester.pipeline.audit.limits import Seen, not_judged
-from harvester.pipeline.audit.places import Partition, Read, whole_since
-from harvester.pipeline.audit.progress import stages_told
-from harvester.pipeline.audit.report import AuditReport, Finding, Found, HotKey, Latency, grouped, key_text
+from harvester.pipeline.audit.checks import Stream, terms
+from harvester.pipeline.audit.inputs import Partition, Read, TopicBounds, whole_since
+from harvester.pipeline.audit.job import stages_told
+from harvester.pipeline.audit.page import page
+from harvester.pipeline.audit.report import (
+    HOLES,
+    AuditReport,
+    Finding,
+    Found,
+    HotKey,
+    Latency,
+    Seen,
+    advice,
+    grouped,
+    key_text,
+    not_judged,
+)
 from harvester.pipeline.audit.schemas import Kind, Severity
 from harvester.pipeline.audit.skew import SHARDS, skew
-from harvester.pipeline.audit.terms import Stream, terms
-from harvester.pipeline.audit.topic_bounds import TopicBounds
-from harvester.pipeline.audit.words import HOLES, advice
 from harvester.pipeline.jdbc import jdbc_source
 from tests.support.audits import at
 

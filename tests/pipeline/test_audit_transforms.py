@@ -14,13 +14,13 @@ from pyspark.sql import functions as F  # noqa: N812 - Spark's own name for it
 
 from harvester.delivery import partitioner
 from harvester.origin import decode
-from harvester.pipeline.audit import delivery, latency, order, terms
+from harvester.pipeline.audit import checks
 from harvester.pipeline.audit import sequences as audit_sequences
 from harvester.pipeline.audit import skew as audit_skew
 from harvester.pipeline.audit.collect import collect_findings, collect_hot_keys, collect_latency, collect_streams
-from harvester.pipeline.audit.key_hash import murmur2
 from harvester.pipeline.audit.schemas import FINDINGS, MARKED, RECORDS, Kind, Severity
 from harvester.pipeline.audit.sequences import Hole
+from harvester.pipeline.audit.skew import murmur2
 from harvester.verify import sequences as plain
 from tests.support.audits import A, Sent, at, history, interpreted, numbered, records
 from tests.support.sparks import assert_rows, assert_same_columns
@@ -40,7 +40,7 @@ def _interpreted(spark: SparkSession) -> Iterator[None]:
 
 
 def marked(spark: SparkSession, *sent: Sent) -> DataFrame:
-    return order.marked(records(spark, sent)).persist()
+    return checks.marked(records(spark, sent)).persist()
 
 
 def kinds(frame: DataFrame) -> list[tuple[str, str, int | None, int | None]]:
@@ -65,7 +65,7 @@ def test_order_and_repeats_are_judged_within_a_key_of_a_partition(spark: SparkSe
     frame = marked(spark, *sent)
     assert_same_columns(records(spark, sent), RECORDS)
     assert_same_columns(frame, MARKED)
-    findings = order.findings(frame, repeats=Severity.SUSPECT, swaps=Severity.VIOLATION)
+    findings = checks.findings(frame, repeats=Severity.SUSPECT, swaps=Severity.VIOLATION)
     assert_same_columns(findings, FINDINGS)
     assert kinds(findings) == [
         ("delivered after a successor", "violation", 8, 7),
@@ -78,7 +78,7 @@ def test_order_and_repeats_are_judged_within_a_key_of_a_partition(spark: SparkSe
     assert str(swapped.examples[0]) == (
         f"delivered after a successor: id 8 of {A}, key 'swap', orders[0]@7: id 9 of its key had come before it"
     )
-    scattered = order.scattered(audit_skew.places(frame))
+    scattered = checks.scattered(audit_skew.places(frame))
     assert_same_columns(scattered, FINDINGS)
     assert_rows(scattered, [{"kind": "key in several partitions", "key": b"apart", "topic": "orders"}])
 
@@ -126,9 +126,9 @@ def test_numbers_are_judged_as_verify_judges_them(
             for stream, at_ in lost
         ]  # fmt: skip
     frame = records(spark, sent)
-    kept = order.marked(frame)
+    kept = checks.marked(frame)
     numbers = audit_sequences.numbers(kept, audit_sequences.given_up(history(spark, *past), frame))
-    last = audit_sequences.last_streams(terms.streams(kept))
+    last = audit_sequences.last_streams(checks.streams(kept))
     gaps = audit_sequences.gaps(numbers, last, None, None)
     size = F.sum(F.col("last") - F.col("first") + 1).alias("size")
     counted = (
@@ -153,9 +153,9 @@ def test_a_gap_is_told_with_the_record_that_comes_next(spark: SparkSession) -> N
         Sent(10, b"e", 2, lane=1, seconds=5), Sent(11, b"e", 2, lane=1, seconds=6),
     ]  # fmt: skip
     frame = records(spark, sent, "notices")
-    kept = order.marked(frame)
+    kept = checks.marked(frame)
     numbers = audit_sequences.numbers(kept, audit_sequences.given_up(history(spark), frame)).persist()
-    last = audit_sequences.last_streams(terms.streams(kept))
+    last = audit_sequences.last_streams(checks.streams(kept))
     gaps = audit_sequences.gaps(numbers, last, None, at(60)).persist()
     assert_rows(
         gaps,
@@ -199,13 +199,13 @@ def test_the_history_says_what_is_lost(spark: SparkSession) -> None:
         {"id": 8, "source": "outbox"},
     )  # fmt: skip
     kept = marked(spark, *sent)
-    bounds = delivery.Bounds(("orders", "payments"), at(0), at(50), at(-10), ("payments",))
-    found = delivery.found(delivery.archived(past, bounds), kept).persist()
-    lost = delivery.lost(found, bounds)
+    bounds = checks.Bounds(("orders", "payments"), at(0), at(50), at(-10), ("payments",))
+    found = checks.found(checks.archived(past, bounds), kept).persist()
+    lost = checks.lost(found, bounds)
     assert_same_columns(lost, FINDINGS)
     assert kinds(lost) == [("lost", "suspect", 11, None), ("lost", "violation", 3, None)]
     assert found.where("NOT judged").count() == 2
-    strange = delivery.unexpected(kept, past, at(0), at(60))
+    strange = checks.unexpected(kept, past, at(0), at(60))
     assert_same_columns(strange, FINDINGS)
     # 9 was created after the history had been read.
     assert kinds(strange) == [("not in the history", "suspect", 3, 2), ("not in the history", "suspect", 7, 3)]
@@ -215,7 +215,7 @@ def test_latency_is_that_of_first_deliveries_by_topic_and_hour(spark: SparkSessi
     quick = [Sent(number, seconds=number, took_s=0.01) for number in range(100)]
     slow = [Sent(number, seconds=4000, took_s=2.0) for number in range(100, 110)]
     again = [Sent(5, seconds=100, took_s=90.0)]
-    found = collect_latency(latency.by_hour(marked(spark, *quick, *slow, *again)))
+    found = collect_latency(checks.by_hour(marked(spark, *quick, *slow, *again)))
     assert [(one.topic, one.hour, one.records) for one in found] == [
         (None, None, 111), ("orders", None, 111), ("orders", at(0), 101), ("orders", at(3600), 10),
     ]  # fmt: skip
@@ -243,7 +243,7 @@ def test_hot_keys_and_terms(spark: SparkSession) -> None:
             if one.key is not None:
                 held[partitioner.murmur2(one.key) % load.shards] += 1
         assert load.busiest == pytest.approx(max(held) / 100)
-    [first, second] = terms.terms(collect_streams(terms.streams(kept)))
+    [first, second] = checks.terms(collect_streams(checks.streams(kept)))
     assert (first.term, first.lanes, first.records, first.silence_s) == (1, 2, 90, None)
     assert (second.term, second.lanes, second.records, second.silence_s) == (3, 1, 10, 31.0)
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from harvester.pipeline.checkpoint import Manifest, decide, from_text, to_text
 from harvester.pipeline.errors import CheckpointMismatch
+from harvester.pipeline.streaming import Manifest, decide, from_text, to_text
 
 STORED = Manifest("first", "lake", ("orders", "payments"), "harvester")
 

@@ -19,11 +19,11 @@ from harvester.delivery.progress import Progress, encode
 from harvester.delivery.progress_topic import ensure_progress_topic
 from harvester.errors import ConfigurationError, PoisonRecord
 from harvester.outbox import schema
-from harvester.outbox.copying import copy_rows
+from harvester.outbox.libpq import copy_rows
 from harvester.outbox.tables import OutboxTable
 from harvester.pipeline.drain import job as drain
-from harvester.pipeline.drain import rows
-from harvester.pipeline.drain.rows import LATE
+from harvester.pipeline.drain import slices
+from harvester.pipeline.drain.slices import LATE
 from harvester.pipeline.errors import PipelineError
 from harvester.record import KafkaRecord
 from harvester.verify.check import verify
@@ -179,7 +179,7 @@ def test_what_is_committed_late_is_neither_lost_nor_overtaken(
     late = scene.add(topic, "late", "1", db=writer)
     for number in range(30):
         scene.add(topic, f"key {number % 3}", str(number))
-    made = rows.sink_rows
+    made = slices.sink_rows
 
     def meanwhile(*args: Any) -> Any:
         """The slice is chosen; its rows are yet to be read."""

@@ -16,8 +16,7 @@ from pyspark.sql import functions as F  # noqa: N812 - Spark's own name for it
 from harvester import origin
 from harvester.delivery.partitioner import murmur2
 from harvester.origin import HEADER, Origin
-from harvester.pipeline.drain.rows import LATE, SINK, Stamp, sink_rows
-from harvester.pipeline.drain.slices import batch_bytes
+from harvester.pipeline.drain.slices import LATE, SINK, Stamp, batch_bytes, sink_rows
 from tests.support.sparks import assert_same_columns
 
 if TYPE_CHECKING:

@@ -10,20 +10,21 @@ from hypothesis import strategies as st
 
 from harvester import origin
 from harvester.errors import ConfigurationError
-from harvester.pipeline.drain.sink import check, sink_options
 from harvester.pipeline.drain.slices import (
-    Rules,
+    DrainRules,
     Share,
     Topic,
+    check,
     fetch_records,
     is_doubtful,
     next_records,
+    sink_options,
     times,
     why_poison,
 )
 from harvester.record import KafkaRecord
 
-RULES = Rules({"harvester.neli": "reserved"}, origin.HEADER, origin.SIZE)
+RULES = DrainRules({"harvester.neli": "reserved"}, origin.HEADER, origin.SIZE)
 TOPIC = Topic(4, 1000)
 
 
@@ -79,7 +80,7 @@ def test_shares_are_looked_at_where_a_row_may_be_no_record(share: Share, topic: 
 
 def test_a_limit_of_the_relay_counts_as_well() -> None:
     record = KafkaRecord(1, None, "t", None, [], -1, 0)
-    strict = Rules({}, origin.HEADER, origin.SIZE, own_limit=500)
+    strict = DrainRules({}, origin.HEADER, origin.SIZE, own_limit=500)
     assert why_poison(record, 400, {"t": TOPIC}, RULES) is None
     assert str(why_poison(record, 400, {"t": TOPIC}, strict)).startswith("MSG_SIZE_TOO_LARGE")
 

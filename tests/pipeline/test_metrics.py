@@ -22,8 +22,7 @@ from harvester.origin import HEADER, Origin
 from harvester.pipeline import session as sessions
 from harvester.pipeline import tables
 from harvester.pipeline.errors import CheckpointMismatch, PipelineError
-from harvester.pipeline.metrics.batch import MetricsBatch
-from harvester.pipeline.metrics.job import BatchDone, MetricsSettings, run
+from harvester.pipeline.metrics.job import BatchDone, MetricsBatch, MetricsSettings, run
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -16,8 +16,8 @@ from pyspark.sql import functions as F  # noqa: N812 - Spark's own name for it
 from harvester import origin
 from harvester.origin import HEADER, Origin
 from harvester.pipeline.errors import CheckpointMismatch
-from harvester.pipeline.metrics import late, table, windows
-from harvester.pipeline.metrics.late import Planned, beginnings, parse
+from harvester.pipeline.metrics import job, windows
+from harvester.pipeline.metrics.job import Planned, beginnings, parse
 from harvester.pipeline.origin_columns import bronze_columns
 from harvester.telemetry.latency import Histogram
 from tests.support.sparks import assert_rows, assert_same_columns, kafka_rows
@@ -98,8 +98,8 @@ def test_windows_and_hours_say_what_counting_says(spark: SparkSession) -> None:
               for one in found.values()}  # fmt: skip
     assert {(topic, window, key, share) for topic, window, rank, key, share in listed if rank == 1} == firsts
 
-    hours = table.throughput(metrics)
-    assert_same_columns(hours, table.THROUGHPUT)
+    hours = windows.throughput(metrics)
+    assert_same_columns(hours, windows.THROUGHPUT)
     for one in hours.withColumn("of", F.date_format("hour", "HH")).collect():
         inside = [row for row in made if row[0] == ("orders", "payments").index(one["topic"])
                   and (row[1] >= 2) == (one["of"] == "10")]  # fmt: skip
@@ -163,4 +163,4 @@ def test_a_batch_begins_where_the_one_before_ended() -> None:
     assert beginnings(parse(text).ends, {"orders": {"0": 4}}) == {"orders": {"0": 4, "1": -2}, "new": {"0": -2}}
     for bad in ("", "v1", "v1\n{}\n{}", text.replace("5", '"x"')):
         with pytest.raises(CheckpointMismatch):
-            late.parse(bad)
+            job.parse(bad)

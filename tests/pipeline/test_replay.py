@@ -25,9 +25,8 @@ from harvester.pipeline import schemas, tables
 from harvester.pipeline import session as sessions
 from harvester.pipeline.errors import InputMissing, PipelineError
 from harvester.pipeline.replay import job as replay
-from harvester.pipeline.replay import rows as replay_rows
-from harvester.pipeline.replay.pace import Pace
-from harvester.pipeline.replay.request import By, Destination, Request, Selection
+from harvester.pipeline.replay import plan as replay_rows
+from harvester.pipeline.replay.plan import By, Destination, Pace, Request, Selection
 from tests.support.consuming import Published, read_topic
 from tests.support.sparks import assert_rows, assert_same_columns
 

@@ -13,8 +13,17 @@ from typer.testing import CliRunner
 
 from harvester.errors import ExitCode
 from harvester.pipeline.errors import CheckpointMismatch, PipelineError
-from harvester.pipeline.replay.pace import WITHOUT_RATE, Pace
-from harvester.pipeline.replay.request import By, Destination, Progress, Request, Selection, from_text, to_text
+from harvester.pipeline.replay.plan import (
+    WITHOUT_RATE,
+    By,
+    Destination,
+    Pace,
+    Progress,
+    Request,
+    Selection,
+    from_text,
+    to_text,
+)
 
 REPLAY = ("pipeline", "replay", "--lake", "lake", "--bootstrap", "127.0.0.1:1")
 STORED = Progress(

@@ -6,8 +6,8 @@ from pathlib import Path
 
 from pyspark.sql.types import IntegerType, LongType, StringType, StructField, StructType
 
-from harvester.pipeline.kafka_options import for_java
 from harvester.pipeline.schemas import BRONZE, TABLES, Addition, differences
+from harvester.pipeline.source import for_java
 
 
 def struct(**fields: object) -> StructType:

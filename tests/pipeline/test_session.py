@@ -10,9 +10,8 @@ import pytest
 from harvester_cli.main import main
 
 from harvester.errors import ExitCode
-from harvester.pipeline.connectors import JARS, connector_jars
 from harvester.pipeline.errors import ConnectorMismatch, SparkUnavailable
-from harvester.pipeline.session import SessionSettings, options, reason, use_java
+from harvester.pipeline.session import JARS, SessionSettings, connector_jars, options, reason, use_java
 from tests.support.cli import run_cli
 
 LAKE = ("pipeline", "lake", "--topic", "orders", "--to", "lake", "--bootstrap", "127.0.0.1:1")

@@ -13,10 +13,9 @@ from pyspark.sql import functions as F  # noqa: N812 - Spark's own name for it
 
 from harvester import origin
 from harvester.origin import HEADER, Origin
-from harvester.pipeline import byte_columns, schemas
-from harvester.pipeline.byte_columns import JavaBytes, SqlBytes
+from harvester.pipeline import origin_columns, schemas
 from harvester.pipeline.lake import payloads, silver
-from harvester.pipeline.origin_columns import NEWER, NO_HEADER, UNSOUND, bronze_columns
+from harvester.pipeline.origin_columns import NEWER, NO_HEADER, UNSOUND, JavaBytes, SqlBytes, bronze_columns
 from tests.support.sparks import assert_rows, assert_same_columns, kafka_rows
 
 if TYPE_CHECKING:
@@ -67,7 +66,7 @@ def silver_of(spark: SparkSession, *rows: dict[str, Any]) -> DataFrame:
 @settings(max_examples=4, deadline=None, suppress_health_check=list(HealthCheck))
 @given(batch=st.lists(headers, min_size=1, max_size=40))
 def test_headers_are_read_as_the_codec_reads_them(spark: SparkSession, kind: type, batch: list[Any]) -> None:
-    reader = SqlBytes() if kind is SqlBytes else byte_columns.reader(spark)
+    reader = SqlBytes() if kind is SqlBytes else origin_columns.fastest_reader(spark)
     assert type(reader) is kind
     bronze = bronze_columns(kafka_rows(spark, ({"headers": one} for one in batch)), reader=reader)
     assert_same_columns(bronze, schemas.BRONZE)

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from harvester.delivery.decode import Broken
-from harvester.relay.barrier import Barrier, Entry, Step
+from harvester.relay.core.barrier import Barrier, Entry, Step
 
 KEYS = st.sampled_from([None, b"a", b"b"])
 

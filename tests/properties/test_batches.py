@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from harvester.delivery.decode import Broken
-from harvester.relay.batches import Batches, Entry
+from harvester.relay.core.transaction_queue import Batches, Entry
 
 MOST, NAMED, MOST_BYTES = 5, 8, 6
 KEYS = st.sampled_from([None, b"a", b"b"])

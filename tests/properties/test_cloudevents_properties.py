@@ -9,10 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from harvester.errors import RecordRejected
-from harvester.outbox.ddl import new_columns
+from harvester.outbox.sql.ddl import new_columns
 from harvester.outbox.validation import check
 from harvester.record import OutboxRecord
-from harvester.serializers.cloudevents import cloud_event_headers, uri_reference
+from harvester.serializers.records import cloud_event_headers, uri_reference
 
 # RFC 3986: unreserved, reserved, and percent-encoded octets.
 URI = re.compile(r"(?:[A-Za-z0-9._~:/?#\[\]@!$&'()*+,;=-]|%[0-9A-Fa-f]{2})*")

@@ -14,8 +14,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from harvester.neli.commits import Stability
 from harvester.neli.election import Timing
+from harvester.neli.member import Stability
 
 G, DELAY = 0.5, 2.0  # group heartbeats; the client's delay before it joins again
 TIMING = Timing(

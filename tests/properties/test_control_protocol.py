@@ -12,18 +12,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from harvester.control.errors import NotUnderstood
 from harvester.control.protocol import (
     COMMANDS,
     Answer,
     Lines,
+    NotUnderstood,
     Request,
     decode_answer,
     decode_request,
     encode_answer,
     encode_request,
+    from_json,
+    to_json,
 )
-from harvester.control.snapshot import from_json, to_json
 from harvester.status import Backlog, LastEvent, ShardState, ShardStatus, State, Status
 
 ARGUMENTS: dict[type, st.SearchStrategy[Any]] = {

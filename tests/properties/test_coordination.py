@@ -10,9 +10,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from harvester.coordination import claims, rationalizer
-from harvester.coordination.holding import Batch, Holding, Pace
-from harvester.coordination.messages import (
+from harvester.coordination.core import claim as claims
+from harvester.coordination.core import rationalizer
+from harvester.coordination.core.claim import Batch, Holding, Pace, Process, Release
+from harvester.coordination.core.messages import (
     ClaimingPartition,
     Client,
     Heartbeat,
@@ -22,9 +23,8 @@ from harvester.coordination.messages import (
     Unreadable,
     decode,
 )
-from harvester.coordination.rationalizer import At, Verdict, read
-from harvester.coordination.signals import Process, Release
-from harvester.coordination.world import Claim, Freshness, World
+from harvester.coordination.core.rationalizer import At, Verdict, read
+from harvester.coordination.core.world import Claim, Freshness, World
 from tests.support.coordination import TIMING, Broken, Sim, scheduled, seen
 
 Patch = pytest.MonkeyPatch

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from harvester.coordination.hands import Hands
-from harvester.coordination.messages import Place
+from harvester.coordination.core.messages import Place
+from harvester.coordination.core.partition_buffer import Hands
 
 
 @dataclass(eq=False)

@@ -5,7 +5,8 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from harvester.coordination.messages import (
+from harvester.coordination.core.fair_share import log_partition
+from harvester.coordination.core.messages import (
     ClaimingMessages,
     ClaimingPartition,
     Client,
@@ -19,7 +20,6 @@ from harvester.coordination.messages import (
     decode,
     encode,
 )
-from harvester.coordination.placement import log_partition
 
 NAMES = st.text(st.characters(codec="utf-8"), max_size=30)
 NUMBERS = st.integers(0, 2**63 - 1)

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from harvester.coordination.share import Roster, Shedding
+from harvester.coordination.core.fair_share import Roster, Shedding
 from tests.support.coordination import INTERVAL_S, Broken, Sim
 
 STEP_S = 0.1

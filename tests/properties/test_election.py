@@ -17,23 +17,26 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from harvester.neli import election
-from harvester.neli.election import Election, Role, Timing, step
-from harvester.neli.signals import (
+from harvester.neli.election import (
     Acquire,
     Assigned,
     Command,
     CommitOffset,
     CommitSucceeded,
+    Election,
     Event,
     Fence,
     ForeignHeartbeat,
     HeartbeatReturned,
     RevokeBegan,
     Revoked,
+    Role,
     SendHeartbeat,
     TermTaken,
     Tick,
+    Timing,
     Trust,
+    step,
 )
 
 H, S, R, G = 5.0, 8.0, 12.0, 1.0  # heartbeat timeout, session timeout, rebalance timeout, group heartbeat interval

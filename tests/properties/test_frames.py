@@ -11,9 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from harvester.errors import WireError
-from harvester.relay import frames as f
-from harvester.relay.frames import Frame
-from harvester.relay.framing import MAX_FRAME_BYTES, Splitter, decode, encode
+from harvester.relay.core import frames as f
+from harvester.relay.core.frames import MAX_FRAME_BYTES, Frame, Splitter, decode, encode
 
 NUMBERS = st.integers(0, 2**63 - 1)
 EPOCHS = st.integers(0, 2**32 - 1)

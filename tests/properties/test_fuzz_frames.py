@@ -13,18 +13,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from harvester.errors import WireError
-from harvester.relay import frames as f
-from harvester.relay import framing
-from harvester.relay.fields import checked
-from harvester.relay.frames import Frame
-from harvester.relay.framing import MAX_FRAME_BYTES, Splitter, decode, encode
+from harvester.relay.core import frames
+from harvester.relay.core import frames as f
+from harvester.relay.core.frames import MAX_FRAME_BYTES, Frame, Splitter, checked, decode, encode
 
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=10),
     lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=6), inner, max_size=3),
     max_leaves=6,
 )
-RARE = sorted(framing._RARE.items())
+RARE = sorted(frames._RARE.items())
 _EXAMPLES: dict[Any, Any] = {
     int: 1,
     float: 0.5,

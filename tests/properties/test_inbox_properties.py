@@ -10,9 +10,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from harvester.errors import InboxFenced
-from harvester.idempotence.partition import offset_of
+from harvester.idempotence.partition import Group, Transaction, offset_of
 from harvester.idempotence.seen import SeenIds
-from harvester.idempotence.transaction import Group, Transaction
 from harvester.origin import HEADER
 from tests.support.inbox import Forged, stamped
 

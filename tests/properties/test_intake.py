@@ -18,17 +18,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from harvester.relay.asking import Asking
-from harvester.relay.commands import Fetch, Look, Mark
-from harvester.relay.intake import Intake
-from harvester.relay.ledger import Bounds, Ledger, Row
-from harvester.relay.room import Room
-from harvester.relay.router import shard_of
-from harvester.relay.slices import Slices
-from harvester.relay.sorting import Sorting, Taken
-from harvester.relay.spread import Spread
-from harvester.relay.statements import Statements
-from harvester.relay.waiting import Waiting
+from harvester.delivery.partitioner import shard_of
+from harvester.relay.core.deferred import Waiting
+from harvester.relay.core.dispatcher import Slices, Sorting, Spread, Statements, Taken
+from harvester.relay.core.ledger import Bounds, Ledger, Row
+from harvester.relay.core.messages import Fetch, Look, Mark
+from harvester.relay.core.read_planner import Asking, Intake, Room
 
 WHO = UUID(int=1)
 

@@ -7,7 +7,7 @@ from enum import Enum
 from hypothesis import given
 from hypothesis import strategies as st
 
-from harvester.outbox.keyorder import Surroundings, obstacle
+from harvester.outbox.key_order import Surroundings, obstacle
 
 
 class Fate(Enum):

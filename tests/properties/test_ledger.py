@@ -8,8 +8,8 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from harvester.relay.ledger import Bounds, Ledger
-from harvester.relay.router import shard_of
+from harvester.delivery.partitioner import shard_of
+from harvester.relay.core.ledger import Bounds, Ledger
 
 BOUNDS = Bounds(in_flight=4, unsettled=8, per_key=4)
 KEYS = st.sampled_from([None, b"a", b"b", b"c"])

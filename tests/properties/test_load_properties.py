@@ -5,8 +5,18 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from harvester.verify.load import Ending, Load, plan
-from harvester.verify.wire import COMMITTED, LATE, MIN_VALUE_BYTES, PREFIX_BYTES, ROLLED_BACK, Pumped, parse
+from harvester.verify.load import (
+    COMMITTED,
+    LATE,
+    MIN_VALUE_BYTES,
+    PREFIX_BYTES,
+    ROLLED_BACK,
+    Ending,
+    Load,
+    Pumped,
+    parse,
+    plan,
+)
 
 loads = st.builds(
     Load,

@@ -10,20 +10,17 @@ from typing import Any
 
 import pytest
 
-from harvester.relay import leadership
-from harvester.relay.asking import Asking
-from harvester.relay.barrier import Barrier, Entry, Step
-from harvester.relay.commands import Drained
-from harvester.relay.intake import Intake
-from harvester.relay.ledger import Ledger
-from harvester.relay.low_water import LowWater
-from harvester.relay.machine import Phase, Relay
-from harvester.relay.scan import Bookmark, Scan
-from harvester.relay.sender import Sender
-from harvester.relay.setbacks import Setbacks
-from harvester.relay.sorting import Sorting
-from harvester.relay.tenure import Tenure
-from harvester.relay.waiting import Lane, Waiting
+from harvester.relay.at_least_once import Sender, Setbacks
+from harvester.relay.core import state_machine
+from harvester.relay.core.barrier import Barrier, Entry, Step
+from harvester.relay.core.deferred import Lane, Waiting
+from harvester.relay.core.dispatcher import Sorting
+from harvester.relay.core.leadership import LowWater, Tenure
+from harvester.relay.core.ledger import Ledger
+from harvester.relay.core.messages import Drained
+from harvester.relay.core.read_planner import Asking, Intake
+from harvester.relay.core.scan import Bookmark, Scan
+from harvester.relay.core.state_machine import Phase, Relay
 from tests.support.relay_actors import SimHarvester
 from tests.support.relay_shard import Delivered, SimShard
 from tests.support.relay_world import FAULTS, Broken, World
@@ -366,12 +363,12 @@ def _a_look_finds_nothing(patch: pytest.MonkeyPatch) -> None:
 
 def _a_changed_server_is_ignored(patch: pytest.MonkeyPatch) -> None:
     """P9."""
-    patch.setattr(leadership, "server_changed", lambda _relay, _reason, _now: [])
+    patch.setattr(state_machine, "server_changed", lambda _relay, _reason, _now: [])
 
 
 def _shards_survive_a_changed_server(patch: pytest.MonkeyPatch) -> None:
     """P9: what they have yet to purge is of the old one."""
-    patch.setattr(leadership, "_kill_all", lambda _relay, _reason: [])
+    patch.setattr(state_machine, "_kill_all", lambda _relay, _reason: [])
 
 
 def _purgers_do_not_compare(patch: pytest.MonkeyPatch) -> None:
@@ -439,7 +436,7 @@ def _lost_trust_is_not_waited_for(patch: pytest.MonkeyPatch) -> None:
 
 def _a_drain_does_not_wait(patch: pytest.MonkeyPatch) -> None:
     """P13."""
-    drain = leadership.drain
+    drain = state_machine.drain
 
     def hasty(relay: Relay, now: float) -> Any:
         commands = drain(relay, now)
@@ -448,7 +445,7 @@ def _a_drain_does_not_wait(patch: pytest.MonkeyPatch) -> None:
             commands.append(Drained())
         return commands
 
-    patch.setattr(leadership, "drain", hasty)
+    patch.setattr(state_machine, "drain", hasty)
 
 
 def _a_drain_waits_for_answers_only(patch: pytest.MonkeyPatch) -> None:

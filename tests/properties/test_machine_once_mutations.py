@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 
-from harvester.relay import frames as f
-from harvester.relay.batches import Batches, Entry
-from harvester.relay.intake import Intake
-from harvester.relay.ledger import Ledger
-from harvester.relay.machine import Relay
-from harvester.relay.slices import Slices
+from harvester.relay.core import frames as f
+from harvester.relay.core.dispatcher import Slices
+from harvester.relay.core.ledger import Ledger
+from harvester.relay.core.read_planner import Intake
+from harvester.relay.core.state_machine import Relay
+from harvester.relay.core.transaction_queue import Batches, Entry
 from tests.support import once_scenes as scenes
 from tests.support.once_scenes import Play
 from tests.support.relay_once import ONCE_FAULTS, OnceShard, OnceWorld, SimProducer, Steps

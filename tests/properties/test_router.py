@@ -7,8 +7,7 @@ from collections import Counter
 from hypothesis import given
 from hypothesis import strategies as st
 
-from harvester.delivery.partitioner import murmur2
-from harvester.relay.router import shard_of
+from harvester.delivery.partitioner import murmur2, shard_of
 
 COUNTS = st.integers(1, 256)
 

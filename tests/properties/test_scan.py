@@ -21,8 +21,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from harvester.relay import scan as scan_module
-from harvester.relay.scan import Bookmark, Gap, Scan
+from harvester.relay.core import scan as scan_module
+from harvester.relay.core.scan import Bookmark, Gap, Scan
 
 HISTORIES = 3000
 RANGES = 3

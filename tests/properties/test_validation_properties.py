@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from harvester.errors import RecordRejected
-from harvester.outbox.insertion import array_literal
 from harvester.outbox.shape import ColumnShape
+from harvester.outbox.sql.insert import array_literal
 from harvester.outbox.validation import check
 from harvester.record import OutboxRecord
 

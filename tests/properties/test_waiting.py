@@ -8,7 +8,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from harvester.relay.waiting import Lane, LaneName, Waiting
+from harvester.relay.core.deferred import Lane, LaneName, Waiting
 
 NAMES = st.sampled_from([b"a", b"b", 7])
 IDS = st.integers(1, 60)

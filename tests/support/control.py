@@ -11,9 +11,8 @@ from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
-from harvester.control.desk import Desk
-from harvester.control.listening import listen
-from harvester.control.server import ControlServer
+from harvester.control.server import ControlServer, Desk
+from harvester.control.sockets import listen
 from harvester.errors import HarvesterError
 from harvester.status import KeyStatus, State, Status
 

@@ -14,8 +14,8 @@ from confluent_kafka.admin import AdminClient, NewPartitions, NewTopic
 
 from harvester.clock import clock_s
 from harvester.coordination.consumer import CoordinatedConsumer
-from harvester.coordination.consumer_settings import ConsumerSettings
 from harvester.coordination.events import Event
+from harvester.coordination.settings import ConsumerSettings
 from tests.support.consuming import read_topic
 from tests.support.servers import Servers
 from tests.support.wait import eventually

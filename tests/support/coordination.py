@@ -12,14 +12,8 @@ from collections.abc import Iterable
 from copy import deepcopy
 from dataclasses import dataclass, field
 
-from harvester.coordination.choice import Settings
-from harvester.coordination.coordinator import Coordinator, Outcome, Refuse, RefuseMode, RefusePace, Warn
-from harvester.coordination.holding import HOLDING, Pace, Phase
-from harvester.coordination.messages import Client, Message, Place, ReturningMessages, encode
-from harvester.coordination.placement import log_partition
-from harvester.coordination.progress import Progress
-from harvester.coordination.rationalizer import Verdict, read
-from harvester.coordination.signals import (
+from harvester.coordination.core.claim import (
+    HOLDING,
     Append,
     Begin,
     Drained,
@@ -27,11 +21,18 @@ from harvester.coordination.signals import (
     Found,
     LookBack,
     NotSent,
+    Pace,
+    Phase,
     Process,
     Progressed,
     Stop,
 )
-from harvester.coordination.world import Claim, Timing, World
+from harvester.coordination.core.coordinator import Coordinator, Outcome, Refuse, RefuseMode, RefusePace, Warn
+from harvester.coordination.core.fair_share import Settings, log_partition
+from harvester.coordination.core.messages import Client, Message, Place, ReturningMessages, encode
+from harvester.coordination.core.partition_buffer import Progress
+from harvester.coordination.core.rationalizer import Verdict, read
+from harvester.coordination.core.world import Claim, Timing, World
 
 INTERVAL_S, STEP_S = 1.0, 0.25
 TIMING = Timing(interval_ms=1000, clock_step_ms=250)

@@ -11,10 +11,10 @@ import psycopg
 from psycopg import pq
 from psycopg.rows import dict_row
 
-from harvester.outbox import settling
 from harvester.outbox.purge_session import bigint_array
 from harvester.outbox.schema import init, inspect
 from harvester.outbox.shape import OutboxShape
+from harvester.outbox.sql import settle
 from harvester.outbox.tables import OutboxTable
 
 ODD_NAME = '"Bil%ling"."out ""box"" %s $1 <id>"'
@@ -69,7 +69,7 @@ class Outbox:
 
     def quarantine(self, *ids: int, error: str = "too large", notice_topic: str = "") -> list[tuple[bool, bool]]:
         """(moved, fenced) for each, by the relay's statement."""
-        statement = settling.quarantine(self.table, self.shape, notice_topic)
+        statement = settle.quarantine(self.table, self.shape, notice_topic)
         failed = datetime.now(UTC) - timedelta(minutes=1)
         return [
             self.connection.execute(
@@ -82,10 +82,10 @@ class Outbox:
             for i in ids
         ]  # fmt: skip
 
-    def purge(self, *ids: int, archive: settling.Archive = "off") -> int:
+    def purge(self, *ids: int, archive: settle.Archive = "off") -> int:
         """By the relay's statement, prepared, with the ids in binary; returns what the command tag counts."""
         pgconn = self.connection.pgconn
-        statement = settling.purge(self.table, archive, self.shape)
+        statement = settle.purge(self.table, archive, self.shape)
         result = pgconn.exec_params(statement.encode(), [bigint_array(ids)], param_formats=[pq.Format.BINARY])
         assert result.status == pq.ExecStatus.COMMAND_OK, result.error_message
         return result.command_tuples or 0

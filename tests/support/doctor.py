@@ -8,9 +8,9 @@ from typing import Any
 from harvester.config import Config
 from harvester.doctor import Finding, Level
 from harvester.doctor.facts import Clock, Connections, Database, Group, Index, Kafka, Partition, Pooling, Topic, Vacuum
-from harvester.outbox import ddl
 from harvester.outbox.catalog import Column, Facts, Relation, Sequence
 from harvester.outbox.shape import QUARANTINE_COLUMNS, TERM_COLUMNS
+from harvester.outbox.sql import ddl
 
 CONFIG = Config(leader_group_id="billing")
 EXACTLY = Config(leader_group_id="billing", delivery="exactly-once")

@@ -17,7 +17,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from harvester.relay.router import shard_of
+from harvester.delivery.partitioner import shard_of
 
 from .cli import RunningCli
 from .harvesting import Scene, alive, children, messages, shards_of, wait_leads

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from harvester.outbox.marker import MarkSession
+from harvester.outbox.leader_session import MarkSession
 
 from .harvesting import Scene
 from .marking import TABLE

@@ -11,8 +11,8 @@ from uuid import UUID
 import psycopg
 import pytest
 
-from harvester.outbox import queries
-from harvester.outbox.marker import MarkSession
+from harvester.outbox.leader_session import MarkSession
+from harvester.outbox.sql import queries
 from harvester.outbox.tables import OutboxTable
 
 from .harvesting import Embedded, Scene

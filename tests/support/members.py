@@ -9,13 +9,13 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from harvester.assembly import kafka_group
 from harvester.clock import clock_s
 from harvester.config import Config
 from harvester.neli.group import GroupCallbacks, Identity
 from harvester.neli.member import KafkaGroup
-from harvester.outbox.marker import MarkSession
+from harvester.outbox.leader_session import MarkSession
 from harvester.outbox.tables import OutboxTable
+from harvester.wiring import kafka_group
 
 from .wait import eventually
 

@@ -12,8 +12,8 @@ import os
 from pathlib import Path
 from typing import Any
 
-from harvester.outbox import connect, place
-from harvester.relay.hooks import VARIABLE
+from harvester.outbox import connection, term_session
+from harvester.relay.failpoints import VARIABLE
 
 from . import hooks
 
@@ -33,14 +33,14 @@ def promote(plan: hooks.Plan, timeline: int) -> None:
 
 
 def make() -> Any:
-    """The factory that `harvester.relay.hooks` calls: the plan's hooks, and the claim."""
+    """The factory that `harvester.relay.failpoints` calls: the plan's hooks, and the claim."""
     file = Path(os.environ[hooks.PLAN]) / _FILE
 
-    def claimed(connection: Any) -> tuple[int, int] | None:
-        identity = connect.server_identity(connection)
+    def claimed(session: Any) -> tuple[int, int] | None:
+        identity = connection.server_identity(session)
         if identity is None or not file.exists():
             return identity
         return identity[0], int(file.read_text())
 
-    vars(place)["server_identity"] = claimed
+    vars(term_session)["server_identity"] = claimed
     return hooks.make()

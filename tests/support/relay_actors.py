@@ -10,13 +10,13 @@ from uuid import UUID
 
 from harvester.delivery.decode import decode
 from harvester.events import LeaderRefreshed
-from harvester.relay import commands as c
-from harvester.relay import frames as f
-from harvester.relay import leadership, outcomes
-from harvester.relay.ledger import Row
-from harvester.relay.limits import Settings
-from harvester.relay.machine import Phase, Relay
-from harvester.relay.scan import Bookmark, Scan
+from harvester.relay.core import frames as f
+from harvester.relay.core import messages as c
+from harvester.relay.core import state_machine
+from harvester.relay.core.leadership import Settings
+from harvester.relay.core.ledger import Row
+from harvester.relay.core.scan import Bookmark, Scan
+from harvester.relay.core.state_machine import Phase, Relay
 from tests.support.relay_shard import Action, Note, SimProcess, row_bytes, uid_of, undecodable_topic
 
 if TYPE_CHECKING:
@@ -73,7 +73,7 @@ class SimHarvester:
 
         def acquire() -> Sequence[c.Command]:
             self.wanted = self.relay.phase is Phase.DRAINING
-            return leadership.acquire(self.relay, self.world.now)
+            return state_machine.acquire(self.relay, self.world.now)
 
         self._post("acquire", acquire)
 
@@ -87,7 +87,7 @@ class SimHarvester:
 
         def fence() -> Sequence[c.Command]:
             self.wanted = False
-            return leadership.fence(self.relay, reason, self.world.now)
+            return state_machine.fence(self.relay, reason, self.world.now)
 
         self._post("fence", fence)
 
@@ -115,7 +115,7 @@ class SimHarvester:
 
         def drain() -> Sequence[c.Command]:
             self.wanted = False
-            return leadership.drain(self.relay, self.world.now)
+            return state_machine.drain(self.relay, self.world.now)
 
         self._post("drain", drain)
 
@@ -126,7 +126,7 @@ class SimHarvester:
             if self.relay.phase not in (Phase.LEADING, Phase.REMARKING):
                 return []
             self.wanted = True
-            return leadership.drain(self.relay, self.world.now, trusted=True)
+            return state_machine.drain(self.relay, self.world.now, trusted=True)
 
         self._post("lend", lend)
 
@@ -277,27 +277,27 @@ class SimHarvester:
         frame = shard.to_supervisor.popleft()
         match frame:
             case f.Settled(ids):
-                self._perform(outcomes.settled(relay, i, ids, now)[1])
+                self._perform(state_machine.settled(relay, i, ids, now)[1])
             case f.Remarked(epoch, ids, in_doubt):
                 self._perform(relay.remarked(i, epoch, ids, now, in_doubt))
             case f.Parked(epoch, record_id, given_back, _, wait_s, _, held):
                 self._due[record_id] = epoch, now + wait_s
-                self._perform(outcomes.parked(relay, i, epoch, record_id, given_back, wait_s, held, now))
+                self._perform(state_machine.parked(relay, i, epoch, record_id, given_back, wait_s, held, now))
             case f.InDoubt(record_id):
-                outcomes.in_doubt(relay, i, record_id, now)
+                state_machine.in_doubt(relay, i, record_id, now)
             case f.Refused(epoch, ids):
-                self._perform(outcomes.refused(relay, i, epoch, ids, now))
+                self._perform(state_machine.refused(relay, i, epoch, ids, now))
             case f.Dropped(ids):
                 self._saw_trust = self._saw_trust and not self.leads
-                self._perform(outcomes.dropped(relay, i, ids, now))
+                self._perform(state_machine.dropped(relay, i, ids, now))
             case f.FateUnknown(epoch, ids, reason):
-                self._perform(outcomes.fate_unknown(relay, i, epoch, ids, reason, now))
+                self._perform(state_machine.fate_unknown(relay, i, epoch, ids, reason, now))
             case f.QueueTimedOut(epoch, record_id, waited_s):
-                self._perform(outcomes.queue_timed_out(relay, i, epoch, record_id, waited_s, now))
+                self._perform(state_machine.queue_timed_out(relay, i, epoch, record_id, waited_s, now))
             case f.Poisoned(record_id):
                 self._stop_for(record_id)
             case f.ServerChanged(reason):
-                self._perform(leadership.server_changed(relay, reason, now))
+                self._perform(state_machine.server_changed(relay, reason, now))
             case f.Quarantined() | f.Log():
                 pass
             case f.Ready():
@@ -395,7 +395,7 @@ class SimHarvester:
             self._step_down()
         if self.wanted:
             self.wanted = False
-            self._perform(leadership.acquire(self.relay, self.world.now))
+            self._perform(state_machine.acquire(self.relay, self.world.now))
 
     def _resize(self, shards: int) -> None:
         if any(shard.unsettled for shard in self.living):
@@ -444,7 +444,9 @@ class SimHarvester:
         term, _, server = self._term
         self._checked = server == self.world.server and self.world.table.term >= term
         if not self._checked:
-            self._post("server changed", lambda: leadership.server_changed(self.relay, "another one", self.world.now))
+            self._post(
+                "server changed", lambda: state_machine.server_changed(self.relay, "another one", self.world.now)
+            )
         return self._checked
 
     def _finish(self) -> None:
@@ -464,7 +466,9 @@ class SimHarvester:
         if isinstance(command, c.Look):
             ids = [row.id for row in snapshot if self._scan.high is not None and row.id <= self._scan.high]
             ids = self._scan.passed_over(ids)
-            self._post(("looked", ids), lambda: outcomes.looked(self.relay, command.number, ids, self.world.now)[1])
+            self._post(
+                ("looked", ids), lambda: state_machine.looked(self.relay, command.number, ids, self.world.now)[1]
+            )
             return
         rows = self._mark(command, snapshot) if isinstance(command, c.Mark) else self._fetch(command, snapshot)
         if not rows and (table.term, table.holder) != (command.term, command.holder):
@@ -493,7 +497,7 @@ class SimHarvester:
 
     def _term_taken(self, holder: UUID, term: int, server: str | None) -> Sequence[c.Command]:
         incarnation = UUID(int=self.world.table.server)
-        commands = leadership.term_taken(self.relay, holder, term, server, self.world.now, incarnation=incarnation)
+        commands = state_machine.term_taken(self.relay, holder, term, server, self.world.now, incarnation=incarnation)
         self.world.begin_anew()
         return commands
 
@@ -501,17 +505,17 @@ class SimHarvester:
         self, number: int, rows: list[Row], snapshot: list[w.Row], floor: int | None, bookmark: Bookmark | None
     ) -> Sequence[c.Command]:
         self._processed = [row for row in snapshot if self.world.table.rows.get(row.id) is row]
-        return outcomes.marked(self.relay, number, rows, self.world.now, floor, bookmark)
+        return state_machine.marked(self.relay, number, rows, self.world.now, floor, bookmark)
 
     def _fetched(self, number: int, rows: list[Row]) -> Sequence[c.Command]:
-        return outcomes.fetched(self.relay, number, rows, self.world.now)
+        return state_machine.fetched(self.relay, number, rows, self.world.now)
 
     def _term_gone(self, holder: UUID, table: w.Table) -> Sequence[c.Command]:
         if holder != self.relay.tenure.holder:
             return ()
         if table.holder == self.relay.tenure.holder:
             self.world.fail("P8: the term is lost, and nobody took it")
-        return leadership.term_lost(self.relay, self.proven, self.world.now)
+        return state_machine.term_lost(self.relay, self.proven, self.world.now)
 
     def _mark(self, mark: c.Mark, snapshot: list[w.Row]) -> list[Row]:
         table, scan = self.world.table, self._scan
@@ -561,7 +565,7 @@ class SimHarvester:
         self._snapshot = None
         assert not isinstance(command, c.SaveBookmark | c.TakeTerm)
         self._post(
-            "it failed", lambda: outcomes.statement_failed(self.relay, command.number, "it broke", self.world.now)
+            "it failed", lambda: state_machine.statement_failed(self.relay, command.number, "it broke", self.world.now)
         )
 
 

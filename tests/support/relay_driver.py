@@ -5,12 +5,12 @@ from __future__ import annotations
 from uuid import UUID
 
 from harvester.delivery.decode import decode
-from harvester.relay import commands as c
-from harvester.relay import frames as f
-from harvester.relay import leadership, outcomes
-from harvester.relay.ledger import Row
-from harvester.relay.limits import Settings
-from harvester.relay.machine import Relay
+from harvester.relay.core import frames as f
+from harvester.relay.core import messages as c
+from harvester.relay.core import state_machine
+from harvester.relay.core.leadership import Settings
+from harvester.relay.core.ledger import Row
+from harvester.relay.core.state_machine import Relay
 from tests.support.rows import row as raw_row
 
 SETTINGS = Settings(
@@ -51,19 +51,19 @@ class Driver:
         return said
 
     def lead(self, term: int = 1, server: str | None = "one", incarnation: UUID | None = None) -> list[c.Command]:
-        leadership.acquire(self.relay, self.now)
+        state_machine.acquire(self.relay, self.now)
         self.answer()
         assert self.relay.tenure.holder is not None
-        leadership.term_taken(self.relay, self.relay.tenure.holder, term, server, self.now, incarnation=incarnation)
+        state_machine.term_taken(self.relay, self.relay.tenure.holder, term, server, self.now, incarnation=incarnation)
         return self.answer()
 
     def mark(self, *rows: Row, floor: int | None = None) -> list[c.Command]:
         """The oldest mark under way returns these rows."""
-        return outcomes.marked(self.relay, self.under_way(c.Mark), rows, self.now, floor)
+        return state_machine.marked(self.relay, self.under_way(c.Mark), rows, self.now, floor)
 
     def fetch(self, *rows: Row) -> list[c.Command]:
         """The fetch under way returns these rows."""
-        return outcomes.fetched(self.relay, self.under_way(c.Fetch), rows, self.now)
+        return state_machine.fetched(self.relay, self.under_way(c.Fetch), rows, self.now)
 
     def under_way(self, kind: type[c.Command]) -> int:
         statements = self.relay.intake.statements.under_way.items()

@@ -25,10 +25,10 @@ from confluent_kafka import KafkaError
 from harvester.delivery.decode import Broken, decode
 from harvester.delivery.progress import Progress
 from harvester.outbox.purge_session import Outcome, Poison
-from harvester.relay import frames as f
-from harvester.relay.batches import Batches, Entry
-from harvester.relay.limits import Settings
-from harvester.relay.refusals import Failed, Refusals
+from harvester.relay.core import frames as f
+from harvester.relay.core.leadership import Settings
+from harvester.relay.core.transaction_queue import Batches, Entry
+from harvester.relay.transaction_intake import Failed, Refusals
 from tests.support.relay_actors import SimHarvester
 from tests.support.relay_shard import Action, Note, SimProcess, uid_of
 from tests.support.relay_world import World
@@ -120,7 +120,7 @@ class SimProducer:
 
 
 class OnceShard(SimProcess):
-    """A shard in exactly-once mode; `_transactor` follows `harvester.relay.transactor` step by step."""
+    """A shard in exactly-once mode; `_transactor` follows `harvester.relay.exactly_once` step by step."""
 
     world: OnceWorld
 

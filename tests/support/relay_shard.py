@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING, Any
 from confluent_kafka import KafkaError
 
 from harvester.delivery.decode import Broken, Decoded, decode
+from harvester.delivery.retries import Policy
 from harvester.outbox.purge_session import Outcome, Poison
-from harvester.relay import frames as f
-from harvester.relay.attempts import Policy
-from harvester.relay.outlets import Outlets
-from harvester.relay.sender import Sender
+from harvester.relay.at_least_once import Sender
+from harvester.relay.core import frames as f
+from harvester.relay.purger import Outlets
 from tests.support.rows import row
 
 if TYPE_CHECKING:

@@ -42,9 +42,9 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 from uuid import UUID
 
-from harvester.relay.commands import Mark
-from harvester.relay.limits import Settings
-from harvester.relay.scan import Bookmark
+from harvester.relay.core.leadership import Settings
+from harvester.relay.core.messages import Mark
+from harvester.relay.core.scan import Bookmark
 from tests.support.relay_actors import SimHarvester
 from tests.support.relay_shard import Action, Note, SimProcess, SimShard
 

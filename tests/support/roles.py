@@ -10,7 +10,7 @@ from typing import Any
 import psycopg
 
 from harvester.outbox import schema
-from harvester.outbox.grants import Place, script
+from harvester.outbox.sql.grants import Place, script
 from harvester.outbox.tables import OutboxTable
 
 from .outboxes import poor_role

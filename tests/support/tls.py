@@ -21,7 +21,7 @@ from psycopg.conninfo import make_conninfo
 
 from harvester import stack
 from harvester.outbox import schema
-from harvester.outbox.grants import Place, script
+from harvester.outbox.sql.grants import Place, script
 from harvester.outbox.tables import OutboxTable
 
 from .servers import FAST

@@ -20,7 +20,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from harvester.coordination.messages import (
+from harvester.coordination.core.messages import (
     ClaimingMessages,
     ClaimingPartition,
     Client,
@@ -33,8 +33,8 @@ from harvester.coordination.messages import (
     Unreadable,
     encode,
 )
-from harvester.coordination.rationalizer import Reading, read
-from harvester.coordination.world import SET_TO_START, Claim, Timing, World
+from harvester.coordination.core.rationalizer import Reading, read
+from harvester.coordination.core.world import SET_TO_START, Claim, Timing, World
 
 TIMING = Timing(interval_ms=1000, clock_step_ms=250)
 Record = tuple[int, int, bytes]  # offset, append time, value

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from harvester.neli.asked import Asked
+from harvester.neli.member import Asked
 
 
 def test_an_answer_counts_once_and_from_when_it_was_asked() -> None:

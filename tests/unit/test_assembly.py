@@ -8,9 +8,8 @@ import os
 import pytest
 
 from harvester import Config, FakeGroup
-from harvester.announcer import Announcer
-from harvester.assembly import assemble
-from harvester.journal import Journal
+from harvester.status_recorder import Announcer, Journal
+from harvester.wiring import assemble
 
 
 @pytest.mark.parametrize(("shards", "warned"), [(8, False), (9, True)])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from harvester.delivery.decode import Broken
-from harvester.relay.barrier import Barrier, Entry
+from harvester.relay.core.barrier import Barrier, Entry
 
 
 def entry(record_id: int, key: bytes, since: float) -> Entry:

@@ -8,7 +8,7 @@ from math import ceil, log2
 import pytest
 
 from harvester.delivery.decode import Broken
-from harvester.relay.batches import Batches, Entry
+from harvester.relay.core.transaction_queue import Batches, Entry
 
 LIMIT = 1000
 

@@ -6,9 +6,32 @@ from dataclasses import replace
 
 import pytest
 
-from harvester.coordination.claims import step
-from harvester.coordination.holding import BatchStep, Holding, Pace, Phase
-from harvester.coordination.messages import (
+from harvester.coordination.core.claim import (
+    Append,
+    BatchStep,
+    Begin,
+    Command,
+    Drained,
+    Event,
+    Fetched,
+    Found,
+    Holding,
+    LookBack,
+    Missed,
+    NotSent,
+    Pace,
+    Phase,
+    Process,
+    Progressed,
+    ReadBack,
+    Release,
+    Stop,
+    Taken,
+    Tick,
+    TryClaim,
+    step,
+)
+from harvester.coordination.core.messages import (
     ClaimingMessages,
     ClaimingPartition,
     Client,
@@ -18,27 +41,7 @@ from harvester.coordination.messages import (
     ReleasingPartition,
     ReturningMessages,
 )
-from harvester.coordination.rationalizer import Verdict
-from harvester.coordination.signals import (
-    Append,
-    Begin,
-    Command,
-    Drained,
-    Event,
-    Fetched,
-    Found,
-    LookBack,
-    Missed,
-    NotSent,
-    Process,
-    Progressed,
-    ReadBack,
-    Release,
-    Stop,
-    Taken,
-    Tick,
-    TryClaim,
-)
+from harvester.coordination.core.rationalizer import Verdict
 
 PLACE, CLIENT = Place("billing", "orders", 0), Client("a", "1")
 PACE = Pace(interval_s=2.0, margin_s=1.0)  # heartbeats every second, belief for three

@@ -6,11 +6,10 @@ import io
 from dataclasses import replace
 
 import pytest
-from harvester_cli.claims_view import as_json, screen, summary, table
+from harvester_cli.claims import as_json, screen, summary, table
 from rich.console import Console
 
-from harvester.coordination.errors import CoordinationError
-from harvester.coordination.messages import (
+from harvester.coordination.core.messages import (
     ClaimingPartition,
     Client,
     Heartbeat,
@@ -20,10 +19,11 @@ from harvester.coordination.messages import (
     SettingPosition,
     encode,
 )
-from harvester.coordination.overview import Row, rows
-from harvester.coordination.positions import positions
-from harvester.coordination.rationalizer import read
-from harvester.coordination.world import Freshness, Timing, World
+from harvester.coordination.core.offset_policy import positions
+from harvester.coordination.core.overview import Row, rows
+from harvester.coordination.core.rationalizer import read
+from harvester.coordination.core.world import Freshness, Timing, World
+from harvester.coordination.errors import CoordinationError
 
 A, B = Client("a", "1"), Client("b", "1")
 P0, P1, P2 = (Place("g", "orders", partition) for partition in range(3))

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from harvester.errors import RecordRejected
-from harvester.serializers.cloudevents import cloud_event_headers, uri_reference
+from harvester.serializers.records import cloud_event_headers, uri_reference
 
 NOON = datetime(2026, 4, 5, 12, 0, tzinfo=UTC)
 LEAST: dict[str, Any] = {"id": "1234-1234-1234", "source": "/mycontext/subcontext", "type": "com.example.someevent"}

@@ -5,7 +5,7 @@ from __future__ import annotations
 from datetime import timedelta
 
 from harvester.config import Config, Limits, Logging
-from harvester.config.difference import changes
+from harvester.config.describe import changes
 
 GIVEN = {"leader_group_id": "billing", "name": "billing-1"}
 DSN = "host=db user=app password={} dbname=app"

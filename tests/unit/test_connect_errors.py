@@ -8,7 +8,7 @@ import psycopg
 import pytest
 
 from harvester.errors import ConfigurationError, DatabaseUnavailable, ExitCode, SchemaError
-from harvester.outbox.connect import connect, database_errors, one_line, unreachable
+from harvester.outbox.connection import connect, database_errors, one_line, unreachable
 
 
 @pytest.mark.parametrize(

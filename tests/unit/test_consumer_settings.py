@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from harvester.coordination.consumer_settings import ConsumerSettings
-from harvester.coordination.messages import Client
+from harvester.coordination.core.messages import Client
+from harvester.coordination.settings import ConsumerSettings
 from harvester.errors import ConfigurationError
 
 

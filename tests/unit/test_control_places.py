@@ -8,7 +8,7 @@ from pathlib import Path
 from hypothesis import given
 from hypothesis import strategies as st
 
-from harvester.control.places import SYSTEM, choices, file_name, fits, looked_through
+from harvester.control.sockets import SYSTEM, choices, file_name, fits, looked_through
 
 UID = os.getuid()
 

@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 from confluent_kafka import OFFSET_BEGINNING, TopicPartition
 
-from harvester.coordination.consumer_settings import ConsumerSettings
+from harvester.coordination.core.messages import Client, Place
+from harvester.coordination.core.partition_buffer import Hands
 from harvester.coordination.events import Claimed, Event, Lost, Released
-from harvester.coordination.feed import Feed
-from harvester.coordination.hands import Hands
-from harvester.coordination.messages import Client, Place
+from harvester.coordination.fetcher import Feed
 from harvester.coordination.session import Change, Session
+from harvester.coordination.settings import ConsumerSettings
 from harvester.errors import BrokerError, BrokerUnavailable
 from tests.support.wait import eventually
 

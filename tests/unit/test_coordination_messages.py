@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from harvester.coordination.messages import (
+from harvester.coordination.core.fair_share import log_partition
+from harvester.coordination.core.messages import (
     ClaimingMessages,
     ClaimingPartition,
     Client,
@@ -17,7 +18,6 @@ from harvester.coordination.messages import (
     decode,
     encode,
 )
-from harvester.coordination.placement import log_partition
 from harvester.coordination.topic import misfits
 
 PLACE = Place("billing/eu", "orders", 3)

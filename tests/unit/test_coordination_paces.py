@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from harvester.coordination.choice import Settings
-from harvester.coordination.coordinator import Coordinator, Outcome, RefuseMode, RefusePace, Stage, Warn
-from harvester.coordination.holding import Pace
-from harvester.coordination.messages import (
+from harvester.coordination.core.claim import Append, Pace, Stop
+from harvester.coordination.core.coordinator import Coordinator, Outcome, RefuseMode, RefusePace, Stage, Warn
+from harvester.coordination.core.fair_share import Settings
+from harvester.coordination.core.messages import (
     ClaimingMessages,
     ClaimingPartition,
     Client,
@@ -17,8 +17,7 @@ from harvester.coordination.messages import (
     ReleasingPartition,
     encode,
 )
-from harvester.coordination.signals import Append, Stop
-from harvester.coordination.world import Timing, World
+from harvester.coordination.core.world import Timing, World
 
 TIMING, PACE = Timing(interval_ms=1000, clock_step_ms=250), Pace(1.0, margin_s=0.5)
 PLACE, OTHER = Place("billing", "orders", 0), Client("old", "1")

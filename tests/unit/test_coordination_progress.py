@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from harvester.coordination.health import Health
-from harvester.coordination.progress import Progress
+from harvester.coordination.core.partition_buffer import Health, Progress
 
 
 def progress(*delivered: int) -> Progress:

@@ -7,8 +7,8 @@ from collections.abc import Collection
 
 import pytest
 
-from harvester.coordination.messages import Place
-from harvester.coordination.stalls import Stalls
+from harvester.coordination.core.messages import Place
+from harvester.coordination.fetcher import Stalls
 from harvester.errors import BrokerUnavailable
 from tests.support.wait import eventually
 

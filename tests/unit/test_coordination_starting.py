@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from harvester.coordination.starting import Policy, resume, start
-from harvester.coordination.world import SET_TO_START
+from harvester.coordination.core.offset_policy import Policy, resume, start
+from harvester.coordination.core.world import SET_TO_START
 
 
 @pytest.mark.parametrize(("committed", "last_offset", "begins"), [

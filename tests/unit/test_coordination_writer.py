@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 from confluent_kafka import KafkaError, KafkaException
 
+from harvester.coordination.core.messages import ClaimingPartition, Client, Place
 from harvester.coordination.log import CoordinationLog
-from harvester.coordination.messages import ClaimingPartition, Client, Place
 from harvester.errors import BrokerError
 
 PLACE, CLIENT = Place("g", "t", 0), Client("c", "i")

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from harvester.coordination.coordinator import Stage
-from harvester.coordination.messages import Client, Heartbeat, Place, ReleasingPartition, SettingPosition
-from harvester.coordination.share import Roster, Shedding, preferred
-from harvester.coordination.signals import Release
-from harvester.coordination.world import World
+from harvester.coordination.core.claim import Release
+from harvester.coordination.core.coordinator import Stage
+from harvester.coordination.core.fair_share import Roster, Shedding, preferred
+from harvester.coordination.core.messages import Client, Heartbeat, Place, ReleasingPartition, SettingPosition
+from harvester.coordination.core.world import World
 from tests.support.coordination import GROUP, INTERVAL_S, TIMING, TOPIC, Actor, Sim
 
 

@@ -5,15 +5,7 @@ from __future__ import annotations
 import re
 
 import pytest
-from harvester_cli.dashboard.figures import (
-    COUNT_WIDTH,
-    chart,
-    duration,
-    gauge,
-    milliseconds,
-    one_line,
-    short_count,
-)
+from harvester_cli.dashboard.figures import COUNT_WIDTH, chart, duration, gauge, milliseconds, one_line, short_count
 from hypothesis import given
 from hypothesis import strategies as st
 

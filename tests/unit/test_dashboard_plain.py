@@ -8,30 +8,30 @@ import threading
 from dataclasses import replace
 
 import pytest
-from harvester_cli.dashboard import live, plain
+from harvester_cli.dashboard import live
 
 from harvester.status import State, Status
 from tests.support.statuses import failed, fenced, leading, standby
 
 
 def test_a_leaders_line() -> None:
-    assert plain.status_line(leading()) == (
+    assert live.status_line(leading()) == (
         "2025-03-14T15:09:26Z billing-1 leading term=7 rate_per_s=12600 delivered=1234567 queued=4000"
         " in_flight=812/1000 backlog=10000+ oldest_s=3.2 quarantined=1 p50_ms=12.8 p99_ms=227.1 shards=8/8"
     )
 
 
 def test_a_standbys_line_leaves_out_what_is_unknown() -> None:
-    assert plain.status_line(standby()) == (
+    assert live.status_line(standby()) == (
         "2025-03-14T15:09:26Z billing-1 standby rate_per_s=0 delivered=0 queued=0 in_flight=0/1000"
         " quarantined=0 shards=0/0"
     )
 
 
 def test_a_problem_is_quoted_and_stays_on_its_line() -> None:
-    line = plain.status_line(replace(fenced(), problem='no "broker"\nat all'))
+    line = live.status_line(replace(fenced(), problem='no "broker"\nat all'))
     assert line.endswith(r' problem="no \"broker\" at all"')
-    assert "shards=7/8" in plain.status_line(failed())
+    assert "shards=7/8" in live.status_line(failed())
 
 
 def test_a_line_at_once_and_one_at_the_end() -> None:
@@ -45,7 +45,7 @@ def test_a_line_at_once_and_one_at_the_end() -> None:
         return replace(leading(), state=state)
 
     out = io.StringIO()
-    plain.run(status, every_s=3_600, until=until, stream=out)
+    live.run_plain(status, every_s=3_600, until=until, stream=out)
     assert [line.split()[2] for line in out.getvalue().splitlines()] == ["leading", "stopped"]
 
 
@@ -60,7 +60,7 @@ def test_a_reader_that_has_gone_does_not_end_the_run() -> None:
 
     with os.fdopen(writing, "w") as stream:
         runner = threading.Thread(
-            target=plain.run, args=(status,), kwargs={"every_s": 0.001, "until": until, "stream": stream}
+            target=live.run, args=(status,), kwargs={"every_s": 0.001, "until": until, "stream": stream}
         )
         runner.start()
         assert asked.wait(30)

@@ -23,8 +23,7 @@ import pytest
 from harvester_cli.main import app
 from typer.main import get_command
 
-from harvester.config.interpolation import interpolate_table
-from harvester.config.load import build
+from harvester.config.load import build, interpolate_table
 from harvester.errors import ConfigurationError
 
 ROOT = Path(__file__).parents[2]

@@ -7,16 +7,14 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from harvester_cli.doctor_view import lines_of
+from harvester_cli.doctor import lines_of
 
 from harvester.config import Config
 from harvester.doctor import Finding, Level, Report
 from harvester.doctor.facts import Clock, Holder, Host, Index, Java, Pooling
-from harvester.doctor.judge_database import judge_database, sessions_needed
+from harvester.doctor.judge_database import judge_database, judge_vacuum, sessions_needed
 from harvester.doctor.judge_host import judge_clock, judge_host, judge_java
-from harvester.doctor.judge_kafka import judge_kafka
-from harvester.doctor.judge_topics import judge_topics
-from harvester.doctor.judge_vacuum import judge_vacuum
+from harvester.doctor.judge_kafka import judge_kafka, judge_topics
 from tests.support.doctor import (
     CATALOG,
     CONFIG,

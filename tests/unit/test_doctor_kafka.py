@@ -12,8 +12,7 @@ from confluent_kafka import KafkaError
 from harvester.config import Config
 from harvester.doctor import Level
 from harvester.doctor.facts import Group, Topic
-from harvester.doctor.judge_kafka import judge_kafka, version_of
-from harvester.doctor.judge_topics import judge_topics, topics_of
+from harvester.doctor.judge_kafka import judge_kafka, judge_topics, topics_of, version_of
 from harvester.neli.topic import refusal
 from tests.support.doctor import BROKER, CONFIG, EXACTLY, KAFKA, kafka_with, text_of, topic, worst
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from harvester.neli import signals as e
+from harvester.neli import election as e
 from harvester.neli.election import Election, Role, Timing, step
 
 TIMING = Timing(

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from harvester.relay.expectation import Expectation
-from harvester.relay.ledger import Row
+from harvester.relay.core.ledger import Row
+from harvester.relay.core.read_planner import Expectation
 
 
 def rows(count: int, size: int = 100) -> list[Row]:

@@ -7,8 +7,8 @@ from confluent_kafka import KafkaError
 from hypothesis import given
 from hypothesis import strategies as st
 
-from harvester.delivery import failures
-from harvester.delivery.failures import FATE_UNKNOWN, MAYBE_LATER, NEVER, Failure, Verdict, backoff_s, judge
+from harvester.delivery import retries
+from harvester.delivery.retries import FATE_UNKNOWN, MAYBE_LATER, NEVER, Failure, Verdict, backoff_s, judge
 
 NAMES = {
     KafkaError(code).name()
@@ -35,7 +35,7 @@ def test_every_name_is_in_one_table_only() -> None:
 def test_an_outage_is_retried_for_ever(name: str, attempts: int) -> None:
     assert name in NAMES
     assert judge(Failure(name), attempts, 5) is Verdict.RETRY
-    assert not failures.burns_attempt(Failure(name))
+    assert not retries.burns_attempt(Failure(name))
 
 
 @pytest.mark.parametrize("name", sorted(NEVER))
@@ -45,7 +45,7 @@ def test_a_refusal_by_the_client_is_final_at_once(name: str) -> None:
 
 @pytest.mark.parametrize("name", sorted(NEVER | MAYBE_LATER))
 def test_a_refusal_by_the_broker_is_final_after_all_attempts(name: str) -> None:
-    assert failures.burns_attempt(Failure(name))
+    assert retries.burns_attempt(Failure(name))
     assert [judge(Failure(name), n, 3) for n in (1, 2, 3, 4)] == [
         Verdict.RETRY, Verdict.RETRY, Verdict.QUARANTINE, Verdict.QUARANTINE,
     ]  # fmt: skip

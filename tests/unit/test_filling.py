@@ -13,12 +13,12 @@ from confluent_kafka import KafkaError
 from harvester import origin
 from harvester.delivery.decode import Broken
 from harvester.delivery.lane import Outcome
+from harvester.origin import Stamps
 from harvester.record import KafkaRecord
-from harvester.relay import filling
-from harvester.relay.batches import Batches, Entry
-from harvester.relay.filling import Filler
-from harvester.relay.sender import RESERVED
-from harvester.relay.stamps import Stamps
+from harvester.relay import exactly_once
+from harvester.relay.at_least_once import RESERVED
+from harvester.relay.core.transaction_queue import Batches, Entry
+from harvester.relay.exactly_once import Filler
 from tests.support.relay_shard import Delivered
 
 INCARNATION = str(UUID(int=5))
@@ -61,13 +61,13 @@ class Shard:
 
 @pytest.fixture
 def shard(monkeypatch: pytest.MonkeyPatch) -> Shard:
-    monkeypatch.setattr(filling, "_JOIN_S", 0.0)
+    monkeypatch.setattr(exactly_once, "_JOIN_S", 0.0)
     return Shard()
 
 
 def test_what_comes_while_partitions_are_registered_is_part_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(filling, "_JOIN_S", 60.0)
-    monkeypatch.setattr(filling, "_LONGEST_S", 120.0)
+    monkeypatch.setattr(exactly_once, "_JOIN_S", 60.0)
+    monkeypatch.setattr(exactly_once, "_LONGEST_S", 120.0)
     shard, handed_over = Shard(), threading.Event()
 
     def come_later() -> None:

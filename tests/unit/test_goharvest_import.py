@@ -15,8 +15,7 @@ from typer.testing import CliRunner
 
 from harvester.config import Config, load_config
 from harvester.config.dsn import parse_dsn
-from harvester.config.goharvest import Imported, convert
-from harvester.config.goharvest_values import data_source, duration, level
+from harvester.config.goharvest import Imported, convert, data_source, duration, level
 from harvester.config.toml_text import to_toml
 from harvester.errors import ConfigurationError, HarvesterError
 

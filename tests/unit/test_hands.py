@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from harvester.coordination.figures import Open
-from harvester.coordination.hands import Hands
-from harvester.coordination.messages import Place
+from harvester.coordination.core.messages import Place
+from harvester.coordination.core.partition_buffer import Hands
+from harvester.coordination.settings import Open
 
 
 @dataclass

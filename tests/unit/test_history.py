@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from harvester.verify.history import History, percentile_ms
+from harvester.verify.reader import History, percentile_ms
 
 
 def value(seq: int, *, created_us: int = 0, kind: str = "c") -> bytes:

@@ -9,11 +9,10 @@ from dataclasses import replace
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from harvester.http.exposition import expose
-from harvester.http.pages import Pages
+from harvester.http.pages import Pages, expose
 from harvester.status import Backlog, State, Status
 from harvester.telemetry.latency import Histogram
-from harvester.telemetry.totals import Totals
+from harvester.telemetry.metrics import Totals
 from tests.support.statuses import leading
 
 LATENCY = Histogram()

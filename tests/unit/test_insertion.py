@@ -7,8 +7,8 @@ import dataclasses
 import pytest
 
 from harvester.errors import OutboxError, RecordRejected
-from harvester.outbox.insertion import CHUNK_BYTES, CHUNK_RECORDS, Insertion
 from harvester.outbox.shape import ColumnShape
+from harvester.outbox.sql.insert import CHUNK_BYTES, CHUNK_RECORDS, Insertion
 from harvester.outbox.tables import OutboxTable
 from harvester.record import OutboxRecord
 

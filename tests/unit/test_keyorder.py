@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from harvester.outbox.keyorder import Obstacle, Reason, Surroundings, obstacle, summary
+from harvester.outbox.key_order import Obstacle, Reason, Surroundings, obstacle, summary
 
 
 @pytest.mark.parametrize(

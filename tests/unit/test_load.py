@@ -7,8 +7,7 @@ from collections import Counter
 import pytest
 
 from harvester.errors import ConfigurationError
-from harvester.verify.load import Ending, Load, due_s, plan
-from harvester.verify.wire import MIN_VALUE_BYTES
+from harvester.verify.load import MIN_VALUE_BYTES, Ending, Load, due_s, plan
 
 
 def test_a_seed_names_one_plan() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from harvester.coordination.logtime import LogTime
+from harvester.coordination.core.fair_share import LogTime
 
 
 def test_nothing_read_no_time() -> None:

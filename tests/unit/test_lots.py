@@ -10,14 +10,12 @@ from typing import Any, cast
 import pytest
 
 from harvester.clock import clock_s
-from harvester.coordination.consumer_settings import ConsumerSettings
-from harvester.coordination.hands import Hands
-from harvester.coordination.holding import Batch, BatchStep, Holding, Phase
-from harvester.coordination.lot import NOTHING, Lot
-from harvester.coordination.lots import Lots
-from harvester.coordination.messages import Client, Place
+from harvester.coordination.consumer import Lots
+from harvester.coordination.core.claim import Batch, BatchStep, Event, Fetched, Holding, Phase
+from harvester.coordination.core.messages import Client, Place
+from harvester.coordination.core.partition_buffer import NOTHING, Hands, Lot
 from harvester.coordination.session import Session
-from harvester.coordination.signals import Event, Fetched
+from harvester.coordination.settings import ConsumerSettings
 
 PLACES = [Place("g", "t", partition) for partition in range(3)]
 

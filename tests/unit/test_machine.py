@@ -8,23 +8,23 @@ from uuid import UUID
 import pytest
 
 from harvester.events import LeaderAcquired, LeaderFenced, LeaderRefreshed
-from harvester.relay import commands as c
-from harvester.relay import frames as f
-from harvester.relay import leadership, outcomes
-from harvester.relay.ledger import Row
-from harvester.relay.machine import Phase, Relay
-from harvester.relay.scan import Bookmark
+from harvester.relay.core import frames as f
+from harvester.relay.core import messages as c
+from harvester.relay.core import state_machine
+from harvester.relay.core.ledger import Row
+from harvester.relay.core.scan import Bookmark
+from harvester.relay.core.state_machine import Phase, Relay
 from tests.support.relay_driver import Driver, keyed, killed, only, row, sent
 
 
 def test_leadership_begins_when_all_shards_have_answered_twice() -> None:
     driver = Driver()
     relay = driver.relay
-    assert [type(command) for command in leadership.acquire(relay, 0)] == [c.CloseTrust, c.Send, c.Send]
+    assert [type(command) for command in state_machine.acquire(relay, 0)] == [c.CloseTrust, c.Send, c.Send]
     holder = relay.tenure.holder
     assert holder is not None
     assert driver.answer() == [c.TakeTerm(holder)]
-    told = leadership.term_taken(relay, holder, 7, "one", 0)
+    told = state_machine.term_taken(relay, holder, 7, "one", 0)
     assert told == [c.Send(shard, f.Remark(relay.epoch, 7, str(holder), "one")) for shard in (0, 1)]
     assert relay.tenure.term is None
     assert [type(command) for command in driver.answer()] == [c.OpenTrust, c.Announce, c.Mark]
@@ -33,10 +33,10 @@ def test_leadership_begins_when_all_shards_have_answered_twice() -> None:
 
 def test_the_term_is_asked_for_once() -> None:
     driver = Driver()
-    leadership.acquire(driver.relay, 0)
+    state_machine.acquire(driver.relay, 0)
     assert len(only(driver.answer(), c.TakeTerm)) == 1
     later = [
-        *outcomes.settled(driver.relay, 0, [1], 0)[1],
+        *state_machine.settled(driver.relay, 0, [1], 0)[1],
         *driver.relay.shard_ready(1, 0),
         *driver.relay.shard_died(0, 0),
     ]
@@ -45,22 +45,22 @@ def test_the_term_is_asked_for_once() -> None:
 
 def test_without_shards_the_term_is_taken_all_the_same() -> None:
     driver = Driver(ready=False)
-    assert leadership.acquire(driver.relay, 0) == [c.CloseTrust(), c.TakeTerm(UUID(int=1))]
-    assert only(leadership.term_taken(driver.relay, UUID(int=1), 1, "one", 0), c.Mark)
+    assert state_machine.acquire(driver.relay, 0) == [c.CloseTrust(), c.TakeTerm(UUID(int=1))]
+    assert only(state_machine.term_taken(driver.relay, UUID(int=1), 1, "one", 0), c.Mark)
 
 
 def test_a_fence_before_the_lead_is_not_announced() -> None:
     driver = Driver()
-    leadership.acquire(driver.relay, 0)
+    state_machine.acquire(driver.relay, 0)
     driver.answer()
-    leadership.term_taken(driver.relay, UUID(int=1), 1, "one", 0)
-    assert not only(leadership.fence(driver.relay, "late", 0), c.Announce)
+    state_machine.term_taken(driver.relay, UUID(int=1), 1, "one", 0)
+    assert not only(state_machine.fence(driver.relay, "late", 0), c.Announce)
 
 
 def test_a_fence_is_announced_and_closes_trust_first() -> None:
     driver = Driver()
     driver.lead()
-    said = leadership.fence(driver.relay, "late", 0)
+    said = state_machine.fence(driver.relay, "late", 0)
     assert said[0] == c.CloseTrust()
     assert said[-1] == c.Announce(LeaderFenced("late"))
 
@@ -68,7 +68,7 @@ def test_a_fence_is_announced_and_closes_trust_first() -> None:
 def test_a_lost_term_is_taken_again_under_a_new_holder() -> None:
     driver = Driver()
     driver.lead()
-    leadership.term_lost(driver.relay, True, 0)
+    state_machine.term_lost(driver.relay, True, 0)
     assert driver.answer() == [c.TakeTerm(UUID(int=2), lost=1)]
 
 
@@ -78,34 +78,34 @@ def test_terms_that_are_lost_in_a_row_are_counted() -> None:
     brief_s = driver.relay.settings.expiry_s / 2
     for lost in (1, 2, 3, 4):
         driver.now += brief_s
-        leadership.term_lost(driver.relay, True, driver.now)
+        state_machine.term_lost(driver.relay, True, driver.now)
         assert driver.answer() == [c.TakeTerm(UUID(int=lost + 1), lost)]
-        leadership.term_taken(driver.relay, UUID(int=lost + 1), lost + 1, "one", driver.now)
+        state_machine.term_taken(driver.relay, UUID(int=lost + 1), lost + 1, "one", driver.now)
         driver.answer()
     driver.now += 3 * brief_s
-    leadership.term_lost(driver.relay, True, driver.now)
+    state_machine.term_lost(driver.relay, True, driver.now)
     assert driver.answer() == [c.TakeTerm(UUID(int=6), 1)]  # it was held for long: no row any more
-    leadership.term_lost(driver.relay, True, driver.now)
+    state_machine.term_lost(driver.relay, True, driver.now)
     assert driver.relay.tenure.lost == 1  # none was taken since
 
 
 @pytest.mark.parametrize(
-    "end", [lambda relay: leadership.fence(relay, "late", 0), lambda relay: leadership.drain(relay, 0)]
+    "end", [lambda relay: state_machine.fence(relay, "late", 0), lambda relay: state_machine.drain(relay, 0)]
 )
 def test_who_gives_up_leadership_has_lost_no_terms_in_a_row(end: Callable[[Relay], object]) -> None:
     driver = Driver()
     driver.lead()
-    leadership.term_lost(driver.relay, True, 0)
+    state_machine.term_lost(driver.relay, True, 0)
     end(driver.relay)
     driver.answer()
-    leadership.acquire(driver.relay, 0)
+    state_machine.acquire(driver.relay, 0)
     assert driver.answer() == [c.TakeTerm(UUID(int=3))]
 
 
 def test_a_lost_term_without_trust_fences() -> None:
     driver = Driver()
     driver.lead()
-    assert isinstance(leadership.term_lost(driver.relay, False, 0)[-1], c.Announce)
+    assert isinstance(state_machine.term_lost(driver.relay, False, 0)[-1], c.Announce)
     assert driver.relay.phase is Phase.IDLE
 
 
@@ -128,7 +128,7 @@ def test_who_is_paused_gives_back_what_is_queued_and_marks_nothing() -> None:
     assert only(driver.relay.pause(0), c.Send) == [
         c.Send(shard, f.Remark(driver.relay.epoch, 1, str(UUID(int=1)), "one")) for shard in (0, 1)
     ]
-    assert outcomes.marked(driver.relay, number, [row(2)], 0) == []  # it was under way
+    assert state_machine.marked(driver.relay, number, [row(2)], 0) == []  # it was under way
     assert driver.answer() == []
     assert driver.relay.tick(1000.0) == []
     assert driver.relay.pause(0) == []
@@ -162,7 +162,7 @@ def test_what_was_on_the_wire_settles_during_a_pause() -> None:
     driver.mark(row(2))
     driver.relay.pause(0)
     driver.answer({0: [2]})
-    assert outcomes.settled(driver.relay, 0, [2], 0) == (1, [])
+    assert state_machine.settled(driver.relay, 0, [2], 0) == (1, [])
     assert not len(driver.relay.ledger)
 
 
@@ -172,7 +172,7 @@ def test_an_outbox_is_not_said_to_be_empty_during_a_pause() -> None:
     number = driver.under_way(c.Mark)
     driver.relay.pause(0)
     driver.answer()
-    assert outcomes.marked(driver.relay, number, [], 0) == []
+    assert state_machine.marked(driver.relay, number, [], 0) == []
     driver.relay.resume(0)
     assert c.Emptied() in driver.mark()
 
@@ -193,11 +193,11 @@ def test_a_paused_leader_drains(wire: list[int]) -> None:
     driver.mark(row(2))
     driver.relay.pause(0)
     driver.answer({0: wire})
-    leadership.drain(driver.relay, 0)
+    state_machine.drain(driver.relay, 0)
     said = driver.answer({0: wire})
     for record_id in wire:
         assert said == []
-        said = outcomes.settled(driver.relay, 0, [record_id], 0)[1]
+        said = state_machine.settled(driver.relay, 0, [record_id], 0)[1]
     assert said == [c.Release(3, UUID(int=1)), c.Drained()]
 
 
@@ -219,7 +219,7 @@ def test_the_last_record_is_parked_in_a_shard_that_its_parking_retires() -> None
     driver.mark(row(3))
     driver.relay.scale(1, 10.0, 0)
     driver.answer({1: [3]})
-    commands = outcomes.parked(driver.relay, 1, driver.relay.epoch, 3, [], 5.0, False, 0)
+    commands = state_machine.parked(driver.relay, 1, driver.relay.epoch, 3, [], 5.0, False, 0)
     assert commands[:2] == [c.Send(1, f.Closed(driver.relay.epoch, 3)), c.Resize(1)]
     assert not driver.relay.is_congested(1)
     driver.relay.congested(1)  # its pipe may be full at that moment
@@ -230,9 +230,9 @@ def test_a_paused_leader_whose_term_is_lost_takes_it_again_and_stays_paused() ->
     driver.lead()
     driver.relay.pause(0)
     driver.answer()
-    leadership.term_lost(driver.relay, True, 0)
+    state_machine.term_lost(driver.relay, True, 0)
     assert driver.answer() == [c.TakeTerm(UUID(int=2), lost=1)]
-    leadership.term_taken(driver.relay, UUID(int=2), 5, "one", 0)
+    state_machine.term_taken(driver.relay, UUID(int=2), 5, "one", 0)
     assert not only(driver.answer(), c.Mark)
     assert only(driver.relay.resume(0), c.Mark)
 
@@ -314,7 +314,9 @@ def test_a_shard_that_is_not_ready_gets_nothing() -> None:
 
 
 def park(driver: Driver, *behind: int, wait_s: float = 5.0) -> list[c.Command]:
-    return outcomes.parked(driver.relay, _shard(driver, 1), driver.relay.epoch, 1, behind, wait_s, False, driver.now)
+    return state_machine.parked(
+        driver.relay, _shard(driver, 1), driver.relay.epoch, 1, behind, wait_s, False, driver.now
+    )
 
 
 def _shard(driver: Driver, record_id: int) -> int:
@@ -350,7 +352,7 @@ def test_a_parked_record_is_tried_alone_and_not_before_its_time() -> None:
     assert only(driver.relay.tick(5.0), c.Fetch) == [fetching(driver, 1)]
     assert sent(driver.fetch(*keyed(1))) == {shard: [1]}
     assert not only(driver.relay.tick(100.0), c.Fetch)
-    assert only(outcomes.settled(driver.relay, shard, [1], 100.0)[1], c.Fetch) == [fetching(driver, 2)]
+    assert only(state_machine.settled(driver.relay, shard, [1], 100.0)[1], c.Fetch) == [fetching(driver, 2)]
 
 
 def test_a_record_that_was_to_be_tried_and_is_gone_lets_its_key_go_on() -> None:
@@ -365,8 +367,8 @@ def test_a_key_with_too_much_under_way_waits_until_it_has_come_down() -> None:
     driver = Driver()
     driver.lead()
     shard = next(iter(sent(driver.mark(*keyed(1, 2, 3, 4, 5, 6)))))
-    assert not only(outcomes.settled(driver.relay, shard, [1, 2], 0)[1], c.Fetch)
-    assert only(outcomes.settled(driver.relay, shard, [3], 0)[1], c.Fetch) == [fetching(driver, 5, 6)]
+    assert not only(state_machine.settled(driver.relay, shard, [1, 2], 0)[1], c.Fetch)
+    assert only(state_machine.settled(driver.relay, shard, [3], 0)[1], c.Fetch) == [fetching(driver, 5, 6)]
     assert sent(driver.fetch(*keyed(5, 6))) == {shard: [5, 6]}
     assert not driver.relay.intake.waiting.lanes
     assert not driver.relay.ledger.watched
@@ -378,7 +380,7 @@ def test_what_a_parked_key_refuses_joins_its_lane_without_a_remark() -> None:
     driver.mark(*keyed(1, 2, 3))
     shard = _shard(driver, 1)
     assert not only(park(driver, 2, wait_s=0.0), c.Fetch)  # 3 is still on its way
-    said = outcomes.refused(driver.relay, shard, driver.relay.epoch, [3], 0)
+    said = state_machine.refused(driver.relay, shard, driver.relay.epoch, [3], 0)
     assert only(said, c.Fetch) == [fetching(driver, 1)]
     assert list(driver.relay.intake.waiting.lanes[b"key"].ids)[1:] == [2, 3]
     assert driver.relay.phase is Phase.LEADING
@@ -388,7 +390,7 @@ def test_a_key_that_is_refused_without_being_parked_needs_a_remark() -> None:
     driver = Driver()
     driver.lead()
     driver.mark(*keyed(1, 2))
-    assert outcomes.refused(driver.relay, 0, driver.relay.epoch, [2], 0)
+    assert state_machine.refused(driver.relay, 0, driver.relay.epoch, [2], 0)
     assert driver.relay.phase is Phase.REMARKING
 
 
@@ -415,9 +417,9 @@ def test_the_whole_table_is_looked_at_now_and_then_and_what_is_unknown_is_fetche
     driver = Driver()
     driver.lead()
     driver.mark(row(2), row(4), *keyed(5))
-    outcomes.settled(driver.relay, 0, [4], 0)
+    state_machine.settled(driver.relay, 0, [4], 0)
     asked = look(driver)
-    found, said = outcomes.looked(driver.relay, asked.number, [2, 3, 5], 60.0)
+    found, said = state_machine.looked(driver.relay, asked.number, [2, 3, 5], 60.0)
     assert found == 1
     assert only(said, c.Fetch) == [fetching(driver, 3)]
     assert sent(driver.fetch(row(3))) == {1: [3]}
@@ -429,7 +431,7 @@ def test_a_look_knows_what_waits_and_what_is_being_fetched() -> None:
     driver.mark(*keyed(1, 2))
     park(driver, 2, wait_s=0.0)
     asked = look(driver)
-    assert outcomes.looked(driver.relay, asked.number, [1, 2], 60.0)[0] == 0
+    assert state_machine.looked(driver.relay, asked.number, [1, 2], 60.0)[0] == 0
 
 
 # -- P9
@@ -439,7 +441,7 @@ def test_another_server_kills_all_shards_and_takes_the_term_anew() -> None:
     driver = Driver()
     driver.lead()
     driver.mark(row(2))
-    said = leadership.server_changed(driver.relay, "gone back", 0)
+    said = state_machine.server_changed(driver.relay, "gone back", 0)
     assert [command for command in said if isinstance(command, c.Kill)] == [
         c.Kill(shard, "gone back", own_fault=False) for shard in (0, 1)
     ]
@@ -451,7 +453,7 @@ def test_another_server_kills_all_shards_and_takes_the_term_anew() -> None:
 
 def test_another_server_kills_the_shards_of_a_standby_too() -> None:
     driver = Driver()
-    assert killed(leadership.server_changed(driver.relay, "x", 0)) == [0, 1]
+    assert killed(state_machine.server_changed(driver.relay, "x", 0)) == [0, 1]
     assert driver.relay.phase is Phase.IDLE
 
 
@@ -459,23 +461,23 @@ def test_a_term_that_is_taken_on_another_server_than_the_last_kills_all_shards()
     """What they have yet to purge is of the old one."""
     driver = Driver()
     driver.lead(server="one")
-    leadership.fence(driver.relay, "late", 0)
+    state_machine.fence(driver.relay, "late", 0)
     driver.answer()
-    leadership.acquire(driver.relay, 0)
+    state_machine.acquire(driver.relay, 0)
     assert driver.relay.tenure.holder is not None
     driver.answer({0: [2]})
-    assert killed(leadership.term_taken(driver.relay, driver.relay.tenure.holder, 2, "two", 0)) == [0, 1]
+    assert killed(state_machine.term_taken(driver.relay, driver.relay.tenure.holder, 2, "two", 0)) == [0, 1]
 
 
 @pytest.mark.parametrize("servers", [("one", "one"), (None, "one"), ("one", None)])
 def test_a_server_that_is_the_same_or_unknown_kills_nobody(servers: tuple[str | None, str | None]) -> None:
     driver = Driver()
     driver.lead(server=servers[0])
-    leadership.fence(driver.relay, "late", 0)
-    leadership.acquire(driver.relay, 0)
+    state_machine.fence(driver.relay, "late", 0)
+    state_machine.acquire(driver.relay, 0)
     driver.answer()
     assert driver.relay.tenure.holder is not None
-    assert killed(leadership.term_taken(driver.relay, driver.relay.tenure.holder, 2, servers[1], 0)) == []
+    assert killed(state_machine.term_taken(driver.relay, driver.relay.tenure.holder, 2, servers[1], 0)) == []
 
 
 # -- unknown fate
@@ -485,7 +487,7 @@ def test_records_of_unknown_fate_stay_in_the_ledger_until_their_shard_is_dead() 
     driver = Driver()
     driver.lead()
     driver.mark(row(2))
-    outcomes.fate_unknown(driver.relay, 0, driver.relay.epoch, [2], "fatal", 0)
+    state_machine.fate_unknown(driver.relay, 0, driver.relay.epoch, [2], "fatal", 0)
     assert (driver.relay.phase, list(driver.relay.ledger.ids)) == (Phase.REMARKING, [2])
     driver.relay.shard_died(0, 0)
     assert not len(driver.relay.ledger)
@@ -495,9 +497,9 @@ def test_a_drain_does_not_end_before_a_shard_of_unknown_fate_is_dead() -> None:
     driver = Driver()
     driver.lead()
     driver.mark(row(2))
-    leadership.drain(driver.relay, 0)
+    state_machine.drain(driver.relay, 0)
     driver.answer({0: [2]})
-    assert outcomes.fate_unknown(driver.relay, 0, driver.relay.epoch, [2], "fatal", 0) == []
+    assert state_machine.fate_unknown(driver.relay, 0, driver.relay.epoch, [2], "fatal", 0) == []
     assert driver.relay.shard_died(0, 0) == [c.Drained()]
 
 
@@ -511,7 +513,7 @@ def test_what_was_settled_while_the_mark_was_under_way_is_not_taken_again() -> N
     driver.mark(row(2))
     driver.relay.remark("x", 0)
     driver.answer({0: [2]})
-    outcomes.settled(driver.relay, 0, [2], 0)
+    state_machine.settled(driver.relay, 0, [2], 0)
     assert not only(driver.mark(row(2)), c.Send)
     assert not len(driver.relay.ledger)
 
@@ -522,7 +524,7 @@ def test_an_old_result_is_discarded() -> None:
     number = driver.under_way(c.Mark)
     driver.relay.remark("x", 0)
     driver.answer()
-    assert outcomes.marked(driver.relay, number, [row(2)], 0) == []
+    assert state_machine.marked(driver.relay, number, [row(2)], 0) == []
 
 
 def test_an_empty_mark_says_that_the_outbox_is_empty() -> None:
@@ -541,7 +543,7 @@ def test_an_empty_mark_says_nothing_while_something_is_left(what: str) -> None:
     elif what == "a fetch":
         park(driver, wait_s=0.0)
     elif what == "a shard's lane":
-        outcomes.settled(driver.relay, _shard(driver, 1), [1], 0)
+        state_machine.settled(driver.relay, _shard(driver, 1), [1], 0)
         driver.relay.shard_died(0, 0)
         driver.mark(row(2))
     assert c.Emptied() not in driver.mark()
@@ -550,7 +552,7 @@ def test_an_empty_mark_says_nothing_while_something_is_left(what: str) -> None:
 def test_a_failed_statement_needs_a_remark() -> None:
     driver = Driver()
     driver.lead()
-    outcomes.statement_failed(driver.relay, driver.under_way(c.Mark), "it broke", 0)
+    state_machine.statement_failed(driver.relay, driver.under_way(c.Mark), "it broke", 0)
     assert driver.relay.phase is Phase.REMARKING
     assert not len(driver.relay.intake.statements)
 
@@ -561,7 +563,7 @@ def test_a_failed_statement_needs_a_remark() -> None:
 def _mark_to(driver: Driver, high: int, *rows: Row) -> None:
     """The oldest mark under way returns these rows, and has come so far."""
     number = driver.under_way(c.Mark)
-    outcomes.marked(driver.relay, number, rows, driver.now, high + 1, Bookmark(high, ((2, 3),)))
+    state_machine.marked(driver.relay, number, rows, driver.now, high + 1, Bookmark(high, ((2, 3),)))
 
 
 def _saved(commands: list[c.Command]) -> list[Bookmark]:
@@ -578,7 +580,7 @@ def test_a_bookmark_is_saved_at_once_and_then_after_many_ids_and_some_time() -> 
     assert _saved(driver.relay.tick(12.0)) == [Bookmark(60_000, ((2, 3),))]
     _mark_to(driver, 60_100)
     assert _saved(driver.relay.tick(40.0)) == []
-    assert _saved(leadership.drain(driver.relay, 41.0)) == [Bookmark(60_100, ((2, 3),))]
+    assert _saved(state_machine.drain(driver.relay, 41.0)) == [Bookmark(60_100, ((2, 3),))]
 
 
 def test_a_bookmark_lies_below_what_is_not_settled() -> None:
@@ -596,7 +598,7 @@ def test_another_incarnation_forgets_the_bookmark() -> None:
     driver.lead(incarnation=UUID(int=1))
     _mark_to(driver, 100)
     driver.relay.tick(1.0)
-    leadership.server_changed(driver.relay, "another", 2.0)
+    state_machine.server_changed(driver.relay, "another", 2.0)
     driver.relay.phase = Phase.IDLE
     driver.lead(term=2, server="two", incarnation=UUID(int=2))
-    assert _saved(leadership.drain(driver.relay, 3.0)) == []
+    assert _saved(state_machine.drain(driver.relay, 3.0)) == []

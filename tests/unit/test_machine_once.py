@@ -9,11 +9,11 @@ from uuid import UUID
 import pytest
 
 from harvester.events import LeaderRefreshed
-from harvester.relay import commands as c
-from harvester.relay import frames as f
-from harvester.relay import leadership, outcomes
-from harvester.relay.limits import Settings
-from harvester.relay.machine import Phase
+from harvester.relay.core import frames as f
+from harvester.relay.core import messages as c
+from harvester.relay.core import state_machine
+from harvester.relay.core.leadership import Settings
+from harvester.relay.core.state_machine import Phase
 from tests.support.relay_driver import SETTINGS, Driver, keyed, killed, only, row, sent
 
 ONCE = replace(SETTINGS, exactly_once=True)
@@ -32,7 +32,7 @@ def leading(settings: Settings = ONCE) -> Driver:
 def take_term(driver: Driver, term: int = 7, incarnation: UUID = INCARNATION) -> list[c.Command]:
     holder = driver.relay.tenure.holder
     assert holder is not None
-    return leadership.term_taken(driver.relay, holder, term, "one", driver.now, incarnation=incarnation)
+    return state_machine.term_taken(driver.relay, holder, term, "one", driver.now, incarnation=incarnation)
 
 
 def answer(driver: Driver, shard: int, *ids: int) -> list[c.Command]:
@@ -50,7 +50,7 @@ def remarks(commands: list[c.Command]) -> dict[int, f.Remark]:
 def test_shards_are_told_all_that_they_need_to_open_their_lanes() -> None:
     driver = Driver(ONCE)
     driver.relay.tenure.lanes = 5
-    leadership.acquire(driver.relay, 0)
+    state_machine.acquire(driver.relay, 0)
     driver.answer()
     told = remarks(take_term(driver))
     expected = f.Remark(driver.relay.epoch, 7, str(driver.relay.tenure.holder), "one", str(INCARNATION), 5, 2)
@@ -59,14 +59,14 @@ def test_shards_are_told_all_that_they_need_to_open_their_lanes() -> None:
 
 def test_there_are_as_many_lanes_as_shards_at_least() -> None:
     driver = Driver(ONCE)
-    leadership.acquire(driver.relay, 0)
+    state_machine.acquire(driver.relay, 0)
     driver.answer()
     assert {frame.lanes for frame in remarks(take_term(driver)).values()} == {2}
 
 
 def test_a_take_over_waits_for_shards_that_are_being_started() -> None:
     driver = Driver(ONCE, ready=False)
-    assert only(leadership.acquire(driver.relay, 0), c.TakeTerm)
+    assert only(state_machine.acquire(driver.relay, 0), c.TakeTerm)
     assert take_term(driver) == []
     assert driver.relay.phase is Phase.TAKING
     assert remarks(driver.relay.shard_ready(0, 0))[0].term == 7
@@ -77,7 +77,7 @@ def test_a_take_over_waits_for_shards_that_are_being_started() -> None:
 
 def test_a_shard_that_dies_before_its_lane_is_fenced_is_waited_for() -> None:
     driver = Driver(ONCE)
-    leadership.acquire(driver.relay, 0)
+    state_machine.acquire(driver.relay, 0)
     driver.answer()
     take_term(driver)
     assert driver.relay.shard_died(1, 0) == []
@@ -89,7 +89,7 @@ def test_a_shard_that_dies_before_its_lane_is_fenced_is_waited_for() -> None:
 
 def test_one_that_dies_after_it_has_fenced_its_lane_is_not_waited_for() -> None:
     driver = Driver(ONCE)
-    leadership.acquire(driver.relay, 0)
+    state_machine.acquire(driver.relay, 0)
     driver.answer()
     take_term(driver)
     answer(driver, 1)
@@ -100,19 +100,19 @@ def test_one_that_dies_after_it_has_fenced_its_lane_is_not_waited_for() -> None:
 
 def test_before_the_term_is_taken_dead_shards_are_not_waited_for() -> None:
     driver = Driver(ONCE)
-    leadership.acquire(driver.relay, 0)
+    state_machine.acquire(driver.relay, 0)
     answer(driver, 0)
     assert only(driver.relay.shard_died(1, 0), c.TakeTerm)
 
 
 def test_a_fence_during_the_take_over_waits_for_nobody() -> None:
     driver = Driver(ONCE)
-    leadership.acquire(driver.relay, 0)
+    state_machine.acquire(driver.relay, 0)
     driver.answer()
     take_term(driver)
-    leadership.fence(driver.relay, "late", 0)
+    state_machine.fence(driver.relay, "late", 0)
     assert driver.relay.phase is Phase.IDLE
-    assert leadership.acquire(driver.relay, 0)
+    assert state_machine.acquire(driver.relay, 0)
 
 
 # -- P21: a shard that died
@@ -135,7 +135,7 @@ def test_what_its_successor_found_published_is_settled_and_the_rest_is_marked_ag
     leader_id = driver.relay.tenure.leader_id
     driver.relay.shard_died(0, 0)
     driver.relay.shard_ready(0, 0)
-    assert outcomes.settled(driver.relay, 0, [2], 0)[0] == 1
+    assert state_machine.settled(driver.relay, 0, [2], 0)[0] == 1
     assert remarks(answer(driver, 0)).keys() == {0, 1}
     assert (driver.relay.phase, list(driver.relay.ledger.ids)) == (Phase.REMARKING, [3])
     answer(driver, 0)
@@ -152,7 +152,7 @@ def test_where_all_was_published_nothing_is_marked_again() -> None:
     driver.mark(row(2), row(4))
     driver.relay.shard_died(0, 0)
     driver.relay.shard_ready(0, 0)
-    outcomes.settled(driver.relay, 0, [2, 4], 0)
+    state_machine.settled(driver.relay, 0, [2, 4], 0)
     assert not remarks(answer(driver, 0))
     assert driver.relay.phase is Phase.LEADING
 
@@ -196,9 +196,9 @@ def test_without_a_leader_nothing_waits_for_them_and_the_next_take_over_fences_t
     driver = leading()
     driver.mark(row(2))
     driver.relay.shard_died(0, 0)
-    leadership.fence(driver.relay, "late", 0)
+    state_machine.fence(driver.relay, "late", 0)
     answer(driver, 1)
-    leadership.acquire(driver.relay, 0)
+    state_machine.acquire(driver.relay, 0)
     answer(driver, 1)
     driver.relay.shard_ready(0, 0)
     assert not len(driver.relay.ledger)
@@ -282,7 +282,7 @@ def test_in_at_least_once_mode_a_sign_of_life_is_no_answer() -> None:
 
 def test_one_that_is_only_being_started_is_not_killed() -> None:
     driver = Driver(ONCE, ready=False)
-    leadership.acquire(driver.relay, 0)
+    state_machine.acquire(driver.relay, 0)
     take_term(driver)
     assert driver.relay.tick(1000) == []
 
@@ -304,17 +304,17 @@ def test_a_drain_that_settles_everything_releases_the_term(settings: Settings) -
     holder = driver.relay.tenure.holder
     assert holder is not None
     driver.mark(row(2), row(3))
-    assert remarks(leadership.drain(driver.relay, 0))[0].term is None
+    assert remarks(state_machine.drain(driver.relay, 0))[0].term is None
     assert driver.answer({0: [2], 1: [3]}) == []
-    assert outcomes.settled(driver.relay, 0, [2], 0)[1] == []
-    assert outcomes.settled(driver.relay, 1, [3], 0)[1] == [c.Release(1, holder), c.Drained()]
+    assert state_machine.settled(driver.relay, 0, [2], 0)[1] == []
+    assert state_machine.settled(driver.relay, 1, [3], 0)[1] == [c.Release(1, holder), c.Drained()]
 
 
 @MODES
 def test_what_was_only_queued_does_not_keep_the_term(settings: Settings) -> None:
     driver = leading(settings)
     driver.mark(row(2), row(3))
-    leadership.drain(driver.relay, 0)
+    state_machine.drain(driver.relay, 0)
     assert [type(command) for command in driver.answer()] == [c.Release, c.Drained]
 
 
@@ -322,7 +322,7 @@ def test_what_was_only_queued_does_not_keep_the_term(settings: Settings) -> None
 def test_a_shard_that_dies_during_a_drain_with_records_keeps_it_from_being_released(settings: Settings) -> None:
     driver = leading(settings)
     driver.mark(row(2))
-    leadership.drain(driver.relay, 0)
+    state_machine.drain(driver.relay, 0)
     driver.answer({0: [2]})
     assert driver.relay.shard_died(0, 0) == [c.Drained()]
 
@@ -330,7 +330,7 @@ def test_a_shard_that_dies_during_a_drain_with_records_keeps_it_from_being_relea
 @MODES
 def test_a_shard_that_dies_during_a_drain_without_records_does_not(settings: Settings) -> None:
     driver = leading(settings)
-    leadership.drain(driver.relay, 0)
+    state_machine.drain(driver.relay, 0)
     answer(driver, 1)
     assert [type(command) for command in driver.relay.shard_died(0, 0)] == [c.Release, c.Drained]
 
@@ -338,25 +338,25 @@ def test_a_shard_that_dies_during_a_drain_without_records_does_not(settings: Set
 def test_a_record_that_failed_on_the_wire_during_a_drain_keeps_it_from_being_released() -> None:
     driver = leading(SETTINGS)
     driver.mark(row(2))
-    leadership.drain(driver.relay, 0)
+    state_machine.drain(driver.relay, 0)
     driver.answer({0: [2]})
-    assert outcomes.dropped(driver.relay, 0, [2], 0) == [c.Drained()]
+    assert state_machine.dropped(driver.relay, 0, [2], 0) == [c.Drained()]
 
 
 @MODES
 def test_a_drain_before_the_term_is_taken_releases_nothing(settings: Settings) -> None:
     driver = Driver(settings)
-    leadership.acquire(driver.relay, 0)
-    leadership.drain(driver.relay, 0)
+    state_machine.acquire(driver.relay, 0)
+    state_machine.drain(driver.relay, 0)
     assert driver.answer() == [c.Drained()]
 
 
 @MODES
 def test_a_drain_without_leadership_releases_nothing(settings: Settings) -> None:
     driver = leading(settings)
-    leadership.fence(driver.relay, "late", 0)
+    state_machine.fence(driver.relay, "late", 0)
     driver.answer()
-    leadership.drain(driver.relay, 0)
+    state_machine.drain(driver.relay, 0)
     assert driver.answer() == [c.Drained()]
 
 
@@ -364,12 +364,12 @@ def test_a_drain_without_leadership_releases_nothing(settings: Settings) -> None
 def test_what_kept_one_term_does_not_keep_the_next(settings: Settings) -> None:
     driver = leading(settings)
     driver.mark(row(2))
-    leadership.drain(driver.relay, 0)
+    state_machine.drain(driver.relay, 0)
     driver.answer({0: [2]})
     driver.relay.shard_died(0, 0)
     driver.relay.shard_ready(0, 0)
     driver.lead(term=2, incarnation=INCARNATION)
-    leadership.drain(driver.relay, settings.expiry_s)
+    state_machine.drain(driver.relay, settings.expiry_s)
     assert [type(command) for command in driver.answer()] == [c.Release, c.Drained]
 
 
@@ -380,16 +380,16 @@ def _died(driver: Driver) -> None:
 
 
 def _cannot_tell(driver: Driver) -> None:
-    outcomes.fate_unknown(driver.relay, 0, driver.relay.epoch, [2], "why", 0)
+    state_machine.fate_unknown(driver.relay, 0, driver.relay.epoch, [2], "why", 0)
     driver.answer()
 
 
 def _parked(driver: Driver) -> None:
-    outcomes.parked(driver.relay, 0, driver.relay.epoch, 2, [], 60.0, False, 0)
+    state_machine.parked(driver.relay, 0, driver.relay.epoch, 2, [], 60.0, False, 0)
 
 
 def _out_of_trust(driver: Driver) -> None:
-    outcomes.dropped(driver.relay, 0, [2], 0)
+    state_machine.dropped(driver.relay, 0, [2], 0)
     driver.answer()
 
 
@@ -402,7 +402,7 @@ def test_what_a_shard_left_in_doubt_keeps_the_term_until_it_has_expired(
     driver = leading(SETTINGS)
     driver.mark(row(2))
     happens(driver)
-    leadership.drain(driver.relay, after_s)
+    state_machine.drain(driver.relay, after_s)
     said = [type(command) for command in driver.answer()]
     assert said == [c.Release, c.Drained] if released else [c.Drained]
 
@@ -410,7 +410,7 @@ def test_what_a_shard_left_in_doubt_keeps_the_term_until_it_has_expired(
 def test_so_does_what_a_shard_held_for_another_attempt() -> None:
     driver = leading(SETTINGS)
     driver.mark(row(2))
-    leadership.drain(driver.relay, 0)
+    state_machine.drain(driver.relay, 0)
     epoch = driver.relay.epoch
     driver.relay.remarked(1, epoch, [], 0)
     assert driver.relay.remarked(0, epoch, [], 0, in_doubt=True) == [c.Drained()]
@@ -419,12 +419,12 @@ def test_so_does_what_a_shard_held_for_another_attempt() -> None:
 @pytest.mark.parametrize(("in_doubt", "expected"), [(True, [c.Drained]), (False, [c.Release, c.Drained])])
 def test_so_does_the_debt_of_a_leader_that_was_killed(in_doubt: bool, expected: list[type]) -> None:
     driver = Driver(SETTINGS)
-    leadership.acquire(driver.relay, 0)
+    state_machine.acquire(driver.relay, 0)
     driver.answer()
     assert driver.relay.tenure.holder is not None
-    leadership.term_taken(driver.relay, driver.relay.tenure.holder, 1, "one", 0, in_doubt=in_doubt)
+    state_machine.term_taken(driver.relay, driver.relay.tenure.holder, 1, "one", 0, in_doubt=in_doubt)
     driver.answer()
-    leadership.drain(driver.relay, 1.0)
+    state_machine.drain(driver.relay, 1.0)
     assert [type(command) for command in driver.answer()] == expected
 
 
@@ -442,7 +442,7 @@ def test_a_drain_after_a_shard_died_ends_and_releases_nothing_that_is_not_certai
     said: list[c.Command] = []
     if not before_its_successor_is_ready:
         said += driver.relay.shard_ready(0, 0)
-    said += leadership.drain(driver.relay, 0)
+    said += state_machine.drain(driver.relay, 0)
     said += answer(driver, 1)
     if before_its_successor_is_ready:
         said += driver.relay.shard_ready(0, 0)
@@ -455,10 +455,10 @@ def test_one_who_was_fenced_after_a_shard_died_drains_at_once() -> None:
     driver = leading()
     driver.mark(row(2))
     driver.relay.shard_died(0, 0)
-    leadership.fence(driver.relay, "late", 0)
+    state_machine.fence(driver.relay, "late", 0)
     driver.relay.shard_ready(0, 0)
     driver.answer()
-    leadership.drain(driver.relay, 0)
+    state_machine.drain(driver.relay, 0)
     assert driver.answer() == [c.Drained()]
 
 
@@ -483,7 +483,7 @@ def test_the_number_of_shards_changes_when_the_last_record_is_settled() -> None:
     driver.mark(row(2))
     driver.relay.scale(1, 100, 0)
     assert driver.answer({0: [2]}) == []
-    assert c.Resize(1) in outcomes.settled(driver.relay, 0, [2], 0)[1]
+    assert c.Resize(1) in state_machine.settled(driver.relay, 0, [2], 0)[1]
 
 
 def test_it_waits_for_the_successor_of_a_shard_that_died() -> None:
@@ -529,18 +529,18 @@ def test_low_water_is_the_floor_where_nothing_below_is_unsettled(settings: Setti
     assert low_water_at(driver, 0) is None
     driver.mark(row(2), row(4), floor=3)
     assert low_water_at(driver, 2) == 2
-    outcomes.settled(driver.relay, 0, [2], 2)
+    state_machine.settled(driver.relay, 0, [2], 2)
     assert low_water_at(driver, 4) == 3
     driver.mark(floor=9)
     assert low_water_at(driver, 6) == 4
-    outcomes.settled(driver.relay, 0, [4], 6)
+    state_machine.settled(driver.relay, 0, [4], 6)
     assert low_water_at(driver, 8) == 9
 
 
 def test_records_carry_it() -> None:
     driver = leading()
     driver.mark(row(2), floor=3)
-    outcomes.settled(driver.relay, 0, [2], 0)
+    state_machine.settled(driver.relay, 0, [2], 0)
     low_water_at(driver, 2)
     frames = [command.frame for command in driver.mark(row(4)) if isinstance(command, c.Send)]
     assert [frame.low_water for frame in frames if isinstance(frame, f.Dispatch)] == [3]
@@ -564,13 +564,13 @@ def test_what_waits_holds_it_down() -> None:
     driver.mark(*keyed(2, 3), floor=9)
     shard = driver.relay.ledger.shard_of_key(b"key")
     assert shard is not None
-    outcomes.parked(driver.relay, shard, driver.relay.epoch, 2, [3], 5.0, False, 0)
+    state_machine.parked(driver.relay, shard, driver.relay.epoch, 2, [3], 5.0, False, 0)
     assert low_water_at(driver, 2) == 2
     driver.relay.tick(5.0)  # it is being fetched
     assert low_water_at(driver, 7) == 2
     driver.fetch(*keyed(2))
     assert low_water_at(driver, 9) == 2
-    outcomes.settled(driver.relay, shard, [2], 9)
+    state_machine.settled(driver.relay, shard, [2], 9)
     assert low_water_at(driver, 11) == 3
 
 
@@ -585,7 +585,7 @@ def test_what_a_look_found_holds_it_down() -> None:
     driver = leading()
     driver.mark(row(20))
     look = [command for command in driver.relay.tick(60.0) if isinstance(command, c.Look)]
-    outcomes.looked(driver.relay, look[0].number, [3], 60.0)
+    state_machine.looked(driver.relay, look[0].number, [3], 60.0)
     driver.mark(floor=15)
     assert low_water_at(driver, 62) == 3
 
@@ -594,7 +594,7 @@ def test_the_ids_of_a_dead_shard_hold_it_down() -> None:
     driver = leading()
     driver.mark(row(2), row(3), floor=9)
     driver.relay.shard_died(0, 0)
-    outcomes.settled(driver.relay, 1, [3], 0)
+    state_machine.settled(driver.relay, 1, [3], 0)
     assert low_water_at(driver, 2) == 2
 
 
@@ -602,7 +602,7 @@ def test_a_remark_forgets_the_floor_and_not_the_low_water() -> None:
     """Rows that were forgotten lie below the old floor; they do not lie below the low water."""
     driver = leading()
     driver.mark(row(2), row(4), floor=5)
-    outcomes.settled(driver.relay, 0, [2], 0)
+    state_machine.settled(driver.relay, 0, [2], 0)
     assert low_water_at(driver, 2) == 4
     driver.relay.remark("why not", 2)
     driver.answer()
@@ -611,7 +611,7 @@ def test_a_remark_forgets_the_floor_and_not_the_low_water() -> None:
     driver.mark(row(4), floor=-(2**63))
     assert low_water_at(driver, 6) == 4
     driver.mark(floor=5)
-    outcomes.settled(driver.relay, 0, [4], 6)
+    state_machine.settled(driver.relay, 0, [4], 6)
     assert low_water_at(driver, 8) == 5
 
 
@@ -629,7 +629,7 @@ def test_another_term_keeps_it_and_another_incarnation_does_not(incarnation: UUI
     driver = leading()
     driver.mark(floor=50)
     low_water_at(driver, 2)
-    leadership.fence(driver.relay, "late", 2)
+    state_machine.fence(driver.relay, "late", 2)
     driver.answer()
     driver.lead(term=2, incarnation=incarnation)
     assert low_water_at(driver, 4) == expected
@@ -640,7 +640,7 @@ def test_another_term_keeps_it_and_another_incarnation_does_not(incarnation: UUI
 def test_the_floor_of_another_incarnation_is_forgotten_too() -> None:
     driver = leading()
     driver.mark(floor=50)
-    leadership.server_changed(driver.relay, "another one", 0)
+    state_machine.server_changed(driver.relay, "another one", 0)
     driver.relay.shard_died(0, 0)
     driver.relay.shard_died(1, 0)
     take_term(driver, 8, ANOTHER)
@@ -657,7 +657,7 @@ def test_the_floor_of_another_incarnation_is_forgotten_too() -> None:
 def test_another_server_kills_all_shards_and_their_lanes_are_opened_anew() -> None:
     driver = leading()
     driver.mark(row(2))
-    assert killed(leadership.server_changed(driver.relay, "another one", 0)) == [0, 1]
+    assert killed(state_machine.server_changed(driver.relay, "another one", 0)) == [0, 1]
     driver.relay.shard_died(0, 0)
     assert not len(driver.relay.ledger)
     assert only(driver.relay.shard_died(1, 0), c.TakeTerm)

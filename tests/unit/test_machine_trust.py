@@ -5,8 +5,8 @@ from __future__ import annotations
 from uuid import UUID
 
 from harvester.events import LeaderFenced, LeaderRefreshed
-from harvester.relay import commands as c
-from harvester.relay import leadership, outcomes
+from harvester.relay.core import messages as c
+from harvester.relay.core import state_machine
 from tests.support.relay_driver import Driver, only, row
 
 
@@ -14,7 +14,7 @@ def _without_trust(driver: Driver) -> None:
     """A shard drops what it is given, the others have answered the remark."""
     driver.lead(term=3)
     driver.mark(row(2))
-    assert only(outcomes.dropped(driver.relay, 0, [2], 0), c.Send)
+    assert only(state_machine.dropped(driver.relay, 0, [2], 0), c.Send)
     assert driver.answer() == []
 
 
@@ -35,7 +35,7 @@ def test_a_remark_for_lack_of_trust_waits_for_all_answers_as_well() -> None:
     driver = Driver()
     driver.lead()
     driver.mark(row(2))
-    outcomes.dropped(driver.relay, 0, [2], 0)
+    state_machine.dropped(driver.relay, 0, [2], 0)
     assert driver.relay.tick(1.0, trusted=True) == []
     assert only(driver.answer(), c.Mark)
 
@@ -43,7 +43,7 @@ def test_a_remark_for_lack_of_trust_waits_for_all_answers_as_well() -> None:
 def test_a_fence_ends_the_wait_for_trust() -> None:
     driver = Driver()
     _without_trust(driver)
-    said = leadership.fence(driver.relay, "late", 0)
+    said = state_machine.fence(driver.relay, "late", 0)
     assert said[-1] == c.Announce(LeaderFenced("late"))
     driver.answer()
     assert driver.relay.tick(1.0, trusted=True) == []

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from harvester.events import MeterRead
-from harvester.telemetry.meter import Meter, RateHistory
+from harvester.telemetry.metrics import Meter, RateHistory
 
 START = datetime(2025, 3, 14, tzinfo=UTC)
 STEPS = st.lists(st.tuples(st.integers(0, 1_000), st.integers(0, 8_000)), max_size=60)  # records, ms later

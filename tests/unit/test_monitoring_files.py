@@ -12,8 +12,8 @@ import pytest
 import yaml
 from prometheus_client.parser import text_string_to_metric_families
 
-from harvester.http.exposition import expose
-from harvester.telemetry.totals import SOURCES
+from harvester.http.pages import expose
+from harvester.telemetry.metrics import SOURCES
 from tests.unit.test_http_exposition import BUSY, TOTALS
 
 DOCS = Path(__file__).parents[2] / "docs"

@@ -6,9 +6,9 @@ import io
 import re
 from pathlib import Path
 
-from harvester_cli.dashboard.capture import REPLAY_BYTES
-from harvester_cli.dashboard.plain import status_line
+from harvester_cli.dashboard.live import status_line
 from harvester_cli.dashboard.render import render
+from harvester_cli.dashboard.terminal import REPLAY_BYTES
 from rich.console import Console
 
 from harvester.errors import ExitCode

@@ -8,9 +8,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from harvester.relay.frames import Dispatch, Frame, Settled
-from harvester.relay.framing import Splitter, encode
-from harvester.relay.pipes import Channel
+from harvester.relay.core.frames import Dispatch, Frame, Settled, Splitter, encode
+from harvester.relay.ipc import Channel
 
 ROWS = Dispatch(1, b"x" * 500_000)
 

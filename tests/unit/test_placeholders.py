@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 from harvester.outbox.catalog import CATALOG_SQL, catalog_parameters
-from harvester.outbox.placeholders import Style, rewritten
+from harvester.outbox.sql.insert import Style, rewritten
 from harvester.outbox.tables import OutboxTable
 
 QUERY = "SELECT %s, %b::text, '100%%', %t"

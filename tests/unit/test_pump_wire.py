@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from harvester.verify.wire import Pumped, key_name, parse
+from harvester.verify.load import Pumped, key_name, parse
 
 
 def test_a_value_says_number_time_and_kind() -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from harvester.clock import clock_s
-from harvester.neli import rebalances
+from harvester.neli import member
 from tests.support.wait import eventually
 
 NOBODY = {"bootstrap.servers": "127.0.0.1:9", "reconnect.backoff.max.ms": "100"}
@@ -31,11 +31,11 @@ def no_collector() -> Iterator[None]:
 @pytest.mark.usefixtures("no_collector")
 def test_no_client_is_left_that_still_waits_for_the_coordinator(monkeypatch: pytest.MonkeyPatch) -> None:
     """librdkafka aborts the process when the coordinator appears after a request for it has timed out."""
-    monkeypatch.setattr(rebalances, "_WITHIN_S", 0.5)
+    monkeypatch.setattr(member, "_WITHIN_S", 0.5)
     before = clients()
-    rebalances.await_dead("group", NOBODY, clock_s() + 60, threading.Event(), lambda level, text: None)
+    member.await_dead("group", NOBODY, clock_s() + 60, threading.Event(), lambda level, text: None)
     eventually(lambda: clients() <= before, what="the end of the client")
     began = clock_s()
-    rebalances.await_stable("group", NOBODY, lambda wait_s: threading.Event().wait(wait_s))
+    member.await_stable("group", NOBODY, lambda wait_s: threading.Event().wait(wait_s))
     assert clock_s() - began >= 0.4
     eventually(lambda: clients() <= before, what="the end of the client")

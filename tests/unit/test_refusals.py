@@ -7,13 +7,13 @@ from collections.abc import Sequence
 import pytest
 from confluent_kafka import KafkaError
 
+from harvester.delivery.retries import Policy
 from harvester.outbox.purge_session import Poison
 from harvester.record import KafkaRecord
-from harvester.relay.attempts import Policy
-from harvester.relay.batches import Batches, Entry
-from harvester.relay.frames import Dropped, Frame, Parked, Poisoned, Remark
-from harvester.relay.outlets import Outlets
-from harvester.relay.refusals import Refusals
+from harvester.relay.core.frames import Dropped, Frame, Parked, Poisoned, Remark
+from harvester.relay.core.transaction_queue import Batches, Entry
+from harvester.relay.purger import Outlets
+from harvester.relay.transaction_intake import Refusals
 
 UNDER = Remark(3, 7, "holder")
 REFUSED, AWAY, TIMED_OUT = (

@@ -15,7 +15,7 @@ from confluent_kafka.serialization import MessageField, SerializationContext
 from google.protobuf.timestamp_pb2 import Timestamp
 
 from harvester.errors import RecordRejected, SerializationFailed
-from harvester.outbox.ddl import new_columns
+from harvester.outbox.sql.ddl import new_columns
 from harvester.outbox.validation import check
 from harvester.serializers import Records
 from harvester.serializers.registry import RegistrySerializer, avro, json_schema, protobuf

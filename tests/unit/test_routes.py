@@ -7,9 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from harvester.errors import ConfigurationError, SchemaError
-from harvester.outbox import adoption_sql, ddl
-from harvester.outbox.adoption_sql import AdoptedTable
-from harvester.outbox.routes import Route, Template
+from harvester.outbox.sql import adoption, ddl
+from harvester.outbox.sql.adoption import AdoptedTable, Route, Template
 from harvester.outbox.tables import OutboxTable
 
 OUTBOX = OutboxTable("public", "outbox")
@@ -72,10 +71,10 @@ def test_the_defaults_are_debezium_s() -> None:
 )
 def test_what_is_not_adopted(source: AdoptedTable, match: str) -> None:
     with pytest.raises(SchemaError, match=match):
-        adoption_sql.adopt(OUTBOX, ddl.new_columns("text"), source, Route.parse())
+        adoption.adopt(OUTBOX, ddl.new_columns("text"), source, Route.parse())
 
 
 def test_two_tables_of_one_name_have_two_functions() -> None:
     other = AdoptedTable(OutboxTable("shop", "outboxevent"), "r", COLUMNS)
-    made = {adoption_sql.adopt(OUTBOX, ddl.new_columns("text"), table, Route.parse())[1] for table in (EVENTS, other)}
+    made = {adoption.adopt(OUTBOX, ddl.new_columns("text"), table, Route.parse())[1] for table in (EVENTS, other)}
     assert len(made) == 2

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from harvester.relay.scan import LOWEST, Bookmark, Scan
+from harvester.relay.core.scan import LOWEST, Bookmark, Scan
 
 
 def test_a_gap_closes_when_those_who_could_fill_it_are_gone_whoever_came_since() -> None:

@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 from confluent_kafka import KafkaError
 
+from harvester.delivery.retries import Policy
 from harvester.outbox.purge_session import Outcome, Poison
-from harvester.relay import frames as f
-from harvester.relay.attempts import Policy
-from harvester.relay.outlets import Outlets
-from harvester.relay.sender import Sender
+from harvester.relay.at_least_once import Sender
+from harvester.relay.core import frames as f
+from harvester.relay.purger import Outlets
 from tests.support.relay_shard import Delivered, row_bytes
 
 POLICY = Policy(2, retry_backoff_s=1.0, retry_backoff_max_s=4.0, queue_timeout_s=30.0)

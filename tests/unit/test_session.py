@@ -8,12 +8,12 @@ from dataclasses import dataclass, replace
 import pytest
 
 from harvester.clock import clock_s
-from harvester.coordination.consumer_settings import ConsumerSettings
-from harvester.coordination.coordinator import Outcome, Stage
-from harvester.coordination.hands import Hands
-from harvester.coordination.holding import Holding, Phase
-from harvester.coordination.messages import ClaimingPartition, Client, Message, Place, ReleasingPartition, encode
+from harvester.coordination.core.claim import Holding, Phase
+from harvester.coordination.core.coordinator import Outcome, Stage
+from harvester.coordination.core.messages import ClaimingPartition, Client, Message, Place, ReleasingPartition, encode
+from harvester.coordination.core.partition_buffer import Hands
 from harvester.coordination.session import Session
+from harvester.coordination.settings import ConsumerSettings
 from tests.support.wait import eventually
 
 PLACE, CLIENT = Place("g", "t", 0), Client("c", "i")

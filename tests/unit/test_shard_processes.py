@@ -14,11 +14,10 @@ from typing import Any, cast
 import multiprocess
 import pytest
 
-from harvester.relay import processes
-from harvester.relay.fleet import Fleet
-from harvester.relay.processes import shared_memory
-from harvester.relay.shared import in_flight, set_in_flight, trust_check
-from harvester.relay.spec import ShardSpec
+from harvester.relay import shard_pool
+from harvester.relay.ipc import in_flight, set_in_flight, trust_check
+from harvester.relay.shard import ShardSpec
+from harvester.relay.shard_pool import Fleet, shared_memory
 from tests.support.wait import eventually
 
 LATER = float("inf")
@@ -45,7 +44,7 @@ def asks(shared: Any, seconds: float) -> None:
 @pytest.fixture
 def fleet(monkeypatch: pytest.MonkeyPatch) -> Iterator[Fleet]:
     """One place, taken by a shard that is deaf."""
-    monkeypatch.setattr(processes, "main", deaf)
+    monkeypatch.setattr(shard_pool, "main", deaf)
     poller = select.epoll()
     made = Fleet([SPEC], shared_memory(), poller)
     made.start_due(0.0)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from harvester.relay.spread import Spread
+from harvester.relay.core.dispatcher import Spread
 
 
 def test_it_grows_at_once_and_shrinks_by_one_at_a_time() -> None:

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from harvester import stack
 from harvester.errors import StackError
-from harvester.stack import jars, java, kafka, postgres, truststore
+from harvester.stack import jars, java, kafka, postgres
 from harvester.stack.processes import ProcessId, RunAs, identify
 from harvester.stack.stack import free_ports
 from harvester.stack.state import Server, State, read, write
@@ -211,16 +211,16 @@ def test_a_path_too_long_for_a_socket_is_not_used(tmp_path: Path) -> None:
 
 
 def test_java_reads_the_trust_store_that_is_made_for_it(tmp_path: Path) -> None:
-    bundle = truststore.machine_bundle()
+    bundle = java.machine_bundle()
     runtime = java.find()
     keytool = runtime.program.resolve().with_name("keytool")
     if bundle is None or not keytool.exists():
         pytest.skip("no certificates, or a Java without keytool")
-    trusted = truststore.certificates(bundle.read_text())
+    trusted = java.certificates(bundle.read_text())
     store = tmp_path / "trust.jks"
-    store.write_bytes(truststore.key_store(trusted))
+    store.write_bytes(java.key_store(trusted))
     listed = subprocess.run(
-        [keytool, "-J-Duser.language=en", "-list", "-keystore", store, "-storepass", truststore.PASSWORD],
+        [keytool, "-J-Duser.language=en", "-list", "-keystore", store, "-storepass", java.PASSWORD],
         capture_output=True,
         text=True,
         check=True,
@@ -232,7 +232,7 @@ def test_only_a_bundled_java_is_told_what_to_trust(tmp_path: Path, monkeypatch: 
     monkeypatch.setattr(java, "_SYSTEM_TRUST_STORES", ())
     ours = java.Java(tmp_path / "java", 21, bundled=True)
     assert java.trust_options(java.Java(tmp_path / "java", 21, bundled=False), tmp_path) == []
-    if truststore.machine_bundle() is not None:
+    if java.machine_bundle() is not None:
         options = java.trust_options(ours, tmp_path)
         assert options[0] == f"-Djavax.net.ssl.trustStore={tmp_path / 'trust.jks'}"
         assert (tmp_path / "trust.jks").read_bytes().startswith(bytes.fromhex("feedfeed"))

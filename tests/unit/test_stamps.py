@@ -6,8 +6,7 @@ from uuid import UUID
 
 import pytest
 
-from harvester.origin import Origin, decode
-from harvester.relay.stamps import Stamps, timestamp_ms
+from harvester.origin import Origin, Stamps, decode, timestamp_ms
 
 INCARNATION = UUID(int=9)
 LANE = 3

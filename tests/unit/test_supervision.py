@@ -7,7 +7,7 @@ from itertools import pairwise
 from hypothesis import given
 from hypothesis import strategies as st
 
-from harvester.relay.supervision import HandOver, RestartBudget
+from harvester.relay.core.supervision import HandOver, RestartBudget
 
 
 def test_a_budget_is_spent_within_its_window() -> None:

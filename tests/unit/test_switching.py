@@ -13,12 +13,11 @@ import pytest
 from harvester.delivery.progress_topic import ProgressTopic
 from harvester.errors import SchemaError
 from harvester.outbox.term_session import Owner, TermRow
-from harvester.relay import hooks
-from harvester.relay.commands import TakeTerm
-from harvester.relay.marking import MarkLoop
-from harvester.relay.pace import Pace
-from harvester.relay.reports import DatabaseTrouble, Report, TermGone, TermTaken
-from harvester.relay.switching import AT_LEAST_ONCE, EXACTLY_ONCE, Mode
+from harvester.relay import failpoints
+from harvester.relay.core.messages import DatabaseTrouble, Report, TakeTerm, TermGone, TermTaken
+from harvester.relay.core.supervision import Pace
+from harvester.relay.marker import MarkLoop
+from harvester.relay.term import AT_LEAST_ONCE, EXACTLY_ONCE, Mode
 
 TOPIC, ANOTHER = ProgressTopic("progress", "one", 2), ProgressTopic("progress", "two", 2)
 MODES = [AT_LEAST_ONCE, EXACTLY_ONCE]
@@ -175,7 +174,7 @@ def take_over(outbox: Any, mode: Mode, *, trusted: bool = True) -> list[Report]:
     before = outbox.row.term
     pace = Pace(0.0, 0.0, io_error_backoff_s=0.0, statement_timeout_s=1.0)
     trust = (lambda: True) if trusted else (lambda: outbox.row.term == before)
-    loop = MarkLoop(outbox, pace, "name", said.append, trust, lambda: 0, hooks.load(), mode)
+    loop = MarkLoop(outbox, pace, "name", said.append, trust, lambda: 0, failpoints.load(), mode)
     loop._take(TakeTerm(uuid4()))
     loop.stop()
     return said

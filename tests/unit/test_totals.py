@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from harvester.relay.ledger import Bounds, Ledger
+from harvester.relay.core.ledger import Bounds, Ledger
 from harvester.telemetry.latency import Histogram
-from harvester.telemetry.totals import Tally, source_of
+from harvester.telemetry.metrics import Tally, source_of
 
 
 def test_latencies_up_to_bounds() -> None:

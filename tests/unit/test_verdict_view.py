@@ -11,7 +11,7 @@ from rich.console import Console
 
 from harvester.origin import Origin
 from harvester.verify.check import Report
-from harvester.verify.history import Timing
+from harvester.verify.reader import Timing
 from harvester.verify.sequences import Sequences
 from harvester.verify.verdict import judge
 

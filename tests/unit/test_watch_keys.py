@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from harvester_cli.dashboard.details import OneShard, Quarantine
-from harvester_cli.dashboard.key import OneKey
-from harvester_cli.dashboard.keys import Ask, Quit, Seen, View, chosen, press, prompt, split
+from harvester_cli.dashboard.figures import OneKey
+from harvester_cli.dashboard.render import OneShard, Quarantine
+from harvester_cli.dashboard.watching import Ask, Quit, Seen, View, chosen, press, prompt, split
 from hypothesis import given
 from hypothesis import strategies as st
 

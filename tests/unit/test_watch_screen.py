@@ -4,12 +4,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from harvester_cli.dashboard.details import Detail, OneShard, Quarantine
-from harvester_cli.dashboard.key import OneKey
-from harvester_cli.dashboard.keys import HELP, HELP_FOR_SEVERAL, Seen, View
-from harvester_cli.dashboard.plain import status_line
-from harvester_cli.dashboard.render import render
-from harvester_cli.dashboard.watching import screen
+from harvester_cli.dashboard.figures import OneKey
+from harvester_cli.dashboard.live import status_line
+from harvester_cli.dashboard.render import Detail, OneShard, Quarantine, render
+from harvester_cli.dashboard.watching import HELP, HELP_FOR_SEVERAL, Seen, View, screen
 from hypothesis import given
 from hypothesis import strategies as st
 from rich.cells import cell_len

@@ -1,4 +1,8 @@
-"""The dashboard as a pure function: a Status and the size of a terminal in, exactly that many lines out.
+"""The part of the dashboard between figures and events: all shards, one of them, one key, or the quarantine. Pure.
+
+[shards] The table of shards: which columns and which shards fit, and a word about those that do not. Pure.
+
+[render] The dashboard as a pure function: a Status and the size of a terminal in, exactly that many lines out.
 
 From the top: who and in what state, what is wrong, throughput of the last minute, how full and how late it is,
 the shards, the last events. All of it is said in words and figures; colour only repeats it. 80 columns by 24
@@ -8,15 +12,224 @@ columns of the shards appear, and more events are shown.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import re
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from rich.text import Text
 
-from harvester.status import Backlog, State, Status
-from harvester_cli.dashboard.details import Detail, block
-from harvester_cli.dashboard.figures import chart, duration, gauge, milliseconds, one_line, short_count
-from harvester_cli.dashboard.lines import ends, fit, rule
+from harvester.status import Backlog, ShardState, ShardStatus, State, Status
+from harvester_cli.dashboard.figures import (
+    COUNT_WIDTH,
+    OneKey,
+    chart,
+    duration,
+    ends,
+    fit,
+    gauge,
+    key_lines,
+    milliseconds,
+    one_line,
+    rule,
+    short_count,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class OneShard:
+    """All figures of the shard of this index, and the events that name it."""
+
+    index: int
+
+
+@dataclass(frozen=True, slots=True)
+class Quarantine:
+    """How much went to quarantine, and through which shards."""
+
+
+Detail = OneShard | OneKey | Quarantine
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """A rule's title and notes, how many lines are wanted below its first, and what draws at most so many."""
+
+    title: str
+    notes: Sequence[str]
+    lines_wanted: int
+    draw: Callable[[int], list[Text]]
+
+
+def block(status: Status, detail: Detail | None, width: int, *, ascii_only: bool) -> Block:
+    """What is to be drawn; `draw(n)` gives one line and at most `n` more."""
+    if detail is None:
+        return Block(
+            "shards",
+            [in_words(status.shards)],
+            len(status.shards),
+            lambda rows: table(status.shards, width, rows, ascii_only=ascii_only),
+        )
+    match detail:
+        case OneShard(index):
+            title, notes, lines = _one_shard(status, index)
+        case OneKey():
+            title, notes, lines = "key", ["esc: the shards"], key_lines(detail)
+        case Quarantine():
+            title, notes, lines = _quarantine(status)
+    fitted = [fit(line, width, ascii_only=ascii_only) for line in lines]
+    return Block(title, notes, len(fitted) - 1, lambda rows: fitted[: rows + 1])
+
+
+def _one_shard(status: Status, index: int) -> tuple[str, list[str], list[Text]]:
+    title, notes = f"shard {index}", [f"one of {len(status.shards)}; esc: all"]
+    shard = next((shard for shard in status.shards if shard.index == index), None)
+    if shard is None:
+        return title, notes, [Text(f"there is no shard {index}", style="dim")]
+    pairs = [(name, value) for name, value in figures(shard) if name != "#"]
+    lines = []
+    for at in range(0, len(pairs), 2):
+        cells = "   ".join(f"{name:<12}{value:>10}" for name, value in pairs[at : at + 2])
+        lines.append(Text(cells))
+    total = sum(other.rate_per_s for other in status.shards)
+    if total > 0:
+        lines.append(Text(f"moves {shard.rate_per_s / total:.0%} of the records of this harvester"))
+    named = re.compile(rf"\bshard {index}\b")
+    about = [event for event in status.events if named.search(event.text)]
+    lines.extend(Text(f"{event.at:%H:%M:%S}  {one_line(event.text)}", style="dim") for event in about[-3:])
+    return title, notes, lines
+
+
+def _quarantine(status: Status) -> tuple[str, list[str], list[Text]]:
+    standing = status.backlog.quarantine if status.backlog is not None else None
+    known = "not known" if standing is None else f"{standing:,}"
+    lines = [
+        Text(f"in the quarantine table now: {known}"),
+        Text(f"put there by this process since its start: {status.quarantined:,}"),
+    ]
+    by_shard = [shard for shard in status.shards if shard.quarantined]
+    if by_shard:
+        listed = ", ".join(f"shard {shard.index}: {short_count(shard.quarantined)}" for shard in by_shard)
+        lines.append(Text(listed))
+    parked = [shard for shard in status.shards if shard.parked]
+    if parked:
+        listed = ", ".join(f"shard {shard.index}: {short_count(shard.parked)}" for shard in parked)
+        lines.append(Text(f"keys that wait for a retry, and may follow: {listed}"))
+    lines.append(Text("`harvester dead list` names them with their errors; `harvester dead redrive` puts them back"))
+    return "quarantine", ["esc: the shards"], lines
+
+
+_STATE_STYLES = {ShardState.STARTING: "yellow", ShardState.READY: "green", ShardState.DEAD: "bold red"}
+_MAX_GAP = 3
+
+
+@dataclass(frozen=True, slots=True)
+class _Column:
+    """`rank`: the higher, the sooner it goes when the terminal is narrow."""
+
+    title: str
+    width: int
+    rank: int
+    cell: Callable[[ShardStatus], str]
+
+
+_COLUMNS = (
+    _Column("#", 2, 0, lambda shard: str(shard.index)),
+    _Column("state", 8, 0, lambda shard: _state(shard.state)),
+    _Column("pid", 7, 5, lambda shard: "-" if shard.pid is None else str(shard.pid)),
+    _Column("rate/s", COUNT_WIDTH, 0, lambda shard: short_count(shard.rate_per_s)),
+    _Column("queued", COUNT_WIDTH, 1, lambda shard: short_count(shard.queued)),
+    _Column("in flight", 9, 1, lambda shard: short_count(shard.in_flight)),
+    _Column("parked", COUNT_WIDTH, 4, lambda shard: short_count(shard.parked)),
+    _Column("retries", 7, 3, lambda shard: short_count(shard.retries)),
+    _Column("errors", COUNT_WIDTH, 2, lambda shard: short_count(shard.errors)),
+    _Column("cpu", 5, 4, lambda shard: "-" if shard.cpu_percent is None else f"{shard.cpu_percent:.0f}%"),
+    _Column("restarts", 8, 6, lambda shard: short_count(shard.restarts)),
+    _Column("delivered", 9, 7, lambda shard: short_count(shard.delivered)),
+    _Column("quarantined", 11, 7, lambda shard: short_count(shard.quarantined)),
+)
+
+
+def table(shards: Sequence[ShardStatus], width: int, rows: int, *, ascii_only: bool = False) -> list[Text]:
+    """The heading and at most `rows` lines under it; the last of them counts the shards that are not shown.
+
+    Where not all fit, shards that are not ready come first: they are what one looks for.
+    """
+    columns = _columns_for(width)
+    gap = _gap(columns, width)
+    lines = [_line([(column.title, "bold") for column in columns], columns, gap)]
+    shown, hidden = _split(shards, rows)
+    for shard in shown:
+        styles = [_STATE_STYLES[shard.state] if column.title == "state" else "" for column in columns]
+        cells = [column.cell(shard) for column in columns]
+        lines.append(_line(list(zip(cells, styles, strict=True)), columns, gap))
+    if not shards:
+        lines.append(Text("no shard is running", style="dim"))
+    elif hidden and rows > 0:
+        lines.append(Text(_about(hidden, ascii_only=ascii_only), style="dim"))
+    return [fit(line, width, ascii_only=ascii_only) for line in lines[: rows + 1]]
+
+
+def figures(shard: ShardStatus) -> list[tuple[str, str]]:
+    """All that is known of one, as (heading, value)."""
+    return [(column.title, column.cell(shard)) for column in _COLUMNS]
+
+
+def in_words(shards: Sequence[ShardStatus]) -> str:
+    """`8: 7 ready, 1 DEAD`, in the order of ShardState."""
+    counts = [(state, sum(shard.state is state for shard in shards)) for state in ShardState]
+    parts = ", ".join(f"{count} {_state(state)}" for state, count in counts if count)
+    return f"{len(shards)}: {parts}" if parts else "none"
+
+
+def _state(state: ShardState) -> str:
+    # In capitals, so that it stands out where there is no colour.
+    return "DEAD" if state is ShardState.DEAD else state.value
+
+
+def _columns_for(width: int) -> list[_Column]:
+    chosen = list(_COLUMNS)
+    while len(chosen) > 1 and _needed(chosen) > width:
+        worst = max(column.rank for column in chosen)
+        last = max(at for at, column in enumerate(chosen) if column.rank == worst)
+        del chosen[last]
+    return chosen
+
+
+def _needed(columns: Sequence[_Column]) -> int:
+    return sum(column.width for column in columns) + len(columns) - 1
+
+
+def _gap(columns: Sequence[_Column], width: int) -> int:
+    if len(columns) < 2:
+        return 1
+    spare = width - sum(column.width for column in columns)
+    return max(1, min(_MAX_GAP, spare // (len(columns) - 1)))
+
+
+def _line(cells: Sequence[tuple[str, str]], columns: Sequence[_Column], gap: int) -> Text:
+    line = Text()
+    for at, ((text, style), column) in enumerate(zip(cells, columns, strict=True)):
+        padded = text.ljust(column.width) if column.title == "state" else text.rjust(column.width)
+        line.append(" " * gap if at else "").append(padded, style=style or None)
+    line.rstrip()
+    return line
+
+
+def _split(shards: Sequence[ShardStatus], rows: int) -> tuple[list[ShardStatus], list[ShardStatus]]:
+    if len(shards) <= rows:
+        return list(shards), []
+    room = max(rows - 1, 0)
+    by_need = sorted(shards, key=lambda shard: (shard.state is ShardState.READY, shard.index))
+    chosen = {shard.index for shard in by_need[:room]}
+    return [s for s in shards if s.index in chosen], [s for s in shards if s.index not in chosen]
+
+
+def _about(hidden: Sequence[ShardStatus], *, ascii_only: bool) -> str:
+    dots = "..." if ascii_only else "…"
+    rate = short_count(sum(shard.rate_per_s for shard in hidden))
+    noun = "shard" if len(hidden) == 1 else "shards"
+    return f"{dots} {len(hidden)} more {noun} not shown ({in_words(hidden).partition(': ')[2]}; {rate}/s)"
+
 
 _FIXED_LINES = 9  # all but chart, shards and events
 _EVENTS_BLOCK = 2  # a rule and one event: what shards leave to the events in any case
@@ -25,7 +238,7 @@ _MAX_CHART_LINES = 5
 _RATE_CELLS, _PEAK_CELLS = 9, 11  # left and right of the chart
 _CHART_SECONDS = 60
 
-_STATE_STYLES = {
+_RENDER_STATE_STYLES = {
     State.LEADING: "bold green",
     State.STANDBY: "bold blue",
     State.FENCED: "bold red",
@@ -83,7 +296,7 @@ def render(
     ]
     room = height - len(lines)
     if room >= _EVENTS_BLOCK:
-        lines.append(rule("events", width, notes=_about(kept), ascii_only=ascii_only))
+        lines.append(rule("events", width, notes=_render_about(kept), ascii_only=ascii_only))
         lines.extend(_events(status, width, room - 1, ascii_only=ascii_only))
     lines.extend(Text() for _ in range(height - len(lines)))
     screen = Text("\n").join(fit(line, width, ascii_only=ascii_only) for line in lines[: max(height, 0)])
@@ -105,7 +318,7 @@ def _chart_lines(detail_lines: int, height: int) -> int:
 
 def _header(status: Status, width: int, *, ascii_only: bool) -> list[Text]:
     name = fit(Text(one_line(status.name), style="bold"), width // 2, ascii_only=ascii_only)
-    state = (status.state.value.upper(), _STATE_STYLES.get(status.state, _TRANSIENT_STYLE))
+    state = (status.state.value.upper(), _RENDER_STATE_STYLES.get(status.state, _TRANSIENT_STYLE))
     since = f" for {duration((status.at - status.state_since_at).total_seconds())}"
     if status.paused_since_at is not None and status.state is not State.PAUSED:
         since += f", paused for {duration((status.at - status.paused_since_at).total_seconds())}"
@@ -191,7 +404,7 @@ def _backlog(backlog: Backlog | None) -> str:
     return f"backlog {backlog.records:,}{'+' if backlog.capped else ''}{oldest}"
 
 
-def _about(kept: Kept | None) -> list[str]:
+def _render_about(kept: Kept | None) -> list[str]:
     if kept is None or not kept.lines:
         return []
     count = f"{kept.lines:,} log {'line' if kept.lines == 1 else 'lines'}"

@@ -1,12 +1,31 @@
-"""Writing to a terminal that may be stopped (Ctrl-S), slow or gone, without ever waiting for it for long."""
+"""Writing to a terminal that may be stopped (Ctrl-S), slow or gone, without ever waiting for it for long.
+
+[keyboard] Single keys from a terminal, without echo and without a line's end; the terminal's settings come back at the end.
+
+[capture] Keeps everything else off the screen while a dashboard has it, and gives it back afterwards.
+
+Log lines come from Python, from librdkafka's C code and from shard processes, so replacing `sys.stderr` would
+not do: the file descriptors themselves are pointed at a file. Shards started meanwhile inherit that. Only what
+would have gone to a terminal is kept; standard error that goes to a log file already stays as it is.
+"""
 
 from __future__ import annotations
 
 import io
 import os
 import select
+import sys
+import tempfile
+import termios
 import time
+import tty
 from contextlib import suppress
+from pathlib import Path
+from types import TracebackType
+from typing import TextIO
+
+from harvester_cli.dashboard.render import Kept
+from harvester_cli.dashboard.watching import split
 
 PATIENCE_S = 0.5  # a terminal that takes nothing for so long is not waited for
 _PIPE_BUF_BYTES = 4096  # what a pipe that polls as writable takes without waiting (pipe(7))
@@ -77,3 +96,139 @@ class Terminal(io.TextIOBase):
         self._pending.clear()
         if data:
             send(self._fd, data)
+
+
+_READ_BYTES = 64
+
+
+class Keyboard:
+    """A context manager around a terminal's descriptor."""
+
+    def __init__(self, fd: int) -> None:
+        self._fd = fd
+        self._wake_read, self._wake_write = os.pipe()
+
+    def __enter__(self) -> Keyboard:
+        self._before = termios.tcgetattr(self._fd)
+        tty.setcbreak(self._fd, termios.TCSANOW)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        with suppress(termios.error, OSError):  # it has gone
+            termios.tcsetattr(self._fd, termios.TCSANOW, self._before)
+        os.close(self._wake_read)
+        os.close(self._wake_write)
+
+    def read(self) -> list[str] | None:
+        """The next keys, as soon as there are any; None once the terminal has gone or `wake` was called."""
+        poller = select.poll()
+        poller.register(self._fd, select.POLLIN)
+        poller.register(self._wake_read, select.POLLIN)
+        ready = [fd for fd, _ in poller.poll()]
+        if self._wake_read in ready:
+            return None
+        try:
+            data = os.read(self._fd, _READ_BYTES)
+        except OSError:
+            return None
+        return split(data) if data else None
+
+    def wake(self) -> None:
+        """End a `read` that waits, and every later one."""
+        os.write(self._wake_write, b"x")
+
+
+REPLAY_BYTES = 1 << 16  # what stands before these is left in the file
+_STDOUT, _STDERR = 1, 2
+_CAPTURE_READ_BYTES = 1 << 16
+_LEAVE_SCREEN = b"\x1b[?25h\x1b[?1049l\x1b[0m"  # show the cursor, leave the alternate screen, plain colours
+
+
+class KeptOutput:
+    """A context manager; inside, `terminal` writes to where `stream` wrote before.
+
+    On leaving, the kept lines are printed and their file is removed. Where there are more than REPLAY_BYTES of
+    them, or nobody is left to read them, the file stays; the last line printed then names it.
+    """
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+        self._saved: dict[int, int] = {}  # descriptor -> a copy of what it was
+        self._held = False
+        self._counted_bytes = 0
+        self._counted_lines = 0
+
+    def __enter__(self) -> KeptOutput:
+        _flush()
+        created_fd, self.path = tempfile.mkstemp(prefix="harvester-", suffix=".log")
+        os.close(created_fd)
+        # Appending: several processes write to it, none over another's lines.
+        self._file_fd = os.open(self.path, os.O_RDWR | os.O_APPEND | os.O_CLOEXEC)
+        self._terminal_fd = opened_anew(self._stream.fileno())
+        self.terminal = Terminal(self._terminal_fd, self._stream.encoding or "utf-8")
+        for fd in (_STDOUT, _STDERR):
+            if fd == self._stream.fileno() or os.isatty(fd):
+                self._saved[fd] = os.dup(fd)
+                os.dup2(self._file_fd, fd)
+        self._held = True
+        return self
+
+    def __exit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        _flush()
+        self.release()
+
+    def kept(self) -> Kept:
+        """What was kept so far."""
+        while chunk := os.pread(self._file_fd, _CAPTURE_READ_BYTES, self._counted_bytes):
+            self._counted_bytes += len(chunk)
+            self._counted_lines += chunk.count(b"\n")
+        return Kept(lines=self._counted_lines, path=self.path)
+
+    def abandon(self) -> None:
+        """Free the screen and release, by system calls alone: safe in a signal handler before `os._exit`."""
+        if self._held:
+            with suppress(OSError):
+                send(self._terminal_fd, _LEAVE_SCREEN)
+        self.release()
+
+    def release(self) -> None:
+        """Point the descriptors back and print what was kept; a second call does nothing."""
+        if not self._held:
+            return
+        self._held = False
+        for fd, saved in self._saved.items():
+            os.dup2(saved, fd)
+            os.close(saved)
+        out = opened_anew(_STDERR) if _STDERR in self._saved else os.dup(self._terminal_fd)
+        text, complete = self._replay()
+        with suppress(OSError):
+            # Where nobody takes the text, the file is the only copy and stays.
+            if send(out, text) and complete:
+                Path(self.path).unlink()
+        for fd in (out, self._terminal_fd, self._file_fd):
+            os.close(fd)
+
+    def _replay(self) -> tuple[bytes, bool]:
+        """What to print, and whether that is everything."""
+        start = max(0, os.fstat(self._file_fd).st_size - REPLAY_BYTES)
+        text = os.pread(self._file_fd, REPLAY_BYTES, start)
+        if text and not text.endswith(b"\n"):
+            text += b"\n"
+        if not start:
+            return text, True
+        kept = self.kept()
+        note = f"harvester: these were the last of {kept.lines:,} log lines; all of them are in {kept.path}\n"
+        return text.partition(b"\n")[2] + note.encode(), False
+
+
+def _flush() -> None:
+    for stream in (sys.stdout, sys.stderr):
+        with suppress(OSError, ValueError):  # nobody reads it any more, or it is closed
+            stream.flush()

@@ -1,4 +1,7 @@
-"""Frames of the audit as plain values. Each function is one action of Spark, and brings few rows."""
+"""Frames of the audit as plain values. Each function is one action of Spark, and brings few rows.
+
+[write] The tables of an audit: every finding, and one row with the report of each audit. Each audit adds its own.
+"""
 
 from __future__ import annotations
 
@@ -9,13 +12,25 @@ from typing import TYPE_CHECKING
 from pyspark.sql import functions as F  # noqa: N812 - Spark's own name for it
 from pyspark.sql.window import Window
 
-from harvester.pipeline.audit.report import EXAMPLES, Finding, Found, HotKey, Latency, grouped, instant, key_text
-from harvester.pipeline.audit.schemas import FINDINGS, STREAM, Kind, Severity, Source
+from harvester.pipeline import schemas, tables
+from harvester.pipeline.audit.checks import Stream
+from harvester.pipeline.audit.report import (
+    EXAMPLES,
+    AuditReport,
+    Finding,
+    Found,
+    HotKey,
+    Latency,
+    grouped,
+    instant,
+    key_text,
+)
+from harvester.pipeline.audit.schemas import AUDITS_TABLE, FINDINGS, FINDINGS_TABLE, STREAM, Kind, Severity, Source
 from harvester.pipeline.audit.skew import Skew, skew
-from harvester.pipeline.audit.terms import Stream
+from harvester.pipeline.errors import TableMismatch
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame
+    from pyspark.sql import DataFrame, SparkSession
 
 
 def collect_streams(streams: DataFrame) -> tuple[Stream, ...]:
@@ -104,3 +119,34 @@ def collect_hot_keys(counts: DataFrame) -> tuple[tuple[HotKey, ...], Skew | None
     judged = skew(buckets, keys, keyless, hottest[0][1] if hottest else 0)
     named = tuple(HotKey(key_text(key) or "", records, records / judged.records) for key, records in hottest)
     return named, judged
+
+
+_LAYOUT = {"delta.autoOptimize.optimizeWrite": "true"}
+
+
+def prepare(spark: SparkSession, root: str) -> None:
+    """Make what is missing; TableMismatch where something else is in the way."""
+    for table in (FINDINGS_TABLE, AUDITS_TABLE):
+        path = tables.path_of(root, table.name)
+        if not tables.exists(spark, path):
+            spark.sql(schemas.create(path, table, _LAYOUT))
+            continue
+        missing, problems = schemas.differences(spark.read.format("delta").load(path).schema, table.schema)
+        if problems:
+            raise TableMismatch(
+                f"the table {path} has another schema: {'; '.join(problems)}", hint="write to another directory"
+            )
+        if missing:
+            spark.sql(schemas.add_columns(path, missing))
+
+
+def write(spark: SparkSession, root: str, report: AuditReport, findings: DataFrame) -> None:
+    """Add the findings, then the report: a report that is there has all its findings."""
+    rows = findings.withColumn("audited_at", F.lit(report.audited_at)).select(*FINDINGS_TABLE.schema.names)
+    _append(rows, tables.path_of(root, FINDINGS_TABLE.name))
+    row = (report.audited_at, report.holds, report.to_json())
+    _append(spark.createDataFrame([row], AUDITS_TABLE.schema), tables.path_of(root, AUDITS_TABLE.name))
+
+
+def _append(rows: DataFrame, path: str) -> None:
+    rows.write.format("delta").mode("append").save(path)

@@ -13,7 +13,7 @@ from uuid import UUID
 
 from harvester.errors import SchemaError
 from harvester.outbox import archive
-from harvester.outbox.connect import Connection, connect, database_errors
+from harvester.outbox.connection import Connection, connect, database_errors
 from harvester.outbox.schema import find_shape
 from harvester.outbox.shape import INIT_HINT, OutboxShape
 from harvester.outbox.tables import OutboxTable

@@ -1,22 +1,234 @@
-"""The records that an audit looks at: topics as they are now, or the bronze table of a lake. Thin."""
+"""What the brokers say of topics before they are read: where they begin and end, and whether they drop records.
+
+Offsets are places to read from and to, nothing more: between two of them there may be as many records as you like.
+
+[places] What was read, partition by partition, and since when the topics are whole. Pure but for the one frame.
+
+[inputs] The records that an audit looks at: topics as they are now, or the bronze table of a lake. Thin.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import json
+import time
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from datetime import datetime, timedelta
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from pyspark.sql import functions as F  # noqa: N812 - Spark's own name for it
 
-from harvester.pipeline import checkpoint, files, schemas, source, tables
+from harvester.errors import BrokerUnavailable
+from harvester.pipeline import schemas, source, streaming, tables
+from harvester.pipeline.audit.report import instant
 from harvester.pipeline.audit.schemas import RECORDS
-from harvester.pipeline.audit.topic_bounds import TopicBounds, topic_bounds
 from harvester.pipeline.errors import InputMissing, TableMismatch
 from harvester.pipeline.origin_columns import bronze_columns
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
+
+Place = tuple[str, int]
+
+_WAIT = {"default.api.timeout.ms": "30000", "request.timeout.ms": "10000"}
+_OPEN_S = 60.0  # the default of brokers for transactions without a word from their producer
+_LOOK_S = 0.5
+
+
+@dataclass(frozen=True, slots=True)
+class TopicBounds:
+    """`start` and `end`: what to read of each partition. `earliest`: where its log begins now."""
+
+    earliest: Mapping[Place, int]
+    start: Mapping[Place, int]
+    end: Mapping[Place, int]
+    compacted: tuple[str, ...] = ()
+
+    @property
+    def truncated(self) -> tuple[Place, ...]:
+        """Partitions of which the beginning has been removed, and which are read from what is left."""
+        return tuple(place for place, first in self.earliest.items() if first > 0 and first >= self.start[place])
+
+    def options(self) -> dict[str, str]:
+        """For Spark's batch source."""
+        topics = ",".join(sorted({topic for topic, _ in self.end}))
+        return {
+            "subscribe": topics, "startingOffsets": _by_topic(self.start), "endingOffsets": _by_topic(self.end),
+        }  # fmt: skip
+
+
+def topic_bounds(
+    spark: SparkSession,
+    kafka: Mapping[str, str],
+    topics: Iterable[str],
+    since: datetime | None = None,
+    *,
+    progress: Callable[[str], None] = lambda _: None,
+) -> TopicBounds:
+    """Ask the brokers. Everything that is in the topics now is within the bounds, also behind open transactions.
+
+    These are waited for, since a reader of what is committed sees nothing behind them. Raises BrokerUnavailable.
+    """
+    from py4j.protocol import Py4JJavaError
+
+    jvm: Any = spark.sparkContext._jvm
+    properties = jvm.java.util.Properties()
+    for name, value in {**_WAIT, **kafka}.items():
+        properties.setProperty(name, value)
+    try:
+        asked = _Asked(jvm, jvm.org.apache.kafka.clients.admin.AdminClient.create(properties))
+        try:
+            return _bounds(asked, list(dict.fromkeys(topics)), since, progress)
+        finally:
+            asked.admin.close()
+    except Py4JJavaError as error:
+        said = str(error.java_exception.getMessage() or error.java_exception.getClass().getName())
+        raise BrokerUnavailable(
+            f"no ends of topics from {kafka.get('bootstrap.servers')}: {said.splitlines()[0]}",
+            hint="look after the brokers",
+        ) from error
+
+
+def _bounds(asked: _Asked, topics: list[str], since: datetime | None, progress: Callable[[str], None]) -> TopicBounds:
+    places = asked.places(topics)
+    end = asked.offsets(places, "latest", committed=False)
+    earliest = asked.offsets(places, "earliest", committed=False)
+    start = dict(earliest)
+    if since is not None:
+        # None has come since: then there is nothing to read.
+        found = asked.offsets(places, "since", committed=False, at_ms=int(since.timestamp() * 1000))
+        start = {place: min(end[place], found[place] if found[place] >= 0 else end[place]) for place in places}
+    deadline, told = time.monotonic() + _OPEN_S, False
+    while True:
+        readable = asked.offsets(places, "latest", committed=True)
+        held = [place for place in places if readable[place] < end[place]]
+        if not held:
+            return TopicBounds(earliest, start, end, asked.compacted(topics))
+        name = f"{held[0][0]}[{held[0][1]}]"
+        if not told:
+            progress(f"waiting for the open transaction that hides the end of {name}")
+            told = True
+        if time.monotonic() > deadline:
+            raise BrokerUnavailable(
+                f"an open transaction hides the end of {name} ({_OPEN_S:g} s waited)",
+                hint="wait until its producer or its timeout ends it",
+            )
+        time.sleep(_LOOK_S)
+
+
+def _by_topic(offsets: Mapping[Place, int]) -> str:
+    found: dict[str, dict[str, int]] = {}
+    for (topic, partition), offset in offsets.items():
+        found.setdefault(topic, {})[str(partition)] = offset
+    return json.dumps(found)
+
+
+@dataclass(frozen=True, slots=True)
+class _Asked:
+    """Kafka's admin client, through py4j."""
+
+    jvm: Any
+    admin: Any
+
+    def places(self, topics: list[str]) -> list[Place]:
+        described = self.admin.describeTopics(topics).allTopicNames().get()
+        return [(topic, info.partition()) for topic in topics for info in described[topic].partitions()]
+
+    def offsets(self, places: list[Place], which: str, *, committed: bool, at_ms: int = 0) -> dict[Place, int]:
+        spec = self.jvm.org.apache.kafka.clients.admin.OffsetSpec
+        wanted = {"latest": spec.latest, "earliest": spec.earliest, "since": lambda: spec.forTimestamp(at_ms)}[which]()
+        level = self.jvm.org.apache.kafka.common.IsolationLevel
+        level = level.READ_COMMITTED if committed else level.READ_UNCOMMITTED
+        named = {place: self.jvm.org.apache.kafka.common.TopicPartition(*place) for place in places}
+        request = self.jvm.java.util.HashMap()
+        for one in named.values():
+            request.put(one, wanted)
+        found = self.admin.listOffsets(request, self.jvm.org.apache.kafka.clients.admin.ListOffsetsOptions(level))
+        return {place: int(found.partitionResult(one).get().offset()) for place, one in named.items()}
+
+    def compacted(self, topics: list[str]) -> tuple[str, ...]:
+        kind = self.jvm.org.apache.kafka.common.config.ConfigResource
+        # A nested class, whose name Python cannot spell as an attribute of the outer one.
+        topic_type = self.jvm.org.apache.kafka.common.config.ConfigResource.Type.TOPIC
+        named = {topic: kind(topic_type, topic) for topic in topics}
+        configs = self.admin.describeConfigs(list(named.values())).all().get()
+        policies = {topic: str(configs[one].get("cleanup.policy").value()) for topic, one in named.items()}
+        return tuple(topic for topic, policy in policies.items() if "compact" in policy)
+
+
+@dataclass(frozen=True, slots=True)
+class Partition:
+    """The records of a partition: how many, how many of them without an origin, the place and time of the first."""
+
+    records: int
+    foreign: int
+    first_offset: int
+    first_at: datetime
+    last_at: datetime
+
+
+@dataclass(frozen=True, slots=True)
+class Read:
+    """Everything that was read, also beside the range."""
+
+    places: Mapping[Place, Partition]
+
+    @property
+    def records(self) -> int:
+        """All of them."""
+        return sum(one.records for one in self.places.values())
+
+    @property
+    def foreign(self) -> int:
+        """Those without an origin."""
+        return sum(one.foreign for one in self.places.values())
+
+    @property
+    def latest(self) -> datetime | None:
+        """The time of the last record."""
+        return max((one.last_at for one in self.places.values()), default=None)
+
+
+def read_so_far(records: DataFrame) -> Read:
+    """RECORDS → what they are, by one action."""
+    assert {"topic", "partition", "offset", "timestamp", "problem"} <= set(RECORDS.names)
+    at = F.unix_micros("timestamp")
+    rows = records.groupBy("topic", "partition").agg(
+        F.count(F.lit(1)).alias("records"),
+        F.count("problem").alias("foreign"),
+        F.min("offset").alias("first"),
+        F.min_by(at, "offset").alias("first_at"),
+        F.max(at).alias("last_at"),
+    )
+    found = {}
+    for row in rows.collect():
+        first_at, last_at = instant(row["first_at"]), instant(row["last_at"])
+        assert first_at is not None
+        assert last_at is not None
+        found[row["topic"], row["partition"]] = Partition(
+            row["records"], row["foreign"], row["first"], first_at, last_at
+        )
+    return Read(found)
+
+
+def whole_since(
+    bounds: TopicBounds | None, read: Read, since: datetime | None
+) -> tuple[datetime | None, tuple[Place, ...]]:
+    """Since when every partition has all its records, None for ever, and the partitions of which that is unknown.
+
+    `since`: where reading began. A partition whose beginning was removed is whole from its first record on; one that
+    was emptied may have lost anything. Of a lake (`bounds` None) a partition that does not begin with offset 0 may
+    have had a beginning that nobody read.
+    """
+    if bounds is None:
+        cut = [place for place, one in read.places.items() if one.first_offset > 0 and since is None]
+    else:
+        cut = list(bounds.truncated)
+    begins = [read.places[place].first_at for place in cut if place in read.places]
+    # Not by offsets: the marker of a transaction may be left.
+    emptied = tuple(place for place in cut if place not in read.places)
+    return max([*begins, *([] if since is None else [since])], default=None), emptied
+
 
 _TASK_RECORDS = 500_000
 
@@ -100,5 +312,5 @@ def _notice(topic: str) -> Column:
 def _topics(spark: SparkSession, root: str) -> tuple[str, ...]:
     """Those that the lake's checkpoint reads; () where it stands elsewhere."""
     where = f"{root.rstrip('/')}/checkpoint"
-    text = files.read_text(spark, f"{where}/{checkpoint.FILE}")
-    return () if text is None else checkpoint.from_text(text, where).topics
+    text = tables.read_text(spark, f"{where}/{streaming.FILE}")
+    return () if text is None else streaming.from_text(text, where).topics

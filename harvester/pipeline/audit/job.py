@@ -1,4 +1,8 @@
-"""The job `audit`: whether what the database says was delivered is in the topics, once and in order.
+"""What is to be audited, and by which rules.
+
+[progress] How far Spark is: a line now and then while its stages run, as figures come from few and long actions.
+
+[job] The job `audit`: whether what the database says was delivered is in the topics, once and in order.
 
 The order of the steps lets it be right while the harvester runs: first the history (what is purged there had been
 acknowledged before), then the ends of the topics, then the records up to there. Records are decoded once and kept, and
@@ -7,32 +11,95 @@ every figure is gathered from these. What is compared, and how, is in the module
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from functools import reduce
 from typing import TYPE_CHECKING
 
 from harvester.errors import ExitCode
-from harvester.pipeline.audit import collect, delivery, inputs, sequences, tally
-from harvester.pipeline.audit import latency as audit_latency
-from harvester.pipeline.audit import order as audit_order
+from harvester.origin import HEADER
+from harvester.outbox.tables import OutboxTable
+from harvester.pipeline.audit import checks, collect, inputs, sequences
+from harvester.pipeline.audit import checks as audit_latency
+from harvester.pipeline.audit import checks as audit_order
+from harvester.pipeline.audit import checks as leaders
 from harvester.pipeline.audit import skew as audit_skew
-from harvester.pipeline.audit import terms as leaders
+from harvester.pipeline.audit.collect import prepare, write
 from harvester.pipeline.audit.history import history_facts, query, read_history
-from harvester.pipeline.audit.limits import Seen, not_judged
-from harvester.pipeline.audit.places import Read, read_so_far, whole_since
-from harvester.pipeline.audit.report import AuditReport, Found
+from harvester.pipeline.audit.inputs import Read, read_so_far, whole_since
+from harvester.pipeline.audit.report import AuditReport, Found, Seen, not_judged
 from harvester.pipeline.audit.schemas import HISTORY, Kind, Severity, Source
-from harvester.pipeline.audit.settings import AuditSettings
-from harvester.pipeline.audit.write import prepare, write
 from harvester.pipeline.errors import PipelineError
 from harvester.pipeline.jdbc import jdbc_source
 from harvester.pipeline.session import reason
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
+
+MARGIN = timedelta(hours=1)
+
+
+@dataclass(frozen=True, slots=True)
+class AuditSettings:
+    """Either `topics`, with `kafka` as Kafka's Java client names its options, or a `lake`.
+
+    `since` ≤ … < `until` is the range; `margin` is how far before it reading begins. `dsn` None: without a history.
+    `serial_keys`: writers of a key wait for each other, so that ids of a key out of order are a violation. `once`:
+    nothing may be delivered twice. `to`: where the tables of findings are.
+    """
+
+    topics: tuple[str, ...] = ()
+    lake: str | None = None
+    kafka: Mapping[str, str] = field(default_factory=dict)
+    header: str = HEADER
+    dsn: str | None = None
+    table: OutboxTable = field(default_factory=lambda: OutboxTable(None, "outbox"))
+    since: datetime | None = None
+    until: datetime | None = None
+    margin: timedelta = MARGIN
+    serial_keys: bool = True
+    once: bool = False
+    notice_topic: str = ""
+    record_timestamps: bool = False
+    to: str | None = None
+
+
+EVERY_S = 5.0
+
+
+@contextmanager
+def stages_told(spark: SparkSession, tell: Callable[[str], None], every_s: float = EVERY_S) -> Iterator[None]:
+    """Tell how many tasks are done of the stages that run, every so often, until left."""
+    ended = threading.Event()
+    thread = threading.Thread(target=_follow, args=(spark, tell, every_s, ended), name="spark progress", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        thread.join()
+
+
+def _follow(spark: SparkSession, tell: Callable[[str], None], every_s: float, ended: threading.Event) -> None:
+    from py4j.protocol import Py4JError
+
+    tracker = spark.sparkContext.statusTracker()
+    before = ""
+    while not ended.wait(every_s):
+        try:
+            stages = [tracker.getStageInfo(stage) for stage in tracker.getActiveStageIds()]
+        except (Py4JError, OSError):
+            return  # the Java process has ended; whoever works with it says why
+        done = sum(stage.numCompletedTasks for stage in stages if stage is not None)
+        tasks = sum(stage.numTasks for stage in stages if stage is not None)
+        line = f"{done:,} of {tasks:,} tasks done"
+        if tasks and line != before:
+            tell(line)
+            before = line
+
 
 Progress = Callable[[str], None]
 
@@ -68,7 +135,7 @@ def run(spark: SparkSession, settings: AuditSettings, *, progress: Progress = la
         # A lake says nothing of what came after its last record.
         latest = read.latest if given.bounds is None else None
         until = min((one for one in (settings.until, latest) if one is not None), default=None)
-        bounds = delivery.Bounds(topics, settings.since, until, whole, doubtful)
+        bounds = checks.Bounds(topics, settings.since, until, whole, doubtful)
 
         marked = _keep(audit_order.marked(records), kept)
         streams = collect.collect_streams(leaders.streams(marked))
@@ -76,23 +143,26 @@ def run(spark: SparkSession, settings: AuditSettings, *, progress: Progress = la
         numbers = sequences.numbers(marked, sequences.given_up(past.frame, records))
         last = sequences.last_streams(leaders.streams(marked))
         gaps = _keep(sequences.gaps(numbers, last, whole, past.read_at), kept)
-        found = _keep(delivery.found(delivery.archived(past.frame, bounds), marked), kept)
+        found = _keep(checks.found(checks.archived(past.frame, bounds), marked), kept)
         tallies = collect.collect_tallies(
-            tally.of_holes(gaps), tally.of_archive(found), tally.of_outbox(past.frame, marked), tally.of_records(marked)
+            checks.of_holes(gaps),
+            checks.of_archive(found),
+            checks.of_outbox(past.frame, marked),
+            checks.of_records(marked),
         )
         progress("looking for what is lost, repeated, out of order or missing")
         # So many records wait in the outbox, and may have these numbers.
-        waiting = tallies.get(sequences.Hole.OPEN, 0) <= tallies[tally.PENDING]
+        waiting = tallies.get(sequences.Hole.OPEN, 0) <= tallies[checks.PENDING]
         places = _keep(audit_skew.places(marked), kept)
         parts = [
-            delivery.lost(found, bounds),
+            checks.lost(found, bounds),
             audit_order.findings(marked, repeats=_severity(settings.once), swaps=_severity(settings.serial_keys)),
             sequences.open_gaps(gaps, _severity(not (doubtful or elsewhere or waiting))),
             sequences.clashes(numbers),
             audit_order.scattered(places),
         ]
         if past.read_at is not None:
-            parts.append(delivery.unexpected(marked, past.frame, past.archive_began, past.read_at))
+            parts.append(checks.unexpected(marked, past.frame, past.archive_began, past.read_at))
         findings = _keep(_union(parts), kept)
         grouped = collect.collect_findings(findings)
         progress("measuring latency, keys and shards")
@@ -100,8 +170,8 @@ def run(spark: SparkSession, settings: AuditSettings, *, progress: Progress = la
         hot_keys, skew = collect.collect_hot_keys(audit_skew.hot_keys(places))
 
         seen = Seen(
-            history=past.read_at is not None, archive=past.has_archive, archived=tallies[tally.ARCHIVED],
-            beyond=tallies[tally.BEYOND], records=read.records, foreign=read.foreign, pending=tallies[tally.PENDING],
+            history=past.read_at is not None, archive=past.has_archive, archived=tallies[checks.ARCHIVED],
+            beyond=tallies[checks.BEYOND], records=read.records, foreign=read.foreign, pending=tallies[checks.PENDING],
             other_topics=elsewhere, compacted=compacted, emptied=[f"{name}[{number}]" for name, number in emptied],
             whole=whole, latest=latest, record_timestamps=settings.record_timestamps,
         )  # fmt: skip
@@ -153,7 +223,7 @@ def _figures(read: Read, past: _Past, tallies: Mapping[str, int], found: tuple[F
     return {
         "records": read.records,
         "foreign": read.foreign,
-        **{name: tallies[name] for name in tally.NAMES},
+        **{name: tallies[name] for name in checks.NAMES},
         "quarantined": past.rows.get(Source.QUARANTINE, 0),
         **{kind.name.lower(): sum(one.count for one in found if one.kind is kind) for kind in Kind},
         **{f"numbers_{hole.name.lower()}": tallies.get(hole, 0) for hole in sequences.Hole},

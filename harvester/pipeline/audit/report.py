@@ -1,17 +1,22 @@
-"""What an audit says, as plain values: figures, findings by example, and what nobody could judge."""
+"""What an audit says, as plain values: figures, findings by example, and what nobody could judge.
+
+[limits] What an audit could not judge, and why, in words: nothing passes in silence. Pure.
+
+[words] What the audit's figures mean, and what follows from the keys, in sentences. Pure.
+"""
 
 from __future__ import annotations
 
 import base64
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
+from harvester.pipeline.audit.checks import Stream, Term
 from harvester.pipeline.audit.schemas import Kind, Severity
 from harvester.pipeline.audit.skew import Skew
-from harvester.pipeline.audit.terms import Stream, Term
 
 EXAMPLES = 10
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
@@ -157,3 +162,113 @@ def _plain(value: Any) -> str:
     if isinstance(value, datetime):
         return value.isoformat()
     raise TypeError(f"{type(value).__name__} has no place in a report")
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """What is known of the input. `archived`: ids of the archive in range and topics; `beyond`: those not judged.
+
+    `other_topics`: where the history says that records went besides the topics that were read. `whole`: since when the
+    topics have everything; None: from their beginning. `latest`: of a lake, the time of its last record.
+    """
+
+    history: bool
+    archive: bool
+    archived: int
+    beyond: int
+    records: int
+    foreign: int
+    pending: int
+    other_topics: Collection[str]
+    compacted: Collection[str]
+    emptied: Collection[str]
+    whole: datetime | None
+    latest: datetime | None
+    record_timestamps: bool
+
+
+def not_judged(seen: Seen) -> tuple[str, ...]:
+    """One line for each limit of this audit."""
+    said: list[str] = []
+    if not seen.history:
+        said.append("lost: not judged without the database's history (--no-history)")
+    elif not seen.archive:
+        said.append('lost: not judged without an archive (archive = "ids" of the configuration keeps one)')
+    elif not seen.archived:
+        said.append("lost: not judged, the archive has nothing of these topics and this range")
+    if seen.beyond:
+        said.append(
+            f"lost: {seen.beyond:,} ids of the archive are not judged: their rows are older than what the topics have"
+        )
+    if not seen.records:
+        said.append("order, repeats, gaps, latency: nothing was read")
+    if seen.foreign:
+        said.append(f"{seen.foreign:,} records have no sound header of the harvester: not judged")
+    if seen.other_topics:
+        named = ", ".join(sorted(seen.other_topics)[:5]) + (", …" if len(seen.other_topics) > 5 else "")
+        said.append(f"topics that were not read: {named}; what is lost there is not judged, and gaps are only suspect")
+    if seen.compacted:
+        said.append(f"lost, gaps: only suspect where topics are compacted: {', '.join(sorted(seen.compacted))}")
+    if seen.emptied:
+        said.append(
+            f"lost, gaps: only suspect where retention has emptied partitions: {', '.join(sorted(seen.emptied))}"
+        )
+    if seen.whole is not None:
+        said.append(f"gaps before {_time(seen.whole)}: not judged, the topics do not go back further")
+    if seen.latest is not None:
+        said.append(f"what was purged after {_time(seen.latest)}: not judged, the lake has nothing younger")
+    if seen.pending:
+        said.append(f"{seen.pending:,} records wait in the outbox: the verdict is not final")
+    if seen.record_timestamps:
+        said.append('latency: records bear the time of their rows (record_timestamp = "create_time")')
+    return tuple(said)
+
+
+def _time(moment: datetime) -> str:
+    return f"{moment:%Y-%m-%d %H:%M:%S} UTC"
+
+
+MEANINGS = {
+    Kind.LOST: "The archive has them as acknowledged by Kafka and purged, and none of the topics has them.",
+    Kind.REPEAT: "The same id was delivered again, with no later record of its key in between. At least once allows"
+    " that after a crash; exactly once never does.",
+    Kind.LATE_REPEAT: "The same id was delivered again after a later record of its key: a reader is set back.",
+    Kind.SWAPPED: "First deliveries of a key with descending ids. Where writers of a key wait for each other, as they"
+    " should, that is a broken order; where they do not, neither order is right.",
+    Kind.GAP: "A lane numbers what it sends. These numbers were given out, and their records are not in the topics.",
+    Kind.CLASH: "Two ids under one number of a lane: a reader of committed records must never see that.",
+    Kind.UNEXPECTED: "Delivered, but in neither outbox, quarantine nor archive: published though rolled back, purged"
+    " while the archive was off, or past the archive's retention.",
+    Kind.SCATTERED: "Between partitions there is no order. It comes from adding or choosing partitions.",
+}
+
+HOLES = {
+    "numbers_given_up": "given up: the quarantine, or a notice, names the record",
+    "numbers_handed_over": "left to a successor: a later producer or term sent what was left",
+    "numbers_open": "under way or lost: nothing explains them",
+    "numbers_recent": "newer than the look at the outbox: probably under way",
+    "numbers_edge": "at the edge of what was read: not judged",
+}
+
+
+def advice(skew: Skew, hot: Sequence[HotKey]) -> str:
+    """How many shards the keys are worth, and which keys stand in the way."""
+    said = f"{skew.records:,} records of {skew.keys:,} keys"
+    said += f", {skew.keyless:,} without one. " if skew.keyless else ". "
+    if not hot:
+        return said + "Without keys any number of shards is loaded evenly."
+    said += (
+        f"The hottest key, {hot[0].key!r}, has {skew.hottest:.1%}: no number of shards carries more than"
+        f" {skew.most:.1f} times what one does. "
+    )
+    carried = {load.shards: load.carried for load in skew.loads}
+    said += (
+        f"Advised: {skew.advised} shards, which carry {carried[skew.advised]:.1f} times one;"
+        f" up to {max(carried)} carry {max(carried.values()):.1f} times. "
+    )
+    dominating = [one.key for one in hot if one.share >= 0.1]
+    if dominating:
+        said += f"Keys that dominate: {', '.join(repr(key) for key in dominating)}."
+    else:
+        said += "No key dominates."
+    return said

@@ -1,4 +1,8 @@
-"""The job `drain`: a backlog moved by a cluster, slice by slice, under a term that is borrowed from the harvesters.
+"""What a drain owes to an exactly-once predecessor: fence its lanes, purge what they have committed. Thin.
+
+[sieve] Rows of a slice that can be no record: found before it is sent, moved to quarantine as the relay would. Thin.
+
+[job] The job `drain`: a backlog moved by a cluster, slice by slice, under a term that is borrowed from the harvesters.
 
     renew ─▶ choose rows, in a snapshot ─▶ set aside what can be no record ─▶ send ─▶ purge ─▶ next slice
                                                   └─▶ quarantine, choose again
@@ -23,26 +27,92 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import TYPE_CHECKING
+from uuid import UUID
 
-from harvester.assembly import expiry_s, owner_of
+from harvester import origin
 from harvester.config import Config
-from harvester.errors import ConfigurationError, DatabaseUnavailable, HarvesterError, Problem
-from harvester.outbox.lending import Borrower, Loan, Patience
+from harvester.delivery.lane import Deposed, Superseded
+from harvester.errors import ConfigurationError, DatabaseUnavailable, HarvesterError, PoisonRecord, Problem, TermLost
 from harvester.outbox.purge_session import Rules
+from harvester.outbox.term_loan import Borrower, Loan, Patience
+from harvester.outbox.term_session import TermRow
 from harvester.pipeline.drain import slices as drain_slice
 from harvester.pipeline.drain.purge import Purgers
-from harvester.pipeline.drain.rows import Stamp
-from harvester.pipeline.drain.settle import settle
-from harvester.pipeline.drain.sieve import Sieve
-from harvester.pipeline.drain.sink import check
-from harvester.pipeline.drain.slices import Topic, times
+from harvester.pipeline.drain.slices import DrainRules, Stamp, Topic, check, is_doubtful, times, why_poison
 from harvester.pipeline.drain.snapshot import Chosen, Snapshot
-from harvester.pipeline.drain.topics import Topics
-from harvester.pipeline.drain.write import SliceWriter
+from harvester.pipeline.drain.write import SliceWriter, Topics
 from harvester.pipeline.errors import PipelineError
+from harvester.relay.at_least_once import RESERVED
+from harvester.relay.term import AT_LEAST_ONCE
+from harvester.wiring import expiry_s, owner_of, take_over_mode
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
+
+
+def settle(config: Config, is_over: Callable[[], bool]) -> Callable[[TermRow, int, UUID, UUID], None]:
+    """For a Borrower: called with the row that the term was taken from, the term, its holder and the incarnation.
+
+    Raises SchemaError, BrokerUnavailable, BrokerError, DatabaseUnavailable, TermLost.
+    """
+    mode = take_over_mode(config.model_copy(update={"delivery": AT_LEAST_ONCE}), "harvester drain/lanes")
+
+    def settled(row: TermRow, term: int, holder: UUID, incarnation: UUID) -> None:
+        mode.check(row)
+        try:
+            mode.fence(row, term, holder, incarnation, is_over, time.sleep, lambda _text: None)
+        except (Superseded, Deposed) as error:
+            raise TermLost(f"term {term} of this drain has ended before its predecessor's lanes were fenced") from error
+
+    return settled
+
+
+_OWN_LIMIT = "message.max.bytes"
+
+
+class Sieve:
+    """See the module's text. `keep` is called now and then: it renews the lease."""
+
+    def __init__(self, config: Config, snapshot: Snapshot, purgers: Purgers, keep: Callable[[], None]) -> None:
+        self._config, self._snapshot, self._purgers, self._keep = config, snapshot, purgers, keep
+        own_limit = config.producer_options().get(_OWN_LIMIT)
+        self._rules = DrainRules(
+            dict.fromkeys((config.leader_topic, config.progress_topic), RESERVED),
+            config.record_header,
+            origin.SIZE,
+            None if own_limit is None else int(own_limit),
+        )
+
+    def set_aside(self, chosen: Chosen, topics: Mapping[str, Topic], loan: Loan) -> int:
+        """Move poison rows to quarantine, some of them at least; how many. Unless 0, the slice has to be chosen anew.
+
+        Raises PoisonRecord where the policy is another one: to hold a key is left to the harvesters.
+        """
+        shares = [
+            (share, topics.get(share.topic or ""))
+            for share in chosen.shares
+            if is_doubtful(share, topics.get(share.topic or ""), self._rules)
+        ]
+        low, high = chosen.ids[0], chosen.ids[-1]
+        while shares and low <= high and (rows := self._snapshot.doubtful((low, high), shares, self._rules)):
+            self._keep()
+            judged = [(record.id, why_poison(record, size, topics, self._rules)) for record, size in rows]
+            if found := [(record_id, why) for record_id, why in judged if why is not None]:
+                return self._quarantine(found, loan)
+            low = rows[-1][0].id + 1
+        return 0
+
+    def _quarantine(self, found: Sequence[tuple[int, str]], loan: Loan) -> int:
+        if self._config.poison.policy != "quarantine":
+            raise PoisonRecord(*found[0])
+        self._snapshot.end()
+        moved = 0
+        for record_id, why in found:
+            self._keep()
+            attempts = self._config.limits.max_attempts if why.startswith("_UNKNOWN") else 1
+            moved += self._purgers.quarantine(record_id, why, attempts, loan.term, loan.holder)
+        return max(moved, 1)  # a row that is gone has changed the slice as well
+
 
 _TURN_S = 0.2
 

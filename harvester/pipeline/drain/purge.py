@@ -11,7 +11,7 @@ from uuid import UUID
 import psycopg
 
 from harvester.errors import DatabaseUnavailable, TermLost
-from harvester.outbox.connect import database_errors
+from harvester.outbox.connection import database_errors
 from harvester.outbox.purge_session import Outcome, Poison, PurgeSession, Rules
 from harvester.outbox.tables import OutboxTable
 

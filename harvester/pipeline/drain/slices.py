@@ -4,6 +4,14 @@ Times are shares of the lease. A slice is made so large that it takes a quarter 
 what they sent has still time to arrive: until the end of the lease, less the time for which a record may wait for room
 (`block`), that for which it may wait for its acknowledgement (`delivery`), and a second for clocks. When the lease ends
 nothing is on its way any more, whatever became of the driver (rule P32).
+
+[rows] The outbox's rows as Spark's Kafka sink takes them, with the header that says where each comes from. Pure.
+
+Lane is the number of the task, and sequences count the rows of a task in their order, so that a task that runs again
+gives each row the same number. Everything that differs from slice to slice is text or binary: Spark builds such
+constants not into the code that it generates, which so is compiled once, and stays warm.
+
+[sink] The options of a drain's producers: what the user gives, between defaults and what guards the order. Pure.
 """
 
 from __future__ import annotations
@@ -11,9 +19,19 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
+from typing import TYPE_CHECKING
+from uuid import UUID
 
+from pyspark.sql import functions as F  # noqa: N812 - Spark's own name for it
+from pyspark.sql.types import BinaryType, IntegerType, StringType, StructField, StructType
+
+from harvester import origin
 from harvester.delivery.decode import Broken, Decoded
 from harvester.errors import ConfigurationError, Problem
+from harvester.pipeline.schemas import HEADERS
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column, DataFrame
 
 LEAST_LEASE = timedelta(seconds=6)
 FIRST_RECORDS = 5_000
@@ -98,7 +116,7 @@ class Share:
 
 
 @dataclass(frozen=True, slots=True)
-class Rules:
+class DrainRules:
     """What else makes a row no record. `reserved`: topics, and why. `header`: the name of the harvester's own."""
 
     reserved: Mapping[str, str]
@@ -107,7 +125,7 @@ class Rules:
     own_limit: int | None = None  # what the relay's own client is limited to, where that is configured
 
 
-def is_doubtful(share: Share, topic: Topic | None, rules: Rules) -> bool:
+def is_doubtful(share: Share, topic: Topic | None, rules: DrainRules) -> bool:
     """Whether each row of this share has to be looked at; where not, all of them can be sent."""
     if topic is None or share.topic in rules.reserved or share.odd:
         return True
@@ -116,12 +134,12 @@ def is_doubtful(share: Share, topic: Topic | None, rules: Rules) -> bool:
     return share.largest_bytes > limit_bytes(topic, rules)
 
 
-def limit_bytes(topic: Topic, rules: Rules) -> int:
+def limit_bytes(topic: Topic, rules: DrainRules) -> int:
     """The largest batch that a record of this topic may be."""
     return topic.most_bytes if rules.own_limit is None else min(topic.most_bytes, rules.own_limit)
 
 
-def why_poison(record: Decoded, value_bytes: int | None, topics: Mapping[str, Topic], rules: Rules) -> str | None:
+def why_poison(record: Decoded, value_bytes: int | None, topics: Mapping[str, Topic], rules: DrainRules) -> str | None:
     """Why this row can be no record, as the relay would say it; None: it can. A topic not in `topics` is not there."""
     if isinstance(record, Broken):
         return record.reason
@@ -153,3 +171,137 @@ def _field(size: int | None) -> int:
 def _varint(number: int) -> int:
     """Bytes of a length: the sign takes a bit of it."""
     return max(1, -(-(number.bit_length() + 1) // 7))
+
+
+SINK = StructType(
+    [
+        StructField("topic", StringType()),
+        StructField("partition", IntegerType()),
+        StructField("key", BinaryType()),
+        StructField("value", BinaryType()),
+        StructField("headers", HEADERS),
+    ]
+)
+LATE = "the lease of this slice does not last long enough for another record"
+
+_LANE_AT, _LANE_BYTES = 26, 4  # in the header
+_ROW_BITS = 33  # of monotonically_increasing_id, the number of the row; the others are that of the task
+
+
+@dataclass(frozen=True, slots=True)
+class Stamp:
+    """Whose records these are. `header`: its name. `producer`: a number that is another one for each slice."""
+
+    header: str
+    incarnation: UUID
+    term: int
+    producer: int
+
+
+def sink_rows(rows: DataFrame, stamp: Stamp, headers: tuple[int, int], deadline_ms: int) -> DataFrame:
+    """Columns id, key, value, topic, partition, created_us and name_n, value_n of each header → SINK, row for row.
+
+    `headers`: the fewest and the most that a row has. Rows stay in their order and partition. After the deadline, by
+    the clock of the machine that evaluates it, a row fails its task. Raises AnalysisException under ANSI rules, which
+    forbid to read a number as its bytes.
+    """
+    fewest, most = headers
+    pairs = [_header(F.col(f"name_{number}"), F.col(f"value_{number}")) for number in range(1, most + 1)]
+    # Those that not every row has are told by their name, which is never NULL where there is one.
+    pairs[fewest:] = [
+        F.when(F.col(f"name_{number}").isNotNull(), pair) for number, pair in enumerate(pairs[fewest:], fewest + 1)
+    ]
+    listed = F.array(*pairs, _header(F.lit(stamp.header), _origin(stamp)))
+    return rows.select(
+        _in_time(F.col("topic"), deadline_ms).alias("topic"),
+        "partition",
+        "key",
+        "value",
+        (listed if fewest == most else F.array_compact(listed)).cast(HEADERS).alias("headers"),
+    ).to(SINK)
+
+
+def _header(name: Column, value: Column) -> Column:
+    return F.struct(name.alias("key"), value.alias("value"))
+
+
+def _origin(stamp: Stamp) -> Column:
+    """The value that `harvester.origin.encode` gives."""
+    head = origin.head(stamp.incarnation, stamp.term, 0, stamp.producer)
+    sequence = F.monotonically_increasing_id().bitwiseAND(F.lit((1 << _ROW_BITS) - 1)) + F.lit(1).cast("bigint")
+    return F.concat(
+        F.lit(head[:_LANE_AT]),
+        F.spark_partition_id().cast("binary"),
+        F.lit(head[_LANE_AT + _LANE_BYTES :]),
+        F.col("id").cast("binary"),
+        sequence.cast("binary"),
+        F.col("created_us").cast("binary"),
+    )
+
+
+def _in_time(value: Column, deadline_ms: int) -> Column:
+    # Not current_timestamp, which is the query's; times of 13 digits are in their order as texts, too.
+    now = F.java_method(F.lit("java.lang.System"), F.lit("currentTimeMillis"))
+    return F.when(now < F.lit(f"{deadline_ms:013d}"), value).otherwise(F.raise_error(F.lit(LATE)))
+
+
+_ORDER = "it guards the order of each key, and that nothing is lost"
+_REFUSED = {
+    "acks": f"always all: {_ORDER}",
+    "enable.idempotence": f"always true: {_ORDER}",
+    "retries": f"never few: {_ORDER}",
+    "transactional.id": "Spark's sink has no transactions",
+    "partitioner.class": "always Kafka's own: another would move keys to other partitions",
+    "partitioner.ignore.keys": "always false: it would move keys to other partitions",
+    "max.block.ms": "it follows from --lease",
+    "compression.type": "batches whose size is not known beforehand may be split, and then lost (KAFKA-19479)",
+}
+_IN_FLIGHT = "max.in.flight.requests.per.connection"
+# Large batches and a little patience: nobody waits for a single record of a backlog.
+_DEFAULTS = {"linger.ms": "20", "batch.size": "131072", "buffer.memory": str(64 << 20), _IN_FLIGHT: "5"}
+_BATCH, _DELIVERY, _REQUEST, _LARGEST = "batch.size", "delivery.timeout.ms", "request.timeout.ms", "max.request.size"
+_LARGEST_DEFAULT = 1 << 20
+_MARGIN_BYTES = 4096
+_SHARE_OF_LIMIT = 3, 4
+
+
+def check(given: Mapping[str, str]) -> int | None:
+    """The user's own delivery timeout in milliseconds; ConfigurationError for options that are not the user's."""
+    problems = [Problem(f"--kafka {name}", f"cannot be set: {why}") for name, why in _REFUSED.items() if name in given]
+    if not _is_number(given.get(_IN_FLIGHT, "5"), 1, 5):
+        problems.append(Problem(f"--kafka {_IN_FLIGHT}", f"is out of range: {_ORDER}", "1 to 5"))
+    for name in (_DELIVERY, _BATCH):
+        if not _is_number(given.get(name, "1"), 1, 2**31 - 1):
+            problems.append(Problem(f"--kafka {name}", "is no whole number above 0"))
+    if problems:
+        raise ConfigurationError(problems)
+    return int(given[_DELIVERY]) if _DELIVERY in given else None
+
+
+def sink_options(given: Mapping[str, str], times: Times, limits: tuple[int, int]) -> dict[str, str]:
+    """For Spark's Kafka sink; `limits`: the lowest and the highest of `max.message.bytes` of the slice's topics.
+
+    A batch of several records may never be refused as too large. The client would split it, and `flush`, by which
+    Spark's sink waits for acknowledgements, does not wait for the halves (KAFKA-19479, in Spark 4.0): the task would
+    end as if all had been sent. So no batch is larger than the smallest limit allows.
+    """
+    delivery_ms = int(times.delivery * 1000)
+    part, whole = _SHARE_OF_LIMIT
+    lowest, highest = limits
+    options = {
+        **_DEFAULTS,
+        _LARGEST: str(max(_LARGEST_DEFAULT, highest + _MARGIN_BYTES)),
+        _REQUEST: str(min(30_000, delivery_ms // 2)),
+        **given,
+        _BATCH: str(min(int(given.get(_BATCH, _DEFAULTS[_BATCH])), lowest * part // whole)),
+        _DELIVERY: str(delivery_ms),
+        "max.block.ms": str(int(times.block * 1000)),
+        "acks": "all",
+        "enable.idempotence": "true",
+        "retries": str(2**31 - 1),
+    }
+    return {f"kafka.{name}": value for name, value in options.items()}
+
+
+def _is_number(text: str, low: int, high: int) -> bool:
+    return text.isascii() and text.isdigit() and low <= int(text) <= high

@@ -12,14 +12,14 @@ from uuid import UUID
 
 from harvester.delivery.decode import Broken, Decoded, decode
 from harvester.errors import OutboxError, TermLost
-from harvester.outbox.connect import connect, database_errors
-from harvester.outbox.copying import copy_rows
-from harvester.outbox.place import Place, read_place, sequence_oid
+from harvester.outbox.connection import connect, database_errors
+from harvester.outbox.libpq import copy_rows
 from harvester.outbox.schema import inspect
 from harvester.outbox.shape import OutboxShape
 from harvester.outbox.tables import OutboxTable
+from harvester.outbox.term_session import Place, read_place, sequence_oid
 from harvester.pipeline.drain import sql
-from harvester.pipeline.drain.slices import Rules, Share, Topic
+from harvester.pipeline.drain.slices import DrainRules, Share, Topic
 
 _SILENCE_S = 300.0
 _DOUBTFUL_RECORDS = 1_000
@@ -91,7 +91,7 @@ class Snapshot:
         return chosen
 
     def doubtful(
-        self, ids: tuple[int, int], shares: list[tuple[Share, Topic | None]], rules: Rules
+        self, ids: tuple[int, int], shares: list[tuple[Share, Topic | None]], rules: DrainRules
     ) -> list[tuple[Decoded, int | None]]:
         """Rows of these shares, between two ids, that may be no records: the first of them, and their values' bytes."""
         query = sql.doubtful(self._table, self.shape, ids, shares, rules, _DOUBTFUL_RECORDS)

@@ -14,7 +14,7 @@ from collections.abc import Iterable
 
 from harvester.outbox.shape import OutboxShape
 from harvester.outbox.tables import OutboxTable, literal
-from harvester.pipeline.drain.slices import Rules as PoisonRules
+from harvester.pipeline.drain.slices import DrainRules as PoisonRules
 from harvester.pipeline.drain.slices import Share, Topic, limit_bytes
 
 BEGIN = "BEGIN ISOLATION LEVEL REPEATABLE READ, READ ONLY"

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 
 from pyspark.sql import functions as F  # noqa: N812 - Spark's own name for it
 
-from harvester.pipeline import files, merging, offsets, schemas, tables
+from harvester.pipeline import offsets, schemas, tables
 from harvester.pipeline.lake import payloads, silver
 from harvester.pipeline.origin_columns import bronze_columns
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.types import StructType
 
-    from harvester.pipeline.byte_columns import Reader
+    from harvester.pipeline.origin_columns import Reader
 
 _IN_A_FILE = 100_000
 _EXTENT = ("topic", "partition", "from_offset", "to_offset")
@@ -73,7 +73,7 @@ class LakeBatch:
         if self.compact_every and (number + 1) % self.compact_every == 0:
             self.hit("lake.compaction")
             for name in self._names():
-                self.spark.sql(merging.compact(self._path(name)))
+                self.spark.sql(schemas.compact(self._path(name)))
         self.hit("lake.end")
 
     def _some(self, places: DataFrame | None, stack: ExitStack) -> DataFrame | None:
@@ -110,7 +110,7 @@ class LakeBatch:
 
     def _take_states(self, states: DataFrame, found: silver.Overview) -> None:
         self.hit("lake.current")
-        self.spark.sql(merging.take_latest(self._path("current"), sorted(found.topics)), source=states)
+        self.spark.sql(schemas.take_latest(self._path("current"), sorted(found.topics)), source=states)
 
     def _know(self, bronze: DataFrame, found: silver.Overview, number: int) -> None:
         unknown = found.ids.keys() - self._known.keys()
@@ -133,8 +133,8 @@ class LakeBatch:
         return {row["incarnation"]: row["since_us"] for row in stored.collect()}
 
     def _ranges(self, number: int) -> list[offsets.Range]:
-        before = files.read_text(self.spark, offsets.file_of(self.checkpoint, number - 1))
-        now = files.read_text(self.spark, offsets.file_of(self.checkpoint, number))
+        before = tables.read_text(self.spark, offsets.file_of(self.checkpoint, number - 1))
+        now = tables.read_text(self.spark, offsets.file_of(self.checkpoint, number))
         return offsets.ranges(before, now or "", self.checkpoint)
 
     def _expanded(self, found: silver.Overview) -> list[str]:

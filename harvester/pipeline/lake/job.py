@@ -12,12 +12,12 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, cast
 
 from harvester.origin import HEADER
-from harvester.pipeline import byte_columns, source, streaming, tables
+from harvester.pipeline import origin_columns, source, streaming, tables
 from harvester.pipeline.lake.batch import LakeBatch
 from harvester.pipeline.lake.payloads import table as payload_table
 from harvester.pipeline.schemas import TABLES
 from harvester.pipeline.session import clear_errors
-from harvester.relay import hooks
+from harvester.relay import failpoints
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -75,7 +75,7 @@ def run(
         stored = {topic: _stored(spark, settings.root, topic, kind) for topic, kind in settings.payloads.items()}
         batch = LakeBatch(
             spark, settings.root, where, manifest.owner, settings.header, stored, settings.compact_every,
-            byte_columns.reader(spark), hooks.load().hit,
+            origin_columns.fastest_reader(spark), failpoints.load().hit,
         )  # fmt: skip
         kafka = source.stream(spark, settings.kafka, settings.topics, settings.most_records)
         writer = kafka.writeStream.foreachBatch(batch.write).option("checkpointLocation", where).queryName("lake")

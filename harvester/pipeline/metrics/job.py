@@ -1,4 +1,11 @@
-"""The job `metrics`: throughput, latency and skew of topics by window, each window once and whole.
+"""How many records of a batch came after their window was closed.
+
+Spark drops them, and says only how many groups they would have fallen into. So where it says any, the batch is read
+once more, between the offsets that Spark has written down for it, and what is behind the watermark is counted.
+
+[batch] One batch of the metrics: the windows that it closed, into both tables.
+
+[job] The job `metrics`: throughput, latency and skew of topics by window, each window once and whole.
 
 Spark keeps counts of the windows that are open, and gives them away when the watermark, the newest timestamp less what
 records may be late by, has passed a window's end. That is a batch like any other: the offsets it ends at, the state it
@@ -7,21 +14,112 @@ left and what it gave away belong together, and a killed batch comes again with 
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from pyspark.sql import functions as F  # noqa: N812 - Spark's own name for it
+
 from harvester.origin import HEADER
-from harvester.pipeline import source, streaming, tables
-from harvester.pipeline.metrics import late as metrics_late
-from harvester.pipeline.metrics.batch import MetricsBatch
+from harvester.pipeline import schemas, source, streaming, tables
+from harvester.pipeline.errors import CheckpointMismatch
+from harvester.pipeline.metrics import windows
+from harvester.pipeline.metrics import windows as metrics_windows
 from harvester.pipeline.metrics.windows import KEYS, METRICS, counts
 from harvester.pipeline.origin_columns import bronze_columns
 from harvester.pipeline.session import clear_errors
 
 if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
+    from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.streaming.query import StreamingQuery
+
+Ends = Mapping[str, Mapping[str, int]]
+_EARLIEST = -2
+
+
+@dataclass(frozen=True, slots=True)
+class Planned:
+    """What Spark writes down before a batch begins: where it ends in each partition, and the watermark it has."""
+
+    watermark_ms: int
+    ends: Ends
+
+
+def parse(text: str) -> Planned:
+    """Read an entry of the checkpoint's directory `offsets`; CheckpointMismatch for anything else."""
+    try:
+        _, about, ends = text.splitlines()
+        return Planned(int(json.loads(about)["batchWatermarkMs"]), json.loads(ends))
+    except (ValueError, KeyError, TypeError) as error:
+        raise CheckpointMismatch(f"{text[:80]!r} is no batch of Spark's") from error
+
+
+def beginnings(ends: Ends, before: Ends) -> dict[str, dict[str, int]]:
+    """Where a batch begins, given where it and the one before end; partitions that are new begin where they do."""
+    return {
+        topic: {partition: before.get(topic, {}).get(partition, _EARLIEST) for partition in partitions}
+        for topic, partitions in ends.items()
+    }
+
+
+def count(spark: SparkSession, kafka: Mapping[str, str], checkpoint: str, batch: int, window_s: int) -> dict[str, int]:
+    """Late records of a batch by topic; only topics with any. Records that Kafka has removed since are not counted."""
+    texts = [tables.read_text(spark, f"{checkpoint}/offsets/{number}") for number in (batch - 1, batch)]
+    if texts[0] is None or texts[1] is None:
+        return {}
+    before, here = parse(texts[0]), parse(texts[1])
+    options = {
+        **source.options(kafka),
+        "includeHeaders": "false",
+        "assign": json.dumps({topic: sorted(map(int, partitions)) for topic, partitions in here.ends.items()}),
+        "startingOffsets": json.dumps(beginnings(here.ends, before.ends)),
+        "endingOffsets": json.dumps(here.ends),
+        "failOnDataLoss": "false",
+    }
+    rows = spark.read.format("kafka").options(**options).load()
+    # What a batch drops is judged by the watermark of the one before, what it closes by its own.
+    found = windows.late(rows, window_s, before.watermark_ms).collect()
+    return {row["topic"]: row["records"] for row in found}
+
+
+@dataclass(frozen=True, slots=True)
+class MetricsBatch:
+    """`owner` names the checkpoint. `written`: batch → rows of `metrics`, for the report on it."""
+
+    root: str
+    owner: str
+    most_keys: int
+    compact_every: int
+    written: dict[int, int] = field(default_factory=dict)
+
+    def write(self, closed: DataFrame, number: int) -> None:
+        """Write the COUNTS of windows that are closed. May be cut off anywhere, and called again with the same ones.
+
+        All counts of a window come in the same batch, since they have the same end.
+        """
+        closed = closed.persist()
+        try:
+            # Every row has to be asked for, also where none is wanted: only so does each task store its state.
+            found = closed.agg(F.count_distinct("window_start", "topic").alias("windows")).first()
+            assert found is not None
+            if found["windows"]:
+                self._append(metrics_windows.windows(closed), metrics_windows.METRICS.name, number)
+                if self.most_keys:
+                    keys = metrics_windows.top_keys(closed, self.most_keys)
+                    self._append(keys, metrics_windows.KEYS.name, number)
+            self.written[number] = found["windows"]
+        finally:
+            closed.unpersist()
+        if self.compact_every and (number + 1) % self.compact_every == 0:
+            for table in (metrics_windows.METRICS, metrics_windows.KEYS):
+                closed.sparkSession.sql(schemas.compact(tables.path_of(self.root, table.name)))
+
+    def _append(self, rows: DataFrame, name: str, number: int) -> None:
+        # Delta leaves out a transaction whose application has committed this version, or a later one, before.
+        options = {"txnAppId": f"{self.owner}-{name}", "txnVersion": str(number)}
+        rows.write.format("delta").mode("append").options(**options).save(tables.path_of(self.root, name))
+
 
 ALL = 2**62
 # State on the executors' disks, and of each batch only what changed: keys of open windows may be many.
@@ -118,7 +216,7 @@ def run(
         query = streaming.start(writer, once=settings.once, trigger_s=settings.trigger_s)
 
         def late(number: int) -> dict[str, int]:
-            return metrics_late.count(spark, settings.kafka, where, number, settings.window_s)
+            return count(spark, settings.kafka, where, number, settings.window_s)
 
         return _follow(query, batch.written, late, stop, progress)
 

@@ -17,13 +17,11 @@ from typing import TYPE_CHECKING
 from pyspark.sql import functions as F  # noqa: N812 - Spark's own name for it
 
 from harvester.origin import HEADER
-from harvester.pipeline import files, merging, schemas, source, tables
+from harvester.pipeline import schemas, source, tables
 from harvester.pipeline.errors import InputMissing, PipelineError, TableMismatch
-from harvester.pipeline.replay import request as replay_request
-from harvester.pipeline.replay import rows as replay_rows
-from harvester.pipeline.replay.pace import Pace
-from harvester.pipeline.replay.request import Progress, Request
-from harvester.pipeline.replay.rows import Slice
+from harvester.pipeline.replay import plan as replay_request
+from harvester.pipeline.replay import plan as replay_rows
+from harvester.pipeline.replay.plan import Pace, Progress, Request, Slice
 from harvester.pipeline.session import clear_errors
 
 if TYPE_CHECKING:
@@ -73,7 +71,7 @@ def begin(spark: SparkSession, lake: str, request: Request) -> Progress:
     """A new replay of the lake as it is now; nothing is stored yet. Raises InputMissing, TableMismatch."""
     with clear_errors("the replay"):
         path = _silver(spark, lake)
-        version = spark.sql(f"DESCRIBE HISTORY {merging.at(path)} LIMIT 1").first()
+        version = spark.sql(f"DESCRIBE HISTORY {schemas.at(path)} LIMIT 1").first()
         assert version is not None
         return Progress(str(uuid.uuid4()), request, int(version["version"]))
 
@@ -83,7 +81,7 @@ def load(spark: SparkSession, lake: str, replay: str) -> Progress:
     with clear_errors("the replay"):
         _silver(spark, lake)
         file = _file(lake, replay)
-        text = files.read_text(spark, file)
+        text = tables.read_text(spark, file)
     if text is None:
         raise InputMissing(f"no replay {replay} in {lake}", hint=f"their ids are the names in {lake}/{DIRECTORY}")
     return replay_request.from_text(text, file)
@@ -223,7 +221,7 @@ def _refuse_speculation(spark: SparkSession) -> None:
 
 
 def _store(spark: SparkSession, lake: str, progress: Progress) -> None:
-    files.write_text(spark, _file(lake, progress.id), replay_request.to_text(progress))
+    tables.write_text(spark, _file(lake, progress.id), replay_request.to_text(progress))
 
 
 def _time(microseconds: int) -> datetime:

@@ -13,9 +13,8 @@ from django.db import DEFAULT_DB_ALIAS, connections, transaction
 from django.db.backends.base.base import BaseDatabaseWrapper
 
 from harvester.errors import NoTransaction, OutboxError
-from harvester.outbox.leased_stasher import LeasedStasher
 from harvester.outbox.leases import DEFAULT_LEASE_TIME, Lease, Stashed
-from harvester.outbox.stasher import Stasher
+from harvester.outbox.stasher import LeasedStasher, Stasher
 from harvester.outbox.tables import OutboxTable
 from harvester.outbox.targets import not_apart
 from harvester.record import OutboxRecord

@@ -19,7 +19,7 @@ from typing import Any
 from confluent_kafka.admin import AdminClient, NewTopic
 
 from harvester import stack
-from harvester.coordination.consumer_settings import ConsumerSettings
+from harvester.coordination.settings import ConsumerSettings
 from tests.support.proxy import Proxy
 from tests.support.servers import FAST
 

@@ -14,8 +14,8 @@ from typing import Any
 
 from harvester.clock import clock_s
 from harvester.coordination.consumer import CoordinatedConsumer
-from harvester.coordination.consumer_settings import ConsumerSettings
 from harvester.coordination.events import Event, Lost
+from harvester.coordination.settings import ConsumerSettings
 from harvester.errors import BrokerUnavailable
 
 from .notes import Notebook

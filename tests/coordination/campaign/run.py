@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from harvester.coordination.admin import Observer
-from harvester.coordination.overview import rows
+from harvester.coordination.core.overview import rows
 from tests.support.consuming import read_topic
 
 from .faults import Striker

@@ -18,7 +18,7 @@ from typing import Any
 
 import psycopg
 
-from harvester.verify.wire import COMMITTED, LATE, ROLLED_BACK
+from harvester.verify.load import COMMITTED, LATE, ROLLED_BACK
 
 Connection = psycopg.Connection[Any]
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from confluent_kafka import Consumer, KafkaError, TopicPartition
 
-from harvester.verify.wire import ROLLED_BACK, parse
+from harvester.verify.load import ROLLED_BACK, parse
 
 from . import audit, logs
 from .field import TOPICS, Field

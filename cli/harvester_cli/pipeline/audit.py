@@ -1,0 +1,145 @@
+"""`harvester pipeline audit`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from harvester_cli.coordination_options import BootstrapOption
+from harvester_cli.options import ConfigOption, JsonOption, LogLevelOption, SetOption
+from harvester_cli.pipeline.options import (
+    ConfOption,
+    KafkaOption,
+    MasterOption,
+    SinceOption,
+    UntilOption,
+    absolute,
+    configuration,
+    java_options,
+    moment,
+    say,
+    spark_settings,
+)
+
+if TYPE_CHECKING:
+    from harvester.pipeline.audit.report import AuditReport
+
+
+def audit(
+    topic: Annotated[
+        list[str] | None,
+        typer.Option(help="Every topic that the outbox writes to; may be given several times.", show_default=False),
+    ] = None,
+    lake: Annotated[
+        str | None,
+        typer.Option(metavar="DIRECTORY", help="The tables of `pipeline lake`, instead of topics.", show_default=False),
+    ] = None,
+    config: ConfigOption = None,
+    set_: SetOption = None,
+    log_level: LogLevelOption = None,
+    bootstrap: BootstrapOption = None,
+    since: SinceOption = None,
+    until: UntilOption = None,
+    margin: Annotated[
+        str, typer.Option(metavar="DURATION", help="How far before --from reading begins, for what was under way.")
+    ] = "1h",
+    history: Annotated[
+        bool, typer.Option("--history/--no-history", help="Compare with outbox, quarantine and archive.")
+    ] = True,
+    serial_keys: Annotated[
+        bool,
+        typer.Option(
+            "--serial-keys/--no-serial-keys",
+            help="Writers of a key wait for each other: ids of a key out of order break the guarantee.",
+        ),
+    ] = True,
+    strict: Annotated[
+        bool, typer.Option("--strict", help="No repeats [default: where delivery is exactly-once].")
+    ] = False,
+    to: Annotated[
+        str | None,
+        typer.Option(metavar="DIRECTORY", help="Add the findings to Delta tables there.", show_default=False),
+    ] = None,
+    html: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Write a page with plots.", show_default=False)
+    ] = None,
+    json_file: Annotated[
+        Path | None, typer.Option("--json-file", metavar="FILE", help="Write the JSON there.", show_default=False)
+    ] = None,
+    json_: JsonOption = False,
+    master: MasterOption = None,
+    conf: ConfOption = None,
+    kafka: KafkaOption = None,
+) -> None:
+    """Prove delivery: what the database knows against what the topics have.
+
+    Looks for lost, repeated and swapped records and for gaps in lanes; measures latency, keys, shards and terms.
+    Exits with 0 only if no guarantee was broken.
+    """
+    from datetime import UTC, datetime
+
+    from harvester.config import parse_duration
+    from harvester.errors import VerificationFailed
+    from harvester.pipeline.session import session
+
+    if bool(topic) == bool(lake):
+        raise typer.BadParameter("either topics or a lake", param_hint="--topic, --lake")
+    now = datetime.now(UTC)
+    begin, end = moment(since, now, "--from"), moment(until, now, "--until")
+    if begin is not None and end is not None and begin >= end:
+        raise typer.BadParameter("is not after --from", param_hint="--until")
+    try:
+        margin_s = parse_duration(margin)
+    except ValueError as error:
+        raise typer.BadParameter(str(error), param_hint="--margin") from error
+    for file in (html, json_file):
+        if file is not None and not file.absolute().parent.is_dir():
+            raise typer.BadParameter(
+                f"there is no directory {file.absolute().parent}", param_hint="--html, --json-file"
+            )
+    loaded = configuration(config, set_, bootstrap)
+    options = java_options(loaded, kafka)
+
+    with session(spark_settings("audit", master, conf, log_level), progress=say) as spark:
+        from harvester.pipeline.audit.job import AuditSettings, run, stages_told
+
+        settings = AuditSettings(
+            topics=tuple(dict.fromkeys(topic or ())), lake=None if lake is None else absolute(lake), kafka=options,
+            header=loaded.record_header, dsn=loaded.data_source if history else None, table=loaded.table,
+            since=begin, until=end, margin=margin_s, serial_keys=serial_keys,
+            once=strict or loaded.delivery == "exactly-once", notice_topic=loaded.poison.notice_topic,
+            record_timestamps=loaded.record_timestamp == "create_time", to=None if to is None else absolute(to),
+        )  # fmt: skip
+        with stages_told(spark, say):
+            report = run(spark, settings, progress=say)
+    text = report.to_json()
+    if json_file is not None:
+        json_file.write_text(text + "\n", encoding="utf-8")
+    if html is not None:
+        from harvester.pipeline.audit.page import page
+
+        html.write_text(page(report), encoding="utf-8")
+    print(text if json_ else "\n".join(_summary(report)))
+    if not report.holds:
+        raise VerificationFailed(report.answer(), hint="the examples name the records and where they stand in Kafka")
+
+
+def _summary(report: AuditReport) -> list[str]:
+    from harvester.pipeline.audit.report import advice
+
+    figures = report.figures
+    lines = [
+        f"{figures['ids']:,} ids in {figures['deliveries']:,} deliveries; {figures['archived']:,} archived,"
+        f" {figures['quarantined']:,} in quarantine, {figures['pending']:,} waiting",
+    ]
+    for one in report.found:
+        lines.append(f"{one.severity}: {one.count:,} {one.kind}")
+        lines += [f"  {example}" for example in one.examples]
+    lines += [f"not judged: {line}" for line in report.not_judged]
+    for total in report.latency:
+        if total.hour is None and total.topic is not None and total.p50_ms is not None:
+            lines.append(f"latency of {total.topic}: p50 {total.p50_ms:,.1f} ms, p99 {total.p99_ms:,.1f} ms")
+    if report.skew is not None:
+        lines.append(advice(report.skew, report.hot_keys))
+    return [*lines, report.answer()]

@@ -1,0 +1,36 @@
+"""`harvester pipeline`: jobs on Apache Spark that turn the harvested topics into tables."""
+
+from __future__ import annotations
+
+import typer
+from harvester_cli.pipeline.audit import audit
+from harvester_cli.pipeline.drain import drain
+from harvester_cli.pipeline.lake import lake
+from harvester_cli.pipeline.metrics import metrics
+from harvester_cli.pipeline.options import say
+from harvester_cli.pipeline.replay import replay
+
+app = typer.Typer(no_args_is_help=True, help="Jobs on Apache Spark over the harvested topics (docs/pipeline.md).")
+
+app.command("lake")(lake)
+app.command("drain")(drain)
+app.command("replay")(replay)
+app.command("metrics")(metrics)
+app.command("audit")(audit)
+
+
+@app.command("packages")
+def packages() -> None:
+    """Print the connectors that belong to the installed PySpark, for `spark-submit --packages`."""
+    from harvester.pipeline.session import spark_version
+    from harvester.pipeline.versions import connectors
+
+    print(",".join(str(one) for one in connectors(spark_version())))
+
+
+@app.command("fetch")
+def fetch() -> None:
+    """Download the connectors into the cache now, so that a later job needs no network."""
+    from harvester.pipeline.session import connector_jars, spark_version
+
+    connector_jars(spark_version(), progress=say)

@@ -1,0 +1,102 @@
+"""`harvester pipeline metrics`."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from harvester_cli.coordination_options import BootstrapOption
+from harvester_cli.options import ConfigOption, LogLevelOption, SetOption
+from harvester_cli.pipeline.options import (
+    CompactOption,
+    ConfOption,
+    EveryOption,
+    KafkaOption,
+    MasterOption,
+    OnceOption,
+    TablesOption,
+    TopicsOption,
+    absolute,
+    configuration,
+    java_options,
+    say,
+    seconds,
+    spark_settings,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+
+def metrics(
+    topic: TopicsOption,
+    to: TablesOption,
+    config: ConfigOption = None,
+    set_: SetOption = None,
+    log_level: LogLevelOption = None,
+    bootstrap: BootstrapOption = None,
+    once: OnceOption = False,
+    every: EveryOption = "10s",
+    window: Annotated[str, typer.Option(metavar="DURATION", help="Length of a window, whole seconds.")] = "1m",
+    late: Annotated[
+        str, typer.Option(metavar="DURATION", help="How far a record may be behind the newest one and be counted.")
+    ] = "10m",
+    keys: Annotated[
+        int, typer.Option(min=0, help="Hottest keys of a window to write; 0: do not tell keys apart.")
+    ] = 10,
+    max_records: Annotated[
+        int | None,
+        typer.Option(min=1, show_default=False, help="In a batch; cuts a backlog, which makes records late."),
+    ] = None,
+    compact_every: CompactOption = 50,
+    checkpoint: Annotated[
+        str | None,
+        typer.Option(metavar="DIRECTORY", help="Of the stream [default: checkpoint-metrics, beside the tables]."),
+    ] = None,
+    master: MasterOption = None,
+    conf: ConfOption = None,
+    kafka: KafkaOption = None,
+) -> None:
+    """Keep a Delta table of what happens in topics, by window: throughput, latency, lanes and the hottest keys.
+
+    Each window once, when it is closed. Start it again with the same directory; SIGTERM and Ctrl-C stop it.
+    """
+    from harvester.pipeline.session import session
+
+    trigger_s, window_s, late_s = (
+        seconds(text, option) for text, option in ((every, "--every"), (window, "--window"), (late, "--late"))
+    )
+    if window_s < 1 or window_s != int(window_s):
+        raise typer.BadParameter("has to be whole seconds, at least one", param_hint="--window")
+    loaded = configuration(config, set_, bootstrap)
+    options = java_options(loaded, kafka)
+
+    with session(spark_settings("metrics", master, conf, log_level), progress=say) as spark:
+        from harvester_cli.pump import stop_on_signal
+
+        from harvester.pipeline.metrics.job import ALL, BatchDone, MetricsSettings, run
+
+        settings = MetricsSettings(
+            topics=tuple(dict.fromkeys(topic)), root=absolute(to), kafka=options,
+            checkpoint=None if checkpoint is None else absolute(checkpoint), header=loaded.record_header, once=once,
+            trigger_s=trigger_s, window_s=int(window_s), late_s=late_s, most_keys=keys,
+            most_records=max_records or ALL, compact_every=compact_every,
+        )  # fmt: skip
+
+        def tell(done: BatchDone) -> None:
+            say(
+                f"batch {done.batch}: {done.records:,} records, {done.per_s:,.0f}/s, {done.windows:,} windows written,"
+                f" {done.open_counts:,} counts of open ones{_late(done.late)}"
+            )
+
+        with stop_on_signal() as stop:
+            total = run(spark, settings, stop=stop.is_set, progress=tell)
+    print(
+        f"{total.records:,} records read, {total.windows:,} windows written into {settings.root}/metrics"
+        f"{_late(total.late)}; {total.open_counts:,} counts of windows that are open"
+    )
+
+
+def _late(late: Mapping[str, int]) -> str:
+    listed = ", ".join(f"{count:,} of {topic}" for topic, count in sorted(late.items()))
+    return f", late and not counted: {listed}" if listed else ""

@@ -1,0 +1,489 @@
+"""What happens to a claim, and what its machine (`claims`) wants done. Pure data.
+
+[holding] What a client knows of one claim of its own: the state of the machine in `claims`. Pure data.
+
+[claims] One claim, as the client sees it that wants it or holds it: events in, commands out. Pure.
+
+Theory. The log decides who holds a place (`rationalizer`); this machine decides what a client says there, and how long
+it may believe what it has read:
+
+    IDLE ──try──▶ CLAIMING ──read back: won──▶ HELD ──release──▶ LEAVING ──drained──▶ IDLE
+     ▲               │             │            ▲  │                │       (ReleasingPartition)
+     │               │             └▶ FINDING ──┘  │                │
+     └──lost, late───┘     (position not known)    └──taken, expired┴──▶ IDLE (Stop)
+
+*Winning.* The claim is appended and the log is read up to it; the verdict at its own offset is the answer (seed 003).
+A claim that won and is not awaited any more is released. The winner sends a heartbeat at once, begins behind the
+position the log knows, and sends a heartbeat every half interval: so one that is lost leaves the claim fresh.
+
+*Belief* (P28). A holder believes in its claim until 2 intervals minus a margin after it *sent* the newest of its
+messages that it has read back as accepted. Nobody can win earlier: the claim is stale 2 intervals after that message
+was *appended*, which is later. The clock is looked at before anything else, and it runs through suspend.
+
+*At least once.* A heartbeat carries the processed prefix (`progress`). New records are handed out for one interval
+after the newest accepted message was sent, no longer: so what a crash repeats is one interval's work at most.
+
+*At most once* (P27). A batch of records up to L is not touched before its fate is in the log:
+
+    fetched ──ClaimingMessages L──▶ read back: accepted ──Heartbeat L──▶ read back: accepted ──▶ Process
+
+Whoever wins the claim afterwards begins behind L, and nobody else of this generation takes L. Until then nothing was
+processed, so a claimer that is frozen anywhere leaves the batch to its successor, or takes it alone. A send whose
+outcome is unknown is repeated; only what is read back counts. Other heartbeats wait meanwhile: they would end the
+message claim.
+
+*A release returns what was not handed out* (P42). Nothing more is proposed, and a batch whose heartbeat is not sent yet
+is dropped. What is ours behind the last record that was handed out goes back by ReturningMessages, immediately before
+ReleasingPartition. It is never handed out here, so the successor takes it: in order, and once.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from enum import Enum
+
+from harvester.coordination.core.messages import (
+    ClaimingMessages,
+    ClaimingPartition,
+    Client,
+    Heartbeat,
+    Message,
+    Place,
+    ReleasingPartition,
+    ReturningMessages,
+)
+from harvester.coordination.core.rationalizer import Verdict
+from harvester.coordination.core.world import NO_GENERATION, SET_TO_START
+
+# -- events
+
+
+@dataclass(frozen=True, slots=True)
+class TryClaim:
+    """Claim the place. `known`: the newest generation that the log certainly has, None if that is not certain."""
+
+    known: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class ReadBack:
+    """A message of this very instance was read in the log. Position and log time are what the log knows after it."""
+
+    message: Message
+    offset: int
+    verdict: Verdict
+    last_offset: int | None
+    positioned: bool
+    at_ms: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Taken:
+    """The log says that the claim is not ours any more."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """The position under which the claim of this generation was won, from all that is kept of the log."""
+
+    generation: int
+    last_offset: int | None
+    positioned: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class NotSent:
+    """A message did not reach the log, or nobody knows whether it did."""
+
+    number: int
+
+
+@dataclass(frozen=True, slots=True)
+class Progressed:
+    """At least once: everything up to this offset is processed."""
+
+    last_offset: int
+
+
+@dataclass(frozen=True, slots=True)
+class Fetched:
+    """At most once: a batch that ends with this offset waits to be processed."""
+
+    last_offset: int
+
+
+@dataclass(frozen=True, slots=True)
+class Release:
+    """Give the place up, in good order."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Drained:
+    """Nothing of the place is handed out any more. At most once, what is ours behind `last_offset` never was."""
+
+    last_offset: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Tick:
+    """Time passes."""
+
+
+Event = TryClaim | ReadBack | Taken | Found | NotSent | Progressed | Fetched | Release | Drained | Tick
+
+# -- commands
+
+
+@dataclass(frozen=True, slots=True)
+class Append:
+    """Write this to the log."""
+
+    message: Message
+
+
+@dataclass(frozen=True, slots=True)
+class LookBack:
+    """Find the position in the log before this offset; answer with Found."""
+
+    place: Place
+    generation: int
+
+
+@dataclass(frozen=True, slots=True)
+class Begin:
+    """The place is held: consume behind `last_offset`, or further if that is not certain (`positioned`)."""
+
+    place: Place
+    generation: int
+    last_offset: int | None
+    positioned: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Process:
+    """At most once: the batch up to this offset is ours, for ever."""
+
+    place: Place
+    generation: int
+    last_offset: int
+
+
+@dataclass(frozen=True, slots=True)
+class Stop:
+    """Hand out nothing more of the place. `lost`: it may be another's already; else answer with Drained."""
+
+    place: Place
+    generation: int
+    reason: str
+    lost: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Missed:
+    """The claim was not won."""
+
+    place: Place
+
+
+Command = Append | LookBack | Begin | Process | Stop | Missed
+
+
+class Phase(Enum):
+    """See `claims`."""
+
+    IDLE = "idle"
+    CLAIMING = "claiming"
+    FINDING = "finding"
+    HELD = "held"
+    LEAVING = "leaving"
+
+
+_OFFSET_BITS = 20  # beside them there is room for the time until 2248 in 64 bits
+HOLDING = (Phase.FINDING, Phase.HELD, Phase.LEAVING)
+
+
+@dataclass(frozen=True, slots=True)
+class Pace:
+    """In seconds of the local clock. `margin_s`: for a clock that runs slow, and to finish what is in hand."""
+
+    interval_s: float
+    margin_s: float
+
+    @property
+    def interval_ms(self) -> int:
+        """As messages say it."""
+        return round(self.interval_s * 1000)
+
+    @property
+    def beat_every_s(self) -> float:
+        """The seed's bound is one interval between two heartbeats in the log."""
+        return self.interval_s / 2
+
+    @property
+    def trust_s(self) -> float:
+        """How long the sending of an accepted message proves that the claim is ours."""
+        return 2 * self.interval_s - self.margin_s
+
+
+class BatchStep(Enum):
+    """What a batch waits for."""
+
+    CLAIMED = "its ClaimingMessages read back"
+    COMMITTED = "its Heartbeat read back"
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """At most once: records up to `last_offset`, and the number of the message that is awaited."""
+
+    last_offset: int
+    step: BatchStep
+    number: int
+
+
+@dataclass(frozen=True, slots=True)
+class Holding:
+    """The machine's state. `proof_at`: when the newest message that was read back as accepted was sent."""
+
+    place: Place
+    client: Client
+    phase: Phase = Phase.IDLE
+    number: int = 0  # of the last message
+    claim_number: int = 0  # of the claim that is awaited
+    generation: int = NO_GENERATION
+    won_ms: int = 0  # in log time
+    confirmed: int = NO_GENERATION
+    last_offset: int | None = None
+    proof_at: float = -math.inf
+    sent: tuple[tuple[int, float], ...] = ()  # what has not been read back, and when it was sent
+    next_beat_at: float = math.inf
+    batch: Batch | None = None
+    at_most_once: bool = False
+
+    @property
+    def token(self) -> int:
+        """The fencing token of the claim: log time in ms, and the low bits of the generation where that stands still.
+
+        Offsets begin again in a coordination topic that is new, or was made anew. Time does not, so whoever claims
+        later has the greater token, also while some consumers use the old topic and others the new one.
+        """
+        return (self.won_ms << _OFFSET_BITS) | (self.generation & ((1 << _OFFSET_BITS) - 1))
+
+    def awaits(self, number: int) -> bool:
+        """Whether this message was sent, and nothing has been read back since: not it, nor one behind it."""
+        return any(known == number for known, _ in self.sent)
+
+    def trusted_until(self, pace: Pace) -> float:
+        """The moment at which another may hold the place."""
+        return self.proof_at + pace.trust_s if self.phase in HOLDING else -math.inf
+
+    def hand_out_until(self, pace: Pace) -> float:
+        """At least once: the moment from which on no record may be given to the application."""
+        return self.proof_at + min(pace.interval_s, pace.trust_s) if self.phase is Phase.HELD else -math.inf
+
+    def may_fetch(self, now: float, pace: Pace) -> bool:
+        """At most once: whether another batch may be proposed."""
+        return self.phase is Phase.HELD and self.batch is None and now < self.trusted_until(pace)
+
+
+_MOST_SENT = 64  # older ones would prove nothing
+Next = tuple[Holding, tuple[Command, ...]]
+
+
+def step(state: Holding, event: Event, now: float, pace: Pace) -> Next:
+    """One event at one moment; returns the next state and what is to be done, in order."""
+    if state.phase in HOLDING and now >= state.trusted_until(pace):
+        state, stopped = _stop(state, "none of its messages came back in time")
+        state, commands = _apply(state, event, now, pace)
+        return state, (*stopped, *commands)
+    return _apply(state, event, now, pace)
+
+
+def _apply(state: Holding, event: Event, now: float, pace: Pace) -> Next:
+    match event:
+        case TryClaim(known) if state.phase is Phase.IDLE:
+            message = ClaimingPartition(
+                state.place, state.client, state.number + 1, known, None, pace.interval_ms, state.at_most_once
+            )
+            state = replace(state, phase=Phase.CLAIMING, claim_number=message.number)
+            return _append(state, message, now, pace)
+        case ReadBack():
+            return _read_back(state, event, now, pace)
+        case Taken(reason) if state.phase in HOLDING:
+            return _stop(state, reason)
+        case Found(generation, last_offset, positioned) if state.phase is Phase.FINDING:
+            if generation != state.generation:
+                return state, ()
+            return _begin(replace(state, last_offset=last_offset), now, pace, positioned=positioned)
+        case NotSent(number):
+            return _not_sent(state, number, now, pace)
+        case Progressed(last_offset) if state.phase in (Phase.HELD, Phase.LEAVING):
+            known = last_offset if state.last_offset is None else max(last_offset, state.last_offset)
+            return replace(state, last_offset=known), ()
+        case Fetched(last_offset) if state.may_fetch(now, pace):
+            if state.last_offset is not None and last_offset <= state.last_offset:
+                return state, ()
+            return _claim_messages(state, last_offset, now, pace)
+        case Release(reason):
+            return _leave(state, reason)
+        case Drained(last_offset) if state.phase is Phase.LEAVING and state.batch is None:
+            return _left(state, last_offset, now, pace)
+        case Tick():
+            return _tick(state, now, pace)
+        case _:
+            return state, ()
+
+
+def _tick(state: Holding, now: float, pace: Pace) -> Next:
+    if state.phase is Phase.CLAIMING and now >= _sent_at(state, state.claim_number) + pace.trust_s:
+        return _missed(state)
+    if state.phase in (Phase.HELD, Phase.LEAVING) and state.batch is None and now >= state.next_beat_at:
+        return _append(state, _heartbeat(state, state.last_offset, pace), now, pace)
+    return state, ()
+
+
+def _read_back(state: Holding, event: ReadBack, now: float, pace: Pace) -> Next:
+    message, number = event.message, event.message.number
+    sent_at = _sent_at(state, number)
+    state = replace(state, sent=tuple(entry for entry in state.sent if entry[0] > number))
+    if isinstance(message, ClaimingPartition):
+        return _claim_read(state, event, sent_at, now, pace)
+    if state.phase not in HOLDING or message.generation != state.generation:
+        return state, ()  # of a claim that is over
+    if event.verdict is not Verdict.ACCEPTED:
+        return _stop(state, "another client holds it")
+    state = replace(state, proof_at=max(state.proof_at, sent_at), confirmed=event.offset)
+    return _advance_batch(state, message, now, pace)
+
+
+def _claim_read(state: Holding, event: ReadBack, sent_at: float, now: float, pace: Pace) -> Next:
+    awaited = state.phase is Phase.CLAIMING and event.message.number == state.claim_number
+    if event.verdict is not Verdict.WON:
+        return _missed(state) if awaited else (state, ())
+    if awaited and now < sent_at + pace.trust_s:
+        won = replace(
+            state, generation=event.offset, won_ms=event.at_ms, confirmed=event.offset, proof_at=sent_at,
+            last_offset=event.last_offset, batch=None,
+        )  # fmt: skip
+        if event.positioned:
+            return _begin(won, now, pace)
+        return replace(won, phase=Phase.FINDING), (LookBack(state.place, event.offset),)
+    state, missed = _missed(state) if awaited else (state, ())
+    if not event.positioned:
+        return state, missed  # a release would report a position; the claim goes stale by itself
+    release = ReleasingPartition(
+        state.place, state.client, state.number + 1, event.offset, event.offset, event.last_offset
+    )
+    state, appended = _append(state, release, now, pace)
+    return state, (*missed, *appended)
+
+
+def _begin(state: Holding, now: float, pace: Pace, *, positioned: bool = True) -> Next:
+    state = replace(state, phase=Phase.HELD)
+    state, beat = _append(state, _heartbeat(state, state.last_offset, pace), now, pace)
+    return state, (*beat, Begin(state.place, state.generation, state.last_offset, positioned))
+
+
+def _claim_messages(state: Holding, last_offset: int, now: float, pace: Pace) -> Next:
+    message = ClaimingMessages(
+        state.place, state.client, state.number + 1, state.generation, state.confirmed, last_offset
+    )
+    state = replace(state, batch=Batch(last_offset, BatchStep.CLAIMED, message.number))
+    return _append(state, message, now, pace)
+
+
+def _commit(state: Holding, batch: Batch, now: float, pace: Pace) -> Next:
+    message = _heartbeat(state, batch.last_offset, pace)
+    state = replace(state, batch=Batch(batch.last_offset, BatchStep.COMMITTED, message.number))
+    return _append(state, message, now, pace)
+
+
+def _advance_batch(state: Holding, message: Message, now: float, pace: Pace) -> Next:
+    batch = state.batch
+    match message:
+        case ClaimingMessages() if batch is not None and batch.step is BatchStep.CLAIMED:
+            if message.proposed_last_offset == batch.last_offset:
+                return _commit(state, batch, now, pace)
+        case Heartbeat() if batch is not None and batch.step is BatchStep.COMMITTED:
+            if message.last_offset == batch.last_offset:
+                process = Process(state.place, state.generation, batch.last_offset)
+                return replace(state, batch=None, last_offset=batch.last_offset), (process,)
+    return state, ()
+
+
+def _not_sent(state: Holding, number: int, now: float, pace: Pace) -> Next:
+    if state.phase is Phase.CLAIMING and number == state.claim_number:
+        return _missed(state)
+    batch = state.batch
+    if state.phase not in HOLDING or batch is None or number != batch.number:
+        return state, ()
+    if batch.step is BatchStep.CLAIMED:
+        return _claim_messages(state, batch.last_offset, now, pace)
+    return _commit(state, batch, now, pace)
+
+
+def _leave(state: Holding, reason: str) -> Next:
+    if state.phase is Phase.HELD:
+        claimed = state.batch is not None and state.batch.step is BatchStep.CLAIMED
+        state = replace(state, phase=Phase.LEAVING, batch=None if claimed else state.batch)
+        return state, (Stop(state.place, state.generation, reason, lost=False),)
+    if state.phase is Phase.CLAIMING:
+        return _missed(state)
+    if state.phase is Phase.FINDING:
+        return replace(state, phase=Phase.IDLE), (Missed(state.place),)
+    return state, ()
+
+
+def _left(state: Holding, last_offset: int | None, now: float, pace: Pace) -> Next:
+    """Return what is ours behind this offset, and release."""
+    returned: tuple[Command, ...] = ()
+    if state.last_offset is not None and state.last_offset > (SET_TO_START if last_offset is None else last_offset):
+        message = ReturningMessages(
+            state.place, state.client, state.number + 1, state.generation, state.confirmed, last_offset
+        )
+        state, returned = _append(replace(state, last_offset=last_offset), message, now, pace)
+    release = ReleasingPartition(
+        state.place, state.client, state.number + 1, state.generation, state.confirmed, state.last_offset
+    )
+    state, released = _append(replace(state, phase=Phase.IDLE), release, now, pace)
+    return state, (*returned, *released)
+
+
+def _stop(state: Holding, reason: str) -> Next:
+    phase = state.phase
+    state = replace(state, phase=Phase.IDLE, batch=None)
+    if phase is Phase.FINDING:
+        return state, (Missed(state.place),)
+    return state, (Stop(state.place, state.generation, reason, lost=True),)
+
+
+def _missed(state: Holding) -> Next:
+    return replace(state, phase=Phase.IDLE), (Missed(state.place),)
+
+
+def _heartbeat(state: Holding, last_offset: int | None, pace: Pace) -> Heartbeat:
+    number = state.number + 1
+    return Heartbeat(
+        state.place, state.client, number, state.generation, state.confirmed, last_offset, pace.interval_ms,
+        state.at_most_once,
+    )  # fmt: skip
+
+
+def _append(state: Holding, message: Message, now: float, pace: Pace) -> Next:
+    state = replace(
+        state,
+        number=message.number,
+        sent=(*state.sent, (message.number, now))[-_MOST_SENT:],
+        next_beat_at=now + pace.beat_every_s,
+    )
+    return state, (Append(message),)
+
+
+def _sent_at(state: Holding, number: int) -> float:
+    """When a message was sent; long ago, if that is forgotten."""
+    return next((at for known, at in state.sent if known == number), -math.inf)

@@ -1,0 +1,363 @@
+"""All claims of one consumer, over the worlds of all partitions of the log: records and time in, commands out. Pure.
+
+Theory. The coordinator keeps a world for each partition of the coordination topic and a machine (`claims`) for each
+place it deals with. A record changes its world first; then the machine of its place hears of it: its own messages with
+their verdict, everybody else's if they have ended its claim. Time makes it send heartbeats, claim, ask and shed
+(`choice`). Its stage bounds what it may do:
+
+    READING ──all partitions read to the end they had──▶ LISTENING ──nobody else has this id──▶ ACTIVE ──▶ CLOSING
+                                                             └──another process has it──▶ REFUSED ◀──┘
+
+*One process for a client id.* An id that holds claims shows itself every half interval. So who finds that its id
+holds some listens for three quarters of one before it takes them over; a message of another instance in that time
+refuses the newcomer. A process that was taken for dead and was not loses its claims to its successor in the log, and
+is refused when it reads that. Of two that begin in the same moment, the one is refused that loses a claim to the
+other.
+
+[paces] Whether others of the group count by another HeartbeatInterval, or consume in the other mode. Pure.
+
+Whether a claim is stale depends on the interval, and each reader takes its own: two clients with different ones would
+not agree who holds a place. And a record is not processed at most once if some of those who share the partitions repeat
+what was not committed. So claims and heartbeats say by which interval their sender counts, and in which mode it is.
+Who begins, and finds that a client which may still live differs, ends before it has claimed anything. Of those that
+begin in the same moment with different modes the one at least once ends; with different intervals they warn.
+
+A client may live for 2 of *its* intervals after its last heartbeat, unless it has released the place. Log time tells if
+it goes on; where it stands still, since nobody writes, the newcomer listens for as long.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from enum import Enum
+
+from harvester.coordination.core import claim as claims
+from harvester.coordination.core.claim import (
+    HOLDING,
+    Command,
+    Event,
+    Holding,
+    Missed,
+    Phase,
+    ReadBack,
+    Release,
+    Taken,
+    Tick,
+    TryClaim,
+)
+from harvester.coordination.core.fair_share import Choice, Look, Settings
+from harvester.coordination.core.messages import (
+    ClaimingMessages,
+    ClaimingPartition,
+    Client,
+    Heartbeat,
+    Message,
+    Place,
+    ReleasingPartition,
+    ReturningMessages,
+    SettingPosition,
+    Unreadable,
+)
+from harvester.coordination.core.rationalizer import Reading, Verdict, read
+from harvester.coordination.core.world import NO_GENERATION, World
+
+_LISTEN = 0.75  # of an interval
+_CHOOSE = 0.05  # of an interval: how often all places are looked at
+
+
+@dataclass(frozen=True, slots=True)
+class Warn:
+    """Something in the log is not understood."""
+
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Refuse:
+    """Another live process has this client id; this one must end."""
+
+    other: Client
+
+
+@dataclass(frozen=True, slots=True)
+class RefusePace:
+    """A live client of the group counts by another interval, in ms; this one must end."""
+
+    other: Client
+    interval_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class RefuseMode:
+    """A live client of the group consumes in the other mode; this one must end."""
+
+    other: Client
+
+
+Outcome = Command | Warn | Refuse | RefusePace | RefuseMode
+
+
+class Stage(Enum):
+    """See the module's text."""
+
+    READING = "reading"
+    LISTENING = "listening"
+    ACTIVE = "active"
+    CLOSING = "closing"
+    REFUSED = "refused"
+
+
+class Coordinator:
+    """See the module's text. Every method returns what is to be done, in order. One thread only."""
+
+    def __init__(self, settings: Settings, worlds: Mapping[int, World]) -> None:
+        self.settings = settings
+        self.stage = Stage.READING
+        self.worlds = dict(worlds)
+        self.holdings: dict[Place, Holding] = {}
+        self._look = Look(settings, (), self.worlds, self.holdings)
+        self._choice = Choice(settings)
+        self._paces = Paces(settings.timing.interval_ms, at_most_once=settings.at_most_once)
+        self._ends: Mapping[int, int] = {}
+        self._unread = set(self.worlds)  # partitions of the log that are not read to the end they had
+        self._ready_at = self._next_choice_at = -math.inf
+        self._claiming: dict[Place, int] = {}  # when it was closed: the numbers of claims under way
+
+    # -- the log
+
+    def begin(self, ends: Mapping[int, int], now: float) -> None:
+        """Where each partition of the log ended when reading began: nothing is decided before that is read."""
+        self._ends = ends
+        for partition in tuple(self._unread):
+            self._check_end(partition, now)
+
+    def read(self, partition: int, offset: int, timestamp_ms: int, value: bytes | None, now: float) -> list[Outcome]:
+        """The next record of a partition of the log."""
+        world = self.worlds[partition]
+        reading = read(world, offset, timestamp_ms, value)
+        self._choice.read(partition, world.now_ms, now)
+        message = reading.message
+        said: list[Outcome] = []
+        if isinstance(message, Unreadable):
+            said.append(Warn(f"coordination log, partition {partition}, offset {offset}: {message.reason}"))
+        elif message is not None and message.place.group == self.settings.group:
+            said += self._heard(world, offset, message, reading, now)
+        self._check_end(partition, now)
+        return said
+
+    def _check_end(self, partition: int, now: float) -> None:
+        if partition not in self._unread or partition not in self._ends:
+            return
+        if self.worlds[partition].next_offset >= self._ends[partition]:
+            self._unread.discard(partition)
+            if not self._unread and self.stage is Stage.READING:
+                self.stage, self._ready_at = Stage.LISTENING, now
+                self._choice.ready(now)
+
+    def _heard(self, world: World, offset: int, message: Message, reading: Reading, now: float) -> list[Outcome]:
+        place, us, verdict = message.place, self.settings.client, reading.verdict
+        self._choice.heard(place, now)
+        claim = world.claim(place)
+        said: list[Outcome] = []
+        other = self._paces.heard(message, verdict, world.now_ms)
+        if other is not None:
+            said += self._differs(other, now)
+        if message.client == us:
+            event = ReadBack(message, offset, verdict, claim.last_offset, claim.positioned, world.now_ms)
+            said += self._step(place, event, now)
+        rival = self._rival(message, reading, claim.holder)
+        if rival is not None:
+            said += self._end(Refuse(rival), "another process has this client id", now)
+        holding = self.holdings.get(place)
+        if holding is None or holding.phase not in HOLDING:
+            return said
+        if claim.generation != holding.generation or claim.holder != us:
+            reason = "it was released for us" if claim.holder is None else f"{claim.holder.id} holds it"
+            said += self._step(place, Taken(reason), now)
+        return said
+
+    # -- what the consumer tells
+
+    def consume(self, topics: Mapping[str, int]) -> None:
+        """The topics, with the number of partitions that each has now; call it again when that grows."""
+        group = self.settings.group
+        places = tuple(
+            Place(group, topic, partition) for topic, count in sorted(topics.items()) for partition in range(count)
+        )
+        self._look = Look(self.settings, places, self.worlds, self.holdings)
+
+    def tell(self, place: Place, event: Event, now: float) -> list[Outcome]:
+        """What concerns one claim: Found, NotSent, Progressed, Fetched, Drained, Release."""
+        if isinstance(event, Release):
+            self._choice.let_go(place, now)
+        return list(self._step(place, event, now))
+
+    def close(self, now: float, *, release: bool = True) -> list[Outcome]:
+        """Claim nothing more; with `release` give everything up, which is done when `left` says so."""
+        self.stage = Stage.CLOSING
+        self._claiming = {
+            place: holding.claim_number for place, holding in self.holdings.items() if holding.phase is Phase.CLAIMING
+        }
+        said: list[Outcome] = []
+        if release:
+            for place in tuple(self.holdings):
+                said += self._step(place, Release("the consumer is closed"), now)
+        return said
+
+    def tick(self, now: float) -> list[Outcome]:
+        """Time passes."""
+        said: list[Outcome] = []
+        if self.stage is Stage.REFUSED:
+            return said
+        for place in tuple(self.holdings):
+            said += self._step(place, Tick(), now)
+        if self.stage is Stage.LISTENING and self._has_listened(now):
+            self.stage = Stage.ACTIVE
+            self._choice.active(now)
+        if self.stage is Stage.ACTIVE and now >= self._next_choice_at:
+            self._next_choice_at = now + _CHOOSE * self.settings.pace.interval_s
+            said += self._choose(now)
+        return said
+
+    @property
+    def holds(self) -> tuple[Place, ...]:
+        """The places that are held, those that are being given up included."""
+        return tuple(place for place, holding in self.holdings.items() if holding.phase in HOLDING)
+
+    @property
+    def left(self) -> bool:
+        """Once it is closed: nothing is held, and no claim is under way that may still win and block its place."""
+        return not self.holds and not any(
+            self.holdings[place].awaits(number) for place, number in self._claiming.items()
+        )
+
+    def fewer_elsewhere(self, now: float) -> bool:
+        """Whether another client that is present has less than this one: who could take something over."""
+        return self._choice.fewer_elsewhere(self._look, now)
+
+    # -- parts
+
+    def _choose(self, now: float) -> list[Outcome]:
+        said: list[Outcome] = []
+        for place, holding in tuple(self.holdings.items()):
+            if holding.phase is Phase.HELD and self._look.is_orphan(place):
+                said += self._step(place, Release("the first partition of its topic is not held"), now)
+        for place in self._choice.to_shed(self._look, now):
+            said += self._step(place, Release("others have fewer"), now)
+        for place in self._choice.to_claim(self._look, now):
+            claim = self._look.world(place).claim(place)
+            certain = claim.exact and claim.generation != NO_GENERATION
+            said += self._step(place, TryClaim(claim.generation if certain else None), now)
+        return said
+
+    def _has_listened(self, now: float) -> bool:
+        us = self.settings.client
+        in_use = any(
+            client.id == us.id and client != us
+            for world in self.worlds.values()
+            for _, client in world.held(self.settings.group)
+        )
+        own_s = _LISTEN * self.settings.pace.interval_s if in_use else 0.0
+        others_s = self._paces.silence_ms(lambda place: self._look.world(place).now_ms) / 1000
+        return now >= self._ready_at + max(own_s, others_s)
+
+    def _differs(self, other: Other, now: float) -> list[Outcome]:
+        """Somebody has another interval or mode, and lives if that was not read from the past."""
+        paced = other.interval_ms != self.settings.timing.interval_ms
+        refusal = RefusePace(other.client, other.interval_ms) if paced else RefuseMode(other.client)
+        yields = not paced and other.at_most_once
+        if self.stage is Stage.LISTENING or (self.stage is Stage.ACTIVE and yields):
+            return self._end(refusal, "others of the group consume at most once", now)
+        if self.stage is Stage.ACTIVE and self._paces.is_new(other.client):
+            what = f"counts by a heartbeat interval of {other.interval_ms / 1000:g} s" if paced else "repeats records"
+            return [Warn(f"client {other.client.id} {what}, which must not be")]
+        return []
+
+    def _rival(self, message: Message, reading: Reading, holder: Client | None) -> Client | None:
+        """Another live process of our client id that goes before us, if this message shows one."""
+        us, client = self.settings.client, message.client
+        if self.stage is Stage.LISTENING and client.id == us.id and client != us:
+            return client
+        if self.stage is not Stage.ACTIVE or not isinstance(message, ClaimingPartition):
+            return None  # what an earlier life says late is refused by the log
+        deposed = reading.verdict is Verdict.WON and reading.before is not None and reading.before.holder == us
+        if deposed and client != us and client.id == us.id:
+            return client
+        beaten = reading.verdict is Verdict.LOST and client == us
+        return holder if beaten and holder is not None and holder.id == us.id and holder != us else None
+
+    def _end(self, refusal: Outcome, reason: str, now: float) -> list[Outcome]:
+        self.stage = Stage.REFUSED
+        said: list[Outcome] = []
+        for place in self.holds:
+            said += self._step(place, Taken(reason), now)
+        return [*said, refusal]
+
+    def _step(self, place: Place, event: Event, now: float) -> tuple[Command, ...]:
+        holding = self.holdings.get(place)
+        if holding is None:
+            holding = Holding(place, self.settings.client, at_most_once=self.settings.at_most_once)
+        self.holdings[place], commands = claims.step(holding, event, now, self.settings.pace)
+        if any(isinstance(command, Missed) for command in commands):
+            self._choice.missed(self._look, place, now)
+        return commands
+
+
+_COUNTS = frozenset({Verdict.WON, Verdict.ACCEPTED, Verdict.UNDECIDED})
+
+
+@dataclass(frozen=True, slots=True)
+class Other:
+    """A client that differs, and how it consumes."""
+
+    client: Client
+    interval_ms: int
+    at_most_once: bool
+
+
+class Paces:
+    """See the module's text."""
+
+    def __init__(self, interval_ms: int, *, at_most_once: bool = False) -> None:
+        self._interval_ms, self._at_most_once = interval_ms, at_most_once
+        self._others: dict[Place, tuple[Other, int]] = {}  # and when it was heard of
+        self._known: set[Client] = set()
+
+    def heard(self, message: Message, verdict: Verdict, now_ms: int) -> Other | None:
+        """A message of the group, in the order of the log. Its sender, if that one differs."""
+        if verdict not in _COUNTS:
+            return None
+        other = self._other(message)
+        if other is not None:
+            self._others[message.place] = (other, now_ms)
+        elif not isinstance(message, ClaimingMessages | ReturningMessages):  # which do not tell of the interval
+            self._others.pop(message.place, None)
+        return other
+
+    def _other(self, message: Message) -> Other | None:
+        match message:
+            case ClaimingPartition(interval_ms=interval_ms) | Heartbeat(interval_ms=interval_ms):
+                other = Other(message.client, interval_ms or self._interval_ms, message.at_most_once)
+            case ClaimingMessages() | ReturningMessages():
+                other = Other(message.client, self._interval_ms, at_most_once=True)
+            case ReleasingPartition() | SettingPosition():
+                return None
+        same = (other.interval_ms, other.at_most_once) == (self._interval_ms, self._at_most_once)
+        return None if same else other
+
+    def is_new(self, client: Client) -> bool:
+        """Whether this is asked for the first time."""
+        new = client not in self._known
+        self._known.add(client)
+        return new
+
+    def silence_ms(self, now_ms: Callable[[Place], int]) -> int:
+        """How long it has to be silent here until none of them can be alive, given the log's time at each place."""
+        alive = (
+            2 * other.interval_ms
+            for place, (other, heard_ms) in self._others.items()
+            if now_ms(place) - heard_ms <= 2 * other.interval_ms
+        )
+        return max(alive, default=0)

@@ -1,0 +1,350 @@
+"""Whether a consumer keeps up with what it holds (seed 003 leaves it to the consumer to let go when it does not). Pure.
+
+A place falls behind when its lag has grown at each of the last `samples` looks, one an interval, and is now more than
+the records that were processed in all that time: at this speed it is not to be caught up with. It is then released if
+somebody present holds less, who can claim it. Otherwise letting go would only make it wait.
+
+[progress] What of the delivered records is processed without a hole in between. Pure.
+
+A consumer is given the records of a partition in order and may finish them in any. A heartbeat reports the last offset
+of the *prefix*: everything that was delivered up to it is done. A successor begins behind it, so what is done behind a
+record that is not will be done again; nothing is left out.
+
+Offsets that Kafka never delivers (markers of transactions, what compaction removed) are no holes: only what was
+delivered counts.
+
+[lot] Records of one place that are handed out one after the other, while one moment has not come. Pure.
+
+The claim is asked immediately before each record, and that must not cost more than the record does. So what it answers
+is kept as a moment, `until`: the consumer's thread sets it when it opens the lot, and a record is handed out if it is
+earlier now. The coordination's thread can only end it (`end`). A claim that is renewed meanwhile is seen when the lot
+is opened again, which is often (`consumer`).
+
+*Two threads.* `given` is raised before `until` is looked at, and `until` is ended before `given` is looked at. So
+either the record is held back, or whoever gives the claim up sees that it is in hand.
+
+*What is done* is a number, too, as long as records are finished in the order in which they were given: the first `done`
+of them. Any other order goes by `progress`, record by record.
+
+[hands] What of a held place is on its way to the application, or in its hands. Thin data: no I/O.
+
+Records come from Kafka in order and wait in `fetched`. They are handed out in lots: at least once all that is there, at
+most once what was proposed and is ours since (`owned`). At most once a record is processed when it is handed out.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Callable, Iterator
+from itertools import pairwise
+from typing import Any
+
+from harvester.coordination.core.messages import Place
+from harvester.coordination.settings import Open
+
+
+class Health:
+    """Of one place under one claim."""
+
+    __slots__ = ("_looks",)
+
+    def __init__(self, samples: int = 4) -> None:
+        if samples < 2:
+            raise ValueError("a trend takes two samples")
+        self._looks: deque[tuple[int, int]] = deque(maxlen=samples)  # next offset to process, end of the partition
+
+    def look(self, next_offset: int, end_offset: int) -> None:
+        """Once an interval: where the consumer is, and where the partition ends."""
+        self._looks.append((next_offset, end_offset))
+
+    @property
+    def falls_behind(self) -> bool:
+        """See the module's text."""
+        if len(self._looks) < (self._looks.maxlen or 0):
+            return False
+        lags = [end - position for position, end in self._looks]
+        processed = self._looks[-1][0] - self._looks[0][0]
+        return all(later > earlier for earlier, later in pairwise(lags)) and lags[-1] > processed
+
+
+class Progress:
+    """Of one partition under one claim. `last_offset`: of the prefix; None before the first record."""
+
+    __slots__ = ("_done", "last_offset")
+
+    def __init__(self, last_offset: int | None = None) -> None:
+        self.last_offset = last_offset
+        self._done: dict[int, bool] = {}  # of what was delivered behind the prefix, in order
+
+    def deliver(self, offset: int) -> None:
+        """Given to the application; offsets come in order."""
+        self._done[offset] = False
+
+    def finish(self, offset: int) -> bool:
+        """Processed. Whether the prefix has grown; a record that was not delivered, or is done, changes nothing."""
+        if offset not in self._done:
+            return False
+        self._done[offset] = True
+        before = self.last_offset
+        for first in self._leading():
+            self.last_offset = first
+            del self._done[first]
+        return self.last_offset != before
+
+    def _leading(self) -> list[int]:
+        leading = []
+        for offset, done in self._done.items():
+            if not done:
+                break
+            leading.append(offset)
+        return leading
+
+    @property
+    def first_open(self) -> int | None:
+        """The record that a successor would begin with, if it was delivered."""
+        return next(iter(self._done), None)
+
+    @property
+    def open_records(self) -> int:
+        """Delivered, and not in the prefix."""
+        return len(self._done)
+
+
+_NOT_COUNTED = -2  # one less than any number of records that were given
+
+
+class Lot:
+    """See the module's text. `in_order`: nothing that was handed out before is still open."""
+
+    __slots__ = ("done", "given", "place", "records", "told", "until")
+
+    def __init__(self, place: Place, records: list[Any], *, in_order: bool = True) -> None:
+        self.place, self.records = place, records
+        self.until = -math.inf
+        self.given = 0
+        self.done = 0 if in_order else _NOT_COUNTED
+        self.told = 0  # how many of them progress knows
+
+    def take(self, now: float) -> Any:
+        """The next record, or None: there is none, or it must not be handed out now."""
+        given = self.given
+        if given < len(self.records):
+            self.given = given + 1
+            if now < self.until:
+                return self.records[given]
+            self.given = given
+        return None
+
+    def handed_out(self, clock: Callable[[], float]) -> Iterator[Any]:
+        """The same for one after the other, which is quicker."""
+        records, count = self.records, len(self.records)
+        given = self.given
+        while given < count:
+            self.given = given + 1
+            if clock() >= self.until:
+                self.given = given
+                return
+            yield records[given]
+            given = self.given  # some may have been taken meanwhile
+
+    def finish(self, record: Any) -> bool:
+        """Processed; whether that was all there is to note: it is the one that was given last, and none is open."""
+        last = self.given - 1
+        if self.done == last and self.records[last] is record:
+            self.done = last + 1
+            return True
+        return False
+
+    def end(self) -> None:
+        """Nothing more is handed out."""
+        self.until = -math.inf
+
+    def give_back(self) -> None:
+        """Nothing more ever is."""
+        self.end()
+        del self.records[self.given :]
+
+    def tell(self, progress: Progress) -> None:
+        """Let progress know what was handed out since, and what of it is done; it is not counted here any more."""
+        given = self.given
+        if self.done > self.told:
+            progress.last_offset = self.records[self.done - 1].offset()
+            self.told = self.done
+        if self.told < given:
+            for record in self.records[self.told : given]:
+                progress.deliver(record.offset())
+            self.told, self.done = given, _NOT_COUNTED
+
+    def count_again(self) -> None:
+        """Progress has nothing open."""
+        self.done = self.told
+
+    @property
+    def rest(self) -> list[Any]:
+        """What was not handed out."""
+        return self.records[self.given :]
+
+
+NOTHING = Lot(Place("", "", 0), [])
+
+
+class Hands:
+    """Of one place under one claim. `stopping_at`: when a release stops waiting for what is in hand."""
+
+    def __init__(
+        self, place: Place, generation: int, last_offset: int | None, *, token: int = 0, positioned: bool = True
+    ) -> None:
+        self.place, self.generation, self.token = place, generation, token
+        self.positioned = positioned  # whether the log is certain of `last_offset`
+        self.progress = Progress(last_offset)
+        self.health = Health()
+        self.reported = last_offset  # to the coordinator
+        self.fetched: list[Any] = []
+        self.fetched_to = last_offset
+        self.lot: Lot | None = None  # the one that is being handed out
+        self.owned: list[Lot] = []  # at most once: those of which something may still be handed out, in order
+        self.proposed = 0  # records of the batch that is proposed: the first of `fetched`
+        self.assigned = False  # what came before was fetched under an older claim
+        self.full_since: float | None = None  # at least once: there is no room for more
+        self.blocked = False  # that was said
+        self.stopping_at: float | None = None
+        self.reason = ""  # why it is given up
+        self._first_open: int | None = None
+        self._first_open_since = 0.0
+
+    def fetch(self, records: list[Any]) -> None:
+        """Records came, in order; those that the claim already counts as processed are dropped."""
+        last = self.fetched_to
+        if last is not None and records[0].offset() <= last:
+            records = [record for record in records if record.offset() > last]
+        if records:
+            self.fetched += records
+            self.fetched_to = records[-1].offset()
+
+    @property
+    def is_empty(self) -> bool:
+        """Nothing waits, and nothing is in hand."""
+        lot = self.lot
+        return not (self.fetched or self.owned or self.open_records or (lot is not None and lot.rest))
+
+    def pass_over(self, offset: int) -> None:
+        """Count everything before this offset as processed: there is nothing else for the application."""
+        self.close_lot()
+        if offset > 0 and offset - 1 > (-1 if self.progress.last_offset is None else self.progress.last_offset):
+            self.progress.last_offset = self.fetched_to = offset - 1
+
+    # -- at least once
+
+    def open_lot(self, room: int | None = None) -> Lot:
+        """All that waits, to be handed out, or as much as there is room for."""
+        self.close_lot()
+        records, self.fetched = self.fetched, []
+        if room is not None and len(records) > room:
+            records, self.fetched = records[:room], records[room:]
+        self.lot = Lot(self.place, records, in_order=not self.progress.open_records)
+        return self.lot
+
+    def close_lot(self) -> None:
+        """Put back what was not handed out, and note the rest of the lot record by record."""
+        lot = self.lot
+        if lot is None:
+            return
+        lot.end()
+        lot.tell(self.progress)
+        self.fetched = lot.rest + self.fetched
+        self.lot = None
+
+    def finish(self, offset: int) -> None:
+        """A record is processed that is not the next one to be (see `lot`)."""
+        lot = self.lot
+        if lot is not None:
+            lot.tell(self.progress)
+        self.progress.finish(offset)
+        if lot is not None and not self.progress.open_records:
+            lot.count_again()
+
+    @property
+    def last_offset(self) -> int | None:
+        """Of the processed prefix; at most once, of what was handed out."""
+        lot = self.lot
+        if lot is not None and (done := lot.given if self.owned else lot.done) > lot.told:
+            last: int = lot.records[done - 1].offset()
+            return last
+        return self.progress.last_offset
+
+    @property
+    def open_records(self) -> int:
+        """Handed out, and not in the prefix; at most once, what the application has not come back from."""
+        lot = self.lot
+        known = self.progress.open_records
+        return known if lot is None else known + lot.given - max(lot.done, lot.told)
+
+    @property
+    def first_open(self) -> int | None:
+        """The offset of the first record that is handed out and not processed."""
+        known, lot = self.progress.first_open, self.lot
+        if known is not None or lot is None or self.owned:
+            return known
+        done = max(lot.done, lot.told)
+        if done >= lot.given:
+            return None
+        offset: int = lot.records[done].offset()
+        return offset
+
+    def look(self, most: int, now: float) -> None:
+        """Notice since when a record is open, and since when there is no room for more."""
+        first = self.first_open
+        if first != self._first_open:
+            self._first_open, self._first_open_since = first, now
+        if self.open_records < most:
+            self.full_since = None
+        elif self.full_since is None:
+            self.full_since = now
+
+    def open(self, now: float) -> Open | None:
+        """What is handed out and not processed, as of the last look."""
+        if self._first_open is None:
+            return None
+        return Open(self.open_records, self._first_open, max(0.0, now - self._first_open_since))
+
+    # -- at most once
+
+    def propose(self, most: int) -> int | None:
+        """Choose the next batch; returns the offset of its last record, None without any."""
+        count = min(most, len(self.fetched))
+        if not count:
+            return None
+        self.proposed = count
+        last: int = self.fetched[count - 1].offset()
+        return last
+
+    def own(self) -> Lot:
+        """The batch is ours."""
+        lot = Lot(self.place, self.fetched[: self.proposed])
+        del self.fetched[: self.proposed]
+        self.proposed = 0
+        self.owned.append(lot)
+        return lot
+
+    def lay_down(self) -> Lot | None:
+        """The application came back from the lot in hand; returns what is left of it."""
+        lot = self.lot
+        assert lot is not None
+        self.progress.last_offset = self.last_offset
+        self.lot = None
+        self.owned.remove(lot)
+        if not lot.rest:
+            return None
+        left = Lot(self.place, lot.rest)
+        self.owned.insert(0, left)
+        return left
+
+    def give_back(self) -> int | None:
+        """Hand out nothing more of what is ours; returns the last offset that was handed out, or is not ours."""
+        last_offset = self.last_offset
+        if last_offset is None and self.owned:
+            last_offset = self.owned[0].records[0].offset() - 1
+        for lot in self.owned:
+            lot.give_back()
+        return last_offset

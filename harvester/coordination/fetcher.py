@@ -1,0 +1,459 @@
+"""A question to the brokers that the consumer's thread does not wait for. Thin.
+
+[stalls] Held places of which nothing comes, although there is something (see `standstill`). Thin.
+
+The ends of partitions that come with what is fetched say nothing here, so they are asked for, of all places that are
+silent at once, and by another client: a question on the connection of a fetch waits behind it.
+
+[inquiry] Where the group stands in Kafka, asked for the claims that begin. Thin.
+
+The group's coordinator may be slow, or away, while the brokers of all other places answer: so it is asked by a thread,
+and only the claims that begin wait for it. One question at a time, for all of them.
+
+[feed] Records of what is held, from Kafka into the hands. Thin.
+
+Belongs to the consumer's thread. Where a place is begun and what is done when its position is gone is decided by
+`starting`; the client itself never moves a position.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections import defaultdict
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from concurrent.futures import Future
+from itertools import repeat
+from typing import Any, Generic, TypeVar
+
+from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaError, KafkaException, Message, TopicPartition
+
+from harvester.clock import clock_s
+from harvester.coordination.core.messages import Place
+from harvester.coordination.core.offset_policy import resume, start
+from harvester.coordination.core.partition_buffer import Hands
+from harvester.coordination.core.stall_detector import Standstill
+from harvester.coordination.errors import OffsetOutOfRange, passes
+from harvester.coordination.events import Blocked, Event, OutOfRange, Unblocked
+from harvester.coordination.offsets import GroupOffsets
+from harvester.coordination.session import Change, Session
+from harvester.coordination.settings import ConsumerSettings
+from harvester.errors import BrokerError, BrokerUnavailable
+
+T = TypeVar("T")
+
+
+class Question(Generic[T]):
+    """One at a time. Belongs to one thread; `ask` is called from another one."""
+
+    def __init__(self, ask: Callable[[Collection[Place]], T]) -> None:
+        self._ask = ask
+        self._future: Future[T] | None = None
+
+    @property
+    def is_open(self) -> bool:
+        """Whether there is one whose answer was not taken yet."""
+        return self._future is not None
+
+    def put(self, places: Collection[Place]) -> None:
+        """Ask about them."""
+        self._future = Future()
+        threading.Thread(target=_answer, args=(self._future, self._ask, places), daemon=True).start()
+
+    def take(self) -> T | None:
+        """The answer, once; None if there is none now. Raises what `ask` raised."""
+        if self._future is None or not self._future.done():
+            return None
+        future, self._future = self._future, None
+        return future.result()
+
+
+def _answer(future: Future[T], ask: Callable[[Collection[Place]], T], places: Collection[Place]) -> None:
+    try:
+        future.set_result(ask(places))
+    except Exception as error:  # noqa: BLE001 - the top frame of this thread; who takes the answer raises it
+        future.set_exception(error)
+
+
+_LEAST_S = 5.0
+
+
+class Stalls:
+    """See the module's text. `ends`: the offsets behind the last records; called from another thread."""
+
+    def __init__(self, ends: Callable[[Collection[Place]], Mapping[Place, int]], interval_s: float) -> None:
+        self._question = Question(ends)
+        self._standstill = Standstill[Place](max(2 * interval_s, _LEAST_S))
+
+    def look(self, waiting: Mapping[Place, int], now: float) -> list[Place]:
+        """Once an interval. `waiting`: what the client reads next, for all places of which it had nothing just now.
+
+        Returns those that stand still.
+        """
+        known = dict(self._standstill.positions)
+        for place in known.keys() - waiting.keys():
+            self._standstill.forget(place)
+        for place, position in waiting.items():
+            if known.get(place) != position:
+                self._standstill.read(place, position - 1, now)
+        ends = self._ends()
+        stalled = [
+            place for place, end in ends.items() if place in waiting and self._standstill.is_there(place, end - 1, now)
+        ]
+        for place in stalled:
+            self._standstill.forget(place)
+        silent = [place for place, position in waiting.items() if known.get(place) == position]
+        if silent and not self._question.is_open:
+            self._question.put(silent)
+        return stalled
+
+    def _ends(self) -> Mapping[Place, int]:
+        try:
+            return self._question.take() or {}
+        except BrokerUnavailable:
+            return {}
+
+
+Committed = dict[Place, int | None]  # the next offset; None if the group has none
+
+
+class Inquiry:
+    """See the module's text. Belongs to the consumer's thread; `ask` is called from the other one.
+
+    When a question had no answer, the next one is asked `again_s` later.
+    """
+
+    def __init__(self, ask: Callable[[Collection[Place]], Committed], again_s: float) -> None:
+        self._question, self._again_s = Question(ask), again_s
+        self._answers: dict[Hands, int | None] = {}  # an older claim's would be out of date
+        self._asked: list[Hands] = []
+        self._ask_at = 0.0
+
+    def look(self, begun: Iterable[Hands]) -> dict[Hands, int | None]:
+        """The answers for these claims so far; asks for the others. Raises BrokerError if there never will be one."""
+        self._take()
+        wanted = list(begun)
+        self._answers = {hands: self._answers[hands] for hands in wanted if hands in self._answers}
+        if not self._question.is_open and len(self._answers) < len(wanted) and clock_s() >= self._ask_at:
+            self._asked = [hands for hands in wanted if hands not in self._answers]
+            self._question.put([hands.place for hands in self._asked])
+        return self._answers
+
+    def _take(self) -> None:
+        try:
+            committed = self._question.take()
+        except BrokerUnavailable:
+            self._ask_at = clock_s() + self._again_s
+            return
+        if committed is None:
+            return
+        self._answers |= {hands: committed[hands.place] for hands in self._asked if hands.place in committed}
+        if len(committed) < len(self._asked):
+            self._ask_at = clock_s() + self._again_s
+
+
+_LOGGER = logging.getLogger("harvester.coordination")
+_CALL_S = 5.0
+_POLL_S = 0.002
+_LEAST_FETCHED = 500  # in one call
+_MOST_WAITING = 10  # calls that are fetched ahead
+_TOPIC: Any = Message.topic
+_PARTITION: Any = Message.partition
+
+
+def connect(settings: ConsumerSettings) -> Consumer:
+    """To Kafka, for records."""
+    return Consumer(
+        {
+            **settings.connection,
+            "group.id": settings.group,
+            "enable.auto.commit": False,
+            "auto.offset.reset": "error",
+            "allow.auto.create.topics": False,
+        }
+    )
+
+
+class Feed:
+    """See the module's text."""
+
+    def __init__(self, settings: ConsumerSettings, session: Session, data: Consumer, offsets: GroupOffsets) -> None:
+        self._settings, self._session, self._data = settings, session, data
+        self._inquiry = Inquiry(offsets.committed, settings.heartbeat_interval_s / 2)
+        self._assigned: set[Place] = set()
+        self._pauses: set[tuple[str | None, int | None]] = set()
+        self._crowded: set[Place] = set()  # enough waits of them, and there is no room for it
+        self._displaced: dict[Place, float] = {}  # their position is not there; since when
+        self._stalls = Stalls(offsets.ends, settings.heartbeat_interval_s)
+        self._emptied = False  # the client had nothing more for us, since the last look for stalls
+        self._fetched = max(_LEAST_FETCHED, settings.batch_records if settings.at_most_once else 0)
+
+    # -- claims
+
+    def topics(self) -> dict[str, int] | None:
+        """Those of the settings that there are, with their partitions now; None if the brokers do not say."""
+        try:
+            known = self._data.list_topics(timeout=_CALL_S).topics  # asking for one by name might create it
+        except KafkaException:
+            return None  # claims run out by themselves when it lasts
+        found = [known[name] for name in self._settings.topics if name in known]
+        if any(each.error is not None for each in found):
+            return None  # a broker that has just started may not know yet
+        return {each.topic: len(each.partitions) for each in found}
+
+    def follow(self) -> Iterator[Event]:
+        """Assign what was begun, unassign what was stopped; returns what the application is to be told.
+
+        What begins waits until the group's coordinator has said where; other places do not wait for it.
+        """
+        changes, waiting = self._session.changes, list[Change]()
+        committed = self._committed()
+        try:
+            while changes:
+                place, hands, event = changes[0]
+                waits = any(place == each[0] for each in waiting) or not self._reassign(place, hands, committed)
+                change = changes.popleft()
+                if waits:
+                    waiting.append(change)
+                elif event is not None:
+                    yield event
+        finally:  # also if the application's handler raises
+            changes.extendleft(reversed(waiting))
+        for place, since in tuple(self._displaced.items()):
+            yield from self._replace(place, since)
+        with self._session.lock:
+            blocks = self._blocks(clock_s())
+        yield from blocks
+
+    def _blocks(self, now: float) -> list[Event]:
+        """Say which places have waited for a commit for an interval, and when that is over; with the lock."""
+        events: list[Event] = []
+        for place, hands in self._session.hands.items():
+            full_since, first = hands.full_since, hands.open(now)
+            due = full_since is not None and now >= full_since + self._settings.heartbeat_interval_s
+            if due and not hands.blocked and first is not None:
+                hands.blocked = True
+                _LOGGER.warning(
+                    "%s waits for a commit: offset %d was handed out %.0f s ago, and with it %d records are open,"
+                    " as many as max_open_records allows", place, first.offset, first.age_s, first.records,
+                )  # fmt: skip
+                events.append(Blocked(place.topic, place.partition, first.offset, first.records, first.age_s))
+            elif hands.blocked and full_since is None:
+                hands.blocked = False
+                _LOGGER.warning("%s does not wait any longer", place)
+                events.append(Unblocked(place.topic, place.partition))
+        return events
+
+    def _committed(self) -> dict[Hands, int | None]:
+        """Of the claims that begin, as far as the group's coordinator has answered."""
+        session = self._session
+        with session.lock:
+            begun = [hands for place, hands, _ in session.changes if hands and session.hands.get(place) is hands]
+        try:
+            return self._inquiry.look(begun)
+        except BrokerError as error:  # asking again would not help
+            session.fail(error)
+            return {}
+
+    def _reassign(self, place: Place, hands: Hands | None, committed: Mapping[Hands, int | None]) -> bool:
+        """False when the claim cannot begin yet; it is kept."""
+        self._unassign(place)
+        if hands is None or self._session.hands.get(place) is not hands:
+            return True
+        if hands not in committed:
+            return False
+        offset = start(committed[hands], hands.progress.last_offset, positioned=hands.positioned)
+        with self._session.lock:
+            if offset is not None:
+                hands.progress.last_offset = hands.fetched_to = offset - 1 if offset > 0 else None
+            hands.assigned = True
+        self._assign(place, OFFSET_BEGINNING if offset is None else offset)
+        return True
+
+    def _replace(self, place: Place, since: float) -> Iterator[Event]:
+        """The client found no record at the position of a place."""
+        hands = self._session.hands.get(place)
+        if hands is None or place not in self._assigned:
+            del self._displaced[place]
+            return
+        try:
+            first, end = self._data.get_watermark_offsets(_partition(place), _CALL_S)
+        except KafkaException:
+            return
+        offset = 0 if hands.fetched_to is None else hands.fetched_to + 1
+        resumed_at = resume(offset, first, end, self._settings.out_of_range)
+        if offset > end and clock_s() < since + 2 * self._settings.heartbeat_interval_s:
+            return  # a new leader may not know its end yet
+        del self._displaced[place]
+        if resumed_at is None:
+            self._session.fail(OffsetOutOfRange(place.topic, place.partition, offset=offset, first=first, end=end))
+        if resumed_at != offset:
+            yield OutOfRange(place.topic, place.partition, offset, first, end, resumed_at)
+        if resumed_at is None:
+            return
+        _LOGGER.warning(
+            "%s goes on at offset %d instead of %d: %d to %d are there", place, resumed_at, offset, first, end
+        )
+        hands.fetched_to = resumed_at - 1 if resumed_at > 0 else None
+        self._unassign(place)
+        self._assign(place, resumed_at)
+
+    def _assign(self, place: Place, offset: int) -> None:
+        self._data.incremental_assign([TopicPartition(place.topic, place.partition, offset)])
+        self._assigned.add(place)
+        self._pace(place)
+
+    def _unassign(self, place: Place) -> None:
+        self._displaced.pop(place, None)
+        self._crowded.discard(place)
+        if place in self._assigned:
+            self._assigned.discard(place)
+            self._data.incremental_unassign([_partition(place)])
+
+    # -- pauses
+
+    def pause(self, topic: str | None, partition: int | None) -> None:
+        """One partition, without it a topic, without both everything."""
+        self._pauses.add(_named(topic, partition))
+        for place in self._assigned:
+            self._pace(place)
+
+    def resume(self, topic: str | None, partition: int | None) -> None:
+        """The same; without both, whatever was paused."""
+        self._pauses.discard(_named(topic, partition))
+        if topic is None:
+            self._pauses.clear()
+        for place in self._assigned:
+            self._pace(place)
+
+    def is_paused(self, place: Place) -> bool:
+        """By one of the three."""
+        return not self._pauses.isdisjoint({(None, None), (place.topic, None), (place.topic, place.partition)})
+
+    def _pace(self, place: Place) -> None:
+        waits = self.is_paused(place) or place in self._crowded
+        (self._data.pause if waits else self._data.resume)([_partition(place)])
+
+    def _make_room(self) -> None:
+        """Fetch nothing of a place of which enough waits, and which waits for a commit: others would wait with it."""
+        most = self._settings.max_open_records
+        for place in self._assigned:
+            hands = self._session.hands.get(place)
+            if hands is None:
+                continue
+            crowded = len(hands.fetched) >= self._fetched and hands.open_records >= most
+            if crowded is not (place in self._crowded):
+                (self._crowded.add if crowded else self._crowded.discard)(place)
+                self._pace(place)
+
+    # -- records
+
+    def fetch(self, timeout_s: float) -> None:
+        """Put what has come into the hands, after waiting for the first of it at most so long."""
+        session = self._session
+        with session.lock:
+            self._make_room()
+            waiting = sum(
+                len(hands.fetched)
+                for place, hands in session.hands.items()
+                if not (self.is_paused(place) or place in self._crowded)
+            )
+            proposed = any(hands.proposed for hands in session.hands.values())
+        if proposed:
+            timeout_s = min(timeout_s, _POLL_S)  # the answer comes on the other thread
+        if waiting > _MOST_WAITING * self._fetched:
+            session.news.wait(min(timeout_s, _POLL_S))
+            session.news.clear()
+            return
+        first = self._data.poll(timeout_s)
+        if first is None:
+            self._emptied = True
+            return
+        messages = [first, *self._data.consume(self._fetched, 0)]  # which would wait until there are so many
+        self._emptied |= len(messages) <= self._fetched
+        troubles: list[Any] = []
+        if any(map(Message.error, messages)):
+            troubles = [message for message in messages if message.error() is not None]
+            messages = [message for message in messages if message.error() is None]
+        runs: dict[tuple[str, int], list[Any]] = defaultdict(list)
+        for message, where in zip(messages, self._origins(messages), strict=True):
+            runs[where].append(message)
+        with session.lock:
+            for (topic, partition), run in runs.items():
+                hands = session.hands.get(Place(self._settings.group, topic, partition))
+                if hands is not None and hands.assigned and hands.stopping_at is None:
+                    hands.fetch(run)
+        for message in troubles:  # last: the client does not come back to the records that came with them
+            self._trouble(message)
+
+    def pass_over(self) -> None:
+        """Count markers of transactions, and what was aborted or compacted, as processed where nothing else is left.
+
+        Kafka's client moves over them when it is polled; so they would be a lag that never ends.
+        """
+        with self._session.lock:
+            empty = {place: hands for place, hands in self._session.hands.items() if self._is_empty(place, hands)}
+        places = list(empty)
+        positions = self._data.position([_partition(each) for each in places]) if places else []
+        with self._session.lock:
+            for place, position in zip(places, positions, strict=True):
+                if self._is_empty(place, empty[place]):
+                    empty[place].pass_over(position.offset)
+
+    def _is_empty(self, place: Place, hands: Hands) -> bool:
+        idle = hands.assigned and hands.is_empty and hands.stopping_at is None
+        return idle and place in self._assigned and place not in self._displaced
+
+    def _origins(self, messages: list[Any]) -> Iterator[tuple[str, int]]:
+        """Topic and partition of each. It takes as long as all else that is done for a record, so no loop of ours."""
+        only = self._settings.topics[0] if len(self._settings.topics) == 1 else None
+        topics = map(_TOPIC, messages) if only is None else repeat(only, len(messages))
+        return zip(topics, map(_PARTITION, messages), strict=True)
+
+    def look(self) -> None:
+        """Once an interval: go on with places that the client has stopped to fetch."""
+        emptied, self._emptied = self._emptied, False
+        for place in self._stalls.look(self._waiting() if emptied else {}, clock_s()):
+            hands = self._session.hands.get(place)
+            if hands is None or place not in self._assigned:
+                continue
+            offset = 0 if hands.fetched_to is None else hands.fetched_to + 1
+            _LOGGER.warning("%s stood still, and goes on at offset %d", place, offset)
+            self._unassign(place)
+            self._assign(place, offset)
+
+    def _waiting(self) -> dict[Place, int]:
+        """What the client reads next, of places of which we have nothing. It has passed what is not for us to see."""
+        with self._session.lock:
+            known = {
+                place: hands.fetched_to
+                for place, hands in self._session.hands.items()
+                if place in self._assigned and place not in self._displaced and not hands.fetched
+            }
+        places = [place for place in known if not self.is_paused(place)]
+        waiting = {}
+        positions = self._data.position([_partition(each) for each in places]) if places else []
+        for place, position in zip(places, positions, strict=True):
+            fetched_to = known[place]
+            if position.offset >= 0:
+                waiting[place] = position.offset
+            elif fetched_to is not None:  # nothing has come since it was assigned
+                waiting[place] = fetched_to + 1
+        return waiting
+
+    def _trouble(self, message: Any) -> None:
+        error = message.error()
+        if error.code() == KafkaError._AUTO_OFFSET_RESET:
+            self._displaced[Place(self._settings.group, message.topic(), message.partition())] = clock_s()
+        elif not passes(error):
+            self._session.fail(BrokerError(f"{message.topic()}[{message.partition()}]: {error.str()}"))
+
+
+def _partition(place: Place) -> TopicPartition:
+    return TopicPartition(place.topic, place.partition)
+
+
+def _named(topic: str | None, partition: int | None) -> tuple[str | None, int | None]:
+    if topic is None and partition is not None:
+        raise ValueError(f"partition {partition} of which topic?")
+    return topic, partition

@@ -1,0 +1,175 @@
+"""What a failed delivery means, and when to try again. Pure.
+
+Theory. Three things can be wrong. The *path*: broker away, leader moving, request timed out; the record is fine and
+its fate perhaps unknown, so it is retried by the same producer instance behind its barrier for as long as it takes
+(P15), and its attempts do not burn. The *record*: too large, refused, a topic or partition that is not there, no
+permission. It is tried `max_attempts` times and then goes to quarantine with its error: topics and permissions may be
+on their way, and what a broker refuses it refuses for a whole batch, innocent records of other keys included; their
+next attempts, spread by jitter, travel in other batches. Only what the client itself refuses before sending is
+certain: that is quarantined at once. The *producer*: a fatal error of the
+idempotent producer leaves the fate of everything it holds unknown; its process ends, and with it the producer.
+
+[attempts] What each failing record of a shard went through, and what follows from it. Pure; the shard's lock is around it.
+
+Kept until the record is settled, over remarks and while it waits in the supervisor, within one term.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from datetime import datetime
+from enum import Enum
+
+
+class Verdict(Enum):
+    """What to do with the record."""
+
+    RETRY = "retry"
+    QUARANTINE = "quarantine"
+    FATAL = "fatal"
+
+
+# Names as the client's KafkaError.name() gives them. NEVER: another attempt cannot change the answer.
+NEVER = frozenset(
+    {
+        "MSG_SIZE_TOO_LARGE",
+        "INVALID_MSG",
+        "INVALID_MSG_SIZE",
+        "INVALID_RECORD",
+        "TOPIC_EXCEPTION",
+        "RECORD_LIST_TOO_LARGE",
+        "UNSUPPORTED_FOR_MESSAGE_FORMAT",
+        "INVALID_TIMESTAMP",
+        "POLICY_VIOLATION",
+        "_INVALID_ARG",
+        "_BAD_MSG",
+    }
+)
+MAYBE_LATER = frozenset(
+    {
+        "_UNKNOWN_TOPIC",
+        "_UNKNOWN_PARTITION",
+        "UNKNOWN_TOPIC_OR_PART",
+        "UNKNOWN_TOPIC_ID",
+        "TOPIC_AUTHORIZATION_FAILED",
+        "CLUSTER_AUTHORIZATION_FAILED",
+        "TRANSACTIONAL_ID_AUTHORIZATION_FAILED",
+        "UNSUPPORTED_COMPRESSION_TYPE",
+    }
+)
+# The broker says it of a batch, so of every record that happened to be sent with the one that is too large.
+TOO_LARGE = frozenset({"MSG_SIZE_TOO_LARGE", "RECORD_LIST_TOO_LARGE"})
+FATE_UNKNOWN = frozenset({"_FATAL", "_FENCED", "_PURGE_INFLIGHT", "_PURGE_QUEUE", "_DESTROY", "_STATE"})
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """A failed delivery as the client reports it."""
+
+    name: str
+    fatal: bool = False
+    local: bool = False  # refused by the client before it was sent: this record, and no other, is at fault
+    innocent: bool = False  # another record of the same batch is at fault
+
+
+def judge(failure: Failure, attempts: int, max_attempts: int) -> Verdict:
+    """What to do after the `attempts`-th attempt has failed for the record's own fault or otherwise."""
+    if failure.fatal or failure.name in FATE_UNKNOWN:
+        return Verdict.FATAL
+    if failure.name in NEVER and failure.local:
+        return Verdict.QUARANTINE
+    if burns_attempt(failure) and attempts >= max_attempts:
+        return Verdict.QUARANTINE
+    return Verdict.RETRY
+
+
+def burns_attempt(failure: Failure) -> bool:
+    """Whether this failure counts against max_attempts: an outage is not the record's fault."""
+    return not failure.innocent and (failure.name in NEVER or failure.name in MAYBE_LATER)
+
+
+def may_arrive(failure: Failure) -> bool:
+    """Whether what was sent may still reach the log: neither the client nor the broker has refused this record."""
+    return not (failure.local or failure.innocent or burns_attempt(failure))
+
+
+def backoff_s(failures: int, first_s: float, longest_s: float, jitter: float) -> float:
+    """How long to wait after this many failures in a row: doubling, bounded, spread by `jitter` in [0, 1)."""
+    exponent = min(max(failures - 1, 0), 40)
+    return min(longest_s, first_s * 2.0**exponent) * (0.5 + jitter / 2)
+
+
+@dataclass(frozen=True, slots=True)
+class Policy:
+    """Limits of retries and queues, and what to do with a record that no further attempt would help."""
+
+    max_attempts: int
+    retry_backoff_s: float
+    retry_backoff_max_s: float
+    queue_timeout_s: float
+    poison: str = "quarantine"  # or "hold": tried for ever behind its key; or "stop": the harvester ends
+
+
+@dataclass(slots=True)
+class Trial:
+    """One record's failures. `attempts` are those for which the record itself was at fault."""
+
+    first_failed_at: datetime
+    failures: int = 0
+    attempts: int = 0
+    origin: bytes | None = None  # its header, which it keeps (P25)
+
+
+class Attempts:
+    """See the module's text."""
+
+    def __init__(self, policy: Policy) -> None:
+        self.policy = policy
+        self._trials: dict[int, Trial] = {}
+
+    def __len__(self) -> int:
+        return len(self._trials)
+
+    def failed(self, record_id: int, failure: Failure, at: datetime) -> tuple[Verdict, Trial]:
+        """An attempt has failed."""
+        trial = self._trial(record_id, at)
+        trial.failures += 1
+        trial.attempts += burns_attempt(failure)
+        return judge(failure, trial.attempts, self.policy.max_attempts), trial
+
+    def impossible(self, record_id: int, at: datetime) -> Trial:
+        """It can be no record, or the client refused it before it was sent: that attempt was one too many."""
+        trial = self._trial(record_id, at)
+        trial.attempts = max(1, trial.attempts)
+        return trial
+
+    def origin_of(self, record_id: int) -> bytes | None:
+        """The header that a record had at its first attempt, if it failed."""
+        trial = self._trials.get(record_id)
+        return trial.origin if trial is not None else None
+
+    def has_timed_out(self, record_id: int) -> bool:
+        """Whether an earlier attempt failed without the record's fault."""
+        trial = self._trials.get(record_id)
+        return trial is not None and trial.failures > trial.attempts
+
+    def wait_s(self, trial: Trial, jitter: float) -> float:
+        """How long to wait before the next attempt; `jitter` in [0, 1) spreads it."""
+        return backoff_s(trial.failures, self.policy.retry_backoff_s, self.policy.retry_backoff_max_s, jitter)
+
+    def settled(self, ids: Iterable[int]) -> None:
+        """They are published, or gone for good."""
+        if self._trials:
+            for record_id in ids:
+                self._trials.pop(record_id, None)
+
+    def clear(self) -> None:
+        """Another term."""
+        self._trials.clear()
+
+    def _trial(self, record_id: int, at: datetime) -> Trial:
+        trial = self._trials.get(record_id)
+        if trial is None:
+            trial = self._trials[record_id] = Trial(at)
+        return trial

@@ -1,0 +1,63 @@
+"""Everything about one key of a running harvester, for whoever asks why its records do not arrive."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+
+import psycopg
+
+from harvester.config import Config
+from harvester.errors import HarvesterError
+from harvester.outbox.connection import connect, one_line
+from harvester.outbox.overview import KeyRows, read_key
+from harvester.relay.supervisor import Supervisor
+from harvester.status import KeyStatus
+
+_CONNECT_WITHIN_S = 3
+_LOOK_WITHIN_S = 3.0
+_RELAY_WITHIN_S = 3.0
+_TOO_LONG = f"it found no answer within {_LOOK_WITHIN_S:g} s: the outbox is large, or locked"
+
+
+def key_status(supervisor: Supervisor, config: Config, key: str) -> KeyStatus:
+    """What the relay and the database know of it. `config` says how to log in.
+
+    Raises HarvesterError when the relay does not answer; that the database does not, the result says.
+    """
+    try:
+        data = key.encode()
+    except UnicodeEncodeError as error:
+        raise HarvesterError(f"{key!r} is no text", hint="keys that are no UTF-8 cannot be looked up") from error
+    # First the database: what is settled meanwhile must not seem to be under way without a row.
+    rows, trouble = _read(config, data)
+    known = supervisor.look_up(data, _RELAY_WITHIN_S)
+    if known is None:
+        raise HarvesterError("the relay does not answer", hint="it is busy, or about to end; see its log")
+    return KeyStatus(
+        at=datetime.now(UTC),
+        key=key,
+        leads=known.leads,
+        shard=known.shard,
+        under_way=known.under_way,
+        waiting=known.waiting,
+        retry_in_s=known.retry_in_s,
+        held=known.held,
+        rows=rows.rows if rows else None,
+        capped=rows is not None and rows.capped,
+        oldest_id=rows.oldest_id if rows else None,
+        oldest_age_s=rows.oldest_age_s if rows else None,
+        quarantined=rows.quarantined if rows else None,
+        newest_error=rows.newest_error if rows else None,
+        trouble=trouble,
+    )
+
+
+def _read(config: Config, key: bytes) -> tuple[KeyRows | None, str | None]:
+    name = f"harvester {config.name}/key"
+    try:
+        with connect(config.dsn, application_name=name, connect_timeout_s=_CONNECT_WITHIN_S) as connection:
+            connection.execute(f"SET statement_timeout = '{_LOOK_WITHIN_S * 1000:.0f}ms'")
+            return read_key(connection, config.table, key), None
+    except (HarvesterError, psycopg.Error) as error:
+        timed_out = isinstance(error.__cause__ or error, psycopg.errors.QueryCanceled)
+        return None, _TOO_LONG if timed_out else one_line(error)

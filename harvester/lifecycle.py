@@ -1,0 +1,336 @@
+"""The life of a harvester: its parts are started, it joins the group, and it ends, asked or by a failure.
+
+[joining] What comes before a place in the group: tables that fit, an outbox that is known, and shards that can send.
+
+[leading] What the group says about leading, done to the relay.
+
+[doors] Where a running harvester can be reached: its pages over HTTP, and the control socket.
+"""
+
+from __future__ import annotations
+
+import atexit
+import logging
+import threading
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+import psycopg
+
+from harvester.config import Config
+from harvester.errors import (
+    BrokerError,
+    BrokerUnavailable,
+    DatabaseUnavailable,
+    ExitCode,
+    HarvesterError,
+    LeadershipError,
+    OutboxError,
+)
+from harvester.events import LeaderRevoked
+from harvester.neli.group import Group, GroupCallbacks, Identity
+from harvester.outbox.connection import one_line
+from harvester.outbox.term_session import Owner, TermSession
+from harvester.relay.supervisor import Supervisor
+from harvester.status_recorder import Announcer, Journal
+from harvester.telemetry.extras import require_tracing
+from harvester.wiring import Parts, assemble
+
+if TYPE_CHECKING:
+    from harvester.control.server import Controlled, ControlServer
+    from harvester.http import Source, WebServer
+
+Log = logging.Logger | logging.LoggerAdapter[logging.Logger]
+
+_STOP_MARGIN_S = 5.0
+
+
+class Life:
+    """One at most; any thread may begin its end.
+
+    - parts: what runs; None until it is started
+    - stopping, stopped: its end has begun, and is done
+    - failure: what ended it, if that was an error
+    - login: what connections are made with; may be replaced
+    """
+
+    def __init__(
+        self,
+        config: Config,
+        announcer: Announcer,
+        journal: Journal,
+        doors: Doors,
+        logger_of: Callable[[int | None], Log],
+        *,
+        group: Group | None,
+        until_empty: bool,
+    ) -> None:
+        self._config, self._announcer, self._journal, self._doors = config, announcer, journal, doors
+        self._logger_of, self._log = logger_of, logger_of(None)
+        self._group, self._until_empty = group, until_empty
+        self.parts: Parts | None = None
+        self.failure: BaseException | None = None
+        self.stopping = threading.Event()
+        self.stopped = threading.Event()
+        self.login = config
+        self._leading = Leading(announcer, journal, self._drain_s, self._log)
+        self._starter: threading.Thread | None = None
+        self._forced = False
+        self._lock = threading.Lock()
+        self._stop_lock = threading.Lock()
+
+    @property
+    def fenced(self) -> bool:
+        """Whether it led, and may not any more, until the group says otherwise."""
+        return self._leading.fenced
+
+    def running(self) -> Parts:
+        """The parts; raises HarvesterError when they do not run."""
+        parts = self.parts
+        if parts is None or self.stopping.is_set():
+            raise HarvesterError("the harvester is not running", hint="start it first")
+        return parts
+
+    def start(self) -> None:
+        """Start in the background; returns at once."""
+        with self._lock:
+            if self.parts is not None:
+                raise HarvesterError("this harvester was started before", hint="create a new Harvester")
+            if self.stopping.is_set():
+                self.stopped.set()
+                return
+            if self._config.tracing.enabled:
+                require_tracing()
+            self._doors.prepare()
+            self._announcer.start()
+            self.parts = assemble(
+                self._config,
+                group=self._group,
+                announcer=self._announcer,
+                journal=self._journal,
+                emptied=self._emptied,
+                failed=self._fail,
+                log=self._logger_of,
+            )
+            atexit.register(self._at_exit)
+            self._journal.started()
+            self._doors.open_web()
+            self.parts.supervisor.start()
+            self._doors.open_control()
+            self._starter = threading.Thread(target=self._join, args=(self.parts,), name="harvester-start", daemon=True)
+            self._starter.start()
+
+    def stop(self, *, force: bool) -> None:
+        """Finish what is on the wire, leave the group, end the shards; returns when all is done.
+
+        With `force` nothing is awaited.
+        """
+        with self._lock:
+            self.stopping.set()
+            parts = self.parts
+        if parts is None:
+            self.stopped.set()
+            return
+        parts.supervisor.renounce()
+        if force:
+            self._forced = True
+            parts.supervisor.kill_shards()
+        with self._stop_lock:
+            if self.stopped.is_set():
+                return
+            if parts.supervisor.is_alive() and parts.supervisor.drain(self._drain_s()):
+                handled = self._announcer.announce(LeaderRevoked())
+                if threading.current_thread() is not self._announcer and not self._forced:
+                    handled.wait(parts.revoke_within_s)
+            parts.group_stop()
+            parts.supervisor.end(0.5 if self._forced else self._config.delivery_timeout.total_seconds() + 0.5)
+            parts.supervisor.join(self._config.delivery_timeout.total_seconds() + _STOP_MARGIN_S)
+            parts.end_marker(_STOP_MARGIN_S)
+            if self._starter is not None and self._starter is not threading.current_thread():
+                self._starter.join(_STOP_MARGIN_S)
+            parts.backlog.stop()
+            if parts.keeper is not None:
+                parts.keeper.stop()
+            self._doors.close()
+            self._announcer.stop(1.0)
+            atexit.unregister(self._at_exit)
+            self._log.info("stopped")
+            self.stopped.set()
+
+    def stop_soon(self) -> None:
+        """Begin to `stop`, in the background; returns at once."""
+        self.stopping.set()
+        threading.Thread(target=self.stop, kwargs={"force": False}, name="harvester-stop", daemon=True).start()
+
+    def _join(self, parts: Parts) -> None:
+        """The thread that joins the group, when all that it takes is there."""
+        try:
+            identity = await_identity(parts, self._config, lambda: self.login, self._journal, self.stopping)
+        except (OutboxError, LeadershipError, BrokerError, psycopg.Error) as error:
+            self._fail(error)
+            return
+        if identity is None:
+            return
+        await_shards(parts, self.stopping)
+        with self._lock:  # either this is done before a stop begins, or not at all
+            if not self.stopping.is_set():
+                parts.marker.start()
+                if parts.keeper is not None:
+                    parts.keeper.start()
+                parts.join(identity, self._leading.callbacks(parts.supervisor, self._fail))
+
+    def _drain_s(self) -> float:
+        """How long what is on the wire is waited for: not at all when the end is forced or an error is its cause."""
+        cut_short = self._forced or self.failure is not None
+        return 0.0 if cut_short else self._config.limits.drain_interval.total_seconds()
+
+    def _emptied(self) -> None:
+        if self._until_empty and not self.stopping.is_set():
+            self._log.info("the outbox is empty")
+            self.stop_soon()
+
+    def _fail(self, error: BaseException) -> None:
+        if self.failure is None and not self.stopped.is_set():
+            self.failure = error
+            if not isinstance(error, HarvesterError):
+                self.failure = HarvesterError(f"internal error: {error!r}", hint="please report this")
+                self.failure.exit_code = ExitCode.SOFTWARE
+                self.failure.__cause__ = error
+            self._log.error("%s", error, exc_info=None if isinstance(error, HarvesterError) else error)
+            self.stop_soon()
+
+    def _at_exit(self) -> None:
+        """The host exits without having stopped us: leave no process behind."""
+        if self.parts is not None and not self.stopped.is_set():
+            self.stop(force=False)
+
+
+_SHARDS_WITHIN_S = 15.0
+
+
+def await_identity(
+    parts: Parts, config: Config, login: Callable[[], Config], journal: Journal, stopping: threading.Event
+) -> Identity | None:
+    """Check the tables and learn the outbox's identity, for as long as it takes; None when it is `stopping` before.
+
+    `login` gives what connections are made with by now. Raises OutboxError, LeadershipError, BrokerError or
+    psycopg.Error for what does not go away by waiting.
+    """
+    session = TermSession(config.dsn, config.table, f"harvester {config.name}", 10.0)
+    while not stopping.is_set():
+        try:
+            session.log_in(login().dsn)
+            session.open()
+            session.refuse_pooler()
+            outbox = session.identity()
+            session.check_owner(session.read_term(), Owner(config.leader_group_id))
+            if config.archive != "off":
+                session.check_archive()
+            parts.prepare(login())
+        except (DatabaseUnavailable, BrokerUnavailable, psycopg.OperationalError) as error:
+            what = "group" if isinstance(error, BrokerUnavailable) else "database"
+            hint = f" ({error.hint})" if isinstance(error, HarvesterError) and error.hint else ""
+            journal.trouble(what, f"{one_line(error)}{hint}")
+            stopping.wait(config.limits.io_error_backoff.total_seconds())
+            continue
+        finally:
+            session.close()
+        journal.trouble("database", None)
+        journal.trouble("group", None)
+        return Identity(config.name, outbox, str(config.table))
+    return None
+
+
+def await_shards(parts: Parts, stopping: threading.Event) -> None:
+    """A harvester whose shards cannot send yet should not be elected; nor should one bad shard keep it out."""
+    deadline = time.monotonic() + _SHARDS_WITHIN_S
+    while not stopping.is_set() and time.monotonic() < deadline:
+        if parts.supervisor.shards_ready.wait(0.05):
+            return
+
+
+class Leading:
+    """`fenced`: trust was over, and the group has neither elected this one again since, nor taken leadership away.
+
+    `drain_s` says how long what is on the wire is waited for.
+    """
+
+    def __init__(self, announcer: Announcer, journal: Journal, drain_s: Callable[[], float], log: Log) -> None:
+        self._announcer, self._journal, self._drain_s, self._log = announcer, journal, drain_s, log
+        self.fenced = False
+
+    def callbacks(self, supervisor: Supervisor, failed: Callable[[BaseException], None]) -> GroupCallbacks:
+        """What the group is given to call."""
+
+        def acquired() -> None:
+            self.fenced = False
+            supervisor.acquire()
+
+        def fenced(reason: str) -> None:
+            self.fenced = True
+            supervisor.fence(reason)
+
+        def revoking(within_s: float) -> None:
+            self.fenced = False
+            deadline = time.monotonic() + within_s
+            if supervisor.is_alive() and supervisor.drain(min(self._drain_s(), within_s)):
+                self._log.info("leadership is revoked")
+                self._announcer.announce(LeaderRevoked()).wait(max(0.0, deadline - time.monotonic()))
+
+        return GroupCallbacks(
+            acquired=acquired,
+            fenced=fenced,
+            revoking=revoking,
+            trust=supervisor.trust.extend,
+            failed=failed,
+            trouble=lambda text: self._journal.trouble("group", text),
+            marker_alive=supervisor.is_working,
+            client_said=self._log.log,
+        )
+
+
+class Doors:
+    """Each is open if the configuration says so. Opened once, in the order of the methods."""
+
+    def __init__(self, config: Config, journal: Journal, log: Log, *, shown: Source, controlled: Controlled) -> None:
+        self._config, self._journal, self._log = config, journal, log
+        self._shown, self._controlled = shown, controlled
+        self._web: WebServer | None = None
+        self._control: ControlServer | None = None
+
+    def prepare(self) -> None:
+        """Raises ConfigurationError where the library for HTTP is wanted and not installed."""
+        listen = self._config.http.listen
+        if listen == "off":
+            return
+        from harvester.http import web_server
+
+        self._web = web_server(listen, self._shown, lambda text: self._journal.trouble("http", text), self._log.info)
+
+    def open_web(self) -> None:
+        """Serve what is asked for over HTTP."""
+        if self._web is not None:
+            self._web.start()
+
+    def open_control(self) -> None:
+        """Listen on the control socket; the relay goes on without one where none can be had."""
+        from harvester.control import control_server
+
+        try:
+            server = control_server(self._config, self._controlled, self._log)
+        except HarvesterError as error:
+            self._log.warning("%s", f"control: {error.message} ({error.hint})")
+            self._journal.note(f"control: {error.message}")
+            return
+        if server is not None:
+            server.start()
+            self._log.debug("listens on the control socket %s", server.path)
+        self._control = server
+
+    def close(self) -> None:
+        """Serve nobody any more."""
+        if self._web is not None:
+            self._web.stop()
+        if self._control is not None:
+            self._control.stop()

@@ -1,0 +1,245 @@
+"""Sessions with PostgreSQL: how they are opened, and what their failures become.
+
+A session of the harvester is writable, speaks UTF-8, waits for its commits to be durable, and notices a peer
+that is gone within seconds. psycopg's errors end here: callers see `DatabaseUnavailable` (try again) or
+`SchemaError` (somebody has to act), never a password.
+
+[pooling] Whether a session is one of its own, or a pooler lends it a backend for each transaction. Thin.
+
+The relay cannot do with the latter. Settings that it makes for its session (`synchronous_commit`, timeouts) would be
+those of another transaction's backend, and stay there for whoever gets it next; prepared statements would be unknown;
+notifications would go to nobody. Above all, the sessions that the term row names would be backends that others are
+using: a new leader ends them (P7).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from typing import Any
+
+import psycopg
+from psycopg import conninfo
+from psycopg.rows import tuple_row
+
+from harvester.errors import ConfigurationError, DatabaseUnavailable, HarvesterError, Problem, SchemaError
+
+Connection = psycopg.Connection[tuple[Any, ...]]
+
+# How long a server may say nothing before the session counts as broken. TCP notices a peer that is gone; a proxy whose
+# far side is gone is there, and would be waited for without end.
+SILENCE_S = 30.0
+
+# A dead peer is noticed after 5 + 3 * 2 = 11 s, with data under way as without.
+_DEFAULTS: dict[str, str | int] = {
+    "connect_timeout": 5,
+    "target_session_attrs": "read-write",
+    "keepalives": 1,
+    "keepalives_idle": 5,
+    "keepalives_interval": 2,
+    "keepalives_count": 3,
+    "tcp_user_timeout": 11_000,
+}
+
+# What defaults of the role or the database could otherwise change. remote_apply promises more than `on`, so it may
+# stay; everything else promises less (protocol P1). Marks rely on READ COMMITTED (P3).
+_SESSION_SQL = """
+SELECT pg_is_in_recovery() OR current_setting('transaction_read_only')::boolean,
+       set_config('synchronous_commit',
+           CASE current_setting('synchronous_commit') WHEN 'remote_apply' THEN 'remote_apply' ELSE 'on' END, false),
+       set_config('default_transaction_isolation', 'read committed', false),
+       set_config('standard_conforming_strings', 'on', false)
+"""
+
+_PREFIX = re.compile(
+    r"^(?:connection failed: |connection is bad: )*"
+    r'(?:connection to server (?:at|on socket) "[^"]*"(?: \([^)]*\))?(?:, port \d+)? failed: )?'
+    r"(?:(?:FATAL|ERROR|PANIC):\s+)?"
+)
+_ATTEMPTS = re.compile(r"\s*Multiple connection attempts failed\. All failures were:\s*")
+_HINTS = (
+    (re.compile(r"password|authentication|pg_hba", re.I), "check user and password in data_source, and pg_hba.conf"),
+    (re.compile(r"role .* does not exist", re.I), "create the role, or correct user in data_source"),
+    (re.compile(r"database .* does not exist", re.I), "create the database, or correct dbname in data_source"),
+    (re.compile(r"too many (clients|connections)|connection slots", re.I), "raise max_connections of the server"),
+    (re.compile(r"translate host name|resolve|not known", re.I), "check the host name in data_source"),
+    (re.compile(r"SSL", re.I), "check sslmode and the certificates in data_source"),
+)
+_READ_ONLY = re.compile(r"session is read-only|hot standby mode|server is in recovery")
+_READ_ONLY_HINT = "point data_source at the primary, or list all servers (host=a,b): the writable one is taken"
+_DEFAULT_HINT = "check that the server runs and that data_source names it"
+
+
+class _Session(psycopg.Connection[Any]):
+    """A session that ends when the server is silent for too long."""
+
+    silence_s = SILENCE_S
+
+    def wait(self, gen: Any, interval: float = 0.1, timeout: float | None = None) -> Any:
+        """As psycopg's, with a bound in any case."""
+        try:
+            return super().wait(gen, interval, self.silence_s if timeout is None else timeout)
+        except psycopg.errors._WaitTimeout:  # the class that it is documented to raise
+            self.pgconn.finish()  # an answer that comes now would be taken for that of a later statement
+            raise psycopg.OperationalError(f"the server said nothing for {self.silence_s:g} s") from None
+
+
+def connect(
+    dsn: str,
+    *,
+    application_name: str,
+    autocommit: bool = True,
+    connect_timeout_s: int | None = None,
+    silence_s: float = SILENCE_S,
+) -> Connection:
+    """Open a session; raises DatabaseUnavailable, or ConfigurationError for a text that is no DSN.
+
+    What `dsn` says about timeouts, keepalives and target_session_attrs stands; a read-only server is refused in
+    any case. `connect_timeout_s` is per host. A server that answers nothing for `silence_s` ends the session: a call
+    raises psycopg.OperationalError.
+    """
+    parameters = _parameters(dsn)
+    for name, value in _DEFAULTS.items():
+        parameters.setdefault(name, value)
+    if connect_timeout_s is not None:
+        parameters["connect_timeout"] = connect_timeout_s
+    parameters["application_name"] = application_name
+    parameters["client_encoding"] = "UTF8"
+    where = _servers(parameters)
+    try:
+        connection = _Session.connect("", autocommit=True, row_factory=tuple_row, **parameters)
+    except psycopg.Error as error:
+        raise unreachable(where, str(error)) from error
+    try:
+        row = connection.execute(_SESSION_SQL).fetchone()
+    except psycopg.Error as error:
+        connection.close()
+        raise unreachable(where, str(error)) from error
+    if row is None or row[0]:
+        connection.close()
+        raise unreachable(where, "session is read-only")
+    connection.autocommit = autocommit
+    connection.silence_s = silence_s
+    return connection
+
+
+def server_identity(connection: Connection) -> tuple[int, int] | None:
+    """(system_identifier, timeline) of the server, or None where this user may not ask (protocol P9).
+
+    The timeline is that of the WAL being written, which a promotion changes at once; the control file follows
+    only with the next checkpoint.
+    """
+    query = """SELECT (SELECT system_identifier FROM pg_catalog.pg_control_system()),
+                      ('x' || substr(pg_walfile_name(pg_current_wal_insert_lsn()), 1, 8))::bit(32)::int"""
+    try:
+        with connection.transaction():
+            row = connection.execute(query).fetchone()
+    except psycopg.errors.InsufficientPrivilege:
+        return None
+    except psycopg.OperationalError as error:
+        raise lost(connection, error) from error
+    if row is None or row[0] is None:
+        return None
+    return int(row[0]), int(row[1])
+
+
+@contextmanager
+def database_errors(what: str) -> Iterator[None]:
+    """Turn psycopg's errors inside into ours; `what` was being done ("read the term row")."""
+    try:
+        yield
+    except HarvesterError:
+        raise
+    except psycopg.errors.LockNotAvailable as error:
+        raise DatabaseUnavailable(
+            f"could not {what}: another transaction holds the table for too long",
+            hint="try again; pg_stat_activity shows long transactions",
+        ) from error
+    except psycopg.errors.InsufficientPrivilege as error:
+        raise SchemaError(
+            f"could not {what}: {one_line(error)}",
+            hint="let the owner of the schema run it, or grant the privilege",
+        ) from error
+    except (psycopg.OperationalError, psycopg.InterfaceError) as error:
+        # A session that ended, a cancelled statement, a deadlock: what they have in common is that a retry may do.
+        raise DatabaseUnavailable(
+            f"could not {what}: {one_line(error)}", hint="try again; the server's log has more"
+        ) from error
+    except psycopg.Error as error:
+        raise SchemaError(f"could not {what}: {one_line(error)}") from error
+
+
+def lost(connection: psycopg.Connection[Any], error: psycopg.Error) -> DatabaseUnavailable:
+    """The error for a session that broke while it was used."""
+    info = connection.info
+    where = f"{info.host}:{info.port}" if not connection.closed else "the server"
+    return DatabaseUnavailable(f"the session with PostgreSQL at {where} ended: {one_line(error)}")
+
+
+def one_line(error: BaseException) -> str:
+    """The first line of an error, without PostgreSQL's prefix; details and positions stay out."""
+    primary = error.diag.message_primary if isinstance(error, psycopg.Error) else None
+    text = primary or str(error).strip() or type(error).__name__
+    return _PREFIX.sub("", text.splitlines()[0])
+
+
+def _parameters(dsn: str) -> dict[str, Any]:
+    try:
+        return dict(conninfo.conninfo_to_dict(dsn))
+    except psycopg.ProgrammingError:
+        # Its message quotes parts of the DSN, possibly of the password: neither message nor cause is kept.
+        problem = Problem("data_source", "is no PostgreSQL connection string", "host=… dbname=… or postgresql://…")
+        raise ConfigurationError([problem]) from None
+
+
+def _servers(parameters: dict[str, Any]) -> str:
+    """host:port of each server; a comma stands between several."""
+    hosts = str(parameters.get("host") or parameters.get("hostaddr") or "").split(",")
+    ports = str(parameters.get("port") or "5432").split(",")
+    if len(ports) < len(hosts):
+        ports = ports[:1] * len(hosts)
+    return ", ".join(f"{host or 'local socket'}:{port}" for host, port in zip(hosts, ports, strict=False))
+
+
+def unreachable(where: str, text: str) -> DatabaseUnavailable:
+    """The error for a connection that could not be made; `text` is libpq's, of one or many lines."""
+    # psycopg lists the attempts after the last error; the first line is what the last server said.
+    lines = _ATTEMPTS.split(text.strip())[0].strip().splitlines()
+    reason = _PREFIX.sub("", lines[0]) if lines else "no reason was given"
+    if _READ_ONLY.search(text):
+        return DatabaseUnavailable(
+            f"PostgreSQL at {where} allows only reading ({reason}): it is a standby or set so", hint=_READ_ONLY_HINT
+        )
+    hint = next((hint for pattern, hint in _HINTS if pattern.search(reason)), _DEFAULT_HINT)
+    return DatabaseUnavailable(f"cannot reach PostgreSQL at {where}: {reason}", hint=hint)
+
+
+LENT = "a pooler in transaction (or statement) mode stands between the harvester and PostgreSQL"
+LENT_HINT = "point data_source at PostgreSQL itself, or at a pool in session mode; applications may stay behind it"
+_LOOKS = 5  # a pool may have several backends to lend
+
+
+def is_pooled(connection: psycopg.Connection[Any]) -> bool:
+    """Whether there is a pooler of any kind: it tells its clients a pid of its own."""
+    return _pid(connection) != connection.info.backend_pid
+
+
+def lends_backends(connection: psycopg.Connection[Any], dsn: str, application_name: str) -> bool:
+    """Whether two sessions that are open at once were served by one backend, or one session by two.
+
+    `dsn` is what `connection` was made with; it must be in autocommit, outside a transaction. Where a pooler is
+    evident, it is looked at several times. Raises what `connect` does, and psycopg's errors.
+    """
+    ours = _pid(connection)
+    for _ in range(_LOOKS if is_pooled(connection) else 1):
+        with closing(connect(dsn, application_name=application_name)) as other:
+            theirs, again = _pid(other), _pid(connection)
+        if theirs in (ours, again) or again != ours:
+            return True
+    return False
+
+
+def _pid(connection: psycopg.Connection[Any]) -> int:
+    row = connection.execute("SELECT pg_backend_pid()").fetchone()
+    return int(row[0]) if row is not None else 0

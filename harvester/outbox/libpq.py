@@ -1,0 +1,193 @@
+"""Waiting for the server through libpq's non-blocking calls, with a bound on its silence.
+
+libpq's blocking calls hold the interpreter's lock while they wait; here the wait is in `poll`, so that no other thread,
+heartbeats above all, ever waits for a query. And they wait for ever for a peer that is there and says nothing (a proxy
+whose far side is gone): TCP is content with that, so the bound is here.
+
+[copying] `COPY … TO STDOUT (FORMAT BINARY)` read through libpq without copying rows apart, and rows that a crash cannot undo.
+
+The relay forwards rows as the bytes the server sent: a tuple is an int16 field count, then per field an int32 length
+(-1 for NULL) and that many bytes (manual, COPY, "Binary Format"). `id` and `kafka_key` come first, so that the
+supervisor reads both at fixed places and touches nothing else; the shard decodes the rest.
+
+A row whose writer does not wait for its commit (`synchronous_commit = off`) is visible before it is durable. Were it
+published then, a crash of the server could undo it, give its id to another row, and the purge of the first would delete
+the second (P34). So `copy_durable_rows` returns only what is flushed: what a statement has seen was committed, and so
+written into the WAL, before the WAL's insert position that is read after it.
+"""
+
+from __future__ import annotations
+
+import select
+import struct
+import time
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import psycopg
+from psycopg import pq
+from psycopg.errors import error_from_result
+
+if TYPE_CHECKING:
+    from psycopg import Connection
+
+
+def prepare(pgconn: pq.abc.PGconn, name: bytes, statement: bytes, timeout_s: float) -> pq.abc.PGresult:
+    """Prepare a statement; raises as `execute_prepared` does."""
+    pgconn.send_prepare(name, statement)
+    return _only_result(pgconn, timeout_s)
+
+
+def execute_prepared(
+    pgconn: pq.abc.PGconn, name: bytes, values: Sequence[bytes | None], timeout_s: float
+) -> pq.abc.PGresult:
+    """Run a prepared statement with binary parameters; raises psycopg.OperationalError after too long a silence."""
+    pgconn.send_query_prepared(name, values, [pq.Format.BINARY] * len(values), pq.Format.BINARY)
+    return _only_result(pgconn, timeout_s)
+
+
+def _only_result(pgconn: pq.abc.PGconn, timeout_s: float) -> pq.abc.PGresult:
+    flush(pgconn, timeout_s)
+    result = next_result(pgconn, timeout_s)
+    if result is None:
+        raise psycopg.OperationalError("the server sent no result")
+    drain(pgconn, timeout_s)
+    return result
+
+
+def flush(pgconn: pq.abc.PGconn, timeout_s: float) -> None:
+    """Send what waits to be sent."""
+    deadline = time.monotonic() + timeout_s
+    while pgconn.flush():
+        left_s = deadline - time.monotonic()
+        if left_s <= 0 or not _wait(select.POLLIN | select.POLLOUT, [pgconn.socket], left_s):
+            raise psycopg.OperationalError(f"the server took no statement for {timeout_s:g} s")
+        pgconn.consume_input()
+
+
+def next_result(pgconn: pq.abc.PGconn, timeout_s: float) -> pq.abc.PGresult | None:
+    """The next result of what was sent; None when there is none left."""
+    while pgconn.is_busy():
+        wait_for_server(pgconn, timeout_s)
+        pgconn.consume_input()
+    return pgconn.get_result()
+
+
+def drain(pgconn: pq.abc.PGconn, timeout_s: float) -> None:
+    """Read all results there are."""
+    while next_result(pgconn, timeout_s) is not None:
+        pass
+
+
+def wait_for_server(pgconn: pq.abc.PGconn, timeout_s: float) -> None:
+    """Wait until something has arrived."""
+    if not wait_readable([pgconn.socket], timeout_s):
+        raise psycopg.OperationalError(f"the server sent nothing for {timeout_s:g} s")
+
+
+def wait_readable(fds: list[int], timeout_s: float) -> list[int]:
+    """Those of the descriptors that are readable (or broken), as soon as one is; none when the time is up."""
+    return _wait(select.POLLIN, fds, timeout_s)
+
+
+def _wait(events: int, fds: list[int], timeout_s: float) -> list[int]:
+    # poll, not select: a host with a thousand open files would break select.
+    poller = select.poll()
+    for fd in fds:
+        poller.register(fd, events)
+    return [fd for fd, _ in poller.poll(timeout_s * 1000)]
+
+
+_POSITIONS = "SELECT i::text, i <= pg_current_wal_flush_lsn() FROM pg_current_wal_insert_lsn() AS i"
+_FLUSH = "SELECT pg_logical_emit_message(true, 'harvester', '')"  # the session waits for its commits to be flushed
+_IS_FLUSHED = "SELECT pg_current_wal_flush_lsn() >= %s::pg_lsn"
+_WRITER_S = 0.01
+
+_SIGNATURE = b"PGCOPY\n\xff\r\n\0"
+_HEADER_BYTES = len(_SIGNATURE) + 4 + 4
+_TRAILER = b"\xff\xff"
+_HEAD = struct.Struct(">hiqi")  # field count, length of id (8), id, length of key
+_HEAD_BYTES = _HEAD.size
+
+Row = tuple[int, bytes | None, bytes]
+
+
+def copy_rows(connection: Connection, statement: str, timeout_s: float) -> list[Row]:
+    """Run one COPY; returns its rows as (id, key, raw tuple), sorted by id.
+
+    Raises psycopg.Error when the statement fails, and psycopg.OperationalError when the connection breaks or
+    nothing arrives for `timeout_s`: the statement may or may not have taken effect then.
+    """
+    pgconn = connection.pgconn
+    pgconn.send_query(statement.encode())
+    chunks: list[bytes] = []
+    flush(pgconn, timeout_s)
+    result = next_result(pgconn, timeout_s)
+    if result is None:
+        raise psycopg.OperationalError("the server sent no result")
+    if result.status != pq.ExecStatus.COPY_OUT:
+        error = error_from_result(result, encoding="utf-8")
+        drain(pgconn, timeout_s)
+        raise error
+    while True:
+        size, data = pgconn.get_copy_data(1)
+        if size > 0:
+            chunks.append(bytes(data))
+        elif size == 0:
+            wait_for_server(pgconn, timeout_s)
+            pgconn.consume_input()
+        else:
+            break
+    final = next_result(pgconn, timeout_s)
+    if final is not None and final.status != pq.ExecStatus.COMMAND_OK:
+        error = error_from_result(final, encoding="utf-8")
+        drain(pgconn, timeout_s)
+        raise error
+    drain(pgconn, timeout_s)
+    return parse(chunks)
+
+
+def copy_durable_rows(connection: Connection[Any], statement: str, timeout_s: float) -> list[Row]:
+    """`copy_rows`, once no crash of this server can undo what it has returned.
+
+    Where the WAL is not flushed up to there, a small commit of our own has it flushed, together with all that others
+    have written meanwhile. Where the role may not do that, the server's own writer does it in less than a second.
+    """
+    rows = copy_rows(connection, statement, timeout_s)
+    if not rows:
+        return rows
+    position, flushed = _one(connection, _POSITIONS)
+    if not flushed:
+        try:
+            connection.execute(_FLUSH)
+        except psycopg.errors.InsufficientPrivilege:
+            deadline = time.monotonic() + timeout_s
+            while not _one(connection, _IS_FLUSHED, (position,))[0]:
+                if time.monotonic() > deadline:
+                    raise psycopg.OperationalError(f"the server has not flushed its WAL for {timeout_s:g} s") from None
+                time.sleep(_WRITER_S)
+    return rows
+
+
+def _one(connection: Connection[Any], query: str, parameters: tuple[Any, ...] = ()) -> tuple[Any, ...]:
+    row: tuple[Any, ...] | None = connection.execute(query, parameters or None).fetchone()
+    assert row is not None
+    return row
+
+
+def parse(chunks: list[bytes]) -> list[Row]:
+    """The rows in a COPY's data messages (one row each; the first carries the header), sorted by id."""
+    rows: list[Row] = []
+    append = rows.append
+    unpack = _HEAD.unpack_from
+    for index, chunk in enumerate(chunks):
+        raw = chunk
+        if index == 0 and raw.startswith(_SIGNATURE):
+            raw = raw[_HEADER_BYTES:]
+        if raw == _TRAILER or not raw:
+            continue
+        _, _, record_id, key_bytes = unpack(raw)
+        key = raw[_HEAD_BYTES : _HEAD_BYTES + key_bytes] if key_bytes >= 0 else None
+        append((record_id, key, raw))
+    rows.sort()
+    return rows

@@ -1,0 +1,184 @@
+"""Dead letters: the records in quarantine, found, read and discarded. Putting them back is in `redrive`.
+
+A record is identified by (incarnation, id), since ids may start again. Statements are in libpq's notation ($1): a
+table's name may hold a per cent sign.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from typing import Any
+from uuid import UUID
+
+import psycopg
+from psycopg.rows import tuple_row
+
+from harvester.errors import OutboxError
+from harvester.outbox.connection import database_errors
+from harvester.outbox.shape import OutboxShape
+from harvester.outbox.tables import OutboxTable
+
+Connection = psycopg.Connection[Any]
+Identity = tuple[UUID, int]
+
+# psycopg raises for a time that no datetime can hold in the session's time zone, which is a day away from UTC at most.
+_LOADABLE = "CASE WHEN q.create_time >= '0001-01-02Z' AND q.create_time < '9999-12-31Z' THEN q.create_time END"
+
+
+@dataclass(frozen=True, slots=True)
+class Chosen:
+    """Which records are meant: those that all given conditions hold for; none given means every record.
+
+    `topics` and `ids`: one of them. `key` are bytes as Kafka would get them. `error` is a part of the message whatever
+    its case, `error_pattern` a regular expression of PostgreSQL. `since`: a moment, or how long ago at most.
+    `limit`: only so many.
+    """
+
+    topics: Sequence[str] = ()
+    ids: Sequence[int] = ()
+    incarnation: UUID | None = None
+    key: bytes | None = None
+    error: str | None = None
+    error_pattern: str | None = None
+    since: datetime | timedelta | None = None
+    limit: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class DeadRecord:
+    """A row of the quarantine. Key and value are bytes as Kafka would have got them; `value` is None unless asked for.
+
+    `create_time` is None as well where a datetime cannot hold it: `infinity`, and beyond the years 1 to 9999.
+
+    `header_keys` and `header_values` are as in the row: that they do not fit together may be why it is here.
+    """
+
+    id: int
+    incarnation: UUID
+    create_time: datetime | None
+    topic: str | None
+    key: bytes | None
+    value: bytes | None
+    value_bytes: int | None  # None: there is no value (a tombstone)
+    header_keys: list[Any] | None
+    header_values: list[Any] | None
+    partition: int | None
+    error: str
+    attempts: int
+    first_failed_at: datetime | None
+    quarantined_at: datetime
+
+    @property
+    def identity(self) -> Identity:
+        """What tells it from all others."""
+        return self.incarnation, self.id
+
+
+def list_dead(
+    connection: Connection,
+    table: OutboxTable,
+    shape: OutboxShape,
+    chosen: Chosen,
+    *,
+    values: bool = False,
+    oldest_first: bool = False,
+) -> list[DeadRecord]:
+    """The chosen records, the newest first unless told otherwise; a limit leaves out the last.
+
+    Raises OutboxError for a pattern that is none.
+    """
+    condition, parameters = where(shape, chosen)
+    order = "ASC" if oldest_first else "DESC"
+    limit = f" LIMIT {chosen.limit:d}" if chosen.limit is not None else ""
+    query = (
+        f"SELECT {_columns(shape, values=values)} FROM {table.quarantine} q WHERE {condition}"
+        f" ORDER BY q.quarantined_at {order}, q.id {order}{limit}"
+    )
+    with database_errors(f"read {table.quarantine}"):
+        try:
+            rows = execute(connection, query, *parameters).fetchall()
+        except psycopg.errors.InvalidRegularExpression as error:
+            raise OutboxError(
+                f"{chosen.error_pattern!r} is no regular expression: {error.diag.message_primary}",
+                hint="write it as for PostgreSQL's ~* operator, or search for a part of the message",
+            ) from error
+    return [DeadRecord(*row) for row in rows]
+
+
+def lock_dead(
+    connection: Connection, table: OutboxTable, shape: OutboxShape, identities: Sequence[Identity]
+) -> list[DeadRecord]:
+    """Those of the records that are still there, locked until the end of the transaction; without values."""
+    incarnations, ids = split(identities)
+    query = (
+        f"SELECT {_columns(shape, values=False)} FROM {table.quarantine} q"
+        " WHERE (q.incarnation, q.id) IN (SELECT * FROM unnest($1::uuid[], $2::bigint[]))"
+        " ORDER BY q.incarnation, q.id FOR UPDATE OF q"
+    )
+    return [DeadRecord(*row) for row in execute(connection, query, incarnations, ids)]
+
+
+def discard(
+    connection: Connection, table: OutboxTable, shape: OutboxShape, identities: Sequence[Identity]
+) -> list[DeadRecord]:
+    """Remove the records for good; returns those that were still there."""
+    incarnations, ids = split(identities)
+    query = (
+        f"DELETE FROM {table.quarantine} q"
+        " WHERE (q.incarnation, q.id) IN (SELECT * FROM unnest($1::uuid[], $2::bigint[]))"
+        f" RETURNING {_columns(shape, values=False)}"
+    )
+    with database_errors(f"discard records of {table.quarantine}"), connection.transaction():
+        rows = execute(connection, query, incarnations, ids).fetchall()
+    return sorted((DeadRecord(*row) for row in rows), key=lambda record: (record.quarantined_at, record.id))
+
+
+def where(shape: OutboxShape, chosen: Chosen) -> tuple[str, list[object]]:
+    """The choice as a condition on q, and its parameters."""
+    parts: list[str] = []
+    parameters: list[object] = []
+
+    def add(condition: str, value: object) -> None:
+        parameters.append(value)
+        parts.append(condition.replace("?", f"${len(parameters)}"))
+
+    if chosen.topics:
+        add("q.kafka_topic = ANY (?::text[])", list(chosen.topics))
+    if chosen.ids:
+        add("q.id = ANY (?::bigint[])", list(chosen.ids))
+    if chosen.incarnation is not None:
+        add("q.incarnation = ?", chosen.incarnation)
+    if chosen.key is not None:
+        is_bytes = shape.key_type == "bytea"
+        add("q.kafka_key = ?" if is_bytes else "q.kafka_key = convert_from(?, 'UTF8')", chosen.key)
+    if chosen.error is not None:
+        add("position(lower(?::text) IN lower(q.error)) > 0", chosen.error)
+    if chosen.error_pattern is not None:
+        add("q.error ~* ?::text", chosen.error_pattern)
+    if isinstance(chosen.since, timedelta):
+        add("q.quarantined_at >= now() - ?::interval", chosen.since)
+    elif chosen.since is not None:
+        add("q.quarantined_at >= ?", chosen.since)
+    return " AND ".join(parts) or "true", parameters
+
+
+def split(identities: Sequence[Identity]) -> tuple[list[UUID], list[int]]:
+    """As two arrays for `unnest`."""
+    return [incarnation for incarnation, _ in identities], [record_id for _, record_id in identities]
+
+
+def execute(connection: Connection, query: str, *parameters: object) -> psycopg.Cursor[tuple[Any, ...]]:
+    """Run a query in libpq's notation on a cursor of a known class, whatever the connection's factories."""
+    return psycopg.RawCursor(connection, row_factory=tuple_row).execute(query, parameters)
+
+
+def _columns(shape: OutboxShape, *, values: bool) -> str:
+    key = "q.kafka_key" if shape.key_type == "bytea" else "convert_to(q.kafka_key, 'UTF8')"
+    value = "q.kafka_value" if shape.value_type == "bytea" else "convert_to(q.kafka_value, 'UTF8')"
+    return (
+        f"q.id, q.incarnation, {_LOADABLE}, q.kafka_topic, {key}, {value if values else 'NULL::bytea'},"
+        " octet_length(q.kafka_value), q.kafka_header_keys, q.kafka_header_values, q.kafka_partition, q.error,"
+        " q.attempts, q.first_failed_at, q.quarantined_at"
+    )

@@ -1,0 +1,229 @@
+"""How a row of another table becomes a record: templates over its columns (pure).
+
+    outbox.event.{aggregatetype}
+
+A name in braces is a column, exactly as the table has it; `{{` and `}}` are braces. The defaults are those of
+Debezium's outbox event router: its column names, its topics, its header `id`.
+
+[adoption_sql] Tables that are there already: a trigger that makes a record of each new row (pure; docs/adr/0017-adopted-tables.md).
+
+Topic, key, value and headers are templates over the columns of the row, as in `outbox.event.{aggregatetype}`. The
+trigger inserts into the outbox within the statement that inserts into the table: both commit or neither does, ids are
+taken when a writer expects it, and the relay sees rows like any others.
+
+The trigger's function runs as its owner, so who inserts into the table needs no privilege on the outbox. It belongs to
+one table, and may not be hung on another by anybody else.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from harvester.errors import ConfigurationError, Problem, SchemaError
+from harvester.outbox.shape import ColumnShape
+from harvester.outbox.sql.insert import written_columns
+from harvester.outbox.tables import OutboxTable, dollar_quoted, literal, quoted
+
+DEBEZIUM_TOPIC = "outbox.event.{aggregatetype}"
+DEBEZIUM_KEY = "{aggregateid}"
+DEBEZIUM_VALUE = "{payload}"
+DEBEZIUM_HEADERS = ("id={id}",)
+
+_PIECE = re.compile(r"(\{\{|\}\})|\{([^{}]+)\}|([^{}]+)")
+_ALLOWED = "text and {column}; {{ and }} for braces"
+
+
+@dataclass(frozen=True, slots=True)
+class Template:
+    """Pieces of (whether it is a column, its name or the text)."""
+
+    pieces: tuple[tuple[bool, str], ...]
+
+    @classmethod
+    def parse(cls, field: str, text: str) -> Template:
+        """Read one, which may not be empty; raises ConfigurationError that names the field."""
+        pieces: list[tuple[bool, str]] = []
+        at = 0
+        while at < len(text):
+            found = _PIECE.match(text, at)
+            if found is None:
+                raise ConfigurationError([Problem(field, f"{text!r} has a stray brace", _ALLOWED)])
+            brace, column, plain = found.groups()
+            pieces.append((column is not None, column or plain or brace[0]))
+            at = found.end()
+        if not pieces or "\x00" in text:
+            raise ConfigurationError([Problem(field, f"{text!r} is no template", _ALLOWED)])
+        return cls(tuple(pieces))
+
+    @property
+    def columns(self) -> frozenset[str]:
+        """The columns that it names."""
+        return frozenset(text for is_column, text in self.pieces if is_column)
+
+    def __str__(self) -> str:
+        return "".join(f"{{{text}}}" if is_column else _escaped(text) for is_column, text in self.pieces)
+
+
+@dataclass(frozen=True, slots=True)
+class Route:
+    """A record without a key has no order; a key that is NULL is none."""
+
+    topic: Template
+    key: Template | None
+    value: Template
+    headers: tuple[tuple[str, Template], ...]
+
+    @classmethod
+    def parse(
+        cls,
+        *,
+        topic: str = DEBEZIUM_TOPIC,
+        key: str = DEBEZIUM_KEY,
+        value: str = DEBEZIUM_VALUE,
+        headers: Iterable[str] = DEBEZIUM_HEADERS,
+    ) -> Route:
+        """Read templates; an empty key is none, a header is `name=template`. Raises ConfigurationError."""
+        return cls(
+            topic=Template.parse("topic", topic),
+            key=Template.parse("key", key) if key else None,
+            value=Template.parse("value", value),
+            headers=tuple(_header(header) for header in headers),
+        )
+
+    @property
+    def columns(self) -> frozenset[str]:
+        """All columns that it names."""
+        templates = [self.topic, self.value, *(template for _, template in self.headers)]
+        return frozenset().union(*(template.columns for template in templates), self.key.columns if self.key else ())
+
+    def __str__(self) -> str:
+        headers = "".join(f", header {name}={template}" for name, template in self.headers)
+        return f"topic {self.topic}, key {self.key}, value {self.value}{headers}"
+
+
+def _escaped(text: str) -> str:
+    return text.replace("{", "{{").replace("}", "}}")
+
+
+def _header(text: str) -> tuple[str, Template]:
+    name, equals, template = text.partition("=")
+    if not equals:
+        raise ConfigurationError([Problem("header", f"{text!r} has no '='", "name=template")])
+    return name, Template.parse("header", template)
+
+
+_KINDS = {"r": "a table", "p": "a partitioned table"}
+
+
+@dataclass(frozen=True, slots=True)
+class AdoptedTable:
+    """What the catalog says of a table: its full name, its kind as in pg_class, and its columns with their types."""
+
+    name: OutboxTable
+    kind: str
+    columns: Mapping[str, str]
+
+
+def adopt(outbox: OutboxTable, shape: ColumnShape, source: AdoptedTable, route: Route) -> list[str]:
+    """Statements that make the trigger, or replace it; `outbox` has its schema. Raises SchemaError."""
+    _judge(outbox, source, route)
+    function, trigger = _function(outbox, source.name), outbox.channel
+    return [
+        f"""CREATE OR REPLACE FUNCTION {function}() RETURNS trigger
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS {
+            dollar_quoted(_body(outbox, shape, source, route))
+        }""",
+        f"REVOKE ALL ON FUNCTION {function}() FROM PUBLIC",
+        f"COMMENT ON FUNCTION {function}() IS {literal(f'rows of {source.name}: {route}')}",
+        f"DROP TRIGGER IF EXISTS {trigger} ON {source.name.sql}",
+        f"""CREATE TRIGGER {trigger} AFTER INSERT ON {source.name.sql}
+FOR EACH ROW EXECUTE FUNCTION {function}()""",
+    ]
+
+
+def abandon(outbox: OutboxTable, source: OutboxTable) -> list[str]:
+    """Statements that remove what `adopt` has made."""
+    return [
+        f"DROP TRIGGER IF EXISTS {outbox.channel} ON {source.sql}",
+        f"DROP FUNCTION IF EXISTS {_function(outbox, source)}()",
+    ]
+
+
+def _function(outbox: OutboxTable, source: OutboxTable) -> str:
+    # Of the full name: two tables of one name in different schemas have two functions.
+    return outbox.beside(f"from_{hashlib.sha256(source.sql.encode()).hexdigest()[:16]}")
+
+
+def _judge(outbox: OutboxTable, source: AdoptedTable, route: Route) -> None:
+    if source.name == outbox:
+        raise SchemaError(f"{source.name} is the outbox itself: its rows are records already")
+    if source.kind not in _KINDS:
+        raise SchemaError(f"{source.name} is no table, so that no trigger sees its rows", hint="name the table itself")
+    missing = sorted(route.columns - source.columns.keys())
+    if missing:
+        raise SchemaError(
+            f"{source.name} has no column {', '.join(missing)}",
+            hint=f"it has {', '.join(source.columns)}; say what is topic, key, value and header with options",
+        )
+
+
+def _body(outbox: OutboxTable, shape: ColumnShape, source: AdoptedTable, route: Route) -> str:
+    fields = [
+        "now()",
+        _text(route.topic, source),
+        _bytes(route.key, source) if shape.key_type == "bytea" else _text(route.key, source),
+        _bytes(route.value, source) if shape.value_type == "bytea" else _text(route.value, source),
+        "names",
+        "contents",
+    ]
+    if shape.has_partition:
+        fields.append("NULL")
+    return f"""
+DECLARE
+    names text[] := '{{}}';
+    contents text[] := '{{}}';
+BEGIN
+{_headers(route, source)}    INSERT INTO {outbox.sql} ({written_columns(shape)})
+    VALUES ({", ".join(fields)});
+    RETURN NULL;
+END
+"""
+
+
+def _headers(route: Route, source: AdoptedTable) -> str:
+    if not route.headers:
+        return ""
+    rows = ", ".join(
+        f"({at}, {literal(name)}, {_text(template, source)})" for at, (name, template) in enumerate(route.headers)
+    )
+    # A header without a value is left out: the outbox takes no NULL among them.
+    return f"""    SELECT coalesce(array_agg(h.name ORDER BY h.at), '{{}}'),
+        coalesce(array_agg(h.content ORDER BY h.at), '{{}}')
+    INTO names, contents FROM (VALUES {rows}) AS h (at, name, content) WHERE h.content IS NOT NULL;
+"""
+
+
+def _text(template: Template | None, source: AdoptedTable) -> str:
+    """An expression of type text; NULL as soon as one of the columns is."""
+    if template is None:
+        return "NULL"
+    return " || ".join(_column(text, source) if is_column else literal(text) for is_column, text in template.pieces)
+
+
+def _column(name: str, source: AdoptedTable) -> str:
+    column = f"NEW.{quoted(name)}"
+    return f"convert_from({column}, 'UTF8')" if source.columns[name] == "bytea" else f"{column}::text"
+
+
+def _bytes(template: Template | None, source: AdoptedTable) -> str:
+    """An expression of type bytea: a column of that type as it is, everything else as UTF-8."""
+    if template is None:
+        return "NULL"
+    if len(template.pieces) == 1:
+        is_column, name = template.pieces[0]
+        if is_column and source.columns[name] == "bytea":
+            return f"NEW.{quoted(name)}"
+    return f"convert_to({_text(template, source)}, 'UTF8')"

@@ -1,0 +1,157 @@
+"""Least privilege as SQL: what a role needs that relays, one that only writes, one that only calls the functions.
+
+The script is for the owner of the tables. It takes away what the role was granted on them before and gives what is
+listed here, in one transaction: it may run again, and a role keeps no privilege that is no longer listed.
+
+The relay changes nothing of what was written: of the outbox it updates `leader_id` only. A writer reads no record and
+chooses neither `id` nor `leader_id`: an id that does not come from the column's default can be older than its
+transaction, which would break the order (protocol P10).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from harvester.errors import ConfigurationError, Problem
+from harvester.outbox.catalog import Facts, Relation
+from harvester.outbox.sql.stash_function import signatures
+from harvester.outbox.tables import OutboxTable, literal, quoted
+
+_NOT_FOR_WRITERS = frozenset({"id", "leader_id"})
+_WRITTEN = (
+    "create_time", "kafka_topic", "kafka_key", "kafka_value", "kafka_header_keys", "kafka_header_values",
+    "kafka_partition",
+)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """What the statements name: `schema` is a bare name, `sequence` quoted for SQL text, `columns` those of writers.
+
+    `archive`: purges leave a trace there; `notices`: a quarantine inserts a row that tells of it. `functions`: those
+    for callers, with their types, be they there or not.
+    """
+
+    table: OutboxTable
+    schema: str
+    sequence: str
+    columns: tuple[str, ...]
+    functions: tuple[str, ...]
+    archive: bool
+    notices: bool
+
+    @classmethod
+    def of(cls, table: OutboxTable, facts: Facts | None, *, archive: bool = False, notices: bool = False) -> Place:
+        """As the catalog has it; without facts, or while there is no outbox, as `init` will make it."""
+        outbox = facts.outbox if facts is not None else None
+        schema = outbox.schema if outbox is not None else table.schema or "public"
+        known = facts.sequence if facts is not None else None
+        columns = outbox.columns if outbox is not None else _WRITTEN
+        placed = OutboxTable(schema, table.name)
+        return cls(
+            table=placed,
+            schema=schema,
+            sequence=known.name if known is not None else OutboxTable(schema, f"{table.name}_id_seq").sql,
+            columns=tuple(name for name in columns if name not in _NOT_FOR_WRITERS),
+            functions=tuple(signatures(placed, *_kinds(outbox))),
+            archive=archive,
+            notices=notices,
+        )
+
+
+def relay_grants(place: Place, role: str) -> list[str]:
+    """Marking, purging, quarantine, the term row, the sequence's last value; nothing else that is not configured."""
+    table, to = place.table, quoted(role)
+    grants = [
+        f"GRANT USAGE ON SCHEMA {quoted(place.schema)} TO {to}",
+        # To lock a row takes UPDATE of any one column.
+        f"GRANT SELECT, UPDATE (leader_id), DELETE ON {table.sql} TO {to}",
+        f"GRANT SELECT, UPDATE ON {table.term} TO {to}",
+        # UPDATE: the same record may be moved twice when the first answer was lost.
+        f"GRANT SELECT, INSERT, UPDATE (error, attempts) ON {table.quarantine} TO {to}",
+        f"GRANT SELECT ON SEQUENCE {place.sequence} TO {to}",
+    ]
+    if place.archive:
+        grants.append(f"GRANT INSERT ON {table.archive} TO {to}")
+    if place.notices:
+        columns = ", ".join(quoted(column) for column in _WRITTEN if column in place.columns)
+        grants += [
+            f"GRANT INSERT ({columns}) ON {table.sql} TO {to}",
+            f"GRANT USAGE ON SEQUENCE {place.sequence} TO {to}",
+        ]
+    return grants
+
+
+def writer_grants(place: Place, role: str) -> list[str]:
+    """Inserting rows, and leases. Of the outbox a writer sees the ids only, which its own INSERT returns."""
+    to = quoted(role)
+    columns = ", ".join(quoted(column) for column in place.columns)
+    return [
+        f"GRANT USAGE ON SCHEMA {quoted(place.schema)} TO {to}",
+        f"GRANT SELECT (id), INSERT ({columns}) ON {place.table.sql} TO {to}",
+        f"GRANT USAGE ON SEQUENCE {place.sequence} TO {to}",
+        # Whoever takes a lease removes expired ones. The sequence of its id is an identity's, and needs nothing.
+        f"GRANT SELECT, INSERT, UPDATE, DELETE ON {place.table.lease} TO {to}",
+    ]
+
+
+def caller_grants(place: Place, role: str) -> list[str]:
+    """Writing records by the functions and in no other way: no privilege on any table."""
+    return [
+        f"GRANT USAGE ON SCHEMA {quoted(place.schema)} TO {quoted(role)}",
+        f"GRANT EXECUTE ON FUNCTION {', '.join(place.functions)} TO {quoted(role)}",
+    ]
+
+
+def revocations(place: Place, role: str) -> list[str]:
+    """Take away what the role was granted, columns included; refuses the owner, who would lose the tables."""
+    table, of = place.table, quoted(role)
+    tables = [table.sql, table.term, table.quarantine, table.lease, *([table.archive] if place.archive else [])]
+    owned = (
+        f"BEGIN IF EXISTS (SELECT FROM pg_catalog.pg_class WHERE oid = {literal(table.sql)}::pg_catalog.regclass"
+        f" AND pg_catalog.pg_get_userbyid(relowner) = {literal(role)}) THEN"
+        f" RAISE EXCEPTION 'role % owns the outbox: give the harvester and the writers other roles',"
+        f" {literal(role)}; END IF; END"
+    )
+    functions = "BEGIN {} END".format(
+        " ".join(
+            f"IF pg_catalog.to_regprocedure({literal(name)}) IS NOT NULL THEN REVOKE ALL ON FUNCTION {name} FROM {of};"
+            " END IF;"
+            for name in place.functions
+        )
+    )
+    return [
+        f"DO {literal(owned)}",
+        f"DO {literal(functions)}",
+        f"REVOKE ALL ON {', '.join(tables)} FROM {of}",
+        f"REVOKE ALL ON SEQUENCE {place.sequence} FROM {of}",
+    ]
+
+
+def script(
+    place: Place, *, relays: Sequence[str] = (), writers: Sequence[str] = (), callers: Sequence[str] = ()
+) -> str:
+    """For psql, one transaction. A role may be several. Raises ConfigurationError for what is no role."""
+    roles = list(dict.fromkeys([*relays, *writers, *callers]))
+    for role in roles:
+        # PostgreSQL takes "public", quoted or not, for everybody.
+        if role == "public" or not role or "\x00" in role:
+            raise ConfigurationError([Problem("role", f"{role!r} is not the name of one", "the role of one program")])
+    statements = ["BEGIN"]
+    for role in roles:
+        statements += revocations(place, role)
+    for role in dict.fromkeys(relays):
+        statements += relay_grants(place, role)
+    for role in dict.fromkeys(writers):
+        statements += writer_grants(place, role)
+    for role in dict.fromkeys(callers):
+        statements += caller_grants(place, role)
+    return "".join(f"{statement};\n" for statement in [*statements, "COMMIT"])
+
+
+def _kinds(outbox: Relation | None) -> tuple[str, str]:
+    """The types of key and value for the functions; those of a new table, while there is none."""
+    columns = outbox.columns if outbox is not None else {}
+    binary = {name for name, column in columns.items() if column.type == "bytea"}
+    return "bytea" if "kafka_key" in binary else "text", "bytea" if "kafka_value" in binary else "text"

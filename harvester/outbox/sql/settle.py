@@ -1,0 +1,159 @@
+"""The SQL of settling: purge what Kafka acknowledged, with its trace in the archive, and quarantine what it refuses.
+
+A purge is not fenced by the term: the acknowledgement was real, whoever received it (P2). A quarantine begins with the
+term row FOR SHARE (P6), so that a deposed leader moves nothing. Both are fenced by the id space (P35): where ids have
+started again, or another table bears the outbox's name, an id may mean another row. Each is one statement, hence one
+transaction: the archive, the quarantine and its notice hold exactly what has left the outbox, and nothing leaves it
+without them. Text only.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from harvester.errors import SchemaError
+from harvester.outbox.shape import OutboxShape
+from harvester.outbox.sql.queries import IdSpace, in_space
+from harvester.outbox.tables import OutboxTable, doubled
+
+Archive = Literal["off", "ids", "rows"]
+
+# What a notice keeps of an error; broker messages are shorter, tracebacks of serialisers are not.
+NOTICE_ERROR_CHARACTERS = 1_000
+_SHORT_ERROR_CHARACTERS = 100
+
+_ROW = ("create_time", "kafka_topic", "kafka_key", "kafka_value", "kafka_header_keys", "kafka_header_values")
+_UTC = """'YYYY-MM-DD"T"HH24:MI:SS.US"Z"'"""
+
+
+def purge(
+    table: OutboxTable, archive: Archive = "off", shape: OutboxShape | None = None, space: IdSpace | None = None
+) -> str:
+    """Delete what Kafka acknowledged; one parameter in libpq's notation, the ids (ascending) as bigint[].
+
+    The command tag carries the number of rows, with an archive (INSERT 0 n) as without (DELETE n). `shape` is needed
+    for an archive.
+    """
+    delete = f"DELETE FROM {table.sql} o WHERE o.id = ANY ($1::bigint[]){in_space(table, space)}"
+    if archive == "off":
+        return delete
+    assert shape is not None, "what the archive gets depends on the columns"
+    return f"WITH d AS ({delete} RETURNING {_kept(archive, shape)}) {_into_archive(table.archive, table.term)}"
+
+
+def purge_unlocked(
+    table: OutboxTable, archive: Archive = "off", shape: OutboxShape | None = None, space: IdSpace | None = None
+) -> str:
+    """Delete those of %(ids)s that nobody has locked; returns the ids of the others. For psycopg."""
+    outbox, returned, trace = doubled(table.sql), "o.id", ""
+    if archive != "off":
+        assert shape is not None, "what the archive gets depends on the columns"
+        returned, trace = (
+            _kept(archive, shape),
+            f", a AS ({_into_archive(doubled(table.archive), doubled(table.term))})",
+        )
+    return (
+        f"WITH free AS MATERIALIZED (SELECT id FROM {outbox} WHERE id = ANY (%(ids)s::bigint[])"
+        f"{doubled(in_space(table, space))} ORDER BY id FOR UPDATE SKIP LOCKED)"
+        f", d AS (DELETE FROM {outbox} o WHERE o.id = ANY (ARRAY(SELECT id FROM free))"
+        f" RETURNING {returned}){trace} SELECT o.id FROM {outbox} o WHERE o.id = ANY (%(ids)s::bigint[])"
+        " AND o.id NOT IN (SELECT id FROM d) ORDER BY o.id"
+    )
+
+
+def quarantine(table: OutboxTable, shape: OutboxShape, notice_topic: str = "", space: IdSpace | None = None) -> str:
+    """Move one row to quarantine; parameters id, term, holder, error, attempts, first_failed_at, origin. For psycopg.
+
+    Returns one row: `moved`, and `fenced`, whether the term was another's. Neither: the row was gone. With a topic,
+    a notice goes into the outbox like any record, under the record's key; a record of that very topic gets none, or a
+    refused notice would breed another. Raises SchemaError for a topic longer than its column.
+    """
+    row = ", ".join(_ROW)
+    partition = "kafka_partition" if shape.has_partition else "NULL::int AS kafka_partition"
+    notice = f", n AS ({_notice(table, shape, notice_topic)})" if notice_topic else ""
+    return (
+        f"WITH t AS MATERIALIZED (SELECT incarnation FROM {doubled(table.term)}"
+        f" WHERE term = %(term)s AND holder = %(holder)s{doubled(in_space(table, space))} FOR SHARE),"
+        f" d AS (DELETE FROM {doubled(table.sql)} WHERE id = %(id)s AND EXISTS (SELECT 1 FROM t)"
+        f" RETURNING id, {row}, {partition}),"
+        f" q AS (INSERT INTO {doubled(table.quarantine)} (id, incarnation, {row}, kafka_partition, error, attempts,"
+        f" first_failed_at, origin) SELECT d.id, t.incarnation, {', '.join(f'd.{c}' for c in _ROW)},"
+        " d.kafka_partition, %(error)s, %(attempts)s, %(first_failed_at)s, %(origin)s::bytea FROM d, t"
+        " ON CONFLICT (incarnation, id) DO UPDATE SET error = excluded.error, attempts = excluded.attempts"
+        f" RETURNING 1){notice}"
+        " SELECT EXISTS (SELECT 1 FROM q) AS moved, NOT EXISTS (SELECT 1 FROM t) AS fenced"
+    )
+
+
+def _kept(archive: Archive, shape: OutboxShape) -> str:
+    """Columns of the archive, in its order. Key and value are kept as the bytes that Kafka got."""
+
+    def as_bytes(column: str, kind: str) -> str:
+        return f"o.{column}" if kind == "bytea" else f"convert_to(o.{column}, 'UTF8')"
+
+    kept = ["o.id::bigint AS id", "o.create_time", "o.kafka_topic", f"{as_bytes('kafka_key', shape.key_type)} AS key"]
+    if archive == "rows":
+        kept += [
+            f"{as_bytes('kafka_value', shape.value_type)} AS value",
+            "o.kafka_header_keys",
+            "o.kafka_header_values",
+        ]
+        kept.append("o.kafka_partition" if shape.has_partition else "NULL::int AS kafka_partition")
+    else:
+        kept += ["NULL::bytea AS value", "NULL::text[] AS kafka_header_keys", "NULL::text[] AS kafka_header_values"]
+        kept.append("NULL::int AS kafka_partition")
+    return ", ".join(kept)
+
+
+def _into_archive(archive: str, term: str) -> str:
+    # A scalar subquery: were the term row missing, a join would drop the trace, and the count with it.
+    return (
+        f"INSERT INTO {archive} (id, incarnation, purged_at, create_time, kafka_topic, kafka_key, kafka_value,"
+        " kafka_header_keys, kafka_header_values, kafka_partition)"
+        f" SELECT d.id, (SELECT incarnation FROM {term}), now(), d.create_time, d.kafka_topic, d.key, d.value,"
+        " d.kafka_header_keys, d.kafka_header_values, d.kafka_partition FROM d"
+    )
+
+
+def _notice(table: OutboxTable, shape: OutboxShape, topic: str) -> str:
+    """The row of a notice, from d (the record) and t (the term row)."""
+    longest = shape.columns.topic_max
+    if longest is not None and len(topic) > longest:
+        raise SchemaError(
+            f"the notice topic {topic!r} does not fit into kafka_topic, which holds {longest} characters",
+            hint="widen the column, or choose a shorter poison.notice_topic",
+        )
+    document = _document(shape, NOTICE_ERROR_CHARACTERS, key=True)
+    value, condition = "x.document", ""
+    if shape.columns.value_max is not None:
+        # Rather a notice without its key, or none, than a poison record that cannot leave.
+        value = f"CASE WHEN char_length(x.document) <= {shape.columns.value_max} THEN x.document ELSE x.short END"
+        condition = f" WHERE char_length({value}) <= {shape.columns.value_max}"
+    value = f"convert_to({value}, 'UTF8')" if shape.value_type == "bytea" else value
+    return (
+        f"INSERT INTO {doubled(table.sql)} (create_time, kafka_topic, kafka_key, kafka_value, kafka_header_keys,"
+        f" kafka_header_values) SELECT now(), '{topic}', x.kafka_key, {value}, '{{}}', '{{}}'"
+        f" FROM (SELECT d.kafka_key, {document} AS document,"
+        f" {_document(shape, _SHORT_ERROR_CHARACTERS, key=False)} AS short FROM d, t"
+        f" WHERE d.kafka_topic <> '{topic}') x{condition}"
+    )
+
+
+def _document(shape: OutboxShape, error_characters: int, *, key: bool) -> str:
+    if not key:
+        pair = "'key', NULL, 'key_base64', NULL"
+    elif shape.key_type == "bytea":
+        # encode() breaks the lines of base64.
+        pair = "'key', NULL, 'key_base64', translate(encode(d.kafka_key, 'base64'), E'\\n', '')"
+    else:
+        pair = "'key', d.kafka_key, 'key_base64', NULL"
+
+    def time(value: str) -> str:
+        return f"to_char({value} AT TIME ZONE 'UTC', {_UTC})"
+
+    return (
+        "json_build_object('id', d.id, 'incarnation', t.incarnation, 'topic', left(d.kafka_topic, 249),"
+        f" {pair}, 'error', left(%(error)s::text, {error_characters}), 'attempts', %(attempts)s::int,"
+        f" 'create_time', {time('d.create_time')}, 'first_failed_at', {time('%(first_failed_at)s::timestamptz')},"
+        f" 'quarantined_at', {time('now()')}, 'origin', encode(%(origin)s::bytea, 'hex'))::text"
+    )

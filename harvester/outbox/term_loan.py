@@ -1,0 +1,196 @@
+"""The term on loan: how a bulk drain gets it from the harvesters, keeps it, and gives it back (rule P32). Thin.
+
+The term row says who has the term (`holder_kind`), and until when, by the database's clock (`lease_until`). No
+harvester takes a term whose lease still runs; each looks again once a second. So whatever the borrower does under the
+term, it has to have stopped when the lease ends, and then nobody needs to wait for anything.
+
+1. *Ask.* `wanted_by` makes the leader finish what is on the wire and release the term, and keeps the others from
+   taking it. A leader that is idle sees it within a second, a busy one within five, a paused or a dead one not at all.
+2. *Take*, by compare and set. A term that was not released in time is taken all the same; what its leader had on the
+   wire may then still arrive for S + H + D, which is waited out, under the lease. Another borrower's lease that still
+   runs is waited out before; one that has run out left nothing behind.
+3. *Settle* what an exactly-once predecessor left behind: `settle`, which fences all lanes and purges what they name.
+4. *Renew* while at work; *release* at the end. A borrower that dies is waited for until its lease has run out.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from datetime import datetime, timedelta
+from types import TracebackType
+from uuid import UUID, uuid4
+
+import psycopg
+
+from harvester.outbox.connection import database_errors
+from harvester.outbox.tables import OutboxTable
+from harvester.outbox.term_session import ANYONE, Owner, TermRow, TermSession
+
+_AT_LEAST_ONCE = "at-least-once"
+_LOOK_S = 0.2
+_ASK_AGAIN_S = 2.0
+_STATEMENT_S = 30.0
+
+
+@dataclass(frozen=True, slots=True)
+class Loan:
+    """A term on loan. `until`: the end of the lease, by the database's clock."""
+
+    term: int
+    holder: UUID
+    incarnation: UUID
+    until: datetime
+
+
+_Taken = tuple[TermRow, int, datetime]  # the row before, the new term, the end of its lease
+
+
+@dataclass(frozen=True, slots=True)
+class Patience:
+    """For how long the leader is given to finish, and what it had on the wire to arrive (S + H + D)."""
+
+    release_s: float
+    expiry_s: float
+
+
+class Borrower:
+    """See the module's text. A context manager; one thread only. `highest_term`: that was seen in the leader topic.
+
+    `owner`: whose the outbox has to be. Methods raise DatabaseUnavailable, SchemaError, TermLost; `take` ForeignLeader.
+    """
+
+    def __init__(
+        self,
+        dsn: str,
+        table: OutboxTable,
+        name: str,
+        lease: timedelta,
+        patience: Patience,
+        settle: Callable[[TermRow, int, UUID, UUID], None],
+        highest_term: Callable[[], int] = lambda: 0,
+        owner: Owner = ANYONE,
+    ) -> None:
+        self._lease_s, self._patience = lease.total_seconds(), patience
+        self._settle, self._highest_term, self._owner = settle, highest_term, owner
+        self._session = TermSession(dsn, table, "harvester drain", _STATEMENT_S)
+        self._holder = uuid4()
+        self._name = f"{name} {str(self._holder)[:8]}"  # two on one machine are two
+        self._loan: Loan | None = None
+
+    def __enter__(self) -> Borrower:
+        with database_errors("connect"):
+            self._session.open()
+            self._session.refuse_pooler()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._session.close()
+
+    @property
+    def session(self) -> TermSession:
+        """The session that holds the term: for what is done under its fence."""
+        return self._session
+
+    def take(self, waiting: Callable[[str], None], is_over: Callable[[], bool]) -> Loan | None:
+        """The loan; None if it `is_over` before that, or meanwhile. `waiting` is told what is waited for, once each."""
+        with database_errors("borrow the term"):
+            taken = self._take(_once(waiting), is_over)
+            if taken is None:
+                return None
+            row, term, until = taken
+            self._session.renew_incarnation(went_back=row.term < self._highest_term())
+            incarnation = self._session.read_term().incarnation
+            self._loan = Loan(term, self._holder, incarnation, until)
+            self.renew()
+            if row.holder is not None and row.kind != "drain" and row.delivery == _AT_LEAST_ONCE:
+                waiting(f"the leader did not release its term: what it sent expires in {self._patience.expiry_s:.0f} s")
+                if not self._wait(self._patience.expiry_s, is_over):
+                    self.give_up()
+                    return None
+            self._settle(row, term, self._holder, incarnation)
+            self._session.note_delivery(term, self._holder, _AT_LEAST_ONCE, None)
+            return self.renew()
+
+    def renew(self) -> Loan:
+        """The same loan for a whole lease from now. Raises TermLost when the term is somebody else's."""
+        assert self._loan is not None, "take() comes first"
+        loan = self._loan
+        with database_errors("renew the lease of the term"):
+            try:
+                until = self._session.renew_loan(loan.term, loan.holder, self._lease_s)
+            except psycopg.OperationalError:  # whoever took the term has ended our session (P7), or it was lost
+                self._session.open()
+                until = self._session.renew_loan(loan.term, loan.holder, self._lease_s)
+        self._loan = replace(loan, until=until)
+        return self._loan
+
+    def release(self) -> None:
+        """Nothing of the term is on its way any more: whoever leads next has nothing to wait for."""
+        if self._loan is not None:
+            with database_errors("release the term"):
+                self._session.release(self._loan.term, self._loan.holder)
+            self._loan = None
+
+    def give_up(self) -> None:
+        """Nothing is sent under the term any more; what was, or what a predecessor sent, may still be on its way."""
+        if self._loan is not None:
+            with database_errors("give up the term"):
+                self._session.end_loan(self._loan.term, self._loan.holder)
+            self._loan = None
+
+    def _take(self, waiting: Callable[[str], None], is_over: Callable[[], bool]) -> _Taken | None:
+        deadline: float | None = None
+        asked_at = -_ASK_AGAIN_S
+        while not is_over():
+            row, now = self._session.read_term(), time.monotonic()
+            self._session.check_owner(row, self._owner)
+            if row.lent_to not in (None, self._name):
+                waiting(f"{row.lent_to} has the term, or asks for it")
+            elif row.holder is None or row.kind != "harvester" or (deadline is not None and now >= deadline):
+                seen = self._highest_term()
+                taken = self._borrow(row.term, seen)
+                if taken is not None:
+                    return row, *taken
+                continue
+            else:
+                if deadline is None:
+                    deadline = now + self._patience.release_s
+                    waiting(f"the leader of term {row.term} is asked to finish, for {self._patience.release_s:.0f} s")
+                if now - asked_at >= _ASK_AGAIN_S:
+                    asked_at = now
+                    self._session.want_term(self._name, _ASK_AGAIN_S * 4)
+            time.sleep(_LOOK_S)
+        with suppress(psycopg.Error):
+            self._session.forget_wish(self._name)
+        return None
+
+    def _borrow(self, expected: int, seen: int) -> tuple[int, datetime] | None:
+        return self._session.borrow_term(expected, seen, self._holder, self._name, self._lease_s, self._owner)
+
+    def _wait(self, seconds: float, is_over: Callable[[], bool]) -> bool:
+        deadline = time.monotonic() + seconds
+        renew_at = 0.0
+        while (now := time.monotonic()) < deadline:
+            if is_over():
+                return False
+            if now >= renew_at:
+                renew_at = now + self._lease_s / 4
+                self.renew()
+            time.sleep(_LOOK_S)
+        return True
+
+
+def _once(tell: Callable[[str], None]) -> Callable[[str], None]:
+    last: list[str] = []
+
+    def told(text: str) -> None:
+        if last != [text]:
+            last[:] = [text]
+            tell(text)
+
+    return told

@@ -1,0 +1,291 @@
+"""The history against the log: what was purged and is in no topic, and what is in a topic and in no history (I1).
+
+A row is purged after the broker's acknowledgement, so whatever the archive names has to stand in the topics, wherever.
+Judged is what was purged within the range and *created* since the topics are whole: a record cannot be in the log
+before its row was made, so what is asked for lies within what was read, whatever clock its timestamp is of.
+
+[order] Repeats, and the order in which the log has the records of a key (invariant I2).
+
+Within a key of a partition the log's own order is the order of delivery, and the ids say what is right: a writer that
+locks what the key stands for, and then inserts, takes ids in the order of its commits (docs/outbox.md). A record that
+comes below an id that is already there is either
+
+    repeated after a successor      it had been delivered before: never right
+    delivered after a successor     it had not: wrong, unless its writers were not serial, which nothing here can tell
+
+Records without a key have no order, and between partitions or topics the log defines none.
+
+[latency] How long records took, and how many came: by topic and hour of Kafka's timestamp (UTC).
+
+[tally] The counts of an audit, gathered by one query: pairs of a name and a number.
+
+[terms] Which leaders sent what: terms, lanes and producers, and how one term followed another.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass
+from datetime import datetime
+from typing import TYPE_CHECKING
+
+from pyspark.sql import functions as F  # noqa: N812 - Spark's own name for it
+from pyspark.sql.window import Window
+
+from harvester.pipeline.audit.schemas import FINDINGS, MARKED, STREAM, Kind, Severity, Source
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column, DataFrame
+
+
+@dataclass(frozen=True, slots=True)
+class Bounds:
+    """What can be judged. `whole`: since when the topics have everything; None: from their beginning.
+
+    `since` ≤ purged_at < `until`. `doubtful`: topics that may have dropped records (compacted, or emptied).
+    """
+
+    topics: tuple[str, ...]
+    since: datetime | None = None
+    until: datetime | None = None
+    whole: datetime | None = None
+    doubtful: Collection[str] = ()
+
+
+def archived(history: DataFrame, bounds: Bounds) -> DataFrame:
+    """HISTORY → HISTORY with `judged`: what the archive has of the range and of the topics that were read."""
+    rows = history.where((F.col("source") == Source.ARCHIVE) & F.col("topic").isin(*bounds.topics))
+    if bounds.since is not None:
+        rows = rows.where(F.col("at") >= F.lit(bounds.since))
+    if bounds.until is not None:
+        rows = rows.where(F.col("at") < F.lit(bounds.until))
+    whole = (
+        F.lit(True) if bounds.whole is None else F.coalesce(F.col("created_at") >= F.lit(bounds.whole), F.lit(False))
+    )
+    return rows.withColumn("judged", whole)
+
+
+def found(archived: DataFrame, marked: DataFrame) -> DataFrame:
+    """`archived` and MARKED → the first with `delivered`: whether the log has it, in whichever topic."""
+    ids = marked.where("first").select("incarnation", "id", F.lit(True).alias("_there"))
+    joined = archived.join(ids, ["incarnation", "id"], "left")
+    return joined.withColumn("delivered", F.col("_there").isNotNull()).drop("_there")
+
+
+def lost(found: DataFrame, bounds: Bounds) -> DataFrame:
+    """`found` → FINDINGS: purged, and in none of the topics."""
+    doubtful = F.col("topic").isin(*bounds.doubtful) if bounds.doubtful else F.lit(False)
+    severity = F.when(doubtful, Severity.SUSPECT).otherwise(Severity.VIOLATION)
+    rows = found.where(F.col("judged") & ~F.col("delivered"))
+    return _finding(rows, Kind.LOST, severity, F.lit("purged as delivered, and in none of the topics"), F.col("at"))
+
+
+def unexpected(marked: DataFrame, history: DataFrame, began: datetime | None, read_at: datetime) -> DataFrame:
+    """MARKED and HISTORY → FINDINGS: records of which outbox, quarantine and archive know nothing.
+
+    Only those between the archive's beginning and the moment at which the history was read: before, nobody noted
+    them; after, their rows are newer.
+    """
+    if began is None:
+        rows = marked.limit(0)
+    else:
+        created = F.coalesce(F.col("created_us"), F.lit(0))
+        since, until = F.lit(began), F.unix_micros(F.lit(read_at))
+        rows = marked.where(F.col("inside") & F.col("first") & (F.col("timestamp") >= since) & (created < until))
+    strange = rows.join(history.select("incarnation", "id"), ["incarnation", "id"], "left_anti")
+    detail = F.lit("neither in the outbox nor in its quarantine and archive")
+    return _finding(strange, Kind.UNEXPECTED, F.lit(Severity.SUSPECT.value), detail, F.col("timestamp"))
+
+
+def _finding(rows: DataFrame, kind: Kind, severity: Column, detail: Column, at: Column) -> DataFrame:
+    offset = F.col("offset") if "offset" in rows.columns else F.lit(None).cast("bigint")
+    return rows.select(
+        F.lit(kind.value).alias("kind"), severity.alias("severity"), "incarnation", "id", "topic", "partition",
+        offset.alias("offset"), "key", detail.alias("detail"), at.alias("at"),
+    ).select(*FINDINGS.names)  # fmt: skip
+
+
+_NOTHING_BEFORE = (Window.unboundedPreceding, -1)
+
+
+def marked(records: DataFrame) -> DataFrame:
+    """RECORDS → MARKED: those with an origin, each with what came before it."""
+    sent = records.where(F.col("problem").isNull())
+    # Of a repeat the clock may be behind: within a partition the offset says which was first.
+    one = Window.partitionBy("incarnation", "id")
+    here = Window.partitionBy("incarnation", "id", "topic", "partition")
+    sent = sent.withColumn("_began", F.min("timestamp").over(here)).withColumn(
+        "first", F.row_number().over(one.orderBy("_began", "topic", "partition", "offset")) == 1
+    )
+    # Without a key each record is alone, instead of all of them being one task.
+    alone = F.when(F.col("key").isNull(), F.col("id"))
+    key = Window.partitionBy("topic", "partition", "incarnation", "key", "_alone").orderBy("offset")
+    top = F.max("id").over(key.rowsBetween(*_NOTHING_BEFORE))
+    sent = sent.withColumn("_alone", alone).withColumn("_top", top)
+    return sent.withColumn("after", F.when(F.col("_top") > F.col("id"), F.col("_top"))).select(*MARKED.names)
+
+
+def findings(marked: DataFrame, *, repeats: Severity, swaps: Severity) -> DataFrame:
+    """MARKED → FINDINGS: every delivery beyond the first of an id, and every one that comes after a successor."""
+    again, late = ~F.col("first"), F.col("after").isNotNull()
+    kind = F.when(again & late, Kind.LATE_REPEAT).when(again, Kind.REPEAT).when(late, Kind.SWAPPED)
+    severity = F.when(again & late, Severity.VIOLATION).when(again, repeats.value).when(late, swaps.value)
+    detail = F.when(late, F.format_string("id %d of its key had come before it", "after")).otherwise(
+        F.lit("delivered before")
+    )
+    wrong = marked.where(F.col("inside") & (again | late))
+    return wrong.select(
+        kind.alias("kind"), severity.alias("severity"), "incarnation", "id", *_place(), "key",
+        detail.alias("detail"), F.col("timestamp").alias("at"),
+    ).select(*FINDINGS.names)  # fmt: skip
+
+
+def scattered(places: DataFrame) -> DataFrame:
+    """(topic, key, partition, records) → FINDINGS: keys of which one topic has records in several partitions."""
+    keyed = places.where(F.col("key").isNotNull())
+    apart = keyed.groupBy("topic", "key").agg(
+        F.count("partition").alias("partitions"), F.min("partition").alias("low"), F.max("partition").alias("high")
+    )
+    nothing = F.lit(None)
+    return apart.where(F.col("partitions") > 1).select(
+        F.lit(Kind.SCATTERED.value).alias("kind"), F.lit(Severity.SUSPECT.value).alias("severity"),
+        nothing.cast("string").alias("incarnation"), nothing.cast("bigint").alias("id"), "topic",
+        nothing.cast("int").alias("partition"), nothing.cast("bigint").alias("offset"), "key",
+        F.format_string("in %d partitions, from %d to %d: between them there is no order", "partitions", "low", "high")
+        .alias("detail"),
+        nothing.cast("timestamp").alias("at"),
+    )  # fmt: skip
+
+
+def _place() -> tuple[Column, ...]:
+    return F.col("topic"), F.col("partition"), F.col("offset")
+
+
+QUANTILES = (0.5, 0.9, 0.99)
+_ACCURACY = 1_000
+
+
+def by_hour(marked: DataFrame) -> DataFrame:
+    """MARKED → (topic, hour, records, quantiles_ms, max_ms), with a row for each topic and one for all of them.
+
+    Of these hour, or topic as well, is NULL. `records` counts all deliveries; the times are those of first ones, from
+    the creation of the row to Kafka's timestamp, which has whole milliseconds. Quantiles are off by 0.1 % of the
+    records at most.
+    """
+    assert {"created_us", "first"} <= set(MARKED.names)
+    # try_: a header may name any time.
+    took_ms = F.try_subtract(F.unix_micros("timestamp"), F.col("created_us")) / F.lit(1000.0)
+    rows = marked.where("inside").select(
+        "topic", F.date_trunc("hour", "timestamp").alias("hour"), F.when(F.col("first"), took_ms).alias("took_ms")
+    )
+    return (
+        rows.rollup("topic", "hour")
+        .agg(
+            F.count(F.lit(1)).alias("records"),
+            F.percentile_approx("took_ms", list(QUANTILES), _ACCURACY).alias("quantiles_ms"),
+            F.max("took_ms").alias("max_ms"),
+        )
+        .select("topic", "hour", "records", "quantiles_ms", "max_ms")
+    )
+
+
+DELIVERIES, IDS = "deliveries", "ids"
+ARCHIVED, DELIVERED, BEYOND = "archived", "delivered", "beyond"
+PENDING = "pending"
+_MOST = 2**63 - 1
+NAMES = (DELIVERIES, IDS, ARCHIVED, DELIVERED, BEYOND, PENDING)
+
+
+def of_holes(gaps: DataFrame) -> DataFrame:
+    """`gaps` → (name, value): numbers of the range that are missing, by the kind of hole."""
+    # try_: a header may bear any number.
+    numbers = F.coalesce(F.try_sum(F.col("last") - F.col("first") + 1), F.lit(_MOST))
+    return gaps.where("at.inside").groupBy(F.col("hole").alias("name")).agg(numbers.alias("value"))
+
+
+def of_archive(found: DataFrame) -> DataFrame:
+    """`audit_delivery.found` → (name, value): ids of the range, those that cannot be judged, those delivered."""
+    beyond = ~F.col("judged") & ~F.col("delivered")
+    return _named(
+        found.agg(
+            F.count(F.lit(1)).alias(ARCHIVED),
+            F.count_if(beyond).alias(BEYOND),
+            F.count_if(F.col("delivered")).alias(DELIVERED),
+        ),
+        (ARCHIVED, BEYOND, DELIVERED),
+    )
+
+
+def of_outbox(history: DataFrame, marked: DataFrame) -> DataFrame:
+    """HISTORY and MARKED → (name, value): rows of the outbox that have not been delivered."""
+    waiting = history.where(F.col("source") == Source.OUTBOX)
+    waiting = waiting.join(marked.select("incarnation", "id"), ["incarnation", "id"], "left_anti")
+    return _named(waiting.agg(F.count(F.lit(1)).alias(PENDING)), (PENDING,))
+
+
+def of_records(marked: DataFrame) -> DataFrame:
+    """MARKED → (name, value): deliveries of the range, and ids."""
+    inside = marked.where("inside")
+    return _named(
+        inside.agg(F.count(F.lit(1)).alias(DELIVERIES), F.count_if(F.col("first")).alias(IDS)), (DELIVERIES, IDS)
+    )
+
+
+def _named(counts: DataFrame, names: tuple[str, ...]) -> DataFrame:
+    pairs: list[Column] = [F.struct(F.lit(name).alias("name"), F.col(name).alias("value")) for name in names]
+    return counts.select(F.inline(F.array(*pairs)))
+
+
+@dataclass(frozen=True, slots=True)
+class Stream:
+    """What one producer of a lane sent under a term. Times are Kafka's."""
+
+    incarnation: str
+    term: int
+    lane: int
+    producer: int
+    records: int
+    first_at: datetime
+    last_at: datetime
+
+
+@dataclass(frozen=True, slots=True)
+class Term:
+    """A leadership. `silence_s`: from the last record of the term before to its first; below 0: they overlap."""
+
+    incarnation: str
+    term: int
+    lanes: int
+    producers: int
+    records: int
+    first_at: datetime
+    last_at: datetime
+    silence_s: float | None
+
+
+def streams(marked: DataFrame) -> DataFrame:
+    """MARKED → (STREAM, records, first_at, last_at): few rows, a handful for each leadership."""
+    assert set(STREAM) <= set(MARKED.names)
+    return marked.groupBy(*STREAM).agg(
+        F.count(F.lit(1)).alias("records"),
+        F.min("timestamp").alias("first_at"),
+        F.max("timestamp").alias("last_at"),
+    )
+
+
+def terms(streams: Iterable[Stream]) -> tuple[Term, ...]:
+    """In the order of the incarnations' first records, then of the terms."""
+    grouped: dict[tuple[str, int], list[Stream]] = {}
+    began: dict[str, datetime] = {}
+    for one in streams:
+        grouped.setdefault((one.incarnation, one.term), []).append(one)
+        began[one.incarnation] = min(one.first_at, began.get(one.incarnation, one.first_at))
+    found: list[Term] = []
+    for (incarnation, term), members in sorted(grouped.items(), key=lambda item: (began[item[0][0]], item[0])):
+        first_at = min(one.first_at for one in members)
+        before = found[-1] if found and found[-1].incarnation == incarnation else None
+        silence_s = None if before is None else (first_at - before.last_at).total_seconds()
+        lanes, records = len({one.lane for one in members}), sum(one.records for one in members)
+        last_at = max(one.last_at for one in members)
+        found.append(Term(incarnation, term, lanes, len(members), records, first_at, last_at, silence_s))
+    return tuple(found)

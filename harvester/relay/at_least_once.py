@@ -1,0 +1,428 @@
+"""What a shard does with its records: barrier, produce, acknowledgement. What fails is for `harvester.relay.at_least_once`.
+
+Three threads call in: the shard's main thread with frames and due retries, the delivery thread with reports, the
+purger with commits. One lock of this process orders them; it is never held while something waits. At most one
+record of a key is unsettled on the wire, so whichever thread lowers a barrier may produce the next record itself.
+
+Trust is looked at immediately before every produce (P12). Once it says no, everything queued is dropped and
+everything that arrives is refused until the supervisor's next `Remark`: sending on after a gap would reorder keys.
+
+An acknowledgement counts if it carries an offset, which only the broker that appended the record can give (P45). The
+client also reports a record as delivered, without an offset, when the broker refused its request for now and took a
+later one of the same partition. A broker that knows nothing of the producer yet takes any first sequence number
+(KAFKA-15591), so that record is in no log. Its fate is unknown, as after a timeout: it is sent again.
+
+Whatever the work on a record raises breaks that record, never the shard (P33).
+
+[setbacks] What becomes of records that could not be sent: tried again, parked, held, quarantined or given back.
+
+At-least-once mode; `harvester.relay.transaction_intake` is of the other. The lock is the sender's. What says so is called with it
+held, all else takes it.
+"""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+import random
+import threading
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from functools import partial
+from typing import Any
+
+from confluent_kafka import KafkaError, KafkaException
+
+from harvester.delivery.decode import Broken, decode
+from harvester.delivery.retries import TOO_LARGE, Attempts, Failure, Policy, Trial, Verdict, burns_attempt, may_arrive
+from harvester.origin import Stamps, timestamp_ms
+from harvester.outbox.purge_session import Outcome, Poison
+from harvester.relay.core.barrier import Barrier, Entry
+from harvester.relay.core.frames import (
+    Dropped,
+    FateUnknown,
+    InDoubt,
+    Parked,
+    Poisoned,
+    Quarantined,
+    QueueTimedOut,
+    Refused,
+    Remark,
+    Remarked,
+    Settled,
+    Stats,
+)
+from harvester.relay.purger import Outlets
+from harvester.telemetry.latency import Histogram
+
+RESERVED = "its topic is one of the harvester's own, where a record could pass for the harvester's word"
+INFERRED = KafkaError(KafkaError._MSG_TIMED_OUT, "the client inferred its acknowledgement from a later record's")
+
+
+class Sender:
+    """See the module's text."""
+
+    def __init__(
+        self,
+        producer: Any,
+        policy: Policy,
+        outlets: Outlets,
+        index: int = 0,
+        header: str = "",
+        reserved: frozenset[str] = frozenset(),
+        dated: bool = False,
+    ) -> None:
+        """`dated`: a record's timestamp is its row's create_time; else the moment at which it is produced."""
+        self._producer, self._reserved, self._dated = producer, reserved, dated
+        self._stamps = Stamps(header, index)
+        self._out = outlets
+        self._lock = threading.Lock()
+        self._barrier = Barrier()
+        self._standing = Standing()
+        self._setbacks = Setbacks(policy, self._barrier, self._standing, self._lock, outlets)
+        self._attempts = self._setbacks.attempts
+        self._acked: list[Entry] = []  # acknowledged, and not yet collected; of the delivery thread
+        self._too_large: list[TooLarge] = []  # refused as such, the same
+        self._latency = Histogram()
+        self._delivered = self._quarantined = 0
+        self._seen = (0, 0, 0, 0, 0, 0)
+
+    # -- frames
+
+    def dispatch(self, epoch: int, rows: bytes, low_water: int | None = None) -> None:
+        """Rows in id order: send what may be sent, queue the rest."""
+        now, term = time.monotonic(), self._standing.term  # which this thread alone changes
+        entries = [Entry(record[0], record[1], record, now, term) for record in decode(rows)]
+        self._stamps.set_low_water(low_water)
+        if len(self._attempts):
+            for entry in entries:
+                entry.origin = self._attempts.origin_of(entry.id)
+        ready: list[Entry] = []
+        refused: list[int] = []
+        standing = self._standing
+        with self._lock:
+            stale = standing.blocked or epoch != standing.epoch
+            offer = self._barrier.offer
+            for entry in entries:
+                answer = None if stale else offer(entry)
+                if answer:
+                    ready.append(entry)
+                elif answer is None:
+                    refused.append(entry.id)
+            if refused:
+                self._out.send(Dropped(refused) if standing.blocked else Refused(epoch, refused))
+        self._produce(ready)
+
+    def remark(self, frame: Remark) -> None:
+        """Drop what is not on the wire and answer with what is; go on under the frame's term."""
+        with self._lock:
+            standing = self._standing
+            if frame.term != standing.term:
+                self._attempts.clear()
+            standing.epoch = frame.epoch
+            standing.term, standing.holder = frame.term, frame.holder
+            self._stamps.begin(frame.term, frame.incarnation)
+            standing.blocked = frame.term is None
+            self._setbacks.forget_retries()
+            held = self._barrier.held > 0
+            on_the_wire = self._barrier.remark()
+            self._out.send(Remarked(frame.epoch, on_the_wire, held))
+
+    def closed(self, epoch: int, record_id: int) -> None:
+        """The supervisor knows of this parked record; its key may come again."""
+        with self._lock:
+            if epoch == self._standing.epoch:
+                self._barrier.reopen(record_id)
+
+    def stop(self) -> None:
+        """Produce nothing from now on; what is queued is dropped without a word."""
+        with self._lock:
+            self._standing.term = self._standing.holder = None
+            self._standing.blocked = True
+            self._setbacks.forget_retries()
+            self._barrier.remark()
+
+    @property
+    def unsettled(self) -> int:
+        """Records on the wire or not yet purged; one read, so no lock."""
+        return self._barrier.in_flight
+
+    @property
+    def is_awaited(self) -> bool:
+        """Whether anything here waits for records to be settled: one of their keys, or the end."""
+        return self._standing.blocked or self._barrier.queued > 0
+
+    # -- producing
+
+    def _produce(self, entries: Iterable[Entry]) -> None:
+        produce, reported, trusted = self._producer.produce, self._reported, self._out.trusted
+        now, name, stamp, reserved = time.monotonic(), self._stamps.name, self._stamps.stamp, self._reserved
+        dated, standing = self._dated, self._standing
+        for entry in entries:
+            record = entry.record
+            if isinstance(record, Broken):
+                self._setbacks.poisoned(entry, record.reason)
+                continue
+            if entry.term != standing.term or not trusted():
+                self._run_out_of_trust(entry)
+                continue
+            entry.sent_at = now
+            record_id, key, topic, value, headers, partition, created_us = record
+            if topic in reserved:
+                self._setbacks.poisoned(entry, RESERVED)
+                continue
+            try:
+                if name:
+                    if entry.origin is None:
+                        entry.origin = stamp(record_id, created_us)
+                    headers = [*headers, (name, entry.origin)] if entry.origin else headers
+                # By position: names cost a third of the call. They are: on_delivery, its alias, timestamp, headers.
+                at_ms = timestamp_ms(created_us) if dated else 0
+                produce(topic, value, key, partition, partial(reported, entry), None, at_ms, headers)
+            except BufferError:
+                self._setbacks.put_off(entry)
+            except KafkaException as error:
+                self._setbacks.failed(entry, error.args[0], local=True)
+            except Exception as error:  # noqa: BLE001 - no record may end the shard (P33)
+                self._setbacks.poisoned(entry, f"the client refused it: {error}")
+
+    def _run_out_of_trust(self, entry: Entry) -> None:
+        with self._lock:
+            if entry.id not in self._barrier:
+                return
+            self._standing.blocked = True
+            self._out.send(Dropped(self._barrier.drop_unsent(entry.id)))
+
+    # -- reports
+
+    def _reported(self, entry: Entry, error: KafkaError | None, message: Any) -> None:
+        """Delivery report; runs on the delivery thread, which calls `collect` when it has served some."""
+        if error is None and message.offset() is not None:
+            self._acked.append(entry)
+        elif error is not None and error.name() in TOO_LARGE and message is not None:
+            self._too_large.append((entry, error, (message.topic(), message.partition())))
+        else:
+            self.collect()
+            try:
+                self._setbacks.failed(entry, error or INFERRED)
+            except Exception as unforeseen:  # noqa: BLE001 - no record may end the shard (P33)
+                self._setbacks.poisoned(entry, f"its delivery report cannot be handled: {unforeseen!r}")
+
+    def collect(self) -> None:
+        """See to the acknowledgements and refusals that were served since the last call. Delivery thread."""
+        acked, self._acked = self._acked, []
+        if acked:
+            self._collect(acked)
+        if self._too_large:
+            refused, self._too_large = self._too_large, []
+            self._setbacks.too_large(refused)
+
+    def _collect(self, acked: list[Entry]) -> None:
+        now_us = time.time_ns() // 1000
+        with self._lock:
+            self._latency.add_all([now_us - entry.record[6] for entry in acked if not isinstance(entry.record, Broken)])
+            self._delivered += len(acked)
+            self._setbacks.acked_at = time.monotonic()
+            self._barrier.acked(acked)
+        self._out.purge([entry.id for entry in acked])
+
+    # -- commits
+
+    def purged(self, ids: Sequence[int]) -> None:
+        """The DELETE of these ids has committed: lower their barriers, send what follows. Purger's thread."""
+        with self._lock:
+            ready = self._barrier.settle(ids, time.monotonic())
+            self._attempts.settled(ids)
+            self._out.send(Settled(ids))  # in order with the answer to a remark
+        self._produce(ready)
+
+    def quarantined(self, poison: Poison, outcome: Outcome) -> None:
+        """The outcome of a quarantine has committed. Purger's thread."""
+        if outcome is Outcome.FENCED:
+            with self._lock:
+                self._setbacks.give_up(poison.id)
+            return
+        if outcome is Outcome.MOVED:
+            self._quarantined += 1
+            self._out.send(Quarantined(poison.id, poison.error))
+        self.purged([poison.id])
+
+    # -- time
+
+    def due(self, now: float) -> float | None:
+        """Send the retries that are due; returns when the next one is."""
+        return self._setbacks.due(now, self._produce)
+
+    def check_queues(self, now: float) -> None:
+        """Report the record that has been queued without progress for longer than queue_timeout."""
+        with self._lock:
+            waiting = self._barrier.longest_waiting()
+            epoch = self._standing.epoch
+        if waiting is not None and now - waiting.since >= self._attempts.policy.queue_timeout_s:
+            self._out.send(QueueTimedOut(epoch, waiting.id, now - waiting.since))
+
+    def stats(self) -> Stats | None:
+        """Figures for the supervisor; None while nothing has changed and nothing is unsettled."""
+        with self._lock:
+            barrier, errors = self._barrier, self._setbacks.errors
+            now = (barrier.queued, barrier.in_flight, barrier.held, self._delivered, errors, self._quarantined)
+            if now == self._seen and not barrier.in_flight:
+                return None
+            self._seen = now
+            latency, self._latency = self._latency, Histogram()
+        return Stats(*now[:4], self._setbacks.retried, *now[4:], latency.pack().hex())
+
+
+_BUFFER_RETRY_S = 0.05
+
+TooLarge = tuple[Entry, KafkaError, tuple[str, int]]  # with topic and partition
+
+
+@dataclass(slots=True)
+class Standing:
+    """Under whom a sender sends, if it does; changed under its lock."""
+
+    epoch: int = 0
+    term: int | None = None
+    holder: str | None = None
+    blocked: bool = True  # until the first Remark under a term
+
+
+class Setbacks:
+    """See the module's text."""
+
+    def __init__(
+        self, policy: Policy, barrier: Barrier, standing: Standing, lock: threading.Lock, outlets: Outlets
+    ) -> None:
+        self.attempts = Attempts(policy)
+        self._barrier, self._standing, self._lock, self._out = barrier, standing, lock, outlets
+        self._retries: list[tuple[float, int, int]] = []  # due, tie-breaker, record id
+        self._order = itertools.count()
+        self.errors = self.retried = 0
+        self.acked_at = 0.0  # when the last acknowledgement came: the broker takes records
+
+    # -- what went wrong
+
+    def put_off(self, entry: Entry) -> None:
+        """The producer's own queue is full: try again in a moment, without counting it as a failure."""
+        with self._lock:
+            if entry.id not in self._barrier:
+                return
+            self._hold(entry.id, _BUFFER_RETRY_S)
+
+    def too_large(self, refused: Sequence[TooLarge]) -> None:
+        """Of the records of one batch the largest is at fault; the others have not failed."""
+        largest: dict[tuple[str, int], int] = {}
+        for entry, _, where in refused:
+            largest[where] = max(_size(entry), largest.get(where, 0))
+        for entry, error, where in refused:
+            self.failed(entry, error, innocent=_size(entry) < largest[where])
+
+    def failed(self, entry: Entry, error: KafkaError, *, local: bool = False, innocent: bool = False) -> None:
+        """The client, or the broker, says so of a record on the wire. `local`, `innocent`: as of `Failure`."""
+        failure = Failure(error.name(), error.fatal(), local, innocent)
+        text = f"{error.name()}: {error.str()}"
+        with self._lock:
+            self.errors += 1
+            verdict, trial = self.attempts.failed(entry.id, failure, datetime.now(UTC))
+            trial.origin = entry.origin
+            if verdict is Verdict.FATAL:
+                self._out.send(FateUnknown(self._standing.epoch, [entry.id], text))
+            elif verdict is Verdict.RETRY:
+                if entry.key is not None and may_arrive(failure):
+                    self._out.send(InDoubt(entry.id))
+                self._retry(entry, trial, text, counts=burns_attempt(failure))
+                return
+        if verdict is Verdict.FATAL:
+            self._out.fatal(text)
+        else:
+            self.poisoned(entry, text)
+
+    def poisoned(self, entry: Entry, text: str) -> None:
+        """No further attempt would help: do what the policy says."""
+        policy = self.attempts.policy
+        if policy.poison == "quarantine":
+            self._to_quarantine(entry, text)
+            return
+        with self._lock:
+            if self._standing.blocked:
+                self.give_up(entry.id)
+                return
+            trial = self.attempts.impossible(entry.id, datetime.now(UTC))
+            self._park(entry, trial, text, policy.retry_backoff_max_s, held=True)
+            if policy.poison == "stop":
+                self._out.send(Poisoned(entry.id, text))
+
+    # -- what follows
+
+    def _retry(self, entry: Entry, trial: Trial, text: str, *, counts: bool) -> None:
+        """Send it again later; the lock is held.
+
+        While nothing gets through at all it waits here, and with it its place in flight: nobody else could be sent
+        either, and nothing more is taken from the table. But where others get through, it goes back to the
+        supervisor, so that records that are stuck never use up what is shared.
+        """
+        if self._standing.blocked:
+            # Draining or fenced: no retry (P13). Its row is marked again by whoever leads next.
+            self.give_up(entry.id)
+            return
+        wait_s = self.attempts.wait_s(trial, random.random())
+        self.retried += 1
+        if counts or self.acked_at > entry.sent_at:
+            self._park(entry, trial, text, wait_s)
+        else:
+            self._hold(entry.id, wait_s)
+
+    def _hold(self, record_id: int, wait_s: float) -> None:
+        """Try it again from here; the lock is held."""
+        self._barrier.hold(record_id)
+        heapq.heappush(self._retries, (time.monotonic() + wait_s, next(self._order), record_id))
+        self._out.wake()
+
+    def _park(self, entry: Entry, trial: Trial, text: str, wait_s: float, *, held: bool = False) -> None:
+        """Give it back to the supervisor until it is time; the lock is held."""
+        behind = self._barrier.park(entry.id)
+        self._out.send(Parked(self._standing.epoch, entry.id, behind, text, wait_s, trial.attempts, held))
+
+    def give_up(self, record_id: int) -> None:
+        """Lower its barrier unsent, with all that stands behind it; the lock is held, so that the supervisor hears of
+        it in order with the answer to a remark."""
+        self._out.send(Dropped([record_id, *self._barrier.forget(record_id)]))
+
+    def _to_quarantine(self, entry: Entry, error: str) -> None:
+        with self._lock:
+            trial = self.attempts.impossible(entry.id, datetime.now(UTC))
+            term, holder = self._standing.term, self._standing.holder
+            if term is None or holder is None:
+                self.give_up(entry.id)
+                return
+            self._barrier.acked((entry,))
+        origin = entry.origin or None
+        self._out.quarantine(Poison(entry.id, error, trial.attempts, trial.first_failed_at, term, holder, origin))
+
+    # -- time
+
+    def forget_retries(self) -> None:
+        """What waits here is not tried again; the lock is held."""
+        self._retries.clear()
+
+    def due(self, now: float, produce: Callable[[Iterable[Entry]], None]) -> float | None:
+        """Hand those whose time has come to `produce`, one by one; returns when the next one's comes."""
+        while self._retries:
+            with self._lock:
+                if not self._retries:
+                    break
+                if self._retries[0][0] > now:
+                    return self._retries[0][0]
+                _, _, record_id = heapq.heappop(self._retries)
+                entry = self._barrier.release(record_id, now)
+            if entry is not None:
+                produce((entry,))
+        return None
+
+
+def _size(entry: Entry) -> int:
+    record = entry.record
+    return 0 if isinstance(record, Broken) else len(record.key or b"") + len(record.value or b"")

@@ -1,0 +1,323 @@
+"""What the supervisor knows of each shard: whether it takes rows, and when it was last heard. Pure.
+
+[spread] How many of the shards new keys go to: as many as the load is worth. Pure.
+
+Theory. A shard that gets one record at a time wakes its threads, asks its broker and commits its purge for that one;
+eight such shards cost a small machine four times what one of them costs that sees eight records at a time. So keys of
+which nothing is under way go to the first `active` shards only, chosen among these by the key's hash: one shard while
+little is unsettled, all that the cores can carry when there is a backlog. It grows at once and shrinks by one at a
+time.
+
+Order. A key with anything unsettled stays with its shard, whatever the hash says (`harvester.relay.core.ledger`), and so
+does one with a lane; so no key is ever in two shards. Rows in a shard's lane are known by their ids alone: while there
+is such a lane the number stays, so that what is read behind them finds its way into the same lane.
+
+[statements] The statements that were asked for and have no result yet: what they bring, and the places kept for it. Pure.
+
+[sorting] Where a row goes that was read: to its shard, or into its key's or its shard's lane. Pure.
+
+Theory. A row of a mark is skipped if it is known already (P3). It joins its shard's lane if the shard takes nothing, or
+its key's lane if the key has one or has `max_queued_per_key` under way; otherwise it is sent. So nothing of a key is
+sent while anything older of it waits, whatever is under way from the database at that moment: what is closed is decided
+when a row arrives, not when its statement was sent, and nothing has to be given back to the table.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+
+from harvester.delivery.partitioner import shard_of
+from harvester.relay.core.deferred import LaneName, Waiting
+from harvester.relay.core.ledger import Ledger, Row
+from harvester.relay.core.messages import Fetch, Look, Mark
+
+
+@dataclass(slots=True, eq=False)
+class Slice:
+    """What is known of one shard: whether it takes rows. `surplus`: rows sent since its pipe was full.
+
+    `opening`: it has yet to find out what its predecessor has published (exactly-once mode).
+    """
+
+    ready: bool = False
+    opening: bool = False
+    congested: bool = False
+    heard_at: float = 0.0
+    surplus: int = 0
+
+
+class Slices(list[Slice]):
+    """One for each shard, by its index. One thread only."""
+
+    def __init__(self, shards: int, send_buffer: int) -> None:
+        """`send_buffer`: how many rows a shard whose pipe is full is sent all the same."""
+        super().__init__(Slice() for _ in range(shards))
+        self._send_buffer = send_buffer
+
+    def takes(self, index: int) -> bool:
+        """Whether rows may be sent to this shard."""
+        state = self[index]
+        return state.ready and not state.opening and (not state.congested or state.surplus < self._send_buffer)
+
+    def all_take(self) -> bool:
+        """Whether rows may be sent to every shard, and none of their pipes is full."""
+        return all(state.ready and not (state.opening or state.congested) for state in self)
+
+    def congested(self, index: int) -> None:
+        """Its pipe takes nothing at the moment."""
+        state = self[index]
+        if not state.congested:
+            state.congested, state.surplus = True, 0
+
+    def uncongested(self, index: int) -> None:
+        """Its pipe takes frames again."""
+        self[index].congested = False
+
+    def resize(self, shards: int) -> None:
+        """There are this many shards now."""
+        del self[shards:]
+        self.extend(Slice() for _ in range(shards - len(self)))
+
+
+class Spread:
+    """See the module's text. One thread only."""
+
+    def __init__(self, shards: int, unsettled: int, records: int, most: int) -> None:
+        """Of so many shards, and records that may be unsettled at all; a further shard for each `records` of them.
+
+        As many as there may be, `most` at the most, from half of the bound on at the latest. `records` 0: always all.
+        """
+        self._shards, self._unsettled, self._records, self._most = shards, unsettled, records, most
+        self.active = shards if not records else 1
+
+    def wanted(self, unsettled: int) -> int:
+        """How many shards so many unsettled records are worth."""
+        if not self._records:
+            return self._shards
+        usable = max(1, min(self._shards, self._most))
+        each = max(1, min(self._records, self._unsettled // (2 * usable)))
+        return min(usable, 1 + unsettled // each)
+
+    def grow(self, unsettled: int) -> None:
+        """More has come."""
+        self.active = max(self.active, self.wanted(unsettled))
+
+    def shrink(self, unsettled: int) -> None:
+        """Time has passed: a little fewer, if that is enough."""
+        self.active = max(self.active - 1, self.wanted(unsettled))
+
+    def resize(self, shards: int) -> None:
+        """There are this many shards now."""
+        self._shards = shards
+        self.active = min(self.active, shards) if self._records else shards
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """What a fetch takes from one lane."""
+
+    ids: tuple[int, ...]
+    name: LaneName | None  # None: the lane of the shard
+    shard: int  # -1: of no lane, a look has found these
+    stamp: int
+
+
+@dataclass(frozen=True, slots=True)
+class Statement:
+    """`rows`: how many it can bring; `keys`: how many places in flight are kept for them."""
+
+    asked: Mark | Fetch | Look
+    rows: int = 0
+    keys: int = 0
+    parts: Sequence[Part] = ()
+
+
+class Statements:
+    """See the module's text. One thread only."""
+
+    def __init__(self) -> None:
+        self.under_way: dict[int, Statement] = {}
+
+    def __len__(self) -> int:
+        return len(self.under_way)
+
+    def add(self, asked: Mark | Fetch | Look, rows: int = 0, keys: int = 0, parts: Sequence[Part] = ()) -> None:
+        """It is asked for now."""
+        self.under_way[asked.number] = Statement(asked, rows, keys, parts)
+
+    def end(self, number: int) -> Statement:
+        """Its result is here."""
+        return self.under_way.pop(number)
+
+    def abandon(self) -> Iterable[int]:
+        """Forget all of them; returns their numbers."""
+        numbers = list(self.under_way)
+        self.under_way.clear()
+        return numbers
+
+    def marks(self) -> int:
+        """How many marks are under way."""
+        return sum(1 for statement in self.under_way.values() if isinstance(statement.asked, Mark))
+
+    def fetches(self) -> bool:
+        """Whether a fetch is under way."""
+        return any(isinstance(statement.asked, Fetch) for statement in self.under_way.values())
+
+    def kept(self) -> tuple[int, int]:
+        """For how many keys, and rows in all, places are kept."""
+        statements = self.under_way.values()
+        return sum(statement.keys for statement in statements), sum(statement.rows for statement in statements)
+
+    def kept_for_fetches(self) -> int:
+        """For how many keys of fetches: what a mark brings beyond expectation does not get these places."""
+        return sum(s.keys for s in self.under_way.values() if isinstance(s.asked, Fetch))
+
+    def parts(self) -> Iterator[Part]:
+        """What all of them take from lanes."""
+        return (part for statement in self.under_way.values() for part in statement.parts)
+
+
+Taken = dict[int, list[Row]]  # rows to send, by shard
+
+
+class Sorting:
+    """See the module's text. Rows to be sent are in the ledger from here on. One thread only."""
+
+    def __init__(self, ledger: Ledger, waiting: Waiting, slices: Slices, spread: Spread) -> None:
+        self._ledger, self._waiting, self._slices, self._spread = ledger, waiting, slices, spread
+        self._takes = slices.takes
+        self.crowded = 0  # rows of this result for whose keys there was no room
+        self._now = 0.0
+        self._kept = 0  # places in flight that are not for this result
+        self._stalled = False
+        self._per_key = 0  # with so many rows of a key under way, further ones wait
+
+    def begin(self, now: float, kept: int, *, stalled: bool) -> None:
+        """A result is here. `kept`: places in flight of fetches under way; `stalled`: the window stands."""
+        self._now, self._kept, self._stalled, self.crowded = now, kept, stalled, 0
+        self._per_key = 1 if stalled else self._ledger.bounds.per_key
+
+    def marked(self, rows: Sequence[Row]) -> Taken:
+        """What a mark has brought. Where nothing waits, and all shards take rows, in one go as far as there is room."""
+        ledger, slices, waiting = self._ledger, self._slices, self._waiting
+        new = ledger.unknown(rows)
+        if not waiting.shards:
+            self._spread.grow(len(ledger) + len(new))
+        taken: Taken = {}
+        flows = slices.all_take() and not self._stalled
+        if flows and not waiting.lanes and not waiting.shards:
+            silent = [index for index in range(len(slices)) if not ledger.unsettled_of(index)]
+            taken = ledger.add_rows(new, self._spread.active, ledger.room() - self._kept)
+            for index in silent:
+                slices[index].heard_at = self._now  # it had nothing to say until now
+        for row in new[sum(map(len, taken.values())) :]:
+            self._take(row, taken)
+        return taken
+
+    def fetched(self, parts: Sequence[Part], rows: Sequence[Row]) -> Taken:
+        """What a fetch of these parts has brought. What is missing has left the table, by whomever."""
+        by_id = {row[0]: row for row in rows}
+        taken: Taken = {}
+        for part in parts:
+            self._ledger.unpin(record_id for record_id in part.ids if record_id not in by_id)
+            found = [by_id[record_id] for record_id in part.ids if record_id in by_id]
+            if part.name is not None:
+                self._take_from_lane(part, part.name, found, taken)
+            elif part.shard >= 0:
+                self._take_from_shard(part, found, taken)
+            else:
+                for row in self._ledger.unknown(found):
+                    self._take(row, taken)
+        return taken
+
+    def shard_of(self, key: bytes) -> int:
+        """The shard that a row of this key would go to now."""
+        return self._place_of(key, shard_of(key, 0, self._spread.active))
+
+    def _take(self, row: Row, taken: Taken) -> None:
+        """A row that is new."""
+        record_id, key, _ = row
+        waiting = self._waiting
+        home = shard_of(key, record_id, self._spread.active)
+        index = self._place_of(key, home)
+        if len(waiting) and waiting.holds(record_id, record_id if key is None else key, index):
+            return
+        if index == home and index in waiting.shards:
+            waiting.join_shard(index, record_id)
+        elif index == home or key is None or self._takes(index):
+            self._pass_on(row, index, taken)
+        else:
+            self._join(key, index, record_id)  # in the shard's lane nobody would know that it has to go there
+            waiting.wake((key,))
+
+    def _place_of(self, key: bytes | None, home: int) -> int:
+        """The shard that has anything of this key, or else the one it goes to when nothing is under way."""
+        if key is None:
+            return home
+        index = self._ledger.shard_of_key(key)
+        if index is not None:
+            return index
+        lane = self._waiting.lanes.get(key)
+        return lane.shard if lane is not None else home
+
+    def _join(self, name: LaneName, index: int, record_id: int) -> None:
+        """Let a row wait for others of its key, or for room."""
+        if isinstance(name, bytes):
+            self._ledger.watched.add(name)
+        self._waiting.join(name, index, record_id)
+
+    def _pass_on(self, row: Row, index: int, taken: Taken) -> None:
+        """Send a row that is new and has no older one of its shard before it, or let it wait for its shard or key."""
+        record_id, key, _ = row
+        if not self._takes(index):
+            self._waiting.join_shard(index, record_id)
+        elif key is not None and self._is_enough(key):
+            self._join(key, index, record_id)
+        elif self._is_crowded(key):
+            self.crowded += 1
+            name = record_id if key is None else key
+            self._join(name, index, record_id)
+            self._waiting.wake((name,))
+        else:
+            self._send(row, index, taken)
+
+    def _is_enough(self, key: bytes) -> bool:
+        """Whether further rows of this key wait by their ids."""
+        return key in self._waiting.lanes or self._ledger.count_of(key) >= self._per_key
+
+    def _is_crowded(self, key: bytes | None) -> bool:
+        """Whether this row's key is not in flight, and may not become so: a mark has brought more keys than expected.
+
+        What a fetch under way has to bring keeps its places.
+        """
+        if key is not None and self._ledger.count_of(key):
+            return False
+        return self._ledger.room() <= self._kept
+
+    def _take_from_lane(self, part: Part, name: LaneName, rows: Sequence[Row], taken: Taken) -> None:
+        lane = self._waiting.lanes[name]
+        if lane.stamp != part.stamp or not self._takes(part.shard):
+            # Something older was given back meanwhile, or the shard takes nothing: not now.
+            lane.tried = False
+            self._waiting.give_back(name, [row[0] for row in rows])
+        else:
+            for row in self._ledger.unknown(rows):
+                self._send(row, part.shard, taken)
+            if lane.tried and not rows:
+                self._waiting.unpark(lane)  # what was to be tried has left the table
+        self._waiting.fetched(name)
+        if name not in self._waiting.lanes and isinstance(name, bytes):
+            self._ledger.watched.discard(name)
+
+    def _take_from_shard(self, part: Part, rows: Sequence[Row], taken: Taken) -> None:
+        for row in self._ledger.unknown(rows):
+            self._pass_on(row, part.shard, taken)
+        self._waiting.fetched_shard(part.shard)
+
+    def _send(self, row: Row, index: int, taken: Taken) -> None:
+        if not self._ledger.unsettled_of(index):
+            self._slices[index].heard_at = self._now  # it had nothing to say until now
+        self._slices[index].surplus += 1
+        self._ledger.add(row[0], row[1], index)
+        taken.setdefault(index, []).append(row)

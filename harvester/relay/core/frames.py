@@ -1,0 +1,406 @@
+"""What supervisor and shards say to each other over their pipes. Values only; their bytes: `harvester.relay.core.frames`.
+
+The *epoch* counts remarks (takeovers, drains and stops included). Both directions of a pipe keep order, so a
+shard that has read `Remark(n)` will see nothing of an epoch below n, and a supervisor that has read
+`Remarked(n)` will hear nothing about one, except acknowledgements of what was on the wire.
+
+[fields] Whether JSON values fit the fields of a frame. Pure.
+
+A dataclass takes any value for any field, and the wrong one would surface far from the pipe, in the relay's core. So
+what arrives is compared with the annotations: an unknown, missing or mistyped field raises ValueError.
+
+[framing] The bytes that frames travel as over a pipe. Pure.
+
+A frame on the pipe is a 4-byte big-endian length and that many bytes: one letter for the kind, then the body.
+The two kinds that travel per record, `Dispatch` and `Settled`, are packed binary; everything rare is JSON.
+Rows in a `Dispatch` are the tuples of `COPY … (FORMAT BINARY)` untouched: the shard decodes them.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import struct
+from array import array
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import MISSING, asdict, dataclass, field, fields
+from functools import cache
+from typing import Any, get_type_hints
+
+from harvester.errors import WireError
+
+
+@dataclass(frozen=True, slots=True)
+class Dispatch:
+    """Supervisor → shard: rows to publish, one after the other, in id order.
+
+    `low_water`: every id below it is settled, and no new one can appear there (P25); None: not known.
+    """
+
+    epoch: int
+    rows: bytes
+    low_water: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Remark:
+    """Supervisor → shard: drop what is queued, answer with what is still on the wire, go on under this term.
+
+    `term` and `holder` fence the shard's quarantine statements; both None: no leader, nothing may be produced.
+    `server` is the database server that the term was taken on; None: not known, or not to be compared. `incarnation`
+    is the outbox's; `lanes` how many there are to be fenced, by `shards` shards (exactly-once mode).
+    """
+
+    epoch: int
+    term: int | None
+    holder: str | None
+    server: str | None = None
+    incarnation: str | None = None
+    lanes: int = 0
+    shards: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Closed:
+    """Supervisor → shard: this record is parked; no older frame of its key can follow (P5)."""
+
+    epoch: int
+    record_id: int
+
+
+@dataclass(frozen=True, slots=True)
+class Login:
+    """Supervisor → shard: what new connections log in with from now on; those that are open stay. All of it secret.
+
+    `user` and `password` are Kafka's (SASL); an empty user changes nothing there.
+    """
+
+    dsn: str = field(repr=False)
+    user: str = field(repr=False)
+    password: str = field(repr=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Stop:
+    """Supervisor → shard: produce nothing more, finish the wire, purge, exit."""
+
+    within_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Ready:
+    """Shard → supervisor: connected to the database, its producer made."""
+
+    pid: int
+
+
+@dataclass(frozen=True, slots=True)
+class Settled:
+    """Shard → supervisor: the commit of these ids' purge (or quarantine) has come back (P1, P2)."""
+
+    ids: Sequence[int]
+
+
+@dataclass(frozen=True, slots=True)
+class Remarked:
+    """Shard → supervisor: queues are empty; exactly these ids are on the wire or unpurged.
+
+    `in_doubt`: among what is given up was something that had been sent, and may arrive yet.
+    """
+
+    epoch: int
+    ids: Sequence[int]
+    in_doubt: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Parked:
+    """Shard → supervisor: `record_id` is to be tried again after `wait_s`; it and `given_back` were dropped here.
+
+    `held`: by policy it will be tried for ever.
+    """
+
+    epoch: int
+    record_id: int
+    given_back: Sequence[int]
+    error: str
+    wait_s: float
+    attempts: int
+    held: bool
+
+
+@dataclass(frozen=True, slots=True)
+class InDoubt:
+    """Shard → supervisor: this record failed, and what was sent of it may still arrive (P36).
+
+    What follows from the failure is said after it, in a frame of its own.
+    """
+
+    record_id: int
+
+
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """Shard → supervisor: dropped on arrival, because their key was parked meanwhile."""
+
+    epoch: int
+    ids: Sequence[int]
+
+
+@dataclass(frozen=True, slots=True)
+class Dropped:
+    """Shard → supervisor, of any epoch: these were not sent for lack of trust or a leader; forget them."""
+
+    ids: Sequence[int]
+
+
+@dataclass(frozen=True, slots=True)
+class FateUnknown:
+    """Shard → supervisor: nobody can tell whether these were published; they are to be marked again."""
+
+    epoch: int
+    ids: Sequence[int]
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class QueueTimedOut:
+    """Shard → supervisor: this record was queued for longer than queue_timeout without any progress."""
+
+    epoch: int
+    record_id: int
+    waited_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Quarantined:
+    """Shard → supervisor: this record went to quarantine (its `Settled` is sent as well)."""
+
+    record_id: int
+    error: str
+
+
+@dataclass(frozen=True, slots=True)
+class Poisoned:
+    """Shard → supervisor: this record used up its attempts, and the policy is to stop."""
+
+    record_id: int
+    error: str
+
+
+@dataclass(frozen=True, slots=True)
+class Session:
+    """Shard → supervisor: its database session; `started` as pg_stat_activity.backend_start prints it (P7)."""
+
+    pid: int
+    started: str
+
+
+@dataclass(frozen=True, slots=True)
+class ServerChanged:
+    """Shard → supervisor: its database server is not the one it was (P9); it purges nothing more."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Stats:
+    """Shard → supervisor, at most once a second: gauges, counters since start, latency buckets since the last."""
+
+    queued: int
+    in_flight: int
+    parked: int
+    delivered: int
+    retries: int
+    errors: int
+    quarantined: int
+    latency: str = ""  # harvester.telemetry.latency.Histogram.pack() in hex
+
+
+@dataclass(frozen=True, slots=True)
+class Log:
+    """Shard → supervisor: a line for the log. `level` as in the module logging."""
+
+    level: int
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Trouble:
+    """Shard → supervisor: what this shard waits for, in words; None when that is over."""
+
+    text: str | None
+
+
+Frame = (
+    Dispatch
+    | Remark
+    | Closed
+    | Login
+    | Stop
+    | Ready
+    | Settled
+    | Remarked
+    | Parked
+    | InDoubt
+    | Refused
+    | Dropped
+    | FateUnknown
+    | QueueTimedOut
+    | Quarantined
+    | Poisoned
+    | Session
+    | ServerChanged
+    | Stats
+    | Log
+    | Trouble
+)
+
+
+_Check = Callable[[object], bool]
+
+
+def checked(kind: Any, values: object) -> dict[str, Any]:
+    """The arguments for `kind`, a dataclass, from what a JSON text held."""
+    if type(values) is not dict:
+        raise ValueError("not an object")
+    checks, required = _rules(kind)
+    if not values.keys() <= checks.keys() or not required <= values.keys():
+        raise ValueError("unknown or missing fields")
+    wrong = [name for name, value in values.items() if not checks[name](value)]
+    if wrong:
+        raise ValueError(f"wrong types: {', '.join(wrong)}")
+    return {name: _printable(value) if isinstance(value, str) else value for name, value in values.items()}
+
+
+def _printable(text: str) -> str:
+    """Half a surrogate pair passes JSON and breaks whoever prints or stores it."""
+    return text.encode("utf-8", "replace").decode()
+
+
+@cache
+def _rules(kind: Any) -> tuple[Mapping[str, _Check], frozenset[str]]:
+    """(check by field, the fields without a default)."""
+    hints = get_type_hints(kind)
+    checks = {field.name: _CHECKS[hints[field.name]] for field in fields(kind)}
+    return checks, frozenset(field.name for field in fields(kind) if field.default is MISSING)
+
+
+def _is_integer(value: object) -> bool:
+    return type(value) is int and -(1 << 63) <= value < 1 << 63
+
+
+def _is_number(value: object) -> bool:
+    return _is_integer(value) or (type(value) is float and not math.isnan(value))
+
+
+def _are_integers(value: object) -> bool:
+    return type(value) is list and all(map(_is_integer, value))
+
+
+def _is_text(value: object) -> bool:
+    return type(value) is str
+
+
+_CHECKS: dict[Any, _Check] = {
+    int: _is_integer,
+    float: _is_number,
+    bool: lambda value: type(value) is bool,
+    str: _is_text,
+    Sequence[int]: _are_integers,
+    int | None: lambda value: value is None or _is_integer(value),
+    str | None: lambda value: value is None or _is_text(value),
+}
+
+
+_LENGTH = struct.Struct(">I")
+_DISPATCH = struct.Struct(">cIq")
+_NO_LOW_WATER = -(2**63)
+MAX_FRAME_BYTES = 1 << 30
+MAX_ANSWER_BYTES = 1 << 26  # from a shard: ids, figures and texts only
+
+_RARE: dict[bytes, type[Any]] = {
+    b"m": Remark,
+    b"c": Closed,
+    b"n": Login,
+    b"x": Stop,
+    b"r": Ready,
+    b"k": Remarked,
+    b"p": Parked,
+    b"f": Refused,
+    b"d": Dropped,
+    b"u": FateUnknown,
+    b"i": InDoubt,
+    b"t": QueueTimedOut,
+    b"q": Quarantined,
+    b"o": Poisoned,
+    b"e": Session,
+    b"v": ServerChanged,
+    b"s": Stats,
+    b"l": Log,
+    b"w": Trouble,
+}
+_LETTER = {kind: letter for letter, kind in _RARE.items()}
+
+
+def encode(frame: Frame) -> bytes:
+    """The frame with its length in front, ready for a pipe."""
+    if type(frame) is Dispatch:
+        low = _NO_LOW_WATER if frame.low_water is None else frame.low_water
+        return _LENGTH.pack(_DISPATCH.size + len(frame.rows)) + _DISPATCH.pack(b"D", frame.epoch, low) + frame.rows
+    if type(frame) is Settled:
+        body = b"S" + array("q", frame.ids).tobytes()
+    else:
+        text = json.dumps(asdict(frame), separators=(",", ":"), default=list)
+        body = _LETTER[type(frame)] + text.encode()
+    return _LENGTH.pack(len(body)) + body
+
+
+def decode(body: bytes) -> Frame:
+    """A frame from its bytes without the length; raises WireError on anything that is none."""
+    letter = body[:1]
+    try:
+        if letter == b"D":
+            _, epoch, low = _DISPATCH.unpack_from(body)
+            return Dispatch(epoch, body[_DISPATCH.size :], None if low == _NO_LOW_WATER else low)
+        if letter == b"S":
+            ids = array("q")
+            ids.frombytes(body[1:])
+            return Settled(ids.tolist())
+        kind = _RARE[letter]
+        frame: Frame = kind(**checked(kind, json.loads(body[1:])))
+    except (KeyError, ValueError, TypeError, struct.error, RecursionError) as error:
+        raise WireError(
+            f"{len(body)} bytes on a pipe are no frame (first byte {letter!r})",
+            hint="supervisor and shards must be of one version; restart the harvester",
+        ) from error
+    return frame
+
+
+class Splitter:
+    """Cuts a stream of bytes back into frames; keeps what is incomplete."""
+
+    def __init__(self, max_bytes: int = MAX_FRAME_BYTES) -> None:
+        self._pending = bytearray()
+        self._max_bytes = max_bytes
+
+    def feed(self, data: bytes) -> Iterator[Frame]:
+        """Yield every frame that is complete now; raises WireError when the stream is no stream of frames."""
+        pending = self._pending
+        pending += data
+        at, end = 0, len(pending)
+        try:
+            while end - at >= 4:
+                (length,) = _LENGTH.unpack_from(pending, at)
+                if length > self._max_bytes or length == 0:
+                    raise WireError(
+                        f"a frame of {length} bytes was announced on a pipe",
+                        hint="supervisor and shards must be of one version; restart the harvester",
+                    )
+                if end - at - 4 < length:
+                    break
+                body = bytes(pending[at + 4 : at + 4 + length])
+                at += 4 + length
+                yield decode(body)
+        finally:
+            del pending[:at]

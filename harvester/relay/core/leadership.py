@@ -1,0 +1,238 @@
+"""One leadership's identity: its leader id, its term, and the database that the term was taken on. Pure.
+
+[doubt] What was given up and may arrive in Kafka all the same: while it may, no term is released (P24). Pure.
+
+[roll_call] Which shards have yet to answer the last remark, and which are stuck. Pure.
+
+*Shards that are stuck.* A shard that does not answer a remark, or is silent while it has records to settle, is
+killed; a killed shard's ids have an unknown fate, which is what a remark is for. Its successor is a new process
+(P15). In exactly-once mode an answer may take as long as it likes, while the shard gives a sign of life.
+
+[low_water] The low water: every id below it is settled, and none can appear there (P25). The bookmark of a scan (P38). Pure.
+
+[limits] The relay machine's limits in records and seconds, from the configuration. Pure.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from uuid import UUID
+
+from harvester.relay.core.dispatcher import Slices
+from harvester.relay.core.frames import Remark
+from harvester.relay.core.ledger import Bounds, Ledger
+from harvester.relay.core.messages import Kill, Release
+from harvester.relay.core.scan import Bookmark
+
+
+class Tenure:
+    """See the module's text. What is known of the database outlives a leadership. One thread only."""
+
+    def __init__(self) -> None:
+        self.holder: UUID | None = None  # whom the term row names, or is to name
+        self.leader_id: UUID | None = None  # that rows are marked under: the holder, until the first remark
+        self.asked = False  # whether the term was asked for
+        self.told: int | None = None  # the term that shards are told; it becomes ours when all have answered
+        self.term: int | None = None
+        self.lost = 0  # terms in a row, to another holder, while the group trusted this process (P37)
+        self.told_at = -math.inf
+        self.lanes = 0  # that exist, in exactly-once mode; set before the first term is taken
+        self._server: str | None = None
+        self._incarnation: str | None = None
+
+    def begin(self, holder: UUID) -> None:
+        """A leadership begins, under this name and without a term."""
+        self.holder = self.leader_id = holder
+        self.term = self.told = None
+        self.asked = False
+
+    def end(self) -> None:
+        """Nobody leads here."""
+        self.term = self.told = self.holder = self.leader_id = None
+        self.lost = 0
+
+    def lose(self, now: float, brief_s: float) -> None:
+        """Another holder has taken the term. One that was held for longer than `brief_s` ends the row of losses."""
+        if self.told is not None:
+            self.lost = self.lost + 1 if now - self.told_at < brief_s else 1
+
+    def tell(self, term: int, server: str | None, now: float) -> bool:
+        """The term was taken on this server. Returns whether that is known to be another one than the last."""
+        self.told_at = now
+        changed = self._server is not None and server is not None and server != self._server
+        self.told, self._server = term, server or self._server
+        return changed
+
+    def is_new(self, incarnation: UUID | None) -> bool:
+        """Remember the outbox's incarnation; returns whether its ids may be others than those known so far."""
+        before, self._incarnation = self._incarnation, str(incarnation) if incarnation is not None else None
+        return self._incarnation is None or self._incarnation != before
+
+    def remark(self, epoch: int, shards: int) -> Remark:
+        """What shards are told. `shards`: how many have lanes to fence; 0 outside of exactly-once mode."""
+        if self.told is None:
+            return Remark(epoch, None, None)
+        lanes = max(self.lanes, shards) if shards else 0
+        return Remark(epoch, self.told, str(self.holder), self._server, self._incarnation, lanes, shards)
+
+
+class Doubt:
+    """See the module's text. One thread only."""
+
+    def __init__(self, expiry_s: float, *, fences: bool) -> None:
+        """`expiry_s`: how long it may take to arrive; `fences`: whoever comes next fences the lanes, so it cannot."""
+        self._expiry_s, self._fences = expiry_s, fences
+        self._arose_at = -math.inf
+        self._to_release: tuple[int, UUID] | None = None  # the term of a drain, as long as all of it gets settled
+
+    def arise(self, now: float) -> None:
+        """Something of this term, or of the one before, may be on its way to Kafka though nobody waits for it."""
+        if not self._fences:
+            self._arose_at = now
+            self.keep_term()
+
+    def keep_term(self) -> None:
+        """Something was forgotten that failed on the wire, and may still arrive: the drain's term is not released."""
+        self._to_release = None
+
+    def drain(self, term: int | None, holder: UUID | None, now: float) -> None:
+        """This term is given up; it is released when all of it is settled, unless something is in doubt by then."""
+        in_doubt = now - self._arose_at < self._expiry_s
+        self._to_release = (term, holder) if term is not None and holder is not None and not in_doubt else None
+
+    def release(self) -> list[Release]:
+        """The drain is over, and all is settled."""
+        return [Release(*self._to_release)] if self._to_release is not None else []
+
+
+class RollCall:
+    """See the module's text. One thread only."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._answer_timeout_s, self._silence_timeout_s = settings.answer_timeout_s, settings.silence_timeout_s
+        self._is_patient = settings.exactly_once
+        self.awaited: set[int] = set()
+        self._deadline = 0.0
+
+    def begin(self, shards: Iterable[int], now: float) -> None:
+        """These were sent a remark, or will be when they are ready; nobody else's answer is awaited."""
+        self.awaited = set(shards)
+        self._deadline = now + self._answer_timeout_s
+
+    def include(self, shard: int, now: float) -> None:
+        """This one was sent the remark as well, now."""
+        self.awaited.add(shard)
+        self._deadline = now + self._answer_timeout_s
+
+    def forgive(self, lost_s: float) -> None:
+        """The supervisor did not run for so long."""
+        self._deadline += lost_s
+
+    def stuck(self, slices: Slices, ledger: Ledger, now: float) -> list[Kill]:
+        """Those to be killed."""
+        kills: list[Kill] = []
+        for index, shard in enumerate(slices):
+            if not shard.ready:
+                continue
+            silent_s = now - shard.heard_at
+            patient = self._is_patient and silent_s < self._answer_timeout_s
+            if index in self.awaited and now >= self._deadline and not patient:
+                kills.append(Kill(index, "it did not answer a remark"))
+            elif ledger.unsettled_of(index) and silent_s >= self._silence_timeout_s:
+                kills.append(Kill(index, f"it was silent for {silent_s:.1f} s"))
+        return kills
+
+
+_LOOK_S = 1.0
+_SAVE_S = 10.0
+_SAVE_IDS = 50_000  # so many ids further a bookmark is worth another version of the term row
+
+
+class LowWater:
+    """What is settled for good. It stays so, over remarks and terms of one incarnation. One thread only."""
+
+    def __init__(self) -> None:
+        self.known: int | None = None
+        self.bookmark: Bookmark | None = None  # below it everything is settled
+        self._floor: int | None = None  # as of the last mark: no row can appear below it any more
+        self._read: Bookmark | None = None  # as of a mark of this leader id, settled or not
+        self._look_at = self._save_at = 0.0
+        self._saved: Bookmark | None = None
+
+    def begin(self) -> None:
+        """A new leader id: what was read and not settled is forgotten, so how far the last one came means nothing."""
+        self._floor = self._read = None
+
+    def forget(self) -> None:
+        """Ids may have started again: another incarnation."""
+        self.known = self.bookmark = self._saved = None
+
+    def read(self, floor: int | None, bookmark: Bookmark | None) -> None:
+        """A mark has come so far; its rows are known."""
+        self._floor = floor
+        self._read = bookmark or self._read
+
+    def look(self, now: float, lowest: Callable[[], int | None]) -> None:
+        """Time has passed: raise it, if it is time to. `lowest`: the lowest id that was read and is not settled."""
+        if now < self._look_at:
+            return
+        self._look_at = now + _LOOK_S
+        if self._floor is None:
+            return
+        unsettled = lowest()
+        found = self._floor if unsettled is None else min(self._floor, unsettled)
+        self.known = max(found, self.known or 1) if found > 1 else self.known
+        if self._read is not None:
+            self.bookmark = self._read.below(unsettled)
+
+    def to_save(self, now: float) -> Bookmark | None:
+        """The bookmark, if it has gone far enough since it was last saved."""
+        bookmark, saved = self.bookmark, self._saved
+        if bookmark is None or now < self._save_at or (saved and bookmark.high < saved.high + _SAVE_IDS):
+            return None
+        self._save_at = now + _SAVE_S
+        return self.last()
+
+    def last(self) -> Bookmark | None:
+        """The bookmark, if it is another one than was last saved."""
+        if self.bookmark == self._saved:
+            return None
+        self._saved = self.bookmark
+        return self.bookmark
+
+
+_ENOUGH_UNSETTLED = 10_000
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """See the module's text. Only `shards` changes while the relay runs (P17)."""
+
+    shards: int
+    max_in_flight_records: int
+    max_unsettled_records: int  # with those that wait in shards behind another of their key
+    mark_query_records: int
+    send_buffer: int
+    max_queued_per_key: int
+    records_per_shard: int
+    most_shards: int  # that are put to use at a time, unless all always are
+    answer_timeout_s: float
+    silence_timeout_s: float
+    look_interval_s: float = 60.0
+    exactly_once: bool = False
+    expiry_s: float = 22.0  # S + H + D: what a dead shard had on the wire has arrived by then, or never does
+
+    @property
+    def bounds(self) -> Bounds:
+        """The ledger's. In exactly-once mode rows are bounded, not keys: nothing waits for another of its key."""
+        most = self.max_in_flight_records
+        if self.exactly_once:
+            return Bounds(most, most, most)
+        return Bounds(most, self.max_unsettled_records, self.max_queued_per_key)
+
+
+def max_unsettled(in_flight: int) -> int:
+    """How many records may be unsettled where so many may be in flight: enough to find that many keys among them."""
+    return max(2 * in_flight, min(6 * in_flight, _ENOUGH_UNSETTLED))

@@ -1,0 +1,403 @@
+"""What a shard does with its records in exactly-once mode: transactions, one after the other, on a lane of its own.
+
+One thread, the *transactor*, talks to Kafka. What is queued, and what the supervisor wants, it finds in the shard's
+reception (`harvester.relay.transaction_intake`).
+
+Theory. While a transaction is sent and committed, further records queue up, and are the next one: batches size
+themselves by load. A transaction takes what is queued until nothing is left, it has `max_transaction_records`, or it
+has taken long enough (`filling`); it ends with the lane's progress record (`harvester.delivery.progress`), and what it
+held is purged when its commit is *clear* (`harvester.delivery.lane`). Outcomes and what follows:
+
+    DONE      purge; go on
+    REFUSED   abort; find out who is at fault, by halves if need be (`harvester.relay.core.transaction_queue`); go on
+    UNCLEAR   close the lane, *open* it again; what its progress names was committed, the rest is sent again
+
+A transaction that is refused although none of its records failed is repeated: at once at first, then with pauses that
+grow up to 30 s, while a trouble names the cause and its remedy. As a rule it is the progress record that is refused.
+
+*Opening* a lane fences whoever had it, compares the term row with our own term after that and before anything is sent
+(P20: a producer that was initialised by a zombie would fence the one that leads), reads the lane's progress, purges
+what it names, and then leaves an empty record behind. With a new term a shard opens its own lane and ends those of
+shards that are no more (P19). Until that is done it does not answer the supervisor's `Remark`, and nothing is marked.
+A shard's successor does the same before the supervisor lets go of the ids of the dead one (P21).
+
+Trust is looked at before a transaction begins and before it is committed. In between it need not be: what a zombie
+sends cannot be committed once its successor has opened the lane.
+
+[filling] Filling a transaction: queued records go to the producer, each with its number. Thin.
+
+The transactor's thread alone is here; the condition is that of its reception, around whatever other threads see.
+
+A transaction's partitions are made known to its coordinator one millisecond after the first record, with one request;
+until that is answered nothing is sent. So a transaction that has taken all there is waits as long for more: what comes
+in time is sent with the first, what comes later waits for the whole of it. The partition of the lane's progress would
+need a second such request at the end. So a progress record comes first already, which names earlier transactions only.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+from uuid import UUID
+
+from confluent_kafka import KafkaError, KafkaException
+
+from harvester.delivery.decode import Broken
+from harvester.delivery.lane import FLUSH_S, Deposed, Lane, Lanes, Leadership, Opener, Outcome, Superseded, Surroundings
+from harvester.delivery.progress import Progress, encode
+from harvester.origin import Stamps, timestamp_ms
+from harvester.relay.at_least_once import INFERRED, RESERVED
+from harvester.relay.core.frames import Log, Remark, Remarked, Settled, Trouble
+from harvester.relay.core.transaction_queue import Batches, Entry
+from harvester.relay.failpoints import Hooks
+from harvester.relay.purger import Outlets
+from harvester.relay.transaction_intake import INNOCENT, Failed, Reception
+
+# Kafka answers a commit before it has written its markers. A transaction that begins sooner is put off by the broker,
+# and the client tries again only after 20 ms. It asks a millisecond after the first record.
+_MARKERS_S = 0.0015
+_PATIENCE_S = 0.5  # for a record that timed out before
+_IDLE_S = 30.0  # after which the client may say what it has to say
+_UNSAID = 2  # refusals in a row, with no record at fault, before anybody is told
+_PAUSE_S, _LONGEST_PAUSE_S = 0.25, 30.0
+
+
+@dataclass(frozen=True, slots=True)
+class Database:
+    """What opening a lane needs of the database. Each waits until it is done; None when the shard ends."""
+
+    term: Callable[[], tuple[int, str | None] | None]  # term and holder that the term row names
+    delete: Callable[[Sequence[int]], bool | None]
+
+
+class Transactor:
+    """See the module's text."""
+
+    def __init__(
+        self,
+        reception: Reception,
+        index: int,
+        lanes: Lanes,
+        header: str,
+        reserved: frozenset[str],
+        outlets: Outlets,
+        database: Database,
+        hooks: Hooks,
+        dated: bool = False,
+    ) -> None:
+        self._reception, self._index, self._out, self._hooks = reception, index, outlets, hooks
+        around = Surroundings(
+            term=database.term,
+            delete=database.delete,
+            is_over=self._is_superseded,
+            pause=self._pause,
+            trouble=lambda text: outlets.send(Trouble(text)),
+            hit=partial(hooks.hit, index=index),
+        )
+        self._lanes, self._opener = lanes, Opener(lanes, around)
+        self._refused = 0  # commits in a row, with no record at fault
+        self._wanted: Remark | None = None  # the one that is being answered
+        self._term: int | None = None  # of the last answer
+        self._opened: tuple[int | None, int] | None = None  # term and lanes for which all is fenced
+        self._filler = Filler(
+            reception.batches,
+            Stamps(header, index),
+            reserved,
+            reception.changed,
+            reception.is_over,
+            lambda: reception.low_water,
+            dated,
+        )
+        self._thread = threading.Thread(target=self._run, name="transactor", daemon=True)
+
+    def start(self) -> None:
+        """Start the transactor."""
+        self._thread.start()
+
+    # -- transactions
+
+    def _run(self) -> None:
+        reception = self._reception
+        try:
+            while True:
+                with reception.changed:
+                    due = reception.changed.wait_for(reception.has_work, _IDLE_S)
+                    ended, pending = reception.ended, reception.pending
+                if ended:
+                    return
+                self._wanted = pending
+                if pending is not None:
+                    self._answer(pending)
+                elif reception.lane is None and reception.under is not None:
+                    self._open(reception.under, [self._index])
+                elif reception.lane is not None and due:
+                    self._transact(reception.lane)
+                elif reception.lane is not None and reception.lane.poll(0) is not Outcome.DONE:
+                    self._lose_lane()
+        except Exception as error:  # noqa: BLE001 - the top frame of this thread; without it nothing would be sent
+            self._out.fatal(f"the transactor failed: {error!r}")
+
+    def _transact(self, lane: Lane) -> None:
+        """One transaction, from its beginning to its end."""
+        reception = self._reception
+        if not self._out.trusted():
+            reception.give_all_up()
+            return
+        if lane.begin() is not Outcome.DONE:
+            self._lose_lane()
+            return
+        with reception.changed:
+            under, before = reception.under, reception.batches.progress()
+        if under is None:
+            self._abort(lane)
+            return
+        if lane.note(_progress(under, before)) is not Outcome.DONE:
+            self._abort(lane)
+            self._repeat(lane)
+            return
+        if not self._filler.fill(lane):
+            self._abort(lane)
+            return
+        with reception.changed:
+            ids, alone = reception.batches.progress(), reception.batches.alone
+        if reception.is_over() or not self._out.trusted():
+            self._abort(lane)
+            return
+        arrived = lane.flush(FLUSH_S if alone is None else _PATIENCE_S)  # all that failed is known then (P46)
+        if alone is not None and not arrived:
+            self._filler.failed.append((alone, KafkaError(KafkaError._MSG_TIMED_OUT)))
+        if not arrived or self._filler.failed:
+            self._abort(lane)
+            return
+        self._hooks.hit("shard.commit", index=self._index, ids=ids)
+        outcome = lane.commit(_progress(under, ids), lambda: not self._filler.failed)
+        self._hooks.hit("shard.committed", index=self._index, ids=ids, outcome=outcome.value)
+        if outcome is Outcome.REFUSED:
+            at_fault = bool(self._filler.failed)
+            self._abort(lane)
+            if not at_fault:
+                self._repeat(lane)
+        elif outcome is Outcome.UNCLEAR:
+            self._lose_lane()
+        else:
+            self._filler.committed()
+            self._commit()
+
+    def _repeat(self, lane: Lane) -> None:
+        """The transaction was refused, and none of its records is at fault: say why, and wait."""
+        self._refused += 1
+        if self._refused <= _UNSAID:
+            return
+        self._out.send(Trouble(f"nothing can be committed: {self._lanes.explain(lane)}"))
+        with self._reception.changed:
+            pause_s = min(_LONGEST_PAUSE_S, _PAUSE_S * 2.0 ** min(self._refused - _UNSAID, 20))
+            self._reception.changed.wait_for(self._reception.is_over, pause_s)
+
+    def _commit(self) -> None:
+        """The transaction is committed, for certain."""
+        now_us = time.time_ns() // 1000
+        reception = self._reception
+        if self._refused > _UNSAID:
+            self._out.send(Trouble(None))
+        self._refused = 0
+        with reception.changed:
+            reception.commit(now_us)
+            reception.changed.wait_for(lambda: reception.ended, _MARKERS_S)
+
+    def _abort(self, lane: Lane) -> None:
+        """Give the transaction up, and see to those that failed. What timed out may still arrive (P23)."""
+        failed = [why for _, why in self._filler.failed] + [lane.refused]
+        timed_out = any(isinstance(why, KafkaError) and why.name() == "_MSG_TIMED_OUT" for why in failed)
+        if timed_out or lane.abort() is not Outcome.DONE:
+            self._lose_lane()
+            return
+        with self._reception.changed:
+            self._reception.batches.aborted()
+            self._judge()
+
+    def _lose_lane(self) -> None:
+        """Nobody knows what became of the transaction, or nothing can be done with the producer any more."""
+        lane = self._reception.lane
+        if lane is not None:
+            lane.close()
+            self._reception.lane = None
+
+    def _judge(self) -> None:
+        """The transaction is undone: see to the records that failed; the lock is held."""
+        failed, self._filler.failed = self._filler.failed, []
+        self._reception.judge(failed)
+
+    # -- opening
+
+    def _answer(self, frame: Remark) -> None:
+        """Be ready for what the supervisor wants, and say what is still to be purged."""
+        reception = self._reception
+        reception.under = None
+        if frame.term is None:
+            with reception.changed:
+                reception.batches.aborted()  # of an unclear outcome: who opens the lane next finds out
+                reception.batches.drop_queue()
+        elif reception.lane is None or self._opened != (frame.term, frame.lanes):
+            self._lose_lane()
+            self._opened = None
+            if not self._open(frame, [*range(self._index + frame.shards, frame.lanes, frame.shards), self._index]):
+                return
+            if reception.lane is not None:
+                self._opened = (frame.term, frame.lanes)
+        with reception.changed:
+            if reception.pending is not frame:
+                return
+            if frame.term != self._term:
+                reception.refusals.attempts.clear()
+            reception.pending, self._term = None, frame.term
+            reception.under = frame if reception.lane is not None and frame.term is not None else None
+            self._out.send(Remarked(frame.epoch, reception.batches.leaving()))
+
+    def _open(self, frame: Remark, numbers: Sequence[int]) -> bool:
+        """Open these lanes, the last of which is our own and stays open. False: nobody wants that any more."""
+        assert frame.term is not None
+        assert frame.holder is not None
+        assert frame.incarnation is not None
+        reception = self._reception
+        under = Leadership(frame.term, frame.holder, UUID(frame.incarnation))
+        try:
+            for number in numbers:
+                lane = self._opener.open(number, under, partial(self._published, number))
+                if number == self._index:
+                    with reception.changed:
+                        reception.lane, reception.batches.most_named = lane, lane.room
+                    self._filler.begin(frame.term, frame.incarnation)
+                else:
+                    lane.close()
+        except Superseded:
+            return False
+        except Deposed as error:
+            self._out.send(Log(30, f"lane {self._index} is not opened: {error}"))
+            with reception.changed:  # of an unclear outcome: else the supervisor waits for them, and never asks why
+                reception.batches.aborted()
+            reception.give_all_up()
+        return True
+
+    def _published(self, number: int, ids: list[int]) -> None:
+        """These, and no others of the lane's open transaction, were committed; they are purged by now."""
+        with self._reception.changed:
+            if number == self._index:
+                self._reception.batches.aborted(ids)
+                self._judge()
+            self._reception.refusals.attempts.settled(ids)
+            if ids:
+                self._out.send(Settled(ids))
+
+    def _is_superseded(self) -> bool:
+        """Whether the lane that is being opened is no longer wanted."""
+        return self._reception.ended or self._reception.pending is not self._wanted
+
+    def _pause(self, seconds: float) -> None:
+        with self._reception.changed:
+            self._reception.changed.wait_for(self._is_superseded, seconds)
+
+
+def _progress(under: Remark, ids: Sequence[int]) -> bytes:
+    assert under.term is not None
+    assert under.incarnation is not None
+    return encode(Progress(under.term, UUID(under.incarnation), ids))
+
+
+_LONGEST_S = 0.02  # of taking records into one transaction
+_JOIN_S = 0.002  # as long as the coordinator takes to learn of the partitions
+_SLICE = 256  # records taken under the lock at a time
+
+
+class Filler:
+    """See the module's text. `is_over`: the open transaction is not wanted any more; `dated` as a `Sender`'s.
+
+    `low_water` is asked under the lock.
+    """
+
+    def __init__(
+        self,
+        batches: Batches,
+        stamps: Stamps,
+        reserved: frozenset[str],
+        changed: threading.Condition,
+        is_over: Callable[[], bool],
+        low_water: Callable[[], int | None],
+        dated: bool = False,
+    ) -> None:
+        self._batches, self._stamps, self._reserved = batches, stamps, reserved
+        self._changed, self._is_over, self._low_water, self._dated = changed, is_over, low_water, dated
+        self._sequence = self._last = 0  # of the last record committed, and of the last one handed over
+        self.failed: list[Failed] = []  # of the open transaction
+
+    def begin(self, term: int, incarnation: str) -> None:
+        """A new scope of numbers."""
+        self._stamps.begin(term, incarnation)
+        self._sequence = 0
+
+    def committed(self) -> None:
+        """The numbers of this transaction count; those of one that does not end so are used again (P25)."""
+        self._sequence = self._last
+
+    def fill(self, lane: Lane) -> bool:
+        """Hand over what is queued, until nothing is left or it is enough. False: the transaction cannot go on."""
+        began = time.monotonic()
+        self.failed, self._last = [], self._sequence
+        self._stamps.rewind(self._sequence)
+        room = True
+        while room:
+            with self._changed:
+                if self._last > self._sequence and not self._has_more():
+                    self._changed.wait_for(self._has_more, max(0.0, began + _JOIN_S - time.monotonic()))
+                entries = [] if self._is_over() else self._batches.take(_SLICE)
+                self._stamps.set_low_water(self._low_water())
+            for entry in entries:
+                try:
+                    if not self._produce(lane, entry):
+                        return False
+                except Exception as error:  # noqa: BLE001 - no record may end the shard (P33)
+                    self.failed.append((entry, f"the client refused it: {error}"))
+                    return False
+                self._last += 1
+            room = bool(entries) and time.monotonic() - began < _LONGEST_S
+        return True
+
+    def _has_more(self) -> bool:
+        return self._is_over() or self._batches.is_ready
+
+    def _produce(self, lane: Lane, entry: Entry) -> bool:
+        """False: the transaction cannot go on, because of this record or for another reason."""
+        record = entry.record
+        if isinstance(record, Broken):
+            self.failed.append((entry, record.reason))
+            return False
+        record_id, key, topic, value, headers, partition, created_us = record
+        if topic in self._reserved:
+            self.failed.append((entry, RESERVED))
+            return False
+        if self._stamps.name:
+            headers = [*headers, (self._stamps.name, self._stamps.stamp(record_id, created_us))]
+        at_ms = timestamp_ms(created_us) if self._dated else 0
+        while True:
+            try:
+                # By position: names cost a third of the call. They are: on_delivery, its alias, timestamp, headers.
+                lane.produce(topic, value, key, partition, partial(self._reported, entry), None, at_ms, headers)
+            except BufferError:
+                if lane.poll(0.01) is not Outcome.DONE or self._is_over():
+                    return False
+            except KafkaException as error:
+                self._reported(entry, error.args[0], None)
+                return False
+            else:
+                return True
+
+    def _reported(self, entry: Entry, error: KafkaError | None, message: Any) -> None:
+        """Delivery report. Without an offset the client only infers it: the record may be nowhere (P45)."""
+        if error is None:
+            if message.offset() is None:
+                self.failed.append((entry, INFERRED))
+        elif error.name() not in INNOCENT:
+            self.failed.append((entry, error))

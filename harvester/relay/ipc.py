@@ -1,0 +1,247 @@
+"""The two ends of a shard's pipe pair.
+
+P16: the supervisor never blocks. It writes what the pipe takes and keeps the rest; when that is much
+(`Channel.congested`) the relay holds that shard's rows back. It reads whatever has arrived. So the shard, whose writes
+do block, always finds its reader reading.
+
+[waking] A thing to wake a thread with that waits for descriptors.
+
+[shared] What supervisor and shards share in memory: three numbers that the supervisor alone writes (P16).
+
+No lock is shared: a shard that is killed while it holds one would hang all others. Each number is one aligned
+64-bit word, so a reader sees the old value or the new one and nothing between.
+
+Trust is a moment of CLOCK_BOOTTIME, which runs through suspend. Inside the supervisor several threads may move it
+(the member extends it, the relay opens and closes it); `TrustCell` orders them with a lock of its own process.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import select
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, MutableSequence
+from time import CLOCK_BOOTTIME, clock_gettime_ns
+
+from harvester.clock import clock_s
+from harvester.relay.core.frames import MAX_ANSWER_BYTES, Frame, Splitter, encode
+
+_PIPE_BYTES = 1 << 20
+_READ_BYTES = 1 << 16  # a larger buffer is a fresh mapping for every read
+_LOOK_AGAIN_MS = 250
+# A pipe holds a third of what a shard may have to do. To hold rows back means to read them again, so it is for a shard
+# that takes nothing, and not for one that is busy.
+_SLACK_BYTES = 1 << 22
+
+
+def widen(fd: int) -> None:
+    """Ask for a larger pipe; an unprivileged process may be refused, which costs speed only."""
+    try:
+        fcntl.fcntl(fd, fcntl.F_SETPIPE_SZ, _PIPE_BYTES)
+    except OSError:
+        return
+
+
+class Channel:
+    """The supervisor's end: non-blocking both ways."""
+
+    def __init__(self, read_fd: int, write_fd: int) -> None:
+        self.read_fd, self.write_fd = read_fd, write_fd
+        for fd in (read_fd, write_fd):
+            os.set_blocking(fd, False)
+            widen(fd)
+        self._outbound: deque[memoryview] = deque()
+        self._waiting_bytes = 0
+        self._splitter = Splitter(MAX_ANSWER_BYTES)
+
+    @property
+    def congested(self) -> bool:
+        """Whether so much waits until the pipe takes it that no more should come."""
+        return self._waiting_bytes > _SLACK_BYTES
+
+    @property
+    def is_waiting(self) -> bool:
+        """Whether anything waits until the pipe takes it."""
+        return bool(self._outbound)
+
+    def send(self, frame: Frame) -> None:
+        """Write the frame, or keep what the pipe does not take. A broken pipe drops it: the shard is dead."""
+        data = encode(frame)
+        self._outbound.append(memoryview(data))
+        self._waiting_bytes += len(data)
+        self.flush()
+
+    def flush(self) -> None:
+        """Write what the pipe takes now."""
+        outbound = self._outbound
+        while outbound:
+            data = outbound[0]
+            try:
+                written = os.write(self.write_fd, data)
+            except BlockingIOError:
+                return
+            except BrokenPipeError:
+                outbound.clear()
+                self._waiting_bytes = 0
+                return
+            self._waiting_bytes -= written
+            if written == len(data):
+                outbound.popleft()
+            else:
+                outbound[0] = data[written:]
+
+    def receive(self) -> Iterator[Frame]:
+        """Frames that have arrived; raises EOFError when the shard has closed its end and all is read."""
+        while True:
+            try:
+                data = os.read(self.read_fd, _READ_BYTES)
+            except BlockingIOError:
+                return
+            if not data:
+                raise EOFError
+            yield from self._splitter.feed(data)
+            if len(data) < _READ_BYTES:
+                return
+
+    def close(self) -> None:
+        """Close both ends: for the shard, the end of the supervisor."""
+        for fd in (self.read_fd, self.write_fd):
+            os.close(fd)
+
+
+class ShardPipe:
+    """The shard's end: writes from any thread, which wait for room, reads from one."""
+
+    def __init__(self, read_fd: int, write_fd: int) -> None:
+        self.read_fd, self._write_fd = read_fd, write_fd
+        os.set_blocking(write_fd, False)
+        self._lock = threading.Lock()  # of this process only
+        self._splitter = Splitter()
+        self._deadline: float | None = None
+        self._room = select.poll()
+        self._room.register(write_fd, select.POLLOUT)
+
+    def give_up_after(self, within_s: float) -> None:
+        """The end has begun: a supervisor that does not read may hold writes up for this long only."""
+        self._deadline = time.monotonic() + within_s
+
+    def send(self, frame: Frame) -> None:
+        """Write the frame whole; silently gives up when the supervisor is gone."""
+        data = memoryview(encode(frame))
+        with self._lock:
+            while data:
+                try:
+                    data = data[os.write(self._write_fd, data) :]
+                except BrokenPipeError:
+                    return
+                except BlockingIOError:
+                    if self._deadline is not None and time.monotonic() >= self._deadline:
+                        return
+                    self._room.poll(_LOOK_AGAIN_MS)
+
+    def receive(self) -> Iterator[Frame]:
+        """Frames of one read, which blocks until there is one; raises EOFError when the supervisor is gone."""
+        data = os.read(self.read_fd, _READ_BYTES)
+        if not data:
+            raise EOFError
+        yield from self._splitter.feed(data)
+
+
+class Waker:
+    """An eventfd with an owner: `set` after `close` does nothing, and never reaches whoever got its number since."""
+
+    def __init__(self) -> None:
+        self.fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self._lock = threading.Lock()
+        self._closed = False
+
+    def set(self) -> None:
+        """Make `fd` readable; from any thread."""
+        with self._lock:
+            if not self._closed:
+                os.eventfd_write(self.fd, 1)
+
+    def clear(self) -> None:
+        """Make `fd` unreadable; by the thread that waits for it."""
+        try:
+            os.eventfd_read(self.fd)
+        except BlockingIOError:
+            return
+
+    def close(self) -> None:
+        """Nobody waits any more."""
+        with self._lock:
+            if not self._closed:
+                self._closed = True
+                os.close(self.fd)
+
+
+_TRUST, _IN_FLIGHT, _LIMIT = 0, 1, 2
+WORDS = 3
+
+Shared = MutableSequence[int]  # a multiprocess RawArray of WORDS signed 64-bit integers
+
+
+def trust_check(shared: Shared) -> Callable[[], bool]:
+    """A function that says whether a shard may hand a record to its producer now (P12); one call per record."""
+
+    def trusted() -> bool:
+        return clock_gettime_ns(CLOCK_BOOTTIME) < shared[_TRUST]
+
+    return trusted
+
+
+def set_in_flight(shared: Shared, records: int, limit: int) -> None:
+    """Publish how many records may be at producers now, and the most that is allowed."""
+    shared[_IN_FLIGHT] = records
+    shared[_LIMIT] = limit
+
+
+def in_flight(shared: Shared) -> tuple[int, int]:
+    """(records in flight over all shards, max_in_flight_records)."""
+    return shared[_IN_FLIGHT], shared[_LIMIT]
+
+
+class TrustCell:
+    """The supervisor's side of the trust word. It is 0 while closed; opening needs an unexpired trust."""
+
+    def __init__(self, shared: Shared) -> None:
+        self._shared = shared
+        self._lock = threading.Lock()
+        self._open = False
+        self._until_s = 0.0
+        shared[_TRUST] = 0
+
+    def extend(self, until_s: float) -> None:
+        """The election proved leadership up to this moment."""
+        with self._lock:
+            self._until_s = until_s
+            if self._open:
+                self._shared[_TRUST] = int(until_s * 1e9)
+
+    def revoke(self) -> None:
+        """The election fenced: nothing is proved any more."""
+        with self._lock:
+            self._until_s = 0.0
+            self._open = False
+            self._shared[_TRUST] = 0
+
+    def open(self) -> None:
+        """Let shards produce up to the proven moment, and on as the election proves more."""
+        with self._lock:
+            self._open = True
+            self._shared[_TRUST] = int(self._until_s * 1e9)
+
+    def close(self) -> None:
+        """No shard may produce; what the election proves is kept for the next opening."""
+        with self._lock:
+            self._open = False
+            self._shared[_TRUST] = 0
+
+    @property
+    def trusted(self) -> bool:
+        """Whether leadership is proven now, open or not."""
+        return clock_s() < self._until_s

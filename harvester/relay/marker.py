@@ -1,0 +1,423 @@
+"""The mark loop's thread: performs, one after the other, what the relay machine wants of the leader's session.
+
+In order means: a mark that was under way is over before a term is taken. A session that cannot be opened is retried
+here, without end and without telling the machine: nothing was sent. A statement that was sent and failed is reported:
+its fate is unknown (P4). A session with another server than before, or with one whose term row is older than our
+term, is reported too, and nothing is done on it for the machine (P9).
+
+How the term is taken: `harvester.relay.term`. How rows are read: `harvester.relay.marker`.
+
+Liveness (P14): `is_alive` is true while the loop turns, or waits inside its own bounded retry or for a statement
+that its own timeout bounds. A thread that died or hangs beyond that is not alive, and leadership ends.
+
+[reading] The statements that read rows for the relay machine, on the leader's session: marks, fetches and looks. Thin.
+
+The reader owns the scan (`harvester.relay.core.scan`): each mark goes on where the last one ended, so that a second one can
+be asked for before the first one's rows have been seen to. A new leader id or a new connection starts from the bookmark
+in the term row, or from the head if there is none (P38).
+
+Between marks it lists the holders of locks that could still fill a gap of the scan (P10). The same list says whether
+ids have started again, and that somebody asks for the term (P32). A mark that brings nothing is repeated if one of the
+transactions is over that the scan's resting gaps wait for.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from uuid import UUID
+
+import psycopg
+
+from harvester.errors import BrokerError, OutboxError, TermLost
+from harvester.outbox.connection import one_line
+from harvester.outbox.leader_session import Holders, MarkSession
+from harvester.outbox.libpq import Row
+from harvester.outbox.term_session import Owner, Session, why_another
+from harvester.relay.core.messages import (
+    DatabaseTrouble,
+    Fetch,
+    Fetched,
+    Look,
+    Looked,
+    LoopDied,
+    Mark,
+    Marked,
+    Release,
+    Report,
+    SaveBookmark,
+    ServerChanged,
+    StatementFailed,
+    TakeTerm,
+    TermGone,
+    TermWanted,
+)
+from harvester.relay.core.scan import Bookmark, Scan
+from harvester.relay.core.supervision import Pace, idle_wait_s
+from harvester.relay.failpoints import Hooks
+from harvester.relay.ipc import Waker
+from harvester.relay.term import AT_LEAST_ONCE, Mode, TermTaker, Voices
+
+_STALL_MARGIN_S = 10.0
+_GATHER_S = 0.001  # between marks that take all there is
+
+Work = Mark | Fetch | Look | SaveBookmark | TakeTerm | Release
+
+
+class MarkLoop(threading.Thread):
+    """See the module's text."""
+
+    def __init__(
+        self,
+        session: MarkSession,
+        pace: Pace,
+        name: str,
+        report: Callable[[Report], None],
+        trusted: Callable[[], bool],
+        highest_term: Callable[[], int],
+        hooks: Hooks,
+        mode: Mode | None = None,
+        owner: Callable[[], Owner] = Owner,
+    ) -> None:
+        super().__init__(name="marker", daemon=True)
+        self.mode = mode if mode is not None else Mode(AT_LEAST_ONCE, 0.0)
+        self._session, self._pace, self._report, self._hooks = session, pace, report, hooks
+        self._commands: deque[Work] = deque()
+        self._waker = Waker()
+        self._ended = threading.Event()
+        self._turned_at = time.monotonic()
+        voices = Voices(report, trusted, highest_term, self._turned, owner)
+        self._taker = TermTaker(session, self.mode, name, voices, self._ended, hooks)
+        self._unreachable_since: float | None = None
+        self._reader = Reader(session, self._taker, report, hooks, writes=pace.writes)
+        self._sessions: Sequence[Session] = ()
+        self._unregistered = False
+        self._doubted = False
+        self._checked = True  # that the session is with the database that is meant
+
+    def perform(self, command: Work) -> None:
+        """Queue a command; safe from any thread."""
+        self._commands.append(command)
+        self._waker.set()
+
+    def register(self, sessions: Sequence[Session]) -> None:
+        """The shards' sessions, to be named in the term row (P7); safe from any thread."""
+        self._sessions, self._unregistered = sessions, True
+
+    def doubt(self) -> None:
+        """The session may be with another server than others are: make a new one for the next command (P9)."""
+        self._doubted = True
+
+    def log_in(self, dsn: str) -> None:
+        """Connect with this from now on; safe from any thread."""
+        self._session.log_in(dsn)
+
+    def stop(self) -> None:
+        """End the thread after what is running."""
+        self._ended.set()
+        if self.ident is None:  # never started
+            self._waker.close()
+        self._waker.set()
+
+    def is_working(self, now: float) -> bool:
+        """Whether the loop is live (P14)."""
+        bound_s = self._pace.statement_timeout_s + _STALL_MARGIN_S
+        return self.is_alive() and now - self._turned_at < bound_s
+
+    @property
+    def lent_to(self) -> str | None:
+        """Who has the term, while we wait for it (P32)."""
+        return self._taker.lent_to
+
+    def _turned(self) -> None:
+        self._turned_at = time.monotonic()
+
+    @property
+    def turned_at(self) -> float:
+        """When the loop last turned: a reading of the monotonic clock."""
+        return self._turned_at
+
+    def unreachable_s(self, now: float) -> float:
+        """For how long the database has been out of reach; 0 when it is not."""
+        since = self._unreachable_since
+        return 0.0 if since is None else now - since
+
+    def run(self) -> None:
+        """The thread."""
+        try:
+            self._loop()
+            for command in self._commands:
+                if isinstance(command, Release):
+                    self._release(command)
+        except Exception as error:  # noqa: BLE001 - the top frame of this thread
+            self._report(LoopDied(error))
+        finally:
+            self._session.close()
+            self._waker.close()
+
+    def _loop(self) -> None:
+        while not self._ended.is_set():
+            self._turned_at = time.monotonic()
+            if not self._commands:
+                self._rest()
+                continue
+            command = self._commands.popleft()
+            match command:
+                case TakeTerm():
+                    self._take(command)
+                case Release():
+                    self._release(command)
+                case Mark():
+                    self._mark(command)
+                case Fetch() | Look():
+                    self._read(command)
+                case SaveBookmark():
+                    self._save(command)
+
+    def _rest(self) -> None:
+        """Nothing is wanted: wait for a command. A session that ends meanwhile is made anew when it is needed."""
+        try:
+            self._session.wait(1.0, self._waker.fd)
+        except psycopg.Error:
+            self._session.close()
+        self._waker.clear()
+
+    def _take(self, command: TakeTerm) -> None:
+        """Until the term is taken, or trust in us is over (P8)."""
+        try:
+            while not self._ended.is_set() and self._connected():
+                try:
+                    if self._taker.attempt(command.holder, self._sessions, command.lost):
+                        self._unregistered = True
+                        return
+                except (psycopg.Error, OutboxError, BrokerError) as error:
+                    self._lost(error)
+        finally:
+            self._taker.lent_to = None
+
+    def _release(self, release: Release) -> None:
+        """Nothing of the term is left; whoever leads next need not wait. It is worth one attempt."""
+        try:
+            if self._session.is_open:
+                self._session.release(release.term, release.holder)
+        except (psycopg.Error, OutboxError) as error:
+            self._lost(error)
+
+    def _save(self, command: SaveBookmark) -> None:
+        """Worth one attempt, on a session that is known to be with the database that is meant."""
+        try:
+            if self._session.is_open and self._checked:
+                self._reader.save(command)
+        except (psycopg.Error, OutboxError) as error:
+            self._lost(error)
+
+    def _read(self, command: Mark | Fetch | Look) -> None:
+        """Perform a statement for the machine, on the database that is meant."""
+        if not self._connected() or not self._is_meant(command):
+            return
+        self._turned_at = time.monotonic()
+        try:
+            self._register(command)
+            self._reader.perform(command)
+        except TermLost:
+            self._report(TermGone(command.holder))
+        except (psycopg.Error, OutboxError) as error:
+            self._lost(error)
+            self._report(StatementFailed(command.number, one_line(error)))
+
+    def _mark(self, mark: Mark) -> None:
+        if not self._connected():
+            return
+        self._pause(mark)
+        self._hooks.hit("marker.mark", number=mark.number)
+        self._read(mark)
+
+    def _register(self, command: Mark | Fetch | Look) -> None:
+        if self._unregistered:
+            self._unregistered = False
+            self._session.register(command.term, command.holder, self._sessions)
+
+    def _is_meant(self, command: Mark | Fetch | Look) -> bool:
+        """P9: whether the session is with the database that the term was taken on."""
+        taken = self._taker.taken
+        if taken is None or taken.holder != command.holder or self._checked:
+            return True
+        try:
+            row = self._session.read_term()
+        except (psycopg.Error, OutboxError) as error:
+            self._lost(error)
+            self._report(StatementFailed(command.number, one_line(error)))
+            return False
+        assert self._session.place is not None, "open() sets it"
+        reason = why_another(self._session.place, row.term, taken.place, taken.term)
+        self._checked = reason is None
+        if reason is not None:
+            self._report(ServerChanged(reason))
+        return reason is None
+
+    def _pause(self, mark: Mark) -> None:
+        """Wait before a mark that follows empty ones; a notification or a new command ends the wait.
+
+        With the trigger it waits for rows as soon as it has taken all there were. And marks do not follow each other
+        faster than the rows of a moment can gather: many small ones would cost the machine more than they gain.
+        """
+        if not mark.rested:
+            return
+        notified = self._session.shape is not None and self._session.shape.has_notify
+        wait_s = idle_wait_s(max(mark.idle, int(notified)), self._pace, notified)
+        try:
+            self._waker.clear()
+            if not self._commands and wait_s > 0:
+                self._session.wait(wait_s, self._waker.fd)
+        except psycopg.Error as error:
+            self._lost(error)
+            self._connected()
+        self._ended.wait(max(0.0, self._reader.marked_at + _GATHER_S - time.monotonic()))
+
+    def _connected(self) -> bool:
+        """A session, however long it takes; False when the thread is to end."""
+        if self._doubted:
+            self._doubted = False
+            self._session.close()
+        while not self._ended.is_set():
+            if self._session.is_open:
+                return True
+            self._turned_at = time.monotonic()
+            try:
+                self._session.open()
+            except (psycopg.Error, OutboxError) as error:
+                self._lost(error)
+            else:
+                self._unreachable_since = None
+                self._checked = False
+                self._unregistered = True
+                self._reader.scan.restart()
+                self._report(DatabaseTrouble(None))
+                return True
+        return False
+
+    def _lost(self, error: Exception) -> None:
+        """Note the trouble, drop the session, wait a little."""
+        self._turned_at = time.monotonic()
+        self._session.close()
+        if self._unreachable_since is None:
+            self._unreachable_since = self._turned_at
+        if isinstance(error, OutboxError) and error.hint:
+            self._report(DatabaseTrouble(f"{one_line(error)} ({error.hint})"))
+        else:
+            self._report(DatabaseTrouble(one_line(error)))
+        self._ended.wait(self._pace.io_error_backoff_s)
+
+
+_LIST_S = 0.05  # how often to list who could still fill a gap
+_WATCH_S = 5.0  # how often to look at the sequence otherwise
+_IDLE_WATCH_S = 1.0  # the same where no rows come: a sequence that was restarted is one reason for that
+_MANY_GAPS = 100
+_BOOKMARK_S = 0.5  # how often to report how far the scan has come
+
+
+class Reader:
+    """See the module's text. For the mark loop's thread, while the session is open; raises what the session raises."""
+
+    def __init__(
+        self, session: MarkSession, taker: TermTaker, report: Callable[[Report], None], hooks: Hooks, *, writes: bool
+    ) -> None:
+        """`writes`: marks are written into the table."""
+        self._session, self._taker, self._report, self._hooks = session, taker, report, hooks
+        self._writes = writes
+        self.scan = Scan()
+        self._leader_id: UUID | None = None  # whose scan it is
+        self.marked_at = self.listed_at = 0.0  # when the last mark was sent, and the last list
+        self._bookmarked_at = 0.0
+        self._last_seen: Holders | None = None
+
+    def perform(self, command: Mark | Fetch | Look) -> None:
+        """One statement; its result is reported."""
+        match command:
+            case Mark():
+                self._mark(command)
+            case Fetch(number, term, holder, ids):
+                self._report(Fetched(number, self._session.fetch(term=term, holder=holder, ids=ids)))
+            case Look():
+                self._look(command)
+
+    def save(self, command: SaveBookmark) -> None:
+        """Keep a bookmark in the term row."""
+        bookmark = command.bookmark
+        ids = [edge for ends in bookmark.open for edge in ends]
+        self._session.save_bookmark(command.term, command.holder, bookmark.high, ids)
+
+    def _mark(self, mark: Mark) -> None:
+        scan = self.scan
+        if mark.leader_id != self._leader_id or not scan.is_listed:
+            self._leader_id = mark.leader_id
+            self._begin()
+        self.marked_at = time.monotonic()
+        rows = self._ask(mark)
+        while not rows and self._session.over:
+            scan.ended(self._session.over)
+            rows = self._ask(mark)
+        scan.read([row[0] for row in rows], mark.limit, writes=self._writes)
+        self._hooks.hit("marker.marked", number=mark.number, rows=rows)
+        now = time.monotonic()
+        bookmark = None
+        if now - self._bookmarked_at >= _BOOKMARK_S:
+            self._bookmarked_at, bookmark = now, scan.bookmark()
+        self._report(Marked(mark.number, rows, scan.floor, bookmark))
+        every_s = _LIST_S if scan.gaps else _WATCH_S if rows else _IDLE_WATCH_S
+        if len(scan.gaps) > _MANY_GAPS or now - self.listed_at >= every_s:
+            self._list_holders()
+
+    def _begin(self) -> None:
+        """Start the scan. The locks are listed before its first mark, which need not be repeated for its gaps then."""
+        kept = self._session.read_bookmark()
+        if kept is None:
+            self.scan.restart()
+        else:
+            high, edges = kept
+            self.scan.restart(Bookmark(high, tuple(zip(edges[::2], edges[1::2], strict=True))))
+        self._list_holders()
+
+    def _ask(self, mark: Mark) -> list[Row]:
+        return self._session.mark(
+            term=mark.term,
+            holder=mark.holder,
+            leader_id=mark.leader_id if self._writes else None,
+            limit=mark.limit,
+            high=self.scan.high,
+            gaps=self.scan.ranges(),
+            kept=mark.kept,
+            watched=self.scan.watched,
+            checks_term=mark.is_proof,
+        )
+
+    def _list_holders(self) -> None:
+        """Who could still fill a gap (P10); and whether ids have started again."""
+        self.listed_at = time.monotonic()
+        found, before = self._session.holders(), self._last_seen
+        self._last_seen = found
+        self.scan.listed(found.transactions, found.last_value)
+        if found.wanted_by is not None and self._taker.taken is not None:
+            self._report(TermWanted(self._taker.taken.holder, found.wanted_by))
+        if before is None:
+            return
+        if found.table != before.table:
+            self._ids_restarted("the outbox is another table than before")
+        if found.last_value is None or before.last_value is None:
+            return
+        if found.last_value < before.last_value or found.sequence_file != before.sequence_file:
+            given = f"{before.last_value} was the last, now it is {found.last_value}"
+            self._ids_restarted(f"ids have started again: {given}")
+
+    def _ids_restarted(self, reason: str) -> None:
+        self.scan.restart()
+        self._taker.ids_restarted = True
+        self._report(ServerChanged(reason))
+
+    def _look(self, look: Look) -> None:
+        scan, found = self.scan, []
+        if scan.high is not None:
+            found = scan.passed_over(self._session.all_ids(scan.high))
+        self._report(Looked(look.number, found))

@@ -1,0 +1,251 @@
+"""Where the decisions of a shard go, in either mode.
+
+[purging] The shard's database thread: purge what was acknowledged, quarantine what cannot be published.
+
+One batch is whatever came in while the last statement ran, so batches grow by themselves under load. With many
+shards each of them sees few acknowledgements at a time, and statements would be many and small; so a batch waits a
+moment for more: while somebody waits for what it would free, until it is half of what is in flight (at once, where
+little is); while nobody does, until it is worth a statement by itself. Only when a statement's commit has come back
+does its callback run (P1, P2). A purge is idempotent and unfenced; it is repeated, over a new connection if need be,
+until it succeeds: an acknowledged record must leave the outbox. A row that somebody else has locked holds up its own
+key only: after a short wait the others are deleted around it, and it is tried apart from them.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, TypeVar
+
+import psycopg
+
+from harvester.errors import OutboxError
+from harvester.outbox.connection import one_line
+from harvester.outbox.purge_session import Outcome, Poison, PurgeSession
+from harvester.relay.core.frames import Frame
+
+
+@dataclass(frozen=True, slots=True)
+class Outlets:
+    """All are quick and safe from any thread."""
+
+    send: Callable[[Frame], None]  # to the supervisor
+    purge: Callable[[Sequence[int]], None]
+    quarantine: Callable[[Poison], None]
+    wake: Callable[[], None]  # the main thread, because a retry was scheduled
+    fatal: Callable[[str], None]  # the producer is unusable: end the process
+    trusted: Callable[[], bool]
+
+
+_GATHER_FROM_RECORDS = 16
+_WORTH_RECORDS = 16
+_GATHER_MAX_S = 0.02
+_LOCKED_AGAIN_S = 0.5
+_LOOK_S = 1.0
+
+T = TypeVar("T")
+
+
+class _Call:
+    """Something that another thread wants of the session."""
+
+    def __init__(self, action: Callable[[], Any]) -> None:
+        self.action, self.done = action, threading.Event()
+        self.result: Any = None
+
+    def run(self) -> None:
+        self.result = self.action()
+
+
+@dataclass(frozen=True, slots=True)
+class Callbacks:
+    """Run on the purger's thread. `purged` gets ids whose DELETE has committed."""
+
+    purged: Callable[[Sequence[int]], None]
+    quarantined: Callable[[Poison, Outcome], None]
+    trouble: Callable[[str | None], None]
+    in_flight: Callable[[], int]
+    is_awaited: Callable[[], bool]  # whether anything waits for a record to be settled
+    died: Callable[[Exception], None]
+
+
+class Purger(threading.Thread):
+    """See the module's text."""
+
+    def __init__(self, session: PurgeSession, backoff_s: float, callbacks: Callbacks) -> None:
+        super().__init__(name="purger", daemon=True)
+        self._session, self._backoff_s, self._callbacks = session, backoff_s, callbacks
+        self._acked: deque[int] = deque()
+        self._locked: list[int] = []  # somebody else holds these rows
+        self._locked_due = 0.0
+        self._poison: deque[tuple[Poison, float]] = deque()  # and when to try it
+        self._calls: deque[_Call] = deque()
+        self._work = threading.Event()
+        self._enough = threading.Event()
+        self._ended = threading.Event()
+        self._troubles: set[str] = set()
+        self.connected = threading.Event()
+
+    def purge(self, ids: Sequence[int]) -> None:
+        """Delete these rows at the next `kick`; safe from any thread, cheap."""
+        self._acked.extend(ids)
+
+    def kick(self) -> None:
+        """There is something to purge."""
+        if not self._work.is_set():
+            self._work.set()
+        self.hurry()
+
+    def hurry(self) -> None:
+        """Somebody may wait now."""
+        if self._acked and self._is_worth_a_statement():
+            self._enough.set()
+
+    def _is_worth_a_statement(self) -> bool:
+        if not self._callbacks.is_awaited():
+            return len(self._acked) >= _WORTH_RECORDS
+        in_flight = self._callbacks.in_flight()
+        return in_flight < _GATHER_FROM_RECORDS or 2 * len(self._acked) >= in_flight
+
+    def quarantine(self, poison: Poison) -> None:
+        """Move this row to quarantine; safe from any thread."""
+        self._poison.append((poison, 0.0))
+        self._work.set()
+
+    def ask(self, action: Callable[[], T]) -> T | None:
+        """Run it on this thread, with the session ready, until it succeeds; None when the thread ends before."""
+        call = _Call(action)
+        self._calls.append(call)
+        self._work.set()
+        self._enough.set()
+        while not call.done.wait(_LOOK_S):
+            if not self.is_alive() and not call.done.is_set():
+                return None
+        result: T | None = call.result
+        return result
+
+    def stop(self) -> None:
+        """End the thread once what is running has ended."""
+        self._ended.set()
+        self._work.set()
+        self._enough.set()
+
+    def run(self) -> None:
+        """The thread."""
+        try:
+            if self._attempt(lambda: None):
+                self.connected.set()
+            while not self._ended.is_set():
+                self._work.wait(self._until_next_s())
+                self._gather()
+                batch = sorted(self._acked.popleft() for _ in range(len(self._acked)))  # one order for all who lock
+                if batch and self._attempt(partial(self._delete, batch)):
+                    self._settled(batch)
+                self._retry_locked()
+                self._settle_poison()
+                self._serve_calls()
+        except Exception as error:  # noqa: BLE001 - the top frame of this thread; without it nothing would settle
+            self._callbacks.died(error)
+        finally:
+            self._session.close()
+
+    def _gather(self) -> None:
+        """Wait a moment for a batch that is worth a statement."""
+        self._enough.clear()
+        if not self._poison and not self._calls and not self._is_worth_a_statement():
+            self._enough.wait(_GATHER_MAX_S)
+        self._work.clear()
+
+    # -- purges
+
+    def _delete(self, batch: list[int]) -> None:
+        try:
+            self._session.delete(batch)
+        except psycopg.errors.LockNotAvailable:
+            self._locked += self._session.delete_unlocked(batch)
+            self._locked_due = time.monotonic() + _LOCKED_AGAIN_S
+
+    def _retry_locked(self) -> None:
+        if not self._locked or time.monotonic() < self._locked_due:
+            return
+        batch, self._locked = sorted(self._locked), []
+
+        def delete() -> None:
+            self._locked = self._session.delete_unlocked(batch)
+
+        self._locked_due = time.monotonic() + _LOCKED_AGAIN_S
+        if self._attempt(delete):
+            self._settled(batch)
+
+    def _settled(self, batch: list[int]) -> None:
+        """The statement has committed; what it passed by is not settled."""
+        locked = set(self._locked)
+        self._note("locked", f"database: another session holds a lock on record {min(locked)}" if locked else None)
+        settled = [record_id for record_id in batch if record_id not in locked] if locked else batch
+        if settled:
+            self._callbacks.purged(settled)
+
+    # -- quarantine
+
+    def _settle_poison(self) -> None:
+        """Try each record that is due once: one that cannot be moved must not keep the others from being purged."""
+        now = time.monotonic()
+        for _ in range(len(self._poison)):
+            poison, due = self._poison.popleft()
+            if due > now:
+                self._poison.append((poison, due))
+                continue
+            try:
+                self._session.ready()
+                outcome = self._session.quarantine(poison)
+            except (psycopg.Error, OutboxError) as error:
+                self._note("quarantine", f"quarantine: record {poison.id} cannot be moved: {one_line(error)}")
+                self._poison.append((poison, now + self._backoff_s))
+                continue
+            self._note("quarantine", None)
+            self._callbacks.quarantined(poison, outcome)
+
+    # -- calls
+
+    def _serve_calls(self) -> None:
+        while self._calls:
+            call = self._calls.popleft()
+            self._attempt(call.run)
+            call.done.set()
+
+    # -- attempts
+
+    def _until_next_s(self) -> float | None:
+        """Until something has to be tried again."""
+        due = [at for _, at in self._poison]
+        if self._locked:
+            due.append(self._locked_due)
+        return max(0.0, min(due) - time.monotonic()) if due else None
+
+    def _attempt(self, action: Callable[[], None]) -> bool:
+        """Run it until it succeeds (True) or the thread is to end (False)."""
+        while not self._ended.is_set():
+            try:
+                self._session.ready()
+                action()
+            except (psycopg.Error, OutboxError) as error:
+                self._note("database", f"database: {one_line(error)}")
+                self._ended.wait(self._backoff_s)
+            else:
+                self._note("database", None)
+                return True
+        return False
+
+    def _note(self, what: str, trouble: str | None) -> None:
+        """Say what is wrong; say that nothing is when the last trouble is over."""
+        if trouble is not None:
+            self._troubles.add(what)
+            self._callbacks.trouble(trouble)
+        elif what in self._troubles:
+            self._troubles.discard(what)
+            if not self._troubles:
+                self._callbacks.trouble(None)

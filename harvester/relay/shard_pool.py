@@ -1,0 +1,278 @@
+"""The supervisor's shards: starting, hearing, feeding, ending them, and their figures. Core thread only.
+
+[processes] Shard processes: spawned, never forked, and without the host's main module.
+
+`multiprocess` runs the parent's `__main__` again in a spawned child, which an embedding application would have to
+guard against. A shard needs nothing of it, so its preparation data leaves the main module out.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import time
+from dataclasses import dataclass, replace
+from typing import Any
+
+import multiprocess
+from multiprocess import resource_tracker, spawn
+
+from harvester.relay.core.frames import Frame, Login, Stats, Stop
+from harvester.relay.ipc import WORDS, Channel, Shared
+from harvester.relay.shard import ShardSpec, main
+from harvester.status import ShardState
+
+_NO_STATS = Stats(0, 0, 0, 0, 0, 0, 0)
+
+
+@dataclass(slots=True, eq=False)
+class Slot:
+    """One place in the fleet; processes come and go in it."""
+
+    process: ShardProcess | None = None
+    ready: bool = False
+    asked_to_end: bool = False  # its death is our doing and spends no budget
+    retired: bool = False  # there are fewer shards now
+    restarts: int = 0
+    start_at: float | None = None  # when to start a new process
+    stats: Stats = _NO_STATS
+    settled: int = 0
+    quarantined: int = 0
+    suspected: int = 0  # records that may have been published and will be sent again
+    parked: int = 0  # keys of this slice whose record waits for a retry
+    watched_for_room: bool = False
+    session: tuple[int, str] | None = None  # its database session: pid and backend_start
+
+    @property
+    def state(self) -> ShardState:
+        """For the status."""
+        if self.process is None:
+            return ShardState.DEAD
+        return ShardState.READY if self.ready else ShardState.STARTING
+
+
+class Fleet:
+    """See the module's text."""
+
+    def __init__(self, specs: list[ShardSpec], shared: Shared, poller: select.epoll) -> None:
+        self._specs, self._shared, self._poller = specs, shared, poller
+        self.slots = [Slot(start_at=0.0) for _ in specs]
+        self._by_fd: dict[int, int] = {}
+        self.closed = False  # no process is started any more
+
+    def start_due(self, now: float) -> None:
+        """Start processes whose time has come."""
+        if self.closed:
+            return
+        for index, slot in enumerate(self.slots):
+            if slot.process is None and slot.start_at is not None and now >= slot.start_at:
+                slot.start_at = None
+                process = start_shard(self._specs[index], self._shared)
+                slot.process, slot.ready, slot.asked_to_end = process, False, False
+                slot.stats = _NO_STATS
+                for fd in (process.channel.read_fd, process.sentinel):
+                    self._poller.register(fd, select.EPOLLIN)
+                    self._by_fd[fd] = index
+
+    def log_in(self, spec: ShardSpec, login: Login) -> None:
+        """New connections log in with this from now on: those of processes that there are, and of those to come."""
+        self._specs = [replace(spec, index=index) for index in range(len(self._specs))]
+        for index in self.alive:
+            self.send(index, login)
+
+    def owner(self, fd: int) -> int | None:
+        """Which shard a descriptor belongs to."""
+        return self._by_fd.get(fd)
+
+    def resize(self, shards: int) -> None:
+        """From now on there are this many; those that are too many have nothing to settle and are ended."""
+        for index in range(shards, len(self.slots)):
+            slot = self.slots[index]
+            slot.retired, slot.start_at = True, None
+            if slot.process is not None:
+                slot.asked_to_end = True
+                self.send(index, Stop(0.0))
+        for index in range(min(shards, len(self.slots))):
+            slot = self.slots[index]
+            if slot.retired:
+                slot.retired = False
+                slot.start_at = 0.0 if slot.process is None else None
+        while len(self.slots) < shards:
+            self._specs.append(replace(self._specs[0], index=len(self.slots)))
+            self.slots.append(Slot(start_at=0.0))
+
+    @property
+    def in_use(self) -> list[Slot]:
+        """The slots that count."""
+        return [slot for slot in self.slots if not slot.retired]
+
+    def send(self, index: int, frame: Frame) -> None:
+        """Put a frame on its pipe; nothing happens when the shard is gone."""
+        process = self.slots[index].process
+        if process is not None:
+            process.channel.send(frame)
+            self._watch_room(index)
+
+    def receive(self, index: int) -> list[Frame]:
+        """What the shard has said; empty also when it has closed its end."""
+        process = self.slots[index].process
+        frames: list[Frame] = []
+        if process is None:
+            return frames
+        try:
+            frames.extend(process.channel.receive())
+        except EOFError:
+            if process.channel.read_fd in self._by_fd:
+                self._poller.unregister(process.channel.read_fd)
+                del self._by_fd[process.channel.read_fd]
+        return frames
+
+    def flush(self, index: int) -> bool:
+        """Write what waits for room; true when more may come."""
+        process = self.slots[index].process
+        if process is None:
+            return False
+        process.channel.flush()
+        self._watch_room(index)
+        return not process.channel.congested
+
+    def congested(self, index: int) -> bool:
+        """Whether it takes nothing at the moment."""
+        process = self.slots[index].process
+        return process is not None and process.channel.congested
+
+    def has_ended(self, index: int, fd: int) -> bool:
+        """Whether this descriptor says that the process has ended."""
+        process = self.slots[index].process
+        return process is not None and fd == process.sentinel
+
+    def kill(self, index: int, *, asked: bool) -> None:
+        """SIGKILL. `asked`: its death spends no budget."""
+        slot = self.slots[index]
+        if slot.process is not None:
+            slot.asked_to_end = slot.asked_to_end or asked
+            slot.process.kill()
+
+    def bury(self, index: int) -> int | None:
+        """The process has ended: wait for it, forget it. Returns its exit code."""
+        slot = self.slots[index]
+        assert slot.process is not None
+        for fd in (slot.process.channel.read_fd, slot.process.sentinel):
+            if fd in self._by_fd:
+                self._poller.unregister(fd)
+                del self._by_fd[fd]
+        if slot.watched_for_room:
+            self._poller.unregister(slot.process.channel.write_fd)
+            del self._by_fd[slot.process.channel.write_fd]
+            slot.watched_for_room = False
+        slot.process.channel.close()
+        code = slot.process.reap()
+        slot.process, slot.ready, slot.session = None, False, None
+        slot.stats = replace(slot.stats, queued=0, in_flight=0, parked=0)
+        return code
+
+    def stop(self, within_s: float) -> None:
+        """Ask all to finish their wire and exit."""
+        for index, slot in enumerate(self.slots):
+            slot.start_at = None
+            if slot.process is not None:
+                slot.asked_to_end = True
+                self.send(index, Stop(within_s))
+
+    @property
+    def alive(self) -> list[int]:
+        """Indexes of the shards that have a process."""
+        return [index for index, slot in enumerate(self.slots) if slot.process is not None]
+
+    def kill_all(self) -> None:
+        """SIGKILL and reap everything; for the very end."""
+        for index in self.alive:
+            self.kill(index, asked=True)
+        deadline = time.monotonic() + 5
+        for index in self.alive:
+            if time.monotonic() < deadline:
+                self.bury(index)
+
+    def _watch_room(self, index: int) -> None:
+        slot = self.slots[index]
+        assert slot.process is not None
+        fd = slot.process.channel.write_fd
+        if slot.process.channel.is_waiting and not slot.watched_for_room:
+            self._poller.register(fd, select.EPOLLOUT)
+            self._by_fd[fd] = index
+            slot.watched_for_room = True
+        elif not slot.process.channel.is_waiting and slot.watched_for_room:
+            self._poller.unregister(fd)
+            del self._by_fd[fd]
+            slot.watched_for_room = False
+
+
+_NAME = "harvester-shard-"
+_context: Any = multiprocess.get_context("spawn")
+_prepare = spawn.get_preparation_data
+
+
+def _prepare_without_main(name: str) -> dict[str, Any]:
+    data: dict[str, Any] = _prepare(name)
+    if name.startswith(_NAME):
+        data.pop("init_main_from_name", None)
+        data.pop("init_main_from_path", None)
+    return data
+
+
+spawn.get_preparation_data = _prepare_without_main
+
+
+def shared_memory() -> Shared:
+    """The words of `harvester.relay.ipc`, inherited by every shard."""
+    words: Shared = _context.RawArray("q", WORDS)
+    return words
+
+
+@dataclass(slots=True, eq=False)
+class ShardProcess:
+    """A running shard: its process and the supervisor's ends of its pipes."""
+
+    index: int
+    process: Any
+    channel: Channel
+    pid: int
+
+    @property
+    def sentinel(self) -> int:
+        """Readable when the process has ended."""
+        fd: int = self.process.sentinel
+        return fd
+
+    def kill(self) -> None:
+        """SIGKILL, which also ends a stopped process."""
+        self.process.kill()
+
+    def reap(self) -> int | None:
+        """SIGKILL and waitpid (P15); returns the exit code."""
+        self.process.kill()
+        self.process.join()
+        code: int | None = self.process.exitcode
+        self.process.close()
+        return code
+
+
+def start_shard(spec: ShardSpec, shared: Shared) -> ShardProcess:
+    """Spawn one shard."""
+    to_shard_read, to_shard_write = _context.Pipe(duplex=False)
+    from_shard_read, from_shard_write = _context.Pipe(duplex=False)
+    process = _context.Process(
+        target=main, args=(spec, to_shard_read, from_shard_write, shared), name=f"{_NAME}{spec.index}", daemon=False
+    )
+    resource_tracker.ensure_running()  # it is spawned unmasked otherwise, and unmasks us
+    # Ctrl-C reaches the whole group. A shard ignores it once it runs; until then the mask it inherits keeps it off.
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM, signal.SIGHUP})
+    try:
+        process.start()
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+    channel = Channel(os.dup(from_shard_read.fileno()), os.dup(to_shard_write.fileno()))
+    for connection in (to_shard_read, to_shard_write, from_shard_read, from_shard_write):
+        connection.close()
+    return ShardProcess(spec.index, process, channel, process.pid)

@@ -1,0 +1,238 @@
+"""Taking the term: compare and set, and what is owed to the term before (rules P8, P19, P22, P24, P32, P37). Thin.
+
+A term that is lent to a bulk drain, or asked for by one, is not taken: it is looked at again each second, for as long
+as the group trusts this process (P32). An outbox of another leader group or Kafka cluster ends this harvester before it
+touches anything, and so does a term that another member of its own group takes away again and again (P37).
+
+[switching] What a take-over owes to the mode of the one before: at least once, or exactly once (rules P19, P22, P24). Thin.
+
+- From at least once: what a killed leader still had on the wire may arrive for a while yet, and nothing fences it. The
+  first exactly-once term waits until the last of it has expired, unless the leader released its term in good order.
+- From a leader of another group, which did not release its term before the outbox was moved (P37): nothing of Kafka's
+  ties the two together, so any first term waits as long.
+- From exactly once: lanes may have transactions open, or committed records that are not purged. Where the new leader's
+  shards do not open the lanes themselves, because it sends at least once, they are all fenced and purged here.
+- A progress topic that is not the one the term row knows is refused: what was committed would be sent again.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Literal
+from uuid import UUID
+
+from harvester.delivery.lane import Deposed, Lanes, Leadership, Opener, Superseded, Surroundings
+from harvester.delivery.progress_topic import ProgressTopic
+from harvester.errors import LeadershipError, SchemaError, TermContested
+from harvester.outbox.purge_session import PurgeSession
+from harvester.outbox.term_session import Owner, Place, Session, TermRow, TermSession
+from harvester.relay.core.messages import DatabaseTrouble, LoopDied, Report, TermGone, TermTaken
+from harvester.relay.failpoints import Hooks
+
+_TURN_S = 0.1
+_LENT_LOOK_S = 1.0
+_MOST_LOST = 3  # terms in a row, to others of the group
+
+
+@dataclass(frozen=True, slots=True)
+class Voices:
+    """Whom the taker asks and tells. `trusted`: whether the group still vouches for us; `turned`: it is alive."""
+
+    report: Callable[[Report], None]
+    trusted: Callable[[], bool]
+    highest_term: Callable[[], int]  # that was seen in the leader topic
+    turned: Callable[[], None]
+    owner: Callable[[], Owner] = Owner  # whose this harvester is; raises BrokerError while the cluster does not say
+
+
+@dataclass(frozen=True, slots=True)
+class Taken:
+    """A term that is ours in the row: what marks, and later take-overs, compare with."""
+
+    term: int
+    holder: UUID
+    place: Place | None
+
+
+class TermTaker:
+    """See the module's text. For the mark loop's thread; `lent_to` may be read by any."""
+
+    def __init__(
+        self, session: TermSession, mode: Mode, name: str, voices: Voices, ended: threading.Event, hooks: Hooks
+    ) -> None:
+        self._session, self._mode, self._name = session, mode, name
+        self._voices, self._ended, self._hooks = voices, ended, hooks
+        self.taken: Taken | None = None  # the last one
+        self.ids_restarted = False  # since then
+        self.lent_to: str | None = None  # who has the term that is waited for
+
+    def attempt(self, holder: UUID, ours: Sequence[Session], lost: int = 0) -> bool:
+        """Read the row, check trust, compare and set; `ours`: the shards' sessions. False: it is to be tried again.
+
+        `lost`: how many terms in a row this harvester has lost while it was trusted.
+
+        Raises the database's errors and BrokerError, after which it is to be tried again as well.
+        """
+        session, voices = self._session, self._voices
+        row = session.read_term()
+        self._hooks.hit("marker.term_read", term=row.term)
+        if not voices.trusted():
+            voices.report(TermGone(holder))
+            return True
+        self.lent_to = row.lent_to
+        if row.lent_to is not None:
+            self._hooks.hit("marker.term_lent", term=row.term)
+            voices.turned()
+            self._ended.wait(_LENT_LOOK_S)
+            return False
+        seen, owner = voices.highest_term(), voices.owner()
+        if not self._may_lead(row, owner, lost):
+            return True
+        term = session.take_term(row.term, seen, holder, self._name, ours, owner)
+        if term is None:
+            return False
+        went_back = row.term < seen or self.ids_restarted
+        session.renew_incarnation(went_back=went_back)
+        self.ids_restarted = False
+        incarnation = session.read_term().incarnation
+        self.taken = Taken(term, holder, session.place)
+        if self._settle_predecessor(row, term, holder, incarnation):
+            mode, server = self._mode, str(session.place)
+            session.note_delivery(term, holder, mode.delivery, mode.topic_id)
+            in_doubt = mode.is_unreleased(row)
+            voices.report(TermTaken(holder, term, server, went_back, incarnation, mode.lanes_now, in_doubt))
+        return True
+
+    def _may_lead(self, row: TermRow, owner: Owner, lost: int) -> bool:
+        """Whether outbox and progress topic are this harvester's, and nobody contests the term; if not, it ends."""
+        try:
+            self._session.check_owner(row, owner)
+            if lost > _MOST_LOST:
+                group, holder = owner.group or "", row.name or str(row.holder)
+                raise TermContested(self._session.table, group=group, holder=holder, lost=lost)
+            self._mode.check(row)
+        except (SchemaError, LeadershipError) as error:
+            self._voices.report(LoopDied(error))
+            return False
+        return True
+
+    def _settle_predecessor(self, row: TermRow, term: int, holder: UUID, incarnation: UUID) -> bool:
+        """What the mode of the term before calls for; False when the term is not ours any more."""
+        report, wait_s = self._voices.report, self._mode.wait_s(row)
+
+        def is_over() -> bool:
+            self._voices.turned()
+            return self._ended.is_set() or not self._voices.trusted()
+
+        def pause(seconds: float) -> None:
+            self._ended.wait(seconds)
+
+        deadline = time.monotonic() + wait_s
+        if wait_s > 0:
+            report(DatabaseTrouble(f"what the leader before may still send expires in {wait_s:.0f} s (P24, P37)"))
+        while time.monotonic() < deadline and not is_over():
+            pause(_TURN_S)
+        try:
+            self._mode.expect(self._session.place, term)
+            self._mode.fence(row, term, holder, incarnation, is_over, pause, lambda text: report(DatabaseTrouble(text)))
+        except (Superseded, Deposed):
+            report(TermGone(holder))
+            return False
+        report(DatabaseTrouble(None))
+        if is_over():
+            report(TermGone(holder))
+            return False
+        return True
+
+
+AT_LEAST_ONCE: Literal["at-least-once"] = "at-least-once"
+EXACTLY_ONCE: Literal["exactly-once"] = "exactly-once"
+
+
+@dataclass(slots=True)
+class Mode:
+    """How this harvester delivers. `find` looks for the progress topic, and in exactly-once mode makes it."""
+
+    delivery: str
+    expiry_s: float  # S + H + D: what an at-least-once leader had on the wire is gone after it
+    lanes: Lanes | None = None
+    session: PurgeSession | None = None
+    find: Callable[[], ProgressTopic | None] = lambda: None
+    progress: ProgressTopic | None = None
+
+    @property
+    def topic_id(self) -> str | None:
+        """What the term row is to know from now on; None: what it knows stays."""
+        return self.progress.id if self.progress is not None and self.delivery == EXACTLY_ONCE else None
+
+    @property
+    def lanes_now(self) -> int:
+        """How many lanes shards have to fence."""
+        return self.progress.lanes if self.progress is not None and self.delivery == EXACTLY_ONCE else 0
+
+    def check(self, row: TermRow) -> None:
+        """Raises SchemaError for a progress topic that is not the one the term row knows, or BrokerError."""
+        if row.delivery == self.delivery == AT_LEAST_ONCE:
+            return
+        self.progress = self.find()  # each time: another harvester may have added lanes, or somebody deleted it
+        if row.progress_topic is None:
+            return
+        if self.progress is None or self.progress.id != row.progress_topic:
+            what = "is missing" if self.progress is None else f"is another one than before ({self.progress.id})"
+            raise SchemaError(
+                f"the progress topic, {row.progress_topic}, {what}: records that are committed in Kafka and still in"
+                " the outbox would be published again",
+                hint="restore it; or accept repeats: UPDATE <outbox>_term SET progress_topic = NULL",
+            )
+
+    @staticmethod
+    def is_unreleased(row: TermRow) -> bool:
+        """Whether what an at-least-once leader had on the wire may still arrive."""
+        return row.holder is not None and row.delivery == AT_LEAST_ONCE
+
+    def wait_s(self, row: TermRow) -> float:
+        """For how long nothing may be marked after this row's term was taken."""
+        waits = self.delivery == EXACTLY_ONCE or row.kind == "moved"
+        return self.expiry_s if self.is_unreleased(row) and waits else 0.0
+
+    def expect(self, place: Place | None, term: int) -> None:
+        """What the new term was taken on: `fence` purges nothing elsewhere."""
+        if self.session is not None and place is not None:
+            self.session.expect(str(place), term)
+
+    def fence(
+        self,
+        row: TermRow,
+        term: int,
+        holder: UUID,
+        incarnation: UUID,
+        is_over: Callable[[], bool],
+        pause: Callable[[float], None],
+        trouble: Callable[[str | None], None],
+    ) -> None:
+        """Fence and purge all lanes of an exactly-once predecessor. Raises Superseded, Deposed, or the database's."""
+        if self.delivery == EXACTLY_ONCE or row.delivery != EXACTLY_ONCE or self.progress is None:
+            return
+        session, lanes = self.session, self.lanes
+        assert session is not None
+        assert lanes is not None
+
+        def known() -> tuple[int, str | None]:
+            session.ready()
+            return session.term()
+
+        def delete(ids: Sequence[int]) -> bool:
+            session.ready()
+            session.delete(ids)
+            return True
+
+        around = Surroundings(known, delete, is_over, pause, trouble, lambda *_args, **_facts: None)
+        opener = Opener(lanes, around)
+        try:
+            for number in range(self.progress.lanes):
+                opener.open(number, Leadership(term, str(holder), incarnation), lambda _ids: None).close()
+        finally:
+            session.close()

@@ -1,0 +1,277 @@
+"""What a shard in exactly-once mode is told, and the records that it has: all that the transactor shares with others.
+
+The shard's main thread brings rows and the supervisor's words, the purger's thread reports commits, the transactor
+(`harvester.relay.exactly_once`) takes what is queued into transactions and answers. One lock of this process orders them,
+that of `changed`, and is never held while something waits.
+
+[refusals] What becomes of records that failed in exactly-once mode: who was at fault, and what follows for it and its key.
+
+The lock of the reception is held around every call, and the open transaction is undone before: all records are queued.
+"""
+
+from __future__ import annotations
+
+import random
+import threading
+import time
+from collections.abc import Sequence
+from datetime import UTC, datetime
+
+from confluent_kafka import KafkaError
+
+from harvester.delivery.decode import Broken, decode
+from harvester.delivery.lane import Lane
+from harvester.delivery.retries import NEVER, Attempts, Failure, Policy, Verdict, burns_attempt
+from harvester.outbox.purge_session import Outcome, Poison
+from harvester.record import KafkaRecord
+from harvester.relay.core.frames import (
+    Dropped,
+    Parked,
+    Poisoned,
+    Quarantined,
+    QueueTimedOut,
+    Refused,
+    Remark,
+    Settled,
+    Stats,
+)
+from harvester.relay.core.transaction_queue import Batches, Entry
+from harvester.relay.purger import Outlets
+from harvester.telemetry.latency import Histogram
+
+_MOST_BYTES = 1 << 23  # a commit has to be over soon, or its outcome counts as unclear
+
+
+class Reception:
+    """See the module's text. Public attributes are for the transactor, under the lock but for single reads."""
+
+    def __init__(self, most: int, policy: Policy, outlets: Outlets) -> None:
+        """`most` records go into one transaction."""
+        self._out = outlets
+        self.changed = threading.Condition(threading.Lock())
+        self.batches = Batches(most, 0, _MOST_BYTES)
+        self.refusals = Refusals(self.batches, policy, outlets)
+        self._attempts = self.refusals.attempts
+        self.pending: Remark | None = None  # what the transactor has not answered yet
+        self.under: Remark | None = None  # the leadership that is obeyed
+        self.ended = False
+        self.lane: Lane | None = None  # the transactor's, while it is open
+        self.low_water: int | None = None
+        self._latency = Histogram()
+        self._delivered = self._quarantined = 0
+        self._seen: tuple[int, ...] = ()
+        self._committed_at = time.monotonic()
+
+    # -- frames; the shard's main thread
+
+    def dispatch(self, epoch: int, rows: bytes, low_water: int | None) -> None:
+        """Rows in id order: queue them."""
+        now = time.monotonic()
+        entries = [Entry(record[0], record[1], record, now) for record in decode(rows)]
+        refused: list[int] = []
+        with self.changed:
+            meant = self.pending or self.under
+            blocked = meant is None or meant.term is None
+            stale = meant is None or blocked or epoch != meant.epoch
+            self.low_water = low_water
+            some_failed = len(self._attempts) > 0
+            for entry in entries:
+                entry.alone = some_failed and self._attempts.has_timed_out(entry.id)
+                if isinstance(entry.record, KafkaRecord) and entry.record.value is not None:
+                    entry.size = len(entry.record.value)
+                if stale or not self.batches.offer(entry):
+                    refused.append(entry.id)
+            if refused:
+                self._out.send(Dropped(refused) if blocked else Refused(epoch, refused))
+            self.changed.notify()
+
+    def remark(self, frame: Remark) -> None:
+        """Drop what is not committed; the transactor answers when the lane is ready for the frame's term."""
+        with self.changed:
+            self.pending = frame
+            self.batches.drop_queue()
+            self.changed.notify()
+
+    def closed(self, epoch: int, record_id: int) -> None:
+        """The supervisor knows of this parked record; its key may come again."""
+        with self.changed:
+            if self.under is not None and epoch == self.under.epoch:
+                self.batches.reopen(record_id)
+
+    def stop(self) -> None:
+        """Send nothing from now on; what is not being committed is dropped without a word."""
+        with self.changed:
+            self.ended, self.under = True, None
+            self.batches.drop_queue()
+            self.changed.notify()
+
+    @property
+    def unsettled(self) -> int:
+        """Records in a transaction or not yet purged; one read, so no lock."""
+        return self.batches.in_flight
+
+    @property
+    def is_awaited(self) -> bool:
+        """Whether the end waits for records to be settled; no record does."""
+        return self.under is None or self.pending is not None
+
+    def due(self, _now: float) -> float | None:
+        """Nothing is retried by time here."""
+        return None
+
+    def check_queues(self, now: float) -> None:
+        """Report the record that has waited for longer than queue_timeout, while transactions could be committed."""
+        with self.changed:
+            oldest, under = self.batches.oldest(), self.under
+            if oldest is None or under is None or self.pending is not None or self.lane is None:
+                return
+            waited_s = now - max(oldest.since, self._committed_at)
+            if waited_s >= self._attempts.policy.queue_timeout_s:
+                self._out.send(QueueTimedOut(under.epoch, oldest.id, waited_s))
+
+    def stats(self) -> Stats | None:
+        """Figures for the supervisor, and a sign of life; None while nothing has changed and nothing is awaited."""
+        with self.changed:
+            batches = self.batches
+            now = (batches.queued, batches.in_flight, 0, self._delivered, self.refusals.errors, self._quarantined)
+            opening = self.pending is not None or (self.under is not None and self.lane is None)
+            if now == self._seen and not batches.in_flight and not opening:
+                return None
+            self._seen = now
+            latency, self._latency = self._latency, Histogram()
+        return Stats(*now[:4], self.refusals.retried, *now[4:], latency.pack().hex())
+
+    # -- commits; the purger's thread
+
+    def purged(self, ids: Sequence[int]) -> None:
+        """The DELETE of these ids has committed."""
+        with self.changed:
+            self.batches.settle(ids)
+            self._attempts.settled(ids)
+            self._out.send(Settled(ids))  # in order with the answer to a remark
+            self.changed.notify()  # there is room, and keys that were held
+
+    def quarantined(self, poison: Poison, outcome: Outcome) -> None:
+        """The outcome of a quarantine has committed."""
+        if outcome is Outcome.FENCED:
+            with self.changed:
+                self.refusals.give_up(poison.id)
+            return
+        if outcome is Outcome.MOVED:
+            self._quarantined += 1
+            self._out.send(Quarantined(poison.id, poison.error))
+        self.purged([poison.id])
+
+    # -- the transactor
+
+    def has_work(self) -> bool:
+        """Whether there is anything for it to do."""
+        if self.ended or self.pending is not None:
+            return True
+        return self.under is not None and (self.lane is None or self.batches.is_ready)
+
+    def is_over(self) -> bool:
+        """Whether the open transaction is not wanted any more."""
+        return self.pending is not None or self.under is None
+
+    def commit(self, now_us: int) -> None:
+        """The open transaction is committed, for certain: purge what it held. The lock is held."""
+        entries = self.batches.committed()
+        self._latency.add_all([now_us - entry.record[6] for entry in entries if not isinstance(entry.record, Broken)])
+        self._delivered += len(entries)
+        self._committed_at = time.monotonic()
+        self._out.purge([entry.id for entry in entries])
+
+    def judge(self, failed: Sequence[Failed]) -> None:
+        """The transaction is undone: see to the records that failed. The lock is held."""
+        under = self.under
+        if under is None or self.pending is not None:
+            self.batches.drop_queue()
+        elif failed:
+            self.refusals.judge(failed, under)
+
+    def give_all_up(self) -> None:
+        """Trust has run out: nothing is sent before the supervisor's next remark."""
+        with self.changed:
+            self.under = None
+            self._out.send(Dropped(self.batches.drop_queue()))
+
+
+# What the client says of a record that was not at fault: its transaction failed.
+INNOCENT = frozenset(
+    {"_PURGE_QUEUE", "_PURGE_INFLIGHT", "_STATE", "_FATAL", "_FENCED", "_DESTROY", "_INVALID_DIFFERENT_RECORD"}
+)
+
+Failed = tuple[Entry, KafkaError | str]  # a text: it can be no record, or the client will not have it
+
+
+class Refusals:
+    """See the module's text."""
+
+    def __init__(self, batches: Batches, policy: Policy, outlets: Outlets) -> None:
+        self._batches, self._out = batches, outlets
+        self.attempts = Attempts(policy)
+        self.errors = self.retried = 0
+
+    def judge(self, failed: Sequence[Failed], under: Remark) -> None:
+        """These failed in one transaction.
+
+        What a broker refuses it refuses for a whole batch: one of those records is at fault, and is found by halves.
+        Other errors are of the record that they name, or of its partition. Where they name the whole transaction, and
+        no record is to blame, nothing gets through at all, and every record keeps its place.
+        """
+        for entry, reason in failed:
+            if isinstance(reason, str):
+                self.poison(entry, reason, under)
+        errors = [(entry, reason) for entry, reason in failed if isinstance(reason, KafkaError)]
+        refused = [(entry, error) for entry, error in errors if error.name() in NEVER]
+        others = [(entry, error) for entry, error in errors if error.name() not in NEVER]
+        if refused:
+            culprit = self._batches.suspect([entry for entry, _ in refused])
+            if culprit is not None:
+                self.fail(culprit, refused[0][1], under, local=True)
+        if len(others) >= self._batches.put_back and not any(burns_attempt(Failure(e.name())) for _, e in others):
+            return
+        for entry, error in others:
+            self.fail(entry, error, under)
+
+    def fail(self, entry: Entry, error: KafkaError, under: Remark, *, local: bool = False) -> None:
+        """A queued record is at fault, or its partition is away; `local`: no other record can be meant."""
+        if entry not in self._batches:
+            return  # taken out with another of its key
+        self.errors += 1
+        text = f"{error.name()}: {error.str()}"
+        failure = Failure(error.name(), local=local)
+        verdict, trial = self.attempts.failed(entry.id, failure, datetime.now(UTC))
+        if verdict is not Verdict.RETRY:
+            self.poison(entry, text, under)
+            return
+        self.retried += 1
+        self._park(entry, text, self.attempts.wait_s(trial, random.random()), trial.attempts, under)
+
+    def poison(self, entry: Entry, text: str, under: Remark) -> None:
+        """A queued record that no further attempt would help: do what the policy says."""
+        if entry not in self._batches:
+            return
+        policy = self.attempts.policy
+        trial = self.attempts.impossible(entry.id, datetime.now(UTC))
+        if policy.poison != "quarantine":
+            self._park(entry, text, policy.retry_backoff_max_s, trial.attempts, under, held=True)
+            if policy.poison == "stop":
+                self._out.send(Poisoned(entry.id, text))
+            return
+        assert under.term is not None
+        assert under.holder is not None
+        self._batches.remove(entry)
+        self._out.quarantine(Poison(entry.id, text, trial.attempts, trial.first_failed_at, under.term, under.holder))
+
+    def give_up(self, record_id: int) -> None:
+        """It could not be moved to quarantine: the term is another's. Whoever leads then sees to it."""
+        self._out.send(Dropped(self._batches.give_up(record_id)))
+
+    def _park(
+        self, entry: Entry, text: str, wait_s: float, attempts: int, under: Remark, *, held: bool = False
+    ) -> None:
+        """Give it back to the supervisor until it is time, with what is queued behind it of its key."""
+        behind = self._batches.park(entry)
+        self._out.send(Parked(under.epoch, entry.id, behind, text, wait_s, attempts, held))

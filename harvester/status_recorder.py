@@ -1,0 +1,230 @@
+"""What a harvester remembers about itself for people: troubles, last events, rates, latencies; the status snapshot.
+
+[announcer] Events to the host: one at a time, in order, on one thread; a handler's exception is logged and forgotten.
+"""
+
+from __future__ import annotations
+
+import logging
+import queue
+import threading
+import time
+from collections import Counter, deque
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from uuid import UUID
+
+from harvester.config import Config
+from harvester.events import Event, EventHandler, LeaderAcquired, LeaderFenced, LeaderRefreshed
+from harvester.relay.shard_pool import Slot
+from harvester.status import Backlog, LastEvent, ShardStatus, State, Status
+from harvester.telemetry.latency import Histogram, LatencyWindow
+from harvester.telemetry.metrics import Meter, RateHistory, Tally, Totals
+from harvester.telemetry.process import ProcessUsage, ProcessWatch
+
+Log = logging.Logger | logging.LoggerAdapter[logging.Logger]
+_LATENCY_WINDOW_S = 5.0
+_LOOK_EVERY_S = 1.0
+
+
+class Journal:
+    """Written by the relay's threads, read by anyone; a lock of its own, held briefly."""
+
+    def __init__(self, config: Config, announcer: Announcer, log: Log) -> None:
+        self._config, self._announcer, self._log = config, announcer, log
+        self._lock = threading.Lock()
+        self._troubles: dict[str, str] = {}
+        self._events: deque[LastEvent] = deque(maxlen=20)
+        self._started_at = datetime.now(UTC)
+        self._state = State.CREATED
+        self._state_since_at = self._started_at
+        self._paused_since_at: datetime | None = None
+        now = time.monotonic()
+        self._rates = RateHistory(now)
+        self._shard_rates: dict[int, tuple[float, int, float]] = {}
+        self._latency = LatencyWindow(_LATENCY_WINDOW_S)
+        self._meter = Meter(
+            config.name, self._started_at, config.limits.min_metrics_interval.total_seconds(), started=now
+        )
+        self._delivered = 0
+        self._tally = Tally()
+        self._watch = ProcessWatch()
+        self._usage: dict[int, ProcessUsage] = {}
+        self._looked_at = 0.0
+
+    def started(self) -> None:
+        """The harvester has been started."""
+        self._log.info("starts: outbox %s, %d shards", self._config.outbox_table, self._config.limits.shards)
+
+    def settled(self, count: int, now: float) -> None:
+        """Records have been published and purged."""
+        if not count:
+            return
+        with self._lock:
+            self._delivered += count
+            self._rates.add(count, now)
+            reading = self._meter.add(count, now)
+        if reading is not None:
+            self._announcer.announce(reading)
+
+    def latencies(self, latencies: Histogram, now: float) -> None:
+        """A shard's latencies since its last report."""
+        with self._lock:
+            self._latency.add(latencies, now)
+            self._tally.latency.merge(latencies)
+
+    def trouble(self, source: str, text: str | None) -> None:
+        """What this part waits for; None when that is over. Logged when it changes."""
+        with self._lock:
+            before = self._troubles.get(source)
+            if text is None:
+                self._troubles.pop(source, None)
+            else:
+                self._troubles[source] = text
+            self._tally.trouble(source, new=text is not None and text != before, over=text is None)
+        if text is not None and text != before:
+            self._log.warning("%s: %s", source, text)
+            self.note(f"{source}: {text}")
+        elif text is None and before is not None:
+            self._log.info("%s: recovered", source)
+            self.note(f"{source}: recovered")
+
+    def paused(self, paused: bool) -> bool:
+        """Marking was paused or resumed by whoever operates it; false when that was so already."""
+        with self._lock:
+            if paused == (self._paused_since_at is not None):
+                return False
+            self._paused_since_at = datetime.now(UTC) if paused else None
+        text = "paused: nothing is marked until it is resumed" if paused else "resumed"
+        self._log.info("%s", text)
+        self.note(text)
+        return True
+
+    def note(self, text: str) -> None:
+        """Add a line to the last events."""
+        self._events.append(LastEvent(datetime.now(UTC), text))
+
+    def totals(self, slots: Sequence[Slot]) -> Totals:
+        """The counters; `slots` are all that there have ever been."""
+        events = self._announcer.counts
+        with self._lock:
+            return Totals(
+                latency=self._tally.copy_of_latency(),
+                quarantined=sum(slot.quarantined for slot in slots),
+                repeats_suspected=sum(slot.suspected for slot in slots),
+                acquired=events[LeaderAcquired],
+                remarks=events[LeaderRefreshed],
+                fenced=events[LeaderFenced],
+                troubles=dict(self._tally.troubles),
+                troubled=self._tally.troubled,
+            )
+
+    def status(
+        self,
+        *,
+        state: State,
+        leader_id: UUID | None,
+        term: int | None,
+        slots: Sequence[Slot],
+        in_flight: int,
+        queued: int,
+        backlog: Backlog | None,
+    ) -> Status:
+        """Put the snapshot together."""
+        now = time.monotonic()
+        at = datetime.now(UTC)
+        with self._lock:
+            if state is not self._state:
+                self._state, self._state_since_at = state, at
+            if now - self._looked_at >= _LOOK_EVERY_S:
+                pids = [slot.process.pid for slot in slots if slot.process is not None]
+                self._usage = self._watch.look(pids, now)
+                self._looked_at = now
+            latency = self._latency.current(now)
+            return Status(
+                at=at,
+                name=self._config.name,
+                outbox=str(self._config.table),
+                state=state,
+                leader_id=leader_id,
+                term=term,
+                state_since_at=self._state_since_at,
+                started_at=self._started_at,
+                shards=tuple(self._shard(index, slot, now) for index, slot in enumerate(slots)),
+                in_flight=in_flight,
+                max_in_flight=self._config.limits.max_in_flight_records,
+                queued=queued,
+                delivered=self._delivered,
+                quarantined=sum(slot.quarantined for slot in slots),
+                rate_per_s=self._rates.rate(now),
+                rate_history=self._rates.rates(now),
+                p50_ms=latency.percentile(50),
+                p99_ms=latency.percentile(99),
+                backlog=backlog,
+                problem="; ".join(f"{source}: {text}" for source, text in sorted(self._troubles.items())) or None,
+                events=tuple(self._events),
+                paused_since_at=self._paused_since_at,
+            )
+
+    def _shard(self, index: int, slot: Slot, now: float) -> ShardStatus:
+        process, stats = slot.process, slot.stats
+        usage = self._usage.get(process.pid) if process is not None else None
+        since, count, rate = self._shard_rates.get(index, (now, slot.settled, 0.0))
+        if now - since >= _LOOK_EVERY_S:
+            rate = (slot.settled - count) / (now - since)
+            since, count = now, slot.settled
+        self._shard_rates[index] = (since, count, rate)
+        return ShardStatus(
+            index=index,
+            state=slot.state,
+            pid=process.pid if process is not None else None,
+            queued=stats.queued,
+            in_flight=stats.in_flight,
+            parked=slot.parked + stats.parked,
+            delivered=stats.delivered,
+            rate_per_s=rate,
+            retries=stats.retries,
+            errors=stats.errors,
+            quarantined=stats.quarantined,
+            restarts=slot.restarts,
+            cpu_percent=usage.cpu_percent if usage is not None else None,
+        )
+
+
+class Announcer(threading.Thread):
+    """Queues events without limit, so that nobody who announces ever waits for a handler."""
+
+    def __init__(self, handler: EventHandler | None, log: Log) -> None:
+        super().__init__(name="harvester-events", daemon=True)
+        self.handler = handler
+        self._log = log
+        self._queue: queue.SimpleQueue[tuple[Event | None, threading.Event]] = queue.SimpleQueue()
+        self.counts: Counter[type[Event]] = Counter()  # of those that were announced, by kind
+
+    def announce(self, event: Event) -> threading.Event:
+        """Queue it; the returned event is set when its handler has returned."""
+        done = threading.Event()
+        self.counts[type(event)] += 1
+        self._queue.put((event, done))
+        return done
+
+    def stop(self, timeout_s: float) -> None:
+        """Deliver what is queued, then end; a handler that hangs is left behind."""
+        done = threading.Event()
+        self._queue.put((None, done))
+        if threading.current_thread() is not self:
+            done.wait(timeout_s)
+
+    def run(self) -> None:
+        """The thread."""
+        while True:
+            event, done = self._queue.get()
+            try:
+                if event is not None and self.handler is not None:
+                    self.handler(event)
+            except Exception:  # noqa: BLE001 - a handler is somebody else's code: this is its top frame
+                self._log.exception("the event handler failed on %s", type(event).__name__)
+            finally:
+                done.set()
+            if event is None:
+                return

@@ -1,0 +1,151 @@
+"""Throughput of acknowledged records: the periodic reading for hosts, and the last minute for the dashboard.
+
+Pure: no clock is read. Every time given to one object is a reading, in seconds, of one and the same clock;
+a monotonic one, so that a step of the wall clock bends no rate.
+
+[totals] What has happened since the harvester was started, as counters for a monitoring system.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter, deque
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import datetime
+
+from harvester.events import MeterRead
+from harvester.telemetry.latency import Histogram
+
+HISTORY_S = 60
+
+
+class Meter:
+    """Counts acknowledgements and now and then says how fast they come (seeds 001/004, MeterRead).
+
+    A reading is given at most every `interval_s` seconds, and only by `add`: a relay that acknowledges
+    nothing reports nothing. The first reading after an idle time averages over the idle time too.
+    """
+
+    def __init__(self, name: str, start_at: datetime, interval_s: float, *, started: float | None = None) -> None:
+        """`started` is `start_at` on the clock that `add` is given; without it, that clock is UNIX time."""
+        self._name = name
+        self._start = start_at.timestamp()
+        self._interval_s = interval_s
+        self._started = self._start if started is None else started
+        self._last_read = self._started
+        self._total_count = 0
+        self._interval_count = 0
+
+    def add(self, count: int, now: float) -> MeterRead | None:
+        """Count `count` acknowledged records; a reading when the last one is `interval_s` or longer ago."""
+        if count <= 0:
+            return None
+        self._total_count += count
+        self._interval_count += count
+        if now - self._last_read < self._interval_s:
+            return None
+        reading = MeterRead(
+            name=self._name,
+            start=self._start,
+            total_count=self._total_count,
+            total_rate_per_s=_rate(self._total_count, now - self._started),
+            interval_count=self._interval_count,
+            interval_rate_per_s=_rate(self._interval_count, now - self._last_read),
+        )
+        self._last_read = now
+        self._interval_count = 0
+        return reading
+
+
+class RateHistory:
+    """Records per second of the last minute: one bucket a second, as `Status.rate_history` shows them.
+
+    The second that is still running is never shown, because half a second's count would read as a slump.
+    Times may not run backwards; one that does counts as the latest second seen.
+    """
+
+    def __init__(self, start: float, *, seconds: int = HISTORY_S) -> None:
+        self._second = int(start)  # the one that is filling
+        self._filling = 0
+        self._full: deque[int] = deque(maxlen=seconds)
+
+    def add(self, count: int, now: float) -> None:
+        """Count `count` records at `now`."""
+        self._advance(now)
+        self._filling += count
+
+    def rates(self, now: float) -> tuple[float, ...]:
+        """The complete seconds before `now`, oldest first; fewer than 60 while the history is young."""
+        self._advance(now)
+        return tuple(map(float, self._full))
+
+    def rate(self, now: float, *, over_s: int = 3) -> float:
+        """Records/s over the last `over_s` complete seconds, or those there are; 0 before the first."""
+        recent = self.rates(now)[-over_s:]
+        return sum(recent) / len(recent) if recent else 0.0
+
+    def _advance(self, now: float) -> None:
+        passed = int(now) - self._second
+        if passed <= 0:
+            return
+        self._full.append(self._filling)
+        # After a long silence only as many zeros as the history holds are worth writing.
+        self._full.extend([0] * min(passed - 1, self._full.maxlen or 0))
+        self._second += passed
+        self._filling = 0
+
+
+def _rate(count: int, elapsed_s: float) -> float:
+    return count / elapsed_s if elapsed_s > 0 else 0.0
+
+
+# The parts of a harvester that report troubles, and under which name they are counted: the servers' come first.
+SOURCES = ("database", "kafka", "shard", "archive", "http")
+_NAMES = {"group": "kafka"}
+_NUMBER = re.compile(r" \d+$")
+
+
+@dataclass(frozen=True, slots=True)
+class Totals:
+    """Counters that only grow while the process lives; they do not fall when a shard is replaced or goes."""
+
+    latency: Histogram  # create_time -> acknowledged, of all records
+    quarantined: int
+    repeats_suspected: int  # records that may have been published and were sent again; an upper bound
+    acquired: int  # times that this process came to lead
+    remarks: int
+    fenced: int
+    troubles: Mapping[str, int]  # by source: how often one began, or became another
+    troubled: frozenset[str]  # sources that have a trouble now
+
+
+@dataclass(slots=True)
+class Tally:
+    """Counts troubles and latencies. Not thread-safe: whoever keeps it has a lock."""
+
+    latency: Histogram = field(default_factory=Histogram)
+    troubles: Counter[str] = field(default_factory=Counter)
+    _now: set[str] = field(default_factory=set)
+
+    def trouble(self, source: str, *, new: bool, over: bool) -> None:
+        """Something about a source, which may be one of many (`shard 3`)."""
+        self.troubles[source_of(source)] += new
+        (self._now.discard if over else self._now.add)(source)
+
+    def copy_of_latency(self) -> Histogram:
+        """The latencies until now, for a reader on another thread."""
+        copy = Histogram()
+        copy.merge(self.latency)
+        return copy
+
+    @property
+    def troubled(self) -> frozenset[str]:
+        """The sources that have a trouble now."""
+        return frozenset(map(source_of, self._now))
+
+
+def source_of(source: str) -> str:
+    """The name under which it is counted."""
+    bare = _NUMBER.sub("", source)
+    return _NAMES.get(bare, bare)

@@ -1,0 +1,319 @@
+"""Puts a harvester together from its configuration: the one place that knows all parts.
+
+[renewal] New passwords for a harvester that runs: connections that are open stay, new ones log in with what is given here.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+
+from harvester.config import Config, timing
+from harvester.config.model import WORTHWHILE_SHARDS_PER_CORE
+from harvester.delivery.lane import Lanes, LaneSettings
+from harvester.delivery.progress_topic import ProgressTopic, ensure_progress_topic, find_progress_topic
+from harvester.delivery.retries import Policy
+from harvester.neli.election import Timing
+from harvester.neli.group import Group, GroupCallbacks, Identity
+from harvester.neli.topic import ask_cluster_id
+from harvester.outbox.archive import ArchiveKeeper
+from harvester.outbox.leader_session import MarkSession
+from harvester.outbox.overview import BacklogWatch
+from harvester.outbox.purge_session import PurgeSession, Rules
+from harvester.outbox.term_session import Owner
+from harvester.relay import failpoints
+from harvester.relay.core.frames import Login
+from harvester.relay.core.leadership import Settings, max_unsettled
+from harvester.relay.core.supervision import HandOver, Pace, RestartBudget
+from harvester.relay.marker import MarkLoop
+from harvester.relay.shard import ShardSpec
+from harvester.relay.shard_pool import shared_memory
+from harvester.relay.supervisor import Core, Outlets, Supervisor
+from harvester.relay.term import EXACTLY_ONCE, Mode
+from harvester.status_recorder import Announcer, Journal
+
+Log = logging.Logger | logging.LoggerAdapter[logging.Logger]
+
+_REVOKE_MARGIN_S = 1.0
+_LONGEST_HAND_OVER_S = 300.0
+_SHARDS_PER_CORE = 2  # more would take turns on the cores, with less to do at a time
+_LEAST_ANSWER_S, _LEAST_SILENCE_S = 3.0, 5.0  # a healthy shard of a starved machine needs that long
+
+
+@dataclass(slots=True)
+class Parts:
+    """A harvester's parts, wired, not yet started."""
+
+    supervisor: Supervisor
+    marker: MarkLoop
+    group: Group
+    backlog: BacklogWatch
+    keeper: ArchiveKeeper | None
+    revoke_within_s: float
+    joined: threading.Event
+
+    def prepare(self, config: Config, shards: int = 0) -> None:
+        """Have what the mode of delivery needs for so many shards. Raises BrokerUnavailable or BrokerError."""
+        if config.delivery == EXACTLY_ONCE:
+            topic = _ensure_progress_topic(config, shards)
+            self.supervisor.relay.tenure.lanes = topic.lanes  # for those that are added while it runs
+
+    def join(self, identity: Identity, callbacks: GroupCallbacks) -> None:
+        """Join the group."""
+        self.group.start(identity, callbacks)
+        self.joined.set()
+
+    def end_marker(self, timeout_s: float) -> None:
+        """End the mark loop and its session."""
+        self.marker.stop()
+        if self.marker.is_alive():
+            self.marker.join(timeout_s)
+
+    def group_stop(self) -> None:
+        """Leave the group, if it was joined."""
+        if self.joined.is_set():
+            self.group.stop()
+
+
+def assemble(
+    config: Config,
+    *,
+    group: Group | None,
+    announcer: Announcer,
+    journal: Journal,
+    emptied: Callable[[], None],
+    failed: Callable[[BaseException], None],
+    log: Callable[[int | None], Log],
+) -> Parts:
+    """Make all parts; nothing is connected or started yet."""
+    limits = config.limits
+    cores = len(os.sched_getaffinity(0))
+    if limits.shards > WORTHWHILE_SHARDS_PER_CORE * cores:
+        log(None).warning(
+            "%d shards on %d cores: more than %d for each take memory and sessions, and move no more",
+            limits.shards,
+            cores,
+            WORTHWHILE_SHARDS_PER_CORE,
+        )
+    heartbeat_s = limits.heartbeat_timeout.total_seconds()
+    test_hooks = failpoints.load()
+    shared = shared_memory()
+    kafka = group if group is not None else kafka_group(config)
+    outlets = Outlets(
+        announcer=announcer,
+        settled=journal.settled,
+        latencies=journal.latencies,
+        emptied=emptied,
+        failed=failed,
+        trouble=journal.trouble,
+        log=log,
+        note=journal.note,
+    )
+    core = Core(
+        Settings(
+            shards=limits.shards,
+            max_in_flight_records=limits.max_in_flight_records,
+            max_unsettled_records=max_unsettled(limits.max_in_flight_records),
+            mark_query_records=limits.mark_query_records,
+            send_buffer=limits.send_buffer,
+            max_queued_per_key=limits.max_queued_per_key,
+            records_per_shard=limits.records_per_shard,
+            most_shards=_SHARDS_PER_CORE * cores,
+            answer_timeout_s=max(heartbeat_s, _LEAST_ANSWER_S),
+            silence_timeout_s=max(2 * heartbeat_s, _LEAST_SILENCE_S),
+            look_interval_s=limits.head_scan_interval.total_seconds(),
+            exactly_once=config.delivery == EXACTLY_ONCE,
+            expiry_s=expiry_s(config),
+        ),
+        shard_specs(config),
+        shared,
+        kafka,
+        outlets,
+        RestartBudget(limits.restart_budget, limits.restart_window.total_seconds()),
+        HandOver(2 * heartbeat_s, _LONGEST_HAND_OVER_S),
+    )
+    supervisor = Supervisor(core, outlets)
+    statement_timeout_s = 6 * heartbeat_s
+    marker = MarkLoop(
+        MarkSession(config.dsn, config.table, f"harvester {config.name}", statement_timeout_s),
+        Pace(
+            mark_backoff_s=limits.mark_backoff.total_seconds(),
+            mark_backoff_max_s=limits.mark_backoff_max.total_seconds(),
+            io_error_backoff_s=limits.io_error_backoff.total_seconds(),
+            statement_timeout_s=statement_timeout_s,
+            writes=config.marking == "table",
+        ),
+        config.name,
+        supervisor.report,
+        lambda: supervisor.trust.trusted,
+        lambda: kafka.highest_term,
+        test_hooks,
+        take_over_mode(config, f"harvester {config.name}/lanes"),
+        lambda: Owner(config.leader_group_id, kafka.cluster()),
+    )
+    supervisor.attach(marker)
+    return Parts(
+        supervisor=supervisor,
+        marker=marker,
+        group=kafka,
+        backlog=BacklogWatch(config.dsn, config.table, f"harvester {config.name}"),
+        keeper=_keeper(config, journal),
+        revoke_within_s=_revoke_within_s(config),
+        joined=threading.Event(),
+    )
+
+
+def take_over_mode(config: Config, application: str) -> Mode:
+    """What a term owes to the one before, and the means for it; `application` is the name of its database session."""
+    make = failpoints.load().producer
+    lanes = Lanes(_lane_settings(config), lambda options: make({**options, "log_level": "0"}))
+    session = PurgeSession(
+        config.dsn,
+        config.table,
+        application,
+        Rules(config.archive, config.poison.notice_topic),
+        opened=lambda _pid, _started: None,
+        server_changed=lambda _reason: None,
+    )
+    return Mode(
+        config.delivery,
+        expiry_s(config),
+        lanes,
+        session,
+        partial(progress_topic, config),
+    )
+
+
+def owner_of(config: Config) -> Owner:
+    """Whose harvesters of this configuration are (P37). Raises BrokerUnavailable."""
+    return Owner(config.leader_group_id, ask_cluster_id(config.common_options()))
+
+
+def expiry_s(config: Config) -> float:
+    """S + H + D: what an at-least-once leader, or a shard of it, had on the wire is gone after it (P24)."""
+    limits = config.limits
+    return (limits.session_timeout + limits.heartbeat_timeout + config.delivery_timeout).total_seconds()
+
+
+def progress_topic(config: Config) -> ProgressTopic | None:
+    """The topic of the lanes; made where this harvester needs it."""
+    if config.delivery == EXACTLY_ONCE:
+        return _ensure_progress_topic(config)
+    return find_progress_topic(config.progress_topic, config.common_options())
+
+
+def _ensure_progress_topic(config: Config, shards: int = 0) -> ProgressTopic:
+    lanes = max(shards, config.limits.shards)
+    return ensure_progress_topic(config.progress_topic, config.common_options(), lanes)
+
+
+def _lane_settings(config: Config) -> LaneSettings:
+    return LaneSettings(config.leader_group_id, config.progress_topic, config.common_options(), config.lane_options())
+
+
+def _keeper(config: Config, journal: Journal) -> ArchiveKeeper | None:
+    if config.archive == "off":
+        return None
+    return ArchiveKeeper(
+        config.dsn,
+        config.table,
+        config.archive_retention,
+        f"harvester {config.name}",
+        lambda problem: journal.trouble("archive", problem),
+    )
+
+
+def shard_specs(config: Config) -> list[ShardSpec]:
+    """What each shard process is told."""
+    limits = config.limits
+    policy = Policy(
+        max_attempts=limits.max_attempts,
+        retry_backoff_s=limits.retry_backoff.total_seconds(),
+        retry_backoff_max_s=limits.retry_backoff_max.total_seconds(),
+        queue_timeout_s=limits.queue_timeout.total_seconds(),
+        poison=config.poison.policy,
+    )
+    return [
+        ShardSpec(
+            index=index,
+            name=config.name,
+            parent_pid=os.getpid(),
+            dsn=config.dsn,
+            outbox=config.outbox_table,
+            producer_options=dict(config.producer_options()),
+            policy=policy,
+            rules=Rules(config.archive, config.poison.notice_topic),
+            io_error_backoff_s=limits.io_error_backoff.total_seconds(),
+            linger_at_end_s=(config.delivery_timeout + timing.PURGE_MARGIN).total_seconds(),
+            header=config.record_header,
+            lanes=_lane_settings(config) if config.delivery == EXACTLY_ONCE else None,
+            transaction_records=limits.max_transaction_records,
+            tracing=config.tracing.enabled,
+            reserved=frozenset({config.leader_topic, config.progress_topic}),
+            dated=config.record_timestamp == "create_time",
+        )
+        for index in range(limits.shards)
+    ]
+
+
+def kafka_group(config: Config) -> Group:
+    """The place in Kafka's group that the configuration names."""
+    from harvester.neli.member import KafkaGroup, MemberSettings
+
+    limits = config.limits
+    expiry = config.delivery_timeout + timing.SCAN_INTERVAL
+    return KafkaGroup(
+        MemberSettings(
+            topic=config.leader_topic,
+            group=config.leader_group_id,
+            consumer_options=config.consumer_options(),
+            producer_options=config.common_options(),
+            poll_s=limits.min_poll_interval.total_seconds(),
+            join_wait_s=config.join_wait.total_seconds(),
+            timing=Timing(
+                heartbeat_interval_s=timing.heartbeat_interval(
+                    limits.heartbeat_timeout, limits.min_poll_interval
+                ).total_seconds(),
+                heartbeat_timeout_s=limits.heartbeat_timeout.total_seconds(),
+                session_limit_s=(limits.session_timeout - expiry).total_seconds(),
+                rebalance_limit_s=(config.rebalance_timeout - expiry).total_seconds(),
+                revoke_limit_s=(config.rebalance_timeout - config.group_heartbeat_interval).total_seconds(),
+                missed_heartbeats_s=timing.missed_heartbeats(limits.session_timeout).total_seconds(),
+                rejoin_delay_s=timing.rejoin_delay().total_seconds(),
+            ),
+            revoke_within_s=_revoke_within_s(config),
+            foreign_live_s=limits.session_timeout.total_seconds(),
+        )
+    )
+
+
+def _revoke_within_s(config: Config) -> float:
+    limit = config.rebalance_timeout - config.group_heartbeat_interval
+    return max(0.0, limit.total_seconds() - _REVOKE_MARGIN_S)
+
+
+def renew_logins(parts: Parts, config: Config) -> None:
+    """Tell all parts, shards included. `config` differs from theirs in passwords only."""
+    dsn = config.dsn
+    options = config.common_options()
+    user, password = options.get("sasl.username", ""), options.get("sasl.password", "")
+    shard = config.producer_options()  # which may have a login of its own
+    shard_user, shard_password = shard.get("sasl.username", ""), shard.get("sasl.password", "")
+    parts.marker.log_in(dsn)
+    parts.backlog.log_in(dsn)
+    if parts.keeper is not None:
+        parts.keeper.log_in(dsn)
+    mode = parts.marker.mode
+    if mode.session is not None:
+        mode.session.log_in(dsn)
+    if mode.lanes is not None and shard_user:
+        mode.lanes.log_in(shard_user, shard_password)
+    mode.find = partial(progress_topic, config)
+    parts.supervisor.log_in(shard_specs(config)[0], Login(dsn, shard_user, shard_password))
+    log_in = getattr(parts.group, "log_in", None)  # a group of the host's own has no connection of ours
+    if log_in is not None and user and password:
+        log_in(config.consumer_options(), options, user)
