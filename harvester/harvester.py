@@ -16,6 +16,7 @@ from functools import partial
 from types import TracebackType
 from uuid import UUID
 
+from harvester.announcer import Announcer
 from harvester.config import Config, load_config
 from harvester.errors import HarvesterError
 from harvester.events import EventHandler
@@ -23,7 +24,7 @@ from harvester.lifecycle import Doors, Life
 from harvester.neli.group import Group
 from harvester.relay.core.state_machine import Phase
 from harvester.status import KeyStatus, State, Status
-from harvester.status_recorder import Announcer, Journal
+from harvester.status_recorder import Journal
 from harvester.telemetry.logging import LEVELS, logger_for
 from harvester.telemetry.metrics import Totals
 

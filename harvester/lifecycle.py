@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 
 import psycopg
 
+from harvester.announcer import Announcer
 from harvester.config import Config
 from harvester.errors import (
     BrokerError,
@@ -33,7 +34,7 @@ from harvester.neli.group import Group, GroupCallbacks, Identity
 from harvester.outbox.connection import one_line
 from harvester.outbox.term_session import Owner, TermSession
 from harvester.relay.supervisor import Supervisor
-from harvester.status_recorder import Announcer, Journal
+from harvester.status_recorder import Journal
 from harvester.telemetry.extras import require_tracing
 from harvester.wiring import Parts, assemble
 

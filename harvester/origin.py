@@ -25,7 +25,6 @@ producer, or for each remark, so that what a remark dropped leaves no hole in a 
 from __future__ import annotations
 
 import itertools
-import random
 import struct
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -150,11 +149,11 @@ class Stamps:
         self._head = b""
         self._next: Callable[[], int] = itertools.count(1).__next__
 
-    def begin(self, term: int | None, incarnation: str | None) -> None:
-        """A new scope."""
+    def begin(self, term: int | None, incarnation: str | None, producer: int) -> None:
+        """Begin a new scope; `producer` is a random number of 32 bits."""
         self._scope, self._low_water = None, None
         if term is not None and incarnation is not None:
-            self._scope = UUID(incarnation), term, random.getrandbits(32)
+            self._scope = UUID(incarnation), term, producer
         self.rewind(0)
         self._make()
 

@@ -1,28 +1,23 @@
-"""What a harvester remembers about itself for people: troubles, last events, rates, latencies; the status snapshot.
-
-[announcer] Events to the host: one at a time, in order, on one thread; a handler's exception is logged and forgotten.
-"""
+"""What a harvester remembers about itself for people: troubles, last events, rates, latencies; the status snapshot."""
 
 from __future__ import annotations
 
-import logging
-import queue
 import threading
 import time
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from uuid import UUID
 
+from harvester.announcer import Announcer, Log
 from harvester.config import Config
-from harvester.events import Event, EventHandler, LeaderAcquired, LeaderFenced, LeaderRefreshed
+from harvester.events import LeaderAcquired, LeaderFenced, LeaderRefreshed
 from harvester.relay.shard_pool import Slot
 from harvester.status import Backlog, LastEvent, ShardStatus, State, Status
 from harvester.telemetry.latency import Histogram, LatencyWindow
 from harvester.telemetry.metrics import Meter, RateHistory, Tally, Totals
 from harvester.telemetry.process import ProcessUsage, ProcessWatch
 
-Log = logging.Logger | logging.LoggerAdapter[logging.Logger]
 _LATENCY_WINDOW_S = 5.0
 _LOOK_EVERY_S = 1.0
 
@@ -189,42 +184,3 @@ class Journal:
             restarts=slot.restarts,
             cpu_percent=usage.cpu_percent if usage is not None else None,
         )
-
-
-class Announcer(threading.Thread):
-    """Queues events without limit, so that nobody who announces ever waits for a handler."""
-
-    def __init__(self, handler: EventHandler | None, log: Log) -> None:
-        super().__init__(name="harvester-events", daemon=True)
-        self.handler = handler
-        self._log = log
-        self._queue: queue.SimpleQueue[tuple[Event | None, threading.Event]] = queue.SimpleQueue()
-        self.counts: Counter[type[Event]] = Counter()  # of those that were announced, by kind
-
-    def announce(self, event: Event) -> threading.Event:
-        """Queue it; the returned event is set when its handler has returned."""
-        done = threading.Event()
-        self.counts[type(event)] += 1
-        self._queue.put((event, done))
-        return done
-
-    def stop(self, timeout_s: float) -> None:
-        """Deliver what is queued, then end; a handler that hangs is left behind."""
-        done = threading.Event()
-        self._queue.put((None, done))
-        if threading.current_thread() is not self:
-            done.wait(timeout_s)
-
-    def run(self) -> None:
-        """The thread."""
-        while True:
-            event, done = self._queue.get()
-            try:
-                if event is not None and self.handler is not None:
-                    self.handler(event)
-            except Exception:  # noqa: BLE001 - a handler is somebody else's code: this is its top frame
-                self._log.exception("the event handler failed on %s", type(event).__name__)
-            finally:
-                done.set()
-            if event is None:
-                return

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 
+from harvester.announcer import Announcer
 from harvester.config import Config, timing
 from harvester.config.model import WORTHWHILE_SHARDS_PER_CORE
 from harvester.delivery.lane import Lanes, LaneSettings
@@ -34,7 +35,7 @@ from harvester.relay.shard import ShardSpec
 from harvester.relay.shard_pool import shared_memory
 from harvester.relay.supervisor import Core, Outlets, Supervisor
 from harvester.relay.term import EXACTLY_ONCE, Mode
-from harvester.status_recorder import Announcer, Journal
+from harvester.status_recorder import Journal
 
 Log = logging.Logger | logging.LoggerAdapter[logging.Logger]
 

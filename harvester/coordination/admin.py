@@ -30,8 +30,8 @@ from harvester.coordination.core.messages import Client, Message, Place, Releasi
 from harvester.coordination.core.overview import Row
 from harvester.coordination.core.rationalizer import Reading, Verdict, read
 from harvester.coordination.core.world import Claim, World
-from harvester.coordination.errors import CoordinationTopicError, passes
-from harvester.coordination.log import CoordinationLog
+from harvester.coordination.errors import CoordinationTopicError
+from harvester.coordination.log import CoordinationLog, passes
 from harvester.coordination.settings import ConsumerSettings
 from harvester.coordination.topic import failed
 from harvester.errors import BrokerError, BrokerUnavailable

@@ -33,8 +33,9 @@ from harvester.coordination.core.messages import Place
 from harvester.coordination.core.offset_policy import resume, start
 from harvester.coordination.core.partition_buffer import Hands
 from harvester.coordination.core.stall_detector import Standstill
-from harvester.coordination.errors import OffsetOutOfRange, passes
+from harvester.coordination.errors import OffsetOutOfRange
 from harvester.coordination.events import Blocked, Event, OutOfRange, Unblocked
+from harvester.coordination.log import passes
 from harvester.coordination.offsets import GroupOffsets
 from harvester.coordination.session import Change, Session
 from harvester.coordination.settings import ConsumerSettings

@@ -11,6 +11,13 @@ it has read in the old one.
 A claim that wins by silence does not bring its position along (see `rationalizer`). It stands in the log further back,
 and is found by reading the partition from the first record on; in a thread of its own, since heartbeats do not wait.
 What was read is kept: a claim that has run out meanwhile, and the other places of the partition, are answered at once.
+
+[troubles] Which errors of the client pass by themselves. Pure.
+
+While brokers come and go, a client reports a great many: of the network, of partitions and groups that are led by
+somebody else, or by nobody yet. None of them is a reason to end a consumer: its claims run out by themselves when it
+lasts. What does not get better by waiting is a right that is missing, and a client that has given itself up. A password
+that is wrong is noticed at the start; later, an authentication that fails may be one that was cut short.
 """
 
 from __future__ import annotations
@@ -31,7 +38,7 @@ from harvester.coordination.core.messages import Message, Place, encode
 from harvester.coordination.core.rationalizer import miss, read
 from harvester.coordination.core.stall_detector import Standstill
 from harvester.coordination.core.world import World
-from harvester.coordination.errors import CoordinationTopicError, passes, refuses
+from harvester.coordination.errors import CoordinationTopicError
 from harvester.coordination.settings import ConsumerSettings
 from harvester.coordination.topic import failed, refused
 from harvester.errors import BrokerError, HarvesterError
@@ -353,3 +360,27 @@ class Past:
         finally:
             log.close(0)
         return world
+
+
+_LASTING = frozenset({
+    KafkaError.TOPIC_AUTHORIZATION_FAILED, KafkaError.GROUP_AUTHORIZATION_FAILED,
+    KafkaError.CLUSTER_AUTHORIZATION_FAILED, KafkaError.INVALID_GROUP_ID, KafkaError.UNSUPPORTED_VERSION,
+    KafkaError._UNSUPPORTED_FEATURE, KafkaError._INVALID_ARG, KafkaError._FATAL,
+})  # fmt: skip
+
+
+# What a topic's own settings forbid: said of each message again, until somebody changes them.
+_REFUSED = frozenset({
+    KafkaError.MSG_SIZE_TOO_LARGE, KafkaError.INVALID_MSG, KafkaError.INVALID_RECORD, KafkaError.POLICY_VIOLATION,
+    KafkaError.TOPIC_EXCEPTION, KafkaError.INVALID_TIMESTAMP,
+})  # fmt: skip
+
+
+def refuses(error: KafkaError) -> bool:
+    """Whether the topic's settings are the reason that it does not take a message."""
+    return error.code() in _REFUSED
+
+
+def passes(error: KafkaError) -> bool:
+    """Whether it is worth while to wait and try again."""
+    return not error.fatal() and error.code() not in _LASTING

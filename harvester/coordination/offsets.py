@@ -20,7 +20,7 @@ from confluent_kafka import OFFSET_END, Consumer, KafkaError, KafkaException, To
 
 from harvester.clock import clock_s
 from harvester.coordination.core.messages import Place
-from harvester.coordination.errors import passes
+from harvester.coordination.log import passes
 from harvester.coordination.settings import ConsumerSettings
 from harvester.errors import BrokerError, BrokerUnavailable
 

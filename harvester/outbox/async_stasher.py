@@ -20,7 +20,8 @@ from psycopg.pq import PipelineStatus
 from psycopg.rows import tuple_row
 
 from harvester.outbox.catalog import CATALOG_SQL, catalog_parameters, parse_catalog
-from harvester.outbox.leases import DEFAULT_LEASE_TIME, Lease, Numbered, Stashed, Steps, async_perform, no_table, take
+from harvester.outbox.lease_steps import Numbered, Steps, async_perform, no_table, take
+from harvester.outbox.leases import DEFAULT_LEASE_TIME, Lease, Stashed
 from harvester.outbox.shape import column_shape
 from harvester.outbox.sql.insert import Insertion, Style
 from harvester.outbox.tables import OutboxTable

@@ -10,9 +10,10 @@ from dataclasses import dataclass
 from uuid import UUID
 
 from harvester.errors import TermLost
-from harvester.outbox.libpq import Row, copy_durable_rows, copy_rows, wait_readable
+from harvester.outbox.libpq import copy_durable_rows, copy_rows, wait_readable
 from harvester.outbox.shape import OutboxShape
 from harvester.outbox.sql import queries
+from harvester.outbox.sql.queries import Row
 from harvester.outbox.tables import OutboxTable
 from harvester.outbox.term_session import SILENCE_MARGIN_S, TermSession
 

@@ -28,6 +28,8 @@ import psycopg
 from psycopg import pq
 from psycopg.errors import error_from_result
 
+from harvester.outbox.sql.queries import Row
+
 if TYPE_CHECKING:
     from psycopg import Connection
 
@@ -108,8 +110,6 @@ _HEADER_BYTES = len(_SIGNATURE) + 4 + 4
 _TRAILER = b"\xff\xff"
 _HEAD = struct.Struct(">hiqi")  # field count, length of id (8), id, length of key
 _HEAD_BYTES = _HEAD.size
-
-Row = tuple[int, bytes | None, bytes]
 
 
 def copy_rows(connection: Connection, statement: str, timeout_s: float) -> list[Row]:

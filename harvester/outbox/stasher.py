@@ -39,7 +39,8 @@ import psycopg
 from psycopg.rows import tuple_row
 
 from harvester.outbox.catalog import CATALOG_SQL, catalog_parameters, parse_catalog
-from harvester.outbox.leases import DEFAULT_LEASE_TIME, Lease, Numbered, Stashed, Steps, no_table, perform, take
+from harvester.outbox.lease_steps import Numbered, Steps, no_table, perform, take
+from harvester.outbox.leases import DEFAULT_LEASE_TIME, Lease, Stashed
 from harvester.outbox.shape import column_shape
 from harvester.outbox.sql.insert import Insertion, Style
 from harvester.outbox.tables import OutboxTable

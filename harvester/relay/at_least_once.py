@@ -123,7 +123,7 @@ class Sender:
                 self._attempts.clear()
             standing.epoch = frame.epoch
             standing.term, standing.holder = frame.term, frame.holder
-            self._stamps.begin(frame.term, frame.incarnation)
+            self._stamps.begin(frame.term, frame.incarnation, random.getrandbits(32))
             standing.blocked = frame.term is None
             self._setbacks.forget_retries()
             held = self._barrier.held > 0

@@ -36,6 +36,7 @@ need a second such request at the end. So a progress record comes first already,
 
 from __future__ import annotations
 
+import random
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -335,7 +336,7 @@ class Filler:
 
     def begin(self, term: int, incarnation: str) -> None:
         """A new scope of numbers."""
-        self._stamps.begin(term, incarnation)
+        self._stamps.begin(term, incarnation, random.getrandbits(32))
         self._sequence = 0
 
     def committed(self) -> None:

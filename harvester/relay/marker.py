@@ -34,7 +34,7 @@ import psycopg
 from harvester.errors import BrokerError, OutboxError, TermLost
 from harvester.outbox.connection import one_line
 from harvester.outbox.leader_session import Holders, MarkSession
-from harvester.outbox.libpq import Row
+from harvester.outbox.sql.queries import Row
 from harvester.outbox.term_session import Owner, Session, why_another
 from harvester.relay.core.messages import (
     DatabaseTrouble,

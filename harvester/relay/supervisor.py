@@ -32,6 +32,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from uuid import UUID, uuid4
 
+from harvester.announcer import Announcer
 from harvester.errors import CrashLoop, PoisonRecord, WireError
 from harvester.events import Event, LeaderAcquired, LeaderFenced, LeaderRefreshed
 from harvester.neli.group import Group
@@ -60,7 +61,6 @@ from harvester.relay.ipc import Shared, TrustCell, Waker, set_in_flight, trust_c
 from harvester.relay.marker import MarkLoop
 from harvester.relay.shard import ShardSpec
 from harvester.relay.shard_pool import Fleet, Slot
-from harvester.status_recorder import Announcer
 from harvester.telemetry.latency import Histogram
 
 _LEADING = (Phase.LEADING, Phase.REMARKING, Phase.SCALING)

@@ -21,7 +21,8 @@ from asyncpg.pool import PoolConnectionProxy
 
 from harvester.errors import NoTransaction
 from harvester.outbox.catalog import CATALOG_SQL, catalog_parameters, parse_catalog
-from harvester.outbox.leases import DEFAULT_LEASE_TIME, Lease, Numbered, Stashed, async_perform, no_table, take
+from harvester.outbox.lease_steps import Numbered, async_perform, no_table, take
+from harvester.outbox.leases import DEFAULT_LEASE_TIME, Lease, Stashed
 from harvester.outbox.shape import column_shape
 from harvester.outbox.sql.insert import Insertion, Style, rewritten
 from harvester.outbox.tables import OutboxTable

@@ -25,7 +25,8 @@ from sqlalchemy.orm import Session, scoped_session
 
 from harvester.errors import NoTransaction, OutboxError
 from harvester.outbox.catalog import CATALOG_SQL, catalog_parameters, parse_catalog
-from harvester.outbox.leases import DEFAULT_LEASE_TIME, Lease, Numbered, Rows, Stashed, no_table, perform, take
+from harvester.outbox.lease_steps import Numbered, Rows, no_table, perform, take
+from harvester.outbox.leases import DEFAULT_LEASE_TIME, Lease, Stashed
 from harvester.outbox.shape import column_shape
 from harvester.outbox.sql.insert import Insertion, Style, rewritten
 from harvester.outbox.tables import OutboxTable

@@ -12,9 +12,10 @@ import psycopg
 import pytest
 
 from harvester.delivery.decode import Broken, decode
-from harvester.outbox.libpq import Row, copy_rows
+from harvester.outbox.libpq import copy_rows
 from harvester.outbox.schema import inspect
 from harvester.outbox.sql import queries
+from harvester.outbox.sql.queries import Row
 from harvester.outbox.tables import OutboxTable
 from harvester.record import KafkaRecord
 from tests.support.marking import BOTH

@@ -11,9 +11,10 @@ import psycopg
 import pytest
 
 from harvester.delivery.decode import decode
-from harvester.outbox.libpq import Row, copy_rows
+from harvester.outbox.libpq import copy_rows
 from harvester.outbox.schema import inspect
 from harvester.outbox.sql import queries, settle
+from harvester.outbox.sql.queries import Row
 from harvester.outbox.tables import OutboxTable
 
 pytestmark = pytest.mark.servers

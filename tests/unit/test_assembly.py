@@ -8,7 +8,8 @@ import os
 import pytest
 
 from harvester import Config, FakeGroup
-from harvester.status_recorder import Announcer, Journal
+from harvester.announcer import Announcer
+from harvester.status_recorder import Journal
 from harvester.wiring import assemble
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from confluent_kafka import KafkaError
 
-from harvester.coordination.errors import passes
+from harvester.coordination.log import passes
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from uuid import UUID
 
 import pytest
@@ -15,7 +16,7 @@ LANE = 3
 @pytest.fixture
 def stamps() -> Stamps:
     made = Stamps("header", LANE)
-    made.begin(5, str(INCARNATION))
+    made.begin(5, str(INCARNATION), 7)
     return made
 
 
@@ -45,7 +46,7 @@ def test_what_an_aborted_transaction_used_up_is_used_again(stamps: Stamps) -> No
 
 def test_a_new_scope_begins_at_one_and_is_another(stamps: Stamps) -> None:
     before = read(stamps)
-    stamps.begin(5, str(INCARNATION))
+    stamps.begin(5, str(INCARNATION), random.getrandbits(32))
     after = read(stamps)
     assert after.sequence == before.sequence == 1
     assert (after.incarnation, after.term, after.lane) == (before.incarnation, before.term, before.lane)
@@ -64,7 +65,7 @@ def test_low_water_is_as_it_was_set_last_and_costs_no_number(stamps: Stamps) -> 
 def test_a_new_scope_knows_no_low_water(stamps: Stamps) -> None:
     """It may be one of another incarnation."""
     stamps.set_low_water(5)
-    stamps.begin(6, str(INCARNATION))
+    stamps.begin(6, str(INCARNATION), random.getrandbits(32))
     assert read(stamps).low_water is None
     stamps.set_low_water(5)
     assert read(stamps).low_water == 5
@@ -72,7 +73,7 @@ def test_a_new_scope_knows_no_low_water(stamps: Stamps) -> None:
 
 @pytest.mark.parametrize(("term", "incarnation"), [(None, None), (1, None), (None, str(INCARNATION))])
 def test_without_a_leader_nothing_is_stamped(stamps: Stamps, term: int | None, incarnation: str | None) -> None:
-    stamps.begin(term, incarnation)
+    stamps.begin(term, incarnation, 7)
     stamps.set_low_water(5)
     stamps.rewind(7)
     assert stamps.stamp(1, 1) == b""

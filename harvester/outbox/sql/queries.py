@@ -22,6 +22,9 @@ from uuid import UUID
 from harvester.outbox.shape import OutboxShape
 from harvester.outbox.tables import OutboxTable, doubled
 
+# What statements that read rows bring: the id, the key, and the row as the server sent it.
+Row = tuple[int, bytes | None, bytes]
+
 _NEAR_IDS = 1_000
 _FEW_GAPS = 20
 # By the database's clock. A lease that has run out is as good as none.

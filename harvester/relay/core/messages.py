@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from uuid import UUID
 
 from harvester.events import Event
-from harvester.outbox.libpq import Row
+from harvester.outbox.sql.queries import Row
 from harvester.relay.core.frames import Frame
 from harvester.relay.core.scan import Bookmark
 
