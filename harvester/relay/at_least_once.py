@@ -1,23 +1,19 @@
-"""What a shard does with its records: barrier, produce, acknowledgement. What fails is for `harvester.relay.at_least_once`.
+"""Sends a shard's records at least once: barrier, produce, acknowledgement, and what follows a failure.
 
 Three threads call in: the shard's main thread with frames and due retries, the delivery thread with reports, the
-purger with commits. One lock of this process orders them; it is never held while something waits. At most one
-record of a key is unsettled on the wire, so whichever thread lowers a barrier may produce the next record itself.
+purger with commits. One lock orders them; nobody waits for anything while holding it. At most one record of a key is
+unsettled on the wire, so whichever thread lowers a barrier may produce the next record itself.
 
-Trust is looked at immediately before every produce (P12). Once it says no, everything queued is dropped and
+Trust is checked immediately before every produce (P12). Once it has expired, everything queued is dropped and
 everything that arrives is refused until the supervisor's next `Remark`: sending on after a gap would reorder keys.
 
-An acknowledgement counts if it carries an offset, which only the broker that appended the record can give (P45). The
-client also reports a record as delivered, without an offset, when the broker refused its request for now and took a
-later one of the same partition. A broker that knows nothing of the producer yet takes any first sequence number
-(KAFKA-15591), so that record is in no log. Its fate is unknown, as after a timeout: it is sent again.
+An acknowledgement counts only if it carries an offset, which only the broker that appended the record can give (P45).
+The client also reports a record as delivered, without an offset, when the broker refused its request for now and
+accepted a later one for the same partition: a broker that knows nothing of the producer takes any first sequence
+number (KAFKA-15591), so the record is in no log. Its fate is unknown, as after a timeout, and it is sent again.
 
-Whatever the work on a record raises breaks that record, never the shard (P33).
-
-[setbacks] What becomes of records that could not be sent: tried again, parked, held, quarantined or given back.
-
-At-least-once mode; `harvester.relay.transaction_intake` is of the other. The lock is the sender's. What says so is called with it
-held, all else takes it.
+Whatever the work on a record raises breaks that record, never the shard (P33). A record that could not be sent is
+tried again, parked, held, quarantined or given back: `Setbacks`.
 """
 
 from __future__ import annotations

@@ -1,37 +1,34 @@
-"""What a shard does with its records in exactly-once mode: transactions, one after the other, on a lane of its own.
+"""Publishes a shard's records exactly once: transactions, one after the other, on a lane of its own.
 
-One thread, the *transactor*, talks to Kafka. What is queued, and what the supervisor wants, it finds in the shard's
-reception (`harvester.relay.transaction_intake`).
+One thread, the *transactor*, talks to Kafka. It finds what is queued, and what the supervisor wants, in the shard's
+`transaction_intake`.
 
-Theory. While a transaction is sent and committed, further records queue up, and are the next one: batches size
+Theory. While a transaction is sent and committed, further records queue up and become the next one: batches size
 themselves by load. A transaction takes what is queued until nothing is left, it has `max_transaction_records`, or it
-has taken long enough (`filling`); it ends with the lane's progress record (`harvester.delivery.progress`), and what it
-held is purged when its commit is *clear* (`harvester.delivery.lane`). Outcomes and what follows:
+has taken long enough. It ends with the lane's progress record (`harvester.delivery.progress`), and what it held is
+purged when its commit is *clear* (`harvester.delivery.lane`). Outcomes and what follows:
 
     DONE      purge; go on
-    REFUSED   abort; find out who is at fault, by halves if need be (`harvester.relay.core.transaction_queue`); go on
+    REFUSED   abort; find out who is at fault, by halves if need be (`core.transaction_queue`); go on
     UNCLEAR   close the lane, *open* it again; what its progress names was committed, the rest is sent again
 
 A transaction that is refused although none of its records failed is repeated: at once at first, then with pauses that
-grow up to 30 s, while a trouble names the cause and its remedy. As a rule it is the progress record that is refused.
+grow to 30 s, while a trouble names the cause and its remedy. As a rule the progress record is refused.
 
-*Opening* a lane fences whoever had it, compares the term row with our own term after that and before anything is sent
-(P20: a producer that was initialised by a zombie would fence the one that leads), reads the lane's progress, purges
-what it names, and then leaves an empty record behind. With a new term a shard opens its own lane and ends those of
-shards that are no more (P19). Until that is done it does not answer the supervisor's `Remark`, and nothing is marked.
-A shard's successor does the same before the supervisor lets go of the ids of the dead one (P21).
+*Opening* a lane fences its last owner. Then, before anything is sent, it compares the term row with our own term
+(P20: a producer initialised by a zombie would fence the one that leads), reads the lane's progress, purges what that
+names, and leaves an empty record behind. With a new term a shard opens its own lane and ends those of shards that are
+no more (P19). Until that is done it does not answer the supervisor's `Remark`, and nothing is marked. A shard's
+successor does the same before the supervisor lets go of the ids of the dead one (P21).
 
-Trust is looked at before a transaction begins and before it is committed. In between it need not be: what a zombie
+Trust is checked before a transaction begins and before it is committed. In between there is no need: what a zombie
 sends cannot be committed once its successor has opened the lane.
 
-[filling] Filling a transaction: queued records go to the producer, each with its number. Thin.
-
-The transactor's thread alone is here; the condition is that of its reception, around whatever other threads see.
-
-A transaction's partitions are made known to its coordinator one millisecond after the first record, with one request;
-until that is answered nothing is sent. So a transaction that has taken all there is waits as long for more: what comes
-in time is sent with the first, what comes later waits for the whole of it. The partition of the lane's progress would
-need a second such request at the end. So a progress record comes first already, which names earlier transactions only.
+*Filling* (`Filler`). A transaction's partitions are registered with its coordinator one millisecond after the first
+record, by one request; until that is answered nothing is sent. So a transaction that has taken all there is waits as
+long for more: what comes in time is sent with the first records, what comes later waits for the whole transaction.
+The partition of the lane's progress would need a second such request at the end, so a progress record that names
+earlier transactions only is sent first.
 """
 
 from __future__ import annotations

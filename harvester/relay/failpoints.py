@@ -1,7 +1,7 @@
-"""Named places in the relay where a test can look, wait, or put its own producer.
+"""Failpoints: named places in the relay where a test can look, wait, or put its own producer.
 
 In production this module does nothing: `hit` returns at once. A test names a factory in HARVESTER_TEST_HOOKS
-(`module:function`); what it returns is asked in every process of the harvester. No hook is part of any wheel.
+(`module:function`); every process of the harvester asks what it returns. No failpoint is part of any wheel.
 """
 
 from __future__ import annotations

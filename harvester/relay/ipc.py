@@ -1,18 +1,15 @@
-"""The two ends of a shard's pipe pair.
+"""Between supervisor and shards: pipes, shared memory, and a waker for threads that wait for descriptors.
 
-P16: the supervisor never blocks. It writes what the pipe takes and keeps the rest; when that is much
-(`Channel.congested`) the relay holds that shard's rows back. It reads whatever has arrived. So the shard, whose writes
-do block, always finds its reader reading.
+*Pipes* (P16). The supervisor never blocks. It writes what the pipe takes and keeps the rest; when that is much
+(`Channel.congested`), the relay holds that shard's rows back. It reads whatever has arrived. So the shard, whose
+writes do block, always finds its reader reading.
 
-[waking] A thing to wake a thread with that waits for descriptors.
+*Shared memory*. Three numbers that the supervisor alone writes. No lock is shared: a shard killed while holding one
+would hang all others. Each number is one aligned 64-bit word, so a reader sees the old value or the new one and
+nothing between.
 
-[shared] What supervisor and shards share in memory: three numbers that the supervisor alone writes (P16).
-
-No lock is shared: a shard that is killed while it holds one would hang all others. Each number is one aligned
-64-bit word, so a reader sees the old value or the new one and nothing between.
-
-Trust is a moment of CLOCK_BOOTTIME, which runs through suspend. Inside the supervisor several threads may move it
-(the member extends it, the relay opens and closes it); `TrustCell` orders them with a lock of its own process.
+Trust is a moment of CLOCK_BOOTTIME, which runs through suspend. Inside the supervisor several threads move it (the
+group member extends it, the relay opens and closes it); `TrustCell` orders them with a lock of its own process.
 """
 
 from __future__ import annotations

@@ -1,24 +1,19 @@
-"""The mark loop's thread: performs, one after the other, what the relay machine wants of the leader's session.
+"""The marker: the thread that performs what the state machine asks of the leader's database session, in order.
 
 In order means: a mark that was under way is over before a term is taken. A session that cannot be opened is retried
 here, without end and without telling the machine: nothing was sent. A statement that was sent and failed is reported:
 its fate is unknown (P4). A session with another server than before, or with one whose term row is older than our
-term, is reported too, and nothing is done on it for the machine (P9).
+term, is reported too, and nothing is done on it for the machine (P9). How the term is taken: `term`.
 
-How the term is taken: `harvester.relay.term`. How rows are read: `harvester.relay.marker`.
+*Reading* (`Reader`). The reader owns the scan (`core.scan`): each mark goes on where the last one ended, so that a
+second one can be asked for before the first one's rows have been dealt with. A new leader id or a new connection
+starts from the bookmark in the term row, or from the head if there is none (P38). Between marks the reader lists the
+holders of locks that could still fill a gap of the scan (P10). The same list tells whether ids have started again,
+and whether somebody asks for the term (P32). A mark that brings nothing is repeated if one of the transactions is
+over that resting gaps wait for.
 
-Liveness (P14): `is_alive` is true while the loop turns, or waits inside its own bounded retry or for a statement
-that its own timeout bounds. A thread that died or hangs beyond that is not alive, and leadership ends.
-
-[reading] The statements that read rows for the relay machine, on the leader's session: marks, fetches and looks. Thin.
-
-The reader owns the scan (`harvester.relay.core.scan`): each mark goes on where the last one ended, so that a second one can
-be asked for before the first one's rows have been seen to. A new leader id or a new connection starts from the bookmark
-in the term row, or from the head if there is none (P38).
-
-Between marks it lists the holders of locks that could still fill a gap of the scan (P10). The same list says whether
-ids have started again, and that somebody asks for the term (P32). A mark that brings nothing is repeated if one of the
-transactions is over that the scan's resting gaps wait for.
+*Liveness* (P14). `is_working` is true while the loop turns, or waits inside its own bounded retry or for a statement
+that its own timeout bounds. A thread that died or hangs beyond that ends the leadership.
 """
 
 from __future__ import annotations

@@ -1,14 +1,14 @@
-"""Where the decisions of a shard go, in either mode.
+"""The purger: a shard's database thread. It deletes what was acknowledged and quarantines what cannot be published.
 
-[purging] The shard's database thread: purge what was acknowledged, quarantine what cannot be published.
+One batch is whatever came in while the last statement ran, so batches grow by themselves under load. With many shards
+each of them sees few acknowledgements at a time, and statements would be many and small; so a batch waits a moment
+for more: while somebody waits for what it would free, until it is half of what is in flight (at once, where little
+is); while nobody does, until it is worth a statement by itself. A statement's callback runs only when its commit has
+come back (P1, P2).
 
-One batch is whatever came in while the last statement ran, so batches grow by themselves under load. With many
-shards each of them sees few acknowledgements at a time, and statements would be many and small; so a batch waits a
-moment for more: while somebody waits for what it would free, until it is half of what is in flight (at once, where
-little is); while nobody does, until it is worth a statement by itself. Only when a statement's commit has come back
-does its callback run (P1, P2). A purge is idempotent and unfenced; it is repeated, over a new connection if need be,
-until it succeeds: an acknowledged record must leave the outbox. A row that somebody else has locked holds up its own
-key only: after a short wait the others are deleted around it, and it is tried apart from them.
+A purge is idempotent and unfenced. It is repeated, over a new connection if need be, until it succeeds: an
+acknowledged record must leave the outbox. A row that somebody else has locked holds up its own key only: after a
+short wait the others are deleted around it, and it is tried apart from them.
 """
 
 from __future__ import annotations

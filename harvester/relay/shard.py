@@ -1,20 +1,18 @@
-"""All that a shard process is told at birth. Values only; it goes to a new process as bytes.
-
-[producers] A shard's producers: each with its client's log sent to the supervisor, and traced where that is configured.
-
-[shard] A shard: the process that publishes one slice of the keys.
+"""A shard: the process that publishes one part of the keys.
 
 Its threads, all blocking, none polling:
 
 - *main* waits for frames, due retries, and the death of the supervisor (EOF on the pipe, or its pidfd);
-- *delivery* serves the producer's reports; in exactly-once mode *transactor* does all that has to do with Kafka instead
-  (`harvester.relay.exactly_once`);
-- *purger* deletes what was acknowledged (`harvester.relay.purger`).
+- *delivery* serves the producer's reports; in exactly-once mode *transactor* does all work with Kafka
+  (`exactly_once`);
+- *purger* deletes what was acknowledged (`purger`).
 
 The end. On `Stop`, or when the supervisor is gone, nothing more is produced; what is on the wire is awaited and
 purged, for at most the delivery timeout and a margin; then the process exits without flushing the producer, so that
 nothing leaves it later. A fatal producer error ends it the same way at once: a producer goes only with its process
 (P15), and the supervisor starts a new one when this one is certainly dead.
+
+`ShardSpec` is all that a shard is told at birth; it travels to the new process as bytes.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
-"""The supervisor's shards: starting, hearing, feeding, ending them, and their figures. Core thread only.
+"""The supervisor's shards: starts, hears, feeds and ends their processes, and keeps their figures.
 
-[processes] Shard processes: spawned, never forked, and without the host's main module.
-
-`multiprocess` runs the parent's `__main__` again in a spawned child, which an embedding application would have to
+The supervisor's thread only. Shard processes are spawned, never forked, and run without the host's main module:
+`multiprocess` would run the parent's `__main__` again in the child, which an embedding application would have to
 guard against. A shard needs nothing of it, so its preparation data leaves the main module out.
 """
 

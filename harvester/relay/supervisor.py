@@ -1,24 +1,16 @@
-"""What the relay knows of one key. Pure.
+"""The supervisor: one thread that performs what the state machine decides, and the way for others to talk to it.
 
-[core] The supervisor's thread, the *core*: it performs what the relay machine decides.
+`Core` is that thread. It owns the state machine and the shards' pipes and never blocks on a server or on a shard: the
+marker, the group member and the host's event handler have threads of their own and reach it through an inbox. All it
+waits for is one epoll. Everything a shard said before its death is heard before the death is.
 
-It owns the machine and the shards' pipes and never blocks on a server or on a shard: the mark loop, the member of the
-group and the host's event handler have threads of their own, and reach it through an inbox. All it waits for is one
-epoll. Everything a shard says before its death is heard before the death is.
+A frame of a shard (`hear`) and a report of the marker (`heed`) become an event of the state machine, a line of the
+log, a trouble or a figure. `Performer` performs the commands that follow: on the shards, the marker, the trust of
+this process and the group. What takes a while, a drain or another number of shards, leaves an event that is set when
+it is over, however it ends.
 
-[supervisor] The supervisor, as the rest of the process knows it: what other threads tell its core, ask of it, and wait for.
-
-Stopping is done by whoever asks for it (`Supervisor.drain`, then `end`), so that a drain can be part of a rebalance
-callback as well as of a signal.
-
-[performing] Performing what the relay machine decides: on the shards, the mark loop, the trust of this process, the group.
-
-Core thread only. What takes a while, a drain or another number of shards, leaves an event with it that is set when that
-is over, however it ends.
-
-[hearing] What the shards say: a frame becomes an event of the relay machine, a line of the log, or a figure. Core thread.
-
-[heeding] What the mark loop reports: each becomes an event of the relay machine, a trouble or an end. Core thread only.
+`Supervisor` is what the rest of the process sees. Whoever wants to stop does the waiting (`Supervisor.drain`, then
+`end`), so that a drain can be part of a rebalance callback as well as of a signal.
 """
 
 from __future__ import annotations

@@ -1,18 +1,20 @@
-"""Taking the term: compare and set, and what is owed to the term before (rules P8, P19, P22, P24, P32, P37). Thin.
+"""Takes the term, and settles what is owed to the term before (P8, P19, P22, P24, P32, P37).
 
-A term that is lent to a bulk drain, or asked for by one, is not taken: it is looked at again each second, for as long
-as the group trusts this process (P32). An outbox of another leader group or Kafka cluster ends this harvester before it
-touches anything, and so does a term that another member of its own group takes away again and again (P37).
+The term rises by compare and set. One that is lent to a bulk drain, or asked for by one, is not taken: it is looked
+at again each second, for as long as the group trusts this process (P32). An outbox of another leader group or Kafka
+cluster ends this harvester before it touches anything, and so does a term that another member of its own group takes
+away again and again (P37).
 
-[switching] What a take-over owes to the mode of the one before: at least once, or exactly once (rules P19, P22, P24). Thin.
+What a take-over owes to the mode of the term before (`Mode`):
 
-- From at least once: what a killed leader still had on the wire may arrive for a while yet, and nothing fences it. The
+- At least once before: what a killed leader still had on the wire may arrive for a while, and nothing fences it. The
   first exactly-once term waits until the last of it has expired, unless the leader released its term in good order.
-- From a leader of another group, which did not release its term before the outbox was moved (P37): nothing of Kafka's
+- A leader of another group before, which did not release its term before the outbox was moved (P37): nothing in Kafka
   ties the two together, so any first term waits as long.
-- From exactly once: lanes may have transactions open, or committed records that are not purged. Where the new leader's
-  shards do not open the lanes themselves, because it sends at least once, they are all fenced and purged here.
-- A progress topic that is not the one the term row knows is refused: what was committed would be sent again.
+- Exactly once before: lanes may have transactions open, or committed records that are not purged. Where the new
+  leader's shards do not open the lanes themselves, because it sends at least once, all of them are fenced and purged
+  here.
+- A progress topic other than the one the term row knows is refused: what was committed would be sent again.
 """
 
 from __future__ import annotations

@@ -1,12 +1,11 @@
-"""What a shard in exactly-once mode is told, and the records that it has: all that the transactor shares with others.
+"""What a shard in exactly-once mode is told, and the records it has: all that the transactor shares with others.
 
-The shard's main thread brings rows and the supervisor's words, the purger's thread reports commits, the transactor
-(`harvester.relay.exactly_once`) takes what is queued into transactions and answers. One lock of this process orders them,
-that of `changed`, and is never held while something waits.
+The shard's main thread brings rows and the supervisor's frames, the purger's thread reports commits, the transactor
+(`exactly_once`) takes what is queued into transactions and answers. One lock orders them, that of `changed`, and
+nobody waits for anything while holding it.
 
-[refusals] What becomes of records that failed in exactly-once mode: who was at fault, and what follows for it and its key.
-
-The lock of the reception is held around every call, and the open transaction is undone before: all records are queued.
+Records that fail are dealt with under the same lock, after the open transaction has been undone, so that all records
+are queued: `Refusals` finds out who is at fault, and what follows for that record and its key.
 """
 
 from __future__ import annotations

@@ -1,22 +1,22 @@
 """Rows that were read and cannot be sent yet, remembered by id alone. Pure.
 
-Theory. A scan passes every row once (`harvester.relay.core.scan`). A row that cannot be sent when it is read joins a *lane*
-and is fetched again, by its id, when it can:
+Theory. A scan passes every row once (`scan`). A row that cannot be sent when it is read joins a *lane* and is fetched
+again, by its id, when it can be:
 
-- a *key's lane*: one of its records waits for its next attempt (parked), or more of it is under way than
-  `max_queued_per_key`. While a key has a lane every further row of it joins the lane, so nothing is overtaken (P18);
-- a *shard's lane*: the shard takes nothing at the moment. While it is not empty every row of that shard joins it, rows
-  of keys with a lane included, and it is emptied through the keys' lanes.
+- a *key's lane*: one of its records waits for its next attempt (parked), or more of the key is under way than
+  `max_queued_per_key`. While a key has a lane, every further row of it joins the lane, so nothing is overtaken (P18);
+- a *shard's lane*: the shard takes nothing at the moment. While the lane is not empty, every row of that shard joins
+  it, rows of keys with a lane included, and it is emptied through the keys' lanes.
 
-A lane is a sorted array of ids: eight bytes a row, whatever the row's size, and no place in any bound that others
-share; a key that is stuck for hours costs its own rows' ids. Ids ascend with causality within a key, so sorting them
-is the order to send them in.
+A lane is a sorted array of ids: eight bytes a row, whatever the row's size, and no share in any bound that others
+share. A key that is stuck for hours costs its own rows' ids. Ids ascend with causality within a key, so sorting them
+gives the order to send them in.
 
-A parked lane is not looked at before its time, and then tried with one record first: what stands behind a poison
-record need not be fetched with it. Rows given back while a fetch is under way change the lane's `stamp`, and what that
-fetch brings goes back into the lane instead of ahead of them.
+A parked lane is left alone until its time has come, and is then tried with one record first: what stands behind a
+poison record need not be fetched with it. Rows given back while a fetch is under way change the lane's `stamp`, and
+what that fetch brings goes back into the lane instead of ahead of them.
 
-A remark forgets all of it: the scan starts from its bookmark then, below all that waits.
+A remark forgets all of it: the scan then starts from its bookmark, below all that waits.
 """
 
 from __future__ import annotations

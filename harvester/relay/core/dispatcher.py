@@ -1,25 +1,22 @@
-"""What the supervisor knows of each shard: whether it takes rows, and when it was last heard. Pure.
+"""Decides where each row that was read goes: to its shard, or into a lane of rows that wait. Pure.
 
-[spread] How many of the shards new keys go to: as many as the load is worth. Pure.
+Theory. A row of a mark is skipped if it is known already (P3). It joins its shard's lane if the shard takes nothing,
+or its key's lane if the key has one or has `max_queued_per_key` under way; otherwise it is sent. So nothing of a key
+is sent while anything older of it waits, whatever is on its way from the database at that moment: the decision is
+made when a row arrives, not when its statement was sent, and nothing has to be given back to the table.
 
-Theory. A shard that gets one record at a time wakes its threads, asks its broker and commits its purge for that one;
-eight such shards cost a small machine four times what one of them costs that sees eight records at a time. So keys of
-which nothing is under way go to the first `active` shards only, chosen among these by the key's hash: one shard while
-little is unsettled, all that the cores can carry when there is a backlog. It grows at once and shrinks by one at a
-time.
+*How many shards* (`Spread`). A shard that gets one record at a time wakes its threads, asks its broker and commits
+its purge for that one record; eight such shards cost a small machine four times what one costs that sees eight
+records at a time. So keys with nothing under way go to the first `active` shards only, chosen among them by the key's
+hash: one shard while little is unsettled, as many as the cores can carry when there is a backlog. The number grows at
+once and shrinks by one at a time.
 
-Order. A key with anything unsettled stays with its shard, whatever the hash says (`harvester.relay.core.ledger`), and so
-does one with a lane; so no key is ever in two shards. Rows in a shard's lane are known by their ids alone: while there
-is such a lane the number stays, so that what is read behind them finds its way into the same lane.
+*Order.* A key with anything unsettled stays with its shard, whatever the hash says (`ledger`), and so does one with a
+lane; no key is ever in two shards. Rows in a shard's lane are known by id alone: while such a lane exists the number
+of shards in use stays, so that what is read behind them finds its way into the same lane.
 
-[statements] The statements that were asked for and have no result yet: what they bring, and the places kept for it. Pure.
-
-[sorting] Where a row goes that was read: to its shard, or into its key's or its shard's lane. Pure.
-
-Theory. A row of a mark is skipped if it is known already (P3). It joins its shard's lane if the shard takes nothing, or
-its key's lane if the key has one or has `max_queued_per_key` under way; otherwise it is sent. So nothing of a key is
-sent while anything older of it waits, whatever is under way from the database at that moment: what is closed is decided
-when a row arrives, not when its statement was sent, and nothing has to be given back to the table.
+`Slices` holds what is known of each shard, `Statements` the statements that have been asked for and have no result
+yet.
 """
 
 from __future__ import annotations

@@ -1,19 +1,15 @@
-"""What supervisor and shards say to each other over their pipes. Values only; their bytes: `harvester.relay.core.frames`.
+"""Frames: the messages between supervisor and shards, and their bytes on the pipe. Pure.
 
-The *epoch* counts remarks (takeovers, drains and stops included). Both directions of a pipe keep order, so a
-shard that has read `Remark(n)` will see nothing of an epoch below n, and a supervisor that has read
-`Remarked(n)` will hear nothing about one, except acknowledgements of what was on the wire.
+The *epoch* counts remarks (take-overs, drains and stops included). Both directions of a pipe keep order, so a shard
+that has read `Remark(n)` sees nothing of an epoch below n, and a supervisor that has read `Remarked(n)` hears nothing
+about one, except acknowledgements of what was on the wire.
 
-[fields] Whether JSON values fit the fields of a frame. Pure.
+*Bytes.* A frame is a 4-byte big-endian length and that many bytes: one letter for the kind, then the body. The two
+kinds that travel per record, `Dispatch` and `Settled`, are packed binary; everything rare is JSON. Rows in a
+`Dispatch` are the tuples of `COPY … (FORMAT BINARY)` untouched: the shard decodes them.
 
-A dataclass takes any value for any field, and the wrong one would surface far from the pipe, in the relay's core. So
-what arrives is compared with the annotations: an unknown, missing or mistyped field raises ValueError.
-
-[framing] The bytes that frames travel as over a pipe. Pure.
-
-A frame on the pipe is a 4-byte big-endian length and that many bytes: one letter for the kind, then the body.
-The two kinds that travel per record, `Dispatch` and `Settled`, are packed binary; everything rare is JSON.
-Rows in a `Dispatch` are the tuples of `COPY … (FORMAT BINARY)` untouched: the shard decodes them.
+*Types.* A dataclass takes any value for any field, and the wrong one would surface far from the pipe. So what arrives
+is compared with the annotations: an unknown, missing or mistyped field raises ValueError.
 """
 
 from __future__ import annotations

@@ -1,16 +1,13 @@
-"""One leadership's identity: its leader id, its term, and the database that the term was taken on. Pure.
+"""The state of one leadership: identity, limits, doubt, answers to a remark, low watermark. Pure.
 
-[doubt] What was given up and may arrive in Kafka all the same: while it may, no term is released (P24). Pure.
-
-[roll_call] Which shards have yet to answer the last remark, and which are stuck. Pure.
-
-*Shards that are stuck.* A shard that does not answer a remark, or is silent while it has records to settle, is
-killed; a killed shard's ids have an unknown fate, which is what a remark is for. Its successor is a new process
-(P15). In exactly-once mode an answer may take as long as it likes, while the shard gives a sign of life.
-
-[low_water] The low water: every id below it is settled, and none can appear there (P25). The bookmark of a scan (P38). Pure.
-
-[limits] The relay machine's limits in records and seconds, from the configuration. Pure.
+- `Tenure`: its leader id, its term, and the database that the term was taken on.
+- `Settings`: the limits in records and seconds, from the configuration.
+- `Doubt`: whether something that was given up may still arrive in Kafka; while it may, no term is released (P24).
+- `RollCall`: which shards have yet to answer the last remark, and which are stuck. A shard that does not answer, or
+  is silent while it has records to settle, is killed; the ids it had have an unknown fate, which is what a remark is
+  for. Its successor is a new process (P15). In exactly-once mode an answer may take as long as it likes while the
+  shard gives a sign of life.
+- `LowWater`: the id below which everything is settled and nothing can appear (P25), and the scan's bookmark (P38).
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""What the relay machine asks the supervisor to do. Values only; the supervisor performs them in order.
+"""Commands of the state machine to the supervisor, and reports of the marker to the supervisor. Values only.
 
-[reports] What the mark loop reports to the supervisor. Values only.
+The supervisor performs commands in their order.
 """
 
 from __future__ import annotations

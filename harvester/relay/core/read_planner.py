@@ -1,33 +1,25 @@
-"""What the next mark will bring, judged by the last ones: how many new keys, how many bytes. Pure.
+"""Plans what the database is asked for next: marks, fetches of rows that wait, looks at the whole table. Pure.
 
-Theory. A mark names a number of rows; what has to be bounded are the keys in flight (I3) and the memory that rows take.
-How many rows bring a key that is not in flight, and how large they are, was so for the last marks and will be nearly so
-for the next: both are learnt as means that forget. Where the expectation fails nothing breaks: rows for whose keys
-there is no room wait in their lanes (`harvester.relay.core.dispatcher`), and the next expectation is higher.
+Theory. Three kinds of statement read rows, performed one after the other on one session:
 
-[room] How much more may be read, by what is unsettled, under way and waiting already. Pure.
+- a *mark* goes on from where the last one ended (`scan`): it passes every row once under one leader id, in id order,
+  late commits included (P4);
+- a *fetch* reads by id rows that had to wait (`deferred`);
+- a *look* reads all ids, in case any was passed over.
 
-Marks are bounded by the room in the ledger, fetches by room and by key. Lanes have no share in any bound but their
-number and, far away, the sum of their ids: then marks pause until some of it is gone.
+Up to two marks and one fetch are under way, so that the database works while the supervisor does. Marks, keys' lanes
+and shards' lanes take turns where room is short: keys that are tried again and again, however many, must not keep the
+rest from flowing. `dispatcher` decides where the rows go that they bring.
 
-The room has two parts: keys in flight, and rows in all. Keys whose first record does not get on (its partition is
-away, its row is locked) could fill the second with what is queued behind them. When it stays full and little is
+*Flow control* (`Room`). Marks are bounded by the room in the ledger, fetches by room and by key. Rows that wait have
+no share in any bound but their number and, far away, the sum of their ids: then marks pause until some are gone. The
+room has two parts: keys in flight, and rows in all. Keys whose first record does not get on (its partition is away,
+its row is locked) could fill the second part with what is queued behind them. When it stays full and little is
 settled, only the first part counts: one row of a key is sent, further ones join its lane.
 
-[asking] Which statements are worth asking for now: marks, fetches of what waits, looks at the whole table. Pure.
-
-Theory. Up to two marks and one fetch are under way, so that the database works while the supervisor does; how much they
-may bring: `harvester.relay.core.read_planner`. Marks, keys' lanes and shards' lanes take turns where room is short: keys that are
-tried again and again, however many, must not keep the rest from flowing.
-
-[intake] From the rows that were read to what is sent to which shard. Pure.
-
-Theory. Two kinds of statement read rows, performed one after the other on one session. A *mark* goes on from where the
-last one ended (`harvester.relay.core.scan`): it passes every row once under one leader id, in id order, late commits
-included (P4). A *fetch* reads rows again by id, which had to wait (`harvester.relay.core.deferred`). A *look* reads all ids,
-in case any was passed over. Three parts share the ledger, the lanes and what is under way: which statements are worth
-asking for (`harvester.relay.core.read_planner`), how much they may bring (`harvester.relay.core.read_planner`), and where a row goes that they
-have brought (`harvester.relay.core.dispatcher`).
+*Estimates* (`Expectation`). A mark names a number of rows; what has to be bounded are the keys in flight (I3) and the
+memory that rows take. Both are learnt from the last marks, as means that forget. A wrong estimate breaks nothing:
+rows for whose keys there is no room wait in their lanes, and the next estimate is higher.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The relay's decisions: the phases of a leadership, and the remarks between them. Pure.
+"""The relay's state machine: the phases of a leadership, and the remarks between them. Pure.
 
 Theory. One leadership runs through these phases:
 
@@ -9,44 +9,34 @@ Theory. One leadership runs through these phases:
      └──fence (from anywhere)                 └──drain──▶ DRAINING ──nothing unsettled──▶ IDLE
 
 *Epoch.* Every change that drops what is queued (take-over, remark, drain, fence) raises the epoch and broadcasts
-`Remark` to all living shards. Each answers with exactly the ids it still has on the wire; those stay in the
-ledger, everything else is forgotten. Nothing is marked until all have answered (P5), and then under a new leader
-id, so that every forgotten row is found again from a bookmark. What is on the wire is awaited, never repeated (I8).
+`Remark` to all living shards. Each answers with exactly the ids it still has on the wire; those stay in the ledger,
+everything else is forgotten. Nothing is marked until all have answered (P5), and then under a new leader id, so that
+every forgotten row is found again from a bookmark. What is on the wire is awaited, never repeated (I8). Shards that
+do not answer are killed.
 
-This module holds the phases, and what all news leads to: a remark, or to go on. How a leadership begins and ends:
-`harvester.relay.core.state_machine`. *Marks* and what becomes of their rows: `harvester.relay.core.read_planner`. What statements and
-shards say of rows: `harvester.relay.core.state_machine`; results of an older epoch are discarded whole. Shards that do not answer
-are killed: `harvester.relay.core.leadership`.
+*News.* Whatever is heard of rows is checked against phase and epoch first: what belongs to an older epoch says
+nothing about what is known now. Then read planner and ledger are told, and the machine goes on, or remarks what
+cannot be accounted for. Every method and function returns the commands to perform, in order.
 
-*Exactly once.* A shard answers a remark only when it has fenced its lane under the new term, and has purged what its
-predecessor had committed (`harvester.relay.exactly_once`). So a take-over waits for every shard, those that are being
-started included (P19), however long their answer takes as long as they give a sign of life; and while we lead, the ids
-of a dead shard stay in the ledger until its successor has answered (P21). Rows are bounded, not keys: nothing waits
-for another of its key.
+*Exactly once.* A shard answers a remark only when it has fenced its lane under the new term and has purged what its
+predecessor had committed. So a take-over waits for every shard, those that are being started included (P19), however
+long their answer takes as long as they give a sign of life; and while we lead, the ids of a dead shard stay in the
+ledger until its successor has answered (P21). Rows are bounded, not keys: nothing waits for another record of its
+key.
 
-*Paused.* A leader that is paused stays in REMARKING: what was queued has been given back, what is on the wire is
-awaited, and no statement is asked for, since that takes LEADING. It is in no other way different: it keeps its term and
-its trust, and can be drained, fenced, scaled and deposed. Who is paused while it stands by comes to REMARKING, not to
-LEADING, when it has taken the term. To resume is to go on from there, under a new leader id.
+*Another server* (P9). When the database is not the one that the term was taken on, or has gone back in time, nothing
+known of its rows holds any more, and a purge still to be done could hit a new row under an old id: all shards are
+killed, whatever they hold, and the term is taken anew. That repeats records rather than lose one.
+
+*Paused.* A paused leader stays in REMARKING: what was queued has been given back, what is on the wire is awaited, and
+no statement is asked for, since that takes LEADING. It keeps its term and its trust, and can be drained, fenced,
+scaled and deposed. A standby that is paused comes to REMARKING, not to LEADING, when it has taken the term. To resume
+is to go on from there, under a new leader id.
 
 *Without trust.* Trust may expire some time before the fence comes, and shards then drop whatever they are given. The
 first rows that a shard drops lead to one remark, which waits in REMARKING after the shards have answered: a new mark
-would only fetch rows that are dropped again. Each tick looks at trust. Once it is valid again, the remark goes on; a
+would only fetch rows that are dropped again. Each tick checks trust. Once it is valid again, the remark goes on; a
 fence ends it as it ends any other.
-
-[outcomes] What is heard of rows, from statements and from shards, and what the relay machine does about it. Pure.
-
-Every piece of news is checked against the phase and the epoch first: what belongs to an older one says nothing about
-what is known now. Then intake and ledger are told, and the machine goes on, or remarks what cannot be accounted for.
-Every function returns the commands to perform, in order.
-
-[leadership] How a leadership begins and ends in the relay machine: by the group, by the term row, with the database. Pure.
-
-*Another server* (P9). When the database is not the one that the term was taken on, or has gone back in time, nothing
-that is known of its rows holds any more, and a purge that is still to be done could hit a new row under an old id: all
-shards are killed, whatever they hold, and the term is taken anew. That repeats records rather than lose one.
-
-Every function returns the commands to perform, in order. What happens in between: `harvester.relay.core.state_machine`.
 """
 
 from __future__ import annotations

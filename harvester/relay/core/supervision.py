@@ -1,6 +1,6 @@
-"""When to replace a shard, when to give up, when to let another machine try. Pure; times in seconds are passed in.
+"""When to replace a shard, give up, let another machine try, and how long the marker waits. Pure.
 
-[pace] How long the mark loop waits: between empty marks, and after trouble. Pure.
+Times in seconds are passed in.
 """
 
 from __future__ import annotations
