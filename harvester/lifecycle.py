@@ -1,10 +1,10 @@
-"""The life of a harvester: its parts are started, it joins the group, and it ends, asked or by a failure.
+"""The life of a harvester: parts are started, it joins the group, leads, and ends; its endpoints.
 
-[joining] What comes before a place in the group: tables that fit, an outbox that is known, and shards that can send.
+What comes before a place in the group: tables that fit, an outbox that is known, and shards that can send.
 
-[leading] What the group says about leading, done to the relay.
+What the group says about leading, done to the relay.
 
-[doors] Where a running harvester can be reached: its pages over HTTP, and the control socket.
+Where a running harvester can be reached: its pages over HTTP, and the control socket.
 """
 
 from __future__ import annotations

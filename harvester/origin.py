@@ -1,4 +1,4 @@
-"""The header that says where a record comes from: its codec, for the relay that writes it and consumers that read it.
+"""The header that says where a record comes from: its codec, and the stamps of a shard.
 
 One header, named `harvester` unless configured otherwise; its value has 66 bytes, numbers in network byte order:
 
@@ -16,9 +16,8 @@ One header, named `harvester` unless configured otherwise; its value has 66 byte
 
 The first 42 bytes are the same for many records in a row. `head` makes them once, and `stamp` adds the rest.
 
-[stamps] What a shard puts on its records: the header that says where each comes from, its number (P25); its timestamp. Thin.
-
-A sequence is dense within a *scope*: term, lane (which is the shard's index) and a number drawn at random for each
+What a shard puts on its records: the header that says where each comes from, its number (P25); its timestamp. A
+sequence is dense within a *scope*: term, lane (which is the shard's index) and a number drawn at random for each
 producer, or for each remark, so that what a remark dropped leaves no hole in a scope that goes on.
 """
 

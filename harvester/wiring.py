@@ -1,6 +1,6 @@
 """Puts a harvester together from its configuration: the one place that knows all parts.
 
-[renewal] New passwords for a harvester that runs: connections that are open stay, new ones log in with what is given here.
+New passwords for a harvester that runs: connections that are open stay, new ones log in with what is given here.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""Claims as JSON, as a table, and as a screen. Pure: rows in, plain values or renderables out.
+"""`harvester claims`: who holds which partitions, from the coordination topic alone; release them, set positions.
 
-[claims] `harvester claims`: who holds which partitions, from the coordination topic alone; release them, set positions.
+Claims as JSON, as a table, and as a screen. Pure: rows in, plain values or renderables out.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""Which dead letters a command is about: options that all of them share.
+"""`harvester dead`: the records in quarantine: list, show, redrive, discard. Needs PostgreSQL only.
 
-[dead_view] Dead letters as JSON and as text. Pure: records in, plain values or renderables out.
+Which dead letters a command is about: options that all of them share.
 
-[dead] `harvester dead`: the records in quarantine: list, show, redrive, discard. Needs PostgreSQL only.
+Dead letters as JSON and as text. Pure: records in, plain values or renderables out.
 """
 
 from __future__ import annotations

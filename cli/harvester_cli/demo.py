@@ -1,8 +1,8 @@
-"""Where the demo takes place: servers, a database with an outbox, a topic and a configuration, all its own.
+"""`harvester demo`: the main job on real servers, from nothing to a verdict, and nothing left behind.
 
-[demo_run] The main job of the demo: a real `harvester start` at work while the pump writes, then a graceful stop.
+Where the demo takes place: servers, a database with an outbox, a topic and a configuration, all its own.
 
-[demo] `harvester demo`: the main job on real servers, from nothing to a verdict, and nothing left behind.
+The main job of the demo: a real `harvester start` at work while the pump writes, then a graceful stop.
 """
 
 from __future__ import annotations

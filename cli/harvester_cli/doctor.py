@@ -1,6 +1,6 @@
-"""A report for people: a line for each finding, what to do below it, and a verdict. Levels are words.
+"""`harvester doctor`: checks everything a harvester needs, and says what to do about what is missing.
 
-[doctor] `harvester doctor`: is everything as a harvester needs it, and if not, what to do.
+A report for people: a line for each finding, what to do below it, and a verdict. Levels are words.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""What `harvester start` owes to a service manager: that it is ready, what it is doing, and that it makes progress.
+"""`harvester start`: runs a harvester until it is told to stop.
 
-[reload] SIGHUP to a harvester without a terminal: read the configuration again, and apply what can be applied.
+What `harvester start` owes to a service manager: that it is ready, what it is doing, and that it makes progress.
 
-[start] `harvester start`: run a harvester until it is told to stop.
+SIGHUP to a harvester without a terminal: read the configuration again, and apply what can be applied.
 """
 
 from __future__ import annotations

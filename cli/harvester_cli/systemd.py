@@ -1,9 +1,8 @@
-"""The text of the systemd units: the shipped ones, with this installation's paths, for the system or for a user. Pure.
+"""`harvester systemd install`: the units, with this installation's paths, where systemd looks for them.
 
-A user's manager has no privileges: it can make no users, namespaces or mounts, and knows no units of the system. What
+The text of the systemd units: the shipped ones, with this installation's paths, for the system or for a user. A
+user's manager has no privileges: it can make no users, namespaces or mounts, and knows no units of the system. What
 needs them is left out there; what the kernel's filters do stays.
-
-[systemd] `harvester systemd install`: the units, with this installation's paths, where systemd looks for them.
 """
 
 from __future__ import annotations

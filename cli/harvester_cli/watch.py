@@ -1,6 +1,6 @@
-"""`harvester watch` on a terminal: the screen, the keys, and the requests that keys make.
+"""`harvester watch`: the dashboard of harvesters on this machine, attached to their control sockets.
 
-[watch] `harvester watch`: the dashboard of harvesters that run on this machine, attached to their control sockets.
+`harvester watch` on a terminal: the screen, the keys, and the requests that keys make.
 """
 
 from __future__ import annotations

@@ -1,9 +1,8 @@
-"""The full options of each Kafka client: what the user gave, between the harvester's defaults and its guards.
+"""Builds the full options of each Kafka client: the user's, between the harvester's defaults and what it enforces.
 
-[oauth] Tokens for SASL OAUTHBEARER from a function of the application's own, which is named in the configuration.
-
-Every client of every process asks for tokens, so what travels is the function's name: text, as all options are, that
-can be called. librdkafka's own `sasl.oauthbearer.method=oidc` needs none of this.
+Tokens for SASL OAUTHBEARER from a function of the application's own, which is named in the configuration. Every
+client of every process asks for tokens, so what travels is the function's name: text, as all options are, that can be
+called. librdkafka's own `sasl.oauthbearer.method=oidc` needs none of this.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""A configuration as it is in effect, for printing: every setting, where its value comes from, secrets masked.
+"""Describes a configuration for printing, and the difference between two; no secret is shown.
 
-[difference] What differs between two configurations, in words that hold no secret, and what a running harvester can take over.
+What differs between two configurations, in words that hold no secret, and what a running harvester can take over.
 """
 
 from __future__ import annotations

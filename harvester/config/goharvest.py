@@ -1,9 +1,9 @@
-"""Values of a goharvest configuration as ours: durations of Go, levels of Scribe, data sources of lib/pq (pure).
-
-[goharvest] A configuration of goharvest's `reaper` as one of ours, with notes on all that differs (pure).
+"""Converts a configuration of goharvest's `reaper` into ours, with notes on all that differs (pure).
 
 The names are those of its user guide (`reaper.yaml`: `harvest`, `logging`). What guards an invariant here and was an
 option there is left out; a delivery timeout that is longer than the default session allows makes the session longer.
+
+Values of a goharvest configuration as ours: durations of Go, levels of Scribe, data sources of lib/pq.
 """
 
 from __future__ import annotations

@@ -1,11 +1,10 @@
-"""Environment variables in settings: `${VAR}`, `${VAR:-default}`; `$$` stands for one `$`.
+"""Finds, reads and completes a configuration: file, overrides, defaults; reports all problems at once.
 
-As in a shell, the default also replaces an empty variable. Only strings are looked into, never keys, and what a
-variable holds is not looked into again.
+Environment variables in settings: `${VAR}`, `${VAR:-default}`; `$$` stands for one `$`. As in a shell, the default
+also replaces an empty variable. Only strings are looked into, never keys, and what a variable holds is not looked
+into again.
 
-[overrides] Overrides from the command line: `--set limits.shards=4`, `--set base_kafka_config.bootstrap.servers=db:9092`.
-
-[load] Finding, reading and completing a configuration: file, then overrides, then defaults; all problems at once.
+Overrides from the command line: `--set limits.shards=4`, `--set base_kafka_config.bootstrap.servers=db:9092`.
 """
 
 from __future__ import annotations

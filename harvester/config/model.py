@@ -1,14 +1,14 @@
-"""What every table of settings is: immutable, and refused with everything that is wrong with it.
+"""The configuration: every setting with its type, default and rules (seeds 001/004, "Configuration").
 
-[sections] The tables of a configuration: limits, and what the parts of a harvester are told.
+Constructing a model raises ConfigurationError with everything that is wrong. Defaults that follow from other settings
+are filled in, so a `Config` holds effective values only; `model_fields_set` tells what was given. A Config pickles
+whole; everything that prints it masks secrets.
 
-[rules] Rules between settings, apart from those of `timing`. Each gives what is wrong; nothing: they go together.
+What every table of settings is: immutable, and refused with everything that is wrong with it.
 
-[model] The configuration: every setting with its type and default (seeds 001/004, "Configuration").
+The tables of a configuration: limits, and what the parts of a harvester are told.
 
-Constructing a model raises ConfigurationError with everything that is wrong. Defaults that follow from other
-settings are filled in, so a `Config` holds effective values only; `model_fields_set` tells what was given.
-A Config pickles whole; everything that prints it masks secrets.
+Rules between settings, apart from those of `timing`. Each gives what is wrong; nothing: they go together.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""The client's side of a control socket: which harvesters run, asking one of them, seeing it end.
+"""The client side of a control socket: finds running harvesters, asks them, follows their status.
 
-[feed] The latest snapshots of running harvesters; a thread asks each of them, so that nobody waits for one that hangs.
+The latest snapshots of running harvesters; a thread asks each of them, so that nobody waits for one that hangs.
 """
 
 from __future__ import annotations

@@ -1,6 +1,4 @@
-"""What can go wrong between a harvester and whoever controls it.
-
-[protocol] What is said on a control socket. Pure.
+"""The protocol of a control socket: requests, answers, a status as JSON, and what can go wrong. Pure.
 
 One JSON object a line, UTF-8, in both directions; a connection carries any number of requests, one after the other.
 
@@ -11,9 +9,10 @@ One JSON object a line, UTF-8, in both directions; a connection carries any numb
 Whoever reads ignores members that it does not know, so that a newer one may add some; anything else that an older one
 would misunderstand raises the version.
 
-[snapshot] A Status as JSON and back: names as in `harvester.status`, times ISO 8601, ids and states as text.
+What can go wrong between a harvester and whoever controls it.
 
-Members that this version does not know are ignored; those that an older one did not send have their default.
+A Status as JSON and back: names as in `harvester.status`, times ISO 8601, ids and states as text. Members that this
+version does not know are ignored; those that an older one did not send have their default.
 """
 
 from __future__ import annotations

@@ -1,11 +1,11 @@
-"""What a request does to a harvester.
+"""The server side of a control socket: a thread that accepts clients, one for each of them, and what requests do.
 
-[server] The server's side of a control socket: a thread that lets clients in, and one for each of them.
+A client cannot hold the harvester up: it talks to a thread of its own, what it sends and gets is bounded, and one
+that does not read its answers, or says nothing for minutes, is hung up on; but not whoever has stopped the harvester,
+who learns by that of its end. Only processes of the same user, and of root, are heard; the kernel says whose they are
+(SO_PEERCRED).
 
-A client cannot hold the harvester up: it talks to a thread of its own, what it sends and gets is bounded, and one that
-does not read its answers, or says nothing for minutes, is hung up on; but not whoever has stopped the harvester, who
-learns by that of its end. Only processes of the same user, and of root, are
-heard; the kernel says whose they are (SO_PEERCRED).
+What a request does to a harvester.
 """
 
 from __future__ import annotations

@@ -1,16 +1,14 @@
-"""Where control sockets are: directories in the order of preference, and a file name for each harvester.
+"""Control sockets: where they are, who may listen on them, and whom a client believes.
 
 A Unix socket's path has 107 bytes at the most (unix(7)), so names are cut where they are long.
 
-[peers] Whom a client believes: directories into which nobody else can have put a socket, processes that may answer there.
+Whom a client believes: directories into which nobody else can have put a socket, processes that may answer there. Any
+user of the machine can make `/tmp/harvester-0` before root does and listen in it. What is said to such a socket, and
+by it, must not count: root would be told that a harvester has stopped that runs on.
 
-Any user of the machine can make `/tmp/harvester-0` before root does and listen in it. What is said to such a socket,
-and by it, must not count: root would be told that a harvester has stopped that runs on.
-
-[listening] A listening control socket: in a directory that nobody else can write, for its owner alone, one for each path.
-
-The socket of a process that died refuses connections and is replaced; that of a live one, stopped or stuck as it may
-be, is left alone. Two harvesters that start at once do not take each other's for dead: whoever looks, removes and binds
+A listening control socket: in a directory that nobody else can write, for its owner alone, one for each path. The
+socket of a process that died refuses connections and is replaced; that of a live one, stopped or stuck as it may be,
+is left alone. Two harvesters that start at once do not take each other's for dead: whoever looks, removes and binds
 holds a lock on the directory meanwhile.
 """
 

@@ -1,17 +1,4 @@
-"""Which lot is handed out next: each place in turn, as its claim allows. Thin.
-
-At least once all that was fetched of a place is a lot, as far as there is room for it (P43: `max_open_records`); it is
-handed out until the claim has to be renewed. At most once
-a lot is a batch that is ours for ever. A batch is proposed while the one before it is in hand, so that nobody waits for
-the coordination topic, and not earlier: what dies with the process is the rest of one batch of a place, and the next.
-
-[standing] How far the group is behind, and who cannot keep up. Thin.
-
-Belongs to the consumer's thread. A place is looked at once an interval; one that falls behind (`health`) is given up
-if another client that is present holds less, one at a time. Ends of partitions are those that came with the last
-fetch: to ask for one is to wait behind a fetch on the same connection, half a second each.
-
-[consumer] A consumer that shares partitions with others through the coordination topic. Thin.
+"""A consumer that shares partitions with others through the coordination topic.
 
     settings = ConsumerSettings(kafka={"bootstrap.servers": "…"}, group="billing", topics=("orders",))
     with CoordinatedConsumer(settings) as consumer:
@@ -21,12 +8,23 @@ fetch: to ask for one is to wait behind a fetch on the same connection, half a s
 
 or, with a function that is given each record, `CoordinatedConsumer(settings).run(function)`.
 
-The caller's thread fetches from Kafka and hands out (`feed`, `lots`): it asks the claim immediately before each record.
-All else is done by a thread of its own (`session`).
+The caller's thread fetches from Kafka and hands out (`feed`, `lots`): it asks the claim immediately before each
+record. All else is done by a thread of its own (`session`).
 
 At least once: a record counts as processed by `commit`. At most once (`at_most_once`): it counts before it is handed
 out, and `commit` does nothing. Kafka's own group offsets follow, for tools that show lag; they are one more than the
 last offset.
+
+Which lot is handed out next: each place in turn, as its claim allows. At least once all that was fetched of a place
+is a lot, as far as there is room for it (P43: `max_open_records`); it is handed out until the claim has to be
+renewed. At most once a lot is a batch that is ours for ever. A batch is proposed while the one before it is in hand,
+so that nobody waits for the coordination topic, and not earlier: what dies with the process is the rest of one batch
+of a place, and the next.
+
+How far the group is behind, and who cannot keep up. Belongs to the consumer's thread. A place is looked at once an
+interval; one that falls behind (`health`) is given up if another client that is present holds less, one at a time.
+Ends of partitions are those that came with the last fetch: to ask for one is to wait behind a fetch on the same
+connection, half a second each.
 """
 
 from __future__ import annotations

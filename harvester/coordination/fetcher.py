@@ -1,19 +1,17 @@
-"""A question to the brokers that the consumer's thread does not wait for. Thin.
-
-[stalls] Held places of which nothing comes, although there is something (see `standstill`). Thin.
-
-The ends of partitions that come with what is fetched say nothing here, so they are asked for, of all places that are
-silent at once, and by another client: a question on the connection of a fetch waits behind it.
-
-[inquiry] Where the group stands in Kafka, asked for the claims that begin. Thin.
-
-The group's coordinator may be slow, or away, while the brokers of all other places answer: so it is asked by a thread,
-and only the claims that begin wait for it. One question at a time, for all of them.
-
-[feed] Records of what is held, from Kafka into the hands. Thin.
+"""Fetches records of held partitions from Kafka, from the right offset on.
 
 Belongs to the consumer's thread. Where a place is begun and what is done when its position is gone is decided by
 `starting`; the client itself never moves a position.
+
+A question to the brokers that the consumer's thread does not wait for.
+
+Held places of which nothing comes, although there is something (see `standstill`). The ends of partitions that come
+with what is fetched say nothing here, so they are asked for, of all places that are silent at once, and by another
+client: a question on the connection of a fetch waits behind it.
+
+Where the group stands in Kafka, asked for the claims that begin. The group's coordinator may be slow, or away, while
+the brokers of all other places answer: so it is asked by a thread, and only the claims that begin wait for it. One
+question at a time, for all of them.
 """
 
 from __future__ import annotations

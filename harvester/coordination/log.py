@@ -1,23 +1,21 @@
-"""Reading and writing the coordination topic with confluent-kafka. Thin.
+"""Reads and writes the coordination topic.
 
 The reader is in no group: it is assigned all partitions. It begins with the first record that is kept, or in the tail
-where there are many: as long before the last record as makes a late reader certain of every place (P30). The writer is
-idempotent and waits for all replicas in sync; what it gives up is reported by number, and may stand in the log all the
-same. Offsets only grow: a topic that was made anew under the same name would make every reader wait for offsets that
-it has read in the old one.
+where there are many: as long before the last record as makes a late reader certain of every place (P30). The writer
+is idempotent and waits for all replicas in sync; what it gives up is reported by number, and may stand in the log all
+the same. Offsets only grow: a topic that was made anew under the same name would make every reader wait for offsets
+that it has read in the old one.
 
-[past] What stands in the coordination log before the tail that is read: where places were that are silent for long. Thin.
+What stands in the coordination log before the tail that is read: where places were that are silent for long. A claim
+that wins by silence does not bring its position along (see `rationalizer`). It stands in the log further back, and is
+found by reading the partition from the first record on; in a thread of its own, since heartbeats do not wait. What
+was read is kept: a claim that has run out meanwhile, and the other places of the partition, are answered at once.
 
-A claim that wins by silence does not bring its position along (see `rationalizer`). It stands in the log further back,
-and is found by reading the partition from the first record on; in a thread of its own, since heartbeats do not wait.
-What was read is kept: a claim that has run out meanwhile, and the other places of the partition, are answered at once.
-
-[troubles] Which errors of the client pass by themselves. Pure.
-
-While brokers come and go, a client reports a great many: of the network, of partitions and groups that are led by
-somebody else, or by nobody yet. None of them is a reason to end a consumer: its claims run out by themselves when it
-lasts. What does not get better by waiting is a right that is missing, and a client that has given itself up. A password
-that is wrong is noticed at the start; later, an authentication that fails may be one that was cut short.
+Which errors of the client pass by themselves. While brokers come and go, a client reports a great many: of the
+network, of partitions and groups that are led by somebody else, or by nobody yet. None of them is a reason to end a
+consumer: its claims run out by themselves when it lasts. What does not get better by waiting is a right that is
+missing, and a client that has given itself up. A password that is wrong is noticed at the start; later, an
+authentication that fails may be one that was cut short.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""What a coordinated consumer is told, and what follows from it. Pure data.
+"""The settings of a coordinated consumer, and its figures. Pure data.
 
-[figures] What a coordinated consumer has done so far, and has in hand. Pure data.
+What a coordinated consumer has done so far, and has in hand.
 """
 
 from __future__ import annotations

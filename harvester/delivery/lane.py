@@ -1,8 +1,8 @@
-"""A lane: the transactional identity of one shard, as a producer and as a partition of the progress topic. Thin.
+"""A lane: the transactional identity of one shard, as a producer and as a partition of the progress topic.
 
-`Lanes` opens them. Opening fences whoever had the lane before: `init_transactions` raises the producer's epoch and ends
-what was open under the old one, so that nothing of a predecessor can be committed any more. What it had committed then
-stands in the lane's last progress record (rules P19, P20).
+`Lanes` opens them. Opening fences whoever had the lane before: `init_transactions` raises the producer's epoch and
+ends what was open under the old one, so that nothing of a predecessor can be committed any more. What it had
+committed then stands in the lane's last progress record (rules P19, P20).
 
 When a commit is clear (P23, P40)
 ---------------------------------
@@ -12,23 +12,24 @@ request; librdkafka 2.16 sends version 1. So the next transaction begins only wh
 under way.
 
 librdkafka sends EndTxn once, and again only when the request has failed: the connection was closed, the request timed
-out, or the broker answered with a retriable error. Both the first failure and the resend stay inside of the client: no
-callback is called, and `commit_transaction` returns success. But each outcome passes through one function, which writes
-it to the debug log, and the resend waits for `retry.backoff.ms`, less 20 % of jitter. From that follow two proofs, and
-an outcome is clear by either:
+out, or the broker answered with a retriable error. Both the first failure and the resend stay inside of the client:
+no callback is called, and `commit_transaction` returns success. But each outcome passes through one function, which
+writes it to the debug log, and the resend waits for `retry.backoff.ms`, less 20 % of jitter. From that follow two
+proofs, and an outcome is clear by either:
 
 - by time: the call returned before the earliest possible resend. One request was sent, and it was answered.
-- by testimony: the debug lines (`Witness`) name every EndTxn as answered by the broker, the last one without an error.
-  A request that was answered on its connection is not under way any more. Any local error (`_TRANSPORT`, `_TIMED_OUT`)
-  names one that may be.
+- by testimony: the debug lines (`Witness`) name every EndTxn as answered by the broker, the last one without an
+  error. A request that was answered on its connection is not under way any more. Any local error (`_TRANSPORT`,
+  `_TIMED_OUT`) names one that may be.
 
 If every transaction of a producer was clear, no EndTxn of it is under way; and those of other producers that had the
 lane carry an older epoch, which the coordinator refuses. All else is *unclear*: the lane is closed and opened anew,
 which raises the epoch, and its progress says what was committed.
 
-An abort needs more than that. The client drops records that wait to be sent again, and gives their sequence numbers to
-the next ones; the bytes of the first attempt could be taken for those. So an abort is clear only if no connection broke
-since the transaction began. After a commit all records are acknowledged, and late copies of them are known duplicates.
+An abort needs more than that. The client drops records that wait to be sent again, and gives their sequence numbers
+to the next ones; the bytes of the first attempt could be taken for those. So an abort is clear only if no connection
+broke since the transaction began. After a commit all records are acknowledged, and late copies of them are known
+duplicates.
 
 Progress comes last (P46)
 -------------------------
@@ -36,12 +37,11 @@ A transaction's progress record is produced when all its records are acknowledge
 progress that becomes readable names no record that is not in its topic. The first record of a transaction, which makes
 the partition known to the coordinator, names what earlier ones committed, and nothing of its own.
 
-[opening] Opening a lane: fence whoever had it, find out what was committed on it, purge that, and have it ready. Thin.
-
-In this order, for one lane (rules P19, P20): the term row must be ours; `init_transactions` ends what was open under
-the lane, and from here on nothing of a predecessor can be committed; the term row must be ours still, or it was a
-zombie that has just fenced the shard that leads; the lane's progress is read up to the end; what it names is purged,
-unless ids have started again since (another incarnation); an empty progress record is committed.
+Opening a lane: fence whoever had it, find out what was committed on it, purge that, and have it ready. In this order,
+for one lane (rules P19, P20): the term row must be ours; `init_transactions` ends what was open under the lane, and
+from here on nothing of a predecessor can be committed; the term row must be ours still, or it was a zombie that has
+just fenced the shard that leads; the lane's progress is read up to the end; what it names is purged, unless ids have
+started again since (another incarnation); an empty progress record is committed.
 
 Whatever fails on the way is tried again, with a new producer, for as long as it takes, or until nobody wants it.
 """

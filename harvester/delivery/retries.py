@@ -1,4 +1,4 @@
-"""What a failed delivery means, and when to try again. Pure.
+"""What a failed delivery means, what each failing record went through, and when it is tried again. Pure.
 
 Theory. Three things can be wrong. The *path*: broker away, leader moving, request timed out; the record is fine and
 its fate perhaps unknown, so it is retried by the same producer instance behind its barrier for as long as it takes
@@ -6,12 +6,11 @@ its fate perhaps unknown, so it is retried by the same producer instance behind 
 permission. It is tried `max_attempts` times and then goes to quarantine with its error: topics and permissions may be
 on their way, and what a broker refuses it refuses for a whole batch, innocent records of other keys included; their
 next attempts, spread by jitter, travel in other batches. Only what the client itself refuses before sending is
-certain: that is quarantined at once. The *producer*: a fatal error of the
-idempotent producer leaves the fate of everything it holds unknown; its process ends, and with it the producer.
+certain: that is quarantined at once. The *producer*: a fatal error of the idempotent producer leaves the fate of
+everything it holds unknown; its process ends, and with it the producer.
 
-[attempts] What each failing record of a shard went through, and what follows from it. Pure; the shard's lock is around it.
-
-Kept until the record is settled, over remarks and while it waits in the supervisor, within one term.
+What each failing record of a shard went through, and what follows from it. Kept until the record is settled, over
+remarks and while it waits in the supervisor, within one term.
 """
 
 from __future__ import annotations

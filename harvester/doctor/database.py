@@ -1,6 +1,6 @@
-"""The statements by which the database is looked at: reads only, each understood from PostgreSQL 13 on.
+"""Examines PostgreSQL: one session for reading, a second one for a moment to see through poolers.
 
-[database] Looking at PostgreSQL: one session for reading, a second one for a moment to see through poolers. Thin.
+The statements by which the database is looked at: reads only, each understood from PostgreSQL 13 on.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""This machine: cores, limits, versions, Java. Thin.
+"""Collects what can be had, judges it, and goes on where a server is away.
 
-[examine] The examination: collect what can be had, judge it, and go on where a server is away.
+This machine: cores, limits, versions, Java.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""What is collected and judged. Plain data: who reads it is in `database`, `kafka`, `host`; who judges it in `judge_*`.
+"""Facts and findings: what is collected, what a check concludes, and the report of all findings. Plain data.
 
 None stands for what could not be read; `unread` says why, by the name of the part.
 
-[findings] What a check comes to: a finding, and the report of them all (pure).
+What a check comes to: a finding, and the report of them all.
 """
 
 from __future__ import annotations

@@ -1,9 +1,8 @@
-"""Whether deleted rows of the outbox go away: autovacuum's settings, and what holds it back (pure).
+"""Judges PostgreSQL: its settings, the tables, and whether deleted rows go away (pure).
 
-A relay deletes every row that it is given. Whoever reads the table from its head, as a new leader does, reads past
-all that are deleted and not yet removed.
-
-[judge_database] What PostgreSQL is and gives, and whether the tables are what a harvester needs (pure).
+Whether deleted rows of the outbox go away: autovacuum's settings, and what holds it back. A relay deletes every row
+that it is given. Whoever reads the table from its head, as a new leader does, reads past all that are deleted and not
+yet removed.
 """
 
 from __future__ import annotations

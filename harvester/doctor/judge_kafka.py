@@ -1,6 +1,6 @@
-"""What the cluster is and permits (pure). Topics are judged in `judge_topics`.
+"""Judges the cluster and its topics: what they permit, and whether topics keep what they are given (pure).
 
-[judge_topics] Whether topics keep what they are given, and whether we may write to them (pure).
+Whether topics keep what they are given, and whether we may write to them.
 """
 
 from __future__ import annotations

@@ -1,10 +1,9 @@
-"""A snapshot as Prometheus reads it; docs/operations.md lists every metric.
+"""Answers HTTP requests from the harvester's snapshots: metrics, health, status, dashboard.
 
-Base units (seconds, records, ratios), `_total` for what only grows. What is not known has no sample, so that a rule
-never takes it for zero. A figure of a shard carries its number as a label; counters of shards begin anew with their
-process, as Prometheus expects of counters.
-
-[pages] What is answered on which path: a function of the path and of the harvester's snapshots.
+A snapshot as Prometheus reads it; docs/operations.md lists every metric. Base units (seconds, records, ratios),
+`_total` for what only grows. What is not known has no sample, so that a rule never takes it for zero. A figure of a
+shard carries its number as a label; counters of shards begin anew with their process, as Prometheus expects of
+counters.
 """
 
 from __future__ import annotations

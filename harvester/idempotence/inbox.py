@@ -1,6 +1,4 @@
-"""The inbox's table and statements. A table is named as it is, `name` or `schema.name`; case counts.
-
-[inbox] The inbox: an application's effect, the consumed offset and the seen ids in one transaction.
+"""The inbox: an application's effect, the consumed offset and the seen ids in one transaction.
 
     inbox = Inbox(connection, "billing")
     position = inbox.open("orders", 3)      # on assignment; read from position.offset
@@ -13,7 +11,9 @@ Each transaction first locks the rows of its partitions and compares generation 
 the transaction is rolled back, and the next one reads the row once it is locked. Errors of PostgreSQL come as psycopg
 raises them; after any of them, also after a commit whose end is unknown, the row is read before it is trusted.
 
-[async_inbox] The inbox for `psycopg.AsyncConnection`: the same table, the same calls, awaited.
+The inbox's table and statements. A table is named as it is, `name` or `schema.name`; case counts.
+
+The inbox for `psycopg.AsyncConnection`: the same table, the same calls, awaited.
 """
 
 from __future__ import annotations

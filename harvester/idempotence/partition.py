@@ -1,13 +1,12 @@
-"""One partition as the inbox knows it: where it stands, what it has seen, and whether a record is new.
+"""One partition as the inbox knows it: its position, the ids seen, and the judgement of a record.
 
-What is kept here is a copy of the row in the database, good as long as the row has the same version; versions grow
-by one with each change. A record is a repeat when its offset lies below the position (it was read again), or when its
-origin was seen before (the relay sent it again, so that it stands in the log twice). A record without an origin passes
-by its offset alone.
+What is kept here is a copy of the row in the database, good as long as the row has the same version; versions grow by
+one with each change. A record is a repeat when its offset lies below the position (it was read again), or when its
+origin was seen before (the relay sent it again, so that it stands in the log twice). A record without an origin
+passes by its offset alone.
 
-[transaction] What the inbox, blocking or asyncio, does between its statements: which rows, what they say, what to write.
-
-A `Transaction` is one batch. Its rows are locked and given to `take`; then `judge`, the application's effects, what
+What the inbox, blocking or asyncio, does between its statements: which rows, what they say, what to write. A
+`Transaction` is one batch. Its rows are locked and given to `take`; then `judge`, the application's effects, what
 `write` says, and at last `end`, whatever the end was.
 """
 

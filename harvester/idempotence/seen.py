@@ -1,11 +1,11 @@
-"""The ids that a consumer has seen, exactly, in memory that grows with the gaps between them.
+"""The ids a consumer has seen: an exact set, in memory that grows with the gaps, and its stored form.
 
 Concurrent transactions commit out of the order of their ids, so an id below the highest one seen may be new: a bare
 mark would lose it. What has been seen is kept as intervals, for each incarnation of an outbox by itself, because the
 same id of another incarnation is another record. Where all ids from the first on have been seen, that is one
 interval, and its end is the high-water mark.
 
-[seen_bytes] The form in which seen ids are stored.
+The form in which seen ids are stored.
 
     1 byte        version, 1
     varint        number of incarnations, which follow in the order of their bytes, each:

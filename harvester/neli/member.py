@@ -1,4 +1,4 @@
-"""A member of the leader group: performs what the election machine decides, with Kafka's own group membership.
+"""A member of the leader group: performs what the election decides, with Kafka's own group membership.
 
 One thread of its own polls the consumer, feeds the machine and performs its commands, so neither a slow query nor a
 slow event handler can delay a heartbeat. The group protocol is pinned to *classic*, the assignor is cooperative (a
@@ -10,44 +10,40 @@ commit to a coordinator that has just gone away blocks for as long as that stays
 On assignment the last few records of the partition are read again, so that a new leader knows the highest term that
 was announced and notices a member that serves another outbox.
 
-[commits] The second proof: asking the group's coordinator to accept an offset, which shows that it still counts us in.
-
-*When a rebalance began.* A commit is accepted during a rebalance that we have not answered, too. What tells us of the
-rebalance is the client's own heartbeat to the group, whose answer nobody shows us; but it travels on the connection of
-the commits, in order, and one commit is under way at a time. So when commit k is accepted, every group heartbeat sent
-before commit k − 1 was sent is answered. One that had met a rebalance would have made the client send its JoinGroup,
-`rejoin_delay` later at most. A commit j sent after that stands behind the JoinGroup, and is accepted under the old
-generation only if there was none. Group heartbeats are sent at most `missed_heartbeats` apart; therefore
+The second proof: asking the group's coordinator to accept an offset, which shows that it still counts us in. *When a
+rebalance began.* A commit is accepted during a rebalance that we have not answered, too. What tells us of the
+rebalance is the client's own heartbeat to the group, whose answer nobody shows us; but it travels on the connection
+of the commits, in order, and one commit is under way at a time. So when commit k is accepted, every group heartbeat
+sent before commit k − 1 was sent is answered. One that had met a rebalance would have made the client send its
+JoinGroup, `rejoin_delay` later at most. A commit j sent after that stands behind the JoinGroup, and is accepted under
+the old generation only if there was none. Group heartbeats are sent at most `missed_heartbeats` apart; therefore
 
     sent(j) >= answered(k) + rejoin_delay   =>   rebalance began > sent(k − 1) - missed_heartbeats
 
 Before there are such commits, the assignment stands for them: the group was stable when it sent us that.
 
-[reaching] Whether any broker can be reached, as a member of the group notices it.
+Whether any broker can be reached, as a member of the group notices it.
 
-[rebalances] Joining and leaving a group without holding it up.
-
-A rebalance waits for every member, a dead one too, until its session has run out. Until then the leader's own JoinGroup
-is unanswered, and its commits behind it; that lasts longer than its last commit proves its place (P39). So who joins a
-group in which another standby may have died just now lets some time pass first. It costs nothing: nobody else can be
-elected before the dead are removed, and what is left then is a rebalance that ends in time.
+Joining and leaving a group without holding it up. A rebalance waits for every member, a dead one too, until its
+session has run out. Until then the leader's own JoinGroup is unanswered, and its commits behind it; that lasts longer
+than its last commit proves its place (P39). So who joins a group in which another standby may have died just now lets
+some time pass first. It costs nothing: nobody else can be elected before the dead are removed, and what is left then
+is a rebalance that ends in time.
 
 Leaving has its own trap. While a rebalance is under way a member's JoinGroup is unanswered, and a broker reads no
 second request of a connection before it has answered the first. A LeaveGroup that is sent then is lost when the
 connection closes, and the group waits for the member until its session times out; nobody leads meanwhile. So a member
 that leaves first sees the rebalance through.
 
-Nor does the client always end: it waits for the answer to every commit, and one that a broken connection took along may
-never have any (librdkafka issue 3740). A client that does not end is left behind; its member goes by session timeout,
-or with the process.
+Nor does the client always end: it waits for the answer to every commit, and one that a broken connection took along
+may never have any (librdkafka issue 3740). A client that does not end is left behind; its member goes by session
+timeout, or with the process.
 
-[asked] What was asked and is not answered yet, and when. Pure.
+What was asked and is not answered yet, and when. An answer that comes late is credited to the moment at which *it*
+was asked, never to a later one: so each is numbered.
 
-An answer that comes late is credited to the moment at which *it* was asked, never to a later one: so each is numbered.
-
-[strangers] Members of the same group that serve another outbox: found before joining, and refused.
-
-A standby hears nothing, and would wait for ever for a leadership that belongs to another outbox.
+Members of the same group that serve another outbox: found before joining, and refused. A standby hears nothing, and
+would wait for ever for a leadership that belongs to another outbox.
 """
 
 from __future__ import annotations

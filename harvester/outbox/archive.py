@@ -4,7 +4,7 @@ Purges must never fail for want of a partition: a DEFAULT one takes what no day 
 moves home what the DEFAULT partition took meanwhile, and drops days that are past retention. It is safe to run at any
 time and by several at once. The clock is the database's, as it is for `purged_at`.
 
-[keeper] The archive's keeper: a thread that makes the partitions of the next days and drops those past retention.
+The archive's keeper: a thread that makes the partitions of the next days and drops those past retention.
 """
 
 from __future__ import annotations

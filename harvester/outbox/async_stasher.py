@@ -1,9 +1,8 @@
-"""The stasher for psycopg's asyncio connections; everything said in `stasher` holds here too.
+"""The stashers for psycopg's asyncio connections; everything said in `stasher` holds here too.
 
-[async_leased_stasher] The leased stasher for psycopg's asyncio connections; everything said in `leased_stasher` holds here too.
-
-A record takes its number before its statement is on its way, and answers are awaited afterwards. So stashes may be
-gathered, and within a pipeline they are under way together; one that fails fails all behind it.
+The leased stasher for psycopg's asyncio connections; everything said in `leased_stasher` holds here too. A record
+takes its number before its statement is on its way, and answers are awaited afterwards. So stashes may be gathered,
+and within a pipeline they are under way together; one that fails fails all behind it.
 """
 
 from __future__ import annotations

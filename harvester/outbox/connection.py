@@ -1,15 +1,14 @@
-"""Sessions with PostgreSQL: how they are opened, and what their failures become.
+"""Sessions with PostgreSQL: how they are opened, what their failures become, and whether a pooler stands between.
 
-A session of the harvester is writable, speaks UTF-8, waits for its commits to be durable, and notices a peer
-that is gone within seconds. psycopg's errors end here: callers see `DatabaseUnavailable` (try again) or
-`SchemaError` (somebody has to act), never a password.
+A session of the harvester is writable, speaks UTF-8, waits for its commits to be durable, and notices a peer that is
+gone within seconds. psycopg's errors end here: callers see `DatabaseUnavailable` (try again) or `SchemaError`
+(somebody has to act), never a password.
 
-[pooling] Whether a session is one of its own, or a pooler lends it a backend for each transaction. Thin.
-
-The relay cannot do with the latter. Settings that it makes for its session (`synchronous_commit`, timeouts) would be
-those of another transaction's backend, and stay there for whoever gets it next; prepared statements would be unknown;
-notifications would go to nobody. Above all, the sessions that the term row names would be backends that others are
-using: a new leader ends them (P7).
+Whether a session is one of its own, or a pooler lends it a backend for each transaction. The relay cannot do with the
+latter. Settings that it makes for its session (`synchronous_commit`, timeouts) would be those of another
+transaction's backend, and stay there for whoever gets it next; prepared statements would be unknown; notifications
+would go to nobody. Above all, the sessions that the term row names would be backends that others are using: a new
+leader ends them (P7).
 """
 
 from __future__ import annotations

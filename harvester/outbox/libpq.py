@@ -1,19 +1,18 @@
-"""Waiting for the server through libpq's non-blocking calls, with a bound on its silence.
+"""libpq without blocking: waits with a bound, and rows read by COPY as the server sent them.
 
-libpq's blocking calls hold the interpreter's lock while they wait; here the wait is in `poll`, so that no other thread,
-heartbeats above all, ever waits for a query. And they wait for ever for a peer that is there and says nothing (a proxy
-whose far side is gone): TCP is content with that, so the bound is here.
+libpq's blocking calls hold the interpreter's lock while they wait; here the wait is in `poll`, so that no other
+thread, heartbeats above all, ever waits for a query. And they wait for ever for a peer that is there and says nothing
+(a proxy whose far side is gone): TCP is content with that, so the bound is here.
 
-[copying] `COPY … TO STDOUT (FORMAT BINARY)` read through libpq without copying rows apart, and rows that a crash cannot undo.
-
+`COPY … TO STDOUT (FORMAT BINARY)` read through libpq without copying rows apart, and rows that a crash cannot undo.
 The relay forwards rows as the bytes the server sent: a tuple is an int16 field count, then per field an int32 length
 (-1 for NULL) and that many bytes (manual, COPY, "Binary Format"). `id` and `kafka_key` come first, so that the
 supervisor reads both at fixed places and touches nothing else; the shard decodes the rest.
 
 A row whose writer does not wait for its commit (`synchronous_commit = off`) is visible before it is durable. Were it
-published then, a crash of the server could undo it, give its id to another row, and the purge of the first would delete
-the second (P34). So `copy_durable_rows` returns only what is flushed: what a statement has seen was committed, and so
-written into the WAL, before the WAL's insert position that is read after it.
+published then, a crash of the server could undo it, give its id to another row, and the purge of the first would
+delete the second (P34). So `copy_durable_rows` returns only what is flushed: what a statement has seen was committed,
+and so written into the WAL, before the WAL's insert position that is read after it.
 """
 
 from __future__ import annotations

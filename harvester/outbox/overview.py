@@ -2,12 +2,10 @@
 
 Needs no running harvester and disturbs none: plain reads, and counting stops at a bound.
 
-[backlog] How much stands in the outbox: asked now and then over a session of its own, so that nobody waits for it.
+How much stands in the outbox: asked now and then over a session of its own, so that nobody waits for it.
 
-[onekey] What the database tells of one key: its rows in the outbox, and its records in quarantine.
-
-There is no index on an outbox's key, so a large table takes long to look through: the statement timeout of the
-connection bounds that.
+What the database tells of one key: its rows in the outbox, and its records in quarantine. There is no index on an
+outbox's key, so a large table takes long to look through: the statement timeout of the connection bounds that.
 """
 
 from __future__ import annotations

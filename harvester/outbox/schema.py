@@ -1,9 +1,9 @@
 """The schema: create, check, migrate (`init`), and look at it (`inspect`).
 
-Everything `init` does happens in one transaction under an advisory lock, so that it is done as a whole or not at
-all and two at once are safe. It changes nothing of an outbox that exists already; what does not fit is refused.
+Everything `init` does happens in one transaction under an advisory lock, so that it is done as a whole or not at all
+and two at once are safe. It changes nothing of an outbox that exists already; what does not fit is refused.
 
-[functions] Makes, replaces and removes the functions for writers, within the transaction of `init`.
+Makes, replaces and removes the functions for writers, within the transaction of `init`.
 """
 
 from __future__ import annotations

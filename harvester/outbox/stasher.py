@@ -1,4 +1,4 @@
-"""The stasher: write outbox rows inside the transaction that they belong to (seeds 001/004, `stasher`).
+"""The stashers: write outbox rows inside the transaction they belong to; under a lease, each row once.
 
     with connection.transaction():
         connection.execute("UPDATE account SET …")
@@ -7,10 +7,10 @@
 The row commits and rolls back with that transaction. On an autocommit connection outside a transaction the row
 commits by itself: nothing then ties it to any other change.
 
-A bad record is refused (RecordRejected) before anything is sent, so the transaction can go on. What PostgreSQL
-itself refuses is raised as psycopg raises it, since the transaction is the caller's to handle.
+A bad record is refused (RecordRejected) before anything is sent, so the transaction can go on. What PostgreSQL itself
+refuses is raised as psycopg raises it, since the transaction is the caller's to handle.
 
-[leased_stasher] The leased stasher: each record is written once, however often it is stashed (docs/adr/0013-leases.md).
+The leased stasher: each record is written once, however often it is stashed (docs/adr/0013-leases.md).
 
     lease = stasher.lease(connection, "orders-reader")
     writer = stasher.leased(lease)

@@ -1,10 +1,10 @@
-"""The place of a session: the server, the term, the id space of the outbox, and the backend (P7, P9, P35).
+"""A database session that may hold the term: where it is, who we are, and all that is done to the term row.
 
-[term_session] A database session that may hold the term: who we are, and all that is done to the term row. Thin.
+One statement a method, each a transaction of its own. Any method may raise psycopg.Error or OutboxError; after that
+the session is unusable and `open` makes a new one. Whether a failed statement took effect is not known then, and
+nobody here guesses.
 
-One statement a method, each a transaction of its own. Any method may raise psycopg.Error or OutboxError; after that the
-session is unusable and `open` makes a new one. Whether a failed statement took effect is not known then, and nobody
-here guesses.
+The place of a session: the server, the term, the id space of the outbox, and the backend (P7, P9, P35).
 """
 
 from __future__ import annotations

@@ -1,16 +1,15 @@
-"""Numbers and UUIDs that stand in a binary column, big-endian, as columns. Thin.
-
-SQL reads bytes as a number by way of their hexadecimal digits alone, which cost more than everything else that is done
-to a record. Java has a call for it, and code that Spark compiles can call Java: its own encoders of objects are made of
-that. It is no public interface of Spark. So `reader` offers it where it is as known, and SQL elsewhere; a property test
-holds the two equal. Neither needs anything on an executor but Spark.
-
-The bytes have to be there: who asks beyond the end gets an error of Java's, or NULL.
-
-[origin_columns] Kafka's rows → bronze: the harvester's header as columns, by expressions of Spark SQL alone.
+"""Kafka's rows → bronze: the harvester's header as columns, by expressions of Spark SQL alone.
 
 It is `harvester.origin.decode` once more, byte for byte; a property test keeps the two equal. Where they would differ
 a repeat would pass for new in one place and not in the other.
+
+Numbers and UUIDs that stand in a binary column, big-endian, as columns. SQL reads bytes as a number by way of their
+hexadecimal digits alone, which cost more than everything else that is done to a record. Java has a call for it, and
+code that Spark compiles can call Java: its own encoders of objects are made of that. It is no public interface of
+Spark. So `reader` offers it where it is as known, and SQL elsewhere; a property test holds the two equal. Neither
+needs anything on an executor but Spark.
+
+The bytes have to be there: who asks beyond the end gets an error of Java's, or NULL.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""The columns of every table, and whether a table that is already there can be written to.
+"""The columns of every table, whether an existing table fits, and the statements that write tables.
 
-[merging] The statements that write Delta tables, as text. Each has the same effect whether it runs once or again.
+The statements that write Delta tables, as text. Each has the same effect whether it runs once or again.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""The connectors' jars for the installed Spark, from the cache that the embedded broker's jars are in.
+"""The Spark session of a job: its settings, its connectors' jars, and one clear error for what cannot work.
 
-[session] The Spark session of a job: what the user asks for, what the jobs need, and one clear error for what cannot work.
+The connectors' jars for the installed Spark, from the cache that the embedded broker's jars are in.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""The configuration's Kafka options, which are librdkafka's, as Kafka's Java client names them.
+"""Topics as a stream of Spark's own Kafka source, with the configuration's Kafka options.
 
-[source] Topics as a stream of Spark's own Kafka source, and whether they are there.
+The configuration's Kafka options, which are librdkafka's, as Kafka's Java client names them.
 """
 
 from __future__ import annotations

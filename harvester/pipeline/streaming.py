@@ -1,6 +1,6 @@
-"""Whose a checkpoint is: a file of ours beside Spark's, so that a job never goes on from another one's position.
+"""What every job that follows topics does: claim its checkpoint, begin, and report each batch until the end.
 
-[streaming] What every job that follows topics does: claim its checkpoint, begin, and hear of each batch until the end. Thin.
+Whose a checkpoint is: a file of ours beside Spark's, so that a job never goes on from another one's position.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""Small files where the lake is, by Hadoop's file systems: the same for a local disk, HDFS and object stores.
+"""The Delta tables of a lake, and small files beside them: made, checked, and opened under one lake's name.
 
-[tables] The Delta tables of a lake: made, checked against their schemas, and opened under one lake's name.
+Small files where the lake is, by Hadoop's file systems: the same for a local disk, HDFS and object stores.
 """
 
 from __future__ import annotations

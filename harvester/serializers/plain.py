@@ -1,6 +1,6 @@
-"""What a serialiser is: anything with a media type and one method.
+"""Serialisers: the protocol, and those that need nothing but Python (bytes, text, JSON).
 
-[plain] Serialisers that need nothing but Python: bytes, text, JSON.
+Serialisers that need nothing but Python: bytes, text, JSON.
 """
 
 from __future__ import annotations

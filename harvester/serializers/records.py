@@ -1,10 +1,9 @@
-"""The headers of a CloudEvent 1.0 in Kafka's binary content mode (pure; Kafka Protocol Binding 1.0, section 3.2).
+"""Makes records of values: one serialiser, and the headers that all its records carry, CloudEvents' too.
 
-Each attribute but the data becomes a header `ce_<name>` with the attribute's canonical text in UTF-8; datacontenttype
-is `content-type`. Unlike the HTTP binding, this one does not percent-encode values: a reader would take "%20"
-literally. What is percent-encoded is what may not stand in a URI, where an attribute is one.
-
-[records] Makes records of values: one serialiser, and the headers that all its records carry.
+The headers of a CloudEvent 1.0 in Kafka's binary content mode. Each attribute but the data becomes a header
+`ce_<name>` with the attribute's canonical text in UTF-8; datacontenttype is `content-type`. Unlike the HTTP binding,
+this one does not percent-encode values: a reader would take "%20" literally. What is percent-encoded is what may not
+stand in a URI, where an attribute is one.
 """
 
 from __future__ import annotations

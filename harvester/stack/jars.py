@@ -1,11 +1,10 @@
-"""Jars from Maven Central, resolved once with the Apache Ivy that PySpark ships, and kept in a cache.
+"""The jars of broker and connectors: resolved once with Apache Ivy, checked, kept in a cache.
 
-A set of jars is a directory in the cache. It appears all at once, by a rename, so that what is there is complete.
+PySpark ships Ivy, so nothing has to be installed for it. The broker's own libraries come without a binding from slf4j
+to log4j, and would say nothing at all about what goes wrong: the binding is resolved with them.
 
-[jars] The broker's jars: resolved once with Apache Ivy, checked against their known digests, kept in a cache.
-
-PySpark ships Ivy, so nothing has to be installed for it. The broker's own libraries come without a binding from
-slf4j to log4j, and would say nothing at all about what goes wrong: the binding is resolved with them.
+Jars from Maven Central, resolved once with the Apache Ivy that PySpark ships, and kept in a cache. A set of jars is a
+directory in the cache. It appears all at once, by a rename, so that what is there is complete.
 """
 
 from __future__ import annotations

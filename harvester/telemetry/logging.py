@@ -1,4 +1,4 @@
-"""Log lines: for people on a terminal, JSON lines anywhere else; the instance's name in each of them.
+"""Log lines: for people on a terminal, JSON lines anywhere else; the Kafka client's among them.
 
 Everything is logged to the standard logger `harvester` or to one that the host passes. Hosts that bring their own
 logger format it themselves: what `logger_for` adds stands in front of the message there, and in the record's
@@ -6,7 +6,7 @@ logger format it themselves: what `logger_for` adds stands in front of the messa
 
 A reader that goes away (a closed pipe, a terminal that hung up) ends the output, never the process.
 
-[client_log] What the Kafka client library says, sent to our own log instead of standard error.
+What the Kafka client library says, sent to our own log instead of standard error.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""Throughput of acknowledged records: the periodic reading for hosts, and the last minute for the dashboard.
+"""Counters and rates: throughput for hosts and the dashboard, totals for a monitoring system.
 
-Pure: no clock is read. Every time given to one object is a reading, in seconds, of one and the same clock;
-a monotonic one, so that a step of the wall clock bends no rate.
+Pure: no clock is read. Every time given to one object is a reading, in seconds, of one and the same clock; a
+monotonic one, so that a step of the wall clock bends no rate.
 
-[totals] What has happened since the harvester was started, as counters for a monitoring system.
+What has happened since the harvester was started, as counters for a monitoring system.
 """
 
 from __future__ import annotations

@@ -1,13 +1,12 @@
-"""The form of a pumped record: key `k-000123`, value `<number>:<microseconds>:<kind>:` padded with `.`.
-
-The number counts the key's records from 1. The microseconds are the server's clock since the UNIX epoch, read when
-the row was inserted, after the key's lock was held. The kind tells how the transaction was going to end, so that a
-published row of a rolled-back transaction convicts itself although its number is used again later.
-
-[load] The plan of a load: which keys each transaction writes and how it ends. Pure: a seed gives the same plan always.
+"""The plan of a load, and the form of its records. A seed gives the same plan.
 
 The plan fixes how many records each key gets in total; which writer performs which transaction, and so which of two
 concurrent ones commits first, is left to chance, as it is in life.
+
+The form of a pumped record: key `k-000123`, value `<number>:<microseconds>:<kind>:` padded with `.`. The number
+counts the key's records from 1. The microseconds are the server's clock since the UNIX epoch, read when the row was
+inserted, after the key's lock was held. The kind tells how the transaction was going to end, so that a published row
+of a rolled-back transaction convicts itself although its number is used again later.
 """
 
 from __future__ import annotations

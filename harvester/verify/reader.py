@@ -1,9 +1,9 @@
-"""What the reader has found in the log: per key its numbers in log order, compact enough for millions of records.
-
-[reader] The reader: topics from their first record to the end they had when it began, by assignment, without a group.
+"""Reads topics from their first record to the end they had at the start, and keeps what matters of each record.
 
 The end is recognised by what arrives, a record at it or the client's end-of-partition event past it, never by
 counting offsets: markers of transactions and aborted records leave holes, also at the very end.
+
+What the reader has found in the log: per key its numbers in log order, compact enough for millions of records.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""Figures as a dashboard writes them: short, of bounded width, unit always given. Pure.
+"""Figures and lines as a dashboard writes them: of bounded width, unit always given; and one key. Pure.
 
-[lines] Single lines of an exact width, counted in terminal cells (a wide character takes two). Pure.
+Single lines of an exact width, counted in terminal cells (a wide character takes two).
 
-[key] One key, as the dashboard and `harvester watch --key` tell of it. Pure.
+One key, as the dashboard and `harvester watch --key` tell of it.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
-"""The dashboard where there is no terminal: a line every few seconds, easy to read and to grep.
+"""The dashboard on a terminal, redrawn a few times a second; and, without a terminal, a line every few seconds.
 
-[live] The dashboard on a terminal: draws a Status a few times a second until told to stop.
+It has the terminal's alternate screen, so nothing of the scroll-back is overwritten and what stood there comes back.
+Each frame begins at the top left and covers every cell, in a single write: nothing flickers, and a resized terminal
+is right again with the next frame. All other output is kept meanwhile (capture.py).
 
-It has the terminal's alternate screen, so nothing of the scroll-back is overwritten and what stood there comes
-back. Each frame begins at the top left and covers every cell, in a single write: nothing flickers, and a
-resized terminal is right again with the next frame. All other output is kept meanwhile (capture.py).
+The dashboard where there is no terminal: a line every few seconds, easy to read and to grep.
 """
 
 from __future__ import annotations

@@ -1,13 +1,13 @@
-"""The part of the dashboard between figures and events: all shards, one of them, one key, or the quarantine. Pure.
+"""The dashboard as a pure function: a Status and a terminal's size in, exactly that many lines out.
 
-[shards] The table of shards: which columns and which shards fit, and a word about those that do not. Pure.
+From the top: who and in what state, what is wrong, throughput of the last minute, how full and how late it is, the
+shards, the last events. All of it is said in words and figures; colour only repeats it. 80 columns by 24 lines hold
+eight shards and five events. With less, the bottom goes first; with more, the chart grows, further columns of the
+shards appear, and more events are shown.
 
-[render] The dashboard as a pure function: a Status and the size of a terminal in, exactly that many lines out.
+The part of the dashboard between figures and events: all shards, one of them, one key, or the quarantine.
 
-From the top: who and in what state, what is wrong, throughput of the last minute, how full and how late it is,
-the shards, the last events. All of it is said in words and figures; colour only repeats it. 80 columns by 24
-lines hold eight shards and five events. With less, the bottom goes first; with more, the chart grows, further
-columns of the shards appear, and more events are shown.
+The table of shards: which columns and which shards fit, and a word about those that do not.
 """
 
 from __future__ import annotations

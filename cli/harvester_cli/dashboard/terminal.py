@@ -1,12 +1,11 @@
-"""Writing to a terminal that may be stopped (Ctrl-S), slow or gone, without ever waiting for it for long.
+"""The terminal of a dashboard: writes without waiting, single keys, and nothing else on the screen.
 
-[keyboard] Single keys from a terminal, without echo and without a line's end; the terminal's settings come back at the end.
+Single keys from a terminal, without echo and without a line's end; the terminal's settings come back at the end.
 
-[capture] Keeps everything else off the screen while a dashboard has it, and gives it back afterwards.
-
-Log lines come from Python, from librdkafka's C code and from shard processes, so replacing `sys.stderr` would
-not do: the file descriptors themselves are pointed at a file. Shards started meanwhile inherit that. Only what
-would have gone to a terminal is kept; standard error that goes to a log file already stays as it is.
+Keeps everything else off the screen while a dashboard has it, and gives it back afterwards. Log lines come from
+Python, from librdkafka's C code and from shard processes, so replacing `sys.stderr` would not do: the file
+descriptors themselves are pointed at a file. Shards started meanwhile inherit that. Only what would have gone to a
+terminal is kept; standard error that goes to a log file already stays as it is.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""What the keys of `harvester watch` do: a view and a key in, the next view and perhaps a request out. Pure.
+"""The screen of `harvester watch`, and what its keys do. Pure.
 
-[watching] The screen of `harvester watch`: the dashboard of one harvester, above it the others where there are any. Pure.
+What the keys of `harvester watch` do: a view and a key in, the next view and perhaps a request out.
 """
 
 from __future__ import annotations

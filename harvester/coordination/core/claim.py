@@ -1,11 +1,7 @@
-"""What happens to a claim, and what its machine (`claims`) wants done. Pure data.
+"""One claim, as seen by the client that wants it or holds it: events in, commands out. Pure.
 
-[holding] What a client knows of one claim of its own: the state of the machine in `claims`. Pure data.
-
-[claims] One claim, as the client sees it that wants it or holds it: events in, commands out. Pure.
-
-Theory. The log decides who holds a place (`rationalizer`); this machine decides what a client says there, and how long
-it may believe what it has read:
+Theory. The log decides who holds a place (`rationalizer`); this machine decides what a client says there, and how
+long it may believe what it has read:
 
     IDLE ──try──▶ CLAIMING ──read back: won──▶ HELD ──release──▶ LEAVING ──drained──▶ IDLE
      ▲               │             │            ▲  │                │       (ReleasingPartition)
@@ -32,9 +28,13 @@ processed, so a claimer that is frozen anywhere leaves the batch to its successo
 outcome is unknown is repeated; only what is read back counts. Other heartbeats wait meanwhile: they would end the
 message claim.
 
-*A release returns what was not handed out* (P42). Nothing more is proposed, and a batch whose heartbeat is not sent yet
-is dropped. What is ours behind the last record that was handed out goes back by ReturningMessages, immediately before
-ReleasingPartition. It is never handed out here, so the successor takes it: in order, and once.
+*A release returns what was not handed out* (P42). Nothing more is proposed, and a batch whose heartbeat is not sent
+yet is dropped. What is ours behind the last record that was handed out goes back by ReturningMessages, immediately
+before ReleasingPartition. It is never handed out here, so the successor takes it: in order, and once.
+
+What happens to a claim, and what its machine (`claims`) wants done.
+
+What a client knows of one claim of its own: the state of the machine in `claims`.
 """
 
 from __future__ import annotations

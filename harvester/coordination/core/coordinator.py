@@ -1,8 +1,8 @@
 """All claims of one consumer, over the worlds of all partitions of the log: records and time in, commands out. Pure.
 
 Theory. The coordinator keeps a world for each partition of the coordination topic and a machine (`claims`) for each
-place it deals with. A record changes its world first; then the machine of its place hears of it: its own messages with
-their verdict, everybody else's if they have ended its claim. Time makes it send heartbeats, claim, ask and shed
+place it deals with. A record changes its world first; then the machine of its place hears of it: its own messages
+with their verdict, everybody else's if they have ended its claim. Time makes it send heartbeats, claim, ask and shed
 (`choice`). Its stage bounds what it may do:
 
     READING ──all partitions read to the end they had──▶ LISTENING ──nobody else has this id──▶ ACTIVE ──▶ CLOSING
@@ -14,16 +14,15 @@ refuses the newcomer. A process that was taken for dead and was not loses its cl
 is refused when it reads that. Of two that begin in the same moment, the one is refused that loses a claim to the
 other.
 
-[paces] Whether others of the group count by another HeartbeatInterval, or consume in the other mode. Pure.
+Whether others of the group count by another HeartbeatInterval, or consume in the other mode. Whether a claim is stale
+depends on the interval, and each reader takes its own: two clients with different ones would not agree who holds a
+place. And a record is not processed at most once if some of those who share the partitions repeat what was not
+committed. So claims and heartbeats say by which interval their sender counts, and in which mode it is. Who begins,
+and finds that a client which may still live differs, ends before it has claimed anything. Of those that begin in the
+same moment with different modes the one at least once ends; with different intervals they warn.
 
-Whether a claim is stale depends on the interval, and each reader takes its own: two clients with different ones would
-not agree who holds a place. And a record is not processed at most once if some of those who share the partitions repeat
-what was not committed. So claims and heartbeats say by which interval their sender counts, and in which mode it is.
-Who begins, and finds that a client which may still live differs, ends before it has claimed anything. Of those that
-begin in the same moment with different modes the one at least once ends; with different intervals they warn.
-
-A client may live for 2 of *its* intervals after its last heartbeat, unless it has released the place. Log time tells if
-it goes on; where it stands still, since nobody writes, the newcomer listens for as long.
+A client may live for 2 of *its* intervals after its last heartbeat, unless it has released the place. Log time tells
+if it goes on; where it stands still, since nobody writes, the newcomer listens for as long.
 """
 
 from __future__ import annotations

@@ -1,23 +1,4 @@
-"""Which partition of the coordination topic speaks of a place. Pure.
-
-    murmur2(topic as UTF-8, then the partition as four bytes, most significant first) mod N
-
-The hash is the one of Kafka's default partitioner, its sign bit left out. The group is not part of it: all groups'
-claims of one partition of a topic lie in one partition of the log. N is fixed for the life of the coordination topic;
-with another N two clients would look for the same claim in different places, and both would win it.
-
-[logtime] What time it is in the log, between its records. Pure.
-
-Log time stands still while nobody writes, and a claim may become stale in that silence (P28). Its candidates need to
-know when. A record is read after it was appended, so its log time plus the local time since it was read is never ahead
-of the clock of the broker that appended it. The best such estimate of all partitions is taken: where only the dead
-wrote, those who write elsewhere tell the time; and who has just read the log goes on from where it ended, instead of
-from now.
-
-It is an estimate: brokers' clocks differ, by `clock_step` at most where all is well, and a local clock has its own
-rate. So it says when to try. Whether a claim wins is said by the log alone.
-
-[share] Who is present, what a fair share is, which place is next. Pure.
+"""Decides which partitions a consumer claims, asks for and gives up: who is present, and what is fair. Pure.
 
 Nobody assigns anything. Each client looks at the same log and does its own part of what follows from it (P31):
 
@@ -30,8 +11,8 @@ compute the same, so together they give as many as are needed, and no two of the
 *doubtful* (its holder was not heard of for an interval, which a live one is twice), goes to those who ask first: if
 others gave places for what the dead are about to leave, they would claim nothing at the moment when it is left.
 
-*Shedding.* A holder that has to give something, for a full interval without a break, releases all of it, or as many as
-it was told are the most; then no sooner than an interval later the next ones. Meanwhile it claims nothing.
+*Shedding.* A holder that has to give something, for a full interval without a break, releases all of it, or as many
+as it was told are the most; then no sooner than an interval later the next ones. Meanwhile it claims nothing.
 
 *Claiming.* What is free is taken up to floor(places / present), which there is for everybody; and up to the fair
 share, ceil(places / present), unless somebody who asks has less. Beyond it one place an interval, and only while
@@ -39,13 +20,29 @@ nobody asks: others may be bounded to fewer than their share.
 
 Each client has its own order of the places (rendezvous hashing), so that several rarely reach for the same one.
 
-[choice] Which places a consumer claims, asks for and gives up now. Pure.
+Which partition of the coordination topic speaks of a place.
 
-Theory. A place is *open* (P28) when a claim would win now: by what the log says, or will say if it has gone on since
-its last record as `logtime` estimates; or when the client id that holds it is ours, from an earlier life (the fast path
-of the seed, P29); or when nothing was heard of it for 2 intervals of the *local* clock, for a log from which no time
-can be told. The claim brings the time by which it is judged, and loses if the estimate was wrong; then it is tried
-again when the log allows it. A reader that is not certain about a place allows for `clock_step` besides (P30).
+    murmur2(topic as UTF-8, then the partition as four bytes, most significant first) mod N
+
+The hash is the one of Kafka's default partitioner, its sign bit left out. The group is not part of it: all groups'
+claims of one partition of a topic lie in one partition of the log. N is fixed for the life of the coordination topic;
+with another N two clients would look for the same claim in different places, and both would win it.
+
+What time it is in the log, between its records. Log time stands still while nobody writes, and a claim may become
+stale in that silence (P28). Its candidates need to know when. A record is read after it was appended, so its log time
+plus the local time since it was read is never ahead of the clock of the broker that appended it. The best such
+estimate of all partitions is taken: where only the dead wrote, those who write elsewhere tell the time; and who has
+just read the log goes on from where it ended, instead of from now.
+
+It is an estimate: brokers' clocks differ, by `clock_step` at most where all is well, and a local clock has its own
+rate. So it says when to try. Whether a claim wins is said by the log alone.
+
+Which places a consumer claims, asks for and gives up now. Theory. A place is *open* (P28) when a claim would win now:
+by what the log says, or will say if it has gone on since its last record as `logtime` estimates; or when the client
+id that holds it is ours, from an earlier life (the fast path of the seed, P29); or when nothing was heard of it for 2
+intervals of the *local* clock, for a log from which no time can be told. The claim brings the time by which it is
+judged, and loses if the estimate was wrong; then it is tried again when the log allows it. A reader that is not
+certain about a place allows for `clock_step` besides (P30).
 
 How many of the open places are taken, and when one is given up, follows from `share`. Shares are counted in *units*:
 places, or with whole topics their first partitions, whose holder alone claims the others. For its first half interval

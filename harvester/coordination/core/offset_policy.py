@@ -1,18 +1,18 @@
-"""At which offset a held place is consumed. Pure.
+"""Decides at which offset a held partition is consumed, and where an administrator may set it. Pure.
 
 Offsets are never rewound, unless an administrator sets a position. A claim begins behind what the log is certain of.
 Kafka's group offset counts where the log knows nothing (a group that did not coordinate before, a new coordination
 topic), or is not certain, since retention has removed its beginning: then the further one of both counts. Without
 either it begins with the first record that there is.
 
-The group offset must not count beside a position that the log is certain of: a holder that was frozen may write its own
-at any time after an administrator has set the position back.
+The group offset must not count beside a position that the log is certain of: a holder that was frozen may write its
+own at any time after an administrator has set the position back.
 
-*Out of range.* Retention may have removed the record that comes next. Then `Policy` says what is done, and it is never
-done silently. A position beyond the end is an error under any policy: the topic was made anew, or lost records that
-had been acknowledged, and to begin again below it would be to rewind.
+*Out of range.* Retention may have removed the record that comes next. Then `Policy` says what is done, and it is
+never done silently. A position beyond the end is an error under any policy: the topic was made anew, or lost records
+that had been acknowledged, and to begin again below it would be to rewind.
 
-[positions] Which offset each partition is to go on with, from what an administrator says. Pure.
+Which offset each partition is to go on with, from what an administrator says.
 """
 
 from __future__ import annotations

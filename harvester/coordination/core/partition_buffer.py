@@ -1,35 +1,32 @@
-"""Whether a consumer keeps up with what it holds (seed 003 leaves it to the consumer to let go when it does not). Pure.
+"""Records of a held partition on their way to the application, what is processed, and whether it keeps up. Pure.
 
-A place falls behind when its lag has grown at each of the last `samples` looks, one an interval, and is now more than
+Records come from Kafka in order and wait in `fetched`. They are handed out in lots: at least once all that is there,
+at most once what was proposed and is ours since (`owned`). At most once a record is processed when it is handed out.
+
+Whether a consumer keeps up with what it holds (seed 003 leaves it to the consumer to let go when it does not). A
+place falls behind when its lag has grown at each of the last `samples` looks, one an interval, and is now more than
 the records that were processed in all that time: at this speed it is not to be caught up with. It is then released if
 somebody present holds less, who can claim it. Otherwise letting go would only make it wait.
 
-[progress] What of the delivered records is processed without a hole in between. Pure.
-
-A consumer is given the records of a partition in order and may finish them in any. A heartbeat reports the last offset
-of the *prefix*: everything that was delivered up to it is done. A successor begins behind it, so what is done behind a
-record that is not will be done again; nothing is left out.
+What of the delivered records is processed without a hole in between. A consumer is given the records of a partition
+in order and may finish them in any. A heartbeat reports the last offset of the *prefix*: everything that was
+delivered up to it is done. A successor begins behind it, so what is done behind a record that is not will be done
+again; nothing is left out.
 
 Offsets that Kafka never delivers (markers of transactions, what compaction removed) are no holes: only what was
 delivered counts.
 
-[lot] Records of one place that are handed out one after the other, while one moment has not come. Pure.
-
-The claim is asked immediately before each record, and that must not cost more than the record does. So what it answers
-is kept as a moment, `until`: the consumer's thread sets it when it opens the lot, and a record is handed out if it is
-earlier now. The coordination's thread can only end it (`end`). A claim that is renewed meanwhile is seen when the lot
-is opened again, which is often (`consumer`).
+Records of one place that are handed out one after the other, while one moment has not come. The claim is asked
+immediately before each record, and that must not cost more than the record does. So what it answers is kept as a
+moment, `until`: the consumer's thread sets it when it opens the lot, and a record is handed out if it is earlier now.
+The coordination's thread can only end it (`end`). A claim that is renewed meanwhile is seen when the lot is opened
+again, which is often (`consumer`).
 
 *Two threads.* `given` is raised before `until` is looked at, and `until` is ended before `given` is looked at. So
 either the record is held back, or whoever gives the claim up sees that it is in hand.
 
-*What is done* is a number, too, as long as records are finished in the order in which they were given: the first `done`
-of them. Any other order goes by `progress`, record by record.
-
-[hands] What of a held place is on its way to the application, or in its hands. Thin data: no I/O.
-
-Records come from Kafka in order and wait in `fetched`. They are handed out in lots: at least once all that is there, at
-most once what was proposed and is ours since (`owned`). At most once a record is processed when it is handed out.
+*What is done* is a number, too, as long as records are finished in the order in which they were given: the first
+`done` of them. Any other order goes by `progress`, record by record.
 """
 
 from __future__ import annotations

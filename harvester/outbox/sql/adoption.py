@@ -1,18 +1,18 @@
-"""How a row of another table becomes a record: templates over its columns (pure).
-
-    outbox.event.{aggregatetype}
-
-A name in braces is a column, exactly as the table has it; `{{` and `}}` are braces. The defaults are those of
-Debezium's outbox event router: its column names, its topics, its header `id`.
-
-[adoption_sql] Tables that are there already: a trigger that makes a record of each new row (pure; docs/adr/0017-adopted-tables.md).
+"""Adopted tables: a trigger that makes a record of each new row, by templates over its columns (pure).
 
 Topic, key, value and headers are templates over the columns of the row, as in `outbox.event.{aggregatetype}`. The
 trigger inserts into the outbox within the statement that inserts into the table: both commit or neither does, ids are
 taken when a writer expects it, and the relay sees rows like any others.
 
-The trigger's function runs as its owner, so who inserts into the table needs no privilege on the outbox. It belongs to
-one table, and may not be hung on another by anybody else.
+The trigger's function runs as its owner, so who inserts into the table needs no privilege on the outbox. It belongs
+to one table, and may not be hung on another by anybody else.
+
+How a row of another table becomes a record: templates over its columns.
+
+    outbox.event.{aggregatetype}
+
+A name in braces is a column, exactly as the table has it; `{{` and `}}` are braces. The defaults are those of
+Debezium's outbox event router: its column names, its topics, its header `id`.
 """
 
 from __future__ import annotations

@@ -1,13 +1,11 @@
-"""How a driver wants parameters to stand in a statement (pure).
+"""The INSERTs of all stashers as text and parameters, whatever their driver (pure).
 
-Statements are written once, as psycopg reads them: `%s`, `%b` (in binary form), `%(name)s`, and `%%` for a per cent
-sign. For another driver the finished text is rewritten.
+A batch is one INSERT … SELECT FROM unnest(…) ORDER BY position: PostgreSQL takes the ids from the sequence above the
+sort, so they grow in the order of the records, and sorting what RETURNING gives in any order restores that order.
+Header arrays differ in length, which unnest would not keep apart, so they travel as array literals.
 
-[insertion] The INSERTs of the stashers as text and parameters, shared by all of them, whatever their driver (pure).
-
-A batch is one INSERT … SELECT FROM unnest(…) ORDER BY position: PostgreSQL takes the ids from the sequence above
-the sort, so they grow in the order of the records, and sorting what RETURNING gives in any order restores that
-order. Header arrays differ in length, which unnest would not keep apart, so they travel as array literals.
+How a driver wants parameters to stand in a statement. Statements are written once, as psycopg reads them: `%s`, `%b`
+(in binary form), `%(name)s`, and `%%` for a per cent sign. For another driver the finished text is rewritten.
 """
 
 from __future__ import annotations

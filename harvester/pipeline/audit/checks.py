@@ -1,25 +1,24 @@
-"""The history against the log: what was purged and is in no topic, and what is in a topic and in no history (I1).
+"""The checks of an audit: lost records, repeats, order, latency, terms.
 
-A row is purged after the broker's acknowledgement, so whatever the archive names has to stand in the topics, wherever.
-Judged is what was purged within the range and *created* since the topics are whole: a record cannot be in the log
-before its row was made, so what is asked for lies within what was read, whatever clock its timestamp is of.
+A row is purged after the broker's acknowledgement, so whatever the archive names has to stand in the topics,
+wherever. Judged is what was purged within the range and *created* since the topics are whole: a record cannot be in
+the log before its row was made, so what is asked for lies within what was read, whatever clock its timestamp is of.
 
-[order] Repeats, and the order in which the log has the records of a key (invariant I2).
-
-Within a key of a partition the log's own order is the order of delivery, and the ids say what is right: a writer that
-locks what the key stands for, and then inserts, takes ids in the order of its commits (docs/outbox.md). A record that
-comes below an id that is already there is either
+Repeats, and the order in which the log has the records of a key (invariant I2). Within a key of a partition the log's
+own order is the order of delivery, and the ids say what is right: a writer that locks what the key stands for, and
+then inserts, takes ids in the order of its commits (docs/outbox.md). A record that comes below an id that is already
+there is either
 
     repeated after a successor      it had been delivered before: never right
     delivered after a successor     it had not: wrong, unless its writers were not serial, which nothing here can tell
 
 Records without a key have no order, and between partitions or topics the log defines none.
 
-[latency] How long records took, and how many came: by topic and hour of Kafka's timestamp (UTC).
+How long records took, and how many came: by topic and hour of Kafka's timestamp (UTC).
 
-[tally] The counts of an audit, gathered by one query: pairs of a name and a number.
+The counts of an audit, gathered by one query: pairs of a name and a number.
 
-[terms] Which leaders sent what: terms, lanes and producers, and how one term followed another.
+Which leaders sent what: terms, lanes and producers, and how one term followed another.
 """
 
 from __future__ import annotations

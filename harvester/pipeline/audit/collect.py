@@ -1,6 +1,6 @@
-"""Frames of the audit as plain values. Each function is one action of Spark, and brings few rows.
+"""Brings frames of the audit in as plain values, and writes the audit's tables.
 
-[write] The tables of an audit: every finding, and one row with the report of each audit. Each audit adds its own.
+The tables of an audit: every finding, and one row with the report of each audit. Each audit adds its own.
 """
 
 from __future__ import annotations

@@ -1,10 +1,9 @@
-"""What the brokers say of topics before they are read: where they begin and end, and whether they drop records.
+"""The records an audit examines: topics as they are now, or the bronze table of a lake.
 
-Offsets are places to read from and to, nothing more: between two of them there may be as many records as you like.
+What the brokers say of topics before they are read: where they begin and end, and whether they drop records. Offsets
+are places to read from and to, nothing more: between two of them there may be as many records as you like.
 
-[places] What was read, partition by partition, and since when the topics are whole. Pure but for the one frame.
-
-[inputs] The records that an audit looks at: topics as they are now, or the bronze table of a lake. Thin.
+What was read, partition by partition, and since when the topics are whole. Pure but for the one frame.
 """
 
 from __future__ import annotations

@@ -1,12 +1,12 @@
-"""What is to be audited, and by which rules.
-
-[progress] How far Spark is: a line now and then while its stages run, as figures come from few and long actions.
-
-[job] The job `audit`: whether what the database says was delivered is in the topics, once and in order.
+"""The job `audit`: whether what the database says was delivered is in the topics, once and in order.
 
 The order of the steps lets it be right while the harvester runs: first the history (what is purged there had been
-acknowledged before), then the ends of the topics, then the records up to there. Records are decoded once and kept, and
-every figure is gathered from these. What is compared, and how, is in the modules `audit_…`.
+acknowledged before), then the ends of the topics, then the records up to there. Records are decoded once and kept,
+and every figure is gathered from these. What is compared, and how, is in the modules `audit_…`.
+
+What is to be audited, and by which rules.
+
+How far Spark is: a line now and then while its stages run, as figures come from few and long actions.
 """
 
 from __future__ import annotations

@@ -1,12 +1,11 @@
-"""The style of the audit's page: light and dark, by what the reader's system says.
-
-[plots] Plots as SVG text: no script, no library, colours from the page's own style. Pure.
-
-A plot has a title for those who cannot see it, and each point and bar says its value when it is pointed at.
-
-[html] An audit as one page of HTML that needs nothing else: the verdict first, then why, then the load. Pure.
+"""An audit as one page of HTML that needs nothing else: the verdict first, then why, then the load.
 
 Whatever comes from records (keys, topics, details) is escaped; the page has no script.
+
+The style of the audit's page: light and dark, by what the reader's system says.
+
+Plots as SVG text: no script, no library, colours from the page's own style. A plot has a title for those who cannot
+see it, and each point and bar says its value when it is pointed at.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""What an audit says, as plain values: figures, findings by example, and what nobody could judge.
+"""An audit's report, as plain values and in words: figures, findings by example, what could not be judged.
 
-[limits] What an audit could not judge, and why, in words: nothing passes in silence. Pure.
+What an audit could not judge, and why, in words: nothing passes in silence.
 
-[words] What the audit's figures mean, and what follows from the keys, in sentences. Pure.
+What the audit's figures mean, and what follows from the keys, in sentences.
 """
 
 from __future__ import annotations

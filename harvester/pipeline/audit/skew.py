@@ -1,11 +1,10 @@
-"""Kafka's hash of a key as an expression of Spark SQL: `harvester.delivery.partitioner.murmur2`, byte for byte.
-
-By it the relay chooses a shard, and producers a partition. Spark's own `hash` is another one.
-
-[skew] Hot keys, and how evenly so many shards would be loaded: the relay's own hash, on what was delivered.
+"""Hot keys, and how evenly so many shards would be loaded, by the relay's own hash.
 
 A key is never in two shards, so the hottest one bounds what shards can do for the whole load. Keys are counted by
 bucket of their hash once; a number of shards that divides the number of buckets then follows from these counts alone.
+
+Kafka's hash of a key as an expression of Spark SQL: `harvester.delivery.partitioner.murmur2`, byte for byte. By it
+the relay chooses a shard, and producers a partition. Spark's own `hash` is another one.
 """
 
 from __future__ import annotations

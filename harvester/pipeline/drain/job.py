@@ -1,20 +1,20 @@
-"""What a drain owes to an exactly-once predecessor: fence its lanes, purge what they have committed. Thin.
-
-[sieve] Rows of a slice that can be no record: found before it is sent, moved to quarantine as the relay would. Thin.
-
-[job] The job `drain`: a backlog moved by a cluster, slice by slice, under a term that is borrowed from the harvesters.
+"""The job `drain`: a backlog moved by a cluster, slice by slice, under a term borrowed from the harvesters.
 
     renew ─▶ choose rows, in a snapshot ─▶ set aside what can be no record ─▶ send ─▶ purge ─▶ next slice
                                                   └─▶ quarantine, choose again
 
-Each slice begins at the head of the outbox: what a slice before has sent is purged by then, and what was committed late
-is found. Nothing of a slice is purged before all of it was acknowledged, so a drain that is killed loses nothing, and
-repeats the slice that it was at. Order: rows of a key go through one task, in the order of their ids, and no slice
-begins before the one ahead of it has ended.
+Each slice begins at the head of the outbox: what a slice before has sent is purged by then, and what was committed
+late is found. Nothing of a slice is purged before all of it was acknowledged, so a drain that is killed loses
+nothing, and repeats the slice that it was at. Order: rows of a key go through one task, in the order of their ids,
+and no slice begins before the one ahead of it has ended.
 
 The driver renews the lease while it works. Should it be cut off, its tasks stop before the lease ends (`Times`), so
-that whoever has the term next finds nothing of ours on its way (rule P32). After a failure a task may still be running
-somewhere, so the term is not released then: the lease has to end.
+that whoever has the term next finds nothing of ours on its way (rule P32). After a failure a task may still be
+running somewhere, so the term is not released then: the lease has to end.
+
+What a drain owes to an exactly-once predecessor: fence its lanes, purge what they have committed.
+
+Rows of a slice that can be no record: found before it is sent, moved to quarantine as the relay would.
 """
 
 from __future__ import annotations

@@ -1,17 +1,16 @@
-"""The decisions of a bulk drain: how long what may take, how large a slice is, which rows can be no record. Pure.
+"""The decisions of a bulk drain: time limits, size of a slice, rows that can be sent, producer options.
 
 Times are shares of the lease. A slice is made so large that it takes a quarter of it. Its tasks send for as long as
-what they sent has still time to arrive: until the end of the lease, less the time for which a record may wait for room
-(`block`), that for which it may wait for its acknowledgement (`delivery`), and a second for clocks. When the lease ends
-nothing is on its way any more, whatever became of the driver (rule P32).
+what they sent has still time to arrive: until the end of the lease, less the time for which a record may wait for
+room (`block`), that for which it may wait for its acknowledgement (`delivery`), and a second for clocks. When the
+lease ends nothing is on its way any more, whatever became of the driver (rule P32).
 
-[rows] The outbox's rows as Spark's Kafka sink takes them, with the header that says where each comes from. Pure.
+The outbox's rows as Spark's Kafka sink takes them, with the header that says where each comes from. Lane is the
+number of the task, and sequences count the rows of a task in their order, so that a task that runs again gives each
+row the same number. Everything that differs from slice to slice is text or binary: Spark builds such constants not
+into the code that it generates, which so is compiled once, and stays warm.
 
-Lane is the number of the task, and sequences count the rows of a task in their order, so that a task that runs again
-gives each row the same number. Everything that differs from slice to slice is text or binary: Spark builds such
-constants not into the code that it generates, which so is compiled once, and stays warm.
-
-[sink] The options of a drain's producers: what the user gives, between defaults and what guards the order. Pure.
+The options of a drain's producers: what the user gives, between defaults and what guards the order.
 """
 
 from __future__ import annotations

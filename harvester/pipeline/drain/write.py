@@ -1,6 +1,6 @@
-"""What the brokers say of a slice's topics: whether they are there, and how large a record may be. Thin.
+"""What Spark and the brokers do for a drain: tasks read a slice from PostgreSQL and send it to Kafka.
 
-[write] What Spark does for a drain: its tasks read a slice from PostgreSQL, and send it to Kafka. Thin.
+What the brokers say of a slice's topics: whether they are there, and how large a record may be.
 """
 
 from __future__ import annotations

@@ -1,15 +1,14 @@
-"""How many records of a batch came after their window was closed.
+"""The job `metrics`: throughput, latency and skew of topics by window, each window once and whole.
 
-Spark drops them, and says only how many groups they would have fallen into. So where it says any, the batch is read
-once more, between the offsets that Spark has written down for it, and what is behind the watermark is counted.
+Spark keeps counts of the windows that are open, and gives them away when the watermark, the newest timestamp less
+what records may be late by, has passed a window's end. That is a batch like any other: the offsets it ends at, the
+state it left and what it gave away belong together, and a killed batch comes again with the same ones.
 
-[batch] One batch of the metrics: the windows that it closed, into both tables.
+How many records of a batch came after their window was closed. Spark drops them, and says only how many groups they
+would have fallen into. So where it says any, the batch is read once more, between the offsets that Spark has written
+down for it, and what is behind the watermark is counted.
 
-[job] The job `metrics`: throughput, latency and skew of topics by window, each window once and whole.
-
-Spark keeps counts of the windows that are open, and gives them away when the watermark, the newest timestamp less what
-records may be late by, has passed a window's end. That is a batch like any other: the offsets it ends at, the state it
-left and what it gave away belong together, and a killed batch comes again with the same ones.
+One batch of the metrics: the windows that it closed, into both tables.
 """
 
 from __future__ import annotations

@@ -1,11 +1,11 @@
-"""schemas.BRONZE → counts by window, and counts of closed windows → the tables `metrics` and `metrics_keys`.
+"""Counts by window, from schemas.BRONZE, and the tables `metrics` and their readers.
 
-What a stream has to keep until a window closes are counts by (window, topic, lane, key, latency): they add up, whatever
-comes in which batch, and everything that is said of a window follows from them. Latencies are counted in the buckets of
-`harvester.telemetry.latency`, so windows can be joined to hours without losing more than the buckets did; percentiles
-alone could not.
+What a stream has to keep until a window closes are counts by (window, topic, lane, key, latency): they add up,
+whatever comes in which batch, and everything that is said of a window follows from them. Latencies are counted in the
+buckets of `harvester.telemetry.latency`, so windows can be joined to hours without losing more than the buckets did;
+percentiles alone could not.
 
-[table] The table `metrics` for those who read it: windows joined to hours. Pure.
+The table `metrics` for those who read it: windows joined to hours.
 """
 
 from __future__ import annotations

@@ -1,13 +1,12 @@
-"""How large the slices of a replay are, and when the next one may begin. Pure: times are passed in.
+"""The plan of a replay: what is asked for, which rows in which order, slices, and their pace.
 
-[request] What a replay is asked for, and how far it has come: as values, and as the text of its file. Pure.
+How large the slices of a replay are, and when the next one may begin. Pure: times are passed in.
 
-[rows] schemas.SILVER → what a replay writes: which rows, in which order, cut into slices, as Kafka's records.
-
-The order of a key is that of its first deliveries, which is the one consumers saw: offsets, within a partition. Between
-partitions it is that of log time, the highest timestamp up to a record in its partition: timestamps alone may go
-backwards, and would then contradict the offsets. So the whole order is (log time, topic, partition, offset), and any
-piece of it that begins where another one ends keeps the order of every key.
+schemas.SILVER → what a replay writes: which rows, in which order, cut into slices, as Kafka's records. The order of a
+key is that of its first deliveries, which is the one consumers saw: offsets, within a partition. Between partitions
+it is that of log time, the highest timestamp up to a record in its partition: timestamps alone may go backwards, and
+would then contradict the offsets. So the whole order is (log time, topic, partition, offset), and any piece of it
+that begins where another one ends keeps the order of every key.
 """
 
 from __future__ import annotations
