@@ -37,7 +37,7 @@ SECTIONS: tuple[tuple[str, str, tuple[str, ...]], ...] = (
         " the extras of their names.",
         (
             "harvester: OutboxRecord Stasher AsyncStasher LeasedStasher AsyncLeasedStasher Lease Stashed",
-            "harvester.outbox.leases: Numbered",
+            "harvester.outbox.lease_steps: Numbered",
             "harvester.writers.sqlalchemy: SqlalchemyStasher AsyncSqlalchemyStasher SqlalchemyLeasedStasher"
             " AsyncSqlalchemyLeasedStasher",
             "harvester.writers.asyncpg: AsyncpgStasher AsyncpgLeasedStasher",
