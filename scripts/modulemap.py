@@ -13,7 +13,7 @@ ROOT = Path(__file__).parents[1]
 SOURCES = {"harvester": ROOT / "harvester", "harvester_cli": ROOT / "cli" / "harvester_cli"}
 HEAD = """# The map of the code
 
-Every module with the first line of its docstring, package by package; made by `scripts/map`. How the parts work together:
+Every module with the first line of its docstring, by package; made by `scripts/map`. How the parts work together:
 [architecture.md](architecture.md). The way of a record begins in `harvester/relay/__init__.py`.
 """
 
