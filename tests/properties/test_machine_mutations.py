@@ -388,6 +388,14 @@ def _the_marker_does_not_compare(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(SimHarvester, "_is_meant", lambda _self, _command: True)
 
 
+# -- a server that crashes
+
+
+def _rows_that_are_not_flushed_are_read(patch: pytest.MonkeyPatch) -> None:
+    """P34: a crash undoes them, and the purge of the published one deletes the durable row that got its id."""
+    patch.setattr(SimHarvester, "_have_flushed", lambda _self: None)
+
+
 # -- trust
 
 
@@ -582,6 +590,7 @@ MUTATIONS: list[tuple[Callable[[pytest.MonkeyPatch], None], tuple[str, ...] | No
     (_shards_survive_a_changed_server, ("server",), b""),
     (_purgers_do_not_compare, ("server",), ONE_KEY),
     (_the_marker_does_not_compare, ("server",), b""),
+    (_rows_that_are_not_flushed_are_read, ("crash",), b""),
     (_trust_is_asked_once_a_frame, ("trust",), b""),
     (_followers_are_sent_without_trust, ("trust",), b""),
     (_retries_are_sent_without_trust, ("trust", "kafka"), b""),

@@ -46,6 +46,7 @@ ONCE_FAULTS = (
     "poison",
     "zombie",
     "harvester death",
+    "crash",
     "pause",
     "loan",
     "crash",
