@@ -526,14 +526,6 @@ def _a_held_record_is_given_up(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Setbacks, "poisoned", lax)
 
 
-# -- durability
-
-
-def _rows_are_read_before_they_are_durable(patch: pytest.MonkeyPatch) -> None:
-    """P34: their ids are given out again, and the new rows are taken for the old ones."""
-    patch.setattr(SimHarvester, "_make_durable", lambda _self: None)
-
-
 KAFKA = ("kafka",)
 POISON = ("poison",)
 PAUSE = ("pause",)
@@ -603,7 +595,6 @@ MUTATIONS: list[tuple[Callable[[pytest.MonkeyPatch], None], tuple[str, ...] | No
     (_a_pause_drops_nothing, ("pause", "shard death"), b""),
     (_a_resumed_leader_keeps_its_leader_id, PAUSE, b""),
     (_nobody_resumes, PAUSE, b""),
-    (_rows_are_read_before_they_are_durable, ("crash",), b""),
 ]
 
 

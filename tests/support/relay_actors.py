@@ -425,12 +425,7 @@ class SimHarvester:
         else:
             self.marker.popleft()
 
-    def _make_durable(self) -> None:
-        """P34, as `copy_durable_rows` does it."""
-        self.world.table.flush()
-
     def _take_snapshot(self) -> None:
-        self._make_durable()
         self._snapshot = self.world.table.visible()
         self._over = {number for number in self._scan.watched if number not in self.world.table.running()}
 

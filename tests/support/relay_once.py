@@ -49,7 +49,6 @@ ONCE_FAULTS = (
     "crash",
     "pause",
     "loan",
-    "crash",
 )
 LANES = 3
 TROUBLES = ("_MSG_TIMED_OUT", "UNKNOWN_TOPIC_OR_PART", "unclear", "unavailable")

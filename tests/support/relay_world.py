@@ -64,7 +64,6 @@ FAULTS = (
     "crash",
     "pause",
     "loan",
-    "crash",
 )
 _CALM_STEPS = 6000
 POLICIES = ("quarantine", "hold", "stop")
