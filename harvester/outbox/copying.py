@@ -6,8 +6,8 @@ supervisor reads both at fixed places and touches nothing else; the shard decode
 
 A row whose writer does not wait for its commit (`synchronous_commit = off`) is visible before it is durable. Were it
 published then, a crash of the server could undo it, give its id to another row, and the purge of the first would delete
-the second (P34). So `copy_durable_rows` returns only what is flushed: what a statement has seen was committed, and so
-written into the WAL, before the WAL's insert position that is read after it.
+the second (P34). So `copy_durable_rows` returns only what is flushed: what a statement sees was committed, and so
+written into the WAL, before the WAL's insert position that the statement reads after its snapshot was taken.
 """
 
 from __future__ import annotations
@@ -21,11 +21,15 @@ from psycopg import pq
 from psycopg.errors import error_from_result
 
 from harvester.outbox.polling import drain, flush, next_result, wait_for_server
+from harvester.outbox.queries import WAL_POSITION
 
 if TYPE_CHECKING:
     from psycopg import Connection
 
-_POSITIONS = "SELECT i::text, i <= pg_current_wal_flush_lsn() FROM pg_current_wal_insert_lsn() AS i"
+_POSITIONS = (
+    "SELECT noted, noted::pg_lsn <= pg_current_wal_flush_lsn()"
+    f" FROM pg_catalog.current_setting('{WAL_POSITION}', true) AS noted"
+)
 _FLUSH = "SELECT pg_logical_emit_message(true, 'harvester', '')"  # the session waits for its commits to be flushed
 _IS_FLUSHED = "SELECT pg_current_wal_flush_lsn() >= %s::pg_lsn"
 _WRITER_S = 0.01
@@ -51,9 +55,9 @@ def copy_rows(connection: Connection, statement: str, timeout_s: float) -> list[
 def copy_durable_rows(connection: Connection[Any], statement: str, timeout_s: float) -> list[Row]:
     """`copy_rows`, once no crash of this server can undo what it has returned.
 
-    The WAL's positions are asked for with the COPY, in one round trip. Where the WAL is not flushed up to there, a
-    small commit of our own has it flushed, together with all that others have written meanwhile. Where the role may not
-    do that, the server's own writer does it in less than a second.
+    `statement` notes the WAL's position (`queries.WAL_POSITION`); how far the WAL is flushed is asked for with it, in
+    one round trip. Where it is not flushed up to there, a small commit of our own has it flushed, together with all that
+    others have written meanwhile. Where the role may not do that, the server's own writer does it in less than a second.
     """
     rows, positions = _copy(connection.pgconn, f"{statement}; {_POSITIONS}", timeout_s)
     if not rows:
