@@ -56,8 +56,9 @@ def copy_durable_rows(connection: Connection[Any], statement: str, timeout_s: fl
     """`copy_rows`, once no crash of this server can undo what it has returned.
 
     `statement` notes the WAL's position (`queries.WAL_POSITION`); how far the WAL is flushed is asked for with it, in
-    one round trip. Where it is not flushed up to there, a small commit of our own has it flushed, together with all that
-    others have written meanwhile. Where the role may not do that, the server's own writer does it in less than a second.
+    one round trip. Where it is not flushed up to there, a small commit of our own has it flushed, together with all
+    that others have written meanwhile. Where the role may not do that, the server's own writer does it in less than a
+    second.
     """
     rows, positions = _copy(connection.pgconn, f"{statement}; {_POSITIONS}", timeout_s)
     if not rows:
