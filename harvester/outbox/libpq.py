@@ -10,9 +10,9 @@ The relay forwards rows as the bytes the server sent: a tuple is an int16 field 
 supervisor reads both at fixed places and touches nothing else; the shard decodes the rest.
 
 A row whose writer does not wait for its commit (`synchronous_commit = off`) is visible before it is durable. Were it
-published then, a crash of the server could undo it, give its id to another row, and the purge of the first would
-delete the second (P34). So `copy_durable_rows` returns only what is flushed: what a statement has seen was committed,
-and so written into the WAL, before the WAL's insert position that is read after it.
+published then, a crash of the server could undo it, give its id to another row, and the purge of the first would delete
+the second (P34). So `copy_durable_rows` returns only what is flushed: what a statement sees was committed, and so
+written into the WAL, before the WAL's insert position that the statement reads after its snapshot was taken.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ import psycopg
 from psycopg import pq
 from psycopg.errors import error_from_result
 
-from harvester.outbox.sql.queries import Row
+from harvester.outbox.sql.queries import WAL_POSITION, Row
 
 if TYPE_CHECKING:
     from psycopg import Connection
@@ -99,7 +99,10 @@ def _wait(events: int, fds: list[int], timeout_s: float) -> list[int]:
     return [fd for fd, _ in poller.poll(timeout_s * 1000)]
 
 
-_POSITIONS = "SELECT i::text, i <= pg_current_wal_flush_lsn() FROM pg_current_wal_insert_lsn() AS i"
+_POSITIONS = (
+    "SELECT noted, noted::pg_lsn <= pg_current_wal_flush_lsn()"
+    f" FROM pg_catalog.current_setting('{WAL_POSITION}', true) AS noted"
+)
 _FLUSH = "SELECT pg_logical_emit_message(true, 'harvester', '')"  # the session waits for its commits to be flushed
 _IS_FLUSHED = "SELECT pg_current_wal_flush_lsn() >= %s::pg_lsn"
 _WRITER_S = 0.01
@@ -117,8 +120,36 @@ def copy_rows(connection: Connection, statement: str, timeout_s: float) -> list[
     Raises psycopg.Error when the statement fails, and psycopg.OperationalError when the connection breaks or
     nothing arrives for `timeout_s`: the statement may or may not have taken effect then.
     """
-    pgconn = connection.pgconn
-    pgconn.send_query(statement.encode())
+    return _copy(connection.pgconn, statement, timeout_s)[0]
+
+
+def copy_durable_rows(connection: Connection[Any], statement: str, timeout_s: float) -> list[Row]:
+    """`copy_rows`, once no crash of this server can undo what it has returned.
+
+    `statement` notes the WAL's position (`queries.WAL_POSITION`); how far the WAL is flushed is asked for with it, in
+    one round trip. Where it is not flushed up to there, a small commit of our own has it flushed, together with all
+    that others have written meanwhile. Where the role may not do that, the server's own writer does it in less than a
+    second.
+    """
+    rows, positions = _copy(connection.pgconn, f"{statement}; {_POSITIONS}", timeout_s)
+    if not rows:
+        return rows
+    assert positions is not None, "a second statement has a result"
+    if positions.get_value(0, 1) != b"t":
+        try:
+            connection.execute(_FLUSH)
+        except psycopg.errors.InsufficientPrivilege:
+            position, deadline = (positions.get_value(0, 0) or b"").decode(), time.monotonic() + timeout_s
+            while not _is_flushed(connection, position):
+                if time.monotonic() > deadline:
+                    raise psycopg.OperationalError(f"the server has not flushed its WAL for {timeout_s:g} s") from None
+                time.sleep(_WRITER_S)
+    return rows
+
+
+def _copy(pgconn: pq.abc.PGconn, statements: str, timeout_s: float) -> tuple[list[Row], pq.abc.PGresult | None]:
+    """The rows of a COPY, and the result of the statement behind it, if there is one."""
+    pgconn.send_query(statements.encode())
     chunks: list[bytes] = []
     flush(pgconn, timeout_s)
     result = next_result(pgconn, timeout_s)
@@ -137,41 +168,20 @@ def copy_rows(connection: Connection, statement: str, timeout_s: float) -> list[
             pgconn.consume_input()
         else:
             break
-    final = next_result(pgconn, timeout_s)
-    if final is not None and final.status != pq.ExecStatus.COMMAND_OK:
-        error = error_from_result(final, encoding="utf-8")
-        drain(pgconn, timeout_s)
-        raise error
-    drain(pgconn, timeout_s)
-    return parse(chunks)
+    second: pq.abc.PGresult | None = None
+    while (result := next_result(pgconn, timeout_s)) is not None:
+        if result.status == pq.ExecStatus.TUPLES_OK:
+            second = result
+        elif result.status != pq.ExecStatus.COMMAND_OK:
+            error = error_from_result(result, encoding="utf-8")
+            drain(pgconn, timeout_s)
+            raise error
+    return parse(chunks), second
 
 
-def copy_durable_rows(connection: Connection[Any], statement: str, timeout_s: float) -> list[Row]:
-    """`copy_rows`, once no crash of this server can undo what it has returned.
-
-    Where the WAL is not flushed up to there, a small commit of our own has it flushed, together with all that others
-    have written meanwhile. Where the role may not do that, the server's own writer does it in less than a second.
-    """
-    rows = copy_rows(connection, statement, timeout_s)
-    if not rows:
-        return rows
-    position, flushed = _one(connection, _POSITIONS)
-    if not flushed:
-        try:
-            connection.execute(_FLUSH)
-        except psycopg.errors.InsufficientPrivilege:
-            deadline = time.monotonic() + timeout_s
-            while not _one(connection, _IS_FLUSHED, (position,))[0]:
-                if time.monotonic() > deadline:
-                    raise psycopg.OperationalError(f"the server has not flushed its WAL for {timeout_s:g} s") from None
-                time.sleep(_WRITER_S)
-    return rows
-
-
-def _one(connection: Connection[Any], query: str, parameters: tuple[Any, ...] = ()) -> tuple[Any, ...]:
-    row: tuple[Any, ...] | None = connection.execute(query, parameters or None).fetchone()
-    assert row is not None
-    return row
+def _is_flushed(connection: Connection[Any], position: str) -> bool:
+    row = connection.execute(_IS_FLUSHED, (position,)).fetchone()
+    return row is not None and bool(row[0])
 
 
 def parse(chunks: list[bytes]) -> list[Row]:

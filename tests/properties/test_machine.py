@@ -48,10 +48,10 @@ def test_the_same_bytes_make_the_same_history() -> None:
 
 
 def test_histories_are_not_trivial() -> None:
-    """They reach what they are for: parking, remarks, repeats, hand-overs, quarantine, scaling."""
+    """They reach what they are for: parking, remarks, repeats, hand-overs, quarantine, scaling, crashes."""
     said: set[str] = set()
     words: set[object] = set()
-    repeated = quarantined = 0
+    repeated = quarantined = undone = 0
     for seed in range(120):
         faults = FAULTS if seed % 3 else ("timeouts", "hand over", "kafka", "poison")
         world = World(random.Random(seed).randbytes(600), faults).run()
@@ -59,12 +59,14 @@ def test_histories_are_not_trivial() -> None:
         words |= {part for note in world.trace for part in note if isinstance(part, str)}
         repeated += sum(count - 1 for count in world.appended.values())
         quarantined += len(world.table.quarantined)
+        undone += len(world.undone)
     assert {"Parked", "Refused", "Dropped", "Remarked", "FateUnknown", "QueueTimedOut", "Settled"} <= said
     assert {"ServerChanged", "Poisoned"} <= said
     assert {"Mark", "Fetch", "Look", "TakeTerm", "Kill", "Drained", "Emptied", "Resize"} <= said
     assert {"pauses", "resumes", "is asked for the term"} <= words
     assert repeated
     assert quarantined
+    assert undone
 
 
 def test_a_failure_shows_the_history() -> None:

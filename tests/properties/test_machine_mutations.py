@@ -385,6 +385,14 @@ def _the_marker_does_not_compare(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(SimHarvester, "_is_meant", lambda _self, _command: True)
 
 
+# -- a server that crashes
+
+
+def _rows_that_are_not_flushed_are_read(patch: pytest.MonkeyPatch) -> None:
+    """P34: a crash undoes them, and the purge of the published one deletes the durable row that got its id."""
+    patch.setattr(SimHarvester, "_have_flushed", lambda _self: None)
+
+
 # -- trust
 
 
@@ -515,14 +523,6 @@ def _a_held_record_is_given_up(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Setbacks, "poisoned", lax)
 
 
-# -- durability
-
-
-def _rows_are_read_before_they_are_durable(patch: pytest.MonkeyPatch) -> None:
-    """P34: their ids are given out again, and the new rows are taken for the old ones."""
-    patch.setattr(SimHarvester, "_make_durable", lambda _self: None)
-
-
 KAFKA = ("kafka",)
 POISON = ("poison",)
 PAUSE = ("pause",)
@@ -579,6 +579,7 @@ MUTATIONS: list[tuple[Callable[[pytest.MonkeyPatch], None], tuple[str, ...] | No
     (_shards_survive_a_changed_server, ("server",), b""),
     (_purgers_do_not_compare, ("server",), ONE_KEY),
     (_the_marker_does_not_compare, ("server",), b""),
+    (_rows_that_are_not_flushed_are_read, ("crash",), b""),
     (_trust_is_asked_once_a_frame, ("trust",), b""),
     (_followers_are_sent_without_trust, ("trust",), b""),
     (_retries_are_sent_without_trust, ("trust", "kafka"), b""),
@@ -591,7 +592,6 @@ MUTATIONS: list[tuple[Callable[[pytest.MonkeyPatch], None], tuple[str, ...] | No
     (_a_pause_drops_nothing, ("pause", "shard death"), b""),
     (_a_resumed_leader_keeps_its_leader_id, PAUSE, b""),
     (_nobody_resumes, PAUSE, b""),
-    (_rows_are_read_before_they_are_durable, ("crash",), b""),
 ]
 
 

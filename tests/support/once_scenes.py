@@ -28,7 +28,7 @@ class Play:
     def row(self, record_id: int, key: bytes | None = None) -> int:
         """It is committed; returns what it is known by."""
         world = self.world
-        world.last_value = record_id
+        world.table.last_value = record_id
         row = world._new_row(record_id, key)
         world.table.rows[record_id] = world.uids[row.uid] = row
         world.table.show(row)

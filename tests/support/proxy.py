@@ -40,6 +40,7 @@ class Proxy:
         self._up, self._down = Conduct(), Conduct()
         self._trap: Trap | None = None
         self._keeping: Keeping | None = None
+        self._delivering: set[Link] = set()
 
     @property
     def address(self) -> str:
@@ -138,7 +139,14 @@ class Proxy:
         """The end of `keep`: what was held back arrives."""
         keeping, self._keeping = self._keeping, None
         if keeping is not None:
+            self._delivering = keeping.links
             keeping.released.set()
+
+    @property
+    def delivered(self) -> bool:
+        """Whether the broker has answered what `deliver` released. Of clients that have hung up; others go on."""
+        with self._lock:
+            return not self._delivering & self._links
 
     def deafen(self, *, up: bool = True, down: bool = True) -> None:
         """Half-open: connections are kept and accepted, and what is said on them vanishes.

@@ -425,17 +425,12 @@ class SimHarvester:
         else:
             self.marker.popleft()
 
-    def _make_durable(self) -> None:
-        """P34, as `copy_durable_rows` does it."""
-        self.world.table.flush()
-
     def _take_snapshot(self) -> None:
-        self._make_durable()
         self._snapshot = self.world.table.visible()
         self._over = {number for number in self._scan.watched if number not in self.world.table.running()}
 
     def _list(self) -> None:
-        self._scan.listed(self.world.table.holders(), self.world.last_value)
+        self._scan.listed(self.world.table.holders(), self.world.table.last_value)
 
     def _is_meant(self, command: c.Mark | c.Fetch | c.Look) -> bool:
         """P9, as the mark loop does it."""
@@ -471,6 +466,8 @@ class SimHarvester:
             )
             return
         rows = self._mark(command, snapshot) if isinstance(command, c.Mark) else self._fetch(command, snapshot)
+        if rows:
+            self._have_flushed()
         if not rows and (table.term, table.holder) != (command.term, command.holder):
             self._post("term gone", lambda: self._term_gone(command.holder, table))
         elif isinstance(command, c.Mark):
@@ -532,6 +529,8 @@ class SimHarvester:
         if self.world.writes:
             for row in rows:
                 row.leader_id = mark.leader_id
+            if rows:
+                table.flush()
         return [_tuple(row) for row in rows]
 
     def _fetch(self, fetch: c.Fetch, snapshot: list[w.Row]) -> list[Row]:
@@ -539,6 +538,10 @@ class SimHarvester:
         if (table.term, table.holder) != (fetch.term, fetch.holder):
             return []
         return [_tuple(row) for row in sorted(snapshot, key=lambda row: row.id) if row.id in fetch.ids]
+
+    def _have_flushed(self) -> None:
+        """P34: what a statement has read is durable before anybody hears of it."""
+        self.world.table.flush()
 
     def _fail_marker(self) -> None:
         """The statement fails; it has taken effect or not. The session is gone, and the scan with it."""

@@ -46,9 +46,9 @@ ONCE_FAULTS = (
     "poison",
     "zombie",
     "harvester death",
+    "crash",
     "pause",
     "loan",
-    "crash",
 )
 LANES = 3
 TROUBLES = ("_MSG_TIMED_OUT", "UNKNOWN_TOPIC_OR_PART", "unclear", "unavailable")

@@ -29,8 +29,9 @@ transactions are gone, and the sequence gives out ids again. Rows of the copy ar
 anew; rows that only the old server had are nobody's any more. Where the server does not tell who it is, the copy
 lacks the last term.
 
-The fault "crash" (P34) ends the server, which comes back as itself: the last transactions are lost if nobody waited
-for their commit, and the sequence gives out their ids again.
+The fault "crash" (P34) kills the server with writers that do not wait for their commits: its log of events is durable
+up to the last one that somebody has flushed, and what lies behind that is undone. Server and term stay the same, and
+the sequence gives out the ids of undone rows again. Nothing of them may have been published.
 """
 
 from __future__ import annotations
@@ -60,9 +61,9 @@ FAULTS = (
     "scale",
     "poison",
     "server",
+    "crash",
     "pause",
     "loan",
-    "crash",
 )
 _CALM_STEPS = 6000
 POLICIES = ("quarantine", "hold", "stop")
@@ -94,7 +95,7 @@ class Row:
     """A row of the outbox. `uid` tells it from others that had its id on another server.
 
     `refused`: the broker does not take it; `undecodable`: no record can be made of it; `early`: its id was fetched
-    before the table was locked.
+    before the table was locked; `hasty`: its writer does not wait until its commit is durable.
     """
 
     id: int
@@ -106,15 +107,16 @@ class Row:
     refused: bool = False
     undecodable: bool = False
     early: bool = False
+    hasty: bool = False
 
 
 @dataclass(slots=True)
 class Table:
-    """The outbox of one server, its term row, and the transactions that are open.
+    """The outbox of one server, its sequence, its term row, and the transactions that are open.
 
     `events` is what was committed, in order: ("visible" | "gone" | "quarantined", row) or ("term", (term, holder)).
-    The first `durable` of them outlast a crash; so do all up to the last that is not "visible".
-    The bookmark belongs to one incarnation, so another server has none.
+    The first `flushed` of them survive a crash, with the sequence as it was then. The bookmark belongs to one
+    incarnation, so another server has none.
     """
 
     server: int = 1
@@ -125,7 +127,9 @@ class Table:
     bookmark: Bookmark | None = None
     quarantined: set[int] = field(default_factory=set)  # uids
     events: list[tuple[str, Any]] = field(default_factory=list)
-    durable: int = 0
+    last_value: int = 0  # of the sequence
+    flushed: int = 0
+    flushed_value: int = 0
 
     def holders(self) -> dict[str, int | None]:
         """Who holds a RowExclusiveLock: the open transactions, each named by its first row. Some have no number yet."""
@@ -140,20 +144,6 @@ class Table:
         self.bookmark = bookmark
         self.flush()
 
-    def flush(self) -> None:
-        """What was committed so far outlasts a crash."""
-        self.durable = len(self.events)
-
-    def crash(self) -> list[Row]:
-        """Open transactions are gone, and commits that nobody waited for: these rows."""
-        lost: list[Row] = []
-        while len(self.events) > self.durable and self.events[-1][0] == "visible":
-            lost.append(self.events.pop()[1])
-        for row in [*lost, *(row for rows in self.open for row in rows)]:
-            del self.rows[row.id]
-        self.open.clear()
-        return lost
-
     def visible(self) -> list[Row]:
         """What a snapshot taken now shows, by id."""
         return [row for _, row in sorted(self.rows.items()) if row.visible and not row.gone]
@@ -167,17 +157,35 @@ class Table:
         """It leaves the outbox."""
         row.gone = True
         self.events.append(("gone", row))
+        self.flush()
 
     def quarantine(self, row: Row) -> None:
         """It leaves the outbox for quarantine."""
         row.gone = True
         self.quarantined.add(row.uid)
         self.events.append(("quarantined", row))
+        self.flush()
 
     def set_term(self, term: int, holder: UUID) -> None:
         """Somebody takes the term."""
         self.term, self.holder = term, holder
         self.events.append(("term", (term, holder)))
+        self.flush()
+
+    def flush(self) -> None:
+        """All that has happened is durable; every commit of a harvester does this."""
+        self.flushed, self.flushed_value = len(self.events), self.last_value
+
+    def crash(self) -> list[Row]:
+        """What is not durable is undone, and open transactions are gone; returns the rows that could be seen."""
+        undone = [row for _, row in self.events[self.flushed :]]
+        del self.events[self.flushed :]
+        for row in [*undone, *(row for rows in self.open for row in rows)]:
+            row.gone = True
+            del self.rows[row.id]
+        self.open.clear()
+        self.last_value = self.flushed_value
+        return undone
 
     def copy(self, events: int) -> Table:
         """Another server with the first so many events."""
@@ -193,6 +201,8 @@ class Table:
             if kind == "quarantined":
                 copy.quarantined.add(row.uid)
             copy.events.append((kind, row))
+        copy.last_value = max((i for i in copy.rows if i <= self.last_value), default=0)
+        copy.flush()
         return copy
 
 
@@ -210,11 +220,11 @@ class World:
         self.leader: SimHarvester | None = None
         self.leader_ids: set[UUID] = set()
         self.uids: dict[int, Row] = {}
-        self.last_value = 0  # of the sequence
         self.heard_term = 0  # the highest in the leader topic
         self._made = 0
         self._led_on = 1
         self._newest: dict[bytes, int] = {}  # uids, as in the next two
+        self.undone: set[int] = set()  # by crashes; uids
         self._let_go: set[int] = set()  # quarantined on a server that has been replaced since
         self._by_key: dict[bytes, list[int]] = {}
         self.faults = frozenset(faults)
@@ -375,8 +385,8 @@ class World:
             actions.append((("somebody takes the term",), self._usurp))
         if "server" in self.faults and self.leader is not None:
             actions.append((("the server is replaced",), self._replace_server))
-        if "crash" in self.faults:
-            actions.append((("the server crashes",), self._crash))
+        if "crash" in self.faults and self.leader is not None:
+            actions.append((("the server crashes",), self._crash_server))
         return actions
 
     def _usurp(self) -> None:
@@ -398,7 +408,6 @@ class World:
             kept = min(kept, terms[-1])
         self._let_go |= self.table.quarantined  # what stood behind them may be on the wire by now
         self.table = self.table.copy(kept)
-        self.last_value = max((i for i in self.table.rows if i <= self.last_value), default=0)
         self._by_key.clear()
         for row in self.table.rows.values():
             self.uids[row.uid] = row
@@ -406,14 +415,11 @@ class World:
         for harvester in self.harvesters:
             harvester.disconnect()
 
-    def _crash(self) -> None:
-        bookmark = self.table.bookmark
+    def _crash_server(self) -> None:
         for row in self.table.crash():
-            self.trace.append(("    lost:", row.id, "of", row.key))
+            self.undone.add(row.uid)
             if row.key is not None:
                 self._by_key[row.key].remove(row.uid)
-        durable = (i for i in self.table.rows if i <= self.last_value)
-        self.last_value = max(max(durable, default=0), 0 if bookmark is None else bookmark.high)
         for harvester in self.harvesters:
             harvester.disconnect()
 
@@ -434,7 +440,7 @@ class World:
             return
         kind = self.script.next(24)
         if kind == 1:  # by hand
-            rows = [self._new_row(self.last_value + 2 + self.script.next(30), None)]
+            rows = [self._new_row(self.table.last_value + 2 + self.script.next(30), None)]
         else:
             early = 2 <= kind < 6 and key is None
             rows = [self._new_row(self._next_id(), key) for _ in range(1 if early else 1 + self.script.next(3))]
@@ -446,14 +452,15 @@ class World:
         if "poison" in self.faults:
             fate = self.script.next(16)
             rows[0].refused, rows[0].undecodable = fate == 1, fate == 2
+        rows[0].hasty = "crash" in self.faults and bool(self.script.next(2))
         self.table.open.append(rows)
         self.trace.append((round(self.now, 2), "insert", [row.id for row in rows], "of", key))
 
     def _next_id(self) -> int:
-        self.last_value += 1
-        while self.last_value in self.table.rows:  # written by hand: an INSERT failed
-            self.last_value += 1
-        return self.last_value
+        self.table.last_value += 1
+        while self.table.last_value in self.table.rows:  # written by hand: an INSERT failed
+            self.table.last_value += 1
+        return self.table.last_value
 
     def _new_row(self, record_id: int, key: bytes | None) -> Row:
         self._made += 1
@@ -471,7 +478,7 @@ class World:
             for row in rows:
                 self.table.show(row)
                 self._note_key(row)
-            if which % 2:
+            if not rows[0].hasty:
                 self.table.flush()
 
     def _note_key(self, row: Row) -> None:
@@ -527,6 +534,8 @@ class World:
         for row in self.table.rows.values():
             if row.uid not in self.appended and row.uid not in self.table.quarantined:
                 self.fail(f"I1: record {row.id} is lost")
+        for uid in self.undone & self.appended.keys():
+            self.fail(f"I1: record {self.uids[uid].id} is published, and a crash has undone it")
         for harvester in self.harvesters:
             harvester.check_end()
 

@@ -88,11 +88,17 @@ def _oid_of(table: OutboxTable) -> str:
     return f"pg_catalog.to_regclass('{name}')::oid"
 
 
-def _fence(table: OutboxTable, fence: Fence, lock: str = " FOR SHARE") -> str:
+# Up to where the WAL reached when the snapshot of a statement that reads rows had been taken: a setting of the session.
+# Commits that the snapshot shows stand before that; what the statement itself writes, pruning pages, stands behind it.
+WAL_POSITION = "harvester.wal_position"
+_NOTE_WAL_POSITION = f"pg_catalog.set_config('{WAL_POSITION}', pg_catalog.pg_current_wal_insert_lsn()::text, false)"
+
+
+def _fence(table: OutboxTable, fence: Fence, lock: str = " FOR SHARE", selected: str = "1") -> str:
     conditions = f"term = {fence.term:d} AND holder = '{fence.holder}'{in_space(table, fence.space)}"
     if fence.watched:
         conditions += f" AND NOT EXISTS ({_transactions_over(fence.watched)})"
-    return f"WITH t AS MATERIALIZED (SELECT 1 FROM {table.term} WHERE {conditions}{lock})"
+    return f"WITH t AS MATERIALIZED (SELECT {selected} FROM {table.term} WHERE {conditions}{lock})"
 
 
 def _file_of(sequence: str) -> str:
@@ -164,8 +170,8 @@ def mark_in_memory(
     high: int | None,
     gaps: Sequence[tuple[int, int]],
 ) -> str:
-    """Read the next rows; the leader remembers that it has them."""
-    fenced = _fence(table, fence, "")
+    """Read the next rows; the leader remembers that it has them. Notes the WAL's position (WAL_POSITION)."""
+    fenced = _fence(table, fence, "", _NOTE_WAL_POSITION)
     if _are_near(high, gaps):
         wanted = _above(high, gaps)
         return (
@@ -209,9 +215,9 @@ def mark_in_table(
 
 
 def fetch(table: OutboxTable, shape: OutboxShape, *, fence: Fence, ids: Iterable[int]) -> str:
-    """Read rows again that had to wait."""
+    """Read rows again that had to wait. Notes the WAL's position (WAL_POSITION)."""
     return (
-        f"COPY ({_fence(table, fence, '')} SELECT {_columns(shape)} FROM {table.sql} o"
+        f"COPY ({_fence(table, fence, '', _NOTE_WAL_POSITION)} SELECT {_columns(shape)} FROM {table.sql} o"
         f" WHERE EXISTS (SELECT 1 FROM t) AND o.id = ANY ({_id_array(ids)})) TO STDOUT (FORMAT BINARY)"
     )
 
