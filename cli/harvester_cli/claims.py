@@ -94,7 +94,7 @@ def table(rows: Sequence[Row], width: int, *, ascii_only: bool = False) -> list[
     """A heading and one line a row, each of at most `width` cells. The group is left out where there is only one."""
     from rich.text import Text
 
-    from harvester_cli.dashboard.figures import fit
+    from harvester_cli.dashboard.lines import fit
 
     one_group = len({row.place.group for row in rows}) < 2
     columns = _COLUMNS[1:] if one_group else _COLUMNS
@@ -117,7 +117,7 @@ def screen(rows: Sequence[Row], title: str, clock: str, width: int, height: int,
     """`height` lines. Where not all rows fit, those stay that are not fresh, and the last line counts the others."""
     from rich.text import Text
 
-    from harvester_cli.dashboard.figures import fit, rule
+    from harvester_cli.dashboard.lines import fit, rule
 
     room = max(height - 3, 0)
     shown = list(rows)

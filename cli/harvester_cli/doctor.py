@@ -1,53 +1,16 @@
-"""`harvester doctor`: checks everything a harvester needs, and says what to do about what is missing.
-
-A report for people: a line for each finding, what to do below it, and a verdict. Levels are words.
-"""
+"""`harvester doctor`: is everything as a harvester needs it, and if not, what to do."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from enum import StrEnum
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.text import Text
 
-from harvester.doctor import Finding, Level, Report
 from harvester_cli.options import ConfigOption, JsonOption, SetOption, load
 
 if TYPE_CHECKING:
     from harvester.doctor import Report
-
-_STYLES = {Level.OK: "green", Level.SKIPPED: "dim", Level.WARNING: "yellow", Level.PROBLEM: "bold red"}
-_INDENT = 9
-
-
-def lines_of(report: Report) -> Iterator[Text]:
-    """In the report's order; the last line sums up."""
-    for finding in report.findings:
-        yield _line(finding)
-        if finding.advice and finding.level is not Level.OK:
-            yield Text(f"{'':{_INDENT}}do: {finding.advice}")
-    yield Text("")
-    yield _verdict(report)
-
-
-def _line(finding: Finding) -> Text:
-    level = f"{finding.level.value:{_INDENT}}"
-    return Text.assemble((level, _STYLES[finding.level]), (finding.check, "bold"), f": {finding.found}")
-
-
-def _verdict(report: Report) -> Text:
-    problems, warnings = len(report.of(Level.PROBLEM)), len(report.of(Level.WARNING))
-    if problems:
-        return Text(f"{_count(problems, 'problem')}, {_count(warnings, 'warning')}", style="bold red")
-    if warnings:
-        return Text(f"no problem, {_count(warnings, 'warning')}", style="yellow")
-    return Text("all is well", style="green")
-
-
-def _count(number: int, noun: str) -> str:
-    return f"{number} {noun}{'' if number == 1 else 's'}"
 
 
 class JavaCommand(StrEnum):
@@ -101,7 +64,7 @@ def doctor(
 def _print(report: Report) -> None:
     from rich.console import Console
 
-    # moved
+    from harvester_cli.doctor_view import lines_of
 
     # Wrapped by the terminal, never cut: a line can be searched and read out as it is.
     console = Console(highlight=False, soft_wrap=True)

@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from harvester_cli.dashboard.figures import key_words
+from harvester_cli.dashboard.lines import key_words
 from harvester_cli.dashboard.live import status_line
 
 from harvester.control.protocol import from_json, key_from_json

@@ -60,7 +60,7 @@ def test_a_reader_that_has_gone_does_not_end_the_run() -> None:
 
     with os.fdopen(writing, "w") as stream:
         runner = threading.Thread(
-            target=live.run, args=(status,), kwargs={"every_s": 0.001, "until": until, "stream": stream}
+            target=live.run_plain, args=(status,), kwargs={"every_s": 0.001, "until": until, "stream": stream}
         )
         runner.start()
         assert asked.wait(30)

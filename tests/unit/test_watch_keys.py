@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from harvester_cli.dashboard.figures import OneKey
+from harvester_cli.dashboard.lines import OneKey
 from harvester_cli.dashboard.render import OneShard, Quarantine
 from harvester_cli.dashboard.watching import Ask, Quit, Seen, View, chosen, press, prompt, split
 from hypothesis import given

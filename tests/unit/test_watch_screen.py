@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from harvester_cli.dashboard.figures import OneKey
+from harvester_cli.dashboard.lines import OneKey
 from harvester_cli.dashboard.live import status_line
 from harvester_cli.dashboard.render import Detail, OneShard, Quarantine, render
 from harvester_cli.dashboard.watching import HELP, HELP_FOR_SEVERAL, Seen, View, screen

@@ -1,18 +1,8 @@
-"""Figures and lines as a dashboard writes them: of bounded width, unit always given; and one key. Pure.
-
-Single lines of an exact width, counted in terminal cells (a wide character takes two).
-
-One key, as the dashboard and `harvester watch --key` tell of it.
-"""
+"""Figures as a dashboard writes them: short, of bounded width, unit always given. Pure."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-
-from rich.text import Text
-
-from harvester.status import KeyStatus
 
 COUNT_WIDTH = 6  # cells that short_count needs at most, below 10**15
 
@@ -90,90 +80,3 @@ def gauge(part: float, whole: float, width: int, *, ascii_only: bool = False) ->
 def one_line(text: str) -> str:
     """Text that cannot move the cursor: everything unprintable, line breaks too, becomes a blank."""
     return "".join(character if character.isprintable() else " " for character in text)
-
-
-_GAP = 2
-
-
-def fit(text: Text, width: int, *, ascii_only: bool = False) -> Text:
-    """A copy that takes `width` cells at most; where something had to go, an ellipsis says so."""
-    fitted = text.copy()
-    if fitted.cell_len <= width:
-        return fitted
-    if ascii_only and width > 2:
-        fitted.truncate(width - 2)
-        return fitted.append("..")
-    fitted.truncate(max(width, 0), overflow="crop" if ascii_only else "ellipsis")
-    return fitted
-
-
-def ends(left: Text, rights: Sequence[Text], width: int, *, ascii_only: bool = False) -> Text:
-    """`left` at the left end and the first of `rights` that fits beside it at the right one; else none of them."""
-    for right in rights:
-        blanks = width - left.cell_len - right.cell_len
-        if blanks >= _GAP:
-            return Text.assemble(left, " " * blanks, right)
-    return fit(left, width, ascii_only=ascii_only)
-
-
-def rule(title: str, width: int, *, notes: Sequence[str] = (), ascii_only: bool = False) -> Text:
-    """A line across, with a title near its left end and the first of `notes` that fits near its right one."""
-    dash = "-" if ascii_only else "─"
-    left = Text(f"{dash * 2} {title} ", style="bold")
-    for note in notes:
-        right = Text(f" {note} {dash * 2}", style="dim")
-        middle = width - left.cell_len - right.cell_len
-        if middle >= _GAP:
-            return Text.assemble(left, (dash * middle, "dim"), right)
-    rest = max(width - left.cell_len, 0)
-    return fit(Text.assemble(left, (dash * rest, "dim")), width, ascii_only=ascii_only)
-
-
-@dataclass(frozen=True, slots=True)
-class OneKey:
-    """What is known of this key: `told` last, or in `trouble` why that cannot be had."""
-
-    key: str
-    told: KeyStatus | None = None
-    trouble: str | None = None
-
-
-def key_lines(view: OneKey) -> list[Text]:
-    """A line for each thing worth knowing, the key itself first."""
-    lines = [Text(one_line(view.key) or "(the empty key)", style="bold")]
-    if view.told is not None:
-        lines += [Text(one_line(line)) for line in key_words(view.told)]
-    if view.trouble is not None:
-        lines.append(Text(one_line(view.trouble), style="yellow"))
-    elif view.told is None:
-        lines.append(Text("asking ...", style="dim"))
-    return lines
-
-
-def key_words(status: KeyStatus) -> list[str]:
-    """The same as plain sentences, without the key."""
-    said = []
-    if not status.leads:
-        said.append("this harvester does not lead: only the database tells")
-    else:
-        said.append(f"shard {status.shard}: {_records(status.under_way)} under way, {status.waiting:,} waiting")
-    if status.leads and status.retry_in_s is not None:
-        rule = "holds its key" if status.held else "is tried again"
-        when = f"in {duration(status.retry_in_s)}" if status.retry_in_s > 0 else "now"
-        said.append(f"its first record failed and {rule}; next attempt {when}")
-    if status.trouble is not None:
-        said.append(f"the database does not tell: {status.trouble}")
-    if status.rows is not None:
-        oldest = ""
-        if status.oldest_id is not None and status.oldest_age_s is not None:
-            which = "one of them" if status.capped else "the oldest"
-            oldest = f"; {which} is record {status.oldest_id}, {duration(status.oldest_age_s)} old"
-        said.append(f"in the outbox: {status.rows:,}{'+' if status.capped else ''}{oldest}")
-    if status.quarantined is not None:
-        newest = f"; the last: {status.newest_error}" if status.newest_error is not None else ""
-        said.append(f"in quarantine: {status.quarantined:,}{newest}")
-    return said
-
-
-def _records(count: int) -> str:
-    return "1 record" if count == 1 else f"{count:,} records"

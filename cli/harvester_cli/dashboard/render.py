@@ -19,20 +19,8 @@ from dataclasses import dataclass
 from rich.text import Text
 
 from harvester.status import Backlog, ShardState, ShardStatus, State, Status
-from harvester_cli.dashboard.figures import (
-    COUNT_WIDTH,
-    OneKey,
-    chart,
-    duration,
-    ends,
-    fit,
-    gauge,
-    key_lines,
-    milliseconds,
-    one_line,
-    rule,
-    short_count,
-)
+from harvester_cli.dashboard.figures import COUNT_WIDTH, chart, duration, gauge, milliseconds, one_line, short_count
+from harvester_cli.dashboard.lines import OneKey, ends, fit, key_lines, rule
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,8 @@ from typing import Any
 from rich.text import Text
 
 from harvester.status import Status
-from harvester_cli.dashboard.figures import OneKey, ends, fit, one_line, rule, short_count
+from harvester_cli.dashboard.figures import one_line, short_count
+from harvester_cli.dashboard.lines import OneKey, ends, fit, rule
 from harvester_cli.dashboard.render import Detail, Kept, OneShard, Quarantine, render
 
 # Bytes that a terminal sends for keys without a character.

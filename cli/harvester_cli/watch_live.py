@@ -1,0 +1,156 @@
+"""`harvester watch` on a terminal: the screen, the keys, and the requests that keys make."""
+
+from __future__ import annotations
+
+import signal
+import sys
+import threading
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from dataclasses import replace
+from pathlib import Path
+
+from rich.text import Text
+
+from harvester.control.client import ANSWERS_S, Connection, Feeds
+from harvester.control.protocol import ControlError
+from harvester_cli.dashboard import live
+from harvester_cli.dashboard.lines import OneKey
+from harvester_cli.dashboard.render import Kept
+from harvester_cli.dashboard.terminal import Keyboard
+from harvester_cli.dashboard.watching import Ask, Quit, Seen, View, chosen, press, screen
+
+_EVERY_S = 0.25
+_REFRESH_PER_SECOND = 4.0
+_SCALES_S = 30.0
+_KEY_EVERY_S = 1.0
+
+
+def watch_live(find: Callable[[], Sequence[Path]], key: str | None = None) -> None:
+    """Draw until `q`, Ctrl-C or a signal; at first one record key, if given."""
+    watch = _Watch(find, View() if key is None else View(detail=OneKey(key)))
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, watch.interrupted)
+    with ExitStack() as stack:
+        stack.callback(watch.close)
+        threading.Thread(target=watch.look, name="key", daemon=True).start()
+        if sys.stdin.isatty():
+            keyboard = stack.enter_context(Keyboard(sys.stdin.fileno()))
+            reader = threading.Thread(target=watch.hear, args=(keyboard,), name="keys", daemon=True)
+            reader.start()
+            stack.callback(reader.join, 5.0)
+            stack.callback(keyboard.wake)
+        live.show(watch.frame, refresh_per_second=_REFRESH_PER_SECOND, until=watch.ended, rest=watch.rest)
+
+
+class _Watch:
+    def __init__(self, find: Callable[[], Sequence[Path]], view: View) -> None:
+        self.ended = threading.Event()
+        self._news = threading.Event()
+        self._feeds = Feeds(find, _EVERY_S, self._news.set)
+        self._seen: list[Seen] = []
+        self._view = view
+        self._looks = threading.Event()  # for a key, before its time
+        self._lock = threading.Lock()
+        self._has_keys = False
+        self._asking: threading.Thread | None = None
+
+    def frame(self) -> live.Frame:
+        """What is to be seen now."""
+        seen = [Seen(str(glimpse.path), glimpse.status, glimpse.trouble) for glimpse in self._feeds.latest()]
+        with self._lock:
+            self._seen = seen
+            view, keys = self._view, self._has_keys
+
+        def draw(width: int, height: int, /, *, kept: Kept | None, ascii_only: bool) -> Text:
+            return screen(view, seen, width, height, keys=keys, kept=kept, ascii_only=ascii_only)
+
+        return draw
+
+    def rest(self, at_most_s: float) -> bool:
+        """Until there is something to see; whether it has ended."""
+        self._news.wait(at_most_s)
+        self._news.clear()
+        return self.ended.is_set()
+
+    def interrupted(self, _number: int, _frame: object) -> None:
+        """A signal: the thread that it came to may hold the lock that `end` needs."""
+        threading.Thread(target=self.end, daemon=True).start()
+
+    def end(self) -> None:
+        """No further frame."""
+        self.ended.set()
+        self._news.set()
+        self._looks.set()
+
+    def close(self) -> None:
+        """Ask nobody any more."""
+        self._feeds.stop()
+
+    def hear(self, keyboard: Keyboard) -> None:
+        """The thread that reads keys."""
+        self._has_keys = True
+        while (keys := keyboard.read()) is not None:
+            for key in keys:
+                self._press(key)
+            self._news.set()
+        self.end()  # the terminal has gone, if it has not ended already
+
+    def _press(self, key: str) -> None:
+        with self._lock:
+            self._view, action = press(self._view, key, self._seen)
+            if isinstance(self._view.detail, OneKey):
+                self._looks.set()
+        if isinstance(action, Quit):
+            self.end()
+        elif isinstance(action, Ask):
+            self._begin(action)
+
+    def look(self) -> None:
+        """The thread that asks about the key that is looked at, while one is."""
+        while not self.ended.is_set():
+            with self._lock:
+                one, detail = chosen(self._view, self._seen), self._view.detail
+            if one is not None and isinstance(detail, OneKey):
+                self._show(one.socket, self._ask_key(one.socket, detail))
+            self._looks.wait(_KEY_EVERY_S)
+            self._looks.clear()
+
+    def _ask_key(self, socket: str, detail: OneKey) -> OneKey:
+        try:
+            with Connection(Path(socket)) as connection:
+                return OneKey(detail.key, connection.key(detail.key))
+        except ControlError as error:
+            return replace(detail, trouble=error.message)
+
+    def _show(self, socket: str, told: OneKey) -> None:
+        """Unless something else is looked at by now."""
+        with self._lock:
+            one, detail = chosen(self._view, self._seen), self._view.detail
+            if one is not None and one.socket == socket and isinstance(detail, OneKey) and detail.key == told.key:
+                self._view = replace(self._view, detail=told)
+        self._news.set()
+
+    def _begin(self, ask: Ask) -> None:
+        """One request at a time: what the next key means depends on what became of it."""
+        if self._asking is not None and self._asking.is_alive():
+            self._say("the last key is still being seen to")
+            return
+        self._say(f"{ask.words} …")
+        self._asking = threading.Thread(target=self._ask, args=(ask,), name="ask", daemon=True)
+        self._asking.start()
+
+    def _ask(self, ask: Ask) -> None:
+        try:
+            with Connection(Path(ask.socket)) as connection:
+                answers_s = _SCALES_S if ask.command == "scale" else ANSWERS_S
+                connection.ask(ask.command, answers_s=answers_s, **ask.arguments)
+        except ControlError as error:
+            self._say(f"{ask.words}: {error.message}")
+        else:
+            self._say(f"{ask.words}: done")
+
+    def _say(self, text: str) -> None:
+        with self._lock:
+            self._view = replace(self._view, message=text)
+        self._news.set()
