@@ -54,7 +54,7 @@ def run(name: str, **given: Any) -> dict[str, Any]:
 
 
 def test_every_example_is_run_here() -> None:
-    assert PAGE.count("```python") + PAGE.count("```sql") == len(EXAMPLES) == 8
+    assert PAGE.count("```python") + PAGE.count("```sql") == len(EXAMPLES) == 9
     tested = set(re.findall(r'run\("(\w+)"|EXAMPLES\["(\w+)"\]', Path(__file__).read_text()))
     assert {first or second for first, second in tested} >= set(EXAMPLES)
 
