@@ -257,7 +257,7 @@ def start(
     if show:
         live.run(status, until=done)
     else:
-        live.run(status, until=done)
+        live.run_plain(status, until=done)
     if show:
         print(live.status_line(harvester.status()))
     harvester.wait()

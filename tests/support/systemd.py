@@ -43,7 +43,7 @@ mkdir -p /opt/harvester/bin /opt/harvester/python /opt/harvester/site /opt/harve
 mount --bind "$2" /opt/harvester/python
 mount --bind "$3" /opt/harvester/site
 mount --bind "$4"/harvester /opt/harvester/lib/harvester
-mount --bind "$4"/cli /opt/harvester/lib/harvester_cli
+mount --bind "$4"/cli/harvester_cli /opt/harvester/lib/harvester_cli
 cat > /opt/harvester/bin/harvester <<END
 #!/bin/sh
 export PYTHONPATH=/opt/harvester/lib:/opt/harvester/site LD_LIBRARY_PATH=/opt/harvester/python/lib
