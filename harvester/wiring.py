@@ -31,9 +31,10 @@ from harvester.relay.core.frames import Login
 from harvester.relay.core.leadership import Settings, max_unsettled
 from harvester.relay.core.supervision import HandOver, Pace, RestartBudget
 from harvester.relay.marker import MarkLoop
+from harvester.relay.performer import Outlets
 from harvester.relay.shard import ShardSpec
 from harvester.relay.shard_pool import shared_memory
-from harvester.relay.supervisor import Core, Outlets, Supervisor
+from harvester.relay.supervisor import Core, Supervisor
 from harvester.relay.term import EXACTLY_ONCE, Mode
 from harvester.status_recorder import Journal
 

@@ -9,8 +9,8 @@ far the outbox has been read. `term` takes the term first.
 2. `core.dispatcher` decides which shard a row goes to. Rows that cannot be sent yet are remembered by id in
 `core.deferred`. `core.ledger` knows every record that was handed out and is not settled.
 
-3. `supervisor` performs those decisions. `shard_pool` starts, feeds and ends the shard processes; `core.frames` are
-what travels over their pipes (`ipc`).
+3. `supervisor` is the thread that runs them, and `performer` performs what they decide. `shard_pool` starts, feeds
+   and ends the shard processes; `core.frames` are what travels over their pipes (`ipc`).
 
 4. `shard` is the process that publishes. At least once, `at_least_once` sends records, one of a key at a time
 (`core.barrier`). Exactly once, `exactly_once` sends them in transactions (`core.transaction_queue`,
