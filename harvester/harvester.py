@@ -20,11 +20,11 @@ from harvester.announcer import Announcer
 from harvester.config import Config, load_config
 from harvester.errors import HarvesterError
 from harvester.events import EventHandler
-from harvester.lifecycle import Doors, Life
+from harvester.lifecycle import Endpoints, Life
 from harvester.neli.group import Group
-from harvester.relay.core.state_machine import Phase
+from harvester.relay.core.state_machine import LeadershipPhase
 from harvester.status import KeyStatus, State, Status
-from harvester.status_recorder import Journal
+from harvester.status_recorder import StatusRecorder
 from harvester.telemetry.logging import LEVELS, logger_for
 from harvester.telemetry.metrics import Totals
 
@@ -53,10 +53,10 @@ class Harvester:
         logger_of = partial(logger_for, self._base_logger, self.config.name)
         self._log = logger_of()
         self._announcer = Announcer(on_event, self._log)
-        self._journal = Journal(self.config, self._announcer, self._log)
-        doors = Doors(self.config, self._journal, self._log, shown=self, controlled=self)
+        self._recorder = StatusRecorder(self.config, self._announcer, self._log)
+        endpoints = Endpoints(self.config, self._recorder, self._log, shown=self, controlled=self)
         self._life = Life(
-            self.config, self._announcer, self._journal, doors, logger_of, group=group, until_empty=until_empty
+            self.config, self._announcer, self._recorder, endpoints, logger_of, group=group, until_empty=until_empty
         )
         self._progress = 0.0
 
@@ -89,19 +89,19 @@ class Harvester:
     def pause(self) -> bool:
         """Mark nothing more until `resume`, or until this object ends; False when it was paused already.
 
-        What was queued is given back to the outbox; what is on the wire is finished and purged. Leadership is kept,
-        and where this one stands by, it will lead without marking. Other harvesters of the group are not paused.
+        What was queued is given back to the outbox; what is on the wire is finished and purged. Leadership is kept;
+        a paused standby that takes over publishes nothing until resumed. Other harvesters of the group are not paused.
         """
         changed: list[bool] = []
         parts = self._life.running()
-        _check(parts.supervisor.pause(_ANSWER_WITHIN_S, lambda: changed.append(self._journal.paused(True))))
+        _check(parts.supervisor.pause(_ANSWER_WITHIN_S, lambda: changed.append(self._recorder.paused(True))))
         return changed[0]
 
     def resume(self) -> bool:
         """The end of `pause`; False when it was not paused."""
         changed: list[bool] = []
         parts = self._life.running()
-        _check(parts.supervisor.resume(_ANSWER_WITHIN_S, lambda: changed.append(self._journal.paused(False))))
+        _check(parts.supervisor.resume(_ANSWER_WITHIN_S, lambda: changed.append(self._recorder.paused(False))))
         return changed[0]
 
     def remark(self, reason: str = "asked for") -> None:
@@ -175,15 +175,15 @@ class Harvester:
             return State.DRAINING
         if not parts.joined.is_set():
             return State.STARTING
-        relay = parts.supervisor.relay
-        match relay.phase:
-            case Phase.LEADING:
+        machine = parts.supervisor.machine
+        match machine.phase:
+            case LeadershipPhase.LEADING:
                 return State.LEADING
-            case Phase.REMARKING | Phase.SCALING:
-                return State.PAUSED if relay.paused else State.REMARKING
-            case Phase.DRAINING:
+            case LeadershipPhase.REMARKING | LeadershipPhase.SCALING:
+                return State.PAUSED if machine.paused else State.REMARKING
+            case LeadershipPhase.DRAINING:
                 return State.DRAINING
-            case Phase.TAKING if parts.supervisor.lent_to is not None:
+            case LeadershipPhase.TAKING if parts.supervisor.lent_to is not None:
                 return State.SUSPENDED
             case _:
                 return State.FENCED if self._life.fenced else State.STANDBY
@@ -210,18 +210,18 @@ class Harvester:
     @property
     def in_flight(self) -> int:
         """Records that may be with producers now."""
-        return self._life.parts.supervisor.relay.ledger.in_flight if self._life.parts is not None else 0
+        return self._life.parts.supervisor.machine.ledger.in_flight if self._life.parts is not None else 0
 
     def status(self) -> Status:
         """A snapshot of everything; never waits for the relay."""
         parts = self._life.parts
-        fleet = parts.supervisor.fleet if parts is not None else None
-        ledger = parts.supervisor.relay.ledger if parts is not None else None
-        return self._journal.status(
+        pool = parts.supervisor.pool if parts is not None else None
+        ledger = parts.supervisor.machine.ledger if parts is not None else None
+        return self._recorder.status(
             state=self.state,
             leader_id=self.leader_id,
             term=self.term,
-            slots=fleet.in_use if fleet is not None else [],
+            slots=pool.in_use if pool is not None else [],
             in_flight=ledger.in_flight if ledger is not None else 0,
             queued=ledger.queued if ledger is not None else 0,
             backlog=parts.backlog.latest() if parts is not None and not self._life.stopping.is_set() else None,
@@ -230,7 +230,7 @@ class Harvester:
     def totals(self) -> Totals:
         """What has happened since the start, for counters; never waits for the relay."""
         parts = self._life.parts
-        return self._journal.totals(list(parts.supervisor.fleet.slots) if parts is not None else [])
+        return self._recorder.totals(list(parts.supervisor.pool.slots) if parts is not None else [])
 
     def is_working(self) -> bool:
         """Whether its threads turn: false when one is stuck, and when it has not started or has failed."""

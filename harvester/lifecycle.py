@@ -34,13 +34,13 @@ from harvester.neli.group import Group, GroupCallbacks, Identity
 from harvester.outbox.connection import one_line
 from harvester.outbox.term_session import Owner, TermSession
 from harvester.relay.supervisor import Supervisor
-from harvester.status_recorder import Journal
+from harvester.status_recorder import StatusRecorder
 from harvester.telemetry.extras import require_tracing
 from harvester.wiring import Parts, assemble
 
 if TYPE_CHECKING:
     from harvester.control.server import Controlled, ControlServer
-    from harvester.http import Source, WebServer
+    from harvester.http import StatusSource, WebServer
 
 Log = logging.Logger | logging.LoggerAdapter[logging.Logger]
 
@@ -60,14 +60,14 @@ class Life:
         self,
         config: Config,
         announcer: Announcer,
-        journal: Journal,
-        doors: Doors,
+        recorder: StatusRecorder,
+        endpoints: Endpoints,
         logger_of: Callable[[int | None], Log],
         *,
         group: Group | None,
         until_empty: bool,
     ) -> None:
-        self._config, self._announcer, self._journal, self._doors = config, announcer, journal, doors
+        self._config, self._announcer, self._recorder, self._endpoints = config, announcer, recorder, endpoints
         self._logger_of, self._log = logger_of, logger_of(None)
         self._group, self._until_empty = group, until_empty
         self.parts: Parts | None = None
@@ -75,7 +75,7 @@ class Life:
         self.stopping = threading.Event()
         self.stopped = threading.Event()
         self.login = config
-        self._leading = Leading(announcer, journal, self._drain_s, self._log)
+        self._leading = Leading(announcer, recorder, self._drain_s, self._log)
         self._starter: threading.Thread | None = None
         self._forced = False
         self._lock = threading.Lock()
@@ -103,22 +103,21 @@ class Life:
                 return
             if self._config.tracing.enabled:
                 require_tracing()
-            self._doors.prepare()
+            self._endpoints.prepare()
             self._announcer.start()
             self.parts = assemble(
                 self._config,
                 group=self._group,
                 announcer=self._announcer,
-                journal=self._journal,
-                emptied=self._emptied,
-                failed=self._fail,
-                log=self._logger_of,
+                recorder=self._recorder,
+                host=self,
+                log_of=self._logger_of,
             )
             atexit.register(self._at_exit)
-            self._journal.started()
-            self._doors.open_web()
+            self._recorder.started()
+            self._endpoints.open_web()
             self.parts.supervisor.start()
-            self._doors.open_control()
+            self._endpoints.open_control()
             self._starter = threading.Thread(target=self._join, args=(self.parts,), name="harvester-start", daemon=True)
             self._starter.start()
 
@@ -153,7 +152,7 @@ class Life:
             parts.backlog.stop()
             if parts.keeper is not None:
                 parts.keeper.stop()
-            self._doors.close()
+            self._endpoints.close()
             self._announcer.stop(1.0)
             atexit.unregister(self._at_exit)
             self._log.info("stopped")
@@ -167,9 +166,9 @@ class Life:
     def _join(self, parts: Parts) -> None:
         """The thread that joins the group, when all that it takes is there."""
         try:
-            identity = await_identity(parts, self._config, lambda: self.login, self._journal, self.stopping)
+            identity = await_identity(parts, self._config, lambda: self.login, self._recorder, self.stopping)
         except (OutboxError, LeadershipError, BrokerError, psycopg.Error) as error:
-            self._fail(error)
+            self.fail(error)
             return
         if identity is None:
             return
@@ -179,19 +178,21 @@ class Life:
                 parts.marker.start()
                 if parts.keeper is not None:
                     parts.keeper.start()
-                parts.join(identity, self._leading.callbacks(parts.supervisor, self._fail))
+                parts.join(identity, self._leading.callbacks(parts.supervisor, self.fail))
 
     def _drain_s(self) -> float:
         """How long what is on the wire is waited for: not at all when the end is forced or an error is its cause."""
         cut_short = self._forced or self.failure is not None
         return 0.0 if cut_short else self._config.limits.drain_interval.total_seconds()
 
-    def _emptied(self) -> None:
+    def emptied(self) -> None:
+        """Nothing is left to publish: the end, if that was asked for."""
         if self._until_empty and not self.stopping.is_set():
             self._log.info("the outbox is empty")
             self.stop_soon()
 
-    def _fail(self, error: BaseException) -> None:
+    def fail(self, error: BaseException) -> None:
+        """An error that the harvester cannot go on after: log it, and begin to stop."""
         if self.failure is None and not self.stopped.is_set():
             self.failure = error
             if not isinstance(error, HarvesterError):
@@ -211,7 +212,7 @@ _SHARDS_WITHIN_S = 15.0
 
 
 def await_identity(
-    parts: Parts, config: Config, login: Callable[[], Config], journal: Journal, stopping: threading.Event
+    parts: Parts, config: Config, login: Callable[[], Config], recorder: StatusRecorder, stopping: threading.Event
 ) -> Identity | None:
     """Check the tables and learn the outbox's identity, for as long as it takes; None when it is `stopping` before.
 
@@ -232,13 +233,13 @@ def await_identity(
         except (DatabaseUnavailable, BrokerUnavailable, psycopg.OperationalError) as error:
             what = "group" if isinstance(error, BrokerUnavailable) else "database"
             hint = f" ({error.hint})" if isinstance(error, HarvesterError) and error.hint else ""
-            journal.trouble(what, f"{one_line(error)}{hint}")
+            recorder.trouble(what, f"{one_line(error)}{hint}")
             stopping.wait(config.limits.io_error_backoff.total_seconds())
             continue
         finally:
             session.close()
-        journal.trouble("database", None)
-        journal.trouble("group", None)
+        recorder.trouble("database", None)
+        recorder.trouble("group", None)
         return Identity(config.name, outbox, str(config.table))
     return None
 
@@ -257,8 +258,8 @@ class Leading:
     `drain_s` says how long what is on the wire is waited for.
     """
 
-    def __init__(self, announcer: Announcer, journal: Journal, drain_s: Callable[[], float], log: Log) -> None:
-        self._announcer, self._journal, self._drain_s, self._log = announcer, journal, drain_s, log
+    def __init__(self, announcer: Announcer, recorder: StatusRecorder, drain_s: Callable[[], float], log: Log) -> None:
+        self._announcer, self._recorder, self._drain_s, self._log = announcer, recorder, drain_s, log
         self.fenced = False
 
     def callbacks(self, supervisor: Supervisor, failed: Callable[[BaseException], None]) -> GroupCallbacks:
@@ -285,17 +286,19 @@ class Leading:
             revoking=revoking,
             trust=supervisor.trust.extend,
             failed=failed,
-            trouble=lambda text: self._journal.trouble("group", text),
+            trouble=lambda text: self._recorder.trouble("group", text),
             marker_alive=supervisor.is_working,
             client_said=self._log.log,
         )
 
 
-class Doors:
+class Endpoints:
     """Each is open if the configuration says so. Opened once, in the order of the methods."""
 
-    def __init__(self, config: Config, journal: Journal, log: Log, *, shown: Source, controlled: Controlled) -> None:
-        self._config, self._journal, self._log = config, journal, log
+    def __init__(
+        self, config: Config, recorder: StatusRecorder, log: Log, *, shown: StatusSource, controlled: Controlled
+    ) -> None:
+        self._config, self._recorder, self._log = config, recorder, log
         self._shown, self._controlled = shown, controlled
         self._web: WebServer | None = None
         self._control: ControlServer | None = None
@@ -307,7 +310,7 @@ class Doors:
             return
         from harvester.http import web_server
 
-        self._web = web_server(listen, self._shown, lambda text: self._journal.trouble("http", text), self._log.info)
+        self._web = web_server(listen, self._shown, lambda text: self._recorder.trouble("http", text), self._log.info)
 
     def open_web(self) -> None:
         """Serve what is asked for over HTTP."""
@@ -322,7 +325,7 @@ class Doors:
             server = control_server(self._config, self._controlled, self._log)
         except HarvesterError as error:
             self._log.warning("%s", f"control: {error.message} ({error.hint})")
-            self._journal.note(f"control: {error.message}")
+            self._recorder.note(f"control: {error.message}")
             return
         if server is not None:
             server.start()

@@ -22,7 +22,7 @@ _LATENCY_WINDOW_S = 5.0
 _LOOK_EVERY_S = 1.0
 
 
-class Journal:
+class StatusRecorder:
     """Written by the relay's threads, read by anyone; a lock of its own, held briefly."""
 
     def __init__(self, config: Config, announcer: Announcer, log: Log) -> None:

@@ -18,7 +18,7 @@ from harvester.config.model import WORTHWHILE_SHARDS_PER_CORE
 from harvester.delivery.lane import Lanes, LaneSettings
 from harvester.delivery.progress_topic import ProgressTopic, ensure_progress_topic, find_progress_topic
 from harvester.delivery.retries import Policy
-from harvester.neli.election import Timing
+from harvester.neli.election import ElectionTiming
 from harvester.neli.group import Group, GroupCallbacks, Identity
 from harvester.neli.topic import ask_cluster_id
 from harvester.outbox.archive import ArchiveKeeper
@@ -28,15 +28,15 @@ from harvester.outbox.purge_session import PurgeSession, Rules
 from harvester.outbox.term_session import Owner
 from harvester.relay import failpoints
 from harvester.relay.core.frames import Login
-from harvester.relay.core.leadership import Settings, max_unsettled
-from harvester.relay.core.supervision import HandOver, Pace, RestartBudget
-from harvester.relay.marker import MarkLoop
-from harvester.relay.performer import Outlets
+from harvester.relay.core.leadership import RelaySettings, max_unsettled
+from harvester.relay.core.supervision import HandOver, RestartBudget, RetryDelays
+from harvester.relay.marker import Marker
+from harvester.relay.performer import Host
 from harvester.relay.shard import ShardSpec
 from harvester.relay.shard_pool import shared_memory
-from harvester.relay.supervisor import Core, Supervisor
-from harvester.relay.term import EXACTLY_ONCE, Mode
-from harvester.status_recorder import Journal
+from harvester.relay.supervisor import Supervisor
+from harvester.relay.term import EXACTLY_ONCE, DeliveryHandover
+from harvester.status_recorder import StatusRecorder
 
 Log = logging.Logger | logging.LoggerAdapter[logging.Logger]
 
@@ -51,7 +51,7 @@ class Parts:
     """A harvester's parts, wired, not yet started."""
 
     supervisor: Supervisor
-    marker: MarkLoop
+    marker: Marker
     group: Group
     backlog: BacklogWatch
     keeper: ArchiveKeeper | None
@@ -62,7 +62,7 @@ class Parts:
         """Have what the mode of delivery needs for so many shards. Raises BrokerUnavailable or BrokerError."""
         if config.delivery == EXACTLY_ONCE:
             topic = _ensure_progress_topic(config, shards)
-            self.supervisor.relay.tenure.lanes = topic.lanes  # for those that are added while it runs
+            self.supervisor.lanes_known(topic.lanes)
 
     def join(self, identity: Identity, callbacks: GroupCallbacks) -> None:
         """Join the group."""
@@ -86,37 +86,26 @@ def assemble(
     *,
     group: Group | None,
     announcer: Announcer,
-    journal: Journal,
-    emptied: Callable[[], None],
-    failed: Callable[[BaseException], None],
-    log: Callable[[int | None], Log],
+    recorder: StatusRecorder,
+    host: Host,
+    log_of: Callable[[int | None], Log],
 ) -> Parts:
     """Make all parts; nothing is connected or started yet."""
     limits = config.limits
     cores = len(os.sched_getaffinity(0))
     if limits.shards > WORTHWHILE_SHARDS_PER_CORE * cores:
-        log(None).warning(
+        log_of(None).warning(
             "%d shards on %d cores: more than %d for each take memory and sessions, and move no more",
             limits.shards,
             cores,
             WORTHWHILE_SHARDS_PER_CORE,
         )
     heartbeat_s = limits.heartbeat_timeout.total_seconds()
-    test_hooks = failpoints.load()
+    points = failpoints.load()
     shared = shared_memory()
     kafka = group if group is not None else kafka_group(config)
-    outlets = Outlets(
-        announcer=announcer,
-        settled=journal.settled,
-        latencies=journal.latencies,
-        emptied=emptied,
-        failed=failed,
-        trouble=journal.trouble,
-        log=log,
-        note=journal.note,
-    )
-    core = Core(
-        Settings(
+    supervisor = Supervisor(
+        RelaySettings(
             shards=limits.shards,
             max_in_flight_records=limits.max_in_flight_records,
             max_unsettled_records=max_unsettled(limits.max_in_flight_records),
@@ -134,15 +123,17 @@ def assemble(
         shard_specs(config),
         shared,
         kafka,
-        outlets,
-        RestartBudget(limits.restart_budget, limits.restart_window.total_seconds()),
-        HandOver(2 * heartbeat_s, _LONGEST_HAND_OVER_S),
+        host=host,
+        recorder=recorder,
+        announcer=announcer,
+        log_of=log_of,
+        budget=RestartBudget(limits.restart_budget, limits.restart_window.total_seconds()),
+        hand_over=HandOver(2 * heartbeat_s, _LONGEST_HAND_OVER_S),
     )
-    supervisor = Supervisor(core, outlets)
     statement_timeout_s = 6 * heartbeat_s
-    marker = MarkLoop(
+    marker = Marker(
         MarkSession(config.dsn, config.table, f"harvester {config.name}", statement_timeout_s),
-        Pace(
+        RetryDelays(
             mark_backoff_s=limits.mark_backoff.total_seconds(),
             mark_backoff_max_s=limits.mark_backoff_max.total_seconds(),
             io_error_backoff_s=limits.io_error_backoff.total_seconds(),
@@ -153,7 +144,7 @@ def assemble(
         supervisor.report,
         lambda: supervisor.trust.trusted,
         lambda: kafka.highest_term,
-        test_hooks,
+        points,
         take_over_mode(config, f"harvester {config.name}/lanes"),
         lambda: Owner(config.leader_group_id, kafka.cluster()),
     )
@@ -163,13 +154,13 @@ def assemble(
         marker=marker,
         group=kafka,
         backlog=BacklogWatch(config.dsn, config.table, f"harvester {config.name}"),
-        keeper=_keeper(config, journal),
+        keeper=_keeper(config, recorder),
         revoke_within_s=_revoke_within_s(config),
         joined=threading.Event(),
     )
 
 
-def take_over_mode(config: Config, application: str) -> Mode:
+def take_over_mode(config: Config, application: str) -> DeliveryHandover:
     """What a term owes to the one before, and the means for it; `application` is the name of its database session."""
     make = failpoints.load().producer
     lanes = Lanes(_lane_settings(config), lambda options: make({**options, "log_level": "0"}))
@@ -181,7 +172,7 @@ def take_over_mode(config: Config, application: str) -> Mode:
         opened=lambda _pid, _started: None,
         server_changed=lambda _reason: None,
     )
-    return Mode(
+    return DeliveryHandover(
         config.delivery,
         expiry_s(config),
         lanes,
@@ -217,7 +208,7 @@ def _lane_settings(config: Config) -> LaneSettings:
     return LaneSettings(config.leader_group_id, config.progress_topic, config.common_options(), config.lane_options())
 
 
-def _keeper(config: Config, journal: Journal) -> ArchiveKeeper | None:
+def _keeper(config: Config, recorder: StatusRecorder) -> ArchiveKeeper | None:
     if config.archive == "off":
         return None
     return ArchiveKeeper(
@@ -225,7 +216,7 @@ def _keeper(config: Config, journal: Journal) -> ArchiveKeeper | None:
         config.table,
         config.archive_retention,
         f"harvester {config.name}",
-        lambda problem: journal.trouble("archive", problem),
+        lambda problem: recorder.trouble("archive", problem),
     )
 
 
@@ -276,7 +267,7 @@ def kafka_group(config: Config) -> Group:
             producer_options=config.common_options(),
             poll_s=limits.min_poll_interval.total_seconds(),
             join_wait_s=config.join_wait.total_seconds(),
-            timing=Timing(
+            timing=ElectionTiming(
                 heartbeat_interval_s=timing.heartbeat_interval(
                     limits.heartbeat_timeout, limits.min_poll_interval
                 ).total_seconds(),

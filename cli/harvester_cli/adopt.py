@@ -30,7 +30,7 @@ def adopt(
         ),
     ] = None,
     no_headers: Annotated[bool, typer.Option("--no-headers", help="Records get no headers.")] = False,
-    remove: Annotated[bool, typer.Option("--remove", help="Rows of the table shall be no records any more.")] = False,
+    remove: Annotated[bool, typer.Option("--remove", help="Stop capturing the table.")] = False,
     print_: Annotated[bool, typer.Option("--print", help="Print the SQL, and change nothing.")] = False,
 ) -> None:
     """Make a record of each row that is inserted into a table from now on, by a trigger; Debezium's columns by default.
@@ -56,7 +56,7 @@ def adopt(
                 typer.echo(f"{statement};\n")
         elif route is None:
             adoption.abandon(connection, settings.table, table)
-            typer.echo(f"new rows of {table} are no records any more")
+            typer.echo(f"{table} is no longer captured")
         else:
             adoption.adopt(connection, settings.table, table, route)
             typer.echo(f"new rows of {table} are records of {settings.table}: {route}")

@@ -32,9 +32,9 @@ if TYPE_CHECKING:
     from rich.text import Text
 
     from harvester.coordination.admin import Observer
-    from harvester.coordination.core.overview import Row
+    from harvester.coordination.core.overview import PartitionRow
     from harvester_cli.dashboard.live import Frame
-    from harvester_cli.dashboard.render import Kept
+    from harvester_cli.dashboard.render import OffScreenOutput
 
 _STYLES = {"fresh": "green", "unknown": "yellow", "stale": "bold red", "free": "bold red"}
 _GAP = "  "
@@ -43,7 +43,7 @@ _GAP = "  "
 @dataclass(frozen=True, slots=True)
 class _Column:
     title: str
-    cell: Callable[[Row], str]
+    cell: Callable[[PartitionRow], str]
     right: bool = False
 
 
@@ -60,7 +60,7 @@ _COLUMNS = (
 )
 
 
-def as_json(row: Row) -> dict[str, Any]:
+def as_json(row: PartitionRow) -> dict[str, Any]:
     """The keys are a public interface."""
     return {
         "group": row.place.group,
@@ -77,7 +77,7 @@ def as_json(row: Row) -> dict[str, Any]:
     }
 
 
-def summary(rows: Sequence[Row]) -> str:
+def summary(rows: Sequence[PartitionRow]) -> str:
     """`32 partitions, 8 clients (4 each); 30 fresh, 2 free; lag 1,234`."""
     if not rows:
         return "nothing was ever claimed"
@@ -90,7 +90,7 @@ def summary(rows: Sequence[Row]) -> str:
     return f"{_some(len(rows), 'partition')}, {_some(len(counts), 'client')}{shares}; {found}; lag {lag:,}"
 
 
-def table(rows: Sequence[Row], width: int, *, ascii_only: bool = False) -> list[Text]:
+def table(rows: Sequence[PartitionRow], width: int, *, ascii_only: bool = False) -> list[Text]:
     """A heading and one line a row, each of at most `width` cells. The group is left out where there is only one."""
     from rich.text import Text
 
@@ -113,7 +113,9 @@ def table(rows: Sequence[Row], width: int, *, ascii_only: bool = False) -> list[
     return lines
 
 
-def screen(rows: Sequence[Row], title: str, clock: str, width: int, height: int, *, ascii_only: bool = False) -> Text:
+def screen(
+    rows: Sequence[PartitionRow], title: str, clock: str, width: int, height: int, *, ascii_only: bool = False
+) -> Text:
     """`height` lines. Where not all rows fit, those stay that are not fresh, and the last line counts the others."""
     from rich.text import Text
 
@@ -283,7 +285,7 @@ def _observer(
     return Observer(settings)
 
 
-def _rows(observer: Observer, group: str | None) -> list[Row]:
+def _rows(observer: Observer, group: str | None) -> list[PartitionRow]:
     from time import time
 
     from harvester.coordination.core.overview import rows
@@ -293,7 +295,7 @@ def _rows(observer: Observer, group: str | None) -> list[Row]:
     return rows(observer.worlds.values(), bounds, round(time() * 1000), group)
 
 
-def _show(rows: list[Row], *, json_: bool) -> None:
+def _show(rows: list[PartitionRow], *, json_: bool) -> None:
     if json_:
         _print_json(claims=[as_json(row) for row in rows])
         return
@@ -328,7 +330,15 @@ def _watch(observer: Observer, group: str | None, coordination_topic: str, *, js
 
 
 def _draw(
-    rows: list[Row], title: str, clock: str, width: int, height: int, /, *, kept: Kept | None, ascii_only: bool
+    rows: list[PartitionRow],
+    title: str,
+    clock: str,
+    width: int,
+    height: int,
+    /,
+    *,
+    kept: OffScreenOutput | None,
+    ascii_only: bool,
 ) -> Text:
     return screen(rows, title, clock, width, height, ascii_only=ascii_only)
 

@@ -18,7 +18,7 @@ from harvester_cli.control_options import NameOption, SocketOption, find
 _MARGIN_S = 10.0
 
 
-class Level(str, Enum):  # noqa: UP042 - typer shows the values of a str enum
+class LogLevel(str, Enum):  # noqa: UP042 - typer shows the values of a str enum
     """What is logged."""
 
     TRACE = "trace"
@@ -67,7 +67,7 @@ def scale(
 
 
 def loglevel(
-    level: Annotated[Level, typer.Argument(help="The least that is logged.")],
+    level: Annotated[LogLevel, typer.Argument(help="The least that is logged.")],
     name: NameOption = None,
     socket: SocketOption = None,
 ) -> None:

@@ -24,8 +24,8 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from harvester.config import Config
-    from harvester.outbox.quarantine import Chosen, Connection, DeadRecord
-    from harvester.outbox.redrive import Planned, Redriven
+    from harvester.outbox.quarantine import Connection, DeadLetterFilter, DeadRecord
+    from harvester.outbox.redrive import PlannedRedrive, Redriven
     from harvester.outbox.shape import OutboxShape
 
 TopicOption = Annotated[
@@ -62,13 +62,13 @@ def chosen(
     incarnation: UUID | None,
     since: str | None,
     limit: int | None,
-) -> Chosen:
+) -> DeadLetterFilter:
     """The options as a choice; raises typer.BadParameter for what cannot be read."""
-    from harvester.outbox.quarantine import Chosen
+    from harvester.outbox.quarantine import DeadLetterFilter
 
     if key is not None and key_base64 is not None:
         raise typer.BadParameter("a key is given as text or as base64, not both", param_hint="--key-base64")
-    return Chosen(
+    return DeadLetterFilter(
         topics=topic or (),
         ids=id_ or (),
         incarnation=incarnation,
@@ -80,11 +80,11 @@ def chosen(
     )
 
 
-def is_everything(choice: Chosen) -> bool:
+def is_everything(choice: DeadLetterFilter) -> bool:
     """Whether no condition was given."""
-    from harvester.outbox.quarantine import Chosen
+    from harvester.outbox.quarantine import DeadLetterFilter
 
-    return choice == Chosen(limit=choice.limit)
+    return choice == DeadLetterFilter(limit=choice.limit)
 
 
 def _decoded(text: str) -> bytes:
@@ -137,7 +137,7 @@ def as_json(record: DeadRecord, *, value: bool = False) -> dict[str, Any]:
     return shown
 
 
-def planned_json(entry: Planned) -> dict[str, Any]:
+def planned_json(entry: PlannedRedrive) -> dict[str, Any]:
     """A record and its obstacle: `reason` is one of waiting, earlier, published, unknown."""
     found = entry.obstacle
     return {
@@ -294,10 +294,10 @@ def show(
 ) -> None:
     """Show everything about one record, its value included."""
     from harvester.errors import OutboxError
-    from harvester.outbox.quarantine import Chosen, list_dead
+    from harvester.outbox.quarantine import DeadLetterFilter, list_dead
 
     settings = load(config, set_)
-    choice = Chosen(ids=[record_id], incarnation=incarnation)
+    choice = DeadLetterFilter(ids=[record_id], incarnation=incarnation)
     with _quarantine(settings) as (connection, shape):
         found = list_dead(connection, settings.table, shape, choice, values=True)
     if not found:
@@ -441,7 +441,7 @@ def _busy(what: str) -> AbstractContextManager[Any]:
     return Console(stderr=True).status(f"{what} …")
 
 
-def _check_choice(choice: Chosen, *, all_: bool, dry_run: bool, yes: bool, json_: bool) -> None:
+def _check_choice(choice: DeadLetterFilter, *, all_: bool, dry_run: bool, yes: bool, json_: bool) -> None:
     if is_everything(choice) and not all_:
         raise typer.BadParameter("say which records (--topic, --key, --error, --id, …), or --all", param_hint="--all")
     if not is_everything(choice) and all_:
@@ -450,7 +450,7 @@ def _check_choice(choice: Chosen, *, all_: bool, dry_run: bool, yes: bool, json_
         raise typer.BadParameter("a script cannot be asked: add --yes", param_hint="--json")
 
 
-def _require(found: list[DeadRecord] | list[Planned], choice: Chosen) -> None:
+def _require(found: list[DeadRecord] | list[PlannedRedrive], choice: DeadLetterFilter) -> None:
     """A record that was named has to be there; a search may find nothing."""
     from harvester.errors import OutboxError
 
@@ -458,7 +458,7 @@ def _require(found: list[DeadRecord] | list[Planned], choice: Chosen) -> None:
         raise OutboxError("no such record is in quarantine", hint="`harvester dead list` shows those that are")
 
 
-def _show_plan(settings: Config, planned: list[Planned], *, dry_run: bool, json_: bool) -> None:
+def _show_plan(settings: Config, planned: list[PlannedRedrive], *, dry_run: bool, json_: bool) -> None:
     blocked = [entry for entry in planned if entry.obstacle is not None]
     if json_:
         shown = {"redriven": [], "blocked": [planned_json(entry) for entry in blocked]}

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from harvester.config import Config
     from harvester.outbox.connection import Connection
     from harvester.stack import StackInfo
-    from harvester.verify.check import Report
+    from harvester.verify.check import VerifyReport
     from harvester.verify.load import Load
     # moved
 
@@ -36,7 +36,7 @@ PARTITIONS = 8
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class DemoPaths:
     """Everything the demo uses. `config_path` is what `harvester start -f` reads; `own_servers`: started here."""
 
     directory: Path
@@ -47,7 +47,7 @@ class Place:
 
 
 @contextmanager
-def prepared(say: Callable[[str], None], *, keep: bool) -> Iterator[Place]:
+def prepared(say: Callable[[str], None], *, keep: bool) -> Iterator[DemoPaths]:
     """Set everything up; take it away again at the end, however that comes, unless `keep`.
 
     HARVESTER_TEST_DSN and HARVESTER_TEST_BOOTSTRAP name servers of the user's own; in those only what was made
@@ -63,7 +63,7 @@ def prepared(say: Callable[[str], None], *, keep: bool) -> Iterator[Place]:
     # Started by root, PostgreSQL runs under another account, which has to get into the directory.
     directory = Path(tempfile.mkdtemp(prefix="harvester-demo-"))
     directory.chmod(0o755)
-    place: Place | None = None
+    place: DemoPaths | None = None
     try:
         options = stack.StackOptions(dsn=os.environ.get(DSN) or None, bootstrap=os.environ.get(BOOTSTRAP) or None)
         info = stack.up(directory, options, progress=say)
@@ -83,7 +83,7 @@ def prepared(say: Callable[[str], None], *, keep: bool) -> Iterator[Place]:
                 shutil.rmtree(directory, ignore_errors=True)
 
 
-def _describe(info: StackInfo, directory: Path, name: str, *, own_servers: bool) -> Place:
+def _describe(info: StackInfo, directory: Path, name: str, *, own_servers: bool) -> DemoPaths:
     import json
 
     from psycopg.conninfo import make_conninfo
@@ -101,10 +101,10 @@ def _describe(info: StackInfo, directory: Path, name: str, *, own_servers: bool)
     lines = [f"{key} = {json.dumps(value)}" for key, value in settings.items()]
     lines += ["[base_kafka_config]", f'"bootstrap.servers" = {json.dumps(info.bootstrap)}']
     path.write_text("\n".join(lines).replace("$", "$$") + "\n")
-    return Place(directory, path, load_config(path), topic=name, own_servers=own_servers)
+    return DemoPaths(directory, path, load_config(path), topic=name, own_servers=own_servers)
 
 
-def _create(info: StackInfo, place: Place, name: str) -> None:
+def _create(info: StackInfo, place: DemoPaths, name: str) -> None:
     from confluent_kafka import KafkaException
     from confluent_kafka.admin import AdminClient
     from confluent_kafka.cimpl import NewTopic
@@ -126,7 +126,7 @@ def _create(info: StackInfo, place: Place, name: str) -> None:
         raise BrokerError(f"the topic {name} could not be created: {error.args[0]}") from error
 
 
-def _remove(info: StackInfo, place: Place, name: str) -> None:
+def _remove(info: StackInfo, place: DemoPaths, name: str) -> None:
     """Best effort: what cannot be removed is harmless, and the verdict is worth more than a complaint."""
     from concurrent.futures import wait
     from contextlib import suppress
@@ -152,7 +152,7 @@ def _remove(info: StackInfo, place: Place, name: str) -> None:
         wait(removed, timeout=30)
 
 
-def _explain(say: Callable[[str], None], directory: Path, place: Place | None) -> None:
+def _explain(say: Callable[[str], None], directory: Path, place: DemoPaths | None) -> None:
     if place is None:
         say(f"kept {directory}")
         return
@@ -182,10 +182,10 @@ STUCK_S = 60.0  # a backlog that does not move for so long is given up
 _LOOK_S = 0.1
 
 
-class Relay:
+class DemoRelay:
     """`harvester start` as a process, in a process group of its own: Ctrl-C reaches us, and only we signal it."""
 
-    def __init__(self, place: Place, *extra: str, dashboard: bool = False, output: Any = None) -> None:
+    def __init__(self, place: DemoPaths, *extra: str, dashboard: bool = False, output: Any = None) -> None:
         command = [sys.executable, "-m", "harvester_cli", "start", "-f", str(place.config_path), *extra]
         command += ["--dashboard", "on" if dashboard else "off"]
         self._process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=output, process_group=0)
@@ -234,7 +234,7 @@ class Relay:
 
 
 @contextmanager
-def _running(relay: Relay) -> Iterator[Relay]:
+def _running(relay: DemoRelay) -> Iterator[DemoRelay]:
     try:
         yield relay
     finally:
@@ -242,7 +242,7 @@ def _running(relay: Relay) -> Iterator[Relay]:
 
 
 def perform(
-    place: Place,
+    place: DemoPaths,
     load: Load,
     *,
     shards: int,
@@ -250,7 +250,7 @@ def perform(
     dashboard: bool,
     output: Any,
     say: Callable[[str], None],
-) -> Report:
+) -> VerifyReport:
     """Pump while the harvester runs, stop it, drain what is left, and judge.
 
     `seconds` None pumps the load to its end, however long that takes; else the pump stops then. `output` is where
@@ -266,7 +266,7 @@ def perform(
     arguments = ("--shards", str(shards))
     with connect(config.dsn, application_name="harvester demo") as connection:
         say(f"starting the harvester with {shards} shards")
-        with _running(Relay(place, *arguments, dashboard=dashboard, output=output)) as relay:
+        with _running(DemoRelay(place, *arguments, dashboard=dashboard, output=output)) as relay:
             _wait_for_leader(connection, place, relay, shards)
             if not dashboard:
                 say(f"pumping {load.records:,} records")
@@ -283,13 +283,13 @@ def perform(
             relay.stop()
         if _standing(connection, place)[0]:
             say("draining what is left")
-            with _running(Relay(place, *arguments, "--until-empty", output=output)) as relay:
+            with _running(DemoRelay(place, *arguments, "--until-empty", output=output)) as relay:
                 relay.wait(STUCK_S)
     say("verifying")
     return verify(config.dsn, config.table, config.common_options(), header=config.record_header)
 
 
-def _wait_for_leader(connection: Connection, place: Place, relay: Relay, shards: int) -> None:
+def _wait_for_leader(connection: Connection, place: DemoPaths, relay: DemoRelay, shards: int) -> None:
     """Until somebody has taken the first term and every shard has its session, so that starting up does not count
     as latency."""
     from harvester.errors import LeadershipError
@@ -307,7 +307,7 @@ def _wait_for_leader(connection: Connection, place: Place, relay: Relay, shards:
         time.sleep(_LOOK_S)
 
 
-def _wait_until_empty(connection: Connection, place: Place, relay: Relay) -> None:
+def _wait_until_empty(connection: Connection, place: DemoPaths, relay: DemoRelay) -> None:
     """Until no row is left, or nothing has moved for STUCK_S: the verdict will tell what stayed."""
     before, since = _standing(connection, place), time.monotonic()
     while before[0]:
@@ -320,7 +320,7 @@ def _wait_until_empty(connection: Connection, place: Place, relay: Relay) -> Non
             return
 
 
-def _standing(connection: Connection, place: Place) -> tuple[int, int]:
+def _standing(connection: Connection, place: DemoPaths) -> tuple[int, int]:
     """How many rows stand in the outbox, and the smallest id."""
     from harvester.outbox.connection import database_errors
 

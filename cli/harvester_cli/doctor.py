@@ -10,7 +10,7 @@ import typer
 from harvester_cli.options import ConfigOption, JsonOption, SetOption, load
 
 if TYPE_CHECKING:
-    from harvester.doctor import Report
+    from harvester.doctor import DoctorReport
 
 
 class JavaCommand(StrEnum):
@@ -61,7 +61,7 @@ def doctor(
         raise typer.Exit(1)
 
 
-def _print(report: Report) -> None:
+def _print(report: DoctorReport) -> None:
     from rich.console import Console
 
     from harvester_cli.doctor_view import lines_of

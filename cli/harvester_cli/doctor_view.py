@@ -6,29 +6,34 @@ from collections.abc import Iterator
 
 from rich.text import Text
 
-from harvester.doctor import Finding, Level, Report
+from harvester.doctor import CheckLevel, CheckResult, DoctorReport
 
-_STYLES = {Level.OK: "green", Level.SKIPPED: "dim", Level.WARNING: "yellow", Level.PROBLEM: "bold red"}
+_STYLES = {
+    CheckLevel.OK: "green",
+    CheckLevel.SKIPPED: "dim",
+    CheckLevel.WARNING: "yellow",
+    CheckLevel.PROBLEM: "bold red",
+}
 _INDENT = 9
 
 
-def lines_of(report: Report) -> Iterator[Text]:
+def lines_of(report: DoctorReport) -> Iterator[Text]:
     """In the report's order; the last line sums up."""
     for finding in report.findings:
         yield _line(finding)
-        if finding.advice and finding.level is not Level.OK:
+        if finding.advice and finding.level is not CheckLevel.OK:
             yield Text(f"{'':{_INDENT}}do: {finding.advice}")
     yield Text("")
     yield _verdict(report)
 
 
-def _line(finding: Finding) -> Text:
+def _line(finding: CheckResult) -> Text:
     level = f"{finding.level.value:{_INDENT}}"
     return Text.assemble((level, _STYLES[finding.level]), (finding.check, "bold"), f": {finding.found}")
 
 
-def _verdict(report: Report) -> Text:
-    problems, warnings = len(report.of(Level.PROBLEM)), len(report.of(Level.WARNING))
+def _verdict(report: DoctorReport) -> Text:
+    problems, warnings = len(report.of(CheckLevel.PROBLEM)), len(report.of(CheckLevel.WARNING))
     if problems:
         return Text(f"{_count(problems, 'problem')}, {_count(warnings, 'warning')}", style="bold red")
     if warnings:

@@ -45,9 +45,9 @@ def grants(
         raise typer.BadParameter("name a role with --relay, --writer or --caller", param_hint="--relay")
     settings = load(config, set_)
 
-    from harvester.outbox.sql.grants import Place, script
+    from harvester.outbox.sql.grants import GrantTarget, script
 
-    place = Place.of(
+    place = GrantTarget.of(
         settings.table,
         _facts(settings),
         archive=settings.archive != "off",

@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-    from harvester.verify.check import Report
+    from harvester.verify.check import VerifyReport
     from harvester.verify.sequences import Sequenced
 
 
-def render(report: Report) -> RenderableType:
+def render(report: VerifyReport) -> RenderableType:
     """Pure: report in, rich renderable out."""
     from rich.console import Group
     from rich.table import Table
@@ -58,7 +58,7 @@ def _sequences(found: Sequenced) -> tuple[tuple[str, int, str], ...]:
     )
 
 
-def answer(report: Report) -> str:
+def answer(report: VerifyReport) -> str:
     """The verdict in one sentence."""
     verdict = report.verdict
     wrong = [

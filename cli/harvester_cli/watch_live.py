@@ -16,9 +16,9 @@ from harvester.control.client import ANSWERS_S, Connection, Feeds
 from harvester.control.protocol import ControlError
 from harvester_cli.dashboard import live
 from harvester_cli.dashboard.lines import OneKey
-from harvester_cli.dashboard.render import Kept
+from harvester_cli.dashboard.render import OffScreenOutput
 from harvester_cli.dashboard.terminal import Keyboard
-from harvester_cli.dashboard.watching import Ask, Quit, Seen, View, chosen, press, screen
+from harvester_cli.dashboard.watching import Ask, Quit, SeenHarvester, View, chosen, press, screen
 
 _EVERY_S = 0.25
 _REFRESH_PER_SECOND = 4.0
@@ -48,7 +48,7 @@ class _Watch:
         self.ended = threading.Event()
         self._news = threading.Event()
         self._feeds = Feeds(find, _EVERY_S, self._news.set)
-        self._seen: list[Seen] = []
+        self._seen: list[SeenHarvester] = []
         self._view = view
         self._looks = threading.Event()  # for a key, before its time
         self._lock = threading.Lock()
@@ -57,12 +57,12 @@ class _Watch:
 
     def frame(self) -> live.Frame:
         """What is to be seen now."""
-        seen = [Seen(str(glimpse.path), glimpse.status, glimpse.trouble) for glimpse in self._feeds.latest()]
+        seen = [SeenHarvester(str(glimpse.path), glimpse.status, glimpse.trouble) for glimpse in self._feeds.latest()]
         with self._lock:
             self._seen = seen
             view, keys = self._view, self._has_keys
 
-        def draw(width: int, height: int, /, *, kept: Kept | None, ascii_only: bool) -> Text:
+        def draw(width: int, height: int, /, *, kept: OffScreenOutput | None, ascii_only: bool) -> Text:
             return screen(view, seen, width, height, keys=keys, kept=kept, ascii_only=ascii_only)
 
         return draw

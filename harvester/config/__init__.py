@@ -9,7 +9,7 @@ from harvester.config.client_check import check_clients
 from harvester.config.describe import as_json, in_effect, settings_of
 from harvester.config.durations import format_duration, parse_duration
 from harvester.config.load import DEFAULT_FILE, ENV_VARIABLE, Loaded, load, load_config
-from harvester.config.model import Config, Control, Http, Limits, Logging, Poison
+from harvester.config.model import Config, Control, Http, Limits, Logging, PoisonSettings
 from harvester.config.secrets import MASK, mask_options
 
 __all__ = [
@@ -22,7 +22,7 @@ __all__ = [
     "Limits",
     "Loaded",
     "Logging",
-    "Poison",
+    "PoisonSettings",
     "as_json",
     "check_clients",
     "format_duration",

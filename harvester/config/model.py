@@ -54,7 +54,7 @@ def derived(compute: Any) -> Any:
     return Field(default_factory=compute)
 
 
-class Settings(BaseModel):
+class SettingsTable(BaseModel):
     """A table; its fields are the settings. `_aliases`: other names that may be given -> the setting's own."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", hide_input_in_errors=True, validate_default=True)
@@ -70,7 +70,7 @@ class Settings(BaseModel):
                 raise ConfigurationError(problems_from(error, known_names(type(self)))) from None
 
 
-def nested(kind: type[Settings], name: str) -> BeforeValidator:
+def nested(kind: type[SettingsTable], name: str) -> BeforeValidator:
     """A table inside another: its problems are reported with their whole paths."""
 
     def read(value: object) -> object:
@@ -86,12 +86,12 @@ def nested(kind: type[Settings], name: str) -> BeforeValidator:
     return BeforeValidator(read)
 
 
-def known_names(kind: type[Settings]) -> dict[str, str]:
+def known_names(kind: type[SettingsTable]) -> dict[str, str]:
     """Every name that a user may have in mind -> the path that is right, seen from inside `kind`."""
     known = {name: name for name in kind.model_fields}
     for table, field in kind.model_fields.items():
         inner = field.annotation
-        if isinstance(inner, type) and issubclass(inner, Settings):
+        if isinstance(inner, type) and issubclass(inner, SettingsTable):
             known |= {name: f"{table}.{path}" for name, path in known_names(inner).items()}
     return known | dict(kind._aliases)
 
@@ -99,7 +99,7 @@ def known_names(kind: type[Settings]) -> dict[str, str]:
 LEVELS = ("trace", "debug", "info", "warning", "error")
 
 
-class Limits(Settings):
+class Limits(SettingsTable):
     """Times and amounts. All durations are above zero; see docs/configuration.md for how they depend on each other."""
 
     _aliases: ClassVar[Mapping[str, str]] = {"send_concurrency": "shards"}
@@ -144,7 +144,7 @@ class Limits(Settings):
         return rest | {"shards": Conflict("send_concurrency") if differ else alias}
 
 
-class Poison(Settings):
+class PoisonSettings(SettingsTable):
     """What becomes of a record that Kafka will not take; see docs/dead-letters.md."""
 
     policy: Annotated[Literal["quarantine", "hold", "stop"], BeforeValidator(one_of("quarantine", "hold", "stop"))] = (
@@ -153,31 +153,31 @@ class Poison(Settings):
     notice_topic: Annotated[str, BeforeValidator(read_notice_topic)] = ""
 
 
-class Logging(Settings):
+class Logging(SettingsTable):
     """What is logged."""
 
     level: Annotated[str, BeforeValidator(one_of(*LEVELS))] = "info"
 
 
-class Http(Settings):
+class Http(SettingsTable):
     """What is said over HTTP; see docs/operations.md."""
 
     listen: Annotated[str, BeforeValidator(read_listen)] = "off"
 
 
-class Control(Settings):
+class Control(SettingsTable):
     """How a running harvester is controlled; see docs/operations.md."""
 
     socket: Annotated[str, BeforeValidator(read_control_socket)] = "auto"
 
 
-class Tracing(Settings):
+class Tracing(SettingsTable):
     """Whether traces go on with the records; see docs/operations.md."""
 
     enabled: Annotated[bool, BeforeValidator(read_switch)] = False
 
 
-class OAuth(Settings):
+class OAuth(SettingsTable):
     """Where tokens for Kafka come from (SASL OAUTHBEARER); see docs/security.md."""
 
     token: Annotated[str, BeforeValidator(read_hook_name)] = ""
@@ -238,7 +238,7 @@ def _kafka_table(name: kafka_options.Table) -> BeforeValidator:
     return BeforeValidator(read)
 
 
-class Config(Settings):
+class Config(SettingsTable):
     """Everything a harvester needs to know. Immutable; safe to pass to another process."""
 
     base_kafka_config: Annotated[dict[str, str], _kafka_table("base_kafka_config")] = Field(default_factory=dict)
@@ -263,7 +263,7 @@ class Config(Settings):
     archive: Annotated[Literal["off", "ids", "rows"], BeforeValidator(one_of("off", "ids", "rows"))] = "off"
     archive_retention: Retention = timedelta(days=7)
     limits: Annotated[Limits, nested(Limits, "limits")] = Field(default_factory=Limits)
-    poison: Annotated[Poison, nested(Poison, "poison")] = Field(default_factory=Poison)
+    poison: Annotated[PoisonSettings, nested(PoisonSettings, "poison")] = Field(default_factory=PoisonSettings)
     logging: Annotated[Logging, nested(Logging, "logging")] = Field(default_factory=Logging)
     http: Annotated[Http, nested(Http, "http")] = Field(default_factory=Http)
     tracing: Annotated[Tracing, nested(Tracing, "tracing")] = Field(default_factory=Tracing)

@@ -248,7 +248,7 @@ class Glimpse:
     at: float = 0.0
 
 
-class Feed(threading.Thread):
+class StatusPoller(threading.Thread):
     """Asks one harvester again and again."""
 
     def __init__(self, path: Path, every_s: float, news: Callable[[], None]) -> None:
@@ -289,7 +289,7 @@ class Feeds:
     def __init__(self, find: Callable[[], Sequence[Path]], every_s: float, news: Callable[[], None]) -> None:
         """`news` is called from any thread when there is something to see."""
         self._find, self._every_s, self._news = find, every_s, news
-        self._feeds: dict[Path, Feed] = {}
+        self._feeds: dict[Path, StatusPoller] = {}
         self._looked_at = -_LOOK_S
 
     def latest(self) -> list[Glimpse]:
@@ -299,7 +299,7 @@ class Feeds:
             self._looked_at = now
             for path in self._find():
                 if path not in self._feeds:
-                    self._feeds[path] = Feed(path, self._every_s, self._news)
+                    self._feeds[path] = StatusPoller(path, self._every_s, self._news)
                     self._feeds[path].start()
         self._forget(now)
         return [self._feeds[path].latest for path in sorted(self._feeds)]

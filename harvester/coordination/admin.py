@@ -26,9 +26,16 @@ from confluent_kafka.admin import AdminClient, OffsetSpec
 
 from harvester.clock import clock_s
 from harvester.coordination.core.fair_share import log_partition
-from harvester.coordination.core.messages import Client, Message, Place, ReleasingPartition, SettingPosition, Unreadable
-from harvester.coordination.core.overview import Row
-from harvester.coordination.core.rationalizer import Reading, Verdict, read
+from harvester.coordination.core.messages import (
+    Client,
+    GroupPartition,
+    Message,
+    ReleasingPartition,
+    SettingPosition,
+    Unreadable,
+)
+from harvester.coordination.core.overview import PartitionRow
+from harvester.coordination.core.rationalizer import ClaimVerdict, Reading, read
 from harvester.coordination.core.world import Claim, World
 from harvester.coordination.errors import CoordinationTopicError
 from harvester.coordination.log import CoordinationLog, passes
@@ -56,7 +63,7 @@ class Observer:
                 hint="the first consumer makes it; --coordination-topic names another one",
             )
         self.worlds = {partition: World.begin(settings.timing) for partition in range(count)}
-        self._lost: set[Place] = set()
+        self._lost: set[GroupPartition] = set()
         self._log = CoordinationLog(settings.coordination_topic, settings.kafka, lambda place, _: self._lost.add(place))
         ends = self._log.begin(self.worlds)
         self._until(lambda: all(self.worlds[each].next_offset >= end for each, end in ends.items()))
@@ -94,7 +101,7 @@ class Observer:
 
     # -- changing
 
-    def release(self, rows: Sequence[Row]) -> dict[Place, bool]:
+    def release(self, rows: Sequence[PartitionRow]) -> dict[GroupPartition, bool]:
         """End these claims; false where the holder has changed since, and for what is not known for certain."""
         messages = [
             ReleasingPartition(row.place, row.holder, 0, row.generation, row.generation, row.last_offset)
@@ -102,7 +109,7 @@ class Observer:
             if row.holder is not None and row.certain and self._positioned(row.place)
         ]
         accepted = self._say(messages)
-        return {row.place: accepted.get(row.place) is Verdict.ACCEPTED for row in rows}
+        return {row.place: accepted.get(row.place) is ClaimVerdict.ACCEPTED for row in rows}
 
     def set_positions(self, group: str, offsets: Mapping[tuple[str, int], int]) -> None:
         """Whatever claims there are end, and the next ones begin with these offsets."""
@@ -118,7 +125,7 @@ class Observer:
                 left = {
                     place: offset
                     for place, offset in left.items()
-                    if found[place] != offset and self._claim(Place(group, *place)).holder is None
+                    if found[place] != offset and self._claim(GroupPartition(group, *place)).holder is None
                 }
                 if not left:
                     return
@@ -130,10 +137,10 @@ class Observer:
 
     # -- parts
 
-    def _say(self, messages: Sequence[Message]) -> dict[Place, Verdict]:
+    def _say(self, messages: Sequence[Message]) -> dict[GroupPartition, ClaimVerdict]:
         """Write these, one for a place, and read on until all have come back."""
         self._lost.clear()
-        verdicts: dict[Place, Verdict] = {}
+        verdicts: dict[GroupPartition, ClaimVerdict] = {}
         awaited = {message.place: message for message in messages}
         for message in messages:
             self._log.append(log_partition(message.place, len(self.worlds)), message)
@@ -174,11 +181,11 @@ class Observer:
                     raise self._failed(error) from error
                 time.sleep(_TURN_S)  # a partition of a topic that has just been made may be led by nobody yet
 
-    def _positioned(self, place: Place) -> bool:
+    def _positioned(self, place: GroupPartition) -> bool:
         """Else a release would make a position of what is only the best that is known."""
         return self._claim(place).positioned
 
-    def _claim(self, place: Place) -> Claim:
+    def _claim(self, place: GroupPartition) -> Claim:
         return self.worlds[log_partition(place, len(self.worlds))].claim(place)
 
     def _failed(self, error: KafkaException) -> BrokerError:
@@ -191,10 +198,12 @@ def _partitions(offsets: Mapping[tuple[str, int], int]) -> list[TopicPartition]:
 
 def _setting(group: str, place: tuple[str, int], offset: int) -> SettingPosition:
     sender = Client(_CLIENT_ID, uuid4().hex)
-    return SettingPosition(Place(group, *place), sender, 1, None, None, offset - 1 if offset > 0 else None)
+    return SettingPosition(GroupPartition(group, *place), sender, 1, None, None, offset - 1 if offset > 0 else None)
 
 
-def _note(reading: Reading, awaited: Mapping[Place, Message], verdicts: dict[Place, Verdict]) -> None:
+def _note(
+    reading: Reading, awaited: Mapping[GroupPartition, Message], verdicts: dict[GroupPartition, ClaimVerdict]
+) -> None:
     message = reading.message
     if message is None or isinstance(message, Unreadable):
         return

@@ -38,9 +38,9 @@ from uuid import uuid4
 from confluent_kafka import Consumer, TopicPartition
 
 from harvester.clock import clock_s
-from harvester.coordination.core.claim import Fetched, Release
-from harvester.coordination.core.messages import Client, Place
-from harvester.coordination.core.partition_buffer import NOTHING, Health, Lot
+from harvester.coordination.core.claim import BatchWaiting, ReleaseClaim
+from harvester.coordination.core.messages import Client, GroupPartition
+from harvester.coordination.core.partition_buffer import NOTHING, Health, RecordBatch
 from harvester.coordination.events import Event, EventHandler, Paused, Resumed
 from harvester.coordination.fetcher import Feed, connect
 from harvester.coordination.offsets import GroupOffsets
@@ -54,10 +54,12 @@ _OPEN_S = 0.1  # how long a lot is handed out before all else is looked after
 class Lots:
     """See the module's text. Belongs to the consumer's thread."""
 
-    def __init__(self, settings: ConsumerSettings, session: Session, is_paused: Callable[[Place], bool]) -> None:
+    def __init__(
+        self, settings: ConsumerSettings, session: Session, is_paused: Callable[[GroupPartition], bool]
+    ) -> None:
         self._settings, self._session, self._is_paused = settings, session, is_paused
 
-    def after(self, before: Lot) -> Lot:
+    def after(self, before: RecordBatch) -> RecordBatch:
         """The next one; of the one before, what was not handed out comes again. An empty one if there is none."""
         now = clock_s()
         with self._session.lock:
@@ -70,41 +72,41 @@ class Lots:
                 lot.until = min(lot.until, now + _OPEN_S)
         return lot
 
-    def _held(self, before: Lot, now: float) -> Lot:
+    def _held(self, before: RecordBatch, now: float) -> RecordBatch:
         """At least once."""
         session = self._session
-        hands = session.hands.get(before.place)
-        if hands is not None:
-            hands.close_lot()
-        for place in sorted(session.hands, key=lambda place: (place <= before.place, place)):
-            hands = session.hands[place]
+        buffer = session.buffer.get(before.place)
+        if buffer is not None:
+            buffer.close_lot()
+        for place in sorted(session.buffer, key=lambda place: (place <= before.place, place)):
+            buffer = session.buffer[place]
             until = session.holding(place).hand_out_until(self._settings.pace)
-            room = self._settings.max_open_records - hands.open_records
-            if hands.fetched and room > 0 and now < until and not self._is_paused(place):
-                lot = hands.open_lot(room)
+            room = self._settings.max_open_records - buffer.open_records
+            if buffer.fetched and room > 0 and now < until and not self._is_paused(place):
+                lot = buffer.open_lot(room)
                 lot.until = until
                 return lot
         return NOTHING
 
-    def _owned(self, before: Lot) -> Lot:
+    def _owned(self, before: RecordBatch) -> RecordBatch:
         """At most once."""
         session = self._session
-        hands = session.hands.get(before.place)
-        if hands is not None and hands.lot is before:
-            left = hands.lay_down()
-            if hands.stopping_at is not None:
+        buffer = session.buffer.get(before.place)
+        if buffer is not None and buffer.lot is before:
+            left = buffer.lay_down()
+            if buffer.stopping_at is not None:
                 left = None  # it is given back
         else:  # the claim is lost: what is ours stays ours, but for what was given back
-            left = Lot(before.place, before.rest) if before.rest else None
+            left = RecordBatch(before.place, before.rest) if before.rest else None
         if left is not None:
             session.owned.appendleft(left)
         for lot in tuple(session.owned):
             if not self._is_paused(lot.place):
                 session.owned.remove(lot)
                 lot.until = math.inf
-                hands = session.hands.get(lot.place)
-                if hands is not None and lot in hands.owned:
-                    hands.lot = lot
+                buffer = session.buffer.get(lot.place)
+                if buffer is not None and lot in buffer.owned:
+                    buffer.lot = lot
                 return lot
         return NOTHING
 
@@ -112,32 +114,32 @@ class Lots:
         """At most once: of each place a batch, if none waits already."""
         session = self._session
         waiting = {lot.place for lot in session.owned}
-        for place, hands in tuple(session.hands.items()):
-            if hands.proposed or place in waiting or self._is_paused(place):
+        for place, buffer in tuple(session.buffer.items()):
+            if buffer.proposed or place in waiting or self._is_paused(place):
                 continue
             if not session.holding(place).may_fetch(now, self._settings.pace):
                 continue
-            last_offset = hands.propose(self._settings.batch_records)
+            last_offset = buffer.propose(self._settings.batch_records)
             if last_offset is not None:
-                session.tell(place, Fetched(last_offset))
+                session.tell(place, BatchWaiting(last_offset))
                 if session.holding(place).batch is None:  # nothing came of it
-                    hands.proposed = 0
+                    buffer.proposed = 0
 
 
-class Standing:
+class ConsumerParts:
     """See the module's text. `data` fetches the records."""
 
     def __init__(self, session: Session, data: Consumer) -> None:
         self._session, self._data = session, data
 
-    def processed(self) -> dict[Place, int | None]:
+    def processed(self) -> dict[GroupPartition, int | None]:
         """The last offset of what is processed without a hole, of each held partition."""
         with self._session.lock:
-            return {place: hands.last_offset for place, hands in self._session.hands.items()}
+            return {place: buffer.last_offset for place, buffer in self._session.buffer.items()}
 
-    def lag(self) -> dict[Place, int]:
+    def lag(self) -> dict[GroupPartition, int]:
         """Records that wait in each held partition, as of the last fetch; none once it is closed. Any thread."""
-        behind: dict[Place, int] = {}
+        behind: dict[GroupPartition, int] = {}
         for place, last_offset in self.processed().items():
             partition = TopicPartition(place.topic, place.partition)
             try:
@@ -147,21 +149,21 @@ class Standing:
             behind[place] = max(0, high - max(low, 0 if last_offset is None else last_offset + 1))
         return behind
 
-    def look(self, is_paused: Callable[[Place], bool]) -> None:
+    def look(self, is_paused: Callable[[GroupPartition], bool]) -> None:
         """Once an interval: see the module's text."""
         for place, behind in self.lag().items():
-            hands = self._session.hands.get(place)
-            if hands is None:
+            buffer = self._session.buffer.get(place)
+            if buffer is None:
                 continue
             if not behind or is_paused(place):
-                hands.health = Health()
+                buffer.health = Health()
                 continue
             with self._session.lock:
-                last_offset = hands.last_offset
+                last_offset = buffer.last_offset
                 position = 0 if last_offset is None else last_offset + 1
-                hands.health.look(position, position + behind)
-                if hands.health.falls_behind and hands.stopping_at is None and self._session.fewer_elsewhere():
-                    self._session.tell(place, Release("it falls behind"))
+                buffer.health.look(position, position + behind)
+                if buffer.health.falls_behind and buffer.stopping_at is None and self._session.fewer_elsewhere():
+                    self._session.tell(place, ReleaseClaim("it falls behind"))
                     return
 
 
@@ -187,7 +189,7 @@ class CoordinatedConsumer:
         self._session = Session(settings, self.client)
         self._offsets = GroupOffsets(settings)
         self._data = connect(settings)
-        self._standing = Standing(self._session, self._data)
+        self._standing = ConsumerParts(self._session, self._data)
         self._feed = Feed(settings, self._session, self._data, self._offsets)
         self._lots = Lots(settings, self._session, self._feed.is_paused)
         self._lot = NOTHING
@@ -226,9 +228,9 @@ class CoordinatedConsumer:
         if self._lot.finish(record) or self.settings.at_most_once:
             return
         with self._session.lock:
-            hands = self._session.hands.get(self._place(record.topic(), record.partition()))
-            if hands is not None:
-                hands.finish(record.offset())
+            buffer = self._session.buffer.get(self._place(record.topic(), record.partition()))
+            if buffer is not None:
+                buffer.finish(record.offset())
 
     def pause(self, topic: str | None = None, partition: int | None = None) -> None:
         """Hand out nothing of a partition, a topic, or anything; the claims are kept. It outlasts the claim."""
@@ -253,8 +255,8 @@ class CoordinatedConsumer:
         """Give a partition up for others to claim; we do not for 2 intervals. With whole topics, the topic."""
         place = self._place(topic, 0 if self.settings.whole_topics else partition)
         with self._session.lock:
-            if place in self._session.hands:
-                self._session.tell(place, Release("on request"))
+            if place in self._session.buffer:
+                self._session.tell(place, ReleaseClaim("on request"))
 
     def lag(self) -> dict[tuple[str, int], int]:
         """Records that wait in each held partition, as of the last fetch."""
@@ -264,7 +266,7 @@ class CoordinatedConsumer:
         """Of each held partition what is handed out and not committed, if anything is; at most once nothing ever."""
         now = clock_s()
         with self._session.lock:
-            found = {place: hands.open(now) for place, hands in self._session.hands.items()}
+            found = {place: buffer.open(now) for place, buffer in self._session.buffer.items()}
         return {(place.topic, place.partition): each for place, each in found.items() if each is not None}
 
     def statistics(self) -> Statistics:
@@ -335,7 +337,7 @@ class CoordinatedConsumer:
             self._feed.pass_over()
             self._offsets.mirror(self._standing.processed())
 
-    def _replace_lot(self, lot: Lot) -> Lot:
+    def _replace_lot(self, lot: RecordBatch) -> RecordBatch:
         self._records += self._lot.given
         self._lot = lot
         if self._stopping:  # `stop` ends the lot that it finds
@@ -346,5 +348,5 @@ class CoordinatedConsumer:
         if self._on_event is not None and event is not None:
             self._on_event(event)
 
-    def _place(self, topic: str, partition: int) -> Place:
-        return Place(self.settings.group, topic, partition)
+    def _place(self, topic: str, partition: int) -> GroupPartition:
+        return GroupPartition(self.settings.group, topic, partition)

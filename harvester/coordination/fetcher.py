@@ -27,9 +27,9 @@ from typing import Any, Generic, TypeVar
 from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaError, KafkaException, Message, TopicPartition
 
 from harvester.clock import clock_s
-from harvester.coordination.core.messages import Place
+from harvester.coordination.core.messages import GroupPartition
 from harvester.coordination.core.offset_policy import resume, start
-from harvester.coordination.core.partition_buffer import Hands
+from harvester.coordination.core.partition_buffer import PartitionBuffer
 from harvester.coordination.core.stall_detector import Standstill
 from harvester.coordination.errors import OffsetOutOfRange
 from harvester.coordination.events import Blocked, Event, OutOfRange, Unblocked
@@ -45,7 +45,7 @@ T = TypeVar("T")
 class Question(Generic[T]):
     """One at a time. Belongs to one thread; `ask` is called from another one."""
 
-    def __init__(self, ask: Callable[[Collection[Place]], T]) -> None:
+    def __init__(self, ask: Callable[[Collection[GroupPartition]], T]) -> None:
         self._ask = ask
         self._future: Future[T] | None = None
 
@@ -54,7 +54,7 @@ class Question(Generic[T]):
         """Whether there is one whose answer was not taken yet."""
         return self._future is not None
 
-    def put(self, places: Collection[Place]) -> None:
+    def put(self, places: Collection[GroupPartition]) -> None:
         """Ask about them."""
         self._future = Future()
         threading.Thread(target=_answer, args=(self._future, self._ask, places), daemon=True).start()
@@ -67,7 +67,9 @@ class Question(Generic[T]):
         return future.result()
 
 
-def _answer(future: Future[T], ask: Callable[[Collection[Place]], T], places: Collection[Place]) -> None:
+def _answer(
+    future: Future[T], ask: Callable[[Collection[GroupPartition]], T], places: Collection[GroupPartition]
+) -> None:
     try:
         future.set_result(ask(places))
     except Exception as error:  # noqa: BLE001 - the top frame of this thread; who takes the answer raises it
@@ -80,11 +82,13 @@ _LEAST_S = 5.0
 class Stalls:
     """See the module's text. `ends`: the offsets behind the last records; called from another thread."""
 
-    def __init__(self, ends: Callable[[Collection[Place]], Mapping[Place, int]], interval_s: float) -> None:
+    def __init__(
+        self, ends: Callable[[Collection[GroupPartition]], Mapping[GroupPartition, int]], interval_s: float
+    ) -> None:
         self._question = Question(ends)
-        self._standstill = Standstill[Place](max(2 * interval_s, _LEAST_S))
+        self._standstill = Standstill[GroupPartition](max(2 * interval_s, _LEAST_S))
 
-    def look(self, waiting: Mapping[Place, int], now: float) -> list[Place]:
+    def look(self, waiting: Mapping[GroupPartition, int], now: float) -> list[GroupPartition]:
         """Once an interval. `waiting`: what the client reads next, for all places of which it had nothing just now.
 
         Returns those that stand still.
@@ -106,14 +110,14 @@ class Stalls:
             self._question.put(silent)
         return stalled
 
-    def _ends(self) -> Mapping[Place, int]:
+    def _ends(self) -> Mapping[GroupPartition, int]:
         try:
             return self._question.take() or {}
         except BrokerUnavailable:
             return {}
 
 
-Committed = dict[Place, int | None]  # the next offset; None if the group has none
+Committed = dict[GroupPartition, int | None]  # the next offset; None if the group has none
 
 
 class Inquiry:
@@ -122,20 +126,20 @@ class Inquiry:
     When a question had no answer, the next one is asked `again_s` later.
     """
 
-    def __init__(self, ask: Callable[[Collection[Place]], Committed], again_s: float) -> None:
+    def __init__(self, ask: Callable[[Collection[GroupPartition]], Committed], again_s: float) -> None:
         self._question, self._again_s = Question(ask), again_s
-        self._answers: dict[Hands, int | None] = {}  # an older claim's would be out of date
-        self._asked: list[Hands] = []
+        self._answers: dict[PartitionBuffer, int | None] = {}  # an older claim's would be out of date
+        self._asked: list[PartitionBuffer] = []
         self._ask_at = 0.0
 
-    def look(self, begun: Iterable[Hands]) -> dict[Hands, int | None]:
+    def look(self, begun: Iterable[PartitionBuffer]) -> dict[PartitionBuffer, int | None]:
         """The answers for these claims so far; asks for the others. Raises BrokerError if there never will be one."""
         self._take()
         wanted = list(begun)
-        self._answers = {hands: self._answers[hands] for hands in wanted if hands in self._answers}
+        self._answers = {buffer: self._answers[buffer] for buffer in wanted if buffer in self._answers}
         if not self._question.is_open and len(self._answers) < len(wanted) and clock_s() >= self._ask_at:
-            self._asked = [hands for hands in wanted if hands not in self._answers]
-            self._question.put([hands.place for hands in self._asked])
+            self._asked = [buffer for buffer in wanted if buffer not in self._answers]
+            self._question.put([buffer.place for buffer in self._asked])
         return self._answers
 
     def _take(self) -> None:
@@ -146,7 +150,7 @@ class Inquiry:
             return
         if committed is None:
             return
-        self._answers |= {hands: committed[hands.place] for hands in self._asked if hands.place in committed}
+        self._answers |= {buffer: committed[buffer.place] for buffer in self._asked if buffer.place in committed}
         if len(committed) < len(self._asked):
             self._ask_at = clock_s() + self._again_s
 
@@ -179,10 +183,10 @@ class Feed:
     def __init__(self, settings: ConsumerSettings, session: Session, data: Consumer, offsets: GroupOffsets) -> None:
         self._settings, self._session, self._data = settings, session, data
         self._inquiry = Inquiry(offsets.committed, settings.heartbeat_interval_s / 2)
-        self._assigned: set[Place] = set()
+        self._assigned: set[GroupPartition] = set()
         self._pauses: set[tuple[str | None, int | None]] = set()
-        self._crowded: set[Place] = set()  # enough waits of them, and there is no room for it
-        self._displaced: dict[Place, float] = {}  # their position is not there; since when
+        self._crowded: set[GroupPartition] = set()  # enough waits of them, and there is no room for it
+        self._displaced: dict[GroupPartition, float] = {}  # their position is not there; since when
         self._stalls = Stalls(offsets.ends, settings.heartbeat_interval_s)
         self._emptied = False  # the client had nothing more for us, since the last look for stalls
         self._fetched = max(_LEAST_FETCHED, settings.batch_records if settings.at_most_once else 0)
@@ -209,8 +213,8 @@ class Feed:
         committed = self._committed()
         try:
             while changes:
-                place, hands, event = changes[0]
-                waits = any(place == each[0] for each in waiting) or not self._reassign(place, hands, committed)
+                place, buffer, event = changes[0]
+                waits = any(place == each[0] for each in waiting) or not self._reassign(place, buffer, committed)
                 change = changes.popleft()
                 if waits:
                     waiting.append(change)
@@ -227,59 +231,61 @@ class Feed:
     def _blocks(self, now: float) -> list[Event]:
         """Say which places have waited for a commit for an interval, and when that is over; with the lock."""
         events: list[Event] = []
-        for place, hands in self._session.hands.items():
-            full_since, first = hands.full_since, hands.open(now)
+        for place, buffer in self._session.buffer.items():
+            full_since, first = buffer.full_since, buffer.open(now)
             due = full_since is not None and now >= full_since + self._settings.heartbeat_interval_s
-            if due and not hands.blocked and first is not None:
-                hands.blocked = True
+            if due and not buffer.blocked and first is not None:
+                buffer.blocked = True
                 _LOGGER.warning(
                     "%s waits for a commit: offset %d was handed out %.0f s ago, and with it %d records are open,"
                     " as many as max_open_records allows", place, first.offset, first.age_s, first.records,
                 )  # fmt: skip
                 events.append(Blocked(place.topic, place.partition, first.offset, first.records, first.age_s))
-            elif hands.blocked and full_since is None:
-                hands.blocked = False
+            elif buffer.blocked and full_since is None:
+                buffer.blocked = False
                 _LOGGER.warning("%s does not wait any longer", place)
                 events.append(Unblocked(place.topic, place.partition))
         return events
 
-    def _committed(self) -> dict[Hands, int | None]:
+    def _committed(self) -> dict[PartitionBuffer, int | None]:
         """Of the claims that begin, as far as the group's coordinator has answered."""
         session = self._session
         with session.lock:
-            begun = [hands for place, hands, _ in session.changes if hands and session.hands.get(place) is hands]
+            begun = [buffer for place, buffer, _ in session.changes if buffer and session.buffer.get(place) is buffer]
         try:
             return self._inquiry.look(begun)
         except BrokerError as error:  # asking again would not help
             session.fail(error)
             return {}
 
-    def _reassign(self, place: Place, hands: Hands | None, committed: Mapping[Hands, int | None]) -> bool:
+    def _reassign(
+        self, place: GroupPartition, buffer: PartitionBuffer | None, committed: Mapping[PartitionBuffer, int | None]
+    ) -> bool:
         """False when the claim cannot begin yet; it is kept."""
         self._unassign(place)
-        if hands is None or self._session.hands.get(place) is not hands:
+        if buffer is None or self._session.buffer.get(place) is not buffer:
             return True
-        if hands not in committed:
+        if buffer not in committed:
             return False
-        offset = start(committed[hands], hands.progress.last_offset, positioned=hands.positioned)
+        offset = start(committed[buffer], buffer.progress.last_offset, positioned=buffer.positioned)
         with self._session.lock:
             if offset is not None:
-                hands.progress.last_offset = hands.fetched_to = offset - 1 if offset > 0 else None
-            hands.assigned = True
+                buffer.progress.last_offset = buffer.fetched_to = offset - 1 if offset > 0 else None
+            buffer.assigned = True
         self._assign(place, OFFSET_BEGINNING if offset is None else offset)
         return True
 
-    def _replace(self, place: Place, since: float) -> Iterator[Event]:
+    def _replace(self, place: GroupPartition, since: float) -> Iterator[Event]:
         """The client found no record at the position of a place."""
-        hands = self._session.hands.get(place)
-        if hands is None or place not in self._assigned:
+        buffer = self._session.buffer.get(place)
+        if buffer is None or place not in self._assigned:
             del self._displaced[place]
             return
         try:
             first, end = self._data.get_watermark_offsets(_partition(place), _CALL_S)
         except KafkaException:
             return
-        offset = 0 if hands.fetched_to is None else hands.fetched_to + 1
+        offset = 0 if buffer.fetched_to is None else buffer.fetched_to + 1
         resumed_at = resume(offset, first, end, self._settings.out_of_range)
         if offset > end and clock_s() < since + 2 * self._settings.heartbeat_interval_s:
             return  # a new leader may not know its end yet
@@ -293,16 +299,16 @@ class Feed:
         _LOGGER.warning(
             "%s goes on at offset %d instead of %d: %d to %d are there", place, resumed_at, offset, first, end
         )
-        hands.fetched_to = resumed_at - 1 if resumed_at > 0 else None
+        buffer.fetched_to = resumed_at - 1 if resumed_at > 0 else None
         self._unassign(place)
         self._assign(place, resumed_at)
 
-    def _assign(self, place: Place, offset: int) -> None:
+    def _assign(self, place: GroupPartition, offset: int) -> None:
         self._data.incremental_assign([TopicPartition(place.topic, place.partition, offset)])
         self._assigned.add(place)
         self._pace(place)
 
-    def _unassign(self, place: Place) -> None:
+    def _unassign(self, place: GroupPartition) -> None:
         self._displaced.pop(place, None)
         self._crowded.discard(place)
         if place in self._assigned:
@@ -325,11 +331,11 @@ class Feed:
         for place in self._assigned:
             self._pace(place)
 
-    def is_paused(self, place: Place) -> bool:
+    def is_paused(self, place: GroupPartition) -> bool:
         """By one of the three."""
         return not self._pauses.isdisjoint({(None, None), (place.topic, None), (place.topic, place.partition)})
 
-    def _pace(self, place: Place) -> None:
+    def _pace(self, place: GroupPartition) -> None:
         waits = self.is_paused(place) or place in self._crowded
         (self._data.pause if waits else self._data.resume)([_partition(place)])
 
@@ -337,10 +343,10 @@ class Feed:
         """Fetch nothing of a place of which enough waits, and which waits for a commit: others would wait with it."""
         most = self._settings.max_open_records
         for place in self._assigned:
-            hands = self._session.hands.get(place)
-            if hands is None:
+            buffer = self._session.buffer.get(place)
+            if buffer is None:
                 continue
-            crowded = len(hands.fetched) >= self._fetched and hands.open_records >= most
+            crowded = len(buffer.fetched) >= self._fetched and buffer.open_records >= most
             if crowded is not (place in self._crowded):
                 (self._crowded.add if crowded else self._crowded.discard)(place)
                 self._pace(place)
@@ -353,11 +359,11 @@ class Feed:
         with session.lock:
             self._make_room()
             waiting = sum(
-                len(hands.fetched)
-                for place, hands in session.hands.items()
+                len(buffer.fetched)
+                for place, buffer in session.buffer.items()
                 if not (self.is_paused(place) or place in self._crowded)
             )
-            proposed = any(hands.proposed for hands in session.hands.values())
+            proposed = any(buffer.proposed for buffer in session.buffer.values())
         if proposed:
             timeout_s = min(timeout_s, _POLL_S)  # the answer comes on the other thread
         if waiting > _MOST_WAITING * self._fetched:
@@ -379,9 +385,9 @@ class Feed:
             runs[where].append(message)
         with session.lock:
             for (topic, partition), run in runs.items():
-                hands = session.hands.get(Place(self._settings.group, topic, partition))
-                if hands is not None and hands.assigned and hands.stopping_at is None:
-                    hands.fetch(run)
+                buffer = session.buffer.get(GroupPartition(self._settings.group, topic, partition))
+                if buffer is not None and buffer.assigned and buffer.stopping_at is None:
+                    buffer.fetch(run)
         for message in troubles:  # last: the client does not come back to the records that came with them
             self._trouble(message)
 
@@ -391,7 +397,7 @@ class Feed:
         Kafka's client moves over them when it is polled; so they would be a lag that never ends.
         """
         with self._session.lock:
-            empty = {place: hands for place, hands in self._session.hands.items() if self._is_empty(place, hands)}
+            empty = {place: buffer for place, buffer in self._session.buffer.items() if self._is_empty(place, buffer)}
         places = list(empty)
         positions = self._data.position([_partition(each) for each in places]) if places else []
         with self._session.lock:
@@ -399,8 +405,8 @@ class Feed:
                 if self._is_empty(place, empty[place]):
                     empty[place].pass_over(position.offset)
 
-    def _is_empty(self, place: Place, hands: Hands) -> bool:
-        idle = hands.assigned and hands.is_empty and hands.stopping_at is None
+    def _is_empty(self, place: GroupPartition, buffer: PartitionBuffer) -> bool:
+        idle = buffer.assigned and buffer.is_empty and buffer.stopping_at is None
         return idle and place in self._assigned and place not in self._displaced
 
     def _origins(self, messages: list[Any]) -> Iterator[tuple[str, int]]:
@@ -413,21 +419,21 @@ class Feed:
         """Once an interval: go on with places that the client has stopped to fetch."""
         emptied, self._emptied = self._emptied, False
         for place in self._stalls.look(self._waiting() if emptied else {}, clock_s()):
-            hands = self._session.hands.get(place)
-            if hands is None or place not in self._assigned:
+            buffer = self._session.buffer.get(place)
+            if buffer is None or place not in self._assigned:
                 continue
-            offset = 0 if hands.fetched_to is None else hands.fetched_to + 1
+            offset = 0 if buffer.fetched_to is None else buffer.fetched_to + 1
             _LOGGER.warning("%s stood still, and goes on at offset %d", place, offset)
             self._unassign(place)
             self._assign(place, offset)
 
-    def _waiting(self) -> dict[Place, int]:
+    def _waiting(self) -> dict[GroupPartition, int]:
         """What the client reads next, of places of which we have nothing. It has passed what is not for us to see."""
         with self._session.lock:
             known = {
-                place: hands.fetched_to
-                for place, hands in self._session.hands.items()
-                if place in self._assigned and place not in self._displaced and not hands.fetched
+                place: buffer.fetched_to
+                for place, buffer in self._session.buffer.items()
+                if place in self._assigned and place not in self._displaced and not buffer.fetched
             }
         places = [place for place in known if not self.is_paused(place)]
         waiting = {}
@@ -443,12 +449,12 @@ class Feed:
     def _trouble(self, message: Any) -> None:
         error = message.error()
         if error.code() == KafkaError._AUTO_OFFSET_RESET:
-            self._displaced[Place(self._settings.group, message.topic(), message.partition())] = clock_s()
+            self._displaced[GroupPartition(self._settings.group, message.topic(), message.partition())] = clock_s()
         elif not passes(error):
             self._session.fail(BrokerError(f"{message.topic()}[{message.partition()}]: {error.str()}"))
 
 
-def _partition(place: Place) -> TopicPartition:
+def _partition(place: GroupPartition) -> TopicPartition:
     return TopicPartition(place.topic, place.partition)
 
 

@@ -31,8 +31,8 @@ from typing import Any
 from confluent_kafka import TIMESTAMP_LOG_APPEND_TIME, Consumer, KafkaError, KafkaException, Producer, TopicPartition
 
 from harvester.clock import clock_s
-from harvester.coordination.core.claim import Found
-from harvester.coordination.core.messages import Message, Place, encode
+from harvester.coordination.core.claim import PositionFound
+from harvester.coordination.core.messages import GroupPartition, Message, encode
 from harvester.coordination.core.rationalizer import miss, read
 from harvester.coordination.core.stall_detector import Standstill
 from harvester.coordination.core.world import World
@@ -67,7 +67,7 @@ class CoordinationLog:
         self,
         topic: str,
         options: Mapping[str, Any],
-        not_sent: Callable[[Place, int], None],
+        not_sent: Callable[[GroupPartition, int], None],
         expires_s: float = _TIMEOUT_S,
     ) -> None:
         self.topic = topic
@@ -84,7 +84,7 @@ class CoordinationLog:
         self._standstill = Standstill[int](max(expires_s, _LEAST_STANDSTILL_S))
         self._stands_still = False
         self._complaint = ""  # the last one
-        self._given_up: list[tuple[Place, int]] = []  # and not reported yet
+        self._given_up: list[tuple[GroupPartition, int]] = []  # and not reported yet
         self._failing_since: float | None = (
             None  # the sending of the first message that did not arrive after one that did
         )
@@ -305,20 +305,20 @@ def _serve(writer: Producer) -> bool:
 
 
 _LONGEST_S = 600.0
-Answer = Callable[[Place, Found], None]
+Answer = Callable[[GroupPartition, PositionFound], None]
 
 
-class Past:
+class LogBackfill:
     """See the module's text. `answer` is called from the thread; a question that fails has no answer."""
 
     def __init__(self, settings: ConsumerSettings, answer: Answer) -> None:
         self._settings, self._answer = settings, answer
         self._worlds: dict[int, World] = {}
-        self._questions: queue.SimpleQueue[tuple[int, Place, int] | None] = queue.SimpleQueue()
+        self._questions: queue.SimpleQueue[tuple[int, GroupPartition, int] | None] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
         self._closed = False
 
-    def find(self, partition: int, place: Place, generation: int) -> None:
+    def find(self, partition: int, place: GroupPartition, generation: int) -> None:
         """Ask for the position under which the claim at this offset was won."""
         if self._thread is None:
             self._thread = threading.Thread(target=self._run, name="coordination-past", daemon=True)
@@ -342,7 +342,7 @@ class Past:
                 continue
             if world.next_offset > generation and not self._closed:
                 claim = world.claim(place)
-                self._answer(place, Found(generation, claim.last_offset, claim.positioned))
+                self._answer(place, PositionFound(generation, claim.last_offset, claim.positioned))
 
     def _read(self, partition: int, generation: int) -> World:
         world = self._worlds.setdefault(partition, World.begin(self._settings.timing))

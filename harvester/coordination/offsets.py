@@ -19,7 +19,7 @@ from typing import Any
 from confluent_kafka import OFFSET_END, Consumer, KafkaError, KafkaException, TopicPartition
 
 from harvester.clock import clock_s
-from harvester.coordination.core.messages import Place
+from harvester.coordination.core.messages import GroupPartition
 from harvester.coordination.log import passes
 from harvester.coordination.settings import ConsumerSettings
 from harvester.errors import BrokerError, BrokerUnavailable
@@ -80,7 +80,7 @@ class GroupOffsets:
         self._writer = _Writer(self._options)
         self._last: threading.Thread | None = None  # that waits for the answers of the writer before
 
-    def committed(self, places: Collection[Place]) -> dict[Place, int | None]:
+    def committed(self, places: Collection[GroupPartition]) -> dict[GroupPartition, int | None]:
         """The next offset of each partition, None if the group has none; left out is what has no answer now.
 
         Raises BrokerUnavailable (ask again) or BrokerError.
@@ -95,12 +95,12 @@ class GroupOffsets:
                 raise BrokerUnavailable(text) from error
             raise BrokerError(text, hint="this user needs to read and write the group's offsets") from error
         return {
-            Place(self._group, each.topic, each.partition): each.offset if each.offset >= 0 else None
+            GroupPartition(self._group, each.topic, each.partition): each.offset if each.offset >= 0 else None
             for each in found
             if each.error is None
         }
 
-    def ends(self, places: Collection[Place]) -> dict[Place, int]:
+    def ends(self, places: Collection[GroupPartition]) -> dict[GroupPartition, int]:
         """The offset behind the last record of each partition; left out is what has no answer now.
 
         Raises BrokerUnavailable.
@@ -111,12 +111,12 @@ class GroupOffsets:
         except KafkaException as error:
             raise BrokerUnavailable(f"the ends of partitions cannot be read: {error.args[0].str()}") from error
         return {
-            Place(self._group, each.topic, each.partition): each.offset
+            GroupPartition(self._group, each.topic, each.partition): each.offset
             for each in found
             if each.error is None and each.offset >= 0
         }
 
-    def mirror(self, processed: Mapping[Place, int | None], *, unanswered: int = 1) -> None:
+    def mirror(self, processed: Mapping[GroupPartition, int | None], *, unanswered: int = 1) -> None:
         """Tell them the last offsets that are processed, unless so many commits have no answer yet.
 
         Nothing is decided by whether that succeeds.

@@ -15,32 +15,32 @@ from harvester.clock import clock_s
 from harvester.coordination.core.claim import (
     Append,
     Begin,
-    Drained,
-    Found,
-    Holding,
+    ClaimPhase,
+    ClaimState,
     LookBack,
     Missed,
     NotSent,
-    Phase,
+    PartitionDrained,
+    PositionFound,
     Process,
     Progressed,
-    Stop,
+    StopHandingOut,
 )
 from harvester.coordination.core.claim import Event as Signal
 from harvester.coordination.core.coordinator import Coordinator, Outcome, Refuse, RefuseMode, RefusePace, Warn
 from harvester.coordination.core.fair_share import log_partition
-from harvester.coordination.core.messages import Client, Place
-from harvester.coordination.core.partition_buffer import Hands, Lot
+from harvester.coordination.core.messages import Client, GroupPartition
+from harvester.coordination.core.partition_buffer import PartitionBuffer, RecordBatch
 from harvester.coordination.core.world import World
 from harvester.coordination.errors import DuplicateClient, OtherInterval, OtherMode
 from harvester.coordination.events import Claimed, Event, Lost, Released
-from harvester.coordination.log import CoordinationLog, Past
+from harvester.coordination.log import CoordinationLog, LogBackfill
 from harvester.coordination.settings import ConsumerSettings, Statistics
 
 _LOGGER = logging.getLogger("harvester.coordination")
 _TURN = 0.02  # of an interval: how often time passes when nothing is read
 _LONGEST_TURN_S = 0.1  # each one interrupts the consumer's thread
-Change = tuple[Place, Hands | None, Event | None]
+Change = tuple[GroupPartition, PartitionBuffer | None, Event | None]
 
 
 class Session:
@@ -48,9 +48,9 @@ class Session:
 
     def __init__(self, settings: ConsumerSettings, client: Client) -> None:
         self.lock = threading.RLock()
-        self.hands: dict[Place, Hands] = {}
+        self.buffer: dict[GroupPartition, PartitionBuffer] = {}
         self.changes: deque[Change] = deque()  # begun (with hands) or stopped, and what the application is told of it
-        self.owned: deque[Lot] = deque()  # at most once: batches that are ours
+        self.owned: deque[RecordBatch] = deque()  # at most once: batches that are ours
         self.news = threading.Event()  # there is one more
         self.error: BaseException | None = None
         self.ended = threading.Event()
@@ -65,7 +65,7 @@ class Session:
         self._log = CoordinationLog(
             settings.coordination_topic, settings.kafka, self._not_sent, settings.pace.trust_s
         )  # what is older than trust proves nothing
-        self._past = Past(settings, self._found)
+        self._past = LogBackfill(settings, self._found)
         self._thread = threading.Thread(target=self._run, name="coordination", daemon=True)
 
     def start(self) -> None:
@@ -77,11 +77,11 @@ class Session:
         with self.lock:
             self._coordinator.consume(topics)
 
-    def tell(self, place: Place, signal: Signal) -> None:
+    def tell(self, place: GroupPartition, signal: Signal) -> None:
         """Something happened to a place; with the lock."""
         self._perform(self._coordinator.tell(place, signal, clock_s()))
 
-    def holding(self, place: Place) -> Holding:
+    def holding(self, place: GroupPartition) -> ClaimState:
         """One's own claim; with the lock."""
         return self._coordinator.holdings[place]
 
@@ -89,13 +89,13 @@ class Session:
         """Whether another client that is present holds less; with the lock."""
         return self._coordinator.fewer_elsewhere(clock_s())
 
-    def claims(self) -> dict[Place, int]:
+    def claims(self) -> dict[GroupPartition, int]:
         """What is held, with the fencing tokens; with the lock."""
         holdings = self._coordinator.holdings
         return {
             place: holdings[place].token
             for place in self._coordinator.holds
-            if holdings[place].phase is not Phase.FINDING
+            if holdings[place].phase is not ClaimPhase.FINDING
         }
 
     def statistics(self, records: int) -> Statistics:
@@ -111,8 +111,8 @@ class Session:
         """The consumer ends: it raises the first such error whenever it is asked, and hands out nothing more."""
         with self.lock:
             self.error = self.error or error
-            for hands in self.hands.values():
-                _hold_back(hands)
+            for buffer in self.buffer.values():
+                _hold_back(buffer)
 
     def stop(self, *, release: bool) -> None:
         """End; with `release` give everything up first, waiting for an interval at most, and for no record in hand.
@@ -121,9 +121,9 @@ class Session:
         """
         with self.lock:
             self._perform(self._coordinator.close(clock_s(), release=release))
-            for hands in self.hands.values():
-                _hold_back(hands)
-                hands.stopping_at = 0.0 if release else None
+            for buffer in self.buffer.values():
+                _hold_back(buffer)
+                buffer.stopping_at = 0.0 if release else None
         deadline = clock_s() + self._settings.heartbeat_interval_s
         while release and self._thread.is_alive() and clock_s() < deadline:
             with self.lock:
@@ -152,18 +152,18 @@ class Session:
             with self.lock:
                 self._perform(self._coordinator.read(partition, offset, at_ms, value, clock_s()))
         with self.lock:
-            for place, hands in tuple(self.hands.items()):
-                self._report(place, hands)
+            for place, buffer in tuple(self.buffer.items()):
+                self._report(place, buffer)
                 if not self._settings.at_most_once:
-                    hands.look(self._settings.max_open_records, clock_s())
+                    buffer.look(self._settings.max_open_records, clock_s())
             self._perform(self._coordinator.tick(clock_s()))
             self._drain(clock_s())
 
-    def _report(self, place: Place, hands: Hands) -> None:
+    def _report(self, place: GroupPartition, buffer: PartitionBuffer) -> None:
         """What is processed by now, for the next message. At most once the log knows, but for what is passed over."""
-        last_offset = hands.last_offset
-        if last_offset is not None and last_offset != hands.reported:
-            hands.reported = last_offset
+        last_offset = buffer.last_offset
+        if last_offset is not None and last_offset != buffer.reported:
+            buffer.reported = last_offset
             self.tell(place, Progressed(last_offset))
 
     def _drain(self, now: float) -> None:
@@ -171,18 +171,18 @@ class Session:
 
         At most once, a batch whose heartbeat is under way is waited for: it may become ours, and then is returned.
         """
-        for place, hands in tuple(self.hands.items()):
-            if hands.stopping_at is None or self.holding(place).batch is not None:
+        for place, buffer in tuple(self.buffer.items()):
+            if buffer.stopping_at is None or self.holding(place).batch is not None:
                 continue
-            if not hands.open_records or now >= hands.stopping_at:
-                self._report(place, hands)
-                last_offset = hands.give_back()
-                del self.hands[place]
+            if not buffer.open_records or now >= buffer.stopping_at:
+                self._report(place, buffer)
+                last_offset = buffer.give_back()
+                del self.buffer[place]
                 self._counts["releases"] += 1
-                self._change(place, None, Released(place.topic, place.partition, hands.token, hands.reason))
-                self.tell(place, Drained(last_offset))
+                self._change(place, None, Released(place.topic, place.partition, buffer.token, buffer.reason))
+                self.tell(place, PartitionDrained(last_offset))
 
-    def _not_sent(self, place: Place, number: int) -> None:
+    def _not_sent(self, place: GroupPartition, number: int) -> None:
         with self.lock:
             self._counts["unwritten"] += 1
             self.tell(place, NotSent(number))
@@ -200,15 +200,15 @@ class Session:
                 case Begin(place, generation, last_offset, positioned):
                     self._counts["won"] += 1
                     token = self.holding(place).token
-                    self.hands[place] = hands = Hands(
+                    self.buffer[place] = buffer = PartitionBuffer(
                         place, generation, last_offset, token=token, positioned=positioned
                     )
-                    self._change(place, hands, Claimed(place.topic, place.partition, token))
+                    self._change(place, buffer, Claimed(place.topic, place.partition, token))
                 case Missed():
                     self._counts["missed"] += 1
                 case Process(place, generation):
                     self._own(place, generation)
-                case Stop(place, generation, reason, lost):
+                case StopHandingOut(place, generation, reason, lost):
                     self._stop(place, generation, reason, lost=lost)
                 case Warn(text):
                     _LOGGER.warning("%s", text)
@@ -221,51 +221,51 @@ class Session:
                 case RefuseMode(other):
                     raise OtherMode(self._settings.group, other.id, at_most_once=self._settings.at_most_once)
 
-    def _look_back(self, place: Place, generation: int) -> None:
+    def _look_back(self, place: GroupPartition, generation: int) -> None:
         partition = self._partition(place)
         if partition in self._log.tails:
             self._past.find(partition, place, generation)
         else:  # all that is kept of the log has been read: there is nothing further back to be found
             claim = self._worlds[partition].claim(place)
-            self.tell(place, Found(generation, claim.last_offset, claim.positioned))
+            self.tell(place, PositionFound(generation, claim.last_offset, claim.positioned))
 
-    def _found(self, place: Place, found: Found) -> None:
+    def _found(self, place: GroupPartition, found: PositionFound) -> None:
         with self.lock:
             self.tell(place, found)
 
-    def _own(self, place: Place, generation: int) -> None:
-        hands = self.hands.get(place)
-        if hands is not None and hands.generation == generation:
+    def _own(self, place: GroupPartition, generation: int) -> None:
+        buffer = self.buffer.get(place)
+        if buffer is not None and buffer.generation == generation:
             self._counts["batches"] += 1
-            lot = hands.own()
-            if hands.stopping_at is None:
+            lot = buffer.own()
+            if buffer.stopping_at is None:
                 self.owned.append(lot)
                 self.news.set()
 
-    def _stop(self, place: Place, generation: int, reason: str, *, lost: bool) -> None:
+    def _stop(self, place: GroupPartition, generation: int, reason: str, *, lost: bool) -> None:
         _LOGGER.info("%s is given up: %s", place, reason)
-        hands = self.hands.get(place)
-        if hands is not None:
-            _hold_back(hands)
+        buffer = self.buffer.get(place)
+        if buffer is not None:
+            _hold_back(buffer)
         if not lost:
             self._change(place, None, None)
-            if hands is not None:
-                hands.reason, hands.stopping_at = reason, clock_s() + self._settings.heartbeat_interval_s
-                for lot in hands.owned:
-                    if lot is not hands.lot:
+            if buffer is not None:
+                buffer.reason, buffer.stopping_at = reason, clock_s() + self._settings.heartbeat_interval_s
+                for lot in buffer.owned:
+                    if lot is not buffer.lot:
                         self.owned.remove(lot)
             return
-        token = self.hands.pop(place).token if hands is not None else generation
+        token = self.buffer.pop(place).token if buffer is not None else generation
         self._counts["losses"] += 1
         self._change(place, None, Lost(place.topic, place.partition, token, reason))
 
-    def _change(self, place: Place, hands: Hands | None, event: Event | None) -> None:
-        self.changes.append((place, hands, event))
+    def _change(self, place: GroupPartition, buffer: PartitionBuffer | None, event: Event | None) -> None:
+        self.changes.append((place, buffer, event))
 
-    def _partition(self, place: Place) -> int:
+    def _partition(self, place: GroupPartition) -> int:
         return log_partition(place, self._settings.coordination_partitions)
 
 
-def _hold_back(hands: Hands) -> None:
-    if hands.lot is not None:
-        hands.lot.end()
+def _hold_back(buffer: PartitionBuffer) -> None:
+    if buffer.lot is not None:
+        buffer.lot.end()

@@ -9,11 +9,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, get_args
 
-from harvester.coordination.core.claim import Pace
-from harvester.coordination.core.fair_share import Settings
+from harvester.coordination.core.claim import ClaimTiming
+from harvester.coordination.core.fair_share import ShareSettings
 from harvester.coordination.core.messages import Client
 from harvester.coordination.core.offset_policy import Policy
-from harvester.coordination.core.world import Timing
+from harvester.coordination.core.world import LogTiming
 from harvester.errors import ConfigurationError, Problem
 
 _LEAST_INTERVAL_S = 1.0  # a heartbeat has a quarter of it for its way: threads, network, replicas
@@ -92,10 +92,10 @@ class ConsumerSettings:
         return {"socket.timeout.ms": round(answer_s * 1000), "reconnect.backoff.max.ms": 1000, **self.kafka}
 
     @property
-    def timing(self) -> Timing:
+    def timing(self) -> LogTiming:
         """Of the log. Brokers' clocks may differ by a quarter of an interval."""
         interval_ms = round(self.heartbeat_interval_s * 1000)
-        return Timing(interval_ms, interval_ms // 4)
+        return LogTiming(interval_ms, interval_ms // 4)
 
     @property
     def tail_ms(self) -> int:
@@ -103,13 +103,13 @@ class ConsumerSettings:
         return 3 * self.timing.interval_ms + 2 * self.timing.clock_step_ms
 
     @property
-    def pace(self) -> Pace:
+    def pace(self) -> ClaimTiming:
         """Of the claims. The margin has room for the brokers' clocks, and as much again for ours."""
-        return Pace(self.heartbeat_interval_s, margin_s=self.heartbeat_interval_s / 2)
+        return ClaimTiming(self.heartbeat_interval_s, margin_s=self.heartbeat_interval_s / 2)
 
-    def choice(self, client: Client) -> Settings:
+    def choice(self, client: Client) -> ShareSettings:
         """What the coordinator is told."""
-        return Settings(
+        return ShareSettings(
             self.group, client, self.coordination_partitions, self.timing, self.pace, greedy=self.greedy,
             whole_topics=self.whole_topics, max_claims=self.max_claims, shed_at_once=self.shed_at_once,
             at_most_once=self.at_most_once,

@@ -80,7 +80,7 @@ _NO_RECORDS = re.compile(r"\[thrd:(TxnCoordinator|[^]]*/bootstrap)\]")
 _SEVERITIES = {"0": 50, "1": 50, "2": 50, "3": 40, "4": 30}  # syslog's to those of the module logging; others: INFO
 
 
-class Outcome(Enum):
+class TransactionOutcome(Enum):
     """What became of a transaction, or of a step of it."""
 
     DONE = "done"  # it had its effect, for certain
@@ -89,11 +89,11 @@ class Outcome(Enum):
     UNCLEAR = "unclear"  # nobody knows, or the producer is of no use any more: open the lane anew
 
 
-def judge(error: KafkaError) -> Outcome:
+def judge(error: KafkaError) -> TransactionOutcome:
     """What an error of a transactional call means."""
     if error.txn_requires_abort() and not error.fatal():
-        return Outcome.REFUSED
-    return Outcome.AGAIN if error.retriable() and not error.fatal() else Outcome.UNCLEAR
+        return TransactionOutcome.REFUSED
+    return TransactionOutcome.AGAIN if error.retriable() and not error.fatal() else TransactionOutcome.UNCLEAR
 
 
 def is_clear(took_s: float, answers: Sequence[str], resend_s: float) -> bool:
@@ -178,17 +178,17 @@ class Lane:
         self.refused: KafkaError | None = None  # what the open transaction's progress failed with
         self.produce = producer.produce
 
-    def init(self) -> Outcome:
+    def init(self) -> TransactionOutcome:
         """Fence the predecessor."""
         return self._call(lambda: self._producer.init_transactions(_INIT_S))
 
-    def begin(self) -> Outcome:
+    def begin(self) -> TransactionOutcome:
         """A transaction begins."""
         self.refused = None
         self._witness.watch()
         return self._call(self._producer.begin_transaction)
 
-    def note(self, progress: bytes) -> Outcome:
+    def note(self, progress: bytes) -> TransactionOutcome:
         """A progress record that names earlier transactions only: it makes the partition known to the coordinator."""
         return self._call(lambda: self._note(progress))
 
@@ -208,16 +208,16 @@ class Lane:
         if error is not None and error.name() not in FATE_UNKNOWN:
             self.refused = error
 
-    def commit(self, progress: bytes, is_sound: Callable[[], bool] = lambda: True) -> Outcome:
+    def commit(self, progress: bytes, is_sound: Callable[[], bool] = lambda: True) -> TransactionOutcome:
         """Send what is left; when all of that is acknowledged, this progress record; and commit.
 
         `is_sound` is asked when every record has its report: the client would also commit a transaction of which it
         only infers that a record was appended (P45).
         """
         sent = self._call(lambda: self._send(progress, is_sound))
-        if sent is Outcome.DONE:
+        if sent is TransactionOutcome.DONE:
             return self._ended(lambda: self._producer.commit_transaction(_END_S))
-        return Outcome.UNCLEAR if sent is Outcome.AGAIN else sent
+        return TransactionOutcome.UNCLEAR if sent is TransactionOutcome.AGAIN else sent
 
     def _send(self, progress: bytes, is_sound: Callable[[], bool]) -> None:
         self._left(FLUSH_S)
@@ -226,20 +226,20 @@ class Lane:
         self._note(progress)
         self._left(FLUSH_S)
 
-    def abort(self) -> Outcome:
+    def abort(self) -> TransactionOutcome:
         """Give the transaction up."""
         outcome = self._ended(lambda: self._producer.abort_transaction(_END_S))
-        return Outcome.UNCLEAR if self._witness.broken else outcome
+        return TransactionOutcome.UNCLEAR if self._witness.broken else outcome
 
     def flush(self, timeout_s: float) -> bool:
         """Send what is left; False when some of it has no answer yet."""
-        return self._call(lambda: self._left(timeout_s)) is Outcome.DONE
+        return self._call(lambda: self._left(timeout_s)) is TransactionOutcome.DONE
 
     def _left(self, timeout_s: float) -> None:
         if self._producer.flush(timeout_s):
             raise KafkaException(KafkaError(KafkaError._TIMED_OUT, "some records have no answer yet"))
 
-    def poll(self, timeout_s: float) -> Outcome:
+    def poll(self, timeout_s: float) -> TransactionOutcome:
         """Serve what the client has to report; a fatal error is raised there."""
         return self._call(lambda: self._producer.poll(timeout_s))
 
@@ -259,25 +259,25 @@ class Lane:
         if producer is not None:
             producer.set_sasl_credentials(user, password)
 
-    def _ended(self, end: Callable[[], None]) -> Outcome:
+    def _ended(self, end: Callable[[], None]) -> TransactionOutcome:
         """Commit or abort; DONE only when that is clear."""
         self._witness.ask()
         began = time.monotonic()
         outcome = self._call(end)
         took_s = time.monotonic() - began
-        if self.poll(0) is not Outcome.DONE:  # which brings the client's lines, too
-            return Outcome.UNCLEAR
-        if outcome is Outcome.DONE:
-            return outcome if is_clear(took_s, self._witness.answers, self._resend_s) else Outcome.UNCLEAR
-        return Outcome.UNCLEAR if outcome is Outcome.AGAIN else outcome
+        if self.poll(0) is not TransactionOutcome.DONE:  # which brings the client's lines, too
+            return TransactionOutcome.UNCLEAR
+        if outcome is TransactionOutcome.DONE:
+            return outcome if is_clear(took_s, self._witness.answers, self._resend_s) else TransactionOutcome.UNCLEAR
+        return TransactionOutcome.UNCLEAR if outcome is TransactionOutcome.AGAIN else outcome
 
-    def _call(self, action: Callable[[], Any]) -> Outcome:
+    def _call(self, action: Callable[[], Any]) -> TransactionOutcome:
         try:
             return self._tried(action)
         finally:
             self._witness.read()
 
-    def _tried(self, action: Callable[[], Any]) -> Outcome:
+    def _tried(self, action: Callable[[], Any]) -> TransactionOutcome:
         try:
             action()
         except KafkaException as error:
@@ -289,10 +289,10 @@ class Lane:
                 raise
             return self._judged(behind)
         except BufferError:
-            return Outcome.REFUSED
-        return Outcome.DONE
+            return TransactionOutcome.REFUSED
+        return TransactionOutcome.DONE
 
-    def _judged(self, error: KafkaException) -> Outcome:
+    def _judged(self, error: KafkaException) -> TransactionOutcome:
         self.error = error.args[0].str()
         return judge(error.args[0])
 
@@ -437,7 +437,7 @@ class Leadership:
 
 
 @dataclass(frozen=True, slots=True)
-class Surroundings:
+class LaneEnvironment:
     """What opening needs besides Kafka. Those of the database wait until they are done; None when the process ends."""
 
     term: Callable[[], tuple[int, str | None] | None]  # that the term row names, and its holder
@@ -459,7 +459,7 @@ class Deposed(Exception):
 class Opener:
     """See the module's text. One thread only."""
 
-    def __init__(self, lanes: Lanes, around: Surroundings) -> None:
+    def __init__(self, lanes: Lanes, around: LaneEnvironment) -> None:
         self._lanes, self._around = lanes, around
 
     def open(self, number: int, under: Leadership, published: Callable[[list[int]], None]) -> Lane:
@@ -510,18 +510,18 @@ class Opener:
             raise Superseded
         published(ids)
         empty = encode(Progress(under.term, under.incarnation))
-        if lane.begin() is Outcome.DONE and lane.commit(empty) is Outcome.DONE:
+        if lane.begin() is TransactionOutcome.DONE and lane.commit(empty) is TransactionOutcome.DONE:
             return None
         return self._lanes.explain(lane) or "it is not clear whether an empty progress record was committed"
 
     def _fence(self, lane: Lane) -> str | None:
         for _ in range(_INIT_CALLS):
             outcome = lane.init()
-            if outcome is Outcome.DONE:
+            if outcome is TransactionOutcome.DONE:
                 return None
             if self._around.is_over():
                 raise Superseded
-            if outcome is not Outcome.AGAIN:
+            if outcome is not TransactionOutcome.AGAIN:
                 break
         return lane.error
 

@@ -21,7 +21,7 @@ from datetime import datetime
 from enum import Enum
 
 
-class Verdict(Enum):
+class RetryVerdict(Enum):
     """What to do with the record."""
 
     RETRY = "retry"
@@ -72,15 +72,15 @@ class Failure:
     innocent: bool = False  # another record of the same batch is at fault
 
 
-def judge(failure: Failure, attempts: int, max_attempts: int) -> Verdict:
+def judge(failure: Failure, attempts: int, max_attempts: int) -> RetryVerdict:
     """What to do after the `attempts`-th attempt has failed for the record's own fault or otherwise."""
     if failure.fatal or failure.name in FATE_UNKNOWN:
-        return Verdict.FATAL
+        return RetryVerdict.FATAL
     if failure.name in NEVER and failure.local:
-        return Verdict.QUARANTINE
+        return RetryVerdict.QUARANTINE
     if burns_attempt(failure) and attempts >= max_attempts:
-        return Verdict.QUARANTINE
-    return Verdict.RETRY
+        return RetryVerdict.QUARANTINE
+    return RetryVerdict.RETRY
 
 
 def burns_attempt(failure: Failure) -> bool:
@@ -111,7 +111,7 @@ class Policy:
 
 
 @dataclass(slots=True)
-class Trial:
+class RetryState:
     """One record's failures. `attempts` are those for which the record itself was at fault."""
 
     first_failed_at: datetime
@@ -125,37 +125,37 @@ class Attempts:
 
     def __init__(self, policy: Policy) -> None:
         self.policy = policy
-        self._trials: dict[int, Trial] = {}
+        self._trials: dict[int, RetryState] = {}
 
     def __len__(self) -> int:
         return len(self._trials)
 
-    def failed(self, record_id: int, failure: Failure, at: datetime) -> tuple[Verdict, Trial]:
+    def failed(self, record_id: int, failure: Failure, at: datetime) -> tuple[RetryVerdict, RetryState]:
         """An attempt has failed."""
-        trial = self._trial(record_id, at)
-        trial.failures += 1
-        trial.attempts += burns_attempt(failure)
-        return judge(failure, trial.attempts, self.policy.max_attempts), trial
+        retry = self._trial(record_id, at)
+        retry.failures += 1
+        retry.attempts += burns_attempt(failure)
+        return judge(failure, retry.attempts, self.policy.max_attempts), retry
 
-    def impossible(self, record_id: int, at: datetime) -> Trial:
+    def impossible(self, record_id: int, at: datetime) -> RetryState:
         """It can be no record, or the client refused it before it was sent: that attempt was one too many."""
-        trial = self._trial(record_id, at)
-        trial.attempts = max(1, trial.attempts)
-        return trial
+        retry = self._trial(record_id, at)
+        retry.attempts = max(1, retry.attempts)
+        return retry
 
     def origin_of(self, record_id: int) -> bytes | None:
         """The header that a record had at its first attempt, if it failed."""
-        trial = self._trials.get(record_id)
-        return trial.origin if trial is not None else None
+        retry = self._trials.get(record_id)
+        return retry.origin if retry is not None else None
 
     def has_timed_out(self, record_id: int) -> bool:
         """Whether an earlier attempt failed without the record's fault."""
-        trial = self._trials.get(record_id)
-        return trial is not None and trial.failures > trial.attempts
+        retry = self._trials.get(record_id)
+        return retry is not None and retry.failures > retry.attempts
 
-    def wait_s(self, trial: Trial, jitter: float) -> float:
+    def wait_s(self, retry: RetryState, jitter: float) -> float:
         """How long to wait before the next attempt; `jitter` in [0, 1) spreads it."""
-        return backoff_s(trial.failures, self.policy.retry_backoff_s, self.policy.retry_backoff_max_s, jitter)
+        return backoff_s(retry.failures, self.policy.retry_backoff_s, self.policy.retry_backoff_max_s, jitter)
 
     def settled(self, ids: Iterable[int]) -> None:
         """They are published, or gone for good."""
@@ -167,8 +167,8 @@ class Attempts:
         """Another term."""
         self._trials.clear()
 
-    def _trial(self, record_id: int, at: datetime) -> Trial:
-        trial = self._trials.get(record_id)
-        if trial is None:
-            trial = self._trials[record_id] = Trial(at)
-        return trial
+    def _trial(self, record_id: int, at: datetime) -> RetryState:
+        retry = self._trials.get(record_id)
+        if retry is None:
+            retry = self._trials[record_id] = RetryState(at)
+        return retry

@@ -4,6 +4,6 @@
 """
 
 from harvester.doctor.examine import examine
-from harvester.doctor.facts import Finding, Level, Report
+from harvester.doctor.facts import CheckLevel, CheckResult, DoctorReport
 
-__all__ = ["Finding", "Level", "Report", "examine"]
+__all__ = ["CheckLevel", "CheckResult", "DoctorReport", "examine"]

@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 import psycopg
 
 from harvester.config import Config
-from harvester.doctor.facts import Clock, Connections, Database, Holder, Index, Pooling, Vacuum
+from harvester.doctor.facts import Clock, Connections, DatabaseFacts, Holder, Index, Pooling, Vacuum
 from harvester.errors import SchemaError
 from harvester.outbox.catalog import Facts
 from harvester.outbox.connection import (
@@ -123,7 +123,7 @@ _APPLICATION = "harvester doctor"
 _CLOCK_LOOKS = 5
 
 
-def read_database(config: Config) -> Database:
+def read_database(config: Config) -> DatabaseFacts:
     """Everything that this role may see. Raises DatabaseUnavailable; what is denied stands in `unread`."""
     with (
         closing(connect(config.dsn, application_name=_APPLICATION)) as connection,
@@ -132,7 +132,7 @@ def read_database(config: Config) -> Database:
         return _read(config, connection)
 
 
-def _read(config: Config, connection: Connection) -> Database:
+def _read(config: Config, connection: Connection) -> DatabaseFacts:
     table, unread = config.table, dict[str, str]()
 
     def part(name: str, read: Callable[[], T], otherwise: T) -> T:
@@ -148,7 +148,7 @@ def _read(config: Config, connection: Connection) -> Database:
     placed = OutboxTable(facts.outbox.schema, table.name) if facts.outbox is not None else table
     lease, archive, notices = part("beside", lambda: _beside(connection, placed), (False, "missing", False))
     oid = facts.outbox.oid if facts.outbox is not None else 0
-    return Database(
+    return DatabaseFacts(
         version=facts.server_version,
         settings=part("settings", lambda: _settings(connection), {}),
         clock=_clock(connection),

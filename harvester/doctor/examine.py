@@ -12,7 +12,18 @@ from collections.abc import Callable, Sequence
 
 from harvester.config import Config, check_clients
 from harvester.doctor.database import read_database
-from harvester.doctor.facts import Database, Finding, Host, Java, Kafka, Report, listed, ok, problem, skipped
+from harvester.doctor.facts import (
+    CheckResult,
+    DatabaseFacts,
+    DoctorReport,
+    HostFacts,
+    JavaFacts,
+    Kafka,
+    listed,
+    ok,
+    problem,
+    skipped,
+)
 from harvester.doctor.judge_database import judge_database, judge_owner, judge_vacuum
 from harvester.doctor.judge_host import judge_clock, judge_host, judge_java
 from harvester.doctor.judge_kafka import judge_kafka, judge_topics, topics_of
@@ -20,13 +31,13 @@ from harvester.doctor.kafka import probe_clock, read_kafka
 from harvester.errors import BrokerError, HarvesterError
 
 
-def read_host() -> Host:
+def read_host() -> HostFacts:
     """What the harvester's processes would be given here."""
     import confluent_kafka
     import psycopg
 
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    return Host(
+    return HostFacts(
         cores=len(os.sched_getaffinity(0)),
         open_files=None if soft == resource.RLIM_INFINITY else soft,
         python=platform.python_version(),
@@ -35,12 +46,12 @@ def read_host() -> Host:
     )
 
 
-def read_java(commands: Sequence[str]) -> list[Java]:
+def read_java(commands: Sequence[str]) -> list[JavaFacts]:
     """For each of `stack` and `pipeline` the Java that it would use."""
     return [_java(command) for command in commands]
 
 
-def _java(command: str) -> Java:
+def _java(command: str) -> JavaFacts:
     from harvester.stack import java
 
     try:
@@ -48,10 +59,10 @@ def _java(command: str) -> Java:
             from harvester.pipeline.session import NEWEST_JAVA, spark_version
 
             spark_version()  # raises where Spark is not installed
-            return Java(command, java.find(newest=NEWEST_JAVA).major)
-        return Java(command, java.find().major)
+            return JavaFacts(command, java.find(newest=NEWEST_JAVA).major)
+        return JavaFacts(command, java.find().major)
     except HarvesterError as error:
-        return Java(command, None, error.message, error.hint)
+        return JavaFacts(command, None, error.message, error.hint)
 
 
 def _dotted(version: int) -> str:
@@ -63,7 +74,7 @@ Progress = Callable[[str], None]
 
 def examine(
     config: Config, *, also: Sequence[str] = (), probe: bool = False, progress: Progress = lambda _: None
-) -> Report:
+) -> DoctorReport:
     """All findings about this machine, the database and the cluster of `config`. Changes nothing without `probe`.
 
     `also`: commands (`stack`, `pipeline`) whose Java is looked for. `probe`: let the brokers stamp a record of a topic
@@ -84,10 +95,10 @@ def examine(
     if kafka is not None:
         progress("looking at the brokers' clock" if probe else "")
         found.append(_broker_clock(config, probe=probe))
-    return Report(tuple(found))
+    return DoctorReport(tuple(found))
 
 
-def _configuration(config: Config) -> Finding:
+def _configuration(config: Config) -> CheckResult:
     problems = check_clients(config)
     if problems:
         text = f"the Kafka client refuses {listed([str(each) for each in problems])}"
@@ -95,7 +106,7 @@ def _configuration(config: Config) -> Finding:
     return ok("configuration", f"{config.delivery}, outbox {config.table}, group {config.leader_group_id}")
 
 
-def _database(config: Config) -> tuple[Database | None, list[Finding]]:
+def _database(config: Config) -> tuple[DatabaseFacts | None, list[CheckResult]]:
     try:
         database = read_database(config)
     except HarvesterError as error:
@@ -107,7 +118,7 @@ def _database(config: Config) -> tuple[Database | None, list[Finding]]:
     return database, [*judge_database(database, config), *judge_vacuum(database, config)]
 
 
-def _kafka(config: Config, in_rows: Sequence[str]) -> tuple[Kafka | None, list[Finding]]:
+def _kafka(config: Config, in_rows: Sequence[str]) -> tuple[Kafka | None, list[CheckResult]]:
     try:
         kafka = read_kafka(config, topics_of(config, in_rows))
     except HarvesterError as error:
@@ -119,7 +130,7 @@ def _kafka(config: Config, in_rows: Sequence[str]) -> tuple[Kafka | None, list[F
     return kafka, [*judge_kafka(kafka, config), *judge_topics(kafka, config, in_rows)]
 
 
-def _broker_clock(config: Config, *, probe: bool) -> Finding:
+def _broker_clock(config: Config, *, probe: bool) -> CheckResult:
     check = "clock.kafka"
     if not probe:
         return skipped(

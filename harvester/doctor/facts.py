@@ -33,7 +33,7 @@ class Clock:
 
 
 @dataclass(frozen=True, slots=True)
-class Host:
+class HostFacts:
     """This machine and this process. `open_files` is the soft limit, None without one."""
 
     cores: int
@@ -44,7 +44,7 @@ class Host:
 
 
 @dataclass(frozen=True, slots=True)
-class Java:
+class JavaFacts:
     """A command that needs Java: what it would use, or why it cannot."""
 
     command: str
@@ -98,7 +98,7 @@ class Index:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Database:
+class DatabaseFacts:
     """One look at PostgreSQL. `settings` as `RESET` would make them, so without what our own session has set."""
 
     version: int  # as in server_version_num
@@ -123,7 +123,7 @@ class Database:
 
 
 @dataclass(frozen=True, slots=True)
-class Partition:
+class PartitionFacts:
     """Broker ids; `leader` is -1 while there is none."""
 
     leader: int
@@ -132,11 +132,11 @@ class Partition:
 
 
 @dataclass(frozen=True, slots=True)
-class Topic:
+class TopicFacts:
     """`settings` None: may not be read. `operations` None: the broker did not say what we may do."""
 
     name: str
-    partitions: tuple[Partition, ...]
+    partitions: tuple[PartitionFacts, ...]
     settings: Mapping[str, str] | None = None
     operations: frozenset[str] | None = None
 
@@ -147,7 +147,7 @@ class Topic:
 
 
 @dataclass(frozen=True, slots=True)
-class Group:
+class GroupFacts:
     """The leader group; `operations` as for a topic."""
 
     state: str
@@ -162,13 +162,13 @@ class Kafka:
     brokers: int
     cluster: str | None = None  # its id
     settings: Mapping[str, str] | None  # of one broker
-    topics: Mapping[str, Topic]
-    group: Group | None
+    topics: Mapping[str, TopicFacts]
+    group: GroupFacts | None
     operations: frozenset[str] | None  # on the cluster
     unread: Mapping[str, str] = field(default_factory=dict)
 
 
-class Level(StrEnum):
+class CheckLevel(StrEnum):
     """How bad it is. A warning costs speed, convenience or a margin; a problem stops the relay or risks records."""
 
     OK = "ok"
@@ -179,27 +179,27 @@ class Level(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Finding:
+class CheckResult:
     """`check` is a stable name (`database.version`); `found` says what is, `advice` what to do about it."""
 
     check: str
-    level: Level
+    level: CheckLevel
     found: str
     advice: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
-class Report:
+class DoctorReport:
     """All findings, in the order in which a reader wants them: the machine, the database, Kafka, the clocks."""
 
-    findings: tuple[Finding, ...]
+    findings: tuple[CheckResult, ...]
 
     @property
     def ok(self) -> bool:
         """No problem. Warnings do not count."""
-        return not self.of(Level.PROBLEM)
+        return not self.of(CheckLevel.PROBLEM)
 
-    def of(self, level: Level) -> list[Finding]:
+    def of(self, level: CheckLevel) -> list[CheckResult]:
         """The findings of one level."""
         return [finding for finding in self.findings if finding.level is level]
 
@@ -207,7 +207,7 @@ class Report:
         """A public interface."""
         return {
             "ok": self.ok,
-            "counts": {level.value: len(self.of(level)) for level in Level},
+            "counts": {level.value: len(self.of(level)) for level in CheckLevel},
             "findings": [
                 {"check": each.check, "level": each.level.value, "found": each.found, "advice": each.advice}
                 for each in self.findings
@@ -215,24 +215,24 @@ class Report:
         }
 
 
-def ok(check: str, found: str) -> Finding:
+def ok(check: str, found: str) -> CheckResult:
     """Nothing to do."""
-    return Finding(check, Level.OK, found)
+    return CheckResult(check, CheckLevel.OK, found)
 
 
-def skipped(check: str, found: str, advice: str | None = None) -> Finding:
+def skipped(check: str, found: str, advice: str | None = None) -> CheckResult:
     """Not looked at."""
-    return Finding(check, Level.SKIPPED, found, advice)
+    return CheckResult(check, CheckLevel.SKIPPED, found, advice)
 
 
-def warning(check: str, found: str, advice: str) -> Finding:
+def warning(check: str, found: str, advice: str) -> CheckResult:
     """Works, at a price."""
-    return Finding(check, Level.WARNING, found, advice)
+    return CheckResult(check, CheckLevel.WARNING, found, advice)
 
 
-def problem(check: str, found: str, advice: str) -> Finding:
+def problem(check: str, found: str, advice: str) -> CheckResult:
     """Does not work, or records are at risk."""
-    return Finding(check, Level.PROBLEM, found, advice)
+    return CheckResult(check, CheckLevel.PROBLEM, found, advice)
 
 
 def listed(names: Sequence[str], most: int = 5) -> str:

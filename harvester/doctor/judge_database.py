@@ -11,9 +11,9 @@ from collections.abc import Mapping, Sequence
 
 from harvester.config import Config
 from harvester.doctor.facts import (
+    CheckResult,
     Connections,
-    Database,
-    Finding,
+    DatabaseFacts,
     Holder,
     Kafka,
     Pooling,
@@ -37,7 +37,7 @@ _WITHOUT_S = 600.0
 _OFF = ("off", "false", "no", "0")
 
 
-def judge_vacuum(database: Database, config: Config) -> list[Finding]:
+def judge_vacuum(database: DatabaseFacts, config: Config) -> list[CheckResult]:
     """Settings, dead rows, and holders of old snapshots."""
     found = []
     if database.vacuum is not None:
@@ -58,7 +58,7 @@ def judge_vacuum(database: Database, config: Config) -> list[Finding]:
     return found
 
 
-def _settings(settings: Mapping[str, str], vacuum: Vacuum, config: Config) -> list[Finding]:
+def _settings(settings: Mapping[str, str], vacuum: Vacuum, config: Config) -> list[CheckResult]:
     found = []
     for name in ("autovacuum", "track_counts"):
         if settings.get(name) in _OFF:
@@ -73,7 +73,7 @@ def _settings(settings: Mapping[str, str], vacuum: Vacuum, config: Config) -> li
     return found
 
 
-def _dead_rows(settings: Mapping[str, str], vacuum: Vacuum) -> Finding:
+def _dead_rows(settings: Mapping[str, str], vacuum: Vacuum) -> CheckResult:
     text = f"{vacuum.dead:,} dead rows"
     since = "never vacuumed" if vacuum.idle_s is None else f"last vacuumed {age(max(vacuum.idle_s, 0))} ago"
     behind = vacuum.dead > max(_BEHIND * _begins(settings, vacuum), _MANY_DEAD)
@@ -90,7 +90,7 @@ def _begins(settings: Mapping[str, str], vacuum: Vacuum) -> float:
     return value("autovacuum_vacuum_threshold") + value("autovacuum_vacuum_scale_factor") * vacuum.live
 
 
-def _holders(holders: Sequence[Holder]) -> list[Finding]:
+def _holders(holders: Sequence[Holder]) -> list[CheckResult]:
     def old(kind: str) -> list[str]:
         # One without an age is held for as long as it exists.
         return [
@@ -132,7 +132,7 @@ TESTED_VERSION = 150000
 _SESSIONS = 2  # the mark loop's, and one that looks at the backlog while somebody looks at the status
 
 
-def judge_database(database: Database, config: Config) -> list[Finding]:
+def judge_database(database: DatabaseFacts, config: Config) -> list[CheckResult]:
     """All but what concerns vacuum and the clock."""
     return [
         _version(database),
@@ -148,7 +148,7 @@ def judge_database(database: Database, config: Config) -> list[Finding]:
     ]  # fmt: skip
 
 
-def judge_owner(database: Database, kafka: Kafka | None, config: Config) -> list[Finding]:
+def judge_owner(database: DatabaseFacts, kafka: Kafka | None, config: Config) -> list[CheckResult]:
     """Whether the outbox is that of this leader group and Kafka cluster (P37)."""
     theirs, ours = database.owner, Owner(config.leader_group_id, kafka.cluster if kafka is not None else None)
     if database.schema_version is None:
@@ -165,7 +165,7 @@ def sessions_needed(config: Config) -> int:
     return config.limits.shards + _SESSIONS + (config.archive != "off")
 
 
-def _version(database: Database) -> Finding:
+def _version(database: DatabaseFacts) -> CheckResult:
     text = f"PostgreSQL {database.settings.get('server_version') or database.version / 10000}"
     if database.version < MINIMUM_SERVER_VERSION:
         least = MINIMUM_SERVER_VERSION // 10000
@@ -176,7 +176,7 @@ def _version(database: Database) -> Finding:
     return ok("database.version", text)
 
 
-def _pooling(database: Database) -> Finding:
+def _pooling(database: DatabaseFacts) -> CheckResult:
     check = "database.pooler"
     if database.pooling is Pooling.TRANSACTION:
         return problem(
@@ -195,7 +195,7 @@ def _pooling(database: Database) -> Finding:
     return ok(check, "sessions go to the server itself")
 
 
-def _durability(database: Database, config: Config) -> list[Finding]:
+def _durability(database: DatabaseFacts, config: Config) -> list[CheckResult]:
     settings, found = database.settings, []
     for name in ("fsync", "full_page_writes"):
         if settings.get(name) == "off":
@@ -231,7 +231,7 @@ def _durability(database: Database, config: Config) -> list[Finding]:
     return found
 
 
-def _schema(database: Database, config: Config) -> list[Finding]:
+def _schema(database: DatabaseFacts, config: Config) -> list[CheckResult]:
     table = config.table
     try:
         shape = outbox_shape(table, database.catalog)
@@ -247,13 +247,13 @@ def _schema(database: Database, config: Config) -> list[Finding]:
     return found
 
 
-def _sequence(database: Database, shape: OutboxShape) -> Finding:
+def _sequence(database: DatabaseFacts, shape: OutboxShape) -> CheckResult:
     sequence = database.catalog.sequence
     assert sequence is not None  # outbox_shape refuses a table without
     return ok("outbox.ids", f"{shape.id_type} ids from {sequence.name}, CACHE {sequence.cache}, no CYCLE")
 
 
-def _schema_version(database: Database, config: Config) -> Finding:
+def _schema_version(database: DatabaseFacts, config: Config) -> CheckResult:
     known, found = ddl.schema_version(), database.schema_version
     if found is None:
         return problem("outbox.version", f"{config.table.term} has no row", INIT_HINT)
@@ -265,7 +265,7 @@ def _schema_version(database: Database, config: Config) -> Finding:
     return ok("outbox.version", f"schema version {found}")
 
 
-def _beside(database: Database, config: Config) -> list[Finding]:
+def _beside(database: DatabaseFacts, config: Config) -> list[CheckResult]:
     if database.catalog.outbox is None or "beside" in database.unread:
         return []
     found, table = [], config.table
@@ -287,7 +287,7 @@ def _beside(database: Database, config: Config) -> list[Finding]:
     return found
 
 
-def _indexes(database: Database, config: Config) -> list[Finding]:
+def _indexes(database: DatabaseFacts, config: Config) -> list[CheckResult]:
     found = []
     invalid = [index.name for index in database.indexes if not index.valid]
     if invalid:
@@ -302,7 +302,7 @@ def _indexes(database: Database, config: Config) -> list[Finding]:
     return found
 
 
-def _connections(database: Database, config: Config) -> list[Finding]:
+def _connections(database: DatabaseFacts, config: Config) -> list[CheckResult]:
     facts = database.connections
     if facts is None:
         return []
@@ -327,7 +327,7 @@ def _free(facts: Connections) -> tuple[int, str]:
     return max(free, 0), name
 
 
-def _identity(database: Database) -> list[Finding]:
+def _identity(database: DatabaseFacts) -> list[CheckResult]:
     if database.identity_known:
         return []
     return [

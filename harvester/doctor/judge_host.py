@@ -6,14 +6,14 @@ from collections.abc import Sequence
 
 from harvester.config import Config
 from harvester.config.model import WORTHWHILE_SHARDS_PER_CORE
-from harvester.doctor.facts import Clock, Finding, Host, Java, ok, problem, warning
+from harvester.doctor.facts import CheckResult, Clock, HostFacts, JavaFacts, ok, problem, warning
 
 # The supervisor's pipes and pidfds for a shard, and room for its Kafka clients and sessions.
 _FILES, _FILES_PER_SHARD = 64, 8
 _NOTICEABLE_S = 1.0
 
 
-def judge_host(host: Host, config: Config) -> list[Finding]:
+def judge_host(host: HostFacts, config: Config) -> list[CheckResult]:
     """Versions, cores against shards, open files."""
     found = [ok("host.versions", f"Python {host.python}, {host.kafka_client}, {host.postgres_client}")]
     shards, most = config.limits.shards, WORTHWHILE_SHARDS_PER_CORE * host.cores
@@ -43,7 +43,7 @@ def judge_host(host: Host, config: Config) -> list[Finding]:
     return found
 
 
-def judge_java(runtimes: Sequence[Java]) -> list[Finding]:
+def judge_java(runtimes: Sequence[JavaFacts]) -> list[CheckResult]:
     """Only for commands that were asked about: the relay itself needs none."""
     found = []
     for java in runtimes:
@@ -55,7 +55,7 @@ def judge_java(runtimes: Sequence[Java]) -> list[Finding]:
     return found
 
 
-def judge_clock(check: str, whose: str, clock: Clock, matters: str) -> Finding:
+def judge_clock(check: str, whose: str, clock: Clock, matters: str) -> CheckResult:
     """Nothing that the relay promises depends on clocks that agree; figures do."""
     off = abs(clock.offset_s)
     text = f"{whose} clock is {_ms(off)} {'ahead of' if clock.offset_s > 0 else 'behind'} this machine's"

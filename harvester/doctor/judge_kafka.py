@@ -10,14 +10,14 @@ from collections.abc import Mapping, Sequence
 from harvester.config import Config
 from harvester.config.model import LEADER_TOPIC_SUFFIX
 from harvester.delivery.progress import LEAST_RECORD_BYTES, most_ids
-from harvester.doctor.facts import Finding, Kafka, Topic, listed, ok, problem, skipped, warning
+from harvester.doctor.facts import CheckResult, Kafka, TopicFacts, listed, ok, problem, skipped, warning
 from harvester.neli.heartbeat import LEAST_MESSAGE_BYTES
 
 _HAS_NO_VERSION = "4.0 or newer"
 _NEEDED_FOR_GROUP = ("READ",)
 
 
-def judge_kafka(kafka: Kafka, config: Config) -> list[Finding]:
+def judge_kafka(kafka: Kafka, config: Config) -> list[CheckResult]:
     """Brokers, version, bounds of sessions and transactions, rights on the group."""
     found = [_brokers(kafka)]
     if kafka.settings is None:
@@ -36,7 +36,7 @@ def judge_kafka(kafka: Kafka, config: Config) -> list[Finding]:
     return found
 
 
-def _brokers(kafka: Kafka) -> Finding:
+def _brokers(kafka: Kafka) -> CheckResult:
     version = version_of(kafka.settings)
     text = f"{kafka.brokers} {'broker' if kafka.brokers == 1 else 'brokers'}, Kafka {version}"
     if kafka.brokers == 1:
@@ -54,7 +54,7 @@ def version_of(settings: Mapping[str, str] | None) -> str:
     return told.split("-")[0] if told else _HAS_NO_VERSION
 
 
-def _session(settings: Mapping[str, str], config: Config) -> Finding:
+def _session(settings: Mapping[str, str], config: Config) -> CheckResult:
     ours = round(config.limits.session_timeout.total_seconds() * 1000)
     low = int(settings.get("group.min.session.timeout.ms", 0))
     high = int(settings.get("group.max.session.timeout.ms", 2**31))
@@ -67,7 +67,7 @@ def _session(settings: Mapping[str, str], config: Config) -> Finding:
     return ok("kafka.session_timeout", f"{ours} ms is within what the brokers permit ({low} to {high} ms)")
 
 
-def _transactions(kafka: Kafka, settings: Mapping[str, str], config: Config) -> list[Finding]:
+def _transactions(kafka: Kafka, settings: Mapping[str, str], config: Config) -> list[CheckResult]:
     if config.delivery != "exactly-once":
         return []
     found = []
@@ -95,7 +95,7 @@ def _transactions(kafka: Kafka, settings: Mapping[str, str], config: Config) -> 
     ]
 
 
-def _group(kafka: Kafka, config: Config) -> list[Finding]:
+def _group(kafka: Kafka, config: Config) -> list[CheckResult]:
     group = kafka.group
     if group is None:
         return []
@@ -132,7 +132,7 @@ def topics_of(config: Config, in_rows: Sequence[str]) -> list[str]:
     return list(dict.fromkeys([*names, *in_rows]))
 
 
-def judge_topics(kafka: Kafka, config: Config, in_rows: Sequence[str]) -> list[Finding]:
+def judge_topics(kafka: Kafka, config: Config, in_rows: Sequence[str]) -> list[CheckResult]:
     """The leader topic, the progress topic, the notices', and those that waiting rows name."""
     found = _leader_topic(kafka, config)
     if config.delivery == "exactly-once":
@@ -144,7 +144,8 @@ def judge_topics(kafka: Kafka, config: Config, in_rows: Sequence[str]) -> list[F
         text = f"topics that rows or the configuration name do not exist, or may not be seen: {listed(missing)}"
         if creates:
             advice = (
-                "create them with the partitions and copies that you want, before the broker makes them as it likes"
+                "create them with the partitions and copies that you want, before the broker auto-creates them with its"
+                " defaults"
             )
             found.append(warning("topics.missing", text, advice))
         else:
@@ -160,7 +161,7 @@ def _own(config: Config) -> set[str]:
     return {config.leader_topic, config.progress_topic}
 
 
-def _leader_topic(kafka: Kafka, config: Config) -> list[Finding]:
+def _leader_topic(kafka: Kafka, config: Config) -> list[CheckResult]:
     topic = kafka.topics.get(config.leader_topic)
     if topic is None:
         return [ok("topics.leader", f"{config.leader_topic} does not exist: the first harvester makes it")]
@@ -206,7 +207,7 @@ def _leader_topic(kafka: Kafka, config: Config) -> list[Finding]:
     return found + _topic(topic, kafka, "leader", "topics.leader", kept=False)
 
 
-def _progress_topic(kafka: Kafka, config: Config) -> list[Finding]:
+def _progress_topic(kafka: Kafka, config: Config) -> list[CheckResult]:
     topic = kafka.topics.get(config.progress_topic)
     if topic is None:
         return [ok("topics.progress", f"{config.progress_topic} does not exist: the first harvester makes it")]
@@ -230,7 +231,7 @@ def _progress_topic(kafka: Kafka, config: Config) -> list[Finding]:
     return found + _topic(topic, kafka, "progress", "topics.progress")
 
 
-def _topic(topic: Topic, kafka: Kafka, use: str, check: str, *, kept: bool = True) -> list[Finding]:
+def _topic(topic: TopicFacts, kafka: Kafka, use: str, check: str, *, kept: bool = True) -> list[CheckResult]:
     found = [*_rights(topic, use, check), *_state(topic, check)]
     if kept:
         found += _copies(topic, kafka, check)
@@ -241,7 +242,7 @@ def _topic(topic: Topic, kafka: Kafka, use: str, check: str, *, kept: bool = Tru
     return [ok(check, f"{topic.name}: {partitions} {noun}, {topic.replication} copies, all in sync")]
 
 
-def _rights(topic: Topic, use: str, check: str) -> list[Finding]:
+def _rights(topic: TopicFacts, use: str, check: str) -> list[CheckResult]:
     if topic.operations is None:
         return []
     lacks = [operation for operation in _NEEDED[use] if operation not in topic.operations]
@@ -251,7 +252,7 @@ def _rights(topic: Topic, use: str, check: str) -> list[Finding]:
     return [problem(check, f"this user may not {', '.join(lacks)} {topic.name}", advice)]
 
 
-def _state(topic: Topic, check: str) -> list[Finding]:
+def _state(topic: TopicFacts, check: str) -> list[CheckResult]:
     """How the partitions stand at this moment."""
     found = []
     headless = [number for number, each in enumerate(topic.partitions) if each.leader < 0]
@@ -275,7 +276,7 @@ def _state(topic: Topic, check: str) -> list[Finding]:
     return found
 
 
-def _copies(topic: Topic, kafka: Kafka, check: str) -> list[Finding]:
+def _copies(topic: TopicFacts, kafka: Kafka, check: str) -> list[CheckResult]:
     """What a broker's loss would cost."""
     copies = topic.replication
     if topic.settings is None:

@@ -15,7 +15,7 @@ from confluent_kafka.admin import AdminClient, ConfigResource, ResourceType
 from confluent_kafka.cimpl import NewTopic
 
 from harvester.config import Config
-from harvester.doctor.facts import Clock, Group, Kafka, Partition, Topic
+from harvester.doctor.facts import Clock, GroupFacts, Kafka, PartitionFacts, TopicFacts
 from harvester.errors import BrokerError, BrokerUnavailable
 
 T = TypeVar("T")
@@ -63,10 +63,10 @@ def read_kafka(config: Config, topics: Sequence[str]) -> Kafka:
         cluster=metadata.cluster_id,
         settings=part("broker's settings", lambda: _broker_settings(client, broker), None),
         topics={
-            name: Topic(
+            name: TopicFacts(
                 name,
                 tuple(
-                    Partition(each.leader, tuple(each.replicas), tuple(each.isrs))
+                    PartitionFacts(each.leader, tuple(each.replicas), tuple(each.isrs))
                     for _, each in sorted(topic.partitions.items())
                 ),
                 settings.get(name),
@@ -168,7 +168,7 @@ def _topic_rights(client: AdminClient, topics: Sequence[str]) -> dict[str, froze
     return {name: _operations(_wait(future).authorized_operations) for name, future in futures.items()}
 
 
-def _group(client: AdminClient, name: str) -> Group:
+def _group(client: AdminClient, name: str) -> GroupFacts:
     for pause_s in (0.2, 0.4, 0.8, 1.6, 0.0):
         futures = client.describe_consumer_groups([name], include_authorized_operations=True)
         try:
@@ -176,12 +176,12 @@ def _group(client: AdminClient, name: str) -> Group:
             break
         except KafkaException as error:
             if error.args[0].code() == KafkaError.GROUP_ID_NOT_FOUND:
-                return Group("dead", 0, None)
+                return GroupFacts("dead", 0, None)
             # The first question about any group makes the brokers create the topic that groups are kept in.
             if error.args[0].code() not in _NOT_YET or not pause_s:
                 raise
             time.sleep(pause_s)
-    return Group(group.state.name.lower(), len(group.members), _operations(group.authorized_operations))
+    return GroupFacts(group.state.name.lower(), len(group.members), _operations(group.authorized_operations))
 
 
 def _operations(given: Any) -> frozenset[str] | None:

@@ -10,15 +10,15 @@ import importlib.util
 from collections.abc import Callable
 
 from harvester.errors import ConfigurationError, Problem
-from harvester.http.pages import Pages, Source
+from harvester.http.pages import Pages, StatusSource
 from harvester.http.server import Trouble, WebServer
 
 OFF = "off"
 
-__all__ = ["OFF", "Source", "WebServer", "web_server"]
+__all__ = ["OFF", "StatusSource", "WebServer", "web_server"]
 
 
-def web_server(listen: str, source: Source, trouble: Trouble, say: Callable[[str], None]) -> WebServer:
+def web_server(listen: str, source: StatusSource, trouble: Trouble, say: Callable[[str], None]) -> WebServer:
     """The server for `http.listen`, not yet started; `say` gets what is worth a line in the log.
 
     Raises ConfigurationError where its library is not installed.

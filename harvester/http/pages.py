@@ -162,7 +162,7 @@ READY = frozenset({State.STANDBY, State.LEADING, State.REMARKING, State.PAUSED, 
 _ENDED = frozenset({State.STOPPED, State.FAILED})
 
 
-class Source(Protocol):
+class StatusSource(Protocol):
     """What is shown: `harvester.Harvester`. All methods answer at once."""
 
     def status(self) -> Status: ...
@@ -173,7 +173,7 @@ class Source(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class Response:
     """A response."""
 
     code: int
@@ -181,12 +181,12 @@ class Answer:
     body: bytes
 
     @classmethod
-    def text(cls, code: int, text: str) -> Answer:
+    def text(cls, code: int, text: str) -> Response:
         """A few words."""
         return cls(code, "text/plain; charset=utf-8", text.encode())
 
     @classmethod
-    def json(cls, code: int, value: object) -> Answer:
+    def json(cls, code: int, value: object) -> Response:
         """Values as JSON."""
         return cls(code, "application/json", json.dumps(value, default=_plain).encode() + b"\n")
 
@@ -194,54 +194,56 @@ class Answer:
 class Pages:
     """See the module's text."""
 
-    def __init__(self, source: Source) -> None:
+    def __init__(self, source: StatusSource) -> None:
         self._source = source
         folder = files(__package__)
         self._files = {
-            "/": Answer(200, "text/html; charset=utf-8", (folder / "status.html").read_bytes()),
-            "/status.js": Answer(200, "text/javascript; charset=utf-8", (folder / "status.js").read_bytes()),
-            "/status.css": Answer(200, "text/css; charset=utf-8", (folder / "status.css").read_bytes()),
+            "/": Response(200, "text/html; charset=utf-8", (folder / "status.html").read_bytes()),
+            "/status.js": Response(200, "text/javascript; charset=utf-8", (folder / "status.js").read_bytes()),
+            "/status.css": Response(200, "text/css; charset=utf-8", (folder / "status.css").read_bytes()),
         }
-        self._answers: Mapping[str, Callable[[], Answer]] = {
+        self._answers: Mapping[str, Callable[[], Response]] = {
             "/metrics": self._metrics,
             "/healthz": self._health,
             "/readyz": self._readiness,
             "/leader": self._leadership,
-            "/status": lambda: Answer.json(200, status_as_json(self._source.status())),
+            "/status": lambda: Response.json(200, status_as_json(self._source.status())),
         }
 
-    def answer(self, path: str) -> Answer:
+    def answer(self, path: str) -> Response:
         """What a GET of this path gets."""
         if path in self._files:
             return self._files[path]
         answer = self._answers.get(path)
         if answer is not None:
             return answer()
-        return Answer.text(404, "".join(f"{known}\n" for known in ("/", *self._answers)))
+        return Response.text(404, "".join(f"{known}\n" for known in ("/", *self._answers)))
 
-    def _metrics(self) -> Answer:
+    def _metrics(self) -> Response:
         # moved
 
-        return Answer(200, CONTENT_TYPE, expose(self._source.status(), self._source.totals()))
+        return Response(200, CONTENT_TYPE, expose(self._source.status(), self._source.totals()))
 
-    def _health(self) -> Answer:
+    def _health(self) -> Response:
         """Whether a restart would help: its threads turn, or they do not."""
         if self._source.is_working():
-            return Answer.text(200, "ok\n")
+            return Response.text(200, "ok\n")
         state = self._source.status().state
-        return Answer.text(503, f"{state.value}\n" if state in _ENDED else "a thread of the relay is stuck\n")
+        return Response.text(503, f"{state.value}\n" if state in _ENDED else "a thread of the relay is stuck\n")
 
-    def _readiness(self) -> Answer:
+    def _readiness(self) -> Response:
         """Whether it can lead: it is a member of the group, and its servers were reached."""
         status = self._source.status()
         text = f"{status.state.value}: {status.problem}\n" if status.problem else f"{status.state.value}\n"
-        return Answer.text(200 if status.state in READY else 503, text)
+        return Response.text(200 if status.state in READY else 503, text)
 
-    def _leadership(self) -> Answer:
+    def _leadership(self) -> Response:
         """Whether it leads, and is trusted to, now."""
         status = self._source.status()
         leads = status.leader_id is not None and status.term is not None
-        return Answer.json(200 if leads else 503, {"leader": leads, "term": status.term, "leader_id": status.leader_id})
+        return Response.json(
+            200 if leads else 503, {"leader": leads, "term": status.term, "leader_id": status.leader_id}
+        )
 
 
 def status_as_json(status: Status) -> dict[str, Any]:

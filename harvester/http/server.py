@@ -16,10 +16,10 @@ from collections.abc import Callable
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from typing import Any
 
-from harvester.http.pages import Answer
+from harvester.http.pages import Response
 
 Trouble = Callable[[str | None], None]
-Respond = Callable[[str], Answer]
+Respond = Callable[[str], Response]
 
 MOST_CONNECTIONS = 8
 LONGEST_S = 10.0
@@ -166,16 +166,16 @@ class _Handler(BaseHTTPRequestHandler):
         """Its first part."""
         self._begin(self._answer())
 
-    def _answer(self) -> Answer:
+    def _answer(self) -> Response:
         # A page of the web could give its own name this machine's address, and read what is meant for this machine.
         if self.server.only_local and not _is_local(self.headers.get("Host", "localhost")):
-            return Answer.text(403, "this address answers to localhost and to addresses only\n")
+            return Response.text(403, "this address answers to localhost and to addresses only\n")
         try:
             return self.server.respond(self.path.partition("?")[0])
         except Exception as error:  # noqa: BLE001 - the top frame of a request; the relay has nothing to do with it
-            return Answer.text(500, f"internal error: {error!r}\n")
+            return Response.text(500, f"internal error: {error!r}\n")
 
-    def _begin(self, answer: Answer) -> None:
+    def _begin(self, answer: Response) -> None:
         self.send_response(answer.code)
         self.send_header("Content-Type", answer.content_type)
         self.send_header("Content-Length", str(len(answer.body)))

@@ -28,7 +28,7 @@ from enum import Enum
 FIRST_GENERATION = 1
 
 
-class Verdict(Enum):
+class RunVerdict(Enum):
     """What became of a run of numbers."""
 
     ACCEPTED = "accepted"
@@ -40,7 +40,7 @@ class Verdict(Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Mark:
+class HighWaterMark:
     """All that a log keeps of a producer: its generation, and the last of the numbers 1 … sequence."""
 
     generation: int = FIRST_GENERATION
@@ -48,36 +48,38 @@ class Mark:
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class HighWaterStep:
     """The verdict, the mark afterwards, and how many numbers at the beginning of the run the log already had.
 
     `repeats` means something for ACCEPTED and REPEATED only; for the others nothing of the run was looked at.
     """
 
-    verdict: Verdict
-    mark: Mark
+    verdict: RunVerdict
+    mark: HighWaterMark
     repeats: int = 0
 
 
-def judge(mark: Mark | None, generation: int, first: int, last: int, *, expired: bool = False) -> Step:
+def judge(
+    mark: HighWaterMark | None, generation: int, first: int, last: int, *, expired: bool = False
+) -> HighWaterStep:
     """Bring the numbers first … last, at least one. `mark` is None when the log knows nothing of the producer."""
     if not 1 <= first <= last:
         raise ValueError(f"{first} to {last} is no run of numbers")
     if mark is None or expired:
-        return Step(Verdict.EXPIRED, mark or Mark(generation, 0))
+        return HighWaterStep(RunVerdict.EXPIRED, mark or HighWaterMark(generation, 0))
     if generation < mark.generation:
-        return Step(Verdict.FENCED, mark)
+        return HighWaterStep(RunVerdict.FENCED, mark)
     if generation > mark.generation + 1:
-        return Step(Verdict.UNKNOWN, mark)
+        return HighWaterStep(RunVerdict.UNKNOWN, mark)
     if first > mark.sequence + 1:
-        return Step(Verdict.GAP, mark)
+        return HighWaterStep(RunVerdict.GAP, mark)
     if last <= mark.sequence:
-        return Step(Verdict.REPEATED, Mark(generation, mark.sequence), last - first + 1)
-    return Step(Verdict.ACCEPTED, Mark(generation, last), mark.sequence + 1 - first)
+        return HighWaterStep(RunVerdict.REPEATED, HighWaterMark(generation, mark.sequence), last - first + 1)
+    return HighWaterStep(RunVerdict.ACCEPTED, HighWaterMark(generation, last), mark.sequence + 1 - first)
 
 
-def lease(mark: Mark | None) -> Mark:
+def lease(mark: HighWaterMark | None) -> HighWaterMark:
     """What a lease of a producer's name gives: its next generation, expired or not, or a producer that begins."""
     if mark is None:
-        return Mark()
-    return Mark(mark.generation + 1, mark.sequence)
+        return HighWaterMark()
+    return HighWaterMark(mark.generation + 1, mark.sequence)

@@ -35,14 +35,14 @@ from psycopg.pq import TransactionStatus
 from psycopg.rows import tuple_row
 
 from harvester.errors import InboxError, InboxFenced
-from harvester.idempotence.partition import Batch, Effect, Group, Message, Position, Transaction
+from harvester.idempotence.partition import Batch, Effect, InboxTransaction, Message, OpenPartitions, Position
 from harvester.idempotence.seen import SeenIds
 from harvester.origin import HEADER
 
 ADVISORY_LOCK = 0x69_6E_62_6F_78  # "inbox"
 
 
-class Statements:
+class InboxStatements:
     """For one table; parameters are psycopg's named ones."""
 
     def __init__(self, table: str) -> None:
@@ -121,8 +121,8 @@ class Inbox:
         idle_timeout_s: float = 60.0,
     ) -> None:
         self._source = connection
-        self._sql = Statements(table)
-        self._group = Group(group, header, max_intervals, idle_timeout_s)
+        self._sql = InboxStatements(table)
+        self._group = OpenPartitions(group, header, max_intervals, idle_timeout_s)
 
     def create_table(self) -> None:
         """Make the table if it is not there; several may do that at once."""
@@ -166,7 +166,7 @@ class Inbox:
         What the block raises is raised, and nothing is done; consume the same records again then. Raises
         InboxFenced; InboxError for what cannot be taken.
         """
-        transaction = Transaction(self._group, messages)
+        transaction = InboxTransaction(self._group, messages)
         written = committed = False
         try:
             with self._connection() as connection, self._locked(connection, transaction):
@@ -199,7 +199,7 @@ class Inbox:
             yield connection
 
     @contextmanager
-    def _locked(self, connection: Connection, transaction: Transaction) -> Iterator[None]:
+    def _locked(self, connection: Connection, transaction: InboxTransaction) -> Iterator[None]:
         """A transaction that holds the rows, all as they are known here."""
         locked = False
         for _ in range(TRIES):
@@ -219,7 +219,7 @@ class Inbox:
 
 def table_sql(table: str = "harvester_inbox") -> str:
     """The statement that makes the inbox's table, for people who migrate with their own tools."""
-    return Statements(table).create.as_string(None) + ";\n"
+    return InboxStatements(table).create.as_string(None) + ";\n"
 
 
 def refuse_busy(connection: psycopg.Connection[Any] | psycopg.AsyncConnection[Any]) -> None:
@@ -268,8 +268,8 @@ class AsyncInbox:
         idle_timeout_s: float = 60.0,
     ) -> None:
         self._source = connection
-        self._sql = Statements(table)
-        self._group = Group(group, header, max_intervals, idle_timeout_s)
+        self._sql = InboxStatements(table)
+        self._group = OpenPartitions(group, header, max_intervals, idle_timeout_s)
 
     async def create_table(self) -> None:
         """As `Inbox.create_table`."""
@@ -307,7 +307,7 @@ class AsyncInbox:
     @asynccontextmanager
     async def batch(self, messages: Sequence[Message]) -> AsyncIterator[Batch[AsyncCursor]]:
         """As `Inbox.batch`."""
-        transaction = Transaction(self._group, messages)
+        transaction = InboxTransaction(self._group, messages)
         written = committed = False
         try:
             async with self._connection() as connection, self._locked(connection, transaction):
@@ -339,7 +339,7 @@ class AsyncInbox:
             yield connection
 
     @asynccontextmanager
-    async def _locked(self, connection: AsyncConnection, transaction: Transaction) -> AsyncIterator[None]:
+    async def _locked(self, connection: AsyncConnection, transaction: InboxTransaction) -> AsyncIterator[None]:
         locked = False
         for _ in range(TRIES):
             async with connection.transaction():

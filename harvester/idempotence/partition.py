@@ -6,7 +6,7 @@ origin was seen before (the relay sent it again, so that it stands in the log tw
 passes by its offset alone.
 
 What the inbox, blocking or asyncio, does between its statements: which rows, what they say, what to write. A
-`Transaction` is one batch. Its rows are locked and given to `take`; then `judge`, the application's effects, what
+`InboxTransaction` is one batch. Its rows are locked and given to `take`; then `judge`, the application's effects, what
 `write` says, and at last `end`, whatever the end was.
 """
 
@@ -50,7 +50,7 @@ class Judged(NamedTuple):
     origin: Origin | None
 
 
-class Partition:
+class InboxPartition:
     """The copy of a row. `stale`: it has to be read anew, and has `version` at least."""
 
     def __init__(self, place: Place, generation: int, header: str) -> None:
@@ -150,7 +150,7 @@ class Position:
     generation: int
 
 
-class Group:
+class OpenPartitions:
     """The partitions that a consumer of a group has open."""
 
     def __init__(self, group: str, header: str, max_intervals: int, idle_timeout_s: float) -> None:
@@ -158,7 +158,7 @@ class Group:
         self.max_intervals = max_intervals
         self.idle_ms = round(idle_timeout_s * 1000)
         self._header = header
-        self._open: dict[Place, Partition] = {}
+        self._open: dict[Place, InboxPartition] = {}
 
     def opening(self, place: Place, generation: int | None) -> Parameters:
         """Of the statement that opens a row."""
@@ -167,7 +167,7 @@ class Group:
     def opened(self, place: Place, row: Row) -> Position:
         """Keep what the statement answered: generation, version, next offset, seen."""
         generation, version, next_offset, seen = row
-        partition = Partition(place, generation, self._header)
+        partition = InboxPartition(place, generation, self._header)
         partition.load(next_offset, version, seen)
         self._open[place] = partition
         return Position(*place, next_offset, generation)
@@ -176,7 +176,7 @@ class Group:
         """Forget a partition."""
         self._open.pop(place, None)
 
-    def partition(self, place: Place) -> Partition:
+    def partition(self, place: Place) -> InboxPartition:
         """Raises InboxError when it is not open."""
         partition = self._open.get(place)
         if partition is None:
@@ -187,7 +187,7 @@ class Group:
         """What names one row."""
         return {"group": self.name, "topic": place[0], "partition": place[1]}
 
-    def rows(self, partitions: Iterable[Partition]) -> Parameters:
+    def rows(self, partitions: Iterable[InboxPartition]) -> Parameters:
         """What names several."""
         places = [partition.place for partition in partitions]
         return {
@@ -206,10 +206,10 @@ class Group:
         return changes
 
 
-class Transaction:
+class InboxTransaction:
     """One batch of messages; raises InboxError for what cannot be taken."""
 
-    def __init__(self, group: Group, messages: Sequence[Message]) -> None:
+    def __init__(self, group: OpenPartitions, messages: Sequence[Message]) -> None:
         self._group = group
         self._messages = messages
         places = by_place(messages)

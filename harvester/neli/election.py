@@ -106,7 +106,7 @@ class CommitSucceeded:
 
 
 @dataclass(frozen=True, slots=True)
-class TermTaken:
+class LeadsUnderTerm:
     """The relay leads under this term."""
 
     term: int
@@ -133,7 +133,7 @@ Event = (
     | HeartbeatReturned
     | ForeignHeartbeat
     | CommitSucceeded
-    | TermTaken
+    | LeadsUnderTerm
     | StepDown
     | Tick
 )
@@ -164,7 +164,7 @@ class Trust:
 
 
 @dataclass(frozen=True, slots=True)
-class Fence:
+class FenceNow:
     """Stop at once: another leader may exist."""
 
     reason: str
@@ -177,7 +177,7 @@ class Rejoin:
     reason: str
 
 
-Command = SendHeartbeat | CommitOffset | Acquire | Trust | Fence | Rejoin
+Command = SendHeartbeat | CommitOffset | Acquire | Trust | FenceNow | Rejoin
 
 
 class Role(Enum):
@@ -190,7 +190,7 @@ class Role(Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Timing:
+class ElectionTiming:
     """In seconds: how often heartbeats go out, how long a proof counts, and what a revoke may take."""
 
     heartbeat_interval_s: float
@@ -222,7 +222,7 @@ class Election:
     term: int | None = None
     highest_term: int = 0  # seen in the topic, ours included
 
-    def trusted_until(self, timing: Timing) -> float | None:
+    def trusted_until(self, timing: ElectionTiming) -> float | None:
         """The moment at which trust ends; None without both proofs."""
         if self.heartbeat_sent_at is None or self.commit_sent_at is None:
             return None
@@ -234,7 +234,7 @@ class Election:
         return until if self.revoke_deadline is None else min(until, self.revoke_deadline)
 
 
-def step(state: Election, event: Event, now: float, timing: Timing) -> tuple[Election, tuple[Command, ...]]:
+def step(state: Election, event: Event, now: float, timing: ElectionTiming) -> tuple[Election, tuple[Command, ...]]:
     """One event at one moment; returns the next state and what is to be done, in order."""
     if _is_trusted(state) and _expired(state, now, timing):
         state, fence = _fence(state, now, _expiry(state, now, timing))
@@ -243,7 +243,7 @@ def step(state: Election, event: Event, now: float, timing: Timing) -> tuple[Ele
     return _apply(state, event, now, timing)
 
 
-def _apply(state: Election, event: Event, now: float, timing: Timing) -> tuple[Election, tuple[Command, ...]]:
+def _apply(state: Election, event: Event, now: float, timing: ElectionTiming) -> tuple[Election, tuple[Command, ...]]:
     match event:
         case Assigned():
             if state.role in (Role.CANDIDATE, Role.LEADER):
@@ -285,7 +285,7 @@ def _apply(state: Election, event: Event, now: float, timing: Timing) -> tuple[E
                 state, fence = _fence(state, now, f"{member} leads under the higher term {term}")
                 return state, (fence,)
             return state, ()
-        case TermTaken(term):
+        case LeadsUnderTerm(term):
             state = replace(state, highest_term=max(state.highest_term, term))
             return (replace(state, term=term), ()) if state.role is Role.LEADER else (state, ())
         case StepDown(reason):
@@ -305,7 +305,7 @@ def _apply(state: Election, event: Event, now: float, timing: Timing) -> tuple[E
             return _beat(state, now, timing)
 
 
-def _is_unanswered(state: Election, now: float, timing: Timing) -> bool:
+def _is_unanswered(state: Election, now: float, timing: ElectionTiming) -> bool:
     """A candidate whom the topic has heard for long, and the coordinator never."""
     if state.role is not Role.CANDIDATE or state.commit_sent_at is not None:
         return False
@@ -315,13 +315,13 @@ def _is_unanswered(state: Election, now: float, timing: Timing) -> bool:
     return is_heard and now - state.heard_since >= timing.patience_s
 
 
-def _beat(state: Election, now: float, timing: Timing) -> tuple[Election, tuple[Command, ...]]:
+def _beat(state: Election, now: float, timing: ElectionTiming) -> tuple[Election, tuple[Command, ...]]:
     if state.role not in (Role.CANDIDATE, Role.LEADER) or now < state.next_heartbeat_at:
         return state, ()
     return replace(state, next_heartbeat_at=now + timing.heartbeat_interval_s), (SendHeartbeat(),)
 
 
-def _proved(state: Election, now: float, timing: Timing) -> tuple[Election, tuple[Command, ...]]:
+def _proved(state: Election, now: float, timing: ElectionTiming) -> tuple[Election, tuple[Command, ...]]:
     until = state.trusted_until(timing)
     if until is None or until <= now:
         return state, ()
@@ -335,12 +335,12 @@ def _is_trusted(state: Election) -> bool:
     return state.role is Role.LEADER or (state.role is Role.LEAVING and state.since < math.inf)
 
 
-def _expired(state: Election, now: float, timing: Timing) -> bool:
+def _expired(state: Election, now: float, timing: ElectionTiming) -> bool:
     until = state.trusted_until(timing)
     return until is None or now >= until
 
 
-def _expiry(state: Election, now: float, timing: Timing) -> str:
+def _expiry(state: Election, now: float, timing: ElectionTiming) -> str:
     heard = state.heartbeat_sent_at
     if heard is None or now >= heard + timing.heartbeat_timeout_s:
         return "no heartbeat within heartbeat_timeout"
@@ -350,9 +350,9 @@ def _expiry(state: Election, now: float, timing: Timing) -> str:
 def _fence(state: Election, now: float, reason: str) -> tuple[Election, Command]:
     """Only proofs sent from now on count again; none while leaving."""
     if state.role is Role.LEAVING:
-        return _distrusted(state), Fence(reason)
+        return _distrusted(state), FenceNow(reason)
     fenced = Election(Role.CANDIDATE, since=now, next_heartbeat_at=now, highest_term=state.highest_term)
-    return fenced, Fence(reason)
+    return fenced, FenceNow(reason)
 
 
 def _distrusted(state: Election) -> Election:

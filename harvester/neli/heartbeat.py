@@ -18,7 +18,7 @@ _MAX_BYTES = 16_384
 
 
 @dataclass(frozen=True, slots=True)
-class Heartbeat:
+class MemberHeartbeat:
     """One heartbeat. `member` is unique to a process's membership, `name` is for people."""
 
     member: UUID
@@ -30,7 +30,7 @@ class Heartbeat:
     term: int | None
 
 
-def encode(heartbeat: Heartbeat) -> bytes:
+def encode(heartbeat: MemberHeartbeat) -> bytes:
     """The bytes of a heartbeat."""
     body: dict[str, Any] = {
         "v": VERSION,
@@ -45,7 +45,7 @@ def encode(heartbeat: Heartbeat) -> bytes:
     return json.dumps(body, separators=(",", ":")).encode()
 
 
-def decode(data: bytes | None) -> Heartbeat | None:
+def decode(data: bytes | None) -> MemberHeartbeat | None:
     """The heartbeat, or None when the bytes are none."""
     if not data or len(data) > _MAX_BYTES:
         return None
@@ -59,7 +59,7 @@ def decode(data: bytes | None) -> Heartbeat | None:
         number = body["n"]
         if not isinstance(number, int) or isinstance(number, bool):
             return None
-        return Heartbeat(
+        return MemberHeartbeat(
             member=UUID(body["member"]),
             name=_text(body["name"]),
             number=number,

@@ -66,9 +66,9 @@ from confluent_kafka.admin import AdminClient
 from harvester.clock import clock_s
 from harvester.errors import ForeignOutbox
 from harvester.neli import election as e
-from harvester.neli.election import Election, Timing, step
+from harvester.neli.election import Election, ElectionTiming, step
 from harvester.neli.group import GroupCallbacks, Identity
-from harvester.neli.heartbeat import Heartbeat, decode, encode
+from harvester.neli.heartbeat import MemberHeartbeat, decode, encode
 from harvester.neli.topic import cluster_id, ensuring_leader_topic, refusal
 from harvester.telemetry.logging import ClientLog
 
@@ -88,7 +88,7 @@ class MemberSettings:
     producer_options: Mapping[str, Any] = field(repr=False)
     poll_s: float
     join_wait_s: float  # from the start of this process, while another standby may have died
-    timing: Timing
+    timing: ElectionTiming
     revoke_within_s: float  # how long the rebalance callback may block
     foreign_live_s: float  # a heartbeat of another outbox younger than this is a live member's
 
@@ -128,7 +128,7 @@ class KafkaGroup:
     def lead(self, leader_id: UUID, term: int) -> None:
         """The relay leads under this term: heartbeats carry it from now on."""
         self._leader = (leader_id, term)
-        self._feed(e.TermTaken(term))
+        self._feed(e.LeadsUnderTerm(term))
 
     def step_down(self, reason: str, rejoin_after_s: float | None = None) -> None:
         """Give leadership up at the member's next turn."""
@@ -207,7 +207,7 @@ class KafkaGroup:
             settings.topic, settings.producer_options, lambda text: self._callbacks.client_said(logging.WARNING, text)
         )
 
-    def _refuse_stranger(self, heartbeat: Heartbeat, message: Any) -> None:
+    def _refuse_stranger(self, heartbeat: MemberHeartbeat, message: Any) -> None:
         settings = self._settings
         refuse_stranger(heartbeat, message, settings.group, self._identity, settings.foreign_live_s)
 
@@ -283,7 +283,7 @@ class KafkaGroup:
             case e.Acquire():
                 self._leader = None
                 self._callbacks.acquired()
-            case e.Fence(reason):
+            case e.FenceNow(reason):
                 self._leader = None
                 self._callbacks.fenced(reason)
             case e.Rejoin(reason):
@@ -293,7 +293,7 @@ class KafkaGroup:
     def _beat(self) -> None:
         number = self._sent.ask(clock_s())
         leader_id, term = self._leader if self._leader is not None else (None, None)
-        heartbeat = Heartbeat(
+        heartbeat = MemberHeartbeat(
             self._member, self._identity.name, number, self._identity.outbox, self._identity.outbox_name,
             leader_id, term,
         )  # fmt: skip
@@ -349,7 +349,7 @@ class KafkaGroup:
 class Stability:
     """Since when at least no rebalance is under way that commits do not tell. Pure."""
 
-    def __init__(self, timing: Timing, now: float) -> None:
+    def __init__(self, timing: ElectionTiming, now: float) -> None:
         """Partition 0 was assigned `now`."""
         self._missed_s, self._delay_s = timing.missed_heartbeats_s, timing.rejoin_delay_s
         self._known = now - self._missed_s
@@ -374,7 +374,7 @@ class Commits:
     Each commit carries its number as metadata, by which its answer is known. For the member's thread.
     """
 
-    def __init__(self, topic: str, timing: Timing) -> None:
+    def __init__(self, topic: str, timing: ElectionTiming) -> None:
         self._topic, self._timing = topic, timing
         self._interval_s = timing.heartbeat_interval_s / 2
         self._stability = Stability(timing, clock_s())
@@ -544,7 +544,7 @@ OFFSET_TAIL_BASE = -2000  # librdkafka: RD_KAFKA_OFFSET_TAIL(n) is this minus n
 _STRANGERS_LOOK_S = 10.0  # a first connection may be slow; one that works has read the last records in an instant
 
 
-def refuse_stranger(heartbeat: Heartbeat, message: Any, group: str, identity: Identity, live_s: float) -> None:
+def refuse_stranger(heartbeat: MemberHeartbeat, message: Any, group: str, identity: Identity, live_s: float) -> None:
     """Raise ForeignOutbox when a live member, this heartbeat's, serves another outbox."""
     if heartbeat.outbox == identity.outbox:
         return
@@ -553,7 +553,7 @@ def refuse_stranger(heartbeat: Heartbeat, message: Any, group: str, identity: Id
 
 
 def look_for_strangers(
-    topic: str, options: Mapping[str, Any], poll_s: float, refuse: Callable[[Heartbeat, Any], None],
+    topic: str, options: Mapping[str, Any], poll_s: float, refuse: Callable[[MemberHeartbeat, Any], None],
     ended: Callable[[], bool],
 ) -> None:  # fmt: skip
     """Show what was said last in the leader topic to `refuse`; gives up after a moment."""

@@ -34,7 +34,7 @@ _INIT_HINT = "run `harvester init` with the same configuration"
 
 
 @dataclass(frozen=True, slots=True)
-class Kept:
+class KeeperRun:
     """What the keeper did. `problem`: what it could not do; the archive goes on all the same."""
 
     created: tuple[str, ...] = ()
@@ -94,7 +94,7 @@ def check_archive(connection: Connection, table: OutboxTable) -> None:
         )
 
 
-def keep_archive(connection: Connection, table: OutboxTable, retention: timedelta) -> Kept:
+def keep_archive(connection: Connection, table: OutboxTable, retention: timedelta) -> KeeperRun:
     """Make today's partition and those of the next days, drop those that ended before the retention began.
 
     Only the owner of the archive may do this. Where something cannot be done, `problem` says so; the rest is done.
@@ -123,7 +123,7 @@ def keep_archive(connection: Connection, table: OutboxTable, retention: timedelt
         if _owns(connection, table):
             with _step(connection, problems, f"clear {_default(table)}"):
                 _execute(connection, f"DELETE FROM {_default(table)} WHERE purged_at < $1", oldest)
-    return Kept(tuple(created), tuple(dropped), "; ".join(problems) or None)
+    return KeeperRun(tuple(created), tuple(dropped), "; ".join(problems) or None)
 
 
 def _owns(connection: Connection, table: OutboxTable) -> bool:

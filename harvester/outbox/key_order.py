@@ -30,7 +30,7 @@ class Reason(Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Surroundings:
+class KeyNeighbours:
     """What the database knows about the other records of a key. None: there are none."""
 
     last_waiting: Position | None = None  # in the outbox
@@ -59,7 +59,7 @@ class Obstacle:
                 return "later records of its key may have been published: there is no archive that would tell"
 
 
-def obstacle(position: Position, others: Surroundings) -> Obstacle | None:
+def obstacle(position: Position, others: KeyNeighbours) -> Obstacle | None:
     """What stands against putting back a record at this position of its key; None when its order is kept."""
     if others.first_left is not None and others.first_left < position:
         return Obstacle(Reason.EARLIER, others.first_left[1])

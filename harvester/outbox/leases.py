@@ -8,7 +8,7 @@ from datetime import datetime, timedelta
 from typing import Any, NamedTuple, NoReturn
 
 from harvester.errors import LeaseError, LeaseExpired, LeaseFenced, LeaseUnknown, OutboxError, SequenceGap
-from harvester.idempotence.highwater import FIRST_GENERATION, Mark, Verdict, judge
+from harvester.idempotence.highwater import FIRST_GENERATION, HighWaterMark, RunVerdict, judge
 
 DEFAULT_LEASE_TIME = timedelta(days=7)
 MAX_NAME_CHARACTERS = 255
@@ -107,11 +107,11 @@ class Course:
         """Read what a deciding step gave, None when there is no such lease; raises what is not a success."""
         if row is None:
             self.at = None
-            self._refuse(Verdict.EXPIRED, run, None)
+            self._refuse(RunVerdict.EXPIRED, run, None)
         self.at, ids, previous, generation, expired = row
-        mark = Mark(generation, previous)
+        mark = HighWaterMark(generation, previous)
         step = judge(mark, self.start.generation, run.first, run.last, expired=expired)
-        if step.verdict not in (Verdict.ACCEPTED, Verdict.REPEATED):
+        if step.verdict not in (RunVerdict.ACCEPTED, RunVerdict.REPEATED):
             self._refuse(step.verdict, run, mark)
         if step.repeats and self._accepted:
             # Ours came through, and then somebody else's did. What we brought under their numbers is not in there.
@@ -135,22 +135,22 @@ class Course:
         known = [Stashed(None, run.first + at) for at in range(repeats)]
         return known + [Stashed(row, run.first + repeats + at) for at, row in enumerate(ids)]
 
-    def _refuse(self, verdict: Verdict, run: Run, mark: Mark | None) -> NoReturn:
+    def _refuse(self, verdict: RunVerdict, run: Run, mark: HighWaterMark | None) -> NoReturn:
         lease = self.lease
-        if verdict is Verdict.EXPIRED or mark is None:
+        if verdict is RunVerdict.EXPIRED or mark is None:
             gone = "is not there (removed since, or younger than this transaction's snapshot)"
             raise LeaseExpired(
                 f"{lease} {'has expired' if mark is not None else gone}; record {run.first} was not written",
                 lease=lease,
                 hint=_ANEW if mark is not None else _LOST,
             )
-        if verdict is Verdict.FENCED:
+        if verdict is RunVerdict.FENCED:
             raise LeaseFenced(
                 f"{lease} was taken over: its generation is {mark.generation} now; record {run.first} was not written",
                 lease=lease,
                 hint="stop: another stasher goes on; only lease the name again if this one is to fence that one",
             )
-        if verdict is Verdict.UNKNOWN:
+        if verdict is RunVerdict.UNKNOWN:
             raise LeaseUnknown(
                 f"{lease}: the database has generation {mark.generation} and never gave this one out",
                 lease=lease,

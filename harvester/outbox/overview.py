@@ -36,7 +36,7 @@ AGE_S = "CASE WHEN isfinite(create_time) THEN extract(epoch FROM clock_timestamp
 
 
 @dataclass(frozen=True, slots=True)
-class Quarantine:
+class QuarantineOverview:
     """Records that were given up. `records` stops counting at a bound; then `capped` is true."""
 
     records: int
@@ -63,7 +63,7 @@ class Overview:
     acquired_at: datetime | None
     owner: Owner
     backlog: Backlog
-    quarantine: Quarantine
+    quarantine: QuarantineOverview
 
 
 def read_overview(connection: Connection, table: OutboxTable, *, bound: int = COUNT_BOUND) -> Overview:
@@ -109,7 +109,7 @@ def _backlog(connection: Connection, table: OutboxTable, bound: int) -> Backlog:
     return Backlog(records=min(count, bound), capped=count > bound, oldest_age_s=age_s)
 
 
-def _quarantine(connection: Connection, table: OutboxTable, bound: int) -> Quarantine:
+def _quarantine(connection: Connection, table: OutboxTable, bound: int) -> QuarantineOverview:
     # Sorting the whole table could be long; beyond the bound the newest of the counted ones has to do.
     count, newest_at, error = _row(
         connection,
@@ -118,7 +118,7 @@ def _quarantine(connection: Connection, table: OutboxTable, bound: int) -> Quara
         ), newest AS (SELECT * FROM bounded ORDER BY quarantined_at DESC LIMIT 1)
         SELECT (SELECT count(*) FROM bounded), (SELECT quarantined_at FROM newest), (SELECT error FROM newest)""",
     )
-    return Quarantine(records=min(count, bound), capped=count > bound, newest_at=newest_at, newest_error=error)
+    return QuarantineOverview(records=min(count, bound), capped=count > bound, newest_at=newest_at, newest_error=error)
 
 
 def _row(connection: Connection, query: str) -> tuple[Any, ...]:

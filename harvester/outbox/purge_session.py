@@ -28,7 +28,14 @@ from harvester.outbox.shape import OutboxShape
 from harvester.outbox.sql import settle
 from harvester.outbox.sql.queries import IdSpace
 from harvester.outbox.tables import OutboxTable
-from harvester.outbox.term_session import Place, read_holder, read_place, read_session, sequence_oid, why_another
+from harvester.outbox.term_session import (
+    OutboxIdentity,
+    read_holder,
+    read_place,
+    read_session,
+    sequence_oid,
+    why_another,
+)
 
 _PURGE = b"harvester_purge"
 _ARRAY = Struct(">iiiii")  # dimensions, has NULLs, element type, elements, lower bound
@@ -39,7 +46,7 @@ _SILENCE_S = 15.0  # a purge takes milliseconds
 
 
 @dataclass(frozen=True, slots=True)
-class Poison:
+class PoisonRow:
     """A record on its way to quarantine, and the term under which that may happen.
 
     `origin`: the header under which it was sent, if it was: its number is missing in the topic (P25).
@@ -62,7 +69,7 @@ class Rules:
     notice_topic: str = ""
 
 
-class Outcome(Enum):
+class QuarantineOutcome(Enum):
     """What became of a quarantine statement."""
 
     MOVED = "moved"
@@ -88,13 +95,13 @@ class PurgeSession:
         self._connection: psycopg.Connection | None = None
         self._prepared: pq.abc.PGconn | None = None  # the connection that knows the purge statement
         self._shape: OutboxShape | None = None
-        self._meant: Place | None = None  # what the term was taken on
-        self._at: Place | None = None  # what the connection is to
+        self._meant: OutboxIdentity | None = None  # what the term was taken on
+        self._at: OutboxIdentity | None = None  # what the connection is to
         self._term = 0
 
     def expect(self, server: str | None, term: int | None) -> None:
         """What the leader took its term on: sessions from now on must be with that, or nothing is purged (P9)."""
-        self._meant, self._term = Place.parse(server) if server else self._meant, term or self._term
+        self._meant, self._term = OutboxIdentity.parse(server) if server else self._meant, term or self._term
 
     def log_in(self, dsn: str) -> None:
         """Connect with this from now on."""
@@ -177,7 +184,7 @@ class PurgeSession:
         self._check_server(self._connection)
         return [row[0] for row in rows]
 
-    def quarantine(self, poison: Poison) -> Outcome:
+    def quarantine(self, poison: PoisonRow) -> QuarantineOutcome:
         """Move one row to quarantine, fenced by the term it was dispatched under (P6)."""
         assert self._connection is not None
         parameters = {
@@ -193,9 +200,9 @@ class PurgeSession:
         row = self._connection.execute(statement, parameters).fetchone()
         moved, fenced = row if row is not None else (False, False)
         if moved:
-            return Outcome.MOVED
+            return QuarantineOutcome.MOVED
         self._check_server(self._connection)
-        return Outcome.FENCED if fenced else Outcome.GONE
+        return QuarantineOutcome.FENCED if fenced else QuarantineOutcome.GONE
 
 
 def bigint_array(ids: Sequence[int]) -> bytes:

@@ -28,7 +28,7 @@ _LOADABLE = "CASE WHEN q.create_time >= '0001-01-02Z' AND q.create_time < '9999-
 
 
 @dataclass(frozen=True, slots=True)
-class Chosen:
+class DeadLetterFilter:
     """Which records are meant: those that all given conditions hold for; none given means every record.
 
     `topics` and `ids`: one of them. `key` are bytes as Kafka would get them. `error` is a part of the message whatever
@@ -80,7 +80,7 @@ def list_dead(
     connection: Connection,
     table: OutboxTable,
     shape: OutboxShape,
-    chosen: Chosen,
+    chosen: DeadLetterFilter,
     *,
     values: bool = False,
     oldest_first: bool = False,
@@ -135,7 +135,7 @@ def discard(
     return sorted((DeadRecord(*row) for row in rows), key=lambda record: (record.quarantined_at, record.id))
 
 
-def where(shape: OutboxShape, chosen: Chosen) -> tuple[str, list[object]]:
+def where(shape: OutboxShape, chosen: DeadLetterFilter) -> tuple[str, list[object]]:
     """The choice as a condition on q, and its parameters."""
     parts: list[str] = []
     parameters: list[object] = []

@@ -13,8 +13,17 @@ from dataclasses import dataclass
 
 from harvester.errors import OrderNotKept, OutboxError
 from harvester.outbox.connection import database_errors
-from harvester.outbox.key_order import ORIGIN_HEADER, Obstacle, Position, Surroundings, obstacle, summary
-from harvester.outbox.quarantine import Chosen, Connection, DeadRecord, Identity, execute, list_dead, lock_dead, split
+from harvester.outbox.key_order import ORIGIN_HEADER, KeyNeighbours, Obstacle, Position, obstacle, summary
+from harvester.outbox.quarantine import (
+    Connection,
+    DeadLetterFilter,
+    DeadRecord,
+    Identity,
+    execute,
+    list_dead,
+    lock_dead,
+    split,
+)
 from harvester.outbox.shape import OutboxShape
 from harvester.outbox.tables import OutboxTable
 
@@ -25,7 +34,7 @@ _UUID = "[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}"
 
 
 @dataclass(frozen=True, slots=True)
-class Planned:
+class PlannedRedrive:
     """A record, its place, and what stands against putting it back in order."""
 
     record: DeadRecord
@@ -42,8 +51,8 @@ class Redriven:
 
 
 def plan(
-    connection: Connection, table: OutboxTable, shape: OutboxShape, chosen: Chosen, *, archive: bool
-) -> list[Planned]:
+    connection: Connection, table: OutboxTable, shape: OutboxShape, chosen: DeadLetterFilter, *, archive: bool
+) -> list[PlannedRedrive]:
     """What a redrive of these records would do, in its order; changes and locks nothing.
 
     `archive`: purges write one now. That it was not off in between is taken for granted where it holds anything older.
@@ -86,7 +95,7 @@ def redrive(
 
 def _plan(
     connection: Connection, table: OutboxTable, shape: OutboxShape, records: Sequence[DeadRecord], *, archive: bool
-) -> list[Planned]:
+) -> list[PlannedRedrive]:
     if not records:
         return []
     incarnations, ids = split([record.identity for record in records])
@@ -113,7 +122,7 @@ def _plan(
     def judge(record: DeadRecord) -> Obstacle | None:
         if record.key is None:
             return None  # nothing has an order with it
-        found = Surroundings(
+        found = KeyNeighbours(
             last_waiting=waiting.get(record.key),
             first_left=left.get(record.key),
             last_published=published.get(record.key),
@@ -122,7 +131,7 @@ def _plan(
         )
         return obstacle(positions[record.identity], found)
 
-    planned = [Planned(record, positions[record.identity], judge(record)) for record in records]
+    planned = [PlannedRedrive(record, positions[record.identity], judge(record)) for record in records]
     return sorted(planned, key=lambda entry: (entry.position, entry.record.identity))
 
 

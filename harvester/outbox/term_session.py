@@ -34,7 +34,7 @@ _UNKNOWN = "?"
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class OutboxIdentity:
     """A server and an id space on it. `server`: system identifier and timeline; None where this user may not ask.
 
     Its text travels in frames and reports: `<system identifier>/<timeline>/<table>/<sequence>/<file>`.
@@ -48,13 +48,13 @@ class Place:
         return "/".join(map(str, (*server, self.space.table, self.space.sequence, self.space.file)))
 
     @staticmethod
-    def parse(text: str) -> Place:
+    def parse(text: str) -> OutboxIdentity:
         """Reads what `str` made."""
         system, timeline, *space = text.split("/")
         server = None if system == _UNKNOWN else (int(system), int(timeline))
-        return Place(server, IdSpace(*map(int, space)))
+        return OutboxIdentity(server, IdSpace(*map(int, space)))
 
-    def why_not(self, meant: Place) -> str | None:
+    def why_not(self, meant: OutboxIdentity) -> str | None:
         """The reason why this is not the place that was meant; None: it is."""
         if self.server is not None and meant.server is not None and self.server != meant.server:
             return f"it is server {_name(self.server)}, the term was taken on {_name(meant.server)}"
@@ -65,11 +65,11 @@ class Place:
         return None
 
 
-def read_place(connection: Connection, table: OutboxTable, sequence: str) -> Place:
+def read_place(connection: Connection, table: OutboxTable, sequence: str) -> OutboxIdentity:
     """The place of this session; `sequence` is SQL for the oid of the outbox's sequence, NULL where it has none."""
     row = connection.execute(read_space(table, sequence)).fetchone()
     oids = row if row is not None else (None, None, None)
-    return Place(server_identity(connection), IdSpace(*(number or 0 for number in oids)))
+    return OutboxIdentity(server_identity(connection), IdSpace(*(number or 0 for number in oids)))
 
 
 def sequence_oid(name: str | None) -> str:
@@ -88,7 +88,7 @@ def read_holder(connection: Connection, table: OutboxTable) -> tuple[int, str | 
     return int(row[0]), row[1]
 
 
-def why_another(place: Place, term: int, meant: Place | None, meant_term: int) -> str | None:
+def why_another(place: OutboxIdentity, term: int, meant: OutboxIdentity | None, meant_term: int) -> str | None:
     """The reason why this place with this term row is not the one that the term was taken on (P9); None: it is."""
     reason = place.why_not(meant) if meant is not None else None
     if reason is None and term < meant_term:
@@ -169,7 +169,7 @@ class TermSession:
         self._statement_timeout_s = statement_timeout_s
         self._connection: psycopg.Connection | None = None
         self.shape: OutboxShape | None = None
-        self.place: Place | None = None  # of this connection
+        self.place: OutboxIdentity | None = None  # of this connection
         self.session: Session | None = None
 
     @property

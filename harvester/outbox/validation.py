@@ -25,7 +25,7 @@ _SHOWN_CHARACTERS = 60
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class CheckedRow:
     """A checked record in the types of its columns; the header lists are equally long."""
 
     topic: str
@@ -36,7 +36,7 @@ class Row:
     partition: int | None
 
 
-def check(record: OutboxRecord, shape: ColumnShape, *, encoding: str = "utf-8", index: int | None = None) -> Row:
+def check(record: OutboxRecord, shape: ColumnShape, *, encoding: str = "utf-8", index: int | None = None) -> CheckedRow:
     """Turn a record into a row; raises RecordRejected that names the field.
 
     `encoding` is the Python codec of the session's client_encoding; `index` is the record's place in its batch.
@@ -50,14 +50,14 @@ class _Check:
     encoding: str
     where: str
 
-    def row(self, record: OutboxRecord) -> Row:
+    def row(self, record: OutboxRecord) -> CheckedRow:
         if not isinstance(record, OutboxRecord):
             self.refuse(f"it is {_article(record)}, not an OutboxRecord")
         topic = self.topic(record.topic)
         key = self.key(record.key)
         value = self.value(record.value)
         header_keys, header_values = self.headers(record.headers)
-        return Row(topic, key, value, header_keys, header_values, self.partition(record.partition))
+        return CheckedRow(topic, key, value, header_keys, header_values, self.partition(record.partition))
 
     def topic(self, topic: object) -> str:
         if not isinstance(topic, str):

@@ -29,7 +29,7 @@ _UUID_GROUPS = ((0, 4), (4, 2), (6, 2), (8, 2), (10, 6))
 _UNSIGNED_32 = 0xFFFF_FFFF
 
 
-class Reader(Protocol):
+class ColumnReader(Protocol):
     """Reads a column of bytes at a position that counts from 0."""
 
     def signed64(self, raw: Column, at: int) -> Column:
@@ -42,7 +42,7 @@ class Reader(Protocol):
         """Sixteen bytes as lower-case text with hyphens."""
 
 
-def fastest_reader(spark: SparkSession) -> Reader:
+def fastest_reader(spark: SparkSession) -> ColumnReader:
     """The fastest one that this Spark has."""
     from py4j.protocol import Py4JError
 
@@ -157,7 +157,7 @@ _SMALL = {"_lane": 26, "_producer": 30}
 _PLAIN = ("incarnation", "term", "lane", "producer", "id", "sequence")
 
 
-def bronze_columns(kafka: DataFrame, header: str = origin.HEADER, reader: Reader | None = None) -> DataFrame:
+def bronze_columns(kafka: DataFrame, header: str = origin.HEADER, reader: ColumnReader | None = None) -> DataFrame:
     """schemas.KAFKA → schemas.BRONZE, row for row. Without a sound header the columns of the origin are NULL.
 
     `problem` says why, and is NULL for a record with an origin. `day` is that of Kafka's timestamp, UTC. `reader`: None

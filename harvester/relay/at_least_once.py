@@ -13,7 +13,7 @@ accepted a later one for the same partition: a broker that knows nothing of the 
 number (KAFKA-15591), so the record is in no log. Its fate is unknown, as after a timeout, and it is sent again.
 
 Whatever the work on a record raises breaks that record, never the shard (P33). A record that could not be sent is
-tried again, parked, held, quarantined or given back: `Setbacks`.
+tried again, parked, held, quarantined or given back: `Retries`.
 """
 
 from __future__ import annotations
@@ -32,10 +32,19 @@ from typing import Any
 from confluent_kafka import KafkaError, KafkaException
 
 from harvester.delivery.decode import Broken, decode
-from harvester.delivery.retries import TOO_LARGE, Attempts, Failure, Policy, Trial, Verdict, burns_attempt, may_arrive
+from harvester.delivery.retries import (
+    TOO_LARGE,
+    Attempts,
+    Failure,
+    Policy,
+    RetryState,
+    RetryVerdict,
+    burns_attempt,
+    may_arrive,
+)
 from harvester.origin import Stamps, timestamp_ms
-from harvester.outbox.purge_session import Outcome, Poison
-from harvester.relay.core.barrier import Barrier, Entry
+from harvester.outbox.purge_session import PoisonRow, QuarantineOutcome
+from harvester.relay.core.barrier import Barrier, BarrierEntry
 from harvester.relay.core.frames import (
     Dropped,
     FateUnknown,
@@ -50,7 +59,7 @@ from harvester.relay.core.frames import (
     Settled,
     Stats,
 )
-from harvester.relay.purger import Outlets
+from harvester.relay.purger import ShardOutlets
 from harvester.telemetry.latency import Histogram
 
 RESERVED = "its topic is one of the harvester's own, where a record could pass for the harvester's word"
@@ -64,7 +73,7 @@ class Sender:
         self,
         producer: Any,
         policy: Policy,
-        outlets: Outlets,
+        outlets: ShardOutlets,
         index: int = 0,
         header: str = "",
         reserved: frozenset[str] = frozenset(),
@@ -76,10 +85,10 @@ class Sender:
         self._out = outlets
         self._lock = threading.Lock()
         self._barrier = Barrier()
-        self._standing = Standing()
-        self._setbacks = Setbacks(policy, self._barrier, self._standing, self._lock, outlets)
-        self._attempts = self._setbacks.attempts
-        self._acked: list[Entry] = []  # acknowledged, and not yet collected; of the delivery thread
+        self._standing = SendingTerm()
+        self._retries = Retries(policy, self._barrier, self._standing, self._lock, outlets)
+        self._attempts = self._retries.attempts
+        self._acked: list[BarrierEntry] = []  # acknowledged, and not yet collected; of the delivery thread
         self._too_large: list[TooLarge] = []  # refused as such, the same
         self._latency = Histogram()
         self._delivered = self._quarantined = 0
@@ -90,12 +99,12 @@ class Sender:
     def dispatch(self, epoch: int, rows: bytes, low_water: int | None = None) -> None:
         """Rows in id order: send what may be sent, queue the rest."""
         now, term = time.monotonic(), self._standing.term  # which this thread alone changes
-        entries = [Entry(record[0], record[1], record, now, term) for record in decode(rows)]
+        entries = [BarrierEntry(record[0], record[1], record, now, term) for record in decode(rows)]
         self._stamps.set_low_water(low_water)
         if len(self._attempts):
             for entry in entries:
                 entry.origin = self._attempts.origin_of(entry.id)
-        ready: list[Entry] = []
+        ready: list[BarrierEntry] = []
         refused: list[int] = []
         standing = self._standing
         with self._lock:
@@ -121,7 +130,7 @@ class Sender:
             standing.term, standing.holder = frame.term, frame.holder
             self._stamps.begin(frame.term, frame.incarnation, random.getrandbits(32))
             standing.blocked = frame.term is None
-            self._setbacks.forget_retries()
+            self._retries.forget_retries()
             held = self._barrier.held > 0
             on_the_wire = self._barrier.remark()
             self._out.send(Remarked(frame.epoch, on_the_wire, held))
@@ -137,7 +146,7 @@ class Sender:
         with self._lock:
             self._standing.term = self._standing.holder = None
             self._standing.blocked = True
-            self._setbacks.forget_retries()
+            self._retries.forget_retries()
             self._barrier.remark()
 
     @property
@@ -152,14 +161,14 @@ class Sender:
 
     # -- producing
 
-    def _produce(self, entries: Iterable[Entry]) -> None:
+    def _produce(self, entries: Iterable[BarrierEntry]) -> None:
         produce, reported, trusted = self._producer.produce, self._reported, self._out.trusted
         now, name, stamp, reserved = time.monotonic(), self._stamps.name, self._stamps.stamp, self._reserved
         dated, standing = self._dated, self._standing
         for entry in entries:
             record = entry.record
             if isinstance(record, Broken):
-                self._setbacks.poisoned(entry, record.reason)
+                self._retries.poisoned(entry, record.reason)
                 continue
             if entry.term != standing.term or not trusted():
                 self._run_out_of_trust(entry)
@@ -167,7 +176,7 @@ class Sender:
             entry.sent_at = now
             record_id, key, topic, value, headers, partition, created_us = record
             if topic in reserved:
-                self._setbacks.poisoned(entry, RESERVED)
+                self._retries.poisoned(entry, RESERVED)
                 continue
             try:
                 if name:
@@ -178,13 +187,13 @@ class Sender:
                 at_ms = timestamp_ms(created_us) if dated else 0
                 produce(topic, value, key, partition, partial(reported, entry), None, at_ms, headers)
             except BufferError:
-                self._setbacks.put_off(entry)
+                self._retries.put_off(entry)
             except KafkaException as error:
-                self._setbacks.failed(entry, error.args[0], local=True)
+                self._retries.failed(entry, error.args[0], local=True)
             except Exception as error:  # noqa: BLE001 - no record may end the shard (P33)
-                self._setbacks.poisoned(entry, f"the client refused it: {error}")
+                self._retries.poisoned(entry, f"the client refused it: {error}")
 
-    def _run_out_of_trust(self, entry: Entry) -> None:
+    def _run_out_of_trust(self, entry: BarrierEntry) -> None:
         with self._lock:
             if entry.id not in self._barrier:
                 return
@@ -193,7 +202,7 @@ class Sender:
 
     # -- reports
 
-    def _reported(self, entry: Entry, error: KafkaError | None, message: Any) -> None:
+    def _reported(self, entry: BarrierEntry, error: KafkaError | None, message: Any) -> None:
         """Delivery report; runs on the delivery thread, which calls `collect` when it has served some."""
         if error is None and message.offset() is not None:
             self._acked.append(entry)
@@ -202,9 +211,9 @@ class Sender:
         else:
             self.collect()
             try:
-                self._setbacks.failed(entry, error or INFERRED)
+                self._retries.failed(entry, error or INFERRED)
             except Exception as unforeseen:  # noqa: BLE001 - no record may end the shard (P33)
-                self._setbacks.poisoned(entry, f"its delivery report cannot be handled: {unforeseen!r}")
+                self._retries.poisoned(entry, f"its delivery report cannot be handled: {unforeseen!r}")
 
     def collect(self) -> None:
         """See to the acknowledgements and refusals that were served since the last call. Delivery thread."""
@@ -213,14 +222,14 @@ class Sender:
             self._collect(acked)
         if self._too_large:
             refused, self._too_large = self._too_large, []
-            self._setbacks.too_large(refused)
+            self._retries.too_large(refused)
 
-    def _collect(self, acked: list[Entry]) -> None:
+    def _collect(self, acked: list[BarrierEntry]) -> None:
         now_us = time.time_ns() // 1000
         with self._lock:
             self._latency.add_all([now_us - entry.record[6] for entry in acked if not isinstance(entry.record, Broken)])
             self._delivered += len(acked)
-            self._setbacks.acked_at = time.monotonic()
+            self._retries.acked_at = time.monotonic()
             self._barrier.acked(acked)
         self._out.purge([entry.id for entry in acked])
 
@@ -234,13 +243,13 @@ class Sender:
             self._out.send(Settled(ids))  # in order with the answer to a remark
         self._produce(ready)
 
-    def quarantined(self, poison: Poison, outcome: Outcome) -> None:
+    def quarantined(self, poison: PoisonRow, outcome: QuarantineOutcome) -> None:
         """The outcome of a quarantine has committed. Purger's thread."""
-        if outcome is Outcome.FENCED:
+        if outcome is QuarantineOutcome.FENCED:
             with self._lock:
-                self._setbacks.give_up(poison.id)
+                self._retries.give_up(poison.id)
             return
-        if outcome is Outcome.MOVED:
+        if outcome is QuarantineOutcome.MOVED:
             self._quarantined += 1
             self._out.send(Quarantined(poison.id, poison.error))
         self.purged([poison.id])
@@ -249,7 +258,7 @@ class Sender:
 
     def due(self, now: float) -> float | None:
         """Send the retries that are due; returns when the next one is."""
-        return self._setbacks.due(now, self._produce)
+        return self._retries.due(now, self._produce)
 
     def check_queues(self, now: float) -> None:
         """Report the record that has been queued without progress for longer than queue_timeout."""
@@ -262,22 +271,22 @@ class Sender:
     def stats(self) -> Stats | None:
         """Figures for the supervisor; None while nothing has changed and nothing is unsettled."""
         with self._lock:
-            barrier, errors = self._barrier, self._setbacks.errors
+            barrier, errors = self._barrier, self._retries.errors
             now = (barrier.queued, barrier.in_flight, barrier.held, self._delivered, errors, self._quarantined)
             if now == self._seen and not barrier.in_flight:
                 return None
             self._seen = now
             latency, self._latency = self._latency, Histogram()
-        return Stats(*now[:4], self._setbacks.retried, *now[4:], latency.pack().hex())
+        return Stats(*now[:4], self._retries.retried, *now[4:], latency.pack().hex())
 
 
 _BUFFER_RETRY_S = 0.05
 
-TooLarge = tuple[Entry, KafkaError, tuple[str, int]]  # with topic and partition
+TooLarge = tuple[BarrierEntry, KafkaError, tuple[str, int]]  # with topic and partition
 
 
 @dataclass(slots=True)
-class Standing:
+class SendingTerm:
     """Under whom a sender sends, if it does; changed under its lock."""
 
     epoch: int = 0
@@ -286,22 +295,22 @@ class Standing:
     blocked: bool = True  # until the first Remark under a term
 
 
-class Setbacks:
+class Retries:
     """See the module's text."""
 
     def __init__(
-        self, policy: Policy, barrier: Barrier, standing: Standing, lock: threading.Lock, outlets: Outlets
+        self, policy: Policy, barrier: Barrier, standing: SendingTerm, lock: threading.Lock, outlets: ShardOutlets
     ) -> None:
         self.attempts = Attempts(policy)
         self._barrier, self._standing, self._lock, self._out = barrier, standing, lock, outlets
-        self._retries: list[tuple[float, int, int]] = []  # due, tie-breaker, record id
+        self._timers: list[tuple[float, int, int]] = []  # due, tie-breaker, record id
         self._order = itertools.count()
         self.errors = self.retried = 0
         self.acked_at = 0.0  # when the last acknowledgement came: the broker takes records
 
     # -- what went wrong
 
-    def put_off(self, entry: Entry) -> None:
+    def put_off(self, entry: BarrierEntry) -> None:
         """The producer's own queue is full: try again in a moment, without counting it as a failure."""
         with self._lock:
             if entry.id not in self._barrier:
@@ -316,27 +325,27 @@ class Setbacks:
         for entry, error, where in refused:
             self.failed(entry, error, innocent=_size(entry) < largest[where])
 
-    def failed(self, entry: Entry, error: KafkaError, *, local: bool = False, innocent: bool = False) -> None:
+    def failed(self, entry: BarrierEntry, error: KafkaError, *, local: bool = False, innocent: bool = False) -> None:
         """The client, or the broker, says so of a record on the wire. `local`, `innocent`: as of `Failure`."""
         failure = Failure(error.name(), error.fatal(), local, innocent)
         text = f"{error.name()}: {error.str()}"
         with self._lock:
             self.errors += 1
-            verdict, trial = self.attempts.failed(entry.id, failure, datetime.now(UTC))
-            trial.origin = entry.origin
-            if verdict is Verdict.FATAL:
+            verdict, retry = self.attempts.failed(entry.id, failure, datetime.now(UTC))
+            retry.origin = entry.origin
+            if verdict is RetryVerdict.FATAL:
                 self._out.send(FateUnknown(self._standing.epoch, [entry.id], text))
-            elif verdict is Verdict.RETRY:
+            elif verdict is RetryVerdict.RETRY:
                 if entry.key is not None and may_arrive(failure):
                     self._out.send(InDoubt(entry.id))
-                self._retry(entry, trial, text, counts=burns_attempt(failure))
+                self._retry(entry, retry, text, counts=burns_attempt(failure))
                 return
-        if verdict is Verdict.FATAL:
+        if verdict is RetryVerdict.FATAL:
             self._out.fatal(text)
         else:
             self.poisoned(entry, text)
 
-    def poisoned(self, entry: Entry, text: str) -> None:
+    def poisoned(self, entry: BarrierEntry, text: str) -> None:
         """No further attempt would help: do what the policy says."""
         policy = self.attempts.policy
         if policy.poison == "quarantine":
@@ -346,14 +355,14 @@ class Setbacks:
             if self._standing.blocked:
                 self.give_up(entry.id)
                 return
-            trial = self.attempts.impossible(entry.id, datetime.now(UTC))
-            self._park(entry, trial, text, policy.retry_backoff_max_s, held=True)
+            retry = self.attempts.impossible(entry.id, datetime.now(UTC))
+            self._park(entry, retry, text, policy.retry_backoff_max_s, held=True)
             if policy.poison == "stop":
                 self._out.send(Poisoned(entry.id, text))
 
     # -- what follows
 
-    def _retry(self, entry: Entry, trial: Trial, text: str, *, counts: bool) -> None:
+    def _retry(self, entry: BarrierEntry, retry: RetryState, text: str, *, counts: bool) -> None:
         """Send it again later; the lock is held.
 
         While nothing gets through at all it waits here, and with it its place in flight: nobody else could be sent
@@ -364,61 +373,61 @@ class Setbacks:
             # Draining or fenced: no retry (P13). Its row is marked again by whoever leads next.
             self.give_up(entry.id)
             return
-        wait_s = self.attempts.wait_s(trial, random.random())
+        wait_s = self.attempts.wait_s(retry, random.random())
         self.retried += 1
         if counts or self.acked_at > entry.sent_at:
-            self._park(entry, trial, text, wait_s)
+            self._park(entry, retry, text, wait_s)
         else:
             self._hold(entry.id, wait_s)
 
     def _hold(self, record_id: int, wait_s: float) -> None:
         """Try it again from here; the lock is held."""
         self._barrier.hold(record_id)
-        heapq.heappush(self._retries, (time.monotonic() + wait_s, next(self._order), record_id))
+        heapq.heappush(self._timers, (time.monotonic() + wait_s, next(self._order), record_id))
         self._out.wake()
 
-    def _park(self, entry: Entry, trial: Trial, text: str, wait_s: float, *, held: bool = False) -> None:
+    def _park(self, entry: BarrierEntry, retry: RetryState, text: str, wait_s: float, *, held: bool = False) -> None:
         """Give it back to the supervisor until it is time; the lock is held."""
         behind = self._barrier.park(entry.id)
-        self._out.send(Parked(self._standing.epoch, entry.id, behind, text, wait_s, trial.attempts, held))
+        self._out.send(Parked(self._standing.epoch, entry.id, behind, text, wait_s, retry.attempts, held))
 
     def give_up(self, record_id: int) -> None:
         """Lower its barrier unsent, with all that stands behind it; the lock is held, so that the supervisor hears of
         it in order with the answer to a remark."""
         self._out.send(Dropped([record_id, *self._barrier.forget(record_id)]))
 
-    def _to_quarantine(self, entry: Entry, error: str) -> None:
+    def _to_quarantine(self, entry: BarrierEntry, error: str) -> None:
         with self._lock:
-            trial = self.attempts.impossible(entry.id, datetime.now(UTC))
+            retry = self.attempts.impossible(entry.id, datetime.now(UTC))
             term, holder = self._standing.term, self._standing.holder
             if term is None or holder is None:
                 self.give_up(entry.id)
                 return
             self._barrier.acked((entry,))
         origin = entry.origin or None
-        self._out.quarantine(Poison(entry.id, error, trial.attempts, trial.first_failed_at, term, holder, origin))
+        self._out.quarantine(PoisonRow(entry.id, error, retry.attempts, retry.first_failed_at, term, holder, origin))
 
     # -- time
 
     def forget_retries(self) -> None:
         """What waits here is not tried again; the lock is held."""
-        self._retries.clear()
+        self._timers.clear()
 
-    def due(self, now: float, produce: Callable[[Iterable[Entry]], None]) -> float | None:
+    def due(self, now: float, produce: Callable[[Iterable[BarrierEntry]], None]) -> float | None:
         """Hand those whose time has come to `produce`, one by one; returns when the next one's comes."""
-        while self._retries:
+        while self._timers:
             with self._lock:
-                if not self._retries:
+                if not self._timers:
                     break
-                if self._retries[0][0] > now:
-                    return self._retries[0][0]
-                _, _, record_id = heapq.heappop(self._retries)
+                if self._timers[0][0] > now:
+                    return self._timers[0][0]
+                _, _, record_id = heapq.heappop(self._timers)
                 entry = self._barrier.release(record_id, now)
             if entry is not None:
                 produce((entry,))
         return None
 
 
-def _size(entry: Entry) -> int:
+def _size(entry: BarrierEntry) -> int:
     record = entry.record
     return 0 if isinstance(record, Broken) else len(record.key or b"") + len(record.value or b"")

@@ -24,11 +24,11 @@ successor does the same before the supervisor lets go of the ids of the dead one
 Trust is checked before a transaction begins and before it is committed. In between there is no need: what a zombie
 sends cannot be committed once its successor has opened the lane.
 
-*Filling* (`Filler`). A transaction's partitions are registered with its coordinator one millisecond after the first
-record, by one request; until that is answered nothing is sent. So a transaction that has taken all there is waits as
-long for more: what comes in time is sent with the first records, what comes later waits for the whole transaction.
-The partition of the lane's progress would need a second such request at the end, so a progress record that names
-earlier transactions only is sent first.
+*Filling* (`TransactionWriter`). A transaction's partitions are registered with its coordinator one millisecond after
+the first record, by one request; until that is answered nothing is sent. So a transaction that has taken all there is
+waits as long for more: what comes in time is sent with the first records, what comes later waits for the whole
+transaction. The partition of the lane's progress would need a second such request at the end, so a progress record
+that names earlier transactions only is sent first.
 """
 
 from __future__ import annotations
@@ -45,15 +45,25 @@ from uuid import UUID
 from confluent_kafka import KafkaError, KafkaException
 
 from harvester.delivery.decode import Broken
-from harvester.delivery.lane import FLUSH_S, Deposed, Lane, Lanes, Leadership, Opener, Outcome, Superseded, Surroundings
+from harvester.delivery.lane import (
+    FLUSH_S,
+    Deposed,
+    Lane,
+    LaneEnvironment,
+    Lanes,
+    Leadership,
+    Opener,
+    Superseded,
+    TransactionOutcome,
+)
 from harvester.delivery.progress import Progress, encode
 from harvester.origin import Stamps, timestamp_ms
 from harvester.relay.at_least_once import INFERRED, RESERVED
 from harvester.relay.core.frames import Log, Remark, Remarked, Settled, Trouble
-from harvester.relay.core.transaction_queue import Batches, Entry
-from harvester.relay.failpoints import Hooks
-from harvester.relay.purger import Outlets
-from harvester.relay.transaction_intake import INNOCENT, Failed, Reception
+from harvester.relay.core.transaction_queue import QueuedRecord, TransactionQueue
+from harvester.relay.failpoints import Failpoints
+from harvester.relay.purger import ShardOutlets
+from harvester.relay.transaction_intake import INNOCENT, Failed, TransactionIntake
 
 # Kafka answers a commit before it has written its markers. A transaction that begins sooner is put off by the broker,
 # and the client tries again only after 20 ms. It asks a millisecond after the first record.
@@ -65,7 +75,7 @@ _PAUSE_S, _LONGEST_PAUSE_S = 0.25, 30.0
 
 
 @dataclass(frozen=True, slots=True)
-class Database:
+class LaneDatabase:
     """What opening a lane needs of the database. Each waits until it is done; None when the shard ends."""
 
     term: Callable[[], tuple[int, str | None] | None]  # term and holder that the term row names
@@ -77,37 +87,37 @@ class Transactor:
 
     def __init__(
         self,
-        reception: Reception,
+        intake: TransactionIntake,
         index: int,
         lanes: Lanes,
         header: str,
         reserved: frozenset[str],
-        outlets: Outlets,
-        database: Database,
-        hooks: Hooks,
+        outlets: ShardOutlets,
+        database: LaneDatabase,
+        failpoints: Failpoints,
         dated: bool = False,
     ) -> None:
-        self._reception, self._index, self._out, self._hooks = reception, index, outlets, hooks
-        around = Surroundings(
+        self._intake, self._index, self._out, self._failpoints = intake, index, outlets, failpoints
+        around = LaneEnvironment(
             term=database.term,
             delete=database.delete,
             is_over=self._is_superseded,
             pause=self._pause,
             trouble=lambda text: outlets.send(Trouble(text)),
-            hit=partial(hooks.hit, index=index),
+            hit=partial(failpoints.hit, index=index),
         )
         self._lanes, self._opener = lanes, Opener(lanes, around)
         self._refused = 0  # commits in a row, with no record at fault
         self._wanted: Remark | None = None  # the one that is being answered
         self._term: int | None = None  # of the last answer
         self._opened: tuple[int | None, int] | None = None  # term and lanes for which all is fenced
-        self._filler = Filler(
-            reception.batches,
+        self._writer = TransactionWriter(
+            intake.batches,
             Stamps(header, index),
             reserved,
-            reception.changed,
-            reception.is_over,
-            lambda: reception.low_water,
+            intake.changed,
+            intake.is_over,
+            lambda: intake.low_water,
             dated,
         )
         self._thread = threading.Thread(target=self._run, name="transactor", daemon=True)
@@ -119,70 +129,70 @@ class Transactor:
     # -- transactions
 
     def _run(self) -> None:
-        reception = self._reception
+        intake = self._intake
         try:
             while True:
-                with reception.changed:
-                    due = reception.changed.wait_for(reception.has_work, _IDLE_S)
-                    ended, pending = reception.ended, reception.pending
+                with intake.changed:
+                    due = intake.changed.wait_for(intake.has_work, _IDLE_S)
+                    ended, pending = intake.ended, intake.pending
                 if ended:
                     return
                 self._wanted = pending
                 if pending is not None:
                     self._answer(pending)
-                elif reception.lane is None and reception.under is not None:
-                    self._open(reception.under, [self._index])
-                elif reception.lane is not None and due:
-                    self._transact(reception.lane)
-                elif reception.lane is not None and reception.lane.poll(0) is not Outcome.DONE:
+                elif intake.lane is None and intake.under is not None:
+                    self._open(intake.under, [self._index])
+                elif intake.lane is not None and due:
+                    self._transact(intake.lane)
+                elif intake.lane is not None and intake.lane.poll(0) is not TransactionOutcome.DONE:
                     self._lose_lane()
         except Exception as error:  # noqa: BLE001 - the top frame of this thread; without it nothing would be sent
             self._out.fatal(f"the transactor failed: {error!r}")
 
     def _transact(self, lane: Lane) -> None:
         """One transaction, from its beginning to its end."""
-        reception = self._reception
+        intake = self._intake
         if not self._out.trusted():
-            reception.give_all_up()
+            intake.give_all_up()
             return
-        if lane.begin() is not Outcome.DONE:
+        if lane.begin() is not TransactionOutcome.DONE:
             self._lose_lane()
             return
-        with reception.changed:
-            under, before = reception.under, reception.batches.progress()
+        with intake.changed:
+            under, before = intake.under, intake.batches.progress()
         if under is None:
             self._abort(lane)
             return
-        if lane.note(_progress(under, before)) is not Outcome.DONE:
+        if lane.note(_progress(under, before)) is not TransactionOutcome.DONE:
             self._abort(lane)
             self._repeat(lane)
             return
-        if not self._filler.fill(lane):
+        if not self._writer.fill(lane):
             self._abort(lane)
             return
-        with reception.changed:
-            ids, alone = reception.batches.progress(), reception.batches.alone
-        if reception.is_over() or not self._out.trusted():
+        with intake.changed:
+            ids, alone = intake.batches.progress(), intake.batches.alone
+        if intake.is_over() or not self._out.trusted():
             self._abort(lane)
             return
         arrived = lane.flush(FLUSH_S if alone is None else _PATIENCE_S)  # all that failed is known then (P46)
         if alone is not None and not arrived:
-            self._filler.failed.append((alone, KafkaError(KafkaError._MSG_TIMED_OUT)))
-        if not arrived or self._filler.failed:
+            self._writer.failed.append((alone, KafkaError(KafkaError._MSG_TIMED_OUT)))
+        if not arrived or self._writer.failed:
             self._abort(lane)
             return
-        self._hooks.hit("shard.commit", index=self._index, ids=ids)
-        outcome = lane.commit(_progress(under, ids), lambda: not self._filler.failed)
-        self._hooks.hit("shard.committed", index=self._index, ids=ids, outcome=outcome.value)
-        if outcome is Outcome.REFUSED:
-            at_fault = bool(self._filler.failed)
+        self._failpoints.hit("shard.commit", index=self._index, ids=ids)
+        outcome = lane.commit(_progress(under, ids), lambda: not self._writer.failed)
+        self._failpoints.hit("shard.committed", index=self._index, ids=ids, outcome=outcome.value)
+        if outcome is TransactionOutcome.REFUSED:
+            at_fault = bool(self._writer.failed)
             self._abort(lane)
             if not at_fault:
                 self._repeat(lane)
-        elif outcome is Outcome.UNCLEAR:
+        elif outcome is TransactionOutcome.UNCLEAR:
             self._lose_lane()
         else:
-            self._filler.committed()
+            self._writer.committed()
             self._commit()
 
     def _repeat(self, lane: Lane) -> None:
@@ -191,112 +201,112 @@ class Transactor:
         if self._refused <= _UNSAID:
             return
         self._out.send(Trouble(f"nothing can be committed: {self._lanes.explain(lane)}"))
-        with self._reception.changed:
+        with self._intake.changed:
             pause_s = min(_LONGEST_PAUSE_S, _PAUSE_S * 2.0 ** min(self._refused - _UNSAID, 20))
-            self._reception.changed.wait_for(self._reception.is_over, pause_s)
+            self._intake.changed.wait_for(self._intake.is_over, pause_s)
 
     def _commit(self) -> None:
         """The transaction is committed, for certain."""
         now_us = time.time_ns() // 1000
-        reception = self._reception
+        intake = self._intake
         if self._refused > _UNSAID:
             self._out.send(Trouble(None))
         self._refused = 0
-        with reception.changed:
-            reception.commit(now_us)
-            reception.changed.wait_for(lambda: reception.ended, _MARKERS_S)
+        with intake.changed:
+            intake.commit(now_us)
+            intake.changed.wait_for(lambda: intake.ended, _MARKERS_S)
 
     def _abort(self, lane: Lane) -> None:
         """Give the transaction up, and see to those that failed. What timed out may still arrive (P23)."""
-        failed = [why for _, why in self._filler.failed] + [lane.refused]
+        failed = [why for _, why in self._writer.failed] + [lane.refused]
         timed_out = any(isinstance(why, KafkaError) and why.name() == "_MSG_TIMED_OUT" for why in failed)
-        if timed_out or lane.abort() is not Outcome.DONE:
+        if timed_out or lane.abort() is not TransactionOutcome.DONE:
             self._lose_lane()
             return
-        with self._reception.changed:
-            self._reception.batches.aborted()
+        with self._intake.changed:
+            self._intake.batches.aborted()
             self._judge()
 
     def _lose_lane(self) -> None:
         """Nobody knows what became of the transaction, or nothing can be done with the producer any more."""
-        lane = self._reception.lane
+        lane = self._intake.lane
         if lane is not None:
             lane.close()
-            self._reception.lane = None
+            self._intake.lane = None
 
     def _judge(self) -> None:
         """The transaction is undone: see to the records that failed; the lock is held."""
-        failed, self._filler.failed = self._filler.failed, []
-        self._reception.judge(failed)
+        failed, self._writer.failed = self._writer.failed, []
+        self._intake.judge(failed)
 
     # -- opening
 
     def _answer(self, frame: Remark) -> None:
         """Be ready for what the supervisor wants, and say what is still to be purged."""
-        reception = self._reception
-        reception.under = None
+        intake = self._intake
+        intake.under = None
         if frame.term is None:
-            with reception.changed:
-                reception.batches.aborted()  # of an unclear outcome: who opens the lane next finds out
-                reception.batches.drop_queue()
-        elif reception.lane is None or self._opened != (frame.term, frame.lanes):
+            with intake.changed:
+                intake.batches.aborted()  # of an unclear outcome: who opens the lane next finds out
+                intake.batches.drop_queue()
+        elif intake.lane is None or self._opened != (frame.term, frame.lanes):
             self._lose_lane()
             self._opened = None
             if not self._open(frame, [*range(self._index + frame.shards, frame.lanes, frame.shards), self._index]):
                 return
-            if reception.lane is not None:
+            if intake.lane is not None:
                 self._opened = (frame.term, frame.lanes)
-        with reception.changed:
-            if reception.pending is not frame:
+        with intake.changed:
+            if intake.pending is not frame:
                 return
             if frame.term != self._term:
-                reception.refusals.attempts.clear()
-            reception.pending, self._term = None, frame.term
-            reception.under = frame if reception.lane is not None and frame.term is not None else None
-            self._out.send(Remarked(frame.epoch, reception.batches.leaving()))
+                intake.refusals.attempts.clear()
+            intake.pending, self._term = None, frame.term
+            intake.under = frame if intake.lane is not None and frame.term is not None else None
+            self._out.send(Remarked(frame.epoch, intake.batches.leaving()))
 
     def _open(self, frame: Remark, numbers: Sequence[int]) -> bool:
         """Open these lanes, the last of which is our own and stays open. False: nobody wants that any more."""
         assert frame.term is not None
         assert frame.holder is not None
         assert frame.incarnation is not None
-        reception = self._reception
+        intake = self._intake
         under = Leadership(frame.term, frame.holder, UUID(frame.incarnation))
         try:
             for number in numbers:
                 lane = self._opener.open(number, under, partial(self._published, number))
                 if number == self._index:
-                    with reception.changed:
-                        reception.lane, reception.batches.most_named = lane, lane.room
-                    self._filler.begin(frame.term, frame.incarnation)
+                    with intake.changed:
+                        intake.lane, intake.batches.most_named = lane, lane.room
+                    self._writer.begin(frame.term, frame.incarnation)
                 else:
                     lane.close()
         except Superseded:
             return False
         except Deposed as error:
             self._out.send(Log(30, f"lane {self._index} is not opened: {error}"))
-            with reception.changed:  # of an unclear outcome: else the supervisor waits for them, and never asks why
-                reception.batches.aborted()
-            reception.give_all_up()
+            with intake.changed:  # of an unclear outcome: else the supervisor waits for them, and never asks why
+                intake.batches.aborted()
+            intake.give_all_up()
         return True
 
     def _published(self, number: int, ids: list[int]) -> None:
         """These, and no others of the lane's open transaction, were committed; they are purged by now."""
-        with self._reception.changed:
+        with self._intake.changed:
             if number == self._index:
-                self._reception.batches.aborted(ids)
+                self._intake.batches.aborted(ids)
                 self._judge()
-            self._reception.refusals.attempts.settled(ids)
+            self._intake.refusals.attempts.settled(ids)
             if ids:
                 self._out.send(Settled(ids))
 
     def _is_superseded(self) -> bool:
         """Whether the lane that is being opened is no longer wanted."""
-        return self._reception.ended or self._reception.pending is not self._wanted
+        return self._intake.ended or self._intake.pending is not self._wanted
 
     def _pause(self, seconds: float) -> None:
-        with self._reception.changed:
-            self._reception.changed.wait_for(self._is_superseded, seconds)
+        with self._intake.changed:
+            self._intake.changed.wait_for(self._is_superseded, seconds)
 
 
 def _progress(under: Remark, ids: Sequence[int]) -> bytes:
@@ -310,7 +320,7 @@ _JOIN_S = 0.002  # as long as the coordinator takes to learn of the partitions
 _SLICE = 256  # records taken under the lock at a time
 
 
-class Filler:
+class TransactionWriter:
     """See the module's text. `is_over`: the open transaction is not wanted any more; `dated` as a `Sender`'s.
 
     `low_water` is asked under the lock.
@@ -318,7 +328,7 @@ class Filler:
 
     def __init__(
         self,
-        batches: Batches,
+        batches: TransactionQueue,
         stamps: Stamps,
         reserved: frozenset[str],
         changed: threading.Condition,
@@ -366,7 +376,7 @@ class Filler:
     def _has_more(self) -> bool:
         return self._is_over() or self._batches.is_ready
 
-    def _produce(self, lane: Lane, entry: Entry) -> bool:
+    def _produce(self, lane: Lane, entry: QueuedRecord) -> bool:
         """False: the transaction cannot go on, because of this record or for another reason."""
         record = entry.record
         if isinstance(record, Broken):
@@ -384,7 +394,7 @@ class Filler:
                 # By position: names cost a third of the call. They are: on_delivery, its alias, timestamp, headers.
                 lane.produce(topic, value, key, partition, partial(self._reported, entry), None, at_ms, headers)
             except BufferError:
-                if lane.poll(0.01) is not Outcome.DONE or self._is_over():
+                if lane.poll(0.01) is not TransactionOutcome.DONE or self._is_over():
                     return False
             except KafkaException as error:
                 self._reported(entry, error.args[0], None)
@@ -392,7 +402,7 @@ class Filler:
             else:
                 return True
 
-    def _reported(self, entry: Entry, error: KafkaError | None, message: Any) -> None:
+    def _reported(self, entry: QueuedRecord, error: KafkaError | None, message: Any) -> None:
         """Delivery report. Without an offset the client only infers it: the record may be nowhere (P45)."""
         if error is None:
             if message.offset() is None:

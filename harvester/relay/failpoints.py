@@ -13,7 +13,7 @@ from typing import Any, Protocol, cast
 VARIABLE = "HARVESTER_TEST_HOOKS"
 
 
-class Hooks(Protocol):
+class Failpoints(Protocol):
     """What a test may provide."""
 
     def hit(self, place: str, **facts: Any) -> None:
@@ -34,10 +34,10 @@ class _Off:
         return Producer(options)
 
 
-def load() -> Hooks:
+def load() -> Failpoints:
     """The hooks of a test, or those that do nothing."""
     named = os.environ.get(VARIABLE)
     if not named:
         return _Off()
     module, _, factory = named.partition(":")
-    return cast(Hooks, getattr(importlib.import_module(module), factory)())
+    return cast(Failpoints, getattr(importlib.import_module(module), factory)())

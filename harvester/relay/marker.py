@@ -5,7 +5,7 @@ here, without end and without telling the machine: nothing was sent. A statement
 its fate is unknown (P4). A session with another server than before, or with one whose term row is older than our
 term, is reported too, and nothing is done on it for the machine (P9). How the term is taken: `term`.
 
-*Reading* (`Reader`). The reader owns the scan (`core.scan`): each mark goes on where the last one ended, so that a
+*Reading* (`MarkReader`). The reader owns the scan (`core.scan`): each mark goes on where the last one ended, so that a
 second one can be asked for before the first one's rows have been dealt with. A new leader id or a new connection
 starts from the bookmark in the term row, or from the head if there is none (P38). Between marks the reader lists the
 holders of locks that could still fill a gap of the scan (P10). The same list tells whether ids have started again,
@@ -40,7 +40,7 @@ from harvester.relay.core.messages import (
     LoopDied,
     Mark,
     Marked,
-    Release,
+    ReleaseTerm,
     Report,
     SaveBookmark,
     ServerChanged,
@@ -50,43 +50,43 @@ from harvester.relay.core.messages import (
     TermWanted,
 )
 from harvester.relay.core.scan import Bookmark, Scan
-from harvester.relay.core.supervision import Pace, idle_wait_s
-from harvester.relay.failpoints import Hooks
+from harvester.relay.core.supervision import RetryDelays, idle_wait_s
+from harvester.relay.failpoints import Failpoints
 from harvester.relay.ipc import Waker
-from harvester.relay.term import AT_LEAST_ONCE, Mode, TermTaker, Voices
+from harvester.relay.term import AT_LEAST_ONCE, DeliveryHandover, TermReports, TermTaker
 
 _STALL_MARGIN_S = 10.0
 _GATHER_S = 0.001  # between marks that take all there is
 
-Work = Mark | Fetch | Look | SaveBookmark | TakeTerm | Release
+Work = Mark | Fetch | Look | SaveBookmark | TakeTerm | ReleaseTerm
 
 
-class MarkLoop(threading.Thread):
+class Marker(threading.Thread):
     """See the module's text."""
 
     def __init__(
         self,
         session: MarkSession,
-        pace: Pace,
+        pace: RetryDelays,
         name: str,
         report: Callable[[Report], None],
         trusted: Callable[[], bool],
         highest_term: Callable[[], int],
-        hooks: Hooks,
-        mode: Mode | None = None,
+        failpoints: Failpoints,
+        mode: DeliveryHandover | None = None,
         owner: Callable[[], Owner] = Owner,
     ) -> None:
         super().__init__(name="marker", daemon=True)
-        self.mode = mode if mode is not None else Mode(AT_LEAST_ONCE, 0.0)
-        self._session, self._pace, self._report, self._hooks = session, pace, report, hooks
+        self.mode = mode if mode is not None else DeliveryHandover(AT_LEAST_ONCE, 0.0)
+        self._session, self._pace, self._report, self._failpoints = session, pace, report, failpoints
         self._commands: deque[Work] = deque()
         self._waker = Waker()
         self._ended = threading.Event()
         self._turned_at = time.monotonic()
-        voices = Voices(report, trusted, highest_term, self._turned, owner)
-        self._taker = TermTaker(session, self.mode, name, voices, self._ended, hooks)
+        voices = TermReports(report, trusted, highest_term, self._turned, owner)
+        self._taker = TermTaker(session, self.mode, name, voices, self._ended, failpoints)
         self._unreachable_since: float | None = None
-        self._reader = Reader(session, self._taker, report, hooks, writes=pace.writes)
+        self._reader = MarkReader(session, self._taker, report, failpoints, writes=pace.writes)
         self._sessions: Sequence[Session] = ()
         self._unregistered = False
         self._doubted = False
@@ -144,7 +144,7 @@ class MarkLoop(threading.Thread):
         try:
             self._loop()
             for command in self._commands:
-                if isinstance(command, Release):
+                if isinstance(command, ReleaseTerm):
                     self._release(command)
         except Exception as error:  # noqa: BLE001 - the top frame of this thread
             self._report(LoopDied(error))
@@ -162,7 +162,7 @@ class MarkLoop(threading.Thread):
             match command:
                 case TakeTerm():
                     self._take(command)
-                case Release():
+                case ReleaseTerm():
                     self._release(command)
                 case Mark():
                     self._mark(command)
@@ -192,7 +192,7 @@ class MarkLoop(threading.Thread):
         finally:
             self._taker.lent_to = None
 
-    def _release(self, release: Release) -> None:
+    def _release(self, release: ReleaseTerm) -> None:
         """Nothing of the term is left; whoever leads next need not wait. It is worth one attempt."""
         try:
             if self._session.is_open:
@@ -226,7 +226,7 @@ class MarkLoop(threading.Thread):
         if not self._connected():
             return
         self._pause(mark)
-        self._hooks.hit("marker.mark", number=mark.number)
+        self._failpoints.hit("marker.mark", number=mark.number)
         self._read(mark)
 
     def _register(self, command: Mark | Fetch | Look) -> None:
@@ -313,14 +313,20 @@ _MANY_GAPS = 100
 _BOOKMARK_S = 0.5  # how often to report how far the scan has come
 
 
-class Reader:
+class MarkReader:
     """See the module's text. For the mark loop's thread, while the session is open; raises what the session raises."""
 
     def __init__(
-        self, session: MarkSession, taker: TermTaker, report: Callable[[Report], None], hooks: Hooks, *, writes: bool
+        self,
+        session: MarkSession,
+        taker: TermTaker,
+        report: Callable[[Report], None],
+        failpoints: Failpoints,
+        *,
+        writes: bool,
     ) -> None:
         """`writes`: marks are written into the table."""
-        self._session, self._taker, self._report, self._hooks = session, taker, report, hooks
+        self._session, self._taker, self._report, self._failpoints = session, taker, report, failpoints
         self._writes = writes
         self.scan = Scan()
         self._leader_id: UUID | None = None  # whose scan it is
@@ -355,7 +361,7 @@ class Reader:
             scan.ended(self._session.over)
             rows = self._ask(mark)
         scan.read([row[0] for row in rows], mark.limit, writes=self._writes)
-        self._hooks.hit("marker.marked", number=mark.number, rows=rows)
+        self._failpoints.hit("marker.marked", number=mark.number, rows=rows)
         now = time.monotonic()
         bookmark = None
         if now - self._bookmarked_at >= _BOOKMARK_S:

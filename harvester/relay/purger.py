@@ -19,23 +19,23 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import psycopg
 
 from harvester.errors import OutboxError
 from harvester.outbox.connection import one_line
-from harvester.outbox.purge_session import Outcome, Poison, PurgeSession
+from harvester.outbox.purge_session import PoisonRow, PurgeSession, QuarantineOutcome
 from harvester.relay.core.frames import Frame
 
 
 @dataclass(frozen=True, slots=True)
-class Outlets:
+class ShardOutlets:
     """All are quick and safe from any thread."""
 
     send: Callable[[Frame], None]  # to the supervisor
     purge: Callable[[Sequence[int]], None]
-    quarantine: Callable[[Poison], None]
+    quarantine: Callable[[PoisonRow], None]
     wake: Callable[[], None]  # the main thread, because a retry was scheduled
     fatal: Callable[[str], None]  # the producer is unusable: end the process
     trusted: Callable[[], bool]
@@ -61,28 +61,34 @@ class _Call:
         self.result = self.action()
 
 
-@dataclass(frozen=True, slots=True)
-class Callbacks:
-    """Run on the purger's thread. `purged` gets ids whose DELETE has committed."""
+class PurgeListener(Protocol):
+    """Hears, on the purger's thread, what became of rows: the shard."""
 
-    purged: Callable[[Sequence[int]], None]
-    quarantined: Callable[[Poison, Outcome], None]
-    trouble: Callable[[str | None], None]
-    in_flight: Callable[[], int]
-    is_awaited: Callable[[], bool]  # whether anything waits for a record to be settled
-    died: Callable[[Exception], None]
+    def purged(self, ids: Sequence[int]) -> None:
+        """Their DELETE has committed."""
+
+    def quarantined(self, poison: PoisonRow, outcome: QuarantineOutcome) -> None: ...
+
+    def trouble(self, text: str | None) -> None: ...
+
+    def in_flight(self) -> int: ...
+
+    def is_awaited(self) -> bool:
+        """Whether anything waits for a record to be settled."""
+
+    def died(self, error: Exception) -> None: ...
 
 
 class Purger(threading.Thread):
     """See the module's text."""
 
-    def __init__(self, session: PurgeSession, backoff_s: float, callbacks: Callbacks) -> None:
+    def __init__(self, session: PurgeSession, backoff_s: float, listener: PurgeListener) -> None:
         super().__init__(name="purger", daemon=True)
-        self._session, self._backoff_s, self._callbacks = session, backoff_s, callbacks
+        self._session, self._backoff_s, self._listener = session, backoff_s, listener
         self._acked: deque[int] = deque()
         self._locked: list[int] = []  # somebody else holds these rows
         self._locked_due = 0.0
-        self._poison: deque[tuple[Poison, float]] = deque()  # and when to try it
+        self._poison: deque[tuple[PoisonRow, float]] = deque()  # and when to try it
         self._calls: deque[_Call] = deque()
         self._work = threading.Event()
         self._enough = threading.Event()
@@ -106,12 +112,12 @@ class Purger(threading.Thread):
             self._enough.set()
 
     def _is_worth_a_statement(self) -> bool:
-        if not self._callbacks.is_awaited():
+        if not self._listener.is_awaited():
             return len(self._acked) >= _WORTH_RECORDS
-        in_flight = self._callbacks.in_flight()
+        in_flight = self._listener.in_flight()
         return in_flight < _GATHER_FROM_RECORDS or 2 * len(self._acked) >= in_flight
 
-    def quarantine(self, poison: Poison) -> None:
+    def quarantine(self, poison: PoisonRow) -> None:
         """Move this row to quarantine; safe from any thread."""
         self._poison.append((poison, 0.0))
         self._work.set()
@@ -149,7 +155,7 @@ class Purger(threading.Thread):
                 self._settle_poison()
                 self._serve_calls()
         except Exception as error:  # noqa: BLE001 - the top frame of this thread; without it nothing would settle
-            self._callbacks.died(error)
+            self._listener.died(error)
         finally:
             self._session.close()
 
@@ -187,7 +193,7 @@ class Purger(threading.Thread):
         self._note("locked", f"database: another session holds a lock on record {min(locked)}" if locked else None)
         settled = [record_id for record_id in batch if record_id not in locked] if locked else batch
         if settled:
-            self._callbacks.purged(settled)
+            self._listener.purged(settled)
 
     # -- quarantine
 
@@ -207,7 +213,7 @@ class Purger(threading.Thread):
                 self._poison.append((poison, now + self._backoff_s))
                 continue
             self._note("quarantine", None)
-            self._callbacks.quarantined(poison, outcome)
+            self._listener.quarantined(poison, outcome)
 
     # -- calls
 
@@ -244,8 +250,8 @@ class Purger(threading.Thread):
         """Say what is wrong; say that nothing is when the last trouble is over."""
         if trouble is not None:
             self._troubles.add(what)
-            self._callbacks.trouble(trouble)
+            self._listener.trouble(trouble)
         elif what in self._troubles:
             self._troubles.discard(what)
             if not self._troubles:
-                self._callbacks.trouble(None)
+                self._listener.trouble(None)

@@ -29,28 +29,28 @@ from typing import TYPE_CHECKING, Any
 
 from harvester.delivery.lane import Lanes, LaneSettings
 from harvester.delivery.retries import Policy
-from harvester.outbox.purge_session import PurgeSession, Rules
+from harvester.outbox.purge_session import PoisonRow, PurgeSession, QuarantineOutcome, Rules
 from harvester.outbox.tables import OutboxTable
 from harvester.relay import failpoints
 from harvester.relay.at_least_once import Sender
 from harvester.relay.core.frames import (
-    Closed,
     Dispatch,
     Frame,
     Log,
     Login,
+    ParkAcknowledged,
     Ready,
     Remark,
-    ServerChanged,
-    Session,
+    ShardServerChanged,
+    ShardSession,
     Stop,
     Trouble,
 )
-from harvester.relay.exactly_once import Database, Transactor
-from harvester.relay.failpoints import Hooks
+from harvester.relay.exactly_once import LaneDatabase, Transactor
+from harvester.relay.failpoints import Failpoints
 from harvester.relay.ipc import ShardPipe, Shared, Waker, in_flight, trust_check, widen
-from harvester.relay.purger import Callbacks, Outlets, Purger
-from harvester.relay.transaction_intake import Reception
+from harvester.relay.purger import Purger, ShardOutlets
+from harvester.relay.transaction_intake import TransactionIntake
 from harvester.telemetry.logging import ClientLog
 from harvester.telemetry.process import calm_collector
 
@@ -83,15 +83,15 @@ class ShardSpec:
 class Producers:
     """See the module's text."""
 
-    def __init__(self, hooks: Hooks, log: Callable[[int, str], None], traces: str | None) -> None:
+    def __init__(self, failpoints: Failpoints, log: Callable[[int, str], None], traces: str | None) -> None:
         """`log` gets levels as of the module logging, and lines; `traces`: under which name to trace, if at all."""
-        self._hooks = hooks
+        self._failpoints = failpoints
         self.log = ClientLog(log)
         self._tracing = _start_tracing(traces) if traces is not None else None
 
     def make(self, options: Mapping[str, Any]) -> Any:
         """One more. Its client's lines go to the log, or to a logger among the options."""
-        producer = self._hooks.producer({"logger": self.log, **options})
+        producer = self._failpoints.producer({"logger": self.log, **options})
         if self._tracing is None:
             return producer
         from harvester.telemetry.tracing import TracingProducer
@@ -138,7 +138,7 @@ class _Shard:
     def __init__(self, spec: ShardSpec, pipe: ShardPipe, shared: Shared) -> None:
         self._spec = spec
         self._pipe, self._shared = pipe, shared
-        self._hooks = failpoints.load()
+        self._failpoints = failpoints.load()
         self._waker = Waker()
         self._ended = threading.Event()
         self._fatal: str | None = None
@@ -148,27 +148,16 @@ class _Shard:
             OutboxTable.parse(spec.outbox),
             f"harvester {spec.name}/{spec.index}",
             spec.rules,
-            opened=lambda pid, started: pipe.send(Session(pid, started)),
-            server_changed=lambda reason: pipe.send(ServerChanged(reason)),
+            opened=lambda pid, started: pipe.send(ShardSession(pid, started)),
+            server_changed=lambda reason: pipe.send(ShardServerChanged(reason)),
         )
-        self._purger = Purger(
-            self._session,
-            spec.io_error_backoff_s,
-            Callbacks(
-                self._purged,
-                self._quarantined,
-                lambda text: pipe.send(Trouble(text)),
-                lambda: self._sender.unsettled,
-                self._is_awaited,
-                lambda error: self._die(f"the purger failed: {error!r}"),
-            ),
-        )
+        self._purger = Purger(self._session, spec.io_error_backoff_s, self)
         self._producers = Producers(
-            self._hooks,
+            self._failpoints,
             lambda level, text: pipe.send(Log(level, text)),
             spec.name if spec.tracing else None,
         )
-        self._sender: Sender | Reception
+        self._sender: Sender | TransactionIntake
         self._transactor: Transactor | None = None
         self._lanes: Lanes | None = None
         if spec.lanes is None:
@@ -180,8 +169,8 @@ class _Shard:
         else:
             self._sender = self._prepare_transactions(spec.lanes)
 
-    def _outlets(self, purge: Callable[[Sequence[int]], None]) -> Outlets:
-        return Outlets(
+    def _outlets(self, purge: Callable[[Sequence[int]], None]) -> ShardOutlets:
+        return ShardOutlets(
             send=self._pipe.send,
             purge=purge,
             quarantine=self._purger.quarantine,
@@ -190,7 +179,7 @@ class _Shard:
             trusted=trust_check(self._shared),
         )
 
-    def _prepare_transactions(self, lanes: LaneSettings) -> Reception:
+    def _prepare_transactions(self, lanes: LaneSettings) -> TransactionIntake:
         purger, session, spec = self._purger, self._session, self._spec
 
         def purge(ids: Sequence[int]) -> None:
@@ -202,21 +191,21 @@ class _Shard:
             return True
 
         self._lanes = Lanes(lanes, self._producers.make, self._producers.log)
-        database = Database(lambda: purger.ask(session.term), lambda ids: purger.ask(partial(delete, ids)))
+        database = LaneDatabase(lambda: purger.ask(session.term), lambda ids: purger.ask(partial(delete, ids)))
         outlets = self._outlets(purge)
-        reception = Reception(spec.transaction_records, spec.policy, outlets)
+        intake = TransactionIntake(spec.transaction_records, spec.policy, outlets)
         self._transactor = Transactor(
-            reception,
+            intake,
             spec.index,
             self._lanes,
             spec.header,
             spec.reserved,
             outlets,
             database,
-            self._hooks,
+            self._failpoints,
             spec.dated,
         )
-        return reception
+        return intake
 
     def run(self) -> int:
         """The life of the process; returns its exit code."""
@@ -259,11 +248,6 @@ class _Shard:
             return EXIT_FATAL
         return 0
 
-    def _is_awaited(self) -> bool:
-        """Whether a purge would let something go on: a record behind it, a drain, or the room in flight."""
-        records, limit = in_flight(self._shared)
-        return self._sender.is_awaited or 2 * records >= limit
-
     # -- the supervisor
 
     def _read(self) -> bool:
@@ -283,7 +267,7 @@ class _Shard:
                 self._session.expect(frame.server, frame.term)
                 self._sender.remark(frame)
                 self._purger.hurry()
-            case Closed(epoch, record_id):
+            case ParkAcknowledged(epoch, record_id):
                 self._sender.closed(epoch, record_id)
             case Login():
                 self._log_in(frame)
@@ -332,7 +316,7 @@ class _Shard:
 
     def _serve_reports(self) -> None:
         assert isinstance(self._sender, Sender)
-        hit, poll, kick, collect = self._hooks.hit, self._producer.poll, self._purger.kick, self._sender.collect
+        hit, poll, kick, collect = self._failpoints.hit, self._producer.poll, self._purger.kick, self._sender.collect
         try:
             while not self._ended.is_set():
                 if poll(_POLL_S):
@@ -342,9 +326,30 @@ class _Shard:
         except Exception as error:  # noqa: BLE001 - the top frame of this thread; without it nothing would settle
             self._die(f"a delivery report failed: {error!r}")
 
-    def _purged(self, ids: Any) -> None:
-        self._hooks.hit("shard.purged", index=self._spec.index, ids=ids)
+    # -- the purger
+
+    def purged(self, ids: Sequence[int]) -> None:
+        """The DELETE of these rows has committed."""
+        self._failpoints.hit("shard.purged", index=self._spec.index, ids=ids)
         self._sender.purged(ids)
 
-    def _quarantined(self, poison: Any, outcome: Any) -> None:
+    def quarantined(self, poison: PoisonRow, outcome: QuarantineOutcome) -> None:
+        """What became of a record that cannot be published."""
         self._sender.quarantined(poison, outcome)
+
+    def trouble(self, text: str | None) -> None:
+        """What the purger waits for; None when that is over."""
+        self._pipe.send(Trouble(text))
+
+    def in_flight(self) -> int:
+        """How many records this shard has that are not settled."""
+        return self._sender.unsettled
+
+    def is_awaited(self) -> bool:
+        """Whether a purge would let something go on: a record behind it, a drain, or the room in flight."""
+        records, limit = in_flight(self._shared)
+        return self._sender.is_awaited or 2 * records >= limit
+
+    def died(self, error: Exception) -> None:
+        """The purger's thread has ended by an error."""
+        self._die(f"the purger failed: {error!r}")

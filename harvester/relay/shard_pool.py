@@ -51,7 +51,7 @@ class Slot:
         return ShardState.READY if self.ready else ShardState.STARTING
 
 
-class Fleet:
+class ShardPool:
     """See the module's text."""
 
     def __init__(self, specs: list[ShardSpec], shared: Shared, poller: select.epoll) -> None:

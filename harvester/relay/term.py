@@ -5,7 +5,7 @@ at again each second, for as long as the group trusts this process (P32). An out
 cluster ends this harvester before it touches anything, and so does a term that another member of its own group takes
 away again and again (P37).
 
-What a take-over owes to the mode of the term before (`Mode`):
+What a take-over owes to the mode of the term before (`DeliveryHandover`):
 
 - At least once before: what a killed leader still had on the wire may arrive for a while, and nothing fences it. The
   first exactly-once term waits until the last of it has expired, unless the leader released its term in good order.
@@ -26,13 +26,13 @@ from dataclasses import dataclass
 from typing import Literal
 from uuid import UUID
 
-from harvester.delivery.lane import Deposed, Lanes, Leadership, Opener, Superseded, Surroundings
+from harvester.delivery.lane import Deposed, LaneEnvironment, Lanes, Leadership, Opener, Superseded
 from harvester.delivery.progress_topic import ProgressTopic
 from harvester.errors import LeadershipError, SchemaError, TermContested
 from harvester.outbox.purge_session import PurgeSession
-from harvester.outbox.term_session import Owner, Place, Session, TermRow, TermSession
+from harvester.outbox.term_session import OutboxIdentity, Owner, Session, TermRow, TermSession
 from harvester.relay.core.messages import DatabaseTrouble, LoopDied, Report, TermGone, TermTaken
-from harvester.relay.failpoints import Hooks
+from harvester.relay.failpoints import Failpoints
 
 _TURN_S = 0.1
 _LENT_LOOK_S = 1.0
@@ -40,7 +40,7 @@ _MOST_LOST = 3  # terms in a row, to others of the group
 
 
 @dataclass(frozen=True, slots=True)
-class Voices:
+class TermReports:
     """Whom the taker asks and tells. `trusted`: whether the group still vouches for us; `turned`: it is alive."""
 
     report: Callable[[Report], None]
@@ -51,23 +51,29 @@ class Voices:
 
 
 @dataclass(frozen=True, slots=True)
-class Taken:
+class TakenTerm:
     """A term that is ours in the row: what marks, and later take-overs, compare with."""
 
     term: int
     holder: UUID
-    place: Place | None
+    place: OutboxIdentity | None
 
 
 class TermTaker:
     """See the module's text. For the mark loop's thread; `lent_to` may be read by any."""
 
     def __init__(
-        self, session: TermSession, mode: Mode, name: str, voices: Voices, ended: threading.Event, hooks: Hooks
+        self,
+        session: TermSession,
+        mode: DeliveryHandover,
+        name: str,
+        voices: TermReports,
+        ended: threading.Event,
+        failpoints: Failpoints,
     ) -> None:
         self._session, self._mode, self._name = session, mode, name
-        self._voices, self._ended, self._hooks = voices, ended, hooks
-        self.taken: Taken | None = None  # the last one
+        self._voices, self._ended, self._failpoints = voices, ended, failpoints
+        self.taken: TakenTerm | None = None  # the last one
         self.ids_restarted = False  # since then
         self.lent_to: str | None = None  # who has the term that is waited for
 
@@ -80,13 +86,13 @@ class TermTaker:
         """
         session, voices = self._session, self._voices
         row = session.read_term()
-        self._hooks.hit("marker.term_read", term=row.term)
+        self._failpoints.hit("marker.term_read", term=row.term)
         if not voices.trusted():
             voices.report(TermGone(holder))
             return True
         self.lent_to = row.lent_to
         if row.lent_to is not None:
-            self._hooks.hit("marker.term_lent", term=row.term)
+            self._failpoints.hit("marker.term_lent", term=row.term)
             voices.turned()
             self._ended.wait(_LENT_LOOK_S)
             return False
@@ -100,7 +106,7 @@ class TermTaker:
         session.renew_incarnation(went_back=went_back)
         self.ids_restarted = False
         incarnation = session.read_term().incarnation
-        self.taken = Taken(term, holder, session.place)
+        self.taken = TakenTerm(term, holder, session.place)
         if self._settle_predecessor(row, term, holder, incarnation):
             mode, server = self._mode, str(session.place)
             session.note_delivery(term, holder, mode.delivery, mode.topic_id)
@@ -155,7 +161,7 @@ EXACTLY_ONCE: Literal["exactly-once"] = "exactly-once"
 
 
 @dataclass(slots=True)
-class Mode:
+class DeliveryHandover:
     """How this harvester delivers. `find` looks for the progress topic, and in exactly-once mode makes it."""
 
     delivery: str
@@ -200,7 +206,7 @@ class Mode:
         waits = self.delivery == EXACTLY_ONCE or row.kind == "moved"
         return self.expiry_s if self.is_unreleased(row) and waits else 0.0
 
-    def expect(self, place: Place | None, term: int) -> None:
+    def expect(self, place: OutboxIdentity | None, term: int) -> None:
         """What the new term was taken on: `fence` purges nothing elsewhere."""
         if self.session is not None and place is not None:
             self.session.expect(str(place), term)
@@ -231,7 +237,7 @@ class Mode:
             session.delete(ids)
             return True
 
-        around = Surroundings(known, delete, is_over, pause, trouble, lambda *_args, **_facts: None)
+        around = LaneEnvironment(known, delete, is_over, pause, trouble, lambda *_args, **_facts: None)
         opener = Opener(lanes, around)
         try:
             for number in range(self.progress.lanes):

@@ -20,8 +20,8 @@ from confluent_kafka import KafkaError
 
 from harvester.delivery.decode import Broken, decode
 from harvester.delivery.lane import Lane
-from harvester.delivery.retries import NEVER, Attempts, Failure, Policy, Verdict, burns_attempt
-from harvester.outbox.purge_session import Outcome, Poison
+from harvester.delivery.retries import NEVER, Attempts, Failure, Policy, RetryVerdict, burns_attempt
+from harvester.outbox.purge_session import PoisonRow, QuarantineOutcome
 from harvester.record import KafkaRecord
 from harvester.relay.core.frames import (
     Dropped,
@@ -34,21 +34,21 @@ from harvester.relay.core.frames import (
     Settled,
     Stats,
 )
-from harvester.relay.core.transaction_queue import Batches, Entry
-from harvester.relay.purger import Outlets
+from harvester.relay.core.transaction_queue import QueuedRecord, TransactionQueue
+from harvester.relay.purger import ShardOutlets
 from harvester.telemetry.latency import Histogram
 
 _MOST_BYTES = 1 << 23  # a commit has to be over soon, or its outcome counts as unclear
 
 
-class Reception:
+class TransactionIntake:
     """See the module's text. Public attributes are for the transactor, under the lock but for single reads."""
 
-    def __init__(self, most: int, policy: Policy, outlets: Outlets) -> None:
+    def __init__(self, most: int, policy: Policy, outlets: ShardOutlets) -> None:
         """`most` records go into one transaction."""
         self._out = outlets
         self.changed = threading.Condition(threading.Lock())
-        self.batches = Batches(most, 0, _MOST_BYTES)
+        self.batches = TransactionQueue(most, 0, _MOST_BYTES)
         self.refusals = Refusals(self.batches, policy, outlets)
         self._attempts = self.refusals.attempts
         self.pending: Remark | None = None  # what the transactor has not answered yet
@@ -66,7 +66,7 @@ class Reception:
     def dispatch(self, epoch: int, rows: bytes, low_water: int | None) -> None:
         """Rows in id order: queue them."""
         now = time.monotonic()
-        entries = [Entry(record[0], record[1], record, now) for record in decode(rows)]
+        entries = [QueuedRecord(record[0], record[1], record, now) for record in decode(rows)]
         refused: list[int] = []
         with self.changed:
             meant = self.pending or self.under
@@ -150,13 +150,13 @@ class Reception:
             self._out.send(Settled(ids))  # in order with the answer to a remark
             self.changed.notify()  # there is room, and keys that were held
 
-    def quarantined(self, poison: Poison, outcome: Outcome) -> None:
+    def quarantined(self, poison: PoisonRow, outcome: QuarantineOutcome) -> None:
         """The outcome of a quarantine has committed."""
-        if outcome is Outcome.FENCED:
+        if outcome is QuarantineOutcome.FENCED:
             with self.changed:
                 self.refusals.give_up(poison.id)
             return
-        if outcome is Outcome.MOVED:
+        if outcome is QuarantineOutcome.MOVED:
             self._quarantined += 1
             self._out.send(Quarantined(poison.id, poison.error))
         self.purged([poison.id])
@@ -201,13 +201,13 @@ INNOCENT = frozenset(
     {"_PURGE_QUEUE", "_PURGE_INFLIGHT", "_STATE", "_FATAL", "_FENCED", "_DESTROY", "_INVALID_DIFFERENT_RECORD"}
 )
 
-Failed = tuple[Entry, KafkaError | str]  # a text: it can be no record, or the client will not have it
+Failed = tuple[QueuedRecord, KafkaError | str]  # a text: it can be no record, or the client will not have it
 
 
 class Refusals:
     """See the module's text."""
 
-    def __init__(self, batches: Batches, policy: Policy, outlets: Outlets) -> None:
+    def __init__(self, batches: TransactionQueue, policy: Policy, outlets: ShardOutlets) -> None:
         self._batches, self._out = batches, outlets
         self.attempts = Attempts(policy)
         self.errors = self.retried = 0
@@ -234,42 +234,42 @@ class Refusals:
         for entry, error in others:
             self.fail(entry, error, under)
 
-    def fail(self, entry: Entry, error: KafkaError, under: Remark, *, local: bool = False) -> None:
+    def fail(self, entry: QueuedRecord, error: KafkaError, under: Remark, *, local: bool = False) -> None:
         """A queued record is at fault, or its partition is away; `local`: no other record can be meant."""
         if entry not in self._batches:
             return  # taken out with another of its key
         self.errors += 1
         text = f"{error.name()}: {error.str()}"
         failure = Failure(error.name(), local=local)
-        verdict, trial = self.attempts.failed(entry.id, failure, datetime.now(UTC))
-        if verdict is not Verdict.RETRY:
+        verdict, retry = self.attempts.failed(entry.id, failure, datetime.now(UTC))
+        if verdict is not RetryVerdict.RETRY:
             self.poison(entry, text, under)
             return
         self.retried += 1
-        self._park(entry, text, self.attempts.wait_s(trial, random.random()), trial.attempts, under)
+        self._park(entry, text, self.attempts.wait_s(retry, random.random()), retry.attempts, under)
 
-    def poison(self, entry: Entry, text: str, under: Remark) -> None:
+    def poison(self, entry: QueuedRecord, text: str, under: Remark) -> None:
         """A queued record that no further attempt would help: do what the policy says."""
         if entry not in self._batches:
             return
         policy = self.attempts.policy
-        trial = self.attempts.impossible(entry.id, datetime.now(UTC))
+        retry = self.attempts.impossible(entry.id, datetime.now(UTC))
         if policy.poison != "quarantine":
-            self._park(entry, text, policy.retry_backoff_max_s, trial.attempts, under, held=True)
+            self._park(entry, text, policy.retry_backoff_max_s, retry.attempts, under, held=True)
             if policy.poison == "stop":
                 self._out.send(Poisoned(entry.id, text))
             return
         assert under.term is not None
         assert under.holder is not None
         self._batches.remove(entry)
-        self._out.quarantine(Poison(entry.id, text, trial.attempts, trial.first_failed_at, under.term, under.holder))
+        self._out.quarantine(PoisonRow(entry.id, text, retry.attempts, retry.first_failed_at, under.term, under.holder))
 
     def give_up(self, record_id: int) -> None:
         """It could not be moved to quarantine: the term is another's. Whoever leads then sees to it."""
         self._out.send(Dropped(self._batches.give_up(record_id)))
 
     def _park(
-        self, entry: Entry, text: str, wait_s: float, attempts: int, under: Remark, *, held: bool = False
+        self, entry: QueuedRecord, text: str, wait_s: float, attempts: int, under: Remark, *, held: bool = False
     ) -> None:
         """Give it back to the supervisor until it is time, with what is queued behind it of its key."""
         behind = self._batches.park(entry)

@@ -32,7 +32,7 @@ _DEBIAN = Path("/usr/lib/postgresql")  # one directory a version, none of them o
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class ServerHome:
     """Where one server lives: `home` holds its data, socket and log; `account` is None unless we are root."""
 
     home: Path
@@ -83,19 +83,19 @@ def find_programs(given: Path | None) -> Path:
     )
 
 
-def choose_place(directory: Path, known_home: str | None) -> Place:
+def choose_place(directory: Path, known_home: str | None) -> ServerHome:
     """Where the server of the stack in `directory` lives; `known_home` is where it lived before."""
     account = _account()
     if known_home is not None and Path(known_home).is_dir():
-        return Place(Path(known_home), account)
+        return ServerHome(Path(known_home), account)
     home = directory / "postgres"
     if account is not None and not reachable(directory, account):
         home = Path(tempfile.mkdtemp(prefix="harvester-postgres-"))
         home.chmod(0o755)
-    return Place(home, account)
+    return ServerHome(home, account)
 
 
-def launch(place: Place, programs: Path, *, port: int, durable: bool, tls: TlsFiles | None = None) -> ProcessId:
+def launch(place: ServerHome, programs: Path, *, port: int, durable: bool, tls: TlsFiles | None = None) -> ProcessId:
     """Create the data directory where there is none, and start the server; does not wait for it."""
     place.home.mkdir(exist_ok=True)
     programs = _usable_programs(place, programs)
@@ -129,7 +129,7 @@ def settings(*, port: int, socket_dir: Path | None, durable: bool) -> dict[str, 
     }
 
 
-def _tls_settings(place: Place, tls: TlsFiles) -> dict[str, str]:
+def _tls_settings(place: ServerHome, tls: TlsFiles) -> dict[str, str]:
     # Copied: the key must belong to the server's account, and nobody else may read it.
     options = {"ssl": "on"}
     for name, source in (
@@ -145,7 +145,7 @@ def _tls_settings(place: Place, tls: TlsFiles) -> dict[str, str]:
     return options
 
 
-def wait_ready(process: ProcessId, place: Place, port: int, deadline: float) -> None:
+def wait_ready(process: ProcessId, place: ServerHome, port: int, deadline: float) -> None:
     """Return once the server answers a query; StackError with the end of its log if it dies or takes too long."""
     while True:
         try:
@@ -207,7 +207,7 @@ def _account() -> RunAs | None:
     )
 
 
-def _usable_programs(place: Place, programs: Path) -> Path:
+def _usable_programs(place: ServerHome, programs: Path) -> Path:
     if place.account is None or reachable(programs, place.account):
         return programs
     # Programs, libraries and share files find each other by relative paths, so the tree is copied whole.
@@ -220,7 +220,7 @@ def _usable_programs(place: Place, programs: Path) -> Path:
     return copy / "bin"
 
 
-def _create_data(place: Place, programs: Path, *, durable: bool) -> None:
+def _create_data(place: ServerHome, programs: Path, *, durable: bool) -> None:
     # Renamed into place, so that an interrupted start leaves no half-made cluster.
     scratch = Path(tempfile.mkdtemp(dir=place.home, prefix=".initdb-"))
     _give(scratch, place.account)

@@ -21,8 +21,8 @@ from harvester.stack.state import (
     ServerStatus,
     StackInfo,
     StackOptions,
+    StackState,
     StackStatus,
-    State,
     locked,
     read,
     write,
@@ -44,7 +44,7 @@ def up(directory: Path, options: StackOptions | None = None, *, progress: Progre
     with locked(directory):
         state = read(directory)
         if state is None:
-            state = State(durable=options.durable, kafka_heap_mb=options.kafka_heap_mb)
+            state = StackState(durable=options.durable, kafka_heap_mb=options.kafka_heap_mb)
             state.postgres_bin = str(options.postgres_bin.absolute()) if options.postgres_bin else None
             state.tls = options.tls
         _adopt_given(state, options)
@@ -89,11 +89,11 @@ def start(directory: Path, server: ServerName, *, timeout_s: float = 90.0) -> St
 def status(directory: Path) -> StackStatus:
     """How the stack stands; does not wait, and asks the servers nothing but whether they are there."""
     directory = directory.absolute()
-    state = read(directory) or State()
+    state = read(directory) or StackState()
     return StackStatus(directory, tuple(_server_status(name, state.servers[name]) for name in SERVERS))
 
 
-def info(directory: Path, state: State) -> StackInfo:
+def info(directory: Path, state: StackState) -> StackInfo:
     """The addresses of a stack whose servers have been started or given."""
     pg, broker = state.servers["postgres"], state.servers["kafka"]
     socket_dir = Path(pg.home) / "run" if pg.home else None
@@ -135,7 +135,7 @@ class _PortTaken(StackError):
     """The server ended because somebody took its port in the meantime."""
 
 
-def _adopt_given(state: State, options: StackOptions) -> None:
+def _adopt_given(state: StackState, options: StackOptions) -> None:
     for name, given in (("postgres", options.dsn), ("kafka", options.bootstrap)):
         server = state.servers["postgres" if name == "postgres" else "kafka"]
         if given is None:
@@ -165,7 +165,7 @@ def _server_status(name: ServerName, server: Server) -> ServerStatus:
     return ServerStatus(name, "running" if alive else "stopped", _address(name, server), pid, _log(server))
 
 
-def _existing(directory: Path) -> State:
+def _existing(directory: Path) -> StackState:
     state = read(directory)
     if state is None:
         raise StackError(f"there is no stack in {directory}", hint="harvester stack up")
@@ -173,7 +173,7 @@ def _existing(directory: Path) -> State:
 
 
 def _start(
-    directory: Path, state: State, names: tuple[ServerName, ...], timeout_s: float, progress: Progress
+    directory: Path, state: StackState, names: tuple[ServerName, ...], timeout_s: float, progress: Progress
 ) -> StackInfo:
     saving = threading.Lock()
 
@@ -207,7 +207,7 @@ def _start(
 
 
 def _start_postgres(
-    directory: Path, state: State, timeout_s: float, progress: Progress, save: Callable[[], None]
+    directory: Path, state: StackState, timeout_s: float, progress: Progress, save: Callable[[], None]
 ) -> None:
     server = state.servers["postgres"]
     programs = postgres.find_programs(Path(state.postgres_bin) if state.postgres_bin else None)
@@ -222,7 +222,9 @@ def _start_postgres(
     _await(server, lambda process: postgres.wait_ready(process, place, server.ports[0], deadline))
 
 
-def _start_kafka(directory: Path, state: State, timeout_s: float, progress: Progress, save: Callable[[], None]) -> None:
+def _start_kafka(
+    directory: Path, state: StackState, timeout_s: float, progress: Progress, save: Callable[[], None]
+) -> None:
     server = state.servers["kafka"]
     jars = broker_jars(progress=progress)
     runtime = java.find()
@@ -259,7 +261,7 @@ def _await(server: Server, wait: Callable[[ProcessId], None]) -> None:
         raise
 
 
-def _stop(directory: Path, state: State, names: tuple[ServerName, ...], *, kill: bool) -> list[ServerName]:
+def _stop(directory: Path, state: StackState, names: tuple[ServerName, ...], *, kill: bool) -> list[ServerName]:
     halts = {"postgres": postgres.halt, "kafka": kafka.halt}
     running: list[tuple[ServerName, ProcessId]] = []
     for name in names:

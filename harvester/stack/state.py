@@ -106,7 +106,7 @@ class Server:
 
 
 @dataclass(slots=True)
-class State:
+class StackState:
     """The whole file."""
 
     servers: dict[ServerName, Server] = field(default_factory=lambda: {name: Server() for name in SERVERS})
@@ -120,7 +120,7 @@ class State:
         return json.dumps({"format": _FORMAT, **asdict(self)}, indent=2) + "\n"
 
     @classmethod
-    def parse(cls, text: str) -> State:
+    def parse(cls, text: str) -> StackState:
         """From JSON text; ValueError, KeyError or TypeError when it is not what `dump` writes."""
         raw = json.loads(text)
         if raw.pop("format") != _FORMAT:
@@ -139,11 +139,11 @@ def default_directory() -> Path:
     return Path(os.environ.get("HARVESTER_STACK") or ".stack")
 
 
-def read(directory: Path) -> State | None:
+def read(directory: Path) -> StackState | None:
     """The stack's state; None where there never was one. StackError when the file makes no sense."""
     file = directory / "state.json"
     try:
-        return State.parse(file.read_text())
+        return StackState.parse(file.read_text())
     except (FileNotFoundError, NotADirectoryError):
         return None
     except (ValueError, KeyError, TypeError, AttributeError) as error:
@@ -153,7 +153,7 @@ def read(directory: Path) -> State | None:
         ) from error
 
 
-def write(directory: Path, state: State) -> None:
+def write(directory: Path, state: StackState) -> None:
     """Replace the state file at once."""
     with tempfile.NamedTemporaryFile("w", dir=directory, prefix=".state-", delete=False) as file:
         file.write(state.dump())

@@ -15,21 +15,21 @@ from harvester.origin import HEADER
 from harvester.outbox.connection import connect
 from harvester.outbox.schema import inspect
 from harvester.outbox.tables import OutboxTable
-from harvester.verify.reader import Isolation, Timing, read
+from harvester.verify.reader import Isolation, LogTimes, read
 from harvester.verify.sequences import Sequenced, Sequences
 from harvester.verify.truth import read_counts, read_truth
 from harvester.verify.verdict import Verdict, judge
 
 
 @dataclass(frozen=True, slots=True)
-class Report:
+class VerifyReport:
     """A verdict with what was measured. `examples` are findings as text, with positions in the log.
 
     `sequenced` is what the records' headers alone tell; the verdict does not depend on it.
     """
 
     verdict: Verdict
-    timing: Timing
+    timing: LogTimes
     topics: tuple[str, ...]
     examples: tuple[str, ...]
     sequenced: Sequenced = field(default_factory=lambda: Sequences().judge())
@@ -73,7 +73,7 @@ def verify(
     timeout_s: float = 30.0,
     header: str = HEADER,
     on_progress: Callable[[int], None] = lambda records: None,
-) -> Report:
+) -> VerifyReport:
     """Compare an outbox that was filled by the pump with what Kafka holds.
 
     `topics` defaults to those the pump wrote to; `header` is the name of the relay's own. Raises SchemaError without
@@ -101,7 +101,7 @@ def verify(
         places = history.where(finding.key, finding.seq) if finding.seq is not None else []
         examples.append(f"{finding}{' at ' if places else ''}{', '.join(places)}")
     examples += [*history.foreign, *(f"{row}: not from the pump, or rolled back" for row in truth.foreign)]
-    return Report(
+    return VerifyReport(
         verdict=verdict,
         timing=history.timing(),
         topics=tuple(topics),

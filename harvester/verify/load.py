@@ -120,7 +120,7 @@ _FIELDS = {
 
 
 @dataclass(frozen=True, slots=True)
-class Transaction:
+class PlannedTransaction:
     """One transaction: the keys of its rows in order (a key may occur again), and `first`, the number of committed
     records planned before it, from which its time under a rate follows."""
 
@@ -129,7 +129,7 @@ class Transaction:
     first: int
 
 
-def plan(load: Load) -> Iterator[Transaction]:
+def plan(load: Load) -> Iterator[PlannedTransaction]:
     """The transactions of a load in order; those that commit have `load.records` rows together."""
     rng = random.Random(load.seed)
     weights = list(itertools.accumulate((rank + 1) ** -load.skew for rank in range(load.keys))) if load.skew else None
@@ -139,12 +139,12 @@ def plan(load: Load) -> Iterator[Transaction]:
         ending = _ending(load, rng.random())
         size = min(load.rows_per_transaction, load.records - planned)
         keys = tuple(rng.choices(population, cum_weights=weights, k=size))
-        yield Transaction(keys=keys, ending=ending, first=planned)
+        yield PlannedTransaction(keys=keys, ending=ending, first=planned)
         if ending is not Ending.ROLLBACK:
             planned += size
 
 
-def due_s(load: Load, transaction: Transaction) -> float:
+def due_s(load: Load, transaction: PlannedTransaction) -> float:
     """When a transaction should begin, in seconds after the start of the load."""
     return transaction.first / load.rate_per_s if load.rate_per_s else 0.0
 

@@ -53,7 +53,7 @@ class _KeyLog:
 
 
 @dataclass(frozen=True, slots=True)
-class Timing:
+class LogTimes:
     """`rate_per_s`: records between the first and the last timestamp of the log. Latencies: from the insert of the
     row to the timestamp of its record, of first deliveries in order whose transaction did not stay open on purpose.
     None where there is nothing to tell it from. Timestamps are in milliseconds, so that is the resolution."""
@@ -128,14 +128,14 @@ class History:
         indexes = [index for index, number in enumerate(log.numbers) if number == seq][:limit]
         return [self._position(log.places[at] if log.places else log.place, log.offsets[at]) for at in indexes]
 
-    def timing(self) -> Timing:
+    def timing(self) -> LogTimes:
         """Rate and latencies."""
         rate = None
         counted = sum(len(log.numbers) for log in self._keys.values())
         if self._first_ms is not None and self._last_ms is not None and self._last_ms > self._first_ms:
             rate = counted * 1000 / (self._last_ms - self._first_ms)
         ordered = sorted(self._latencies_us)
-        return Timing(rate_per_s=rate, p50_ms=percentile_ms(ordered, 0.50), p99_ms=percentile_ms(ordered, 0.99))
+        return LogTimes(rate_per_s=rate, p50_ms=percentile_ms(ordered, 0.50), p99_ms=percentile_ms(ordered, 0.99))
 
     def _position(self, place: int, offset: int) -> str:
         topic, partition = self._places[place]

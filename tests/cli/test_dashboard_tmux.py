@@ -13,7 +13,7 @@ from functools import partial
 from pathlib import Path
 
 import pytest
-from harvester_cli.dashboard.render import Kept, render
+from harvester_cli.dashboard.render import OffScreenOutput, render
 
 from tests.support.statuses import leading
 from tests.support.wait import eventually
@@ -67,7 +67,7 @@ def pane(request: pytest.FixtureRequest) -> Iterator[Pane]:
 
 def shows_the_dashboard(pane: Pane, width: int, height: int) -> bool:
     """Every line is as rendered for that size; the one that names the log file, by its number of lines."""
-    expected = render(leading(), width, height, kept=Kept(3, "#")).plain.split("\n")
+    expected = render(leading(), width, height, kept=OffScreenOutput(3, "#")).plain.split("\n")
     marked = [at for at, line in enumerate(expected) if "3 log lines" in line]
     screen = pane.screen()
     if len(screen) != height or "3 log lines" not in screen[marked[0]]:

@@ -25,7 +25,7 @@ from tests.support.cli import RunningCli
 from tests.support.harvesting import Scene, wait_leads
 from tests.support.hooks import Fault
 from tests.support.wait import eventually
-from tests.unit.test_http_exposition import BUSY, Shown
+from tests.unit.http.test_pages import BUSY, Shown
 
 pytest_plugins = ["tests.support.scenes"]
 

@@ -2,26 +2,28 @@
 
 from __future__ import annotations
 
-from harvester.coordination.core.claim import Holding, Pace, Phase
-from harvester.coordination.core.fair_share import Choice, Look, Settings, log_partition
+from harvester.coordination.core.claim import ClaimPhase, ClaimState, ClaimTiming
+from harvester.coordination.core.fair_share import Choice, LogView, ShareSettings, log_partition
 from harvester.coordination.core.messages import (
     ClaimingPartition,
     Client,
+    GroupPartition,
     Heartbeat,
     Message,
-    Place,
     ReleasingPartition,
     encode,
 )
-from harvester.coordination.core.rationalizer import Verdict, read
-from harvester.coordination.core.world import Timing, World
+from harvester.coordination.core.rationalizer import ClaimVerdict, read
+from harvester.coordination.core.world import LogTiming, World
 
-TIMING, PACE = Timing(1000, 250), Pace(1.0, 0.5)
+TIMING, PACE = LogTiming(1000, 250), ClaimTiming(1.0, 0.5)
 US, OTHER, DEAD = Client("us", "1"), Client("other", "1"), Client("dead", "1")
 
 
-def place_in(partition: int) -> Place:
-    return next(each for each in (Place("g", "t", n) for n in range(99)) if log_partition(each, 2) == partition)
+def place_in(partition: int) -> GroupPartition:
+    return next(
+        each for each in (GroupPartition("g", "t", n) for n in range(99)) if log_partition(each, 2) == partition
+    )
 
 
 STILL, OURS = place_in(0), place_in(1)
@@ -32,14 +34,14 @@ class Log:
 
     def __init__(self) -> None:
         self.worlds = {0: World.begin(TIMING), 1: World.begin(TIMING)}
-        settings = Settings("g", US, 2, TIMING, PACE)
+        settings = ShareSettings("g", US, 2, TIMING, PACE)
         self.choice = Choice(settings)
-        self.look = Look(settings, (STILL, OURS), self.worlds, {OURS: Holding(OURS, US, Phase.HELD)})
-        assert self.say(OURS, ClaimingPartition(OURS, US, 1, None, None), 1.0) is Verdict.WON
+        self.look = LogView(settings, (STILL, OURS), self.worlds, {OURS: ClaimState(OURS, US, ClaimPhase.HELD)})
+        assert self.say(OURS, ClaimingPartition(OURS, US, 1, None, None), 1.0) is ClaimVerdict.WON
         self.choice.ready(0.0)
         self.choice.active(0.0)
 
-    def say(self, place: Place, message: Message, at: float, ahead_s: float = 0.0) -> Verdict:
+    def say(self, place: GroupPartition, message: Message, at: float, ahead_s: float = 0.0) -> ClaimVerdict:
         partition = log_partition(place, 2)
         world = self.worlds[partition]
         verdict = read(world, world.next_offset, round(1000 * (at + ahead_s)), encode(message)).verdict
@@ -48,19 +50,19 @@ class Log:
         return verdict
 
     def beat(self, at: float, ahead_s: float = 0.0) -> None:
-        assert self.say(OURS, Heartbeat(OURS, US, 2, 0, 0, None), at, ahead_s) is Verdict.ACCEPTED
+        assert self.say(OURS, Heartbeat(OURS, US, 2, 0, 0, None), at, ahead_s) is ClaimVerdict.ACCEPTED
 
-    def chosen(self, at: float) -> list[Place]:
+    def chosen(self, at: float) -> list[GroupPartition]:
         return self.choice.to_claim(self.look, at)
 
 
 def test_what_is_released_where_the_log_stands_still_is_claimed() -> None:
     """A campaign found this: one that asked, and was killed, kept everybody from what was released in its last log."""
     log = Log()
-    assert log.say(STILL, ClaimingPartition(STILL, OTHER, 1, None, None), 1.0) is Verdict.WON
-    assert log.say(STILL, Heartbeat(STILL, OTHER, 2, 0, 0, None), 1.0) is Verdict.ACCEPTED
-    assert log.say(STILL, ClaimingPartition(STILL, DEAD, 1, 0, None), 1.0) is Verdict.LOST  # it asks
-    assert log.say(STILL, ReleasingPartition(STILL, OTHER, 3, 0, 1, None), 1.0) is Verdict.ACCEPTED
+    assert log.say(STILL, ClaimingPartition(STILL, OTHER, 1, None, None), 1.0) is ClaimVerdict.WON
+    assert log.say(STILL, Heartbeat(STILL, OTHER, 2, 0, 0, None), 1.0) is ClaimVerdict.ACCEPTED
+    assert log.say(STILL, ClaimingPartition(STILL, DEAD, 1, 0, None), 1.0) is ClaimVerdict.LOST  # it asks
+    assert log.say(STILL, ReleasingPartition(STILL, OTHER, 3, 0, 1, None), 1.0) is ClaimVerdict.ACCEPTED
     assert log.chosen(1.1) == []  # who asks has less
     log.beat(3.0)
     assert log.chosen(3.1) == [STILL]
@@ -69,7 +71,7 @@ def test_what_is_released_where_the_log_stands_still_is_claimed() -> None:
 def test_time_goes_on_where_only_the_dead_wrote() -> None:
     """Who has just read that counts from when it was written, not from when it was read."""
     log = Log()
-    assert log.say(STILL, ClaimingPartition(STILL, DEAD, 1, None, None), 1.0) is Verdict.WON
+    assert log.say(STILL, ClaimingPartition(STILL, DEAD, 1, None, None), 1.0) is ClaimVerdict.WON
     log.choice.ready(2.9)
     log.choice.heard(STILL, 2.9)
     log.beat(2.9)
@@ -80,22 +82,22 @@ def test_time_goes_on_where_only_the_dead_wrote() -> None:
 def test_a_claim_that_only_came_too_early_is_tried_when_the_log_allows_it() -> None:
     """The brokers' clocks differ: that of the other partition is ahead."""
     log = Log()
-    assert log.say(STILL, ClaimingPartition(STILL, DEAD, 1, None, None), 1.0) is Verdict.WON
+    assert log.say(STILL, ClaimingPartition(STILL, DEAD, 1, None, None), 1.0) is ClaimVerdict.WON
     log.beat(2.9, ahead_s=0.2)
     assert log.chosen(2.91) == [STILL]
-    assert log.say(STILL, ClaimingPartition(STILL, US, 3, 0, None), 2.91) is Verdict.LOST
+    assert log.say(STILL, ClaimingPartition(STILL, US, 3, 0, None), 2.91) is ClaimVerdict.LOST
     log.choice.missed(log.look, STILL, 2.91)
     assert log.chosen(2.99) == []
     assert log.chosen(3.01) == [STILL]
-    assert log.say(STILL, ClaimingPartition(STILL, US, 4, 0, None), 3.01) is Verdict.WON
+    assert log.say(STILL, ClaimingPartition(STILL, US, 4, 0, None), 3.01) is ClaimVerdict.WON
 
 
 def test_a_claim_that_another_was_quicker_with_is_not_tried_at_once() -> None:
     log = Log()
-    assert log.say(STILL, ClaimingPartition(STILL, OTHER, 1, None, None), 1.0) is Verdict.WON
-    assert log.say(STILL, ClaimingPartition(STILL, US, 3, None, None), 1.0) is Verdict.LOST
+    assert log.say(STILL, ClaimingPartition(STILL, OTHER, 1, None, None), 1.0) is ClaimVerdict.WON
+    assert log.say(STILL, ClaimingPartition(STILL, US, 3, None, None), 1.0) is ClaimVerdict.LOST
     log.choice.missed(log.look, STILL, 1.0)
-    assert log.say(STILL, ReleasingPartition(STILL, OTHER, 3, 0, 1, None), 1.1) is Verdict.ACCEPTED
+    assert log.say(STILL, ReleasingPartition(STILL, OTHER, 3, 0, 1, None), 1.1) is ClaimVerdict.ACCEPTED
     assert log.chosen(1.4) == []
     assert log.chosen(1.0 + PACE.beat_every_s) == [STILL]
 
@@ -103,13 +105,13 @@ def test_a_claim_that_another_was_quicker_with_is_not_tried_at_once() -> None:
 def test_who_asked_and_is_gone_is_forgotten_by_the_log() -> None:
     log = Log()
     world = log.worlds[0]
-    assert log.say(STILL, ClaimingPartition(STILL, OTHER, 1, None, None), 1.0) is Verdict.WON
+    assert log.say(STILL, ClaimingPartition(STILL, OTHER, 1, None, None), 1.0) is ClaimVerdict.WON
     for number in range(100):
         at = 1.0 + number / 10
         asking = Client(f"asking-{number}", "1")
-        assert log.say(STILL, Heartbeat(STILL, OTHER, 2 + number, 0, 0, None), at) is Verdict.ACCEPTED
-        assert log.say(STILL, ClaimingPartition(STILL, asking, 1, 0, None), at) is Verdict.LOST
-        assert log.say(STILL, ClaimingPartition(STILL, DEAD, 1, 0, None), at) is Verdict.LOST  # it does not die
+        assert log.say(STILL, Heartbeat(STILL, OTHER, 2 + number, 0, 0, None), at) is ClaimVerdict.ACCEPTED
+        assert log.say(STILL, ClaimingPartition(STILL, asking, 1, 0, None), at) is ClaimVerdict.LOST
+        assert log.say(STILL, ClaimingPartition(STILL, DEAD, 1, 0, None), at) is ClaimVerdict.LOST  # it does not die
     waiting = set(world.waiting("g"))
     assert {client for _, client in world.presence} == waiting
     assert {"dead", "asking-99", "asking-79"} <= waiting

@@ -11,7 +11,7 @@ import pytest
 
 from harvester.errors import SchemaError
 from harvester.outbox import archive, schema
-from harvester.outbox.archive import DAYS_AHEAD, Kept, check_archive, keep_archive
+from harvester.outbox.archive import DAYS_AHEAD, KeeperRun, check_archive, keep_archive
 from harvester.outbox.schema import init
 from harvester.outbox.tables import OutboxTable
 from tests.support.dead import ODD_NAME, Outbox
@@ -62,7 +62,7 @@ def test_the_next_days_are_made_once(connection: psycopg.Connection[Any], zone: 
     connection.execute(f"SET TimeZone = '{zone}'")
     outbox = Outbox.make(connection, archive=True)
     assert partitions(outbox) == {"outbox_archive_default"} | days(outbox, 0, DAYS_AHEAD)
-    assert keep_archive(connection, outbox.table, WEEK) == Kept()
+    assert keep_archive(connection, outbox.table, WEEK) == KeeperRun()
     outbox.purge(*outbox.add("k"), archive="ids")
     assert where(outbox) == days(outbox, 0, 0)
 
@@ -76,7 +76,7 @@ def test_rows_of_a_missing_day_are_caught_and_brought_home(connection: psycopg.C
     assert where(outbox) == {"outbox_archive_default"}
     before = outbox.rows(outbox.table.archive)
     kept = keep_archive(connection, outbox.table, WEEK)
-    assert kept == Kept(created=(f'"{today}"',))
+    assert kept == KeeperRun(created=(f'"{today}"',))
     assert where(outbox) == {today}
     assert outbox.rows(outbox.table.archive) == before
 
@@ -115,7 +115,7 @@ def test_any_name_will_do(connection: psycopg.Connection[Any], name: str) -> Non
     assert len(partitions(outbox)) == DAYS_AHEAD + 2
     assert outbox.purge(*outbox.add("k"), archive="rows") == 1
     assert len(where(outbox)) == 1
-    assert keep_archive(connection, outbox.table, WEEK) == Kept()
+    assert keep_archive(connection, outbox.table, WEEK) == KeeperRun()
     check_archive(connection, outbox.table)
 
 

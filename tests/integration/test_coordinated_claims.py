@@ -14,7 +14,7 @@ from harvester.clock import clock_s
 from harvester.coordination import log
 from harvester.coordination.consumer import CoordinatedConsumer
 from harvester.coordination.core.fair_share import log_partition
-from harvester.coordination.core.messages import Client, Heartbeat, Place, ReleasingPartition, encode
+from harvester.coordination.core.messages import Client, GroupPartition, Heartbeat, ReleasingPartition, encode
 from harvester.coordination.events import Claimed, Event, Lost, Paused, Released, Resumed
 from harvester.coordination.settings import ConsumerSettings
 from tests.conftest import MakeTopic
@@ -54,7 +54,7 @@ def test_a_claim_is_announced_before_its_first_record_and_its_release_after_the_
 def test_whose_claims_were_taken_is_told_that_they_are_lost(settings: ConsumerSettings, join: Join) -> None:
     one = join(client_id="same")
     eventually(lambda: held(one) == [4], what="all claims")
-    place = Place(settings.group, settings.topics[0], 0)
+    place = GroupPartition(settings.group, settings.topics[0], 0)
     session = one.consumer._session
     token = one.consumer.claims()[place.topic, place.partition]
     generation = session.holding(place).generation
@@ -247,7 +247,7 @@ def test_a_long_log_is_read_from_its_tail_and_silent_positions_are_found_in_the_
     two = join()
     eventually(lambda: held(two) == [4], what="all claims")
     session = two.consumer._session
-    assert session._log.tails >= {log_partition(place, 2) for place in session.hands}
+    assert session._log.tails >= {log_partition(place, 2) for place in session.buffer}
     assert not any(session._worlds[partition].complete for partition in session._log.tails)
     fill(settings, 100, first=200)
     eventually(lambda: len(two.seen) == 100, what="what is new")
@@ -267,7 +267,7 @@ def _fill_log(settings: ConsumerSettings, records: int) -> None:
     producer = Producer(dict(settings.kafka))
 
     def write(number: int) -> bool:
-        message = Heartbeat(Place("another", "elsewhere", 0), Client("c", "i"), number, 0, None, None)
+        message = Heartbeat(GroupPartition("another", "elsewhere", 0), Client("c", "i"), number, 0, None, None)
         for partition in range(settings.coordination_partitions):
             producer.produce(settings.coordination_topic, encode(message), partition=partition)
         producer.poll(0)

@@ -11,8 +11,8 @@ import pytest
 from confluent_kafka import Consumer, TopicPartition
 
 from harvester.coordination.core.messages import ClaimingPartition, Heartbeat, decode
-from harvester.coordination.core.rationalizer import Verdict, read
-from harvester.coordination.core.world import Freshness, Timing, World
+from harvester.coordination.core.rationalizer import ClaimVerdict, read
+from harvester.coordination.core.world import Freshness, LogTiming, World
 from harvester.coordination.errors import CoordinationTopicError, DuplicateClient, OtherInterval, OtherMode
 from harvester.coordination.settings import ConsumerSettings
 from harvester.coordination.topic import ensure_coordination_topic
@@ -80,7 +80,7 @@ def _holds_all(member: Member) -> bool:
     return held(member) == [4]
 
 
-def _found_when_won(settings: ConsumerSettings, timing: Timing, by: Member) -> list[Freshness]:
+def _found_when_won(settings: ConsumerSettings, timing: LogTiming, by: Member) -> list[Freshness]:
     """How what it claimed was held until then, by what stands in the coordination log."""
     worlds = {partition: World.begin(timing) for partition in range(settings.coordination_partitions)}
     found = []
@@ -89,7 +89,7 @@ def _found_when_won(settings: ConsumerSettings, timing: Timing, by: Member) -> l
         reading = read(world, record.offset, record.created_ms, record.value)
         message, before = reading.message, reading.before
         ours = isinstance(message, ClaimingPartition) and message.client == by.consumer.client
-        if ours and before is not None and reading.verdict is Verdict.WON:
+        if ours and before is not None and reading.verdict is ClaimVerdict.WON:
             found.append(before.freshness(world.now_ms, timing))
     return found
 

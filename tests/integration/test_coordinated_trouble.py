@@ -13,7 +13,7 @@ from confluent_kafka.admin import AlterConfigOpType, ConfigEntry, ConfigResource
 from harvester.clock import clock_s
 from harvester.coordination import fetcher, offsets
 from harvester.coordination.consumer import CoordinatedConsumer
-from harvester.coordination.core.messages import Place
+from harvester.coordination.core.messages import GroupPartition
 from harvester.coordination.errors import CoordinationTopicError
 from harvester.coordination.offsets import GroupOffsets
 from harvester.coordination.settings import ConsumerSettings
@@ -76,7 +76,7 @@ def test_an_error_among_records_loses_none_for_who_goes_on(settings: ConsumerSet
     eventually(denied, what="an error")
     assert client.brought > 0
     with consumer._session.lock:
-        waiting = sum(len(hands.fetched) for hands in consumer._session.hands.values())
+        waiting = sum(len(buffer.fetched) for buffer in consumer._session.buffer.values())
     assert len(seen) + waiting == client.brought
     assert all(denied() for _ in range(20))
     consumer.close()
@@ -133,7 +133,7 @@ def test_offsets_that_nobody_takes_are_neither_waited_for_nor_paid_for(
     bootstrap = mirror._options["bootstrap.servers"]
     away = {"bootstrap.servers": "127.0.0.1:1", "log_level": 0}
     mirror._writer = unanswered = offsets._Writer({**mirror._options, **away})
-    place = Place(settings.group, settings.topics[0], 0)
+    place = GroupPartition(settings.group, settings.topics[0], 0)
     mirror.mirror({place: 4})
     began = clock_s()
     monkeypatch.setattr(offsets, "clock_s", lambda: began + 5)
@@ -159,7 +159,7 @@ def test_offsets_that_nobody_takes_are_neither_waited_for_nor_paid_for(
 
 
 def test_the_group_offset_is_the_next_one_and_the_newest(settings: ConsumerSettings) -> None:
-    place, other = (Place(settings.group, settings.topics[0], each) for each in (0, 1))
+    place, other = (GroupPartition(settings.group, settings.topics[0], each) for each in (0, 1))
     mirror = GroupOffsets(settings)
     mirror.mirror({place: 4, other: None})
     eventually(lambda: mirror.committed([place, other]) == {place: 5, other: None}, what="the group's offset")

@@ -6,7 +6,7 @@ import uuid
 
 from confluent_kafka import Producer, TopicPartition
 
-from harvester.coordination.core.messages import ClaimingPartition, Client, Place, encode
+from harvester.coordination.core.messages import ClaimingPartition, Client, GroupPartition, encode
 from harvester.coordination.core.world import World
 from harvester.coordination.log import CoordinationLog
 from harvester.coordination.settings import ConsumerSettings
@@ -25,7 +25,7 @@ def test_a_writer_that_gets_nothing_through_is_replaced(settings: ConsumerSettin
     given_up: list[int] = []
     log = CoordinationLog(settings.coordination_topic, settings.kafka, lambda _, number: given_up.append(number), 1.0)
     log._writer = Producer({"bootstrap.servers": "127.0.0.1:1", "delivery.timeout.ms": 1000, "log_level": 0})
-    place, client = Place("billing", "orders", 0), Client("one", uuid.uuid4().hex)
+    place, client = GroupPartition("billing", "orders", 0), Client("one", uuid.uuid4().hex)
     log.begin({0: World.begin(settings.timing)})
     sent: list[bytes] = []
     read: list[bytes | None] = []
@@ -49,7 +49,7 @@ def test_a_reader_that_stands_still_is_replaced(settings: ConsumerSettings) -> N
         settings.coordination_topic, settings.kafka, settings.coordination_partitions, settings.timing.interval_ms
     )
     log = CoordinationLog(settings.coordination_topic, settings.kafka, lambda place, _: None, 0.5)
-    place, client = Place("billing", "orders", 0), Client("one", uuid.uuid4().hex)
+    place, client = GroupPartition("billing", "orders", 0), Client("one", uuid.uuid4().hex)
     sent: list[bytes] = []
     read: list[bytes | None] = []
 
@@ -87,7 +87,7 @@ def test_a_topic_that_is_deleted_under_a_writer_is_not_made_anew_by_it(settings:
     ensure_coordination_topic(name, settings.kafka, settings.coordination_partitions, settings.timing.interval_ms)
     given_up: list[int] = []
     log = CoordinationLog(name, settings.kafka, lambda _, number: given_up.append(number), 1.0)
-    place, client = Place("billing", "orders", 0), Client("one", uuid.uuid4().hex)
+    place, client = GroupPartition("billing", "orders", 0), Client("one", uuid.uuid4().hex)
     log.begin({0: World.begin(settings.timing)})
     sent = 0
 

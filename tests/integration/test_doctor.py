@@ -12,7 +12,7 @@ import pytest
 from confluent_kafka.admin import AdminClient
 
 from harvester.config import Config
-from harvester.doctor import Level, Report, examine
+from harvester.doctor import CheckLevel, DoctorReport, examine
 from harvester.doctor.database import read_database
 from harvester.doctor.examine import read_java
 from harvester.doctor.facts import Pooling
@@ -46,12 +46,12 @@ def config_of(servers: Servers, dsn: str, group: str, **given: Any) -> Config:
     return Config(**settings)
 
 
-def levels(report: Report) -> dict[str, Level]:
+def levels(report: DoctorReport) -> dict[str, CheckLevel]:
     """What is not ok, without what the servers bring along."""
     return {
         each.check: each.level
         for each in report.findings
-        if each.level is not Level.OK and each.check not in _OF_THE_SERVERS
+        if each.level is not CheckLevel.OK and each.check not in _OF_THE_SERVERS
     }
 
 
@@ -64,7 +64,7 @@ def test_an_outbox_that_is_ready(servers: Servers, database: str, group: str, ma
     found = {each.check: each for each in report.findings}
     for check in ("database.version", "database.pooler", "outbox.tables", "outbox.version", "vacuum.autovacuum",
                   "kafka.session_timeout", "kafka.group", "clock.database", "clock.kafka"):  # fmt: skip
-        assert found[check].level is Level.OK, found[check]
+        assert found[check].level is CheckLevel.OK, found[check]
     # The topic with one copy on one broker; the one that does not exist, or would be made by itself.
     assert set(levels(report)) <= {f"topic.{orders}", "topics.missing"}
     assert gone in found["topics.missing"].found
@@ -83,14 +83,14 @@ def test_the_probe_leaves_nothing_behind(servers: Servers, database: str, group:
 
 def test_one_server_that_is_away_does_not_hide_the_other(servers: Servers, database: str, group: str) -> None:
     without_database = levels(examine(config_of(servers, AWAY, group)))
-    assert without_database["database"] is Level.PROBLEM
-    assert without_database["outbox"] is Level.SKIPPED
+    assert without_database["database"] is CheckLevel.PROBLEM
+    assert without_database["outbox"] is CheckLevel.SKIPPED
     assert "kafka" not in without_database
     assert "topics" not in without_database
     kafka = {"bootstrap.servers": "127.0.0.1:1"}
     without_kafka = levels(examine(config_of(servers, database, group, base_kafka_config=kafka)))
-    assert without_kafka["kafka"] is Level.PROBLEM
-    assert without_kafka["topics"] is Level.SKIPPED
+    assert without_kafka["kafka"] is CheckLevel.PROBLEM
+    assert without_kafka["topics"] is CheckLevel.SKIPPED
     assert "database" not in without_kafka
     assert "outbox.table" not in without_kafka
 
@@ -113,22 +113,22 @@ def test_a_role_that_may_do_little_is_told_what_it_lacks(servers: Servers, datab
     grant = "GRANT SELECT ON outbox, outbox_term, outbox_quarantine TO {role}"
     with poor_role(database, grant) as dsn:
         found = {each.check: each for each in examine(config_of(servers, dsn, group)).findings}
-    assert found["outbox.tables"].level is Level.PROBLEM
+    assert found["outbox.tables"].level is CheckLevel.PROBLEM
     assert "DELETE" in str(found["outbox.tables"].advice)
-    assert found["vacuum.sessions"].level is Level.SKIPPED
+    assert found["vacuum.sessions"].level is CheckLevel.SKIPPED
 
 
 def test_a_role_that_may_do_nothing_is_no_traceback(servers: Servers, database: str, group: str) -> None:
     with poor_role(database) as dsn:
         found = {each.check: each for each in examine(config_of(servers, dsn, group)).findings}
-    assert found["outbox.tables"].level is Level.PROBLEM
-    assert found["database.topics"].level is Level.SKIPPED
+    assert found["outbox.tables"].level is CheckLevel.PROBLEM
+    assert found["database.topics"].level is CheckLevel.SKIPPED
     assert "permission denied" in found["database.topics"].found
 
 
 def test_a_database_without_an_outbox(servers: Servers, empty_database: str, group: str) -> None:
     found = levels(examine(config_of(servers, empty_database, group)))
-    assert found == {"outbox.table": Level.PROBLEM, "clock.kafka": Level.SKIPPED}
+    assert found == {"outbox.table": CheckLevel.PROBLEM, "clock.kafka": CheckLevel.SKIPPED}
 
 
 def test_what_holds_vacuum_back_is_seen(servers: Servers, database: str, group: str) -> None:
@@ -173,7 +173,7 @@ def test_storage_parameters_and_indexes_are_seen(servers: Servers, database: str
         connection.execute("CREATE INDEX by_leader ON outbox (leader_id)")
         connection.execute("ALTER SEQUENCE outbox_id_seq CACHE 20")
     found = {each.check: each for each in examine(config_of(servers, database, group, marking="table")).findings}
-    assert found["vacuum.autovacuum"].level is Level.WARNING
+    assert found["vacuum.autovacuum"].level is CheckLevel.WARNING
     assert "by_leader" in found["outbox.indexes"].found
     assert "CACHE 20" in found["outbox.table"].found
 

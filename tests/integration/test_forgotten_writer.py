@@ -71,7 +71,7 @@ def marks_alone(running: Embedded) -> None:
 
 def wait_bookmark(running: Embedded, high: int) -> None:
     """Until a successor, after a stop in good order, may begin above this id."""
-    low_water = running.harvester._life.parts.supervisor.relay.low_water  # type: ignore[union-attr]
+    low_water = running.harvester._life.parts.supervisor.machine.low_water  # type: ignore[union-attr]
     eventually(lambda: low_water.bookmark is not None and low_water.bookmark.high >= high, what="a bookmark")
 
 

@@ -13,15 +13,15 @@ import pytest
 from harvester.config import Http
 from harvester.errors import ConfigurationError
 from harvester.http import web_server
-from harvester.http.pages import Answer, Pages
+from harvester.http.pages import Pages, Response
 from harvester.http.server import MOST_CONNECTIONS, WebServer
 from tests.support.wait import eventually
-from tests.unit.test_http_exposition import Shown
+from tests.unit.http.test_pages import Shown
 
 
 @contextmanager
 def serving(
-    respond: Callable[[str], Answer] | None = None, *, host: str = "127.0.0.1", longest_s: float = 60.0
+    respond: Callable[[str], Response] | None = None, *, host: str = "127.0.0.1", longest_s: float = 60.0
 ) -> Iterator[WebServer]:
     server = WebServer(host, 0, respond or Pages(Shown()).answer, lambda _text: None, longest_s=longest_s)
     server.start()
@@ -137,10 +137,10 @@ def test_a_client_that_sends_a_byte_now_and_then_is_cut() -> None:
 
 
 def test_a_client_that_does_not_read_is_cut() -> None:
-    big = Answer.text(200, "x" * 50_000_000)
+    big = Response.text(200, "x" * 50_000_000)
     asked = threading.Event()
 
-    def respond(_path: str) -> Answer:
+    def respond(_path: str) -> Response:
         asked.set()
         return big
 
@@ -172,9 +172,9 @@ def test_what_is_no_http_does_no_harm(garbage: bytes) -> None:
 
 
 def test_an_error_of_a_page_is_its_own() -> None:
-    def respond(path: str) -> Answer:
+    def respond(path: str) -> Response:
         if path == "/healthz":
-            return Answer.text(200, "ok")
+            return Response.text(200, "ok")
         raise KeyError(path)
 
     with serving(respond) as server:

@@ -10,7 +10,7 @@ import pytest
 from confluent_kafka import KafkaError, KafkaException, Producer
 from confluent_kafka.admin import AdminClient, ConfigResource, ResourceType
 
-from harvester.delivery.lane import Lanes, LaneSettings, Outcome
+from harvester.delivery.lane import Lanes, LaneSettings, TransactionOutcome
 from harvester.delivery.progress import Progress, encode, most_ids
 from harvester.delivery.progress_topic import ensure_progress_topic, find_progress_topic, why_refused
 from harvester.errors import BrokerError, BrokerUnavailable
@@ -32,13 +32,13 @@ def test_the_last_committed_record_is_the_progress(lanes: Lanes, topic: str, ser
     lane = opened(lanes)
     assert lanes.progress(0, 5.0) is None
     for number in range(1, 4):
-        assert lane.begin() is Outcome.DONE
+        assert lane.begin() is TransactionOutcome.DONE
         lane.produce(topic, b"%d" % number, b"key")
-        assert lane.commit(named(1, *range(1, number + 1))) is Outcome.DONE
-    assert lane.begin() is Outcome.DONE
+        assert lane.commit(named(1, *range(1, number + 1))) is TransactionOutcome.DONE
+    assert lane.begin() is TransactionOutcome.DONE
     lane.produce(topic, b"4", b"key")
     assert lane.flush(5.0)
-    assert lane.abort() is Outcome.DONE
+    assert lane.abort() is TransactionOutcome.DONE
     assert lanes.progress(0, 5.0) == Progress(1, INCARNATION, (1, 2, 3))
     assert lanes.progress(1, 5.0) is None
     assert [record.value for record in read_topic(servers.bootstrap, topic)] == [b"1", b"2", b"3"]
@@ -49,13 +49,13 @@ def test_progress_is_found_behind_many_transactions_that_were_given_up(
 ) -> None:
     lane = opened(lanes)
     lane.begin()
-    assert lane.commit(named(1, 7)) is Outcome.DONE
+    assert lane.commit(named(1, 7)) is TransactionOutcome.DONE
     for _ in range(40):
         lane.begin()
         lane.produce(lane_settings.topic, b"never", b"0", 0)
         lane.produce(lane_settings.topic, b"never", b"0", 0)
         assert lane.flush(5.0)
-        assert lane.abort() is Outcome.DONE
+        assert lane.abort() is TransactionOutcome.DONE
     assert lanes.progress(0, 10.0) == Progress(1, INCARNATION, (7,))
 
 
@@ -74,10 +74,10 @@ def test_a_successor_fences_and_nothing_of_the_open_transaction_counts(
         lanes.progress(0, 3.0)
     heir = opened(lanes)
     assert lanes.progress(0, 5.0) is None
-    assert zombie.commit(named(1, 1)) is Outcome.UNCLEAR
+    assert zombie.commit(named(1, 1)) is TransactionOutcome.UNCLEAR
     heir.begin()
     heir.produce(topic, b"heir", b"key")
-    assert heir.commit(named(2, 1)) is Outcome.DONE
+    assert heir.commit(named(2, 1)) is TransactionOutcome.DONE
     assert [record.value for record in read_topic(servers.bootstrap, topic)] == [b"heir"]
     assert lanes.progress(0, 5.0) == Progress(2, INCARNATION, (1,))
     zombie.close()
@@ -95,7 +95,7 @@ def test_a_fenced_lane_whose_records_are_called_back_about_is_unclear(lanes: Lan
     for _ in range(100):
         # A callback that called nothing written in C would not fail.
         zombie.produce(topic, b"later", b"key", -1, lambda error, _: failed.append(error.name()))
-    assert zombie.commit(named(1, 1)) is Outcome.UNCLEAR
+    assert zombie.commit(named(1, 1)) is TransactionOutcome.UNCLEAR
     assert "fenced" in zombie.error or "epoch" in zombie.error
     zombie.close()
     heir.close()
@@ -107,14 +107,14 @@ def test_a_record_that_fails_refuses_the_transaction_and_the_next_one_goes_on(la
     lane.begin()
     lane.produce(topic, b"good", b"key", -1, lambda error, _: reported.append(error))
     lane.produce("no such topic!", b"bad", b"key", -1, lambda error, _: reported.append(error))
-    assert lane.commit(named(1, 1, 2)) is Outcome.REFUSED
-    assert lane.abort() is Outcome.DONE
+    assert lane.commit(named(1, 1, 2)) is TransactionOutcome.REFUSED
+    assert lane.abort() is TransactionOutcome.DONE
     assert "TOPIC_EXCEPTION" in [error.name() for error in reported if error]
     lane.begin()
     with pytest.raises(KafkaException, match="MSG_SIZE_TOO_LARGE"):
         lane.produce(topic, b"x" * 2_000_000, b"key")
     lane.produce(topic, b"good", b"key")
-    assert lane.commit(named(1, 1)) is Outcome.DONE
+    assert lane.commit(named(1, 1)) is TransactionOutcome.DONE
 
 
 def test_the_topic_is_made_widened_and_found(options: dict[str, Any], group: str) -> None:
@@ -160,12 +160,12 @@ def test_a_record_has_room_for_as_many_ids_as_the_topic_takes(
     lanes = Lanes(replace(lane_settings, topic=make_topic(1, {"max.message.bytes": "4096"})), Producer)
     lane = opened(lanes)
     assert lanes.room() == most_ids(4096)
-    assert lane.begin() is Outcome.DONE
-    assert lane.commit(named(1, *range(0, lanes.room() * far_apart, far_apart))) is Outcome.DONE
-    assert lane.begin() is Outcome.DONE
-    assert lane.commit(named(1, *range(0, 512 * far_apart, far_apart))) is Outcome.REFUSED
+    assert lane.begin() is TransactionOutcome.DONE
+    assert lane.commit(named(1, *range(0, lanes.room() * far_apart, far_apart))) is TransactionOutcome.DONE
+    assert lane.begin() is TransactionOutcome.DONE
+    assert lane.commit(named(1, *range(0, 512 * far_apart, far_apart))) is TransactionOutcome.REFUSED
     assert "max.message.bytes=" in lanes.explain(lane)
-    assert lane.abort() is Outcome.DONE
+    assert lane.abort() is TransactionOutcome.DONE
 
 
 def test_a_client_that_sends_small_records_only_names_few_ids(lane_settings: LaneSettings) -> None:

@@ -12,7 +12,7 @@ from uuid import uuid4
 import pytest
 from confluent_kafka import Producer
 
-from harvester.delivery.lane import Lanes, LaneSettings, Outcome, earliest_resend_s
+from harvester.delivery.lane import Lanes, LaneSettings, TransactionOutcome, earliest_resend_s
 from harvester.delivery.progress import Progress, encode
 from tests.support.consuming import read_topic
 from tests.support.kafka_proxy import END_TXN, PRODUCE, KafkaProxy, Request, Then, commits
@@ -58,19 +58,19 @@ def test_a_commit_that_the_client_sent_twice_is_unclear_though_it_succeeded(
 ) -> None:
     """P40: the first one comes into the next transaction, of a producer that the coordinator fences it from."""
     lane = opened(far)
-    assert lane.begin() is Outcome.DONE
+    assert lane.begin() is TransactionOutcome.DONE
     lane.produce(topic, b"1", b"key")
     first = proxy.catch(END_TXN, then=then, where=commits)
-    assert lane.commit(named(1, 1)) is Outcome.UNCLEAR
+    assert lane.commit(named(1, 1)) is TransactionOutcome.UNCLEAR
     lane.close()
     heir = opened(lanes)
     assert lanes.progress(0, 5.0) == Progress(1, INCARNATION, (1,))
-    assert heir.begin() is Outcome.DONE
+    assert heir.begin() is TransactionOutcome.DONE
     heir.produce(topic, b"2", b"key")
     assert heir.flush(5.0)
     (answer,) = first.deliver()
     assert error_in(answer) in FENCED
-    assert heir.commit(named(1, 1, 2)) is Outcome.DONE
+    assert heir.commit(named(1, 1, 2)) is TransactionOutcome.DONE
     assert [record.value for record in read_topic(servers.bootstrap, topic)] == [b"1", b"2"]
 
 
@@ -79,19 +79,19 @@ def test_an_abort_that_the_client_sent_twice_is_unclear_though_it_succeeded(
     far: Lanes, proxy: KafkaProxy, topic: str, then: Then
 ) -> None:
     lane = opened(far)
-    assert lane.begin() is Outcome.DONE
+    assert lane.begin() is TransactionOutcome.DONE
     lane.produce(topic, b"1", b"key")
     assert lane.flush(5.0)
     proxy.catch(END_TXN, then=then)
-    assert lane.abort() is Outcome.UNCLEAR
+    assert lane.abort() is TransactionOutcome.UNCLEAR
 
 
 def test_a_commit_that_nobody_answers_is_unclear(far: Lanes, lanes: Lanes, proxy: KafkaProxy, topic: str) -> None:
     lane = opened(far)
-    assert lane.begin() is Outcome.DONE
+    assert lane.begin() is TransactionOutcome.DONE
     lane.produce(topic, b"1", b"key")
     proxy.catch(END_TXN, then="silence")
-    assert lane.commit(named(1, 1)) is Outcome.UNCLEAR
+    assert lane.commit(named(1, 1)) is TransactionOutcome.UNCLEAR
     lane.close()
     opened(lanes)
     assert lanes.progress(0, 5.0) is None
@@ -102,10 +102,10 @@ def test_an_answer_that_got_lost_is_unclear_though_the_commit_counts(
     far: Lanes, lanes: Lanes, proxy: KafkaProxy, topic: str, then: Then
 ) -> None:
     lane = opened(far)
-    assert lane.begin() is Outcome.DONE
+    assert lane.begin() is TransactionOutcome.DONE
     lane.produce(topic, b"1", b"key")
     proxy.catch(END_TXN, then=then, on="answer")
-    assert lane.commit(named(1, 1)) is Outcome.UNCLEAR
+    assert lane.commit(named(1, 1)) is TransactionOutcome.UNCLEAR
     lane.close()
     opened(lanes)
     assert lanes.progress(0, 5.0) == Progress(1, INCARNATION, (1,))
@@ -117,13 +117,13 @@ def test_records_whose_connection_broke_make_an_abort_unclear_and_no_commit(
 ) -> None:
     """All of a commit's records are acknowledged; of an abort's some may still be in the network."""
     lane = opened(far)
-    for outcome in (Outcome.DONE, Outcome.UNCLEAR):
-        assert lane.begin() is Outcome.DONE
+    for outcome in (TransactionOutcome.DONE, TransactionOutcome.UNCLEAR):
+        assert lane.begin() is TransactionOutcome.DONE
         proxy.catch(PRODUCE, then=then, on="answer")
         for partition in (0, 1):  # the second one has the coordinator's connection made anew as well
             lane.produce(topic, b"1", b"key", partition)
             assert lane.flush(5.0)
-        ended = lane.commit(named(1, 1)) if outcome is Outcome.DONE else lane.abort()
+        ended = lane.commit(named(1, 1)) if outcome is TransactionOutcome.DONE else lane.abort()
         assert ended is outcome, lane.error
 
 
@@ -135,10 +135,10 @@ def test_commits_of_a_broker_that_is_slow_are_clear(
     slow_s = 3 * earliest_resend_s(lane_settings.producer)
     proxy.delay(slow_s)
     for number in range(1, 4):
-        assert lane.begin() is Outcome.DONE
+        assert lane.begin() is TransactionOutcome.DONE
         lane.produce(topic, b"%d" % number, b"key")
         began = time.monotonic()
-        assert lane.commit(named(1, number)) is Outcome.DONE, lane.error
+        assert lane.commit(named(1, number)) is TransactionOutcome.DONE, lane.error
         assert time.monotonic() - began > slow_s
     assert proxy.seen[END_TXN] == 3
 
@@ -148,9 +148,9 @@ def test_a_commit_that_the_broker_puts_off_is_clear(far: Lanes, proxy: KafkaProx
     lane = opened(far)
     answers = [struct.pack(">ih", 0, 51)]  # CONCURRENT_TRANSACTIONS
     proxy.answer(END_TXN, lambda _: answers.pop() if answers else None)
-    assert lane.begin() is Outcome.DONE
+    assert lane.begin() is TransactionOutcome.DONE
     lane.produce(topic, b"1", b"key")
-    assert lane.commit(named(1, 1)) is Outcome.DONE
+    assert lane.commit(named(1, 1)) is TransactionOutcome.DONE
     assert proxy.seen[END_TXN] == 2
 
 
@@ -170,10 +170,10 @@ def test_progress_is_sent_when_all_other_records_are_acknowledged(
 
     proxy.catch(PRODUCE, where=notes)
     answer = proxy.catch(PRODUCE, then="silence", on="answer", where=lambda request: topic.encode() in request.frame)
-    assert lane.begin() is Outcome.DONE
-    assert lane.note(named(1)) is Outcome.DONE
+    assert lane.begin() is TransactionOutcome.DONE
+    assert lane.note(named(1)) is TransactionOutcome.DONE
     lane.produce(topic, b"7", b"key")
-    outcomes: list[Outcome] = []
+    outcomes: list[TransactionOutcome] = []
     committing = threading.Thread(target=lambda: outcomes.append(lane.commit(progress)))
     committing.start()
     answer.wait()
@@ -182,19 +182,19 @@ def test_progress_is_sent_when_all_other_records_are_acknowledged(
     acknowledged.set()
     answer.deliver()
     committing.join(10)
-    assert (outcomes, early) == ([Outcome.DONE], [])
+    assert (outcomes, early) == ([TransactionOutcome.DONE], [])
     assert far.progress(0, 5.0) == Progress(1, INCARNATION, (7,))
 
 
 def test_the_lines_that_prove_a_commit_clear_are_the_clients_own(far: Lanes, proxy: KafkaProxy, topic: str) -> None:
     """Were they worded otherwise in another version, every slow commit would count as unclear: this test says so."""
     lane = opened(far)
-    assert lane.begin() is Outcome.DONE
+    assert lane.begin() is TransactionOutcome.DONE
     lane.produce(topic, b"1", b"key")
-    assert lane.commit(named(1, 1)) is Outcome.DONE
+    assert lane.commit(named(1, 1)) is TransactionOutcome.DONE
     assert lane._witness.answers == ["NO_ERROR"]
-    assert lane.begin() is Outcome.DONE
+    assert lane.begin() is TransactionOutcome.DONE
     lane.produce(topic, b"2", b"key")
     proxy.catch(END_TXN)
-    assert lane.commit(named(1, 2)) is Outcome.UNCLEAR
+    assert lane.commit(named(1, 2)) is TransactionOutcome.UNCLEAR
     assert lane._witness.answers == ["_TRANSPORT", "NO_ERROR"]

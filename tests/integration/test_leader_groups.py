@@ -13,7 +13,7 @@ from datetime import timedelta
 import pytest
 
 from harvester import Harvester, HarvesterError, State, wiring
-from harvester.doctor import Level, examine
+from harvester.doctor import CheckLevel, examine
 from harvester.errors import ExitCode, ForeignLeader, TermContested
 from harvester.neli.topic import ask_cluster_id
 from harvester.outbox.leader_session import MarkSession
@@ -206,9 +206,9 @@ def test_status_and_doctor_name_the_group_that_an_outbox_belongs_to(scene: Scene
     shown = run_cli("status", "-f", str(scene.config_file("other", leader_group_id="other"))).stdout
     assert "'other', whose harvesters are refused" in " ".join(shown.split())
     (found,) = [finding for finding in examine(scene.config()).findings if finding.check == "outbox.group"]
-    assert found.level is Level.OK
+    assert found.level is CheckLevel.OK
     (found,) = [finding for finding in examine(other).findings if finding.check == "outbox.group"]
-    assert found.level is Level.PROBLEM
+    assert found.level is CheckLevel.PROBLEM
     assert "harvester move" in (found.advice or "")
 
 

@@ -9,16 +9,16 @@ import psycopg
 import pytest
 
 from harvester import Lease, LeaseError, LeaseExpired, LeaseFenced, LeaseUnknown, SequenceGap, Stasher
-from harvester.idempotence.highwater import Mark, Verdict, judge, lease
+from harvester.idempotence.highwater import HighWaterMark, RunVerdict, judge, lease
 from tests.support.leasing import end, record, values
 
 pytestmark = pytest.mark.servers
 
-ERRORS: dict[Verdict, type[LeaseError]] = {
-    Verdict.EXPIRED: LeaseExpired,
-    Verdict.FENCED: LeaseFenced,
-    Verdict.UNKNOWN: LeaseUnknown,
-    Verdict.GAP: SequenceGap,
+ERRORS: dict[RunVerdict, type[LeaseError]] = {
+    RunVerdict.EXPIRED: LeaseExpired,
+    RunVerdict.FENCED: LeaseFenced,
+    RunVerdict.UNKNOWN: LeaseUnknown,
+    RunVerdict.GAP: SequenceGap,
 }
 
 
@@ -84,7 +84,7 @@ class Model:
     def take(self) -> None:
         old, self.taken = self.taken, self.stasher.lease(self.connection, "reader")
         self.mark = lease(self.mark)
-        assert Mark(self.taken.generation, self.taken.sequence) == self.mark
+        assert HighWaterMark(self.taken.generation, self.taken.sequence) == self.mark
         assert self.taken.id == old.id
         self.expired = False
 

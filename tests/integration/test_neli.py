@@ -18,7 +18,7 @@ from harvester.clock import clock_s
 from harvester.config import Config, Limits
 from harvester.errors import ForeignOutbox
 from harvester.neli.group import Identity
-from harvester.neli.heartbeat import Heartbeat, decode, encode
+from harvester.neli.heartbeat import MemberHeartbeat, decode, encode
 from harvester.neli.member import KafkaGroup
 from tests.conftest import MakeTopic
 from tests.support.consuming import read_topic
@@ -66,13 +66,13 @@ def say(config: Config, *values: bytes) -> None:
     assert producer.flush(30) == 0
 
 
-def heartbeats(servers: Servers, config: Config) -> list[Heartbeat]:
+def heartbeats(servers: Servers, config: Config) -> list[MemberHeartbeat]:
     found = (decode(record.value) for record in read_topic(servers.bootstrap, config.leader_topic))
     return [heartbeat for heartbeat in found if heartbeat is not None]
 
 
-def foreign(term: int | None = None, outbox: str = OUTBOX.outbox) -> Heartbeat:
-    return Heartbeat(uuid4(), "another", 1, outbox, "crm.outbox", uuid4() if term else None, term)
+def foreign(term: int | None = None, outbox: str = OUTBOX.outbox) -> MemberHeartbeat:
+    return MemberHeartbeat(uuid4(), "another", 1, outbox, "crm.outbox", uuid4() if term else None, term)
 
 
 def test_a_member_alone_leads_and_says_so(servers: Servers, config: Config, join: Callable[..., Member]) -> None:

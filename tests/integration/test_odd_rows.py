@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from harvester import origin
 from harvester.outbox.overview import read_backlog, read_key, read_overview
-from harvester.outbox.quarantine import Chosen, list_dead
+from harvester.outbox.quarantine import DeadLetterFilter, list_dead
 from harvester.outbox.redrive import plan, redrive
 from harvester.outbox.schema import init, inspect
 from harvester.outbox.tables import OutboxTable
@@ -173,7 +173,7 @@ def test_odd_records_in_quarantine_can_be_seen_and_put_back(wide: Scene) -> None
     with wide.embedded(until_empty=True, poison={"notice_topic": notices}) as running:
         assert running.harvester.wait(60)
     shape = inspect(wide.db, OUTBOX)
-    dead = list_dead(wide.db, OUTBOX, shape, Chosen(), values=True)
+    dead = list_dead(wide.db, OUTBOX, shape, DeadLetterFilter(), values=True)
     assert len(dead) == len(rows)
     assert {record.key for record in dead if record.create_time is None} == {
         None, b"infinity", b"-infinity", b"4713-11-24 00:00:00+00 BC", b"0001-01-01 00:00:00+00 BC",
@@ -185,7 +185,7 @@ def test_odd_records_in_quarantine_can_be_seen_and_put_back(wide: Scene) -> None
     assert all(page_of(record) for record in dead)
     assert len(wide.log(notices)) == len(rows)
     assert all(json.loads(record.value or b"")["error"] for record in wide.log(notices))
-    planned = plan(wide.db, OUTBOX, shape, Chosen(), archive=False)
+    planned = plan(wide.db, OUTBOX, shape, DeadLetterFilter(), archive=False)
     assert len(planned) == len(rows)
     back = redrive(wide.db, OUTBOX, shape, [r.identity for r in dead], archive=False, out_of_order=True)
     assert len(back) == len(rows)

@@ -8,7 +8,7 @@ from uuid import uuid4
 
 import pytest
 
-from harvester.delivery.lane import Deposed, Lanes, Leadership, Opener, Outcome, Superseded, Surroundings
+from harvester.delivery.lane import Deposed, LaneEnvironment, Lanes, Leadership, Opener, Superseded, TransactionOutcome
 from harvester.delivery.progress import Progress, encode
 from tests.support.lanes import opened
 
@@ -27,8 +27,8 @@ class Database:
         self.troubles: list[str | None] = []
         self.fenced: Callable[[], None] = lambda: None
 
-    def around(self) -> Surroundings:
-        return Surroundings(
+    def around(self) -> LaneEnvironment:
+        return LaneEnvironment(
             term=lambda: self.row,
             delete=self._delete,
             is_over=lambda: self.over,
@@ -55,10 +55,10 @@ def commit(lanes: Lanes, progress: Progress) -> None:
     """What a predecessor has left behind on lane 0."""
     lane = opened(lanes)
     for _ in range(5):  # on a busy machine the record may time out, and then the transaction is refused
-        assert lane.begin() is Outcome.DONE
-        if lane.commit(encode(progress)) is Outcome.DONE:
+        assert lane.begin() is TransactionOutcome.DONE
+        if lane.commit(encode(progress)) is TransactionOutcome.DONE:
             break
-        assert lane.abort() is Outcome.DONE
+        assert lane.abort() is TransactionOutcome.DONE
     else:
         raise AssertionError(lane.error)
     lane.close()
@@ -96,14 +96,16 @@ def test_nothing_is_fenced_under_a_term_that_is_not_ours(lanes: Lanes, database:
     database.row = (6, "another")
     with pytest.raises(Deposed, match="6 of another"):
         open_lane(lanes, database)
-    assert leader.commit(encode(Progress(6, OURS.incarnation, (1,)))) is Outcome.DONE
+    assert leader.commit(encode(Progress(6, OURS.incarnation, (1,)))) is TransactionOutcome.DONE
 
 
 def test_a_term_that_ends_while_the_lane_is_fenced_is_noticed_after_that(lanes: Lanes, database: Database) -> None:
     """P20: else a zombie would go on with a producer that has just fenced the one that leads."""
     asked = iter([(OURS.term, OURS.holder), (6, "another")])
     around = database.around()
-    zombie = Surroundings(lambda: next(asked), around.delete, around.is_over, around.pause, around.trouble, around.hit)
+    zombie = LaneEnvironment(
+        lambda: next(asked), around.delete, around.is_over, around.pause, around.trouble, around.hit
+    )
     with pytest.raises(Deposed, match="6 of another"):
         Opener(lanes, zombie).open(0, OURS, lambda _: None)
     assert next(asked, None) is None
@@ -114,7 +116,7 @@ def test_the_progress_of_a_higher_term_says_that_the_term_row_has_gone_back(lane
     commit(lanes, Progress(6, OURS.incarnation, (3,)))
     asked = iter([(OURS.term, OURS.holder), (OURS.term, OURS.holder), (6, "another")])
     around = database.around()
-    late = Surroundings(lambda: next(asked), around.delete, around.is_over, around.pause, around.trouble, around.hit)
+    late = LaneEnvironment(lambda: next(asked), around.delete, around.is_over, around.pause, around.trouble, around.hit)
     with pytest.raises(Deposed, match="6 of another"):
         Opener(lanes, late).open(0, OURS, lambda _: None)
     assert open_lane(lanes, database) == [[]]
@@ -144,7 +146,7 @@ def test_opening_ends_when_nobody_wants_the_lane(lanes: Lanes, database: Databas
     database.fenced = supersede
     commit(lanes, Progress(4, OURS.incarnation, (3,)))
     around = database.around()
-    ending = Surroundings(around.term, lambda _: None, around.is_over, around.pause, around.trouble, around.hit)
+    ending = LaneEnvironment(around.term, lambda _: None, around.is_over, around.pause, around.trouble, around.hit)
     with pytest.raises(Superseded):
         Opener(lanes, ending).open(0, OURS, lambda _: None)
     assert lanes.progress(0, 5.0) == Progress(4, OURS.incarnation, (3,))

@@ -29,7 +29,7 @@ def waiting(running: Embedded) -> Any:
     """The rows that wait in the supervisor."""
     parts = running.harvester._life.parts
     assert parts is not None
-    return parts.supervisor.relay.intake.waiting
+    return parts.supervisor.machine.planner.deferred
 
 
 @BOTH
@@ -65,7 +65,7 @@ def test_a_hot_key_waits_beyond_its_bound_while_cold_ones_go_on(scene: Scene, pl
                 writer.commit()
                 reached()
                 (first,) = other.execute("SELECT id FROM outbox ORDER BY id LIMIT 1 FOR UPDATE").fetchone() or (0,)
-            eventually(lambda: len(waiting(running).lanes) == 1, what="the lane of the hot key")
+            eventually(lambda: len(waiting(running).by_key) == 1, what="the rows of the hot key that wait")
             hot = scene.left()
             for number in range(1, 21):
                 scene.add(*((key, str(number)) for key in COLD), ("hot", str(300 + number)))
@@ -92,12 +92,12 @@ def test_rows_for_a_shard_that_is_not_there_wait_for_it_in_order(scene: Scene, p
         scene.wait_left()
         os.kill(running.pids()[0], signal.SIGKILL)
         number = 1
-        while not waiting(running).shards:
+        while not waiting(running).by_shard:
             number += 1
             with scene.db.transaction():
                 scene.add(*((key, str(number)) for key in dead + free))
             eventually(
-                lambda: waiting(running).shards or not scene.left(), what="a row in the shard's lane, or all published"
+                lambda: waiting(running).by_shard or not scene.left(), what="a row behind the shard, or all published"
             )
         number += 1
         with plan.blocked("marker.marked") as reached:

@@ -15,8 +15,8 @@ from harvester.errors import DatabaseUnavailable, OrderNotKept, OutboxError
 from harvester.outbox import quarantine
 from harvester.outbox import redrive as redriving
 from harvester.outbox.key_order import Obstacle, Reason
-from harvester.outbox.quarantine import Chosen
-from harvester.outbox.redrive import Planned, Redriven
+from harvester.outbox.quarantine import DeadLetterFilter
+from harvester.outbox.redrive import PlannedRedrive, Redriven
 from harvester.outbox.schema import inspect
 from tests.support.dead import ODD_NAME, Outbox
 from tests.support.outboxes import seed_ddl
@@ -36,8 +36,8 @@ def outbox(connection: psycopg.Connection[Any]) -> Outbox:
     return Outbox.make(connection, archive=True)
 
 
-def plan(outbox: Outbox, *, archive: bool = True, **chosen: Any) -> list[Planned]:
-    return redriving.plan(outbox.connection, outbox.table, outbox.shape, Chosen(**chosen), archive=archive)
+def plan(outbox: Outbox, *, archive: bool = True, **chosen: Any) -> list[PlannedRedrive]:
+    return redriving.plan(outbox.connection, outbox.table, outbox.shape, DeadLetterFilter(**chosen), archive=archive)
 
 
 def obstacles(outbox: Outbox, *, archive: bool = True, **chosen: Any) -> dict[int, Obstacle | None]:
@@ -47,7 +47,7 @@ def obstacles(outbox: Outbox, *, archive: bool = True, **chosen: Any) -> dict[in
 def redrive(
     outbox: Outbox, *ids: int, archive: bool = True, out_of_order: bool = False, connection: Any = None
 ) -> list[Redriven]:
-    found = quarantine.list_dead(outbox.connection, outbox.table, outbox.shape, Chosen(ids=ids))
+    found = quarantine.list_dead(outbox.connection, outbox.table, outbox.shape, DeadLetterFilter(ids=ids))
     return redriving.redrive(
         connection or outbox.connection, outbox.table, outbox.shape, [record.identity for record in found],
         archive=archive, out_of_order=out_of_order,
@@ -72,7 +72,7 @@ def test_a_record_comes_back_whole_under_a_new_id(connection: psycopg.Connection
     outbox.run(f"UPDATE {outbox.table.sql} SET kafka_header_keys = '{{a}}', kafka_header_values = '{{b}}'")
     [before] = outbox.rows()
     outbox.quarantine(record)
-    found = quarantine.list_dead(connection, outbox.table, outbox.shape, Chosen(), values=True)
+    found = quarantine.list_dead(connection, outbox.table, outbox.shape, DeadLetterFilter(), values=True)
     assert [(r.id, r.key, r.value) for r in found] == [(record, key.encode() if isinstance(key, str) else key, None)]
     [done] = redrive(outbox, record)
     [after] = outbox.rows()
@@ -201,7 +201,7 @@ def test_two_redrives_of_one_record_make_one_row(outbox: Outbox, empty_database:
 
     def run() -> None:
         with psycopg.connect(empty_database, autocommit=True) as own:
-            identity = quarantine.list_dead(own, outbox.table, outbox.shape, Chosen())[0].identity
+            identity = quarantine.list_dead(own, outbox.table, outbox.shape, DeadLetterFilter())[0].identity
             started.wait(30)
             done = redriving.redrive(own, outbox.table, outbox.shape, [identity], archive=False, out_of_order=True)
             results.append(len(done))
@@ -219,7 +219,7 @@ def test_the_second_of_two_redrives_waits_for_the_first(outbox: Outbox, empty_da
     """The interleaving by force: the first has moved the record and not committed."""
     [record] = outbox.add("k")
     outbox.quarantine(record)
-    identity = quarantine.list_dead(outbox.connection, outbox.table, outbox.shape, Chosen())[0].identity
+    identity = quarantine.list_dead(outbox.connection, outbox.table, outbox.shape, DeadLetterFilter())[0].identity
     with psycopg.connect(empty_database) as first, psycopg.connect(empty_database, autocommit=True) as second:
         first.execute("SELECT 1")  # so that the transaction is ours to end
         assert len(redriving.redrive(first, outbox.table, outbox.shape, [identity], archive=False)) == 1
@@ -304,7 +304,7 @@ def test_records_are_found_by_every_condition(connection: psycopg.Connection[Any
     incarnation = outbox.rows(outbox.table.quarantine)[0]["incarnation"]
 
     def found(**chosen: Any) -> list[int]:
-        records = quarantine.list_dead(connection, outbox.table, outbox.shape, Chosen(**chosen))
+        records = quarantine.list_dead(connection, outbox.table, outbox.shape, DeadLetterFilter(**chosen))
         return [record.id for record in records]
 
     everything = [third, second, first]
@@ -330,7 +330,7 @@ def test_records_are_found_by_every_condition(connection: psycopg.Connection[Any
 def test_what_is_discarded_is_gone_once(outbox: Outbox) -> None:
     first, second = outbox.add("a", "b")
     outbox.quarantine(first, second)
-    records = quarantine.list_dead(outbox.connection, outbox.table, outbox.shape, Chosen(ids=[first]))
+    records = quarantine.list_dead(outbox.connection, outbox.table, outbox.shape, DeadLetterFilter(ids=[first]))
     chosen = [record.identity for record in records]
     assert quarantine.discard(outbox.connection, outbox.table, outbox.shape, chosen) == records
     assert quarantine.discard(outbox.connection, outbox.table, outbox.shape, chosen) == []

@@ -12,7 +12,7 @@ import pytest
 
 from harvester import FakeGroup, LeaderAcquired, LeaderFenced, LeaderRefreshed
 from harvester.clock import clock_s
-from harvester.relay.core.state_machine import Relay
+from harvester.relay.core.state_machine import StateMachine
 from tests.support.harvesting import Embedded, Scene
 from tests.support.marking import BOTH
 from tests.support.wait import eventually
@@ -40,13 +40,13 @@ class Looks:
 
     def __init__(self, patch: pytest.MonkeyPatch) -> None:
         self._count = 0
-        tick = Relay.tick
+        tick = StateMachine.tick
 
-        def counted(relay: Relay, *args: Any, **named: Any) -> Any:
+        def counted(machine: StateMachine, *args: Any, **named: Any) -> Any:
             self._count += 1
-            return tick(relay, *args, **named)
+            return tick(machine, *args, **named)
 
-        patch.setattr(Relay, "tick", counted)
+        patch.setattr(StateMachine, "tick", counted)
 
     def wait(self) -> None:
         """Until it has looked so many times more."""

@@ -27,7 +27,7 @@ def _frame(letter: str, **fields: Any) -> bytes:
 
 
 _NO_FIGURES = dict.fromkeys(("queued", "in_flight", "parked", "delivered", "retries", "errors", "quarantined"), 0)
-# Each of these is the end of the shard that writes it (tests/properties/test_fuzz_frames.py has many more).
+# Each of these is the end of the shard that writes it (tests/unit/relay/test_frames_fuzz.py has many more).
 LETHAL: list[bytes] = [
     b"\x41" + os.urandom(4096),  # a length that no frame has
     b"\0\0\0\0",

@@ -15,7 +15,7 @@ from harvester.outbox import schema
 from harvester.outbox.archive import create_archive
 from harvester.outbox.connection import connect, server_identity
 from harvester.outbox.sql import settle
-from harvester.outbox.sql.grants import Place, script
+from harvester.outbox.sql.grants import GrantTarget, script
 from harvester.outbox.tables import OutboxTable
 from tests.support.cli import run_cli
 from tests.support.harvesting import Scene
@@ -161,7 +161,7 @@ def test_what_the_relay_looks_at_beside_the_tables(roles: Roles) -> None:
 
 
 def test_granting_again_takes_away_what_is_no_longer_needed(roles: Roles) -> None:
-    place = Place.of(TABLE, None)
+    place = GrantTarget.of(TABLE, None)
     with psycopg.connect(roles.owner, autocommit=True) as owner:
         owner.execute(f"GRANT ALL ON billing.outbox, billing.outbox_term TO {user(roles.relay)}".encode())
         owner.execute(f"GRANT UPDATE (kafka_key) ON billing.outbox TO {user(roles.relay)}".encode())
@@ -194,7 +194,7 @@ def test_an_archive_and_notices_need_more(roles: Roles) -> None:
         for statement, parameters in ((purge, None), (quarantine, poison)):
             with pytest.raises(psycopg.errors.InsufficientPrivilege):
                 relay.execute(statement.encode(), parameters)
-        place = Place.of(TABLE, schema.read_facts(owner, TABLE), archive=True, notices=True)
+        place = GrantTarget.of(TABLE, schema.read_facts(owner, TABLE), archive=True, notices=True)
         owner.execute(script(place, relays=[name]).encode())
         relay.execute(purge.encode())
         assert relay.execute(quarantine.encode(), poison).fetchone() == (True, False)
@@ -202,7 +202,7 @@ def test_an_archive_and_notices_need_more(roles: Roles) -> None:
         assert owner.execute("SELECT id FROM billing.outbox_archive").fetchall() == [(1,)]
         with pytest.raises(psycopg.errors.InsufficientPrivilege):
             relay.execute("SELECT * FROM billing.outbox_archive")
-        owner.execute(script(Place.of(TABLE, None, archive=True), relays=[name]).encode())
+        owner.execute(script(GrantTarget.of(TABLE, None, archive=True), relays=[name]).encode())
         with pytest.raises(psycopg.errors.InsufficientPrivilege):
             relay.execute("INSERT INTO billing.outbox (kafka_topic) VALUES ('t')")
 
@@ -210,7 +210,7 @@ def test_an_archive_and_notices_need_more(roles: Roles) -> None:
 def test_the_owner_keeps_its_tables(roles: Roles) -> None:
     with psycopg.connect(roles.owner, autocommit=True) as owner:
         with pytest.raises(psycopg.errors.RaiseException, match="owns the outbox"):
-            owner.execute(script(Place.of(TABLE, None), relays=[user(roles.owner)]).encode())
+            owner.execute(script(GrantTarget.of(TABLE, None), relays=[user(roles.owner)]).encode())
         owner.execute("ROLLBACK")
         owner.execute("INSERT INTO billing.outbox (kafka_topic) VALUES ('t')")
 
@@ -218,7 +218,7 @@ def test_the_owner_keeps_its_tables(roles: Roles) -> None:
 @pytest.mark.parametrize("role", ["public", "", "a\x00b"])
 def test_everybody_is_no_role(role: str) -> None:
     with pytest.raises(ConfigurationError, match="not the name of one"):
-        script(Place.of(TABLE, None), writers=[role])
+        script(GrantTarget.of(TABLE, None), writers=[role])
 
 
 @pytest.mark.parametrize("name", ['"O\'u""t % \\ {} %s box"', "outbox"])
@@ -232,7 +232,7 @@ def test_nasty_names_and_foreign_columns(empty_database: str, name: str) -> None
             owner.execute(seed_ddl(table.sql).encode())
             owner.execute(f'ALTER TABLE {table.sql} ADD COLUMN "Tenant" TEXT'.encode())
             schema.init(owner, table)
-            place = Place.of(table, schema.read_facts(owner, table))
+            place = GrantTarget.of(table, schema.read_facts(owner, table))
             owner.execute(script(place, relays=[role], writers=[role]).encode())
             with psycopg.connect(make_conninfo(dsn, user=role), autocommit=True) as both:
                 schema.inspect(both, table)

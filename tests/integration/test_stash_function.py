@@ -12,9 +12,9 @@ from psycopg.conninfo import conninfo_to_dict
 
 from harvester import Stasher
 from harvester.errors import RecordRejected
-from harvester.idempotence.highwater import Mark, Verdict, judge
+from harvester.idempotence.highwater import HighWaterMark, RunVerdict, judge
 from harvester.outbox import schema
-from harvester.outbox.sql.grants import Place, script
+from harvester.outbox.sql.grants import GrantTarget, script
 from harvester.outbox.sql.stash_function import LEASE_STATES
 from harvester.outbox.tables import OutboxTable
 from harvester.outbox.validation import check
@@ -129,7 +129,7 @@ def test_a_caller_needs_nothing_else(connection: psycopg.Connection[Any], databa
         with pytest.raises(psycopg.errors.InsufficientPrivilege, match="function outbox_stash"):
             poor.execute(CALL, GOOD)
         name = str(conninfo_to_dict(dsn)["user"])
-        place = Place.of(TABLE, schema.read_facts(connection, TABLE))
+        place = GrantTarget.of(TABLE, schema.read_facts(connection, TABLE))
         for _ in range(2):
             connection.execute(script(place, callers=[name]).encode())
         poor.execute(CALL, GOOD)
@@ -213,10 +213,10 @@ def test_leased_records_are_judged_as_the_stashers_are(
             " expires_at = now() + %s * interval '1 hour' WHERE id = %s",
             (stored, -1 if expired else 1, lease),
         )
-        step = judge(Mark(stored, 2), brought, number, number, expired=expired)
-        if step.verdict in (Verdict.ACCEPTED, Verdict.REPEATED):
+        step = judge(HighWaterMark(stored, 2), brought, number, number, expired=expired)
+        if step.verdict in (RunVerdict.ACCEPTED, RunVerdict.REPEATED):
             answer = put(connection, lease, brought, number, "after")
-            assert (answer is not None) == (step.verdict is Verdict.ACCEPTED)
+            assert (answer is not None) == (step.verdict is RunVerdict.ACCEPTED)
         else:
             with pytest.raises(psycopg.errors.Error) as refused:
                 put(connection, lease, brought, number, "after")
@@ -224,7 +224,7 @@ def test_leased_records_are_judged_as_the_stashers_are(
         kept = connection.execute(
             "SELECT generation, sequence, upstream_position, (SELECT count(*) FROM outbox) FROM outbox_lease"
         ).fetchone()
-        fresh = step.verdict is Verdict.ACCEPTED
+        fresh = step.verdict is RunVerdict.ACCEPTED
         assert kept == (step.mark.generation, step.mark.sequence, "after" if fresh else "before", int(fresh))
 
 

@@ -10,7 +10,7 @@ import pytest
 from confluent_kafka import Producer
 
 from harvester.errors import BrokerError, BrokerUnavailable
-from harvester.verify.check import Report, verify
+from harvester.verify.check import VerifyReport, verify
 from harvester.verify.load import Load
 from harvester.verify.pump import pump
 from harvester.verify.reader import Isolation, read
@@ -20,12 +20,14 @@ from tests.support.inbox import stamped
 pytestmark = pytest.mark.servers
 
 
-def judged(servers: Any, database: str, isolation: Isolation = "read_committed", timeout_s: float = 20.0) -> Report:
+def judged(
+    servers: Any, database: str, isolation: Isolation = "read_committed", timeout_s: float = 20.0
+) -> VerifyReport:
     options = {"bootstrap.servers": servers.bootstrap}
     return verify(database, TABLE, options, isolation=isolation, timeout_s=timeout_s)
 
 
-def counts(report: Report) -> dict[str, object]:
+def counts(report: VerifyReport) -> dict[str, object]:
     names = ("delivered", "lost", "duplicates", "order_violations", "quarantined", "unexpected", "pending", "scattered")
     return {name: value for name, value in report.details().items() if name in names and value}
 

@@ -15,24 +15,24 @@ from hypothesis import strategies as st
 from psycopg.conninfo import make_conninfo
 
 from harvester.errors import ConfigurationError
-from harvester.pipeline.audit.checks import Stream, terms
-from harvester.pipeline.audit.inputs import Partition, Read, TopicBounds, whole_since
+from harvester.pipeline.audit.checks import ProducerStream, terms
+from harvester.pipeline.audit.inputs import PartitionInput, Read, TopicBounds, whole_since
 from harvester.pipeline.audit.job import stages_told
 from harvester.pipeline.audit.page import page
 from harvester.pipeline.audit.report import (
     HOLES,
+    AuditFinding,
+    AuditInput,
     AuditReport,
-    Finding,
-    Found,
+    FindingGroup,
     HotKey,
     Latency,
-    Seen,
     advice,
     grouped,
     key_text,
     not_judged,
 )
-from harvester.pipeline.audit.schemas import Kind, Severity
+from harvester.pipeline.audit.schemas import FindingKind, Severity
 from harvester.pipeline.audit.skew import SHARDS, skew
 from harvester.pipeline.jdbc import jdbc_source
 from tests.support.audits import at
@@ -72,15 +72,17 @@ class Page(HTMLParser):
         self.text += data
 
 
-def finding(kind: Kind, severity: Severity, key: str = "key", number: int = 1) -> Finding:
-    return Finding(kind, severity, "an incarnation", number, "orders", 0, 7, key, f"because of {key}", at(1))
+def finding(kind: FindingKind, severity: Severity, key: str = "key", number: int = 1) -> AuditFinding:
+    return AuditFinding(kind, severity, "an incarnation", number, "orders", 0, 7, key, f"because of {key}", at(1))
 
 
-def report(*found: Found, key: str = "key", hours: int = 3) -> AuditReport:
-    kinds = {kind.name.lower(): sum(one.count for one in found if one.kind is kind) for kind in Kind}
+def report(*found: FindingGroup, key: str = "key", hours: int = 3) -> AuditReport:
+    kinds = {kind.name.lower(): sum(one.count for one in found if one.kind is kind) for kind in FindingKind}
     figures = {"records": 10, "ids": 10, "deliveries": 10, "archived": 10, "quarantined": 1, "pending": 0}
     latency = [Latency("orders", at(3600 * hour), 5, 1.0, 2.0, 30.0 if hour else None, 900.0) for hour in range(hours)]
-    streams = tuple(Stream("an incarnation", term, 0, 1, 5, at(term * 10), at(term * 10 + 4)) for term in (1, 2))
+    streams = tuple(
+        ProducerStream("an incarnation", term, 0, 1, 5, at(term * 10), at(term * 10 + 4)) for term in (1, 2)
+    )
     return AuditReport(
         audited_at=at(9999), source=f"topics {key}", topics=(key,), since=None, until=at(99),
         figures={**figures, **kinds, **dict.fromkeys(HOLES, 0)}, found=found,
@@ -90,8 +92,8 @@ def report(*found: Found, key: str = "key", hours: int = 3) -> AuditReport:
 
 
 def test_the_page_is_whole_and_says_the_verdict_first() -> None:
-    lost = Found(Kind.LOST, Severity.VIOLATION, 12, (finding(Kind.LOST, Severity.VIOLATION),))
-    twice = Found(Kind.REPEAT, Severity.SUSPECT, 1, (finding(Kind.REPEAT, Severity.SUSPECT),))
+    lost = FindingGroup(FindingKind.LOST, Severity.VIOLATION, 12, (finding(FindingKind.LOST, Severity.VIOLATION),))
+    twice = FindingGroup(FindingKind.REPEAT, Severity.SUSPECT, 1, (finding(FindingKind.REPEAT, Severity.SUSPECT),))
     text = page(report(lost, twice))
     seen = Page(text)
     assert seen.tags.count("svg") == 5
@@ -106,7 +108,9 @@ def test_the_page_is_whole_and_says_the_verdict_first() -> None:
 
 
 def test_what_records_say_is_text_and_nothing_else() -> None:
-    hostile = Found(Kind.SWAPPED, Severity.VIOLATION, 1, (finding(Kind.SWAPPED, Severity.VIOLATION, HOSTILE),))
+    hostile = FindingGroup(
+        FindingKind.SWAPPED, Severity.VIOLATION, 1, (finding(FindingKind.SWAPPED, Severity.VIOLATION, HOSTILE),)
+    )
     text = page(report(hostile, key=HOSTILE))
     seen = Page(text)
     assert not {"script", "img"} & set(seen.tags)
@@ -115,9 +119,9 @@ def test_what_records_say_is_text_and_nothing_else() -> None:
 
 
 def test_findings_are_grouped_violations_first() -> None:
-    rows = [(finding(Kind.REPEAT, Severity.SUSPECT), 1)]
-    rows += [(finding(Kind.GAP, Severity.VIOLATION, number=number), 30) for number in range(12)]
-    rows += [(finding(Kind.LOST, Severity.SUSPECT), 2)]
+    rows = [(finding(FindingKind.REPEAT, Severity.SUSPECT), 1)]
+    rows += [(finding(FindingKind.GAP, Severity.VIOLATION, number=number), 30) for number in range(12)]
+    rows += [(finding(FindingKind.LOST, Severity.SUSPECT), 2)]
     found = grouped(rows)
     assert [(one.kind, one.severity, one.count, len(one.examples)) for one in found] == [
         ("gap in a lane", "violation", 30, 10), ("lost", "suspect", 2, 1), ("repeated", "suspect", 1, 1),
@@ -159,16 +163,16 @@ def test_the_advice_names_keys_that_dominate() -> None:
 
 def test_terms_follow_each_other_within_an_incarnation() -> None:
     streams = [
-        Stream("b", 1, 0, 1, 5, at(100), at(110)),
-        Stream("a", 2, 0, 3, 5, at(20), at(40)), Stream("a", 1, 1, 2, 1, at(5), at(30)),
-        Stream("a", 1, 0, 1, 2, at(0), at(9)),
+        ProducerStream("b", 1, 0, 1, 5, at(100), at(110)),
+        ProducerStream("a", 2, 0, 3, 5, at(20), at(40)), ProducerStream("a", 1, 1, 2, 1, at(5), at(30)),
+        ProducerStream("a", 1, 0, 1, 2, at(0), at(9)),
     ]  # fmt: skip
     found = [(one.incarnation, one.term, one.lanes, one.records, one.silence_s) for one in terms(streams)]
     assert found == [("a", 1, 2, 3, None), ("a", 2, 1, 5, -10.0), ("b", 1, 1, 5, None)]
 
 
-def partition(first_offset: int, first_s: float) -> Partition:
-    return Partition(5, 0, first_offset, at(first_s), at(first_s + 9))
+def partition(first_offset: int, first_s: float) -> PartitionInput:
+    return PartitionInput(5, 0, first_offset, at(first_s), at(first_s + 9))
 
 
 def test_topics_are_whole_since_the_latest_beginning_of_a_partition_that_was_cut() -> None:
@@ -198,9 +202,9 @@ def test_every_limit_is_told() -> None:
         ({"whole": at(0)}, "gaps before 2026-03-01 10:00:00 UTC"), ({"latest": at(0)}, "purged after 2026-03-01"),
         ({"record_timestamps": True}, "create_time"),
     ]  # fmt: skip
-    assert not_judged(Seen(**nothing)) == ()  # type: ignore[arg-type]
+    assert not_judged(AuditInput(**nothing)) == ()  # type: ignore[arg-type]
     for change, said in changes:
-        [line] = not_judged(Seen(**{**nothing, **change}))  # type: ignore[arg-type]
+        [line] = not_judged(AuditInput(**{**nothing, **change}))  # type: ignore[arg-type]
         assert said in line
 
 

@@ -18,8 +18,8 @@ from harvester.pipeline.audit import checks
 from harvester.pipeline.audit import sequences as audit_sequences
 from harvester.pipeline.audit import skew as audit_skew
 from harvester.pipeline.audit.collect import collect_findings, collect_hot_keys, collect_latency, collect_streams
-from harvester.pipeline.audit.schemas import FINDINGS, MARKED, RECORDS, Kind, Severity
-from harvester.pipeline.audit.sequences import Hole
+from harvester.pipeline.audit.schemas import FINDINGS, MARKED, RECORDS, FindingKind, Severity
+from harvester.pipeline.audit.sequences import SequenceHole
 from harvester.pipeline.audit.skew import murmur2
 from harvester.verify import sequences as plain
 from tests.support.audits import A, Sent, at, history, interpreted, numbered, records
@@ -74,7 +74,7 @@ def test_order_and_repeats_are_judged_within_a_key_of_a_partition(spark: SparkSe
         ("repeated", "suspect", 50, 20),
         ("repeated after a successor", "violation", 10, 8),
     ]
-    [swapped, *_] = collect_findings(findings.where(F.col("kind") == Kind.SWAPPED))
+    [swapped, *_] = collect_findings(findings.where(F.col("kind") == FindingKind.SWAPPED))
     assert str(swapped.examples[0]) == (
         f"delivered after a successor: id 8 of {A}, key 'swap', orders[0]@7: id 9 of its key had come before it"
     )
@@ -160,10 +160,10 @@ def test_a_gap_is_told_with_the_record_that_comes_next(spark: SparkSession) -> N
     assert_rows(
         gaps,
         [
-            {"lane": 0, "first": 2, "last": 2, "hole": Hole.OPEN.value},
-            {"lane": 0, "first": 4, "last": 4, "hole": Hole.GIVEN_UP.value},
-            {"lane": 0, "first": 9, "last": 9, "hole": Hole.RECENT.value},
-            {"lane": 1, "first": 1, "last": 1, "hole": Hole.OPEN.value},
+            {"lane": 0, "first": 2, "last": 2, "hole": SequenceHole.OPEN.value},
+            {"lane": 0, "first": 4, "last": 4, "hole": SequenceHole.GIVEN_UP.value},
+            {"lane": 0, "first": 9, "last": 9, "hole": SequenceHole.RECENT.value},
+            {"lane": 1, "first": 1, "last": 1, "hole": SequenceHole.OPEN.value},
         ],
     )
     findings = audit_sequences.open_gaps(gaps, Severity.VIOLATION).unionByName(audit_sequences.clashes(numbers))
@@ -199,7 +199,7 @@ def test_the_history_says_what_is_lost(spark: SparkSession) -> None:
         {"id": 8, "source": "outbox"},
     )  # fmt: skip
     kept = marked(spark, *sent)
-    bounds = checks.Bounds(("orders", "payments"), at(0), at(50), at(-10), ("payments",))
+    bounds = checks.AuditScope(("orders", "payments"), at(0), at(50), at(-10), ("payments",))
     found = checks.found(checks.archived(past, bounds), kept).persist()
     lost = checks.lost(found, bounds)
     assert_same_columns(lost, FINDINGS)

@@ -13,7 +13,7 @@ from confluent_kafka import Producer
 from harvester import origin
 from harvester.config import Config
 from harvester.delivery.decode import decode
-from harvester.delivery.lane import Lanes, LaneSettings, Outcome
+from harvester.delivery.lane import Lanes, LaneSettings, TransactionOutcome
 from harvester.delivery.partitioner import murmur2
 from harvester.delivery.progress import Progress, encode
 from harvester.delivery.progress_topic import ensure_progress_topic
@@ -291,7 +291,7 @@ def test_what_an_exactly_once_leader_has_committed_is_purged_and_not_sent_again(
         lane.produce(topic, str(record_id), "k")
         progress = encode(Progress(term, incarnation, [record_id]))
         outcome = lane.commit(progress) if record_id == committed else lane.note(progress)
-        assert outcome is Outcome.DONE
+        assert outcome is TransactionOutcome.DONE
     left[1].flush(10)
     scene.db.execute(
         "UPDATE outbox_term SET term = %s, holder = gen_random_uuid(), holder_name = 'dead', delivery = 'exactly-once',"

@@ -13,7 +13,7 @@ from harvester.errors import ConfigurationError
 from harvester.pipeline.drain.slices import (
     DrainRules,
     Share,
-    Topic,
+    TopicLimits,
     check,
     fetch_records,
     is_doubtful,
@@ -25,7 +25,7 @@ from harvester.pipeline.drain.slices import (
 from harvester.record import KafkaRecord
 
 RULES = DrainRules({"harvester.neli": "reserved"}, origin.HEADER, origin.SIZE)
-TOPIC = Topic(4, 1000)
+TOPIC = TopicLimits(4, 1000)
 
 
 @given(seconds=st.floats(6, 86_400), delivery_ms=st.none() | st.integers(1, 90_000_000))
@@ -74,7 +74,9 @@ def test_rows_that_are_asked_for_at_once_fit_in_memory() -> None:
         (Share("harvester.neli", 1, 10, 10, None, (0, 0), False), TOPIC, True),
     ],
 )
-def test_shares_are_looked_at_where_a_row_may_be_no_record(share: Share, topic: Topic | None, doubtful: bool) -> None:
+def test_shares_are_looked_at_where_a_row_may_be_no_record(
+    share: Share, topic: TopicLimits | None, doubtful: bool
+) -> None:
     assert is_doubtful(share, topic, RULES) is doubtful
 
 

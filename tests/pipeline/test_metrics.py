@@ -22,7 +22,7 @@ from harvester.origin import HEADER, Origin
 from harvester.pipeline import session as sessions
 from harvester.pipeline import tables
 from harvester.pipeline.errors import CheckpointMismatch, PipelineError
-from harvester.pipeline.metrics.job import BatchDone, MetricsBatch, MetricsSettings, run
+from harvester.pipeline.metrics.job import MetricsBatch, MetricsBatchDone, MetricsSettings, run
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -99,7 +99,7 @@ def test_windows_close_once_and_whole_and_late_records_are_told(
         append(self, rows, name, number)
 
     monkeypatch.setattr(MetricsBatch, "_append", fail)
-    reports: list[BatchDone] = []
+    reports: list[MetricsBatchDone] = []
     with pytest.raises(PipelineError, match="the metrics"):
         run(spark, settings, progress=reports.append)
     monkeypatch.undo()

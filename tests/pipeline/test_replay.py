@@ -26,7 +26,7 @@ from harvester.pipeline import session as sessions
 from harvester.pipeline.errors import InputMissing, PipelineError
 from harvester.pipeline.replay import job as replay
 from harvester.pipeline.replay import plan as replay_rows
-from harvester.pipeline.replay.plan import By, Destination, Pace, Request, Selection
+from harvester.pipeline.replay.plan import By, Destination, ReplayRate, ReplayRequest, Selection
 from tests.support.consuming import Published, read_topic
 from tests.support.sparks import assert_rows, assert_same_columns
 
@@ -221,7 +221,7 @@ def test_a_replay_is_paced_stopped_cut_off_and_gone_on_with(
     spark: SparkSession, lake: str, servers: Servers, make_topic: MakeTopic, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     target, clock, reports = make_topic(3), Clock(), list[tuple[float, int]]()
-    request = Request(Selection(until=at(10_000)), Destination(topic=target))
+    request = ReplayRequest(Selection(until=at(10_000)), Destination(topic=target))
     progress = replay.begin(spark, lake, request)
     append(spark, lake, [row(5000, offset=5000)])  # is none of it: the lake was younger then
     assert [(one.topic, one.records, one.tombstones) for one in replay.preview(spark, lake, progress)] == [
@@ -229,9 +229,9 @@ def test_a_replay_is_paced_stopped_cut_off_and_gone_on_with(
         for topic in ("orders", "payments")
         for rows in [[row for row in many(300) if row["topic"] == topic]]
     ]
-    settings = replay.ReplaySettings(lake, kafka(servers), Pace(60.0))
+    settings = replay.ReplaySettings(lake, kafka(servers), ReplayRate(60.0))
 
-    def tell(done: replay.SliceDone) -> None:
+    def tell(done: replay.ReplaySliceDone) -> None:
         reports.append((clock.now, done.records))
         assert done.total == 300
 
@@ -262,7 +262,7 @@ def test_a_replay_is_paced_stopped_cut_off_and_gone_on_with(
 
     left = replay.load(spark, lake, progress.id)
     assert left == stopped
-    finished = replay.run(spark, replace(settings, pace=Pace()), left)
+    finished = replay.run(spark, replace(settings, pace=ReplayRate()), left)
     assert (finished.records, finished.finished) == (300, True)
     assert replay.run(spark, settings, replay.load(spark, lake, progress.id)).finished
 
@@ -282,7 +282,7 @@ def test_without_a_rate_topics_keep_their_names_but_for_a_suffix(
     tables.prepare(spark, root, [SILVER], "somebody")
     append(spark, root, [row(number, topic=source) for number in range(50)])
     settings = replay.ReplaySettings(root, {"bootstrap.servers": servers.bootstrap})
-    request = Request(Selection(keys=(b"key",)), Destination(suffix=suffix), as_new=True)
+    request = ReplayRequest(Selection(keys=(b"key",)), Destination(suffix=suffix), as_new=True)
     progress = replay.begin(spark, root, request)
     with pytest.raises(InputMissing, match=f"no topic {source}{suffix}") as caught:
         replay.run(spark, settings, progress)
@@ -311,11 +311,11 @@ def test_without_a_rate_topics_keep_their_names_but_for_a_suffix(
     assert [one.value for one in written] == [b"%d" % number for number in range(100, 140)]
     assert {name for one in written for name, _ in one.headers} == {"mine", replay_rows.HEADER}
     with pytest.raises(PipelineError, match="written back"):
-        replay.preview(spark, root, replay.begin(spark, root, Request(Selection(), Destination(topic=source))))
+        replay.preview(spark, root, replay.begin(spark, root, ReplayRequest(Selection(), Destination(topic=source))))
 
 
 def test_what_is_not_there_is_told(spark: SparkSession, tmp_path: Path) -> None:
-    request = Request(Selection(), Destination(original=True))
+    request = ReplayRequest(Selection(), Destination(original=True))
     with pytest.raises(InputMissing, match="no table silver"):
         replay.begin(spark, str(tmp_path), request)
     tables.prepare(spark, str(tmp_path), [SILVER], "somebody")

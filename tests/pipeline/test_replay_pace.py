@@ -17,18 +17,18 @@ from harvester.pipeline.replay.plan import (
     WITHOUT_RATE,
     By,
     Destination,
-    Pace,
-    Progress,
-    Request,
+    ReplayProgress,
+    ReplayRate,
+    ReplayRequest,
     Selection,
     from_text,
     to_text,
 )
 
 REPLAY = ("pipeline", "replay", "--lake", "lake", "--bootstrap", "127.0.0.1:1")
-STORED = Progress(
+STORED = ReplayProgress(
     "an id",
-    Request(
+    ReplayRequest(
         Selection(datetime(2026, 3, 1, tzinfo=UTC), None, By.CREATED, ("orders",), (b"\xff", b"")),
         Destination(suffix="-again"),
         as_new=True,
@@ -40,8 +40,8 @@ STORED = Progress(
 
 
 def test_a_slice_is_what_a_second_may_have() -> None:
-    assert [Pace(rate).size for rate in (None, 0.2, 1, 99.9, 1e6)] == [WITHOUT_RATE, 1, 1, 99, 1_000_000]
-    assert Pace(5, slice_records=70).size == Pace(slice_records=70).size == 70
+    assert [ReplayRate(rate).size for rate in (None, 0.2, 1, 99.9, 1e6)] == [WITHOUT_RATE, 1, 1, 99, 1_000_000]
+    assert ReplayRate(5, slice_records=70).size == ReplayRate(slice_records=70).size == 70
 
 
 @given(
@@ -49,7 +49,7 @@ def test_a_slice_is_what_a_second_may_have() -> None:
     slices=st.lists(st.tuples(st.floats(0, 1), st.floats(0, 30)), min_size=1, max_size=40),
 )
 def test_in_no_time_more_begins_than_the_rate_and_one_slice(rate: float, slices: list[tuple[float, float]]) -> None:
-    pace = Pace(rate)
+    pace = ReplayRate(rate)
     now = due = 0.0
     begun: list[tuple[float, int]] = []
     for full, took_s in slices:
@@ -66,13 +66,13 @@ def test_in_no_time_more_begins_than_the_rate_and_one_slice(rate: float, slices:
 
 
 def test_without_a_rate_nothing_waits() -> None:
-    assert Pace().next_s(5.0, WITHOUT_RATE) == 5.0
-    assert Pace(100).next_s(5.0, 50) == 5.5
+    assert ReplayRate().next_s(5.0, WITHOUT_RATE) == 5.0
+    assert ReplayRate(100).next_s(5.0, 50) == 5.5
 
 
 def test_what_is_stored_is_read_again() -> None:
     assert from_text(to_text(STORED), "there") == STORED
-    bare = Progress("id", Request(Selection(), Destination(topic="all")), 0, finished=True)
+    bare = ReplayProgress("id", ReplayRequest(Selection(), Destination(topic="all")), 0, finished=True)
     assert from_text(to_text(bare), "there") == bare
 
 

@@ -139,6 +139,8 @@ class RunningCli:
             self.process.kill()
             self.process.wait()
         self._finish_reading()
+        if error is not None:  # pytest shows it below the failure
+            print(f"the last of {self}:", *self.lines[-150:], sep="\n")
 
     def __str__(self) -> str:
         return f"harvester {' '.join(self.args)}"

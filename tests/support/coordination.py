@@ -15,28 +15,28 @@ from dataclasses import dataclass, field
 from harvester.coordination.core.claim import (
     HOLDING,
     Append,
+    BatchWaiting,
     Begin,
-    Drained,
-    Fetched,
-    Found,
+    ClaimPhase,
+    ClaimTiming,
     LookBack,
     NotSent,
-    Pace,
-    Phase,
+    PartitionDrained,
+    PositionFound,
     Process,
     Progressed,
-    Stop,
+    StopHandingOut,
 )
 from harvester.coordination.core.coordinator import Coordinator, Outcome, Refuse, RefuseMode, RefusePace, Warn
-from harvester.coordination.core.fair_share import Settings, log_partition
-from harvester.coordination.core.messages import Client, Message, Place, ReturningMessages, encode
-from harvester.coordination.core.partition_buffer import Progress
-from harvester.coordination.core.rationalizer import Verdict, read
-from harvester.coordination.core.world import Claim, Timing, World
+from harvester.coordination.core.fair_share import ShareSettings, log_partition
+from harvester.coordination.core.messages import Client, GroupPartition, Message, ReturningMessages, encode
+from harvester.coordination.core.partition_buffer import PartitionProgress
+from harvester.coordination.core.rationalizer import ClaimVerdict, read
+from harvester.coordination.core.world import Claim, LogTiming, World
 
 INTERVAL_S, STEP_S = 1.0, 0.25
-TIMING = Timing(interval_ms=1000, clock_step_ms=250)
-PACE = Pace(INTERVAL_S, margin_s=0.5)
+TIMING = LogTiming(interval_ms=1000, clock_step_ms=250)
+PACE = ClaimTiming(INTERVAL_S, margin_s=0.5)
 GROUP, TOPIC = "billing", "orders"
 NEVER: tuple[int, int] = (-1, -1)
 
@@ -51,7 +51,7 @@ class Tenure:
 
     generation: int
     next_offset: int
-    progress: Progress
+    progress: PartitionProgress
 
 
 @dataclass(eq=False)
@@ -63,12 +63,12 @@ class Actor:
     skew_s: float
     unsent: deque[tuple[Message, float]] = field(default_factory=deque)
     looking: deque[LookBack] = field(default_factory=deque)
-    to_process: deque[tuple[Place, int, int]] = field(default_factory=deque)  # at most once: what is its own
-    lost: set[tuple[Place, int]] = field(default_factory=set)
-    in_hand: deque[tuple[Place, int, int, float]] = field(default_factory=deque)
-    tenures: dict[Place, Tenure] = field(default_factory=dict)
-    batches: dict[tuple[Place, int, int], range] = field(default_factory=dict)
-    draining: set[Place] = field(default_factory=set)
+    to_process: deque[tuple[GroupPartition, int, int]] = field(default_factory=deque)  # at most once: what is its own
+    lost: set[tuple[GroupPartition, int]] = field(default_factory=set)
+    in_hand: deque[tuple[GroupPartition, int, int, float]] = field(default_factory=deque)
+    tenures: dict[GroupPartition, Tenure] = field(default_factory=dict)
+    batches: dict[tuple[GroupPartition, int, int], range] = field(default_factory=dict)
+    draining: set[GroupPartition] = field(default_factory=set)
     refused: bool = False
 
 
@@ -98,10 +98,12 @@ class Sim:
         self.topics = topics or {TOPIC: places}
         self.logs: dict[int, list[tuple[int, bytes]]] = {partition: [] for partition in range(log_partitions)}
         self.full = {partition: World.begin(TIMING) for partition in self.logs}
-        self.truths: dict[int, list[dict[Place, Claim]]] = {partition: [] for partition in self.logs}
-        self.accepted_sent_at: dict[tuple[Place, int], float] = {}
-        self.work: dict[tuple[Place, int], list[Work]] = defaultdict(list)
-        self.newest: dict[Place, int] = {}  # at most once: the newest generation under which a record was handed out
+        self.truths: dict[int, list[dict[GroupPartition, Claim]]] = {partition: [] for partition in self.logs}
+        self.accepted_sent_at: dict[tuple[GroupPartition, int], float] = {}
+        self.work: dict[tuple[GroupPartition, int], list[Work]] = defaultdict(list)
+        self.newest: dict[
+            GroupPartition, int
+        ] = {}  # at most once: the newest generation under which a record was handed out
         self.ghosts: deque[tuple[Message, float]] = deque()
         self.lives = 0
         self.claims_won = self.repeats = self.refusals = self.take_overs = self.returned = 0
@@ -112,7 +114,7 @@ class Sim:
     def born(self, index: int, worlds: dict[int, World] | None = None, client_id: str | None = None) -> Actor:
         self.lives += 1
         client = Client(client_id or f"c{index if self.stable else self.lives}", f"{self.lives:04}")
-        settings = Settings(
+        settings = ShareSettings(
             GROUP, client, self.log_partitions, TIMING, PACE, greedy=self.greedy, whole_topics=self.whole_topics,
             max_claims=self.max_claims, shed_at_once=self.shed_at_once, at_most_once=self.at_most_once,
         )  # fmt: skip
@@ -153,12 +155,12 @@ class Sim:
         reading = read(world, len(log), at_ms, value)
         log.append((at_ms, value))
         self.truths[partition].append(dict(world.claims))
-        if reading.verdict in (Verdict.WON, Verdict.ACCEPTED):
+        if reading.verdict in (ClaimVerdict.WON, ClaimVerdict.ACCEPTED):
             claim = world.claim(message.place)
             self.accepted_sent_at[message.place, claim.generation] = created_at
             self.returned += isinstance(message, ReturningMessages)
-            self.claims_won += reading.verdict is Verdict.WON
-            self.take_overs += reading.verdict is Verdict.WON and before.holder is not None
+            self.claims_won += reading.verdict is ClaimVerdict.WON
+            self.take_overs += reading.verdict is ClaimVerdict.WON and before.holder is not None
 
     def read(self, actor: Actor, partition: int, most: int = 1000) -> None:
         world = actor.coordinator.worlds[partition]
@@ -188,7 +190,7 @@ class Sim:
             for offset, (at_ms, value) in enumerate(self.logs[log_partition(asked.place, self.log_partitions)]):
                 if offset <= asked.generation:
                     read(world, offset, at_ms, value)
-            found = Found(asked.generation, world.claim(asked.place).last_offset)
+            found = PositionFound(asked.generation, world.claim(asked.place).last_offset)
             self.perform(actor, actor.coordinator.tell(asked.place, found, self.local(actor)))
 
     def take(self, actor: Actor, count: int) -> None:
@@ -201,7 +203,7 @@ class Sim:
                 if holding.may_fetch(now, PACE):
                     actor.batches[place, tenure.generation, last] = range(tenure.next_offset, last + 1)
                     tenure.next_offset = last + 1
-                    self.perform(actor, actor.coordinator.tell(place, Fetched(last), now))
+                    self.perform(actor, actor.coordinator.tell(place, BatchWaiting(last), now))
             else:
                 for _ in range(count):
                     if now < holding.hand_out_until(PACE):
@@ -225,10 +227,10 @@ class Sim:
         for place in tuple(actor.draining):
             if all(entry[0] != place for entry in actor.in_hand) and actor.coordinator.holdings[place].batch is None:
                 actor.draining.discard(place)
-                drained = Drained(actor.tenures[place].progress.last_offset)
+                drained = PartitionDrained(actor.tenures[place].progress.last_offset)
                 self.perform(actor, actor.coordinator.tell(place, drained, self.local(actor)))
 
-    def _process(self, actor: Actor, place: Place, generation: int, offset: int) -> None:
+    def _process(self, actor: Actor, place: GroupPartition, generation: int, offset: int) -> None:
         """At most once: a record is handed out, which is all."""
         if self.work[place, offset]:
             raise Broken(f"offset {offset} of {place} is processed twice")
@@ -272,12 +274,12 @@ class Sim:
                 case Begin(place, generation, last_offset):
                     self._judge_begin(place, generation, last_offset)
                     begin = 0 if last_offset is None else last_offset + 1
-                    actor.tenures[place] = Tenure(generation, begin, Progress(last_offset))
+                    actor.tenures[place] = Tenure(generation, begin, PartitionProgress(last_offset))
                 case Process(place, generation, last_offset):
                     batch = actor.batches.pop((place, generation, last_offset))
                     if place not in actor.draining:
                         actor.to_process.extend((place, generation, offset) for offset in batch)
-                case Stop(place, generation, _, lost):
+                case StopHandingOut(place, generation, _, lost):
                     if lost:
                         actor.lost.add((place, generation))
                         actor.tenures.pop(place, None)
@@ -296,7 +298,7 @@ class Sim:
 
     # -- judges
 
-    def _judge_begin(self, place: Place, generation: int, last_offset: int | None) -> None:
+    def _judge_begin(self, place: GroupPartition, generation: int, last_offset: int | None) -> None:
         truth = self.truths[log_partition(place, self.log_partitions)][generation][place]
         if truth.last_offset != last_offset:
             raise Broken(f"{place} is begun behind {last_offset}, its position is {truth.last_offset}")
@@ -305,7 +307,7 @@ class Sim:
             if missing:
                 raise Broken(f"{place} is begun behind {last_offset}, {missing} were never processed")
 
-    def _judge_repeat(self, place: Place, offset: int, generation: int) -> None:
+    def _judge_repeat(self, place: GroupPartition, offset: int, generation: int) -> None:
         for work in self.work[place, offset]:
             if work.generation == generation:
                 raise Broken(f"offset {offset} of {place} is handed out twice under one claim")
@@ -316,7 +318,7 @@ class Sim:
 
     def check(self) -> None:
         """Nobody believes what the log does not say; no two believe in one claim at one moment."""
-        believers: dict[Place, set[str]] = defaultdict(set)
+        believers: dict[GroupPartition, set[str]] = defaultdict(set)
         for actor in self.actors:
             self._check_worlds(actor)
             for place, holding in actor.coordinator.holdings.items():
@@ -350,7 +352,7 @@ class Sim:
         counts = {actor.client.id: 0 for actor in self.actors}
         for actor in self.actors:
             for holding in actor.coordinator.holdings.values():
-                counts[actor.client.id] += holding.phase is Phase.HELD
+                counts[actor.client.id] += holding.phase is ClaimPhase.HELD
         return counts
 
 

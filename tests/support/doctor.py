@@ -6,8 +6,19 @@ from dataclasses import replace
 from typing import Any
 
 from harvester.config import Config
-from harvester.doctor import Finding, Level
-from harvester.doctor.facts import Clock, Connections, Database, Group, Index, Kafka, Partition, Pooling, Topic, Vacuum
+from harvester.doctor import CheckLevel, CheckResult
+from harvester.doctor.facts import (
+    Clock,
+    Connections,
+    DatabaseFacts,
+    GroupFacts,
+    Index,
+    Kafka,
+    PartitionFacts,
+    Pooling,
+    TopicFacts,
+    Vacuum,
+)
 from harvester.outbox.catalog import Column, Facts, Relation, Sequence
 from harvester.outbox.shape import QUARANTINE_COLUMNS, TERM_COLUMNS
 from harvester.outbox.sql import ddl
@@ -51,7 +62,7 @@ VACUUM = Vacuum(live=1000.0, dead=10, options={}, idle_s=30.0)
 SESSIONS = Connections(
     used=10, most=100, reserved=3, role_limit=-1, role_used=2, database_limit=-1, database_used=2
 )  # fmt: skip
-DATABASE = Database(
+DATABASE = DatabaseFacts(
     version=180004, settings=SETTINGS, pooling=Pooling.NONE, clock=Clock(0.0, 0.001), sees_all=True,
     identity_known=True, catalog=CATALOG, schema_version=ddl.schema_version(), lease=True, connections=SESSIONS,
     vacuum=VACUUM, holders=(), indexes=(Index("outbox_pkey", True, ("id",)),),
@@ -68,34 +79,34 @@ ALL = frozenset({"READ", "WRITE", "DESCRIBE", "CREATE"})
 def topic(
     name: str, *, replicas: int = 3, in_sync: int | None = None, leader: int = 1, partitions: int = 1,
     operations: frozenset[str] | None = ALL, **settings: str,
-) -> Topic:  # fmt: skip
-    one = Partition(leader, tuple(range(replicas)), tuple(range(replicas if in_sync is None else in_sync)))
+) -> TopicFacts:  # fmt: skip
+    one = PartitionFacts(leader, tuple(range(replicas)), tuple(range(replicas if in_sync is None else in_sync)))
     given = {"min.insync.replicas": "2", **{key.replace("_", "."): value for key, value in settings.items()}}
-    return Topic(name, (one,) * partitions, given, operations)
+    return TopicFacts(name, (one,) * partitions, given, operations)
 
 
 KAFKA = Kafka(
     brokers=3,
     settings=BROKER,
     topics={"billing.neli": topic("billing.neli"), "orders": topic("orders", partitions=4)},
-    group=Group("stable", 2, ALL),
+    group=GroupFacts("stable", 2, ALL),
     operations=ALL,
 )
 
 
-def worst(findings: list[Finding]) -> dict[str, Level]:
+def worst(findings: list[CheckResult]) -> dict[str, CheckLevel]:
     """What is not ok, by check; the worst of each."""
-    order = list(Level)
-    found: dict[str, Level] = {}
+    order = list(CheckLevel)
+    found: dict[str, CheckLevel] = {}
     for each in findings:
-        if each.level is not Level.OK:
-            found[each.check] = max(each.level, found.get(each.check, Level.OK), key=order.index)
+        if each.level is not CheckLevel.OK:
+            found[each.check] = max(each.level, found.get(each.check, CheckLevel.OK), key=order.index)
     return found
 
 
-def text_of(findings: list[Finding], check: str) -> str:
+def text_of(findings: list[CheckResult], check: str) -> str:
     return " ".join(f"{each.found} | {each.advice}" for each in findings if each.check == check)
 
 
-def kafka_with(*topics: Topic, **given: Any) -> Kafka:
+def kafka_with(*topics: TopicFacts, **given: Any) -> Kafka:
     return replace(KAFKA, topics={**KAFKA.topics, **{each.name: each for each in topics}}, **given)

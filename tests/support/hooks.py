@@ -163,7 +163,9 @@ class _Hooks:
             os._exit(_EXIT_CODE)
         block = self._directory / f"{place}.block"
         if block.exists():
-            (self._directory / f"{place}.reached").write_text(str(os.getpid()))
+            mine = self._directory / f"{place}.{os.getpid()}"
+            mine.write_text(str(os.getpid()))
+            mine.rename(self._directory / f"{place}.reached")  # so that it is never seen without its text
             while block.exists():
                 time.sleep(_LOOK_S)
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from harvester.delivery.lane import Lane, Lanes, Outcome
+from harvester.delivery.lane import Lane, Lanes, TransactionOutcome
 
 
 def opened(lanes: Lanes, number: int = 0) -> Lane:
     """A lane that has fenced its predecessor."""
     lane = lanes.open(number)
-    while (outcome := lane.init()) is Outcome.AGAIN:
+    while (outcome := lane.init()) is TransactionOutcome.AGAIN:
         pass
-    assert outcome is Outcome.DONE, lane.error
+    assert outcome is TransactionOutcome.DONE, lane.error
     return lane

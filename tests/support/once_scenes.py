@@ -131,8 +131,8 @@ def the_number_of_shards_changes_while_a_dead_ones_commit_is_on_its_way(play: Pl
     shard = play.shard(play.first, 1)
     play.sends(shard, "A", "A0")
     shard.die()
-    relay, world = play.first.relay, play.world
-    play.first._post("scale", lambda: relay.scale(1, 1e9, world.now))
+    machine, world = play.first.machine, play.world
+    play.first._post("scale", lambda: machine.scale(1, 1e9, world.now))
     starting = ("A1", "ready")
     play.let("A", "A0", "A1", "lane 0", until=lambda: uid in world.appended, but=lambda note: note[:2] == starting)
     play.one("lane 1", "commits")

@@ -12,11 +12,10 @@ from harvester.delivery.decode import decode
 from harvester.events import LeaderRefreshed
 from harvester.relay.core import frames as f
 from harvester.relay.core import messages as c
-from harvester.relay.core import state_machine
-from harvester.relay.core.leadership import Settings
+from harvester.relay.core.leadership import RelaySettings
 from harvester.relay.core.ledger import Row
 from harvester.relay.core.scan import Bookmark, Scan
-from harvester.relay.core.state_machine import Phase, Relay
+from harvester.relay.core.state_machine import LeadershipPhase, StateMachine
 from tests.support.relay_shard import Action, Note, SimProcess, row_bytes, uid_of, undecodable_topic
 
 if TYPE_CHECKING:
@@ -26,13 +25,13 @@ if TYPE_CHECKING:
 class SimHarvester:
     """A supervisor with a real Relay; its marker and its place in the group are simulated."""
 
-    def __init__(self, world: w.World, name: str, settings: Settings) -> None:
+    def __init__(self, world: w.World, name: str, settings: RelaySettings) -> None:
         self.world, self.name = world, name
         self._made = 0
         self._begin_life(settings)
 
-    def _begin_life(self, settings: Settings) -> None:
-        self.relay = Relay(settings, self._new_id)
+    def _begin_life(self, settings: RelaySettings) -> None:
+        self.machine = StateMachine(settings, self._new_id)
         self.shards = [self.world.make_shard(self, index) for index in range(settings.shards)]
         self.inbox: deque[tuple[object, Callable[[], Sequence[c.Command]]]] = deque()
         self.marker: deque[c.Mark | c.Fetch | c.Look | c.SaveBookmark | c.TakeTerm] = deque()
@@ -72,8 +71,8 @@ class SimHarvester:
                 shard.late.clear()  # bytes that outlast a leader are a known limit
 
         def acquire() -> Sequence[c.Command]:
-            self.wanted = self.relay.phase is Phase.DRAINING
-            return state_machine.acquire(self.relay, self.world.now)
+            self.wanted = self.machine.phase is LeadershipPhase.DRAINING
+            return self.machine.acquire(self.world.now)
 
         self._post("acquire", acquire)
 
@@ -87,7 +86,7 @@ class SimHarvester:
 
         def fence() -> Sequence[c.Command]:
             self.wanted = False
-            return state_machine.fence(self.relay, reason, self.world.now)
+            return self.machine.fence(reason, self.world.now)
 
         self._post("fence", fence)
 
@@ -115,7 +114,7 @@ class SimHarvester:
 
         def drain() -> Sequence[c.Command]:
             self.wanted = False
-            return state_machine.drain(self.relay, self.world.now)
+            return self.machine.drain(self.world.now)
 
         self._post("drain", drain)
 
@@ -123,17 +122,17 @@ class SimHarvester:
         """Somebody asks for the term (P32): it is given up in good order, and taken again."""
 
         def lend() -> Sequence[c.Command]:
-            if self.relay.phase not in (Phase.LEADING, Phase.REMARKING):
+            if self.machine.phase not in (LeadershipPhase.LEADING, LeadershipPhase.REMARKING):
                 return []
             self.wanted = True
-            return state_machine.drain(self.relay, self.world.now, trusted=True)
+            return self.machine.drain(self.world.now, trusted=True)
 
         self._post("lend", lend)
 
     def _cut(self) -> None:
         """The drain takes too long."""
         for shard in self.living:
-            if self.relay.ledger.unsettled_of(shard.index):
+            if self.machine.ledger.unsettled_of(shard.index):
                 shard.die()
 
     # -- state
@@ -144,13 +143,13 @@ class SimHarvester:
 
     @property
     def leads(self) -> bool:
-        return self.relay.phase is Phase.LEADING
+        return self.machine.phase is LeadershipPhase.LEADING
 
     @property
     def is_calm(self) -> bool:
         return (
-            not len(self.relay.ledger)
-            and not len(self.relay.intake.waiting)
+            not len(self.machine.ledger)
+            and not len(self.machine.planner.deferred)
             and all(shard.alive and shard.ready and not shard.unsettled for shard in self.shards)
             and not any(shard.to_shard or shard.to_supervisor for shard in self.shards)
             and not self.revoking
@@ -160,9 +159,9 @@ class SimHarvester:
         """Nothing is left behind."""
         for shard in self.shards:
             shard.end()
-        ledger = self.relay.ledger
-        waiting = self.relay.intake.waiting
-        kept = ledger.in_flight or ledger.queued or len(waiting) or waiting.lanes or waiting.shards or ledger.watched
+        ledger = self.machine.ledger
+        waiting = self.machine.planner.deferred
+        kept = ledger.in_flight or ledger.queued or len(waiting) or waiting.by_key or waiting.by_shard or ledger.watched
         if kept or any(shard.keeps_something for shard in self.shards):
             self.world.fail(f"{self.name} keeps something in calm")
 
@@ -183,7 +182,7 @@ class SimHarvester:
                 found.append(((name, "has room"), partial(self._uncongested, shard)))
             if shard.alive:
                 found += shard.actions()
-        timers = self.relay.intake.waiting._timers
+        timers = self.machine.planner.deferred._timers
         if timers and self.leads:
             wait_s = max(0.0, timers[0][0] - self.world.now)
             found.append(((self.name, "is patient"), lambda: self.pass_time(wait_s)))
@@ -191,7 +190,7 @@ class SimHarvester:
             found.append(((self.name, "resumes"), self._resume))
         if self.lapsed:
             found.append(((self.name, "is trusted again"), self._renew))
-        if self.relay.untrusted:
+        if self.machine.untrusted:
             found.append(((self.name, "looks at trust"), self._tick))
         if self.marker:
             begun = self._snapshot is not None or self._seen_term is not None
@@ -230,7 +229,7 @@ class SimHarvester:
 
     def _tick(self) -> None:
         self._saw_trust = self._saw_trust or self.word
-        self._perform(self.relay.tick(self.world.now, self.word))
+        self._perform(self.machine.tick(self.world.now, self.word))
 
     def _stop_for(self, record_id: int) -> None:
         """Policy "stop": the harvester ends; whoever starts it again has seen to the record."""
@@ -251,18 +250,18 @@ class SimHarvester:
 
     def _scale(self) -> None:
         shards, within_s = 1 + self.world.script.next(3), self.world.script.next(2) * 1e9
-        self._post("scale", lambda: self.relay.scale(shards, self.world.now + within_s, self.world.now))
+        self._post("scale", lambda: self.machine.scale(shards, self.world.now + within_s, self.world.now))
 
     def _pause(self) -> None:
         def pause() -> Sequence[c.Command]:
             self.paused = True
-            return self.relay.pause(self.world.now)
+            return self.machine.pause(self.world.now)
 
         self._post("pause", pause)
 
     def _resume(self) -> None:
         self.paused = False
-        self._perform(self.relay.resume(self.world.now))
+        self._perform(self.machine.resume(self.world.now))
 
     # -- the supervisor's part
 
@@ -273,43 +272,43 @@ class SimHarvester:
         self._perform(self.inbox.popleft()[1]())
 
     def _hear_shard(self, shard: SimProcess) -> None:
-        relay, now, i = self.relay, self.world.now, shard.index
+        machine, now, i = self.machine, self.world.now, shard.index
         frame = shard.to_supervisor.popleft()
         match frame:
             case f.Settled(ids):
-                self._perform(state_machine.settled(relay, i, ids, now)[1])
+                self._perform(machine.settled(i, ids, now)[1])
             case f.Remarked(epoch, ids, in_doubt):
-                self._perform(relay.remarked(i, epoch, ids, now, in_doubt))
+                self._perform(machine.remarked(i, epoch, ids, now, in_doubt))
             case f.Parked(epoch, record_id, given_back, _, wait_s, _, held):
                 self._due[record_id] = epoch, now + wait_s
-                self._perform(state_machine.parked(relay, i, epoch, record_id, given_back, wait_s, held, now))
+                self._perform(machine.parked(i, epoch, record_id, given_back, wait_s, held, now))
             case f.InDoubt(record_id):
-                state_machine.in_doubt(relay, i, record_id, now)
+                machine.in_doubt(i, record_id, now)
             case f.Refused(epoch, ids):
-                self._perform(state_machine.refused(relay, i, epoch, ids, now))
+                self._perform(machine.refused(i, epoch, ids, now))
             case f.Dropped(ids):
                 self._saw_trust = self._saw_trust and not self.leads
-                self._perform(state_machine.dropped(relay, i, ids, now))
+                self._perform(machine.dropped(i, ids, now))
             case f.FateUnknown(epoch, ids, reason):
-                self._perform(state_machine.fate_unknown(relay, i, epoch, ids, reason, now))
+                self._perform(machine.fate_unknown(i, epoch, ids, reason, now))
             case f.QueueTimedOut(epoch, record_id, waited_s):
-                self._perform(state_machine.queue_timed_out(relay, i, epoch, record_id, waited_s, now))
+                self._perform(machine.queue_timed_out(i, epoch, record_id, waited_s, now))
             case f.Poisoned(record_id):
                 self._stop_for(record_id)
-            case f.ServerChanged(reason):
-                self._perform(state_machine.server_changed(relay, reason, now))
+            case f.ShardServerChanged(reason):
+                self._perform(machine.server_changed(reason, now))
             case f.Quarantined() | f.Log():
                 pass
             case f.Ready():
-                self._perform(relay.shard_ready(i, now))
+                self._perform(machine.shard_ready(i, now))
 
     def _bury(self, shard: SimProcess) -> None:
         self.shards[shard.index] = self.world.make_shard(self, shard.index)
-        self._perform(self.relay.shard_died(shard.index, self.world.now))
+        self._perform(self.machine.shard_died(shard.index, self.world.now))
 
     def _uncongested(self, shard: SimProcess) -> None:
         shard.watched = False
-        self._perform(self.relay.uncongested(shard.index, self.world.now))
+        self._perform(self.machine.uncongested(shard.index, self.world.now))
 
     def _perform(self, commands: Sequence[c.Command]) -> None:
         for command in commands:
@@ -327,7 +326,7 @@ class SimHarvester:
                     self.marker.append(command)
                 case c.OpenTrust():
                     self.word, self.lapsed = self.proven, False
-                    self.world.heard_term = max(self.world.heard_term, self.relay.tenure.term or 0)
+                    self.world.heard_term = max(self.world.heard_term, self.machine.tenure.term or 0)
                 case c.CloseTrust():
                     self.word = False
                 case c.Kill(index, _, _):
@@ -342,7 +341,7 @@ class SimHarvester:
                     self.world.leader_ids |= {leader_id} if leader_id is not None else set()
                 case c.Drained():
                     self._drained()
-                case c.Release():
+                case c.ReleaseTerm():
                     self._check_settled("Release")
                 case c.Emptied():
                     left = [row.id for row in self._processed if not row.gone and not row.early]
@@ -367,25 +366,25 @@ class SimHarvester:
         shard.to_shard.append(frame)
         if "congestion" in self.world.faults and len(shard.to_shard) > self.world.pipe_frames:
             shard.watched = True
-            self.relay.congested(shard.index)
-        elif self.relay.is_congested(shard.index):
-            self._perform(self.relay.uncongested(shard.index, self.world.now))
+            self.machine.congested(shard.index)
+        elif self.machine.is_congested(shard.index):
+            self._perform(self.machine.uncongested(shard.index, self.world.now))
 
     def _check_mark(self) -> None:
         for shard in self.living:
-            unknown = [i for i in shard.holds if i not in self.relay.ledger]
+            unknown = [i for i in shard.holds if i not in self.machine.ledger]
             if unknown:
                 self.world.fail(f"P5: a mark while {self.name}{shard.index} holds {unknown} beyond the ledger")
 
     def _check_fetch(self, fetch: c.Fetch) -> None:
-        parts = self.relay.intake.statements.under_way[fetch.number].parts
+        parts = self.machine.planner.statements.under_way[fetch.number].parts
         for record_id in (i for part in parts if part.name is not None for i in part.ids):
             epoch, due = self._due.pop(record_id, (0, 0.0))
-            if epoch == self.relay.epoch and self.world.now < due:
+            if epoch == self.machine.epoch and self.world.now < due:
                 self.world.fail(f"P18: {record_id} is to be tried again at {due}")
 
     def _check_settled(self, what: str) -> None:
-        if len(self.relay.ledger) or any(shard.unsettled for shard in self.living):
+        if len(self.machine.ledger) or any(shard.unsettled for shard in self.living):
             self.world.fail(f"{what} is said while something is unsettled")
 
     def _drained(self) -> None:
@@ -395,7 +394,7 @@ class SimHarvester:
             self._step_down()
         if self.wanted:
             self.wanted = False
-            self._perform(state_machine.acquire(self.relay, self.world.now))
+            self._perform(self.machine.acquire(self.world.now))
 
     def _resize(self, shards: int) -> None:
         if any(shard.unsettled for shard in self.living):
@@ -439,9 +438,7 @@ class SimHarvester:
         term, _, server = self._term
         self._checked = server == self.world.server and self.world.table.term >= term
         if not self._checked:
-            self._post(
-                "server changed", lambda: state_machine.server_changed(self.relay, "another one", self.world.now)
-            )
+            self._post("server changed", lambda: self.machine.server_changed("another one", self.world.now))
         return self._checked
 
     def _finish(self) -> None:
@@ -461,9 +458,7 @@ class SimHarvester:
         if isinstance(command, c.Look):
             ids = [row.id for row in snapshot if self._scan.high is not None and row.id <= self._scan.high]
             ids = self._scan.passed_over(ids)
-            self._post(
-                ("looked", ids), lambda: state_machine.looked(self.relay, command.number, ids, self.world.now)[1]
-            )
+            self._post(("looked", ids), lambda: self.machine.looked(command.number, ids, self.world.now)[1])
             return
         rows = self._mark(command, snapshot) if isinstance(command, c.Mark) else self._fetch(command, snapshot)
         if rows:
@@ -494,7 +489,7 @@ class SimHarvester:
 
     def _term_taken(self, holder: UUID, term: int, server: str | None) -> Sequence[c.Command]:
         incarnation = UUID(int=self.world.table.server)
-        commands = state_machine.term_taken(self.relay, holder, term, server, self.world.now, incarnation=incarnation)
+        commands = self.machine.term_taken(holder, term, server, self.world.now, incarnation=incarnation)
         self.world.begin_anew()
         return commands
 
@@ -502,17 +497,17 @@ class SimHarvester:
         self, number: int, rows: list[Row], snapshot: list[w.Row], floor: int | None, bookmark: Bookmark | None
     ) -> Sequence[c.Command]:
         self._processed = [row for row in snapshot if self.world.table.rows.get(row.id) is row]
-        return state_machine.marked(self.relay, number, rows, self.world.now, floor, bookmark)
+        return self.machine.marked(number, rows, self.world.now, floor, bookmark)
 
     def _fetched(self, number: int, rows: list[Row]) -> Sequence[c.Command]:
-        return state_machine.fetched(self.relay, number, rows, self.world.now)
+        return self.machine.fetched(number, rows, self.world.now)
 
     def _term_gone(self, holder: UUID, table: w.Table) -> Sequence[c.Command]:
-        if holder != self.relay.tenure.holder:
+        if holder != self.machine.tenure.holder:
             return ()
-        if table.holder == self.relay.tenure.holder:
+        if table.holder == self.machine.tenure.holder:
             self.world.fail("P8: the term is lost, and nobody took it")
-        return state_machine.term_lost(self.relay, self.proven, self.world.now)
+        return self.machine.term_lost(self.proven, self.world.now)
 
     def _mark(self, mark: c.Mark, snapshot: list[w.Row]) -> list[Row]:
         table, scan = self.world.table, self._scan
@@ -567,9 +562,7 @@ class SimHarvester:
         command = self.marker.popleft()
         self._snapshot = None
         assert not isinstance(command, c.SaveBookmark | c.TakeTerm)
-        self._post(
-            "it failed", lambda: state_machine.statement_failed(self.relay, command.number, "it broke", self.world.now)
-        )
+        self._post("it failed", lambda: self.machine.statement_failed(command.number, "it broke", self.world.now))
 
 
 def _tuple(row: w.Row) -> Row:

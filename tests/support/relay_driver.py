@@ -7,13 +7,12 @@ from uuid import UUID
 from harvester.delivery.decode import decode
 from harvester.relay.core import frames as f
 from harvester.relay.core import messages as c
-from harvester.relay.core import state_machine
-from harvester.relay.core.leadership import Settings
+from harvester.relay.core.leadership import RelaySettings
 from harvester.relay.core.ledger import Row
-from harvester.relay.core.state_machine import Relay
+from harvester.relay.core.state_machine import StateMachine
 from tests.support.rows import row as raw_row
 
-SETTINGS = Settings(
+SETTINGS = RelaySettings(
     shards=2,
     max_in_flight_records=32,
     max_unsettled_records=64,
@@ -30,13 +29,13 @@ SETTINGS = Settings(
 class Driver:
     """A relay whose shards answer at once, and everything that it commanded since it was last asked."""
 
-    def __init__(self, settings: Settings = SETTINGS, *, ready: bool = True) -> None:
+    def __init__(self, settings: RelaySettings = SETTINGS, *, ready: bool = True) -> None:
         self._made = 0
-        self.relay = Relay(settings, self._new_id)
+        self.machine = StateMachine(settings, self._new_id)
         self.now = 0.0
         if ready:
             for shard in range(settings.shards):
-                self.relay.shard_ready(shard, self.now)
+                self.machine.shard_ready(shard, self.now)
 
     def _new_id(self) -> UUID:
         self._made += 1
@@ -45,28 +44,28 @@ class Driver:
     def answer(self, wire: dict[int, list[int]] | None = None) -> list[c.Command]:
         """All shards answer the current epoch."""
         said: list[c.Command] = []
-        for shard in range(len(self.relay.intake.slices)):
+        for shard in range(len(self.machine.planner.shards)):
             ids = (wire or {}).get(shard, [])
-            said += self.relay.remarked(shard, self.relay.epoch, ids, self.now)
+            said += self.machine.remarked(shard, self.machine.epoch, ids, self.now)
         return said
 
     def lead(self, term: int = 1, server: str | None = "one", incarnation: UUID | None = None) -> list[c.Command]:
-        state_machine.acquire(self.relay, self.now)
+        self.machine.acquire(self.now)
         self.answer()
-        assert self.relay.tenure.holder is not None
-        state_machine.term_taken(self.relay, self.relay.tenure.holder, term, server, self.now, incarnation=incarnation)
+        assert self.machine.tenure.holder is not None
+        self.machine.term_taken(self.machine.tenure.holder, term, server, self.now, incarnation=incarnation)
         return self.answer()
 
     def mark(self, *rows: Row, floor: int | None = None) -> list[c.Command]:
         """The oldest mark under way returns these rows."""
-        return state_machine.marked(self.relay, self.under_way(c.Mark), rows, self.now, floor)
+        return self.machine.marked(self.under_way(c.Mark), rows, self.now, floor)
 
     def fetch(self, *rows: Row) -> list[c.Command]:
         """The fetch under way returns these rows."""
-        return state_machine.fetched(self.relay, self.under_way(c.Fetch), rows, self.now)
+        return self.machine.fetched(self.under_way(c.Fetch), rows, self.now)
 
     def under_way(self, kind: type[c.Command]) -> int:
-        statements = self.relay.intake.statements.under_way.items()
+        statements = self.machine.planner.statements.under_way.items()
         return min(number for number, statement in statements if isinstance(statement.asked, kind))
 
 

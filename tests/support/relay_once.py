@@ -1,8 +1,8 @@
 """The world of `tests.support.relay_world` in exactly-once mode: what its log holds is what is committed (I6).
 
-Real are the machine (`Relay` with its settings for that mode), each shard's `Batches`, and what becomes of failed
-records (`Refusals`). Simulated are the lanes as Kafka keeps them, and the transactor with the opening of its lane, as a
-generator that stops wherever another process could do something.
+Real are the machine (`StateMachine` with its settings for that mode), each shard's `TransactionQueue`, and what becomes
+of failed records (`Refusals`). Simulated are the lanes as Kafka keeps them, and the transactor with the opening of its
+lane, as a generator that stops wherever another process could do something.
 
 Besides what its base checks:
 
@@ -24,10 +24,10 @@ from confluent_kafka import KafkaError
 
 from harvester.delivery.decode import Broken, decode
 from harvester.delivery.progress import Progress
-from harvester.outbox.purge_session import Outcome, Poison
+from harvester.outbox.purge_session import PoisonRow, QuarantineOutcome
 from harvester.relay.core import frames as f
-from harvester.relay.core.leadership import Settings
-from harvester.relay.core.transaction_queue import Batches, Entry
+from harvester.relay.core.leadership import RelaySettings
+from harvester.relay.core.transaction_queue import QueuedRecord, TransactionQueue
 from harvester.relay.transaction_intake import Failed, Refusals
 from tests.support.relay_actors import SimHarvester
 from tests.support.relay_shard import Action, Note, SimProcess, uid_of
@@ -127,7 +127,7 @@ class OnceShard(SimProcess):
     def __init__(self, owner: SimHarvester, index: int, world: OnceWorld) -> None:
         super().__init__(owner, index)
         self.world = world
-        self.batches = Batches(world.transaction_records, world.named)
+        self.batches = TransactionQueue(world.transaction_records, world.named)
         self.refusals = Refusals(self.batches, self.policy, self.outlets)
         self.pending: f.Remark | None = None
         self.under: f.Remark | None = None
@@ -143,7 +143,7 @@ class OnceShard(SimProcess):
 
     # -- what it holds
 
-    def _open_entries(self) -> list[Entry]:
+    def _open_entries(self) -> list[QueuedRecord]:
         """Without those of a transaction of which nobody knows what became: they are whoever's who opens the lane."""
         return self.batches._open if self.producer is not None else []
 
@@ -231,7 +231,7 @@ class OnceShard(SimProcess):
                 self.server, self.term = frame.server or self.server, frame.term or self.term
                 self.pending = frame
                 self.batches.drop_queue()
-            case f.Closed(epoch, record_id):
+            case f.ParkAcknowledged(epoch, record_id):
                 if self.under is not None and epoch == self.under.epoch:
                     self.batches.reopen(record_id)
             case _:
@@ -241,7 +241,7 @@ class OnceShard(SimProcess):
         meant, refused = self.pending or self.under, list[int]()
         blocked = meant is None or meant.term is None
         for record in decode(rows):
-            entry = Entry(record.id, record.key, record, self.world.now)
+            entry = QueuedRecord(record.id, record.key, record, self.world.now)
             entry.alone = self.refusals.attempts.has_timed_out(entry.id)
             if blocked or (meant is not None and epoch != meant.epoch) or not self.batches.offer(entry):
                 refused.append(entry.id)
@@ -253,11 +253,11 @@ class OnceShard(SimProcess):
         self.refusals.attempts.settled(ids)
         self.to_supervisor.append(f.Settled(ids))
 
-    def _quarantined(self, poison: Poison, outcome: Outcome) -> None:
-        if outcome is Outcome.FENCED:
+    def _quarantined(self, poison: PoisonRow, outcome: QuarantineOutcome) -> None:
+        if outcome is QuarantineOutcome.FENCED:
             self.refusals.give_up(poison.id)
             return
-        if outcome is Outcome.MOVED:
+        if outcome is QuarantineOutcome.MOVED:
             self.to_supervisor.append(f.Quarantined(poison.id, poison.error))
         self._purged([poison.id])
 
@@ -321,7 +321,7 @@ class OnceShard(SimProcess):
                 return True
             yield "fills"
 
-    def _fail_some(self, alone: Entry | None) -> None:
+    def _fail_some(self, alone: QueuedRecord | None) -> None:
         """What brokers say of the open transaction: they refuse whole batches, in which records lie together."""
         entries, draw = self.batches._open, self.world.script.next
         for at, entry in enumerate(entries):
@@ -518,11 +518,11 @@ class OnceHarvester(SimHarvester):
             shard.die()
         self._step_down()
         self.is_zombie = False
-        self._begin_life(self.relay.settings)
+        self._begin_life(self.machine.settings)
 
-    def _begin_life(self, settings: Settings) -> None:
+    def _begin_life(self, settings: RelaySettings) -> None:
         super()._begin_life(settings)
-        self.relay.tenure.lanes = LANES
+        self.machine.tenure.lanes = LANES
 
     def _send(self, shard: SimProcess, frame: f.Frame) -> None:
         assert isinstance(shard, OnceShard)
@@ -535,7 +535,7 @@ class OnceHarvester(SimHarvester):
         self.world.now += time_s
         for shard in self.living:
             if shard.ready and (self.world.script.over or self.world.script.next(3)):
-                self.relay.heard(shard.index, self.world.now)
+                self.machine.heard(shard.index, self.world.now)
         self._tick()
 
 
@@ -548,12 +548,12 @@ class OnceWorld(World):
         self.lanes = [SimLane(number) for number in range(LANES)]
         super().__init__(data, faults)
 
-    def adjusted(self, settings: Settings) -> Settings:
+    def adjusted(self, settings: RelaySettings) -> RelaySettings:
         draw = self.script.next
         self.transaction_records, self.named = 1 + draw(6), 1 + draw(8)
         return replace(settings, exactly_once=True, max_in_flight_records=settings.max_in_flight_records + draw(8))
 
-    def make_harvester(self, name: str, settings: Settings) -> SimHarvester:
+    def make_harvester(self, name: str, settings: RelaySettings) -> SimHarvester:
         """The second has a number of shards of its own: a key's lane is not the same for both."""
         shards = settings.shards if name == "A" else 1 + self.script.next(LANES)
         return OnceHarvester(self, name, replace(settings, shards=shards))

@@ -14,10 +14,10 @@ from confluent_kafka import KafkaError
 
 from harvester.delivery.decode import Broken, Decoded, decode
 from harvester.delivery.retries import Policy
-from harvester.outbox.purge_session import Outcome, Poison
+from harvester.outbox.purge_session import PoisonRow, QuarantineOutcome
 from harvester.relay.at_least_once import Sender
 from harvester.relay.core import frames as f
-from harvester.relay.purger import Outlets
+from harvester.relay.purger import ShardOutlets
 from tests.support.rows import row
 
 if TYPE_CHECKING:
@@ -78,7 +78,7 @@ class SimProcess(ABC):
         self.acked: list[int] = []
         self.deleting: list[int] | None = None
         self.deleted = False
-        self.poison: deque[Poison] = deque()
+        self.poison: deque[PoisonRow] = deque()
         self.server: str | None = None  # of the purger, as its `expect` and its connections leave it
         self.term = 0
         self.connected = False
@@ -86,7 +86,7 @@ class SimProcess(ABC):
         self.policy = Policy(
             2, retry_backoff_s=1.0, retry_backoff_max_s=4.0, queue_timeout_s=0.0, poison=owner.world.policy
         )
-        self.outlets = Outlets(
+        self.outlets = ShardOutlets(
             send=self.to_supervisor.append,
             purge=self.acked.extend,
             quarantine=self.poison.append,
@@ -146,7 +146,7 @@ class SimProcess(ABC):
         """Their DELETE has committed."""
 
     @abstractmethod
-    def _quarantined(self, poison: Poison, outcome: Outcome) -> None:
+    def _quarantined(self, poison: PoisonRow, outcome: QuarantineOutcome) -> None:
         """The outcome of a quarantine has committed."""
 
     def end(self) -> None:  # noqa: B027 - most processes have nothing to do
@@ -161,7 +161,7 @@ class SimProcess(ABC):
     def _under_way(self) -> list[tuple[int, bytes | None]]:
         """Id and key of every record in this shard, or on its way to it under the current epoch."""
         frames = [frame for frame in self.to_shard if isinstance(frame, f.Dispatch)]
-        rows = [found for frame in frames if frame.epoch == self.owner.relay.epoch for found in decode(frame.rows)]
+        rows = [found for frame in frames if frame.epoch == self.owner.machine.epoch for found in decode(frame.rows)]
         return [*self.inside, *((found.id, found.key) for found in rows)]
 
     @property
@@ -208,7 +208,7 @@ class SimProcess(ABC):
         """Compare the database with the one that is meant (P9), as the purger does."""
         world = self.owner.world
         if (self.server is not None and self.server != world.server) or world.table.term < self.term:
-            self.to_supervisor.append(f.ServerChanged("another one"))
+            self.to_supervisor.append(f.ShardServerChanged("another one"))
             return
         self.server, self.connected = world.server, True
 
@@ -245,11 +245,11 @@ class SimProcess(ABC):
         poison, table = self.poison.popleft(), self.owner.world.table
         row = table.rows.get(poison.id)
         if (table.term, str(table.holder)) != (poison.term, poison.holder):
-            outcome = Outcome.FENCED
+            outcome = QuarantineOutcome.FENCED
         elif row is None or row.gone or not row.visible:
-            outcome = Outcome.GONE
+            outcome = QuarantineOutcome.GONE
         else:
-            outcome = Outcome.MOVED
+            outcome = QuarantineOutcome.MOVED
             table.quarantine(row)
         self._quarantined(poison, outcome)
 
@@ -342,7 +342,7 @@ class SimShard(SimProcess):
 
     def actions(self) -> list[tuple[Note, Action]]:
         found = super().actions()
-        if self.sender._setbacks._retries and not self.doomed:
+        if self.sender._retries._timers and not self.doomed:
             found.append(((self.name, "retries"), lambda: self.sender.due(_FOR_EVER)))
         return found
 
@@ -376,7 +376,7 @@ class SimShard(SimProcess):
             case f.Remark():
                 self.server, self.term = frame.server or self.server, frame.term or self.term
                 self.sender.remark(frame)
-            case f.Closed(epoch, record_id):
+            case f.ParkAcknowledged(epoch, record_id):
                 self.sender.closed(epoch, record_id)
             case _:
                 raise AssertionError(frame)
@@ -402,7 +402,7 @@ class SimShard(SimProcess):
     def _purged(self, ids: list[int]) -> None:
         self.sender.purged(ids)
 
-    def _quarantined(self, poison: Poison, outcome: Outcome) -> None:
+    def _quarantined(self, poison: PoisonRow, outcome: QuarantineOutcome) -> None:
         self.sender.quarantined(poison, outcome)
 
     def _leave_producer(self) -> None:

@@ -1,10 +1,11 @@
 """A small world around the relay's decisions, driven by a string of bytes: same bytes, same history.
 
-Real are the machine (`Relay`) with its ledger, intake and lanes, the marker's `Scan`, and each shard's `Sender` with
-its `Barrier`. Simulated are the pipes (first in, first out, with any delay), the outbox, the marker's session, the
-purgers, Kafka, the group, time, and death. A byte chooses what happens next; fewer and smaller bytes make a shorter
-and calmer history, so hypothesis can shrink a failure. After the last byte the faults end and the world has to become
-calm (`World.calm`): first around the records that the broker still refuses, then, when it takes them, altogether.
+Real are the machine (`StateMachine`) with its ledger, planner and deferred rows, the marker's `Scan`, and each shard's
+`Sender` with its `Barrier`. Simulated are the pipes (first in, first out, with any delay), the outbox, the marker's
+session, the purgers, Kafka, the group, time, and death. A byte chooses what happens next; fewer and smaller bytes make
+a shorter and calmer history, so hypothesis can shrink a failure. After the last byte the faults end and the world has
+to become calm (`World.calm`): first around the records that the broker still refuses, then, when it takes them,
+altogether.
 
 What it checks, at every step unless said otherwise:
 
@@ -43,7 +44,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 from uuid import UUID
 
-from harvester.relay.core.leadership import Settings
+from harvester.relay.core.leadership import RelaySettings
 from harvester.relay.core.messages import Mark
 from harvester.relay.core.scan import Bookmark
 from tests.support.relay_actors import SimHarvester
@@ -231,7 +232,7 @@ class World:
         draw = self.script.next
         self.keys: list[bytes | None] = [*(f"k{n}".encode() for n in range(1 + draw(4))), None]
         shards, in_flight, batch = 1 + draw(3), 1 + draw(5), 1 + draw(5)
-        settings = Settings(
+        settings = RelaySettings(
             shards=shards,
             max_in_flight_records=in_flight,
             max_unsettled_records=(2 if batch % 2 else 6) * in_flight,
@@ -256,11 +257,11 @@ class World:
 
     # -- what the kinds of world differ in
 
-    def adjusted(self, settings: Settings) -> Settings:
+    def adjusted(self, settings: RelaySettings) -> RelaySettings:
         """As this world needs them."""
         return settings
 
-    def make_harvester(self, name: str, settings: Settings) -> SimHarvester:
+    def make_harvester(self, name: str, settings: RelaySettings) -> SimHarvester:
         """Called twice."""
         return SimHarvester(self, name, settings)
 
@@ -326,7 +327,7 @@ class World:
                 return
             self.now += 0.01
             leader = self.leader
-            if leader is not None and leader.leads and not len(leader.relay.ledger) and not fair.randrange(20):
+            if leader is not None and leader.leads and not len(leader.machine.ledger) and not fair.randrange(20):
                 leader.pass_time(600.0)
                 continue
             actions = self._ordinary()
@@ -521,12 +522,12 @@ class World:
         if self.complaint:
             self.fail(self.complaint)
         for harvester in self.harvesters:
-            relay = harvester.relay
-            most = relay.settings.max_in_flight_records
+            machine = harvester.machine
+            most = machine.settings.max_in_flight_records
             held = sum(len(shard.unsettled) for shard in harvester.living)
             if held > most:
                 self.fail(f"I3: {held} records at the producers of {harvester.name}, {most} are allowed")
-            ledger = relay.ledger
+            ledger = machine.ledger
             if min(ledger.in_flight, ledger.queued, *map(ledger.unsettled_of, range(8))) < 0:
                 self.fail("a count of the ledger is negative")
 

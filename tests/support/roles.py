@@ -10,7 +10,7 @@ from typing import Any
 import psycopg
 
 from harvester.outbox import schema
-from harvester.outbox.sql.grants import Place, script
+from harvester.outbox.sql.grants import GrantTarget, script
 from harvester.outbox.tables import OutboxTable
 
 from .outboxes import poor_role
@@ -55,6 +55,6 @@ def separate_roles(dsn: str) -> Iterator[Roles]:
         with psycopg.connect(owner, autocommit=True) as connection:
             schema.init(connection, TABLE, notify=True)
             connection.execute("CREATE TABLE billing.customers (name TEXT)")
-            place = Place.of(TABLE, schema.read_facts(connection, TABLE))
+            place = GrantTarget.of(TABLE, schema.read_facts(connection, TABLE))
             connection.execute(script(place, relays=[str(relay_name)], writers=[str(writer_name)]).encode())
         yield Roles(dsn, owner, relay, writer)

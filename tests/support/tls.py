@@ -21,7 +21,7 @@ from psycopg.conninfo import make_conninfo
 
 from harvester import stack
 from harvester.outbox import schema
-from harvester.outbox.sql.grants import Place, script
+from harvester.outbox.sql.grants import GrantTarget, script
 from harvester.outbox.tables import OutboxTable
 
 from .servers import FAST
@@ -150,7 +150,7 @@ def _make_login(dsn: str, bootstrap: str, login: Login) -> None:
         schema.init(admin, TABLE)
         name = sql.Identifier(login.user)
         admin.execute(sql.SQL("CREATE ROLE {} LOGIN PASSWORD {}").format(name, login.database_password))
-        admin.execute(script(Place.of(TABLE, schema.read_facts(admin, TABLE)), relays=[login.user]).encode())
+        admin.execute(script(GrantTarget.of(TABLE, schema.read_facts(admin, TABLE)), relays=[login.user]).encode())
         row = admin.execute("SHOW hba_file").fetchone()
         assert row is not None
         Path(row[0]).write_text(_TRUST_THE_ADMINISTRATOR)

@@ -24,9 +24,9 @@ from harvester.coordination.core.messages import (
     ClaimingMessages,
     ClaimingPartition,
     Client,
+    GroupPartition,
     Heartbeat,
     Message,
-    Place,
     ReleasingPartition,
     ReturningMessages,
     SettingPosition,
@@ -34,9 +34,9 @@ from harvester.coordination.core.messages import (
     encode,
 )
 from harvester.coordination.core.rationalizer import Reading, read
-from harvester.coordination.core.world import SET_TO_START, Claim, Timing, World
+from harvester.coordination.core.world import SET_TO_START, Claim, LogTiming, World
 
-TIMING = Timing(interval_ms=1000, clock_step_ms=250)
+TIMING = LogTiming(interval_ms=1000, clock_step_ms=250)
 Record = tuple[int, int, bytes]  # offset, append time, value
 
 
@@ -83,7 +83,7 @@ def _message(who: str, what: str) -> Message:
     verb, *words = what.split()
     verb, _, partition = verb.partition("/")
     given = {name: None if text == "-" else int(text) for name, text in (word.split("=") for word in words)}
-    place = Place("billing", "orders", int(partition or 0))
+    place = GroupPartition("billing", "orders", int(partition or 0))
     said = (place, Client(client, instance), given.get("n") or 0, given.get("gen"), given.get("conf"))
     match verb:
         case "claim":
@@ -118,7 +118,7 @@ def _known(world: World) -> list[str]:
     return said + ([f"asking: {', '.join(waiting)}"] if waiting else [])
 
 
-def _claim(world: World, place: Place, claim: Claim) -> str:
+def _claim(world: World, place: GroupPartition, claim: Claim) -> str:
     freshness = claim.freshness(world.now_ms, world.timing).value
     holder = f"{claim.holder.id}.{claim.holder.instance}, {freshness}" if claim.holder else freshness
     last = {None: "-", SET_TO_START: "start"}.get(claim.last_offset, str(claim.last_offset))

@@ -35,7 +35,7 @@ EXECUTED = {
     "docs/tutorial.md": ({"console", "toml", "python", ""}, "tests/cli/test_tutorial.py"),
     "docs/writing.md": ({"console", "sql", "python"}, "tests/integration/test_writing_page.py"),
     "docs/consumers.md": ({"sql", "python"}, "tests/integration/test_consumers_page.py"),
-    "docs/configuration.md": ({"toml"}, "tests/unit/test_config_model.py"),
+    "docs/configuration.md": ({"toml"}, "tests/unit/config/test_model.py"),
     "docs/adr/0019-no-schedule-no-expiry-no-priorities.md": ({"sql"}, "tests/cli/test_readme.py"),
 }
 # What cannot be run, by language.
@@ -221,3 +221,28 @@ def test_how_many_blocks_are_not_executed() -> None:
     print(summary)
     warnings.warn(summary, stacklevel=1)  # which pytest shows at the end of a run, in whichever process this is
     assert rest.total() < len(BLOCKS)
+
+
+# --- the rules
+
+
+def test_every_rule_that_the_code_names_is_in_the_protocol() -> None:
+    pages = "".join(page.read_text(encoding="utf-8") for page in (DOCS / "protocol").glob("*.md"))
+    told = set(re.findall(r"^### (P\d+)\.", pages, re.M))
+    named = {
+        rule
+        for place in ("harvester", "cli", "tests", "docs")
+        for file in (ROOT / place).rglob("*")
+        if file.suffix in (".py", ".md")
+        for rule in re.findall(r"\bP(?:[1-9]|[1-4][0-9])\b(?![-'\w])", file.read_text(encoding="utf-8"))
+    }
+    assert named - told == set()
+    assert len(told) == 46
+
+
+def test_the_modules_and_tests_that_the_protocol_names_exist() -> None:
+    page = (DOCS / "protocol" / "relay.md").read_text(encoding="utf-8")
+    modules = {name for name in re.findall(r"`([\w/]+\.py)`", page) if not name.startswith(("test_", "tests/"))}
+    assert [name for name in sorted(modules) if not (ROOT / "harvester" / name).exists()] == []
+    tests = {file.stem for file in (ROOT / "tests").rglob("test_*.py")}
+    assert set(re.findall(r"`(test_\w+)`", page)) - tests == set()

@@ -23,7 +23,7 @@ from rich.text import Text
 
 from harvester.status import Backlog, ShardState, Status
 from harvester_cli.dashboard.figures import one_line
-from harvester_cli.dashboard.render import Kept, render
+from harvester_cli.dashboard.render import OffScreenOutput, render
 from harvester_cli.dashboard.terminal import KeptOutput
 
 
@@ -99,7 +99,7 @@ _active: list[KeptOutput] = []
 class Frame(Protocol):
     """What is to be seen at one moment, for a terminal of any size."""
 
-    def __call__(self, width: int, height: int, /, *, kept: Kept | None, ascii_only: bool) -> Text:
+    def __call__(self, width: int, height: int, /, *, kept: OffScreenOutput | None, ascii_only: bool) -> Text:
         """`height` lines of at most `width` cells each."""
 
 

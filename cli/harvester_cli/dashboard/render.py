@@ -31,11 +31,11 @@ class OneShard:
 
 
 @dataclass(frozen=True, slots=True)
-class Quarantine:
+class QuarantineMeter:
     """How much went to quarantine, and through which shards."""
 
 
-Detail = OneShard | OneKey | Quarantine
+Detail = OneShard | OneKey | QuarantineMeter
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +62,7 @@ def block(status: Status, detail: Detail | None, width: int, *, ascii_only: bool
             title, notes, lines = _one_shard(status, index)
         case OneKey():
             title, notes, lines = "key", ["esc: the shards"], key_lines(detail)
-        case Quarantine():
+        case QuarantineMeter():
             title, notes, lines = _quarantine(status)
     fitted = [fit(line, width, ascii_only=ascii_only) for line in lines]
     return Block(title, notes, len(fitted) - 1, lambda rows: fitted[: rows + 1])
@@ -251,7 +251,7 @@ _IN_WORDS = {
 
 
 @dataclass(frozen=True, slots=True)
-class Kept:
+class OffScreenOutput:
     """Output of the process that was kept off the screen: how many lines, and the file they are in."""
 
     lines: int
@@ -263,7 +263,7 @@ def render(
     width: int,
     height: int,
     *,
-    kept: Kept | None = None,
+    kept: OffScreenOutput | None = None,
     ascii_only: bool = False,
     detail: Detail | None = None,
 ) -> Text:
@@ -392,7 +392,7 @@ def _backlog(backlog: Backlog | None) -> str:
     return f"backlog {backlog.records:,}{'+' if backlog.capped else ''}{oldest}"
 
 
-def _render_about(kept: Kept | None) -> list[str]:
+def _render_about(kept: OffScreenOutput | None) -> list[str]:
     if kept is None or not kept.lines:
         return []
     count = f"{kept.lines:,} log {'line' if kept.lines == 1 else 'lines'}"

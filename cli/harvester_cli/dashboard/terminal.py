@@ -23,7 +23,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import TextIO
 
-from harvester_cli.dashboard.render import Kept
+from harvester_cli.dashboard.render import OffScreenOutput
 from harvester_cli.dashboard.watching import split
 
 PATIENCE_S = 0.5  # a terminal that takes nothing for so long is not waited for
@@ -183,12 +183,12 @@ class KeptOutput:
         _flush()
         self.release()
 
-    def kept(self) -> Kept:
+    def kept(self) -> OffScreenOutput:
         """What was kept so far."""
         while chunk := os.pread(self._file_fd, _CAPTURE_READ_BYTES, self._counted_bytes):
             self._counted_bytes += len(chunk)
             self._counted_lines += chunk.count(b"\n")
-        return Kept(lines=self._counted_lines, path=self.path)
+        return OffScreenOutput(lines=self._counted_lines, path=self.path)
 
     def abandon(self) -> None:
         """Free the screen and release, by system calls alone: safe in a signal handler before `os._exit`."""

@@ -14,7 +14,7 @@ from rich.text import Text
 from harvester.status import Status
 from harvester_cli.dashboard.figures import one_line, short_count
 from harvester_cli.dashboard.lines import OneKey, ends, fit, rule
-from harvester_cli.dashboard.render import Detail, Kept, OneShard, Quarantine, render
+from harvester_cli.dashboard.render import Detail, OffScreenOutput, OneShard, QuarantineMeter, render
 
 # Bytes that a terminal sends for keys without a character.
 _SEQUENCES = {
@@ -39,7 +39,7 @@ HELP_FOR_SEVERAL = "tab next  " + HELP
 
 
 @dataclass(frozen=True, slots=True)
-class Seen:
+class SeenHarvester:
     """A harvester as it was last heard of: by its socket. `trouble`: why it does not answer now."""
 
     socket: str
@@ -93,12 +93,12 @@ def split(data: bytes) -> list[str]:
     return keys
 
 
-def chosen(view: View, seen: Sequence[Seen]) -> Seen | None:
+def chosen(view: View, seen: Sequence[SeenHarvester]) -> SeenHarvester | None:
     """The harvester that is looked at."""
     return next((one for one in seen if one.socket == view.chosen), seen[0] if seen else None)
 
 
-def press(view: View, key: str, seen: Sequence[Seen]) -> tuple[View, Ask | Quit | None]:
+def press(view: View, key: str, seen: Sequence[SeenHarvester]) -> tuple[View, Ask | Quit | None]:
     """What this key does."""
     view = replace(view, message="")
     if view.typed is not None:
@@ -117,7 +117,7 @@ def press(view: View, key: str, seen: Sequence[Seen]) -> tuple[View, Ask | Quit 
     if key == "esc":
         return replace(view, detail=None), None
     if key in ("d", "D"):
-        return replace(view, detail=None if isinstance(view.detail, Quarantine) else Quarantine()), None
+        return replace(view, detail=None if isinstance(view.detail, QuarantineMeter) else QuarantineMeter()), None
     if key in ("k", "K"):
         return replace(view, typed=""), None
     if key in "0123456789":
@@ -172,12 +172,12 @@ _NAME_CELLS = 24
 
 def screen(
     view: View,
-    seen: Sequence[Seen],
+    seen: Sequence[SeenHarvester],
     width: int,
     height: int,
     *,
     keys: bool,
-    kept: Kept | None = None,
+    kept: OffScreenOutput | None = None,
     ascii_only: bool = False,
 ) -> Text:
     """`height` lines of at most `width` cells each. `keys`: whether any is heard; then the last line names them."""
@@ -192,7 +192,7 @@ def screen(
 
 
 def _dashboard(
-    view: View, one: Seen | None, width: int, height: int, kept: Kept | None, *, ascii_only: bool
+    view: View, one: SeenHarvester | None, width: int, height: int, kept: OffScreenOutput | None, *, ascii_only: bool
 ) -> list[Text]:
     if height <= 0:
         return []
@@ -206,7 +206,7 @@ def _dashboard(
     return list(drawn.split("\n", allow_blank=True))
 
 
-def _others(seen: Sequence[Seen], one: Seen | None, width: int, *, ascii_only: bool) -> list[Text]:
+def _others(seen: Sequence[SeenHarvester], one: SeenHarvester | None, width: int, *, ascii_only: bool) -> list[Text]:
     """A line for each, as many as there is room for around the one that is looked at."""
     at = next((number for number, other in enumerate(seen) if other is one), 0)
     first = max(0, min(at - _MOST_LISTED // 2, len(seen) - _MOST_LISTED))
@@ -223,7 +223,7 @@ def _others(seen: Sequence[Seen], one: Seen | None, width: int, *, ascii_only: b
     return lines
 
 
-def _word(one: Seen) -> str:
+def _word(one: SeenHarvester) -> str:
     if one.trouble is not None:
         return "no answer"
     if one.status is None:
@@ -232,7 +232,7 @@ def _word(one: Seen) -> str:
     return one.status.state.value.upper() + (", paused" if paused else "")
 
 
-def _figures(one: Seen) -> str:
+def _figures(one: SeenHarvester) -> str:
     status = one.status
     if status is None or one.trouble is not None:
         return ""

@@ -61,7 +61,7 @@ def drain(
     with session(spark_settings("drain", master, conf, log_level), progress=say) as spark:
         from harvester_cli.pump import stop_on_signal
 
-        from harvester.pipeline.drain.job import DrainSettings, SliceDone, run
+        from harvester.pipeline.drain.job import DrainSettings, DrainSliceDone, run
 
         settings = DrainSettings(
             loaded, options, lease=duration, tasks=tasks, slice_records=slice_records, slice_bytes=slice_mb << 20,
@@ -69,7 +69,7 @@ def drain(
         )  # fmt: skip
         with stop_on_signal() as stop, _bar() as advance:
 
-            def tell(done: SliceDone) -> None:
+            def tell(done: DrainSliceDone) -> None:
                 if advance is not None:
                     advance(done.records, done.left)
                     return

@@ -74,7 +74,7 @@ def metrics(
     with session(spark_settings("metrics", master, conf, log_level), progress=say) as spark:
         from harvester_cli.pump import stop_on_signal
 
-        from harvester.pipeline.metrics.job import ALL, BatchDone, MetricsSettings, run
+        from harvester.pipeline.metrics.job import ALL, MetricsBatchDone, MetricsSettings, run
 
         settings = MetricsSettings(
             topics=tuple(dict.fromkeys(topic)), root=absolute(to), kafka=options,
@@ -83,7 +83,7 @@ def metrics(
             most_records=max_records or ALL, compact_every=compact_every,
         )  # fmt: skip
 
-        def tell(done: BatchDone) -> None:
+        def tell(done: MetricsBatchDone) -> None:
             say(
                 f"batch {done.batch}: {done.records:,} records, {done.per_s:,.0f}/s, {done.windows:,} windows written,"
                 f" {done.open_counts:,} counts of open ones{_late(done.late)}"

@@ -23,7 +23,7 @@ from harvester_cli.pipeline.options import (
 )
 
 if TYPE_CHECKING:
-    from harvester.pipeline.replay.plan import Request
+    from harvester.pipeline.replay.plan import ReplayRequest
 
 
 def replay(
@@ -100,7 +100,7 @@ def replay(
         from harvester_cli.pump import stop_on_signal
 
         from harvester.pipeline.replay import job
-        from harvester.pipeline.replay.plan import Pace
+        from harvester.pipeline.replay.plan import ReplayRate
 
         root = absolute(lake)
         if request is not None:
@@ -118,11 +118,11 @@ def replay(
             print(f"{sum(one.records for one in found):,} records would be written")
             return
 
-        def tell(done: job.SliceDone) -> None:
+        def tell(done: job.ReplaySliceDone) -> None:
             say(f"{done.records:,} of {done.total:,} records, {done.per_s:,.0f}/s")
 
         say(f"replay {progress.id} of version {progress.silver_version} of {root}/silver")
-        settings = job.ReplaySettings(root, options, Pace(rate, slice_), loaded.record_header)
+        settings = job.ReplaySettings(root, options, ReplayRate(rate, slice_), loaded.record_header)
         with stop_on_signal() as stop:
             done = job.run(spark, settings, progress, stop=stop.is_set, report=tell)
     rest = "" if done.finished else f"; the rest: --resume {done.id}"
@@ -139,10 +139,10 @@ def _request(
     suffix: str | None,
     into_original: bool,
     as_new: bool,
-) -> Request:
+) -> ReplayRequest:
     from datetime import UTC, datetime
 
-    from harvester.pipeline.replay.plan import By, Destination, Request, Selection
+    from harvester.pipeline.replay.plan import By, Destination, ReplayRequest, Selection
 
     if by not in set(By):
         raise typer.BadParameter(f"{by!r} is none of {', '.join(By)}", param_hint="--by")
@@ -158,7 +158,7 @@ def _request(
             f"records come from {to_topic}; --into-original says that it is meant", param_hint="--to-topic"
         )
     selection = Selection(first, last, By(by), named, tuple(dict.fromkeys(keys)))
-    return Request(selection, Destination(to_topic, suffix, into_original), as_new)
+    return ReplayRequest(selection, Destination(to_topic, suffix, into_original), as_new)
 
 
 def _decoded(text: str) -> bytes:

@@ -47,13 +47,13 @@ from harvester.coordination.core.messages import (
     ClaimingMessages,
     ClaimingPartition,
     Client,
+    GroupPartition,
     Heartbeat,
     Message,
-    Place,
     ReleasingPartition,
     ReturningMessages,
 )
-from harvester.coordination.core.rationalizer import Verdict
+from harvester.coordination.core.rationalizer import ClaimVerdict
 from harvester.coordination.core.world import NO_GENERATION, SET_TO_START
 
 # -- events
@@ -72,21 +72,21 @@ class ReadBack:
 
     message: Message
     offset: int
-    verdict: Verdict
+    verdict: ClaimVerdict
     last_offset: int | None
     positioned: bool
     at_ms: int = 0
 
 
 @dataclass(frozen=True, slots=True)
-class Taken:
+class ClaimTaken:
     """The log says that the claim is not ours any more."""
 
     reason: str
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class PositionFound:
     """The position under which the claim of this generation was won, from all that is kept of the log."""
 
     generation: int
@@ -109,32 +109,43 @@ class Progressed:
 
 
 @dataclass(frozen=True, slots=True)
-class Fetched:
+class BatchWaiting:
     """At most once: a batch that ends with this offset waits to be processed."""
 
     last_offset: int
 
 
 @dataclass(frozen=True, slots=True)
-class Release:
+class ReleaseClaim:
     """Give the place up, in good order."""
 
     reason: str
 
 
 @dataclass(frozen=True, slots=True)
-class Drained:
+class PartitionDrained:
     """Nothing of the place is handed out any more. At most once, what is ours behind `last_offset` never was."""
 
     last_offset: int | None
 
 
 @dataclass(frozen=True, slots=True)
-class Tick:
+class ClaimTick:
     """Time passes."""
 
 
-Event = TryClaim | ReadBack | Taken | Found | NotSent | Progressed | Fetched | Release | Drained | Tick
+Event = (
+    TryClaim
+    | ReadBack
+    | ClaimTaken
+    | PositionFound
+    | NotSent
+    | Progressed
+    | BatchWaiting
+    | ReleaseClaim
+    | PartitionDrained
+    | ClaimTick
+)
 
 # -- commands
 
@@ -150,7 +161,7 @@ class Append:
 class LookBack:
     """Find the position in the log before this offset; answer with Found."""
 
-    place: Place
+    place: GroupPartition
     generation: int
 
 
@@ -158,7 +169,7 @@ class LookBack:
 class Begin:
     """The place is held: consume behind `last_offset`, or further if that is not certain (`positioned`)."""
 
-    place: Place
+    place: GroupPartition
     generation: int
     last_offset: int | None
     positioned: bool = True
@@ -168,16 +179,16 @@ class Begin:
 class Process:
     """At most once: the batch up to this offset is ours, for ever."""
 
-    place: Place
+    place: GroupPartition
     generation: int
     last_offset: int
 
 
 @dataclass(frozen=True, slots=True)
-class Stop:
+class StopHandingOut:
     """Hand out nothing more of the place. `lost`: it may be another's already; else answer with Drained."""
 
-    place: Place
+    place: GroupPartition
     generation: int
     reason: str
     lost: bool
@@ -187,13 +198,13 @@ class Stop:
 class Missed:
     """The claim was not won."""
 
-    place: Place
+    place: GroupPartition
 
 
-Command = Append | LookBack | Begin | Process | Stop | Missed
+Command = Append | LookBack | Begin | Process | StopHandingOut | Missed
 
 
-class Phase(Enum):
+class ClaimPhase(Enum):
     """See `claims`."""
 
     IDLE = "idle"
@@ -204,11 +215,11 @@ class Phase(Enum):
 
 
 _OFFSET_BITS = 20  # beside them there is room for the time until 2248 in 64 bits
-HOLDING = (Phase.FINDING, Phase.HELD, Phase.LEAVING)
+HOLDING = (ClaimPhase.FINDING, ClaimPhase.HELD, ClaimPhase.LEAVING)
 
 
 @dataclass(frozen=True, slots=True)
-class Pace:
+class ClaimTiming:
     """In seconds of the local clock. `margin_s`: for a clock that runs slow, and to finish what is in hand."""
 
     interval_s: float
@@ -238,7 +249,7 @@ class BatchStep(Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Batch:
+class ClaimedBatch:
     """At most once: records up to `last_offset`, and the number of the message that is awaited."""
 
     last_offset: int
@@ -247,12 +258,12 @@ class Batch:
 
 
 @dataclass(frozen=True, slots=True)
-class Holding:
+class ClaimState:
     """The machine's state. `proof_at`: when the newest message that was read back as accepted was sent."""
 
-    place: Place
+    place: GroupPartition
     client: Client
-    phase: Phase = Phase.IDLE
+    phase: ClaimPhase = ClaimPhase.IDLE
     number: int = 0  # of the last message
     claim_number: int = 0  # of the claim that is awaited
     generation: int = NO_GENERATION
@@ -262,7 +273,7 @@ class Holding:
     proof_at: float = -math.inf
     sent: tuple[tuple[int, float], ...] = ()  # what has not been read back, and when it was sent
     next_beat_at: float = math.inf
-    batch: Batch | None = None
+    batch: ClaimedBatch | None = None
     at_most_once: bool = False
 
     @property
@@ -278,24 +289,24 @@ class Holding:
         """Whether this message was sent, and nothing has been read back since: not it, nor one behind it."""
         return any(known == number for known, _ in self.sent)
 
-    def trusted_until(self, pace: Pace) -> float:
+    def trusted_until(self, pace: ClaimTiming) -> float:
         """The moment at which another may hold the place."""
         return self.proof_at + pace.trust_s if self.phase in HOLDING else -math.inf
 
-    def hand_out_until(self, pace: Pace) -> float:
+    def hand_out_until(self, pace: ClaimTiming) -> float:
         """At least once: the moment from which on no record may be given to the application."""
-        return self.proof_at + min(pace.interval_s, pace.trust_s) if self.phase is Phase.HELD else -math.inf
+        return self.proof_at + min(pace.interval_s, pace.trust_s) if self.phase is ClaimPhase.HELD else -math.inf
 
-    def may_fetch(self, now: float, pace: Pace) -> bool:
+    def may_fetch(self, now: float, pace: ClaimTiming) -> bool:
         """At most once: whether another batch may be proposed."""
-        return self.phase is Phase.HELD and self.batch is None and now < self.trusted_until(pace)
+        return self.phase is ClaimPhase.HELD and self.batch is None and now < self.trusted_until(pace)
 
 
 _MOST_SENT = 64  # older ones would prove nothing
-Next = tuple[Holding, tuple[Command, ...]]
+Next = tuple[ClaimState, tuple[Command, ...]]
 
 
-def step(state: Holding, event: Event, now: float, pace: Pace) -> Next:
+def step(state: ClaimState, event: Event, now: float, pace: ClaimTiming) -> Next:
     """One event at one moment; returns the next state and what is to be done, in order."""
     if state.phase in HOLDING and now >= state.trusted_until(pace):
         state, stopped = _stop(state, "none of its messages came back in time")
@@ -304,50 +315,50 @@ def step(state: Holding, event: Event, now: float, pace: Pace) -> Next:
     return _apply(state, event, now, pace)
 
 
-def _apply(state: Holding, event: Event, now: float, pace: Pace) -> Next:
+def _apply(state: ClaimState, event: Event, now: float, pace: ClaimTiming) -> Next:
     match event:
-        case TryClaim(known) if state.phase is Phase.IDLE:
+        case TryClaim(known) if state.phase is ClaimPhase.IDLE:
             message = ClaimingPartition(
                 state.place, state.client, state.number + 1, known, None, pace.interval_ms, state.at_most_once
             )
-            state = replace(state, phase=Phase.CLAIMING, claim_number=message.number)
+            state = replace(state, phase=ClaimPhase.CLAIMING, claim_number=message.number)
             return _append(state, message, now, pace)
         case ReadBack():
             return _read_back(state, event, now, pace)
-        case Taken(reason) if state.phase in HOLDING:
+        case ClaimTaken(reason) if state.phase in HOLDING:
             return _stop(state, reason)
-        case Found(generation, last_offset, positioned) if state.phase is Phase.FINDING:
+        case PositionFound(generation, last_offset, positioned) if state.phase is ClaimPhase.FINDING:
             if generation != state.generation:
                 return state, ()
             return _begin(replace(state, last_offset=last_offset), now, pace, positioned=positioned)
         case NotSent(number):
             return _not_sent(state, number, now, pace)
-        case Progressed(last_offset) if state.phase in (Phase.HELD, Phase.LEAVING):
+        case Progressed(last_offset) if state.phase in (ClaimPhase.HELD, ClaimPhase.LEAVING):
             known = last_offset if state.last_offset is None else max(last_offset, state.last_offset)
             return replace(state, last_offset=known), ()
-        case Fetched(last_offset) if state.may_fetch(now, pace):
+        case BatchWaiting(last_offset) if state.may_fetch(now, pace):
             if state.last_offset is not None and last_offset <= state.last_offset:
                 return state, ()
             return _claim_messages(state, last_offset, now, pace)
-        case Release(reason):
+        case ReleaseClaim(reason):
             return _leave(state, reason)
-        case Drained(last_offset) if state.phase is Phase.LEAVING and state.batch is None:
+        case PartitionDrained(last_offset) if state.phase is ClaimPhase.LEAVING and state.batch is None:
             return _left(state, last_offset, now, pace)
-        case Tick():
+        case ClaimTick():
             return _tick(state, now, pace)
         case _:
             return state, ()
 
 
-def _tick(state: Holding, now: float, pace: Pace) -> Next:
-    if state.phase is Phase.CLAIMING and now >= _sent_at(state, state.claim_number) + pace.trust_s:
+def _tick(state: ClaimState, now: float, pace: ClaimTiming) -> Next:
+    if state.phase is ClaimPhase.CLAIMING and now >= _sent_at(state, state.claim_number) + pace.trust_s:
         return _missed(state)
-    if state.phase in (Phase.HELD, Phase.LEAVING) and state.batch is None and now >= state.next_beat_at:
+    if state.phase in (ClaimPhase.HELD, ClaimPhase.LEAVING) and state.batch is None and now >= state.next_beat_at:
         return _append(state, _heartbeat(state, state.last_offset, pace), now, pace)
     return state, ()
 
 
-def _read_back(state: Holding, event: ReadBack, now: float, pace: Pace) -> Next:
+def _read_back(state: ClaimState, event: ReadBack, now: float, pace: ClaimTiming) -> Next:
     message, number = event.message, event.message.number
     sent_at = _sent_at(state, number)
     state = replace(state, sent=tuple(entry for entry in state.sent if entry[0] > number))
@@ -355,15 +366,15 @@ def _read_back(state: Holding, event: ReadBack, now: float, pace: Pace) -> Next:
         return _claim_read(state, event, sent_at, now, pace)
     if state.phase not in HOLDING or message.generation != state.generation:
         return state, ()  # of a claim that is over
-    if event.verdict is not Verdict.ACCEPTED:
+    if event.verdict is not ClaimVerdict.ACCEPTED:
         return _stop(state, "another client holds it")
     state = replace(state, proof_at=max(state.proof_at, sent_at), confirmed=event.offset)
     return _advance_batch(state, message, now, pace)
 
 
-def _claim_read(state: Holding, event: ReadBack, sent_at: float, now: float, pace: Pace) -> Next:
-    awaited = state.phase is Phase.CLAIMING and event.message.number == state.claim_number
-    if event.verdict is not Verdict.WON:
+def _claim_read(state: ClaimState, event: ReadBack, sent_at: float, now: float, pace: ClaimTiming) -> Next:
+    awaited = state.phase is ClaimPhase.CLAIMING and event.message.number == state.claim_number
+    if event.verdict is not ClaimVerdict.WON:
         return _missed(state) if awaited else (state, ())
     if awaited and now < sent_at + pace.trust_s:
         won = replace(
@@ -372,7 +383,7 @@ def _claim_read(state: Holding, event: ReadBack, sent_at: float, now: float, pac
         )  # fmt: skip
         if event.positioned:
             return _begin(won, now, pace)
-        return replace(won, phase=Phase.FINDING), (LookBack(state.place, event.offset),)
+        return replace(won, phase=ClaimPhase.FINDING), (LookBack(state.place, event.offset),)
     state, missed = _missed(state) if awaited else (state, ())
     if not event.positioned:
         return state, missed  # a release would report a position; the claim goes stale by itself
@@ -383,27 +394,27 @@ def _claim_read(state: Holding, event: ReadBack, sent_at: float, now: float, pac
     return state, (*missed, *appended)
 
 
-def _begin(state: Holding, now: float, pace: Pace, *, positioned: bool = True) -> Next:
-    state = replace(state, phase=Phase.HELD)
+def _begin(state: ClaimState, now: float, pace: ClaimTiming, *, positioned: bool = True) -> Next:
+    state = replace(state, phase=ClaimPhase.HELD)
     state, beat = _append(state, _heartbeat(state, state.last_offset, pace), now, pace)
     return state, (*beat, Begin(state.place, state.generation, state.last_offset, positioned))
 
 
-def _claim_messages(state: Holding, last_offset: int, now: float, pace: Pace) -> Next:
+def _claim_messages(state: ClaimState, last_offset: int, now: float, pace: ClaimTiming) -> Next:
     message = ClaimingMessages(
         state.place, state.client, state.number + 1, state.generation, state.confirmed, last_offset
     )
-    state = replace(state, batch=Batch(last_offset, BatchStep.CLAIMED, message.number))
+    state = replace(state, batch=ClaimedBatch(last_offset, BatchStep.CLAIMED, message.number))
     return _append(state, message, now, pace)
 
 
-def _commit(state: Holding, batch: Batch, now: float, pace: Pace) -> Next:
+def _commit(state: ClaimState, batch: ClaimedBatch, now: float, pace: ClaimTiming) -> Next:
     message = _heartbeat(state, batch.last_offset, pace)
-    state = replace(state, batch=Batch(batch.last_offset, BatchStep.COMMITTED, message.number))
+    state = replace(state, batch=ClaimedBatch(batch.last_offset, BatchStep.COMMITTED, message.number))
     return _append(state, message, now, pace)
 
 
-def _advance_batch(state: Holding, message: Message, now: float, pace: Pace) -> Next:
+def _advance_batch(state: ClaimState, message: Message, now: float, pace: ClaimTiming) -> Next:
     batch = state.batch
     match message:
         case ClaimingMessages() if batch is not None and batch.step is BatchStep.CLAIMED:
@@ -416,8 +427,8 @@ def _advance_batch(state: Holding, message: Message, now: float, pace: Pace) -> 
     return state, ()
 
 
-def _not_sent(state: Holding, number: int, now: float, pace: Pace) -> Next:
-    if state.phase is Phase.CLAIMING and number == state.claim_number:
+def _not_sent(state: ClaimState, number: int, now: float, pace: ClaimTiming) -> Next:
+    if state.phase is ClaimPhase.CLAIMING and number == state.claim_number:
         return _missed(state)
     batch = state.batch
     if state.phase not in HOLDING or batch is None or number != batch.number:
@@ -427,19 +438,19 @@ def _not_sent(state: Holding, number: int, now: float, pace: Pace) -> Next:
     return _commit(state, batch, now, pace)
 
 
-def _leave(state: Holding, reason: str) -> Next:
-    if state.phase is Phase.HELD:
+def _leave(state: ClaimState, reason: str) -> Next:
+    if state.phase is ClaimPhase.HELD:
         claimed = state.batch is not None and state.batch.step is BatchStep.CLAIMED
-        state = replace(state, phase=Phase.LEAVING, batch=None if claimed else state.batch)
-        return state, (Stop(state.place, state.generation, reason, lost=False),)
-    if state.phase is Phase.CLAIMING:
+        state = replace(state, phase=ClaimPhase.LEAVING, batch=None if claimed else state.batch)
+        return state, (StopHandingOut(state.place, state.generation, reason, lost=False),)
+    if state.phase is ClaimPhase.CLAIMING:
         return _missed(state)
-    if state.phase is Phase.FINDING:
-        return replace(state, phase=Phase.IDLE), (Missed(state.place),)
+    if state.phase is ClaimPhase.FINDING:
+        return replace(state, phase=ClaimPhase.IDLE), (Missed(state.place),)
     return state, ()
 
 
-def _left(state: Holding, last_offset: int | None, now: float, pace: Pace) -> Next:
+def _left(state: ClaimState, last_offset: int | None, now: float, pace: ClaimTiming) -> Next:
     """Return what is ours behind this offset, and release."""
     returned: tuple[Command, ...] = ()
     if state.last_offset is not None and state.last_offset > (SET_TO_START if last_offset is None else last_offset):
@@ -450,23 +461,23 @@ def _left(state: Holding, last_offset: int | None, now: float, pace: Pace) -> Ne
     release = ReleasingPartition(
         state.place, state.client, state.number + 1, state.generation, state.confirmed, state.last_offset
     )
-    state, released = _append(replace(state, phase=Phase.IDLE), release, now, pace)
+    state, released = _append(replace(state, phase=ClaimPhase.IDLE), release, now, pace)
     return state, (*returned, *released)
 
 
-def _stop(state: Holding, reason: str) -> Next:
+def _stop(state: ClaimState, reason: str) -> Next:
     phase = state.phase
-    state = replace(state, phase=Phase.IDLE, batch=None)
-    if phase is Phase.FINDING:
+    state = replace(state, phase=ClaimPhase.IDLE, batch=None)
+    if phase is ClaimPhase.FINDING:
         return state, (Missed(state.place),)
-    return state, (Stop(state.place, state.generation, reason, lost=True),)
+    return state, (StopHandingOut(state.place, state.generation, reason, lost=True),)
 
 
-def _missed(state: Holding) -> Next:
-    return replace(state, phase=Phase.IDLE), (Missed(state.place),)
+def _missed(state: ClaimState) -> Next:
+    return replace(state, phase=ClaimPhase.IDLE), (Missed(state.place),)
 
 
-def _heartbeat(state: Holding, last_offset: int | None, pace: Pace) -> Heartbeat:
+def _heartbeat(state: ClaimState, last_offset: int | None, pace: ClaimTiming) -> Heartbeat:
     number = state.number + 1
     return Heartbeat(
         state.place, state.client, number, state.generation, state.confirmed, last_offset, pace.interval_ms,
@@ -474,7 +485,7 @@ def _heartbeat(state: Holding, last_offset: int | None, pace: Pace) -> Heartbeat
     )  # fmt: skip
 
 
-def _append(state: Holding, message: Message, now: float, pace: Pace) -> Next:
+def _append(state: ClaimState, message: Message, now: float, pace: ClaimTiming) -> Next:
     state = replace(
         state,
         number=message.number,
@@ -484,6 +495,6 @@ def _append(state: Holding, message: Message, now: float, pace: Pace) -> Next:
     return state, (Append(message),)
 
 
-def _sent_at(state: Holding, number: int) -> float:
+def _sent_at(state: ClaimState, number: int) -> float:
     """When a message was sent; long ago, if that is forgotten."""
     return next((at for known, at in state.sent if known == number), -math.inf)

@@ -35,31 +35,31 @@ from enum import Enum
 from harvester.coordination.core import claim as claims
 from harvester.coordination.core.claim import (
     HOLDING,
+    ClaimPhase,
+    ClaimState,
+    ClaimTaken,
+    ClaimTick,
     Command,
     Event,
-    Holding,
     Missed,
-    Phase,
     ReadBack,
-    Release,
-    Taken,
-    Tick,
+    ReleaseClaim,
     TryClaim,
 )
-from harvester.coordination.core.fair_share import Choice, Look, Settings
+from harvester.coordination.core.fair_share import Choice, LogView, ShareSettings
 from harvester.coordination.core.messages import (
     ClaimingMessages,
     ClaimingPartition,
     Client,
+    GroupPartition,
     Heartbeat,
     Message,
-    Place,
     ReleasingPartition,
     ReturningMessages,
     SettingPosition,
     Unreadable,
 )
-from harvester.coordination.core.rationalizer import Reading, Verdict, read
+from harvester.coordination.core.rationalizer import ClaimVerdict, Reading, read
 from harvester.coordination.core.world import NO_GENERATION, World
 
 _LISTEN = 0.75  # of an interval
@@ -111,18 +111,18 @@ class Stage(Enum):
 class Coordinator:
     """See the module's text. Every method returns what is to be done, in order. One thread only."""
 
-    def __init__(self, settings: Settings, worlds: Mapping[int, World]) -> None:
+    def __init__(self, settings: ShareSettings, worlds: Mapping[int, World]) -> None:
         self.settings = settings
         self.stage = Stage.READING
         self.worlds = dict(worlds)
-        self.holdings: dict[Place, Holding] = {}
-        self._look = Look(settings, (), self.worlds, self.holdings)
+        self.holdings: dict[GroupPartition, ClaimState] = {}
+        self._look = LogView(settings, (), self.worlds, self.holdings)
         self._choice = Choice(settings)
-        self._paces = Paces(settings.timing.interval_ms, at_most_once=settings.at_most_once)
+        self._paces = IntervalCheck(settings.timing.interval_ms, at_most_once=settings.at_most_once)
         self._ends: Mapping[int, int] = {}
         self._unread = set(self.worlds)  # partitions of the log that are not read to the end they had
         self._ready_at = self._next_choice_at = -math.inf
-        self._claiming: dict[Place, int] = {}  # when it was closed: the numbers of claims under way
+        self._claiming: dict[GroupPartition, int] = {}  # when it was closed: the numbers of claims under way
 
     # -- the log
 
@@ -174,7 +174,7 @@ class Coordinator:
             return said
         if claim.generation != holding.generation or claim.holder != us:
             reason = "it was released for us" if claim.holder is None else f"{claim.holder.id} holds it"
-            said += self._step(place, Taken(reason), now)
+            said += self._step(place, ClaimTaken(reason), now)
         return said
 
     # -- what the consumer tells
@@ -183,13 +183,15 @@ class Coordinator:
         """The topics, with the number of partitions that each has now; call it again when that grows."""
         group = self.settings.group
         places = tuple(
-            Place(group, topic, partition) for topic, count in sorted(topics.items()) for partition in range(count)
+            GroupPartition(group, topic, partition)
+            for topic, count in sorted(topics.items())
+            for partition in range(count)
         )
-        self._look = Look(self.settings, places, self.worlds, self.holdings)
+        self._look = LogView(self.settings, places, self.worlds, self.holdings)
 
-    def tell(self, place: Place, event: Event, now: float) -> list[Outcome]:
+    def tell(self, place: GroupPartition, event: Event, now: float) -> list[Outcome]:
         """What concerns one claim: Found, NotSent, Progressed, Fetched, Drained, Release."""
-        if isinstance(event, Release):
+        if isinstance(event, ReleaseClaim):
             self._choice.let_go(place, now)
         return list(self._step(place, event, now))
 
@@ -197,12 +199,14 @@ class Coordinator:
         """Claim nothing more; with `release` give everything up, which is done when `left` says so."""
         self.stage = Stage.CLOSING
         self._claiming = {
-            place: holding.claim_number for place, holding in self.holdings.items() if holding.phase is Phase.CLAIMING
+            place: holding.claim_number
+            for place, holding in self.holdings.items()
+            if holding.phase is ClaimPhase.CLAIMING
         }
         said: list[Outcome] = []
         if release:
             for place in tuple(self.holdings):
-                said += self._step(place, Release("the consumer is closed"), now)
+                said += self._step(place, ReleaseClaim("the consumer is closed"), now)
         return said
 
     def tick(self, now: float) -> list[Outcome]:
@@ -211,7 +215,7 @@ class Coordinator:
         if self.stage is Stage.REFUSED:
             return said
         for place in tuple(self.holdings):
-            said += self._step(place, Tick(), now)
+            said += self._step(place, ClaimTick(), now)
         if self.stage is Stage.LISTENING and self._has_listened(now):
             self.stage = Stage.ACTIVE
             self._choice.active(now)
@@ -221,7 +225,7 @@ class Coordinator:
         return said
 
     @property
-    def holds(self) -> tuple[Place, ...]:
+    def holds(self) -> tuple[GroupPartition, ...]:
         """The places that are held, those that are being given up included."""
         return tuple(place for place, holding in self.holdings.items() if holding.phase in HOLDING)
 
@@ -241,10 +245,10 @@ class Coordinator:
     def _choose(self, now: float) -> list[Outcome]:
         said: list[Outcome] = []
         for place, holding in tuple(self.holdings.items()):
-            if holding.phase is Phase.HELD and self._look.is_orphan(place):
-                said += self._step(place, Release("the first partition of its topic is not held"), now)
+            if holding.phase is ClaimPhase.HELD and self._look.is_orphan(place):
+                said += self._step(place, ReleaseClaim("the first partition of its topic is not held"), now)
         for place in self._choice.to_shed(self._look, now):
-            said += self._step(place, Release("others have fewer"), now)
+            said += self._step(place, ReleaseClaim("others have fewer"), now)
         for place in self._choice.to_claim(self._look, now):
             claim = self._look.world(place).claim(place)
             certain = claim.exact and claim.generation != NO_GENERATION
@@ -281,30 +285,30 @@ class Coordinator:
             return client
         if self.stage is not Stage.ACTIVE or not isinstance(message, ClaimingPartition):
             return None  # what an earlier life says late is refused by the log
-        deposed = reading.verdict is Verdict.WON and reading.before is not None and reading.before.holder == us
+        deposed = reading.verdict is ClaimVerdict.WON and reading.before is not None and reading.before.holder == us
         if deposed and client != us and client.id == us.id:
             return client
-        beaten = reading.verdict is Verdict.LOST and client == us
+        beaten = reading.verdict is ClaimVerdict.LOST and client == us
         return holder if beaten and holder is not None and holder.id == us.id and holder != us else None
 
     def _end(self, refusal: Outcome, reason: str, now: float) -> list[Outcome]:
         self.stage = Stage.REFUSED
         said: list[Outcome] = []
         for place in self.holds:
-            said += self._step(place, Taken(reason), now)
+            said += self._step(place, ClaimTaken(reason), now)
         return [*said, refusal]
 
-    def _step(self, place: Place, event: Event, now: float) -> tuple[Command, ...]:
+    def _step(self, place: GroupPartition, event: Event, now: float) -> tuple[Command, ...]:
         holding = self.holdings.get(place)
         if holding is None:
-            holding = Holding(place, self.settings.client, at_most_once=self.settings.at_most_once)
+            holding = ClaimState(place, self.settings.client, at_most_once=self.settings.at_most_once)
         self.holdings[place], commands = claims.step(holding, event, now, self.settings.pace)
         if any(isinstance(command, Missed) for command in commands):
             self._choice.missed(self._look, place, now)
         return commands
 
 
-_COUNTS = frozenset({Verdict.WON, Verdict.ACCEPTED, Verdict.UNDECIDED})
+_COUNTS = frozenset({ClaimVerdict.WON, ClaimVerdict.ACCEPTED, ClaimVerdict.UNDECIDED})
 
 
 @dataclass(frozen=True, slots=True)
@@ -316,15 +320,15 @@ class Other:
     at_most_once: bool
 
 
-class Paces:
+class IntervalCheck:
     """See the module's text."""
 
     def __init__(self, interval_ms: int, *, at_most_once: bool = False) -> None:
         self._interval_ms, self._at_most_once = interval_ms, at_most_once
-        self._others: dict[Place, tuple[Other, int]] = {}  # and when it was heard of
+        self._others: dict[GroupPartition, tuple[Other, int]] = {}  # and when it was heard of
         self._known: set[Client] = set()
 
-    def heard(self, message: Message, verdict: Verdict, now_ms: int) -> Other | None:
+    def heard(self, message: Message, verdict: ClaimVerdict, now_ms: int) -> Other | None:
         """A message of the group, in the order of the log. Its sender, if that one differs."""
         if verdict not in _COUNTS:
             return None
@@ -352,7 +356,7 @@ class Paces:
         self._known.add(client)
         return new
 
-    def silence_ms(self, now_ms: Callable[[Place], int]) -> int:
+    def silence_ms(self, now_ms: Callable[[GroupPartition], int]) -> int:
         """How long it has to be silent here until none of them can be alive, given the log's time at each place."""
         alive = (
             2 * other.interval_ms

@@ -58,13 +58,13 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from struct import pack
 
-from harvester.coordination.core.claim import Holding, Pace, Phase
-from harvester.coordination.core.messages import Client, Place
-from harvester.coordination.core.world import Freshness, Timing, World
+from harvester.coordination.core.claim import ClaimPhase, ClaimState, ClaimTiming
+from harvester.coordination.core.messages import Client, GroupPartition
+from harvester.coordination.core.world import Freshness, LogTiming, World
 from harvester.delivery.partitioner import murmur2
 
 
-def log_partition(place: Place, partitions: int) -> int:
+def log_partition(place: GroupPartition, partitions: int) -> int:
     """Of a coordination topic with so many partitions."""
     return murmur2(place.topic.encode() + pack(">i", place.partition)) % partitions
 
@@ -163,12 +163,12 @@ class Shedding:
         return now >= self.next_at
 
 
-def preferred(client_id: str, places: Iterable[Place]) -> list[Place]:
+def preferred(client_id: str, places: Iterable[GroupPartition]) -> list[GroupPartition]:
     """The places in the order in which this client would take them."""
     return sorted(places, key=lambda place: (_weight(client_id, place), place))
 
 
-def _weight(client_id: str, place: Place) -> int:
+def _weight(client_id: str, place: GroupPartition) -> int:
     return murmur2(f"{client_id}\0{place.topic}\0{place.partition}".encode())
 
 
@@ -177,7 +177,7 @@ def _lowest(counts: Mapping[str, int], among: Collection[str]) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class Settings:
+class ShareSettings:
     """What a consumer was told. `shed_at_once`: the most places that are given up in one interval for those who have
     fewer; None: all that there are too many.
     """
@@ -185,8 +185,8 @@ class Settings:
     group: str
     client: Client
     log_partitions: int
-    timing: Timing
-    pace: Pace
+    timing: LogTiming
+    pace: ClaimTiming
     greedy: bool = True
     whole_topics: bool = False
     max_claims: int | None = None
@@ -195,53 +195,53 @@ class Settings:
 
 
 @dataclass(frozen=True, slots=True)
-class Look:
+class LogView:
     """All that is known: the places of the subscribed topics, the worlds by partition of the log, one's own claims."""
 
-    settings: Settings
-    places: tuple[Place, ...]
+    settings: ShareSettings
+    places: tuple[GroupPartition, ...]
     worlds: Mapping[int, World]
-    holdings: Mapping[Place, Holding]
+    holdings: Mapping[GroupPartition, ClaimState]
 
-    def world(self, place: Place) -> World:
+    def world(self, place: GroupPartition) -> World:
         """Which speaks of a place."""
         return self.worlds[log_partition(place, self.settings.log_partitions)]
 
-    def phase(self, place: Place) -> Phase:
+    def phase(self, place: GroupPartition) -> ClaimPhase:
         """Of one's own claim."""
         holding = self.holdings.get(place)
-        return Phase.IDLE if holding is None else holding.phase
+        return ClaimPhase.IDLE if holding is None else holding.phase
 
-    def holder(self, place: Place) -> Client | None:
+    def holder(self, place: GroupPartition) -> Client | None:
         """As the log has it, stale or not."""
         return self.world(place).claim(place).holder
 
     @property
-    def units(self) -> tuple[Place, ...]:
+    def units(self) -> tuple[GroupPartition, ...]:
         """See the module's text."""
         return tuple(place for place in self.places if not self.settings.whole_topics or place.partition == 0)
 
     @property
-    def wanted(self) -> tuple[Place, ...]:
+    def wanted(self) -> tuple[GroupPartition, ...]:
         """What may be claimed as far as topics go."""
         return tuple(place for place in self.places if not self.is_orphan(place))
 
-    def is_orphan(self, place: Place) -> bool:
+    def is_orphan(self, place: GroupPartition) -> bool:
         """With whole topics: a partition whose topic's first partition is not held."""
         if not self.settings.whole_topics or place.partition == 0:
             return False
-        return self.phase(Place(place.group, place.topic, 0)) is not Phase.HELD
+        return self.phase(GroupPartition(place.group, place.topic, 0)) is not ClaimPhase.HELD
 
 
 class Choice:
     """See the module's text; keeps what was heard and tried when, on the local clock."""
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: ShareSettings) -> None:
         self._settings = settings
         self._interval_s = settings.pace.interval_s
         self._ready_at = self._first_until = -math.inf
-        self._heard_at: dict[Place, float] = {}
-        self._retry_at: dict[Place, float] = {}
+        self._heard_at: dict[GroupPartition, float] = {}
+        self._retry_at: dict[GroupPartition, float] = {}
         self._log_time = LogTime()
         self._shedding = Shedding(self._interval_s)
         self._next_ask_at = self._next_extra_at = -math.inf
@@ -259,11 +259,11 @@ class Choice:
         """A record was read in a partition of the log, where the log time is now this."""
         self._log_time.read(partition, now_ms, now)
 
-    def heard(self, place: Place, now: float) -> None:
+    def heard(self, place: GroupPartition, now: float) -> None:
         """A message about the place was read."""
         self._heard_at[place] = now
 
-    def missed(self, look: Look, place: Place, now: float) -> None:
+    def missed(self, look: LogView, place: GroupPartition, now: float) -> None:
         """A claim was not won: not the same again at once, unless it only came a little too early."""
         world = look.world(place)
         claim = world.claim(place)
@@ -273,34 +273,34 @@ class Choice:
             wait_s = min(wait_s, early_ms / 1000) if early_ms > 0 else wait_s
         self._retry_at[place] = now + wait_s
 
-    def let_go(self, place: Place, now: float) -> None:
+    def let_go(self, place: GroupPartition, now: float) -> None:
         """It is given up on request: for others to claim."""
         self._retry_at[place] = now + 2 * self._interval_s
 
-    def to_shed(self, look: Look, now: float) -> list[Place]:
+    def to_shed(self, look: LogView, now: float) -> list[GroupPartition]:
         """What is given up now, for those who have fewer."""
         roster = self._roster(look, now)
         surplus = roster.moves()[roster.me]
-        held = [place for place in look.units if look.phase(place) is Phase.HELD]
+        held = [place for place in look.units if look.phase(place) is ClaimPhase.HELD]
         if not self._shedding.due(surplus > 0, now) or not held:
             return []
         most = self._settings.shed_at_once
         return preferred(roster.me, held)[-(surplus if most is None else min(most, surplus)) :]
 
-    def fewer_elsewhere(self, look: Look, now: float) -> bool:
+    def fewer_elsewhere(self, look: LogView, now: float) -> bool:
         """Whether somebody present has less."""
         counts = self._roster(look, now).counts
         return min(counts.values()) < counts[self._settings.client.id]
 
-    def to_claim(self, look: Look, now: float) -> list[Place]:
+    def to_claim(self, look: LogView, now: float) -> list[GroupPartition]:
         """What is claimed now: what is open, within the share, and if nothing is, perhaps one in vain, to ask."""
         if not self._shedding.may_claim(now):
             return []
         roster = self._roster(look, now)
         units = frozenset(look.units)
-        mine = sum(1 for place in units if look.phase(place) is not Phase.IDLE)
-        under_way = sum(1 for holding in look.holdings.values() if holding.phase is Phase.CLAIMING)
-        chosen: list[Place] = []
+        mine = sum(1 for place in units if look.phase(place) is not ClaimPhase.IDLE)
+        under_way = sum(1 for holding in look.holdings.values() if holding.phase is ClaimPhase.CLAIMING)
+        chosen: list[GroupPartition] = []
         log_ms = self._log_time.now_ms(now)
         free = [place for place in look.wanted if self._is_open(look, place, now, log_ms)]
         if not units.intersection(free):
@@ -331,7 +331,7 @@ class Choice:
         self._next_extra_at = now + self._interval_s
         return True
 
-    def _to_ask(self, look: Look, roster: Roster, now: float) -> list[Place]:
+    def _to_ask(self, look: LogView, roster: Roster, now: float) -> list[GroupPartition]:
         """A place of whoever has most."""
         if now < self._next_ask_at:
             return []
@@ -339,7 +339,7 @@ class Choice:
         others = [
             (roster.counts[holder.id], place)
             for place in preferred(roster.me, look.units)
-            if look.phase(place) is Phase.IDLE
+            if look.phase(place) is ClaimPhase.IDLE
             and (holder := look.holder(place)) is not None
             and holder.id in roster.counts
             and look.world(place).claim(place).exact
@@ -347,8 +347,8 @@ class Choice:
         most = max((count for count, _ in others), default=0)
         return [place for count, place in others if count == most][:1]
 
-    def _is_open(self, look: Look, place: Place, now: float, log_ms: int) -> bool:
-        if look.phase(place) is not Phase.IDLE or now < self._retry_at.get(place, -math.inf):
+    def _is_open(self, look: LogView, place: GroupPartition, now: float, log_ms: int) -> bool:
+        if look.phase(place) is not ClaimPhase.IDLE or now < self._retry_at.get(place, -math.inf):
             return False
         world = look.world(place)
         if world.claimable(place, log_ms) or self._is_ours(look, place):
@@ -356,22 +356,22 @@ class Choice:
         allowance_s = 0.0 if world.claim(place).exact else world.timing.clock_step_ms / 1000
         return self._silent_for(place, now) > 2 * self._interval_s + allowance_s
 
-    def _is_ours(self, look: Look, place: Place) -> bool:
+    def _is_ours(self, look: LogView, place: GroupPartition) -> bool:
         """Whether the log certainly has our client id as the holder."""
         holder = look.holder(place)
         return look.world(place).claim(place).exact and holder is not None and holder.id == self._settings.client.id
 
-    def _silent_for(self, place: Place, now: float) -> float:
+    def _silent_for(self, place: GroupPartition, now: float) -> float:
         return now - max(self._heard_at.get(place, self._ready_at), self._ready_at)
 
-    def _roster(self, look: Look, now: float) -> Roster:
+    def _roster(self, look: LogView, now: float) -> Roster:
         us, log_ms = self._settings.client.id, self._log_time.now_ms(now)
         counts = {us: 0}
         doubtful: Counter[str] = Counter()
         free = 0
         for place in look.units:
             holder, world = look.holder(place), look.world(place)
-            if look.phase(place) is Phase.HELD:
+            if look.phase(place) is ClaimPhase.HELD:
                 counts[us] += 1
             elif holder is None or world.claimable(place, log_ms):
                 free += 1

@@ -33,7 +33,7 @@ _NONE = "-"
 
 
 @dataclass(frozen=True, slots=True, order=True)
-class Place:
+class GroupPartition:
     """What is claimed: a partition of a topic, for a group."""
 
     group: str
@@ -54,7 +54,7 @@ class Client:
 
 @dataclass(frozen=True, slots=True)
 class _Said:
-    place: Place
+    place: GroupPartition
     client: Client
     number: int
     generation: int | None
@@ -188,7 +188,7 @@ def _parse(text: str) -> Message | Unreadable:
     if tuple(field for field, _, _ in found) != expected:
         return Unreadable(f"a {kind} has other fields than {', '.join(expected)}")
     group, topic, partition, client, instance, number, *numbers = (text for _, _, text in found)
-    place = Place(_unname(group), _unname(topic), _whole(partition))
+    place = GroupPartition(_unname(group), _unname(topic), _whole(partition))
     sender = Client(_unname(client), _unname(instance))
     rest = [None if text == _NONE else _whole(text) for text in numbers]
     if made is ClaimingMessages and rest[-1] is None:

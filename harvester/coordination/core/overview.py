@@ -5,20 +5,20 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from harvester.coordination.core.messages import Client, Place
+from harvester.coordination.core.messages import Client, GroupPartition
 from harvester.coordination.core.world import NO_GENERATION, SET_TO_START, Claim, Freshness, World
 
 Bounds = Mapping[tuple[str, int], tuple[int, int]]
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class PartitionRow:
     """One place. `age_s`: since the holder's last accepted message; `lag`: records behind the last processed one.
 
     `certain`: a reader from offset 0 would say the same; else the log begins too late, and two intervals settle it.
     """
 
-    place: Place
+    place: GroupPartition
     holder: Client | None
     freshness: Freshness
     generation: int | None
@@ -28,36 +28,37 @@ class Row:
     certain: bool
 
 
-def rows(worlds: Iterable[World], bounds: Bounds, now_ms: int, group: str | None = None) -> list[Row]:
+def rows(worlds: Iterable[World], bounds: Bounds, now_ms: int, group: str | None = None) -> list[PartitionRow]:
     """Of one group, or of all, in order of names.
 
     `bounds` are the first offset and the end of each partition; those that were never claimed get a row as well.
     `now_ms` is the time here. What is fresh is decided by the log, and the log stands still when nobody writes any
     more; so a claim is shown as one that is appended now would find it.
     """
-    found: dict[Place, tuple[World, Claim]] = {}
+    found: dict[GroupPartition, tuple[World, Claim]] = {}
     for world in worlds:
         for place, claim in world.claims.items():
             if group is None or place.group == group:
                 found[place] = (world, claim)
     consumed = {(place.group, place.topic) for place in found}
     never = {
-        Place(name, topic, partition)
+        GroupPartition(name, topic, partition)
         for name, known in consumed
         for topic, partition in bounds
-        if topic == known and Place(name, topic, partition) not in found
+        if topic == known and GroupPartition(name, topic, partition) not in found
     }
     shown = [_row(place, world, claim, bounds, now_ms) for place, (world, claim) in found.items()]
     shown += [
-        Row(place, None, Freshness.FREE, None, None, None, _lag(bounds, place, None), certain=True) for place in never
+        PartitionRow(place, None, Freshness.FREE, None, None, None, _lag(bounds, place, None), certain=True)
+        for place in never
     ]
     return sorted(shown, key=lambda row: row.place)
 
 
-def _row(place: Place, world: World, claim: Claim, bounds: Bounds, now_ms: int) -> Row:
+def _row(place: GroupPartition, world: World, claim: Claim, bounds: Bounds, now_ms: int) -> PartitionRow:
     log_ms = max(world.now_ms, now_ms)
     held = claim.holder is not None
-    return Row(
+    return PartitionRow(
         place,
         claim.holder,
         claim.freshness(log_ms, world.timing),
@@ -69,7 +70,7 @@ def _row(place: Place, world: World, claim: Claim, bounds: Bounds, now_ms: int) 
     )
 
 
-def _lag(bounds: Bounds, place: Place, last_offset: int | None) -> int | None:
+def _lag(bounds: Bounds, place: GroupPartition, last_offset: int | None) -> int | None:
     found = bounds.get((place.topic, place.partition))
     if found is None:
         return None  # the topic is gone

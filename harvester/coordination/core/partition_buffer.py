@@ -37,7 +37,7 @@ from collections.abc import Callable, Iterator
 from itertools import pairwise
 from typing import Any
 
-from harvester.coordination.core.messages import Place
+from harvester.coordination.core.messages import GroupPartition
 from harvester.coordination.settings import Open
 
 
@@ -65,7 +65,7 @@ class Health:
         return all(later > earlier for earlier, later in pairwise(lags)) and lags[-1] > processed
 
 
-class Progress:
+class PartitionProgress:
     """Of one partition under one claim. `last_offset`: of the prefix; None before the first record."""
 
     __slots__ = ("_done", "last_offset")
@@ -111,12 +111,12 @@ class Progress:
 _NOT_COUNTED = -2  # one less than any number of records that were given
 
 
-class Lot:
+class RecordBatch:
     """See the module's text. `in_order`: nothing that was handed out before is still open."""
 
     __slots__ = ("done", "given", "place", "records", "told", "until")
 
-    def __init__(self, place: Place, records: list[Any], *, in_order: bool = True) -> None:
+    def __init__(self, place: GroupPartition, records: list[Any], *, in_order: bool = True) -> None:
         self.place, self.records = place, records
         self.until = -math.inf
         self.given = 0
@@ -162,7 +162,7 @@ class Lot:
         self.end()
         del self.records[self.given :]
 
-    def tell(self, progress: Progress) -> None:
+    def tell(self, progress: PartitionProgress) -> None:
         """Let progress know what was handed out since, and what of it is done; it is not counted here any more."""
         given = self.given
         if self.done > self.told:
@@ -183,24 +183,30 @@ class Lot:
         return self.records[self.given :]
 
 
-NOTHING = Lot(Place("", "", 0), [])
+NOTHING = RecordBatch(GroupPartition("", "", 0), [])
 
 
-class Hands:
+class PartitionBuffer:
     """Of one place under one claim. `stopping_at`: when a release stops waiting for what is in hand."""
 
     def __init__(
-        self, place: Place, generation: int, last_offset: int | None, *, token: int = 0, positioned: bool = True
+        self,
+        place: GroupPartition,
+        generation: int,
+        last_offset: int | None,
+        *,
+        token: int = 0,
+        positioned: bool = True,
     ) -> None:
         self.place, self.generation, self.token = place, generation, token
         self.positioned = positioned  # whether the log is certain of `last_offset`
-        self.progress = Progress(last_offset)
+        self.progress = PartitionProgress(last_offset)
         self.health = Health()
         self.reported = last_offset  # to the coordinator
         self.fetched: list[Any] = []
         self.fetched_to = last_offset
-        self.lot: Lot | None = None  # the one that is being handed out
-        self.owned: list[Lot] = []  # at most once: those of which something may still be handed out, in order
+        self.lot: RecordBatch | None = None  # the one that is being handed out
+        self.owned: list[RecordBatch] = []  # at most once: those of which something may still be handed out, in order
         self.proposed = 0  # records of the batch that is proposed: the first of `fetched`
         self.assigned = False  # what came before was fetched under an older claim
         self.full_since: float | None = None  # at least once: there is no room for more
@@ -233,13 +239,13 @@ class Hands:
 
     # -- at least once
 
-    def open_lot(self, room: int | None = None) -> Lot:
+    def open_lot(self, room: int | None = None) -> RecordBatch:
         """All that waits, to be handed out, or as much as there is room for."""
         self.close_lot()
         records, self.fetched = self.fetched, []
         if room is not None and len(records) > room:
             records, self.fetched = records[:room], records[room:]
-        self.lot = Lot(self.place, records, in_order=not self.progress.open_records)
+        self.lot = RecordBatch(self.place, records, in_order=not self.progress.open_records)
         return self.lot
 
     def close_lot(self) -> None:
@@ -316,15 +322,15 @@ class Hands:
         last: int = self.fetched[count - 1].offset()
         return last
 
-    def own(self) -> Lot:
+    def own(self) -> RecordBatch:
         """The batch is ours."""
-        lot = Lot(self.place, self.fetched[: self.proposed])
+        lot = RecordBatch(self.place, self.fetched[: self.proposed])
         del self.fetched[: self.proposed]
         self.proposed = 0
         self.owned.append(lot)
         return lot
 
-    def lay_down(self) -> Lot | None:
+    def lay_down(self) -> RecordBatch | None:
         """The application came back from the lot in hand; returns what is left of it."""
         lot = self.lot
         assert lot is not None
@@ -333,7 +339,7 @@ class Hands:
         self.owned.remove(lot)
         if not lot.rest:
             return None
-        left = Lot(self.place, lot.rest)
+        left = RecordBatch(self.place, lot.rest)
         self.owned.insert(0, left)
         return left
 

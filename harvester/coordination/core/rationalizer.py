@@ -57,10 +57,10 @@ from harvester.coordination.core.messages import (
     decode,
     position,
 )
-from harvester.coordination.core.world import NO_GENERATION, SET_TO_START, Claim, Freshness, Timing, World
+from harvester.coordination.core.world import NO_GENERATION, SET_TO_START, Claim, Freshness, LogTiming, World
 
 
-class Verdict(Enum):
+class ClaimVerdict(Enum):
     """What became of a record; see the module's text."""
 
     WON = "won"
@@ -77,7 +77,7 @@ class Reading:
     """A record as it was read; `before` is what was known of its place. `message` is None if it was read before."""
 
     message: Message | Unreadable | None
-    verdict: Verdict
+    verdict: ClaimVerdict
     before: Claim | None = None
 
 
@@ -89,13 +89,13 @@ class At:
     now_ms: int
     start_offset: int
     settled_ms: int
-    timing: Timing
+    timing: LogTiming
 
 
 def read(world: World, offset: int, timestamp_ms: int, value: bytes | None) -> Reading:
     """The next record of the log, with the time that the broker appended it."""
     if offset < world.next_offset:
-        return Reading(None, Verdict.REPEATED)
+        return Reading(None, ClaimVerdict.REPEATED)
     if offset > world.next_offset:
         miss(world, offset)
     world.next_offset = offset + 1
@@ -104,7 +104,7 @@ def read(world: World, offset: int, timestamp_ms: int, value: bytes | None) -> R
         world.start_ms = world.now_ms
     message = decode(value)
     if isinstance(message, Unreadable):
-        return Reading(message, Verdict.UNREADABLE)
+        return Reading(message, ClaimVerdict.UNREADABLE)
     at = At(offset, world.now_ms, world.start_offset, world.settled_ms or 0, world.timing)
     before = world.claim(message.place)
     after, verdict = judge(before, message, at)
@@ -121,7 +121,7 @@ def miss(world: World, offset: int) -> None:
         world.claims[place] = replace(claim, exact=False, positioned=False, contested=NO_GENERATION)
 
 
-def judge(claim: Claim, message: Message, at: At) -> tuple[Claim, Verdict]:
+def judge(claim: Claim, message: Message, at: At) -> tuple[Claim, ClaimVerdict]:
     """The table of the module's text."""
     match message:
         case ClaimingPartition():
@@ -129,14 +129,14 @@ def judge(claim: Claim, message: Message, at: At) -> tuple[Claim, Verdict]:
         case SettingPosition(last_offset=last_offset):
             last_offset = SET_TO_START if last_offset is None else last_offset
             free = Claim(generation=at.offset, last_offset=last_offset, contested=at.offset)
-            return replace(free, exact=claim.exact or at.now_ms >= at.settled_ms), Verdict.ACCEPTED
+            return replace(free, exact=claim.exact or at.now_ms >= at.settled_ms), ClaimVerdict.ACCEPTED
         case _ if claim.exact:
             return _under_claim(claim, message, at)
         case _:
             return _adopting(claim, message, at)
 
 
-def _claiming(claim: Claim, message: ClaimingPartition, at: At) -> tuple[Claim, Verdict]:
+def _claiming(claim: Claim, message: ClaimingPartition, at: At) -> tuple[Claim, ClaimVerdict]:
     won = Claim(
         message.client, at.offset, at.now_ms, claim.last_offset, positioned=claim.positioned, contested=at.offset
     )
@@ -145,22 +145,22 @@ def _claiming(claim: Claim, message: ClaimingPartition, at: At) -> tuple[Claim, 
         newest = max(claim.contested, at.start_offset - 1)  # that the generation can be
         knows = message.generation is None or message.generation >= newest
         if knows and at.timing.freshness(at.now_ms - silent_since_ms) is Freshness.STALE:
-            return won, Verdict.WON
-        return replace(claim, contested=at.offset), Verdict.UNDECIDED
+            return won, ClaimVerdict.WON
+        return replace(claim, contested=at.offset), ClaimVerdict.UNDECIDED
     if message.generation is not None and message.generation < claim.generation:
-        return claim, Verdict.LOST
+        return claim, ClaimVerdict.LOST
     takes_over = claim.holder is not None and claim.holder.id == message.client.id
     if takes_over and message.generation == claim.generation:
-        return won, Verdict.WON
+        return won, ClaimVerdict.WON
     if claim.freshness(at.now_ms, at.timing) in (Freshness.FREE, Freshness.STALE):
-        return won, Verdict.WON
-    return claim, Verdict.LOST
+        return won, ClaimVerdict.WON
+    return claim, ClaimVerdict.LOST
 
 
-def _under_claim(claim: Claim, message: Message, at: At) -> tuple[Claim, Verdict]:
+def _under_claim(claim: Claim, message: Message, at: At) -> tuple[Claim, ClaimVerdict]:
     if claim.holder != message.client or claim.generation != message.generation:
-        return claim, Verdict.REFUSED
-    return _reported(claim, message, at), Verdict.ACCEPTED
+        return claim, ClaimVerdict.REFUSED
+    return _reported(claim, message, at), ClaimVerdict.ACCEPTED
 
 
 def _reported(claim: Claim, message: Message, at: At) -> Claim:
@@ -179,12 +179,12 @@ def _reported(claim: Claim, message: Message, at: At) -> Claim:
     )
 
 
-def _adopting(claim: Claim, message: Message, at: At) -> tuple[Claim, Verdict]:
+def _adopting(claim: Claim, message: Message, at: At) -> tuple[Claim, ClaimVerdict]:
     """A message under a claim whose winning was not seen, or not understood."""
     generation = NO_GENERATION if message.generation is None else message.generation
     ended = generation == claim.generation and claim.holder is None  # released: the same claim does not come back
     if generation < claim.generation or ended or generation == NO_GENERATION:
-        return claim, Verdict.REFUSED
+        return claim, ClaimVerdict.REFUSED
     if generation > claim.generation:
         claim = replace(claim, generation=generation, last_offset=None, proposed=None)
     certain = _is_confirmed(claim, message, at)
@@ -192,7 +192,9 @@ def _adopting(claim: Claim, message: Message, at: At) -> tuple[Claim, Verdict]:
     # a position leaves open whether there never was one, or one was set to the start.
     adopted = _reported(replace(claim, holder=message.client, positioned=False), message, at)
     positioned = certain and adopted.positioned
-    return replace(adopted, exact=certain, positioned=positioned), Verdict.ACCEPTED if certain else Verdict.UNDECIDED
+    return replace(
+        adopted, exact=certain, positioned=positioned
+    ), ClaimVerdict.ACCEPTED if certain else ClaimVerdict.UNDECIDED
 
 
 def _is_confirmed(claim: Claim, message: Message, at: At) -> bool:
@@ -200,16 +202,16 @@ def _is_confirmed(claim: Claim, message: Message, at: At) -> bool:
     return confirmed >= at.start_offset and confirmed >= claim.contested and at.now_ms >= at.settled_ms
 
 
-def _note_presence(world: World, message: Message, verdict: Verdict) -> None:
+def _note_presence(world: World, message: Message, verdict: ClaimVerdict) -> None:
     who = (message.place.group, message.client.id)
-    if isinstance(message, ClaimingPartition) and verdict in (Verdict.LOST, Verdict.UNDECIDED):
+    if isinstance(message, ClaimingPartition) and verdict in (ClaimVerdict.LOST, ClaimVerdict.UNDECIDED):
         world.presence.pop(who, None)  # the newest is the last
         world.presence[who] = world.now_ms
         for known, lost_ms in tuple(world.presence.items()):
             if world.now_ms - lost_ms <= 2 * world.timing.interval_ms:
                 break
             del world.presence[known]
-    elif isinstance(message, ReleasingPartition) and verdict is Verdict.ACCEPTED:
+    elif isinstance(message, ReleasingPartition) and verdict is ClaimVerdict.ACCEPTED:
         world.presence.pop(who, None)
 
 

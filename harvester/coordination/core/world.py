@@ -24,7 +24,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from enum import Enum
 
-from harvester.coordination.core.messages import Client, Place
+from harvester.coordination.core.messages import Client, GroupPartition
 
 NO_GENERATION = -1
 SET_TO_START = -1  # the last offset of a place that certainly goes on with offset 0
@@ -40,7 +40,7 @@ class Freshness(Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Timing:
+class LogTiming:
     """`interval_ms`: HeartbeatInterval. `clock_step_ms`: what the clocks of two brokers may differ by at most."""
 
     interval_ms: int
@@ -74,7 +74,7 @@ class Claim:
     heard_ms: int = 0
     contested: int = NO_GENERATION
 
-    def freshness(self, now_ms: int, timing: Timing) -> Freshness:
+    def freshness(self, now_ms: int, timing: LogTiming) -> Freshness:
         """At a log time."""
         return Freshness.FREE if self.holder is None else timing.freshness(now_ms - self.beat_ms)
 
@@ -87,16 +87,16 @@ class World:
     claim was last lost, oldest first: who loses one is there, and wants a share (P31). After 2 intervals that is over.
     """
 
-    timing: Timing
+    timing: LogTiming
     start_offset: int = 0
     next_offset: int = 0
     now_ms: int = 0
     start_ms: int | None = None
-    claims: dict[Place, Claim] = field(default_factory=dict)
+    claims: dict[GroupPartition, Claim] = field(default_factory=dict)
     presence: dict[tuple[str, str], int] = field(default_factory=dict)
 
     @classmethod
-    def begin(cls, timing: Timing, offset: int = 0) -> World:
+    def begin(cls, timing: LogTiming, offset: int = 0) -> World:
         """The world of a reader that will read from this offset on."""
         return cls(timing, offset, offset)
 
@@ -105,14 +105,14 @@ class World:
         """Whether nothing lies before this view."""
         return self.start_offset == 0
 
-    def claim(self, place: Place) -> Claim:
+    def claim(self, place: GroupPartition) -> Claim:
         """What is known of a place, heard of or not."""
         known = self.claims.get(place)
         if known is None:
             return Claim(exact=self.complete, positioned=self.complete, heard_ms=self.start_ms or 0)
         return known
 
-    def freshness(self, place: Place, now_ms: int = 0) -> Freshness:
+    def freshness(self, place: GroupPartition, now_ms: int = 0) -> Freshness:
         """As of the last record, or of a later log time."""
         return self.claim(place).freshness(max(self.now_ms, now_ms), self.timing)
 
@@ -123,7 +123,7 @@ class World:
             return 0
         return None if self.start_ms is None else self.start_ms + self.timing.clock_step_ms
 
-    def claimable(self, place: Place, now_ms: int = 0) -> bool:
+    def claimable(self, place: GroupPartition, now_ms: int = 0) -> bool:
         """Whether a claim appended now (as of the last record, or at a later log time) is certain to win, unless
         another is quicker: P30 for a late reader's view.
         """
@@ -134,7 +134,7 @@ class World:
             return False
         return self.timing.freshness(max(self.now_ms, now_ms) - max(claim.heard_ms, settled_ms)) is Freshness.STALE
 
-    def held(self, group: str) -> Iterator[tuple[Place, Client]]:
+    def held(self, group: str) -> Iterator[tuple[GroupPartition, Client]]:
         """The places of a group that have a holder who is not stale."""
         for place, claim in self.claims.items():
             if place.group != group or claim.holder is None:

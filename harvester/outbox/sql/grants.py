@@ -26,7 +26,7 @@ _WRITTEN = (
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class GrantTarget:
     """What the statements name: `schema` is a bare name, `sequence` quoted for SQL text, `columns` those of writers.
 
     `archive`: purges leave a trace there; `notices`: a quarantine inserts a row that tells of it. `functions`: those
@@ -42,7 +42,9 @@ class Place:
     notices: bool
 
     @classmethod
-    def of(cls, table: OutboxTable, facts: Facts | None, *, archive: bool = False, notices: bool = False) -> Place:
+    def of(
+        cls, table: OutboxTable, facts: Facts | None, *, archive: bool = False, notices: bool = False
+    ) -> GrantTarget:
         """As the catalog has it; without facts, or while there is no outbox, as `init` will make it."""
         outbox = facts.outbox if facts is not None else None
         schema = outbox.schema if outbox is not None else table.schema or "public"
@@ -60,7 +62,7 @@ class Place:
         )
 
 
-def relay_grants(place: Place, role: str) -> list[str]:
+def relay_grants(place: GrantTarget, role: str) -> list[str]:
     """Marking, purging, quarantine, the term row, the sequence's last value; nothing else that is not configured."""
     table, to = place.table, quoted(role)
     grants = [
@@ -83,7 +85,7 @@ def relay_grants(place: Place, role: str) -> list[str]:
     return grants
 
 
-def writer_grants(place: Place, role: str) -> list[str]:
+def writer_grants(place: GrantTarget, role: str) -> list[str]:
     """Inserting rows, and leases. Of the outbox a writer sees the ids only, which its own INSERT returns."""
     to = quoted(role)
     columns = ", ".join(quoted(column) for column in place.columns)
@@ -96,7 +98,7 @@ def writer_grants(place: Place, role: str) -> list[str]:
     ]
 
 
-def caller_grants(place: Place, role: str) -> list[str]:
+def caller_grants(place: GrantTarget, role: str) -> list[str]:
     """Writing records by the functions and in no other way: no privilege on any table."""
     return [
         f"GRANT USAGE ON SCHEMA {quoted(place.schema)} TO {quoted(role)}",
@@ -104,7 +106,7 @@ def caller_grants(place: Place, role: str) -> list[str]:
     ]
 
 
-def revocations(place: Place, role: str) -> list[str]:
+def revocations(place: GrantTarget, role: str) -> list[str]:
     """Take away what the role was granted, columns included; refuses the owner, who would lose the tables."""
     table, of = place.table, quoted(role)
     tables = [table.sql, table.term, table.quarantine, table.lease, *([table.archive] if place.archive else [])]
@@ -130,7 +132,7 @@ def revocations(place: Place, role: str) -> list[str]:
 
 
 def script(
-    place: Place, *, relays: Sequence[str] = (), writers: Sequence[str] = (), callers: Sequence[str] = ()
+    place: GrantTarget, *, relays: Sequence[str] = (), writers: Sequence[str] = (), callers: Sequence[str] = ()
 ) -> str:
     """For psql, one transaction. A role may be several. Raises ConfigurationError for what is no role."""
     roles = list(dict.fromkeys([*relays, *writers, *callers]))

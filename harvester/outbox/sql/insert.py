@@ -19,7 +19,7 @@ from typing import Any
 from harvester.errors import OutboxError
 from harvester.outbox.shape import ColumnShape
 from harvester.outbox.tables import OutboxTable
-from harvester.outbox.validation import Row, check
+from harvester.outbox.validation import CheckedRow, check
 from harvester.record import OutboxRecord
 
 _PLACEHOLDER = re.compile(r"%(?:(%)|[sbt]|\((\w+)\)[sbt])")
@@ -129,7 +129,7 @@ class Insertion:
             )
         return sorted(int(row[0]) for row in rows)
 
-    def _arrays(self, rows: Sequence[Row]) -> Sequence[Any]:
+    def _arrays(self, rows: Sequence[CheckedRow]) -> Sequence[Any]:
         arrays: list[list[Any]] = [
             [row.topic for row in rows],
             [row.key for row in rows],
@@ -156,7 +156,7 @@ def array_literal(texts: Iterable[str]) -> str:
     return "{" + ",".join('"' + text.replace("\\", "\\\\").replace('"', '\\"') + '"' for text in texts) + "}"
 
 
-def _chunks(rows: Sequence[Row]) -> Iterator[Sequence[Row]]:
+def _chunks(rows: Sequence[CheckedRow]) -> Iterator[Sequence[CheckedRow]]:
     start, size = 0, 0
     for at, row in enumerate(rows):
         added = len(row.value or "") + len(row.key or "") + sum(map(len, row.header_values))

@@ -31,14 +31,14 @@ from typing import TYPE_CHECKING
 from pyspark.sql import functions as F  # noqa: N812 - Spark's own name for it
 from pyspark.sql.window import Window
 
-from harvester.pipeline.audit.schemas import FINDINGS, MARKED, STREAM, Kind, Severity, Source
+from harvester.pipeline.audit.schemas import FINDINGS, MARKED, STREAM, FindingKind, RecordSource, Severity
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
 
 
 @dataclass(frozen=True, slots=True)
-class Bounds:
+class AuditScope:
     """What can be judged. `whole`: since when the topics have everything; None: from their beginning.
 
     `since` ≤ purged_at < `until`. `doubtful`: topics that may have dropped records (compacted, or emptied).
@@ -51,9 +51,9 @@ class Bounds:
     doubtful: Collection[str] = ()
 
 
-def archived(history: DataFrame, bounds: Bounds) -> DataFrame:
+def archived(history: DataFrame, bounds: AuditScope) -> DataFrame:
     """HISTORY → HISTORY with `judged`: what the archive has of the range and of the topics that were read."""
-    rows = history.where((F.col("source") == Source.ARCHIVE) & F.col("topic").isin(*bounds.topics))
+    rows = history.where((F.col("source") == RecordSource.ARCHIVE) & F.col("topic").isin(*bounds.topics))
     if bounds.since is not None:
         rows = rows.where(F.col("at") >= F.lit(bounds.since))
     if bounds.until is not None:
@@ -71,12 +71,14 @@ def found(archived: DataFrame, marked: DataFrame) -> DataFrame:
     return joined.withColumn("delivered", F.col("_there").isNotNull()).drop("_there")
 
 
-def lost(found: DataFrame, bounds: Bounds) -> DataFrame:
+def lost(found: DataFrame, bounds: AuditScope) -> DataFrame:
     """`found` → FINDINGS: purged, and in none of the topics."""
     doubtful = F.col("topic").isin(*bounds.doubtful) if bounds.doubtful else F.lit(False)
     severity = F.when(doubtful, Severity.SUSPECT).otherwise(Severity.VIOLATION)
     rows = found.where(F.col("judged") & ~F.col("delivered"))
-    return _finding(rows, Kind.LOST, severity, F.lit("purged as delivered, and in none of the topics"), F.col("at"))
+    return _finding(
+        rows, FindingKind.LOST, severity, F.lit("purged as delivered, and in none of the topics"), F.col("at")
+    )
 
 
 def unexpected(marked: DataFrame, history: DataFrame, began: datetime | None, read_at: datetime) -> DataFrame:
@@ -93,10 +95,10 @@ def unexpected(marked: DataFrame, history: DataFrame, began: datetime | None, re
         rows = marked.where(F.col("inside") & F.col("first") & (F.col("timestamp") >= since) & (created < until))
     strange = rows.join(history.select("incarnation", "id"), ["incarnation", "id"], "left_anti")
     detail = F.lit("neither in the outbox nor in its quarantine and archive")
-    return _finding(strange, Kind.UNEXPECTED, F.lit(Severity.SUSPECT.value), detail, F.col("timestamp"))
+    return _finding(strange, FindingKind.UNEXPECTED, F.lit(Severity.SUSPECT.value), detail, F.col("timestamp"))
 
 
-def _finding(rows: DataFrame, kind: Kind, severity: Column, detail: Column, at: Column) -> DataFrame:
+def _finding(rows: DataFrame, kind: FindingKind, severity: Column, detail: Column, at: Column) -> DataFrame:
     offset = F.col("offset") if "offset" in rows.columns else F.lit(None).cast("bigint")
     return rows.select(
         F.lit(kind.value).alias("kind"), severity.alias("severity"), "incarnation", "id", "topic", "partition",
@@ -127,7 +129,7 @@ def marked(records: DataFrame) -> DataFrame:
 def findings(marked: DataFrame, *, repeats: Severity, swaps: Severity) -> DataFrame:
     """MARKED → FINDINGS: every delivery beyond the first of an id, and every one that comes after a successor."""
     again, late = ~F.col("first"), F.col("after").isNotNull()
-    kind = F.when(again & late, Kind.LATE_REPEAT).when(again, Kind.REPEAT).when(late, Kind.SWAPPED)
+    kind = F.when(again & late, FindingKind.LATE_REPEAT).when(again, FindingKind.REPEAT).when(late, FindingKind.SWAPPED)
     severity = F.when(again & late, Severity.VIOLATION).when(again, repeats.value).when(late, swaps.value)
     detail = F.when(late, F.format_string("id %d of its key had come before it", "after")).otherwise(
         F.lit("delivered before")
@@ -147,7 +149,7 @@ def scattered(places: DataFrame) -> DataFrame:
     )
     nothing = F.lit(None)
     return apart.where(F.col("partitions") > 1).select(
-        F.lit(Kind.SCATTERED.value).alias("kind"), F.lit(Severity.SUSPECT.value).alias("severity"),
+        F.lit(FindingKind.SCATTERED.value).alias("kind"), F.lit(Severity.SUSPECT.value).alias("severity"),
         nothing.cast("string").alias("incarnation"), nothing.cast("bigint").alias("id"), "topic",
         nothing.cast("int").alias("partition"), nothing.cast("bigint").alias("offset"), "key",
         F.format_string("in %d partitions, from %d to %d: between them there is no order", "partitions", "low", "high")
@@ -217,7 +219,7 @@ def of_archive(found: DataFrame) -> DataFrame:
 
 def of_outbox(history: DataFrame, marked: DataFrame) -> DataFrame:
     """HISTORY and MARKED → (name, value): rows of the outbox that have not been delivered."""
-    waiting = history.where(F.col("source") == Source.OUTBOX)
+    waiting = history.where(F.col("source") == RecordSource.OUTBOX)
     waiting = waiting.join(marked.select("incarnation", "id"), ["incarnation", "id"], "left_anti")
     return _named(waiting.agg(F.count(F.lit(1)).alias(PENDING)), (PENDING,))
 
@@ -236,7 +238,7 @@ def _named(counts: DataFrame, names: tuple[str, ...]) -> DataFrame:
 
 
 @dataclass(frozen=True, slots=True)
-class Stream:
+class ProducerStream:
     """What one producer of a lane sent under a term. Times are Kafka's."""
 
     incarnation: str
@@ -272,9 +274,9 @@ def streams(marked: DataFrame) -> DataFrame:
     )
 
 
-def terms(streams: Iterable[Stream]) -> tuple[Term, ...]:
+def terms(streams: Iterable[ProducerStream]) -> tuple[Term, ...]:
     """In the order of the incarnations' first records, then of the terms."""
-    grouped: dict[tuple[str, int], list[Stream]] = {}
+    grouped: dict[tuple[str, int], list[ProducerStream]] = {}
     began: dict[str, datetime] = {}
     for one in streams:
         grouped.setdefault((one.incarnation, one.term), []).append(one)

@@ -13,19 +13,27 @@ from pyspark.sql import functions as F  # noqa: N812 - Spark's own name for it
 from pyspark.sql.window import Window
 
 from harvester.pipeline import schemas, tables
-from harvester.pipeline.audit.checks import Stream
+from harvester.pipeline.audit.checks import ProducerStream
 from harvester.pipeline.audit.report import (
     EXAMPLES,
+    AuditFinding,
     AuditReport,
-    Finding,
-    Found,
+    FindingGroup,
     HotKey,
     Latency,
     grouped,
     instant,
     key_text,
 )
-from harvester.pipeline.audit.schemas import AUDITS_TABLE, FINDINGS, FINDINGS_TABLE, STREAM, Kind, Severity, Source
+from harvester.pipeline.audit.schemas import (
+    AUDITS_TABLE,
+    FINDINGS,
+    FINDINGS_TABLE,
+    STREAM,
+    FindingKind,
+    RecordSource,
+    Severity,
+)
 from harvester.pipeline.audit.skew import Skew, skew
 from harvester.pipeline.errors import TableMismatch
 
@@ -33,7 +41,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 
-def collect_streams(streams: DataFrame) -> tuple[Stream, ...]:
+def collect_streams(streams: DataFrame) -> tuple[ProducerStream, ...]:
     """`audit_terms.streams`, in order."""
     rows = streams.select(
         *STREAM, "records", F.unix_micros("first_at").alias("first_at"), F.unix_micros("last_at").alias("last_at")
@@ -44,7 +52,9 @@ def collect_streams(streams: DataFrame) -> tuple[Stream, ...]:
         assert first_at is not None
         assert last_at is not None
         found.append(
-            Stream(row["incarnation"], row["term"], row["lane"], row["producer"], row["records"], first_at, last_at)
+            ProducerStream(
+                row["incarnation"], row["term"], row["lane"], row["producer"], row["records"], first_at, last_at
+            )
         )
     return tuple(sorted(found, key=lambda one: (one.incarnation, one.term, one.lane, one.first_at, one.producer)))
 
@@ -58,7 +68,7 @@ def collect_history(history: DataFrame) -> tuple[dict[str, int], frozenset[str],
     topics, oldest = set(), []
     for row in rows.collect():
         counts[row["source"]] = counts.get(row["source"], 0) + int(row["rows"])
-        if row["source"] == Source.ARCHIVE:
+        if row["source"] == RecordSource.ARCHIVE:
             topics.add(str(row["topic"]))
             oldest.append(int(row["oldest"]))
     return counts, frozenset(topics), instant(min(oldest, default=None))
@@ -70,7 +80,7 @@ def collect_tallies(*tallies: DataFrame) -> dict[str, int]:
     return {row["name"]: int(row["value"]) for row in rows}
 
 
-def collect_findings(findings: DataFrame) -> tuple[Found, ...]:
+def collect_findings(findings: DataFrame) -> tuple[FindingGroup, ...]:
     """FINDINGS → how many of each kind, with the earliest as examples."""
     same = Window.partitionBy("kind", "severity")
     earliest = same.orderBy(F.asc_nulls_last("at"), "topic", "partition", "offset", "id")
@@ -83,8 +93,8 @@ def collect_findings(findings: DataFrame) -> tuple[Found, ...]:
     )
     found = []
     for row in sorted(rows.collect(), key=lambda one: (one["kind"], one["severity"], one["nth"])):
-        finding = Finding(
-            Kind(row["kind"]), Severity(row["severity"]), row["incarnation"], row["id"], row["topic"],
+        finding = AuditFinding(
+            FindingKind(row["kind"]), Severity(row["severity"]), row["incarnation"], row["id"], row["topic"],
             row["partition"], row["offset"], key_text(row["key"]), row["detail"], instant(row["at"]),
         )  # fmt: skip
         found.append((finding, int(row["count"])))

@@ -17,7 +17,7 @@ from harvester.outbox.connection import Connection, connect, database_errors
 from harvester.outbox.schema import find_shape
 from harvester.outbox.shape import INIT_HINT, OutboxShape
 from harvester.outbox.tables import OutboxTable
-from harvester.pipeline.audit.schemas import HISTORY, Source
+from harvester.pipeline.audit.schemas import HISTORY, RecordSource
 from harvester.pipeline.jdbc import JdbcSource
 
 if TYPE_CHECKING:
@@ -76,10 +76,10 @@ def query(table: OutboxTable, facts: HistoryFacts, since: datetime | None) -> st
     current = f"'{facts.incarnation}'"
     since_sql = "" if since is None else f" WHERE purged_at >= '{since.astimezone(UTC).isoformat()}'"
     parts = [
-        _select(Source.OUTBOX, table.sql, incarnation=current, partition=partition, key=key),
-        _select(Source.QUARANTINE, table.quarantine, key=key, at="quarantined_at", origin="origin"),
+        _select(RecordSource.OUTBOX, table.sql, incarnation=current, partition=partition, key=key),
+        _select(RecordSource.QUARANTINE, table.quarantine, key=key, at="quarantined_at", origin="origin"),
         _select(
-            Source.ARCHIVE, table.archive, incarnation=f"coalesce(incarnation::text, {current})", at="purged_at"
+            RecordSource.ARCHIVE, table.archive, incarnation=f"coalesce(incarnation::text, {current})", at="purged_at"
         ) + since_sql,
     ]  # fmt: skip
     return " UNION ALL ".join(parts if facts.has_archive else parts[:2])
@@ -94,7 +94,7 @@ def read_history(spark: SparkSession, jdbc: JdbcSource, statement: str) -> DataF
 
 
 def _select(
-    source: Source,
+    source: RecordSource,
     table: str,
     *,
     incarnation: str = "incarnation::text",

@@ -156,7 +156,7 @@ class _Asked:
 
 
 @dataclass(frozen=True, slots=True)
-class Partition:
+class PartitionInput:
     """The records of a partition: how many, how many of them without an origin, the place and time of the first."""
 
     records: int
@@ -170,7 +170,7 @@ class Partition:
 class Read:
     """Everything that was read, also beside the range."""
 
-    places: Mapping[Place, Partition]
+    places: Mapping[Place, PartitionInput]
 
     @property
     def records(self) -> int:
@@ -204,7 +204,7 @@ def read_so_far(records: DataFrame) -> Read:
         first_at, last_at = instant(row["first_at"]), instant(row["last_at"])
         assert first_at is not None
         assert last_at is not None
-        found[row["topic"], row["partition"]] = Partition(
+        found[row["topic"], row["partition"]] = PartitionInput(
             row["records"], row["foreign"], row["first"], first_at, last_at
         )
     return Read(found)

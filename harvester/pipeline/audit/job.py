@@ -30,8 +30,8 @@ from harvester.pipeline.audit import skew as audit_skew
 from harvester.pipeline.audit.collect import prepare, write
 from harvester.pipeline.audit.history import history_facts, query, read_history
 from harvester.pipeline.audit.inputs import Read, read_so_far, whole_since
-from harvester.pipeline.audit.report import AuditReport, Found, Seen, not_judged
-from harvester.pipeline.audit.schemas import HISTORY, Kind, Severity, Source
+from harvester.pipeline.audit.report import AuditInput, AuditReport, FindingGroup, not_judged
+from harvester.pipeline.audit.schemas import HISTORY, FindingKind, RecordSource, Severity
 from harvester.pipeline.errors import PipelineError
 from harvester.pipeline.jdbc import jdbc_source
 from harvester.pipeline.session import reason
@@ -135,11 +135,11 @@ def run(spark: SparkSession, settings: AuditSettings, *, progress: Progress = la
         # A lake says nothing of what came after its last record.
         latest = read.latest if given.bounds is None else None
         until = min((one for one in (settings.until, latest) if one is not None), default=None)
-        bounds = checks.Bounds(topics, settings.since, until, whole, doubtful)
+        bounds = checks.AuditScope(topics, settings.since, until, whole, doubtful)
 
         marked = _keep(audit_order.marked(records), kept)
         streams = collect.collect_streams(leaders.streams(marked))
-        progress(f"{len(streams):,} producers; comparing with {past.rows.get(Source.ARCHIVE, 0):,} archived ids")
+        progress(f"{len(streams):,} producers; comparing with {past.rows.get(RecordSource.ARCHIVE, 0):,} archived ids")
         numbers = sequences.numbers(marked, sequences.given_up(past.frame, records))
         last = sequences.last_streams(leaders.streams(marked))
         gaps = _keep(sequences.gaps(numbers, last, whole, past.read_at), kept)
@@ -152,7 +152,7 @@ def run(spark: SparkSession, settings: AuditSettings, *, progress: Progress = la
         )
         progress("looking for what is lost, repeated, out of order or missing")
         # So many records wait in the outbox, and may have these numbers.
-        waiting = tallies.get(sequences.Hole.OPEN, 0) <= tallies[checks.PENDING]
+        waiting = tallies.get(sequences.SequenceHole.OPEN, 0) <= tallies[checks.PENDING]
         places = _keep(audit_skew.places(marked), kept)
         parts = [
             checks.lost(found, bounds),
@@ -169,7 +169,7 @@ def run(spark: SparkSession, settings: AuditSettings, *, progress: Progress = la
         latency = collect.collect_latency(audit_latency.by_hour(marked))
         hot_keys, skew = collect.collect_hot_keys(audit_skew.hot_keys(places))
 
-        seen = Seen(
+        seen = AuditInput(
             history=past.read_at is not None, archive=past.has_archive, archived=tallies[checks.ARCHIVED],
             beyond=tallies[checks.BEYOND], records=read.records, foreign=read.foreign, pending=tallies[checks.PENDING],
             other_topics=elsewhere, compacted=compacted, emptied=[f"{name}[{number}]" for name, number in emptied],
@@ -218,15 +218,15 @@ def _input(spark: SparkSession, settings: AuditSettings, began: datetime | None,
     return inputs.from_topics(spark, settings.kafka, settings.topics, settings.header, began, progress)
 
 
-def _figures(read: Read, past: _Past, tallies: Mapping[str, int], found: tuple[Found, ...]) -> dict[str, int]:
+def _figures(read: Read, past: _Past, tallies: Mapping[str, int], found: tuple[FindingGroup, ...]) -> dict[str, int]:
     """The order is that of the documentation."""
     return {
         "records": read.records,
         "foreign": read.foreign,
         **{name: tallies[name] for name in checks.NAMES},
-        "quarantined": past.rows.get(Source.QUARANTINE, 0),
-        **{kind.name.lower(): sum(one.count for one in found if one.kind is kind) for kind in Kind},
-        **{f"numbers_{hole.name.lower()}": tallies.get(hole, 0) for hole in sequences.Hole},
+        "quarantined": past.rows.get(RecordSource.QUARANTINE, 0),
+        **{kind.name.lower(): sum(one.count for one in found if one.kind is kind) for kind in FindingKind},
+        **{f"numbers_{hole.name.lower()}": tallies.get(hole, 0) for hole in sequences.SequenceHole},
     }
 
 

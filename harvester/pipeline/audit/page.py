@@ -16,8 +16,8 @@ from dataclasses import dataclass
 from datetime import datetime
 from html import escape
 
-from harvester.pipeline.audit.report import HOLES, MEANINGS, AuditReport, Found, Latency, advice
-from harvester.pipeline.audit.schemas import Kind, Severity
+from harvester.pipeline.audit.report import HOLES, MEANINGS, AuditReport, FindingGroup, Latency, advice
+from harvester.pipeline.audit.schemas import FindingKind, Severity
 
 STYLE = """
 :root { --bg: #f6f7f9; --card: #fff; --ink: #1c2430; --soft: #667085; --line: #e3e7ed; --good: #157f4c; --bad: #c22f3d;
@@ -264,7 +264,7 @@ def _tiles(report: AuditReport) -> str:
     figures = report.figures
     shown = [
         ("ids delivered", figures["ids"], "quiet"),
-        *((kind.value, figures[kind.name.lower()], _worst(report.found, kind)) for kind in Kind),
+        *((kind.value, figures[kind.name.lower()], _worst(report.found, kind)) for kind in FindingKind),
         ("in quarantine", figures["quarantined"], "quiet"),
         ("waiting in the outbox", figures["pending"], "quiet"),
     ]
@@ -274,7 +274,7 @@ def _tiles(report: AuditReport) -> str:
     return f'<section class="tiles">{tiles}</section>'
 
 
-def _worst(found: Sequence[Found], kind: Kind) -> str:
+def _worst(found: Sequence[FindingGroup], kind: FindingKind) -> str:
     severities = {one.severity for one in found if one.kind is kind}
     return "broken" if Severity.VIOLATION in severities else "suspect" if severities else "holds"
 

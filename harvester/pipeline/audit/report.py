@@ -14,8 +14,8 @@ from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-from harvester.pipeline.audit.checks import Stream, Term
-from harvester.pipeline.audit.schemas import Kind, Severity
+from harvester.pipeline.audit.checks import ProducerStream, Term
+from harvester.pipeline.audit.schemas import FindingKind, Severity
 from harvester.pipeline.audit.skew import Skew
 
 EXAMPLES = 10
@@ -23,10 +23,10 @@ _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 @dataclass(frozen=True, slots=True)
-class Finding:
+class AuditFinding:
     """One example. `key` is text; bytes that are no UTF-8 stand in base64 behind `base64:`."""
 
-    kind: Kind
+    kind: FindingKind
     severity: Severity
     incarnation: str | None
     id: int | None
@@ -47,13 +47,13 @@ class Finding:
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class FindingGroup:
     """All findings of a kind and severity; `examples` are up to EXAMPLES of them, the earliest."""
 
-    kind: Kind
+    kind: FindingKind
     severity: Severity
     count: int
-    examples: tuple[Finding, ...]
+    examples: tuple[AuditFinding, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,12 +88,12 @@ class AuditReport:
     since: datetime | None
     until: datetime | None
     figures: Mapping[str, int]
-    found: tuple[Found, ...]
+    found: tuple[FindingGroup, ...]
     not_judged: tuple[str, ...]
     latency: tuple[Latency, ...] = ()
     hot_keys: tuple[HotKey, ...] = ()
     skew: Skew | None = None
-    streams: tuple[Stream, ...] = ()
+    streams: tuple[ProducerStream, ...] = ()
     terms: tuple[Term, ...] = field(default=())
 
     @property
@@ -145,15 +145,15 @@ def key_text(raw: bytes | bytearray | None) -> str | None:
         return f"base64:{base64.b64encode(raw).decode()}"
 
 
-def grouped(rows: Iterable[tuple[Finding, int]]) -> tuple[Found, ...]:
+def grouped(rows: Iterable[tuple[AuditFinding, int]]) -> tuple[FindingGroup, ...]:
     """Examples, each with the count of its kind and severity → findings: violations first, then as Kind has them."""
-    collected: dict[tuple[Kind, Severity], tuple[int, list[Finding]]] = {}
+    collected: dict[tuple[FindingKind, Severity], tuple[int, list[AuditFinding]]] = {}
     for finding, count in rows:
         collected.setdefault((finding.kind, finding.severity), (count, []))[1].append(finding)
-    kinds, severities = list(Kind), list(Severity)
+    kinds, severities = list(FindingKind), list(Severity)
     order = sorted(collected, key=lambda named: (severities.index(named[1]), kinds.index(named[0])))
     return tuple(
-        Found(kind, severity, collected[kind, severity][0], tuple(collected[kind, severity][1][:EXAMPLES]))
+        FindingGroup(kind, severity, collected[kind, severity][0], tuple(collected[kind, severity][1][:EXAMPLES]))
         for kind, severity in order
     )
 
@@ -165,7 +165,7 @@ def _plain(value: Any) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class Seen:
+class AuditInput:
     """What is known of the input. `archived`: ids of the archive in range and topics; `beyond`: those not judged.
 
     `other_topics`: where the history says that records went besides the topics that were read. `whole`: since when the
@@ -187,7 +187,7 @@ class Seen:
     record_timestamps: bool
 
 
-def not_judged(seen: Seen) -> tuple[str, ...]:
+def not_judged(seen: AuditInput) -> tuple[str, ...]:
     """One line for each limit of this audit."""
     said: list[str] = []
     if not seen.history:
@@ -229,17 +229,18 @@ def _time(moment: datetime) -> str:
 
 
 MEANINGS = {
-    Kind.LOST: "The archive has them as acknowledged by Kafka and purged, and none of the topics has them.",
-    Kind.REPEAT: "The same id was delivered again, with no later record of its key in between. At least once allows"
-    " that after a crash; exactly once never does.",
-    Kind.LATE_REPEAT: "The same id was delivered again after a later record of its key: a reader is set back.",
-    Kind.SWAPPED: "First deliveries of a key with descending ids. Where writers of a key wait for each other, as they"
-    " should, that is a broken order; where they do not, neither order is right.",
-    Kind.GAP: "A lane numbers what it sends. These numbers were given out, and their records are not in the topics.",
-    Kind.CLASH: "Two ids under one number of a lane: a reader of committed records must never see that.",
-    Kind.UNEXPECTED: "Delivered, but in neither outbox, quarantine nor archive: published though rolled back, purged"
-    " while the archive was off, or past the archive's retention.",
-    Kind.SCATTERED: "Between partitions there is no order. It comes from adding or choosing partitions.",
+    FindingKind.LOST: "The archive has them as acknowledged by Kafka and purged, and none of the topics has them.",
+    FindingKind.REPEAT: "The same id was delivered again, with no later record of its key in between. At least once"
+    " allows that after a crash; exactly once never does.",
+    FindingKind.LATE_REPEAT: "The same id was delivered again after a later record of its key: a reader is set back.",
+    FindingKind.SWAPPED: "First deliveries of a key with descending ids. Where writers of a key wait for each other, as"
+    " they should, that is a broken order; where they do not, neither order is right.",
+    FindingKind.GAP: "A lane numbers what it sends. These numbers were given out, and their records are not in the"
+    " topics.",
+    FindingKind.CLASH: "Two ids under one number of a lane: a reader of committed records must never see that.",
+    FindingKind.UNEXPECTED: "Delivered, but in neither outbox, quarantine nor archive: published though rolled back,"
+    " purged while the archive was off, or past the archive's retention.",
+    FindingKind.SCATTERED: "Between partitions there is no order. It comes from adding or choosing partitions.",
 }
 
 HOLES = {

@@ -16,7 +16,7 @@ from pyspark.sql.types import (
 from harvester.pipeline.schemas import PLACE, Table, struct
 
 
-class Kind(StrEnum):
+class FindingKind(StrEnum):
     """What a finding is about."""
 
     LOST = "lost"
@@ -36,7 +36,7 @@ class Severity(StrEnum):
     SUSPECT = "suspect"
 
 
-class Source(StrEnum):
+class RecordSource(StrEnum):
     """Where the history names a record."""
 
     OUTBOX = "outbox"

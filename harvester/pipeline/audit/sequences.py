@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 from pyspark.sql import functions as F  # noqa: N812 - Spark's own name for it
 from pyspark.sql.window import Window
 
-from harvester.pipeline.audit.schemas import FINDINGS, GIVEN_UP, HISTORY, MARKED, RECORDS, STREAM, Kind, Severity
+from harvester.pipeline.audit.schemas import FINDINGS, GIVEN_UP, HISTORY, MARKED, RECORDS, STREAM, FindingKind, Severity
 from harvester.pipeline.origin_columns import bronze_columns
 
 if TYPE_CHECKING:
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 _NUMBER = (*STREAM, "sequence")
 
 
-class Hole(StrEnum):
+class SequenceHole(StrEnum):
     """Why numbers are missing. The first three are those of `verify`; the last two are nobody's fault to judge."""
 
     GIVEN_UP = "given up"
@@ -93,11 +93,11 @@ def gaps(numbers: DataFrame, last: DataFrame, whole: datetime | None, read_at: d
     edge = F.lit(False) if whole is None else F.coalesce(F.col("previous_at") < F.lit(whole), F.lit(True))
     recent = F.lit(False) if read_at is None else F.coalesce(F.col("at.timestamp") > F.lit(read_at), F.lit(False))
     hole = (
-        F.when(F.col("given_up"), Hole.GIVEN_UP)
-        .when(edge, Hole.EDGE)
-        .when(F.col("_last").isNull(), Hole.HANDED_OVER)
-        .when(recent, Hole.RECENT)
-        .otherwise(Hole.OPEN)
+        F.when(F.col("given_up"), SequenceHole.GIVEN_UP)
+        .when(edge, SequenceHole.EDGE)
+        .when(F.col("_last").isNull(), SequenceHole.HANDED_OVER)
+        .when(recent, SequenceHole.RECENT)
+        .otherwise(SequenceHole.OPEN)
     )
     return found.withColumn("hole", hole).select(*STREAM, "first", "last", "at", "hole")
 
@@ -112,12 +112,12 @@ def last_streams(streams: DataFrame) -> DataFrame:
 
 def open_gaps(gaps: DataFrame, severity: Severity) -> DataFrame:
     """`gaps` → FINDINGS: the open ones, each at the record whose number comes next."""
-    rows = gaps.where((F.col("hole") == Hole.OPEN) & F.col("at.inside"))
+    rows = gaps.where((F.col("hole") == SequenceHole.OPEN) & F.col("at.inside"))
     numbers = F.when(F.col("first") == F.col("last"), F.format_string("number %d is", "first")).otherwise(
         F.format_string("numbers %d to %d are", "first", "last")
     )
     detail = F.format_string("term %d, lane %d, producer %d: %s missing", "term", "lane", "producer", numbers)
-    return _finding(rows, Kind.GAP, severity, detail, F.lit(None).cast("bigint"))
+    return _finding(rows, FindingKind.GAP, severity, detail, F.lit(None).cast("bigint"))
 
 
 def clashes(numbers: DataFrame) -> DataFrame:
@@ -126,10 +126,10 @@ def clashes(numbers: DataFrame) -> DataFrame:
     detail = F.format_string(
         "term %d, lane %d, producer %d: number %d has %d ids", "term", "lane", "producer", "sequence", "ids"
     )
-    return _finding(rows, Kind.CLASH, Severity.VIOLATION, detail, F.col("at.id"))
+    return _finding(rows, FindingKind.CLASH, Severity.VIOLATION, detail, F.col("at.id"))
 
 
-def _finding(rows: DataFrame, kind: Kind, severity: Severity, detail: Column, record: Column) -> DataFrame:
+def _finding(rows: DataFrame, kind: FindingKind, severity: Severity, detail: Column, record: Column) -> DataFrame:
     return rows.select(
         F.lit(kind.value).alias("kind"), F.lit(severity.value).alias("severity"), "incarnation", record.alias("id"),
         "at.topic", "at.partition", "at.offset", F.lit(None).cast("binary").alias("key"), detail.alias("detail"),

@@ -92,7 +92,7 @@ def hot_keys(places: DataFrame) -> DataFrame:
 
 
 @dataclass(frozen=True, slots=True)
-class Load:
+class ShardLoad:
     """With so many shards: the share of all records that the busiest has, and how many times one shard they carry."""
 
     shards: int
@@ -109,7 +109,7 @@ class Skew:
     keyless: int
     hottest: float
     most: float
-    loads: tuple[Load, ...]
+    loads: tuple[ShardLoad, ...]
     advised: int
 
 
@@ -126,9 +126,9 @@ def skew(buckets: Mapping[int, int], keys: int, keyless: int, hottest: int) -> S
     return Skew(total, keys, keyless, share, 1 / share if share else float(SHARDS[-1]), loads, advised)
 
 
-def _load(buckets: Mapping[int, int], keyless: int, total: int, shards: int) -> Load:
+def _load(buckets: Mapping[int, int], keyless: int, total: int, shards: int) -> ShardLoad:
     held = [keyless / shards] * shards  # these go round by id
     for bucket, records in buckets.items():
         held[bucket % shards] += records
     busiest = max(held) / total if total else 1 / shards
-    return Load(shards, busiest, 1 / busiest)
+    return ShardLoad(shards, busiest, 1 / busiest)

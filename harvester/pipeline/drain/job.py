@@ -38,8 +38,8 @@ from harvester.outbox.term_loan import Borrower, Loan, Patience
 from harvester.outbox.term_session import TermRow
 from harvester.pipeline.drain import slices as drain_slice
 from harvester.pipeline.drain.purge import Purgers
-from harvester.pipeline.drain.slices import DrainRules, Stamp, Topic, check, is_doubtful, times, why_poison
-from harvester.pipeline.drain.snapshot import Chosen, Snapshot
+from harvester.pipeline.drain.slices import DrainRules, Stamp, TopicLimits, check, is_doubtful, times, why_poison
+from harvester.pipeline.drain.snapshot import SliceRows, Snapshot
 from harvester.pipeline.drain.write import SliceWriter, Topics
 from harvester.pipeline.errors import PipelineError
 from harvester.relay.at_least_once import RESERVED
@@ -83,7 +83,7 @@ class Sieve:
             None if own_limit is None else int(own_limit),
         )
 
-    def set_aside(self, chosen: Chosen, topics: Mapping[str, Topic], loan: Loan) -> int:
+    def set_aside(self, chosen: SliceRows, topics: Mapping[str, TopicLimits], loan: Loan) -> int:
         """Move poison rows to quarantine, some of them at least; how many. Unless 0, the slice has to be chosen anew.
 
         Raises PoisonRecord where the policy is another one: to hold a key is left to the harvesters.
@@ -136,7 +136,7 @@ class DrainSettings:
 
 
 @dataclass(frozen=True, slots=True)
-class SliceDone:
+class DrainSliceDone:
     """What a finished slice says; times in seconds. `left`: records that are left, about."""
 
     number: int
@@ -148,7 +148,7 @@ class SliceDone:
 
 
 @dataclass(slots=True)
-class Report:
+class DrainReport:
     """Everything that was done. `taken`: whether there was a term to drain under."""
 
     records: int = 0
@@ -163,9 +163,9 @@ def run(
     settings: DrainSettings,
     *,
     stop: Callable[[], bool] = lambda: False,
-    progress: Callable[[SliceDone], None] = lambda _: None,
+    progress: Callable[[DrainSliceDone], None] = lambda _: None,
     waiting: Callable[[str], None] = lambda _: None,
-) -> Report:
+) -> DrainReport:
     """Drain until nothing is left, or until `stop()`: then the slice that is in progress is finished.
 
     Raises ConfigurationError, DatabaseUnavailable, SchemaError, BrokerUnavailable, TermLost; PoisonRecord by
@@ -191,7 +191,7 @@ def run(
                 borrower.give_up()
             raise
         if loan is None:
-            return Report()
+            return DrainReport()
         job = _Drain(settings, durations, borrower, loan, snapshot, writer, waiting)
         try:
             job.perform(stop, progress)
@@ -246,7 +246,7 @@ class _Drain:
         self._sieve = Sieve(config, snapshot, self._purgers, self._keep)
         self._sending = ThreadPoolExecutor(1, thread_name_prefix="slice")
         self._in_doubt = False  # a task may be running somewhere
-        self.report = Report(taken=True)
+        self.report = DrainReport(taken=True)
 
     def close(self) -> None:
         """Give the term back, if nothing can be on its way."""
@@ -255,7 +255,7 @@ class _Drain:
         if not self._in_doubt:
             self._borrower.release()
 
-    def perform(self, stop: Callable[[], bool], progress: Callable[[SliceDone], None]) -> None:
+    def perform(self, stop: Callable[[], bool], progress: Callable[[DrainSliceDone], None]) -> None:
         """Slice after slice; `report` grows with each."""
         report, snapshot, most = self.report, self._snapshot, self._settings.slice_records
         began, quarantined = time.monotonic(), 0
@@ -280,7 +280,9 @@ class _Drain:
             report.records += len(chosen.ids)
             report.slices += 1
             report.took_s = time.monotonic() - began
-            progress(SliceDone(report.slices, len(chosen.ids), steps.all_s, chosen.left, quarantined, steps.each_s))
+            progress(
+                DrainSliceDone(report.slices, len(chosen.ids), steps.all_s, chosen.left, quarantined, steps.each_s)
+            )
             quarantined = 0
             wanted = drain_slice.next_records(len(chosen.ids), steps.all_s, self._times.slice, most)
 
@@ -290,7 +292,7 @@ class _Drain:
 
     # -- sending
 
-    def _send(self, chosen: Chosen, topics: Mapping[str, Topic]) -> None:
+    def _send(self, chosen: SliceRows, topics: Mapping[str, TopicLimits]) -> None:
         self._renew()
         loan, shape = self._loan, self._snapshot.shape
         stamp = Stamp(self._settings.config.record_header, loan.incarnation, loan.term, random.getrandbits(32))
@@ -306,7 +308,7 @@ class _Drain:
         self._check_limits(topics)
         self._in_doubt = False
 
-    def _check_limits(self, topics: Mapping[str, Topic]) -> None:
+    def _check_limits(self, topics: Mapping[str, TopicLimits]) -> None:
         """Records of a batch that was refused as too large may be lost without a word (`sink_options`)."""
         now = self._topics.look(topics)
         lowered = [name for name, topic in topics.items() if name not in now or now[name].most_bytes < topic.most_bytes]

@@ -12,7 +12,7 @@ import psycopg
 
 from harvester.errors import DatabaseUnavailable, TermLost
 from harvester.outbox.connection import database_errors
-from harvester.outbox.purge_session import Outcome, Poison, PurgeSession, Rules
+from harvester.outbox.purge_session import PoisonRow, PurgeSession, QuarantineOutcome, Rules
 from harvester.outbox.tables import OutboxTable
 
 _CHUNK_RECORDS = 5_000
@@ -54,17 +54,17 @@ class Purgers:
 
     def quarantine(self, record_id: int, error: str, attempts: int, term: int, holder: UUID) -> bool:
         """Move one row to quarantine; False: it was gone."""
-        poison = Poison(record_id, error, attempts, datetime.now(UTC), term, str(holder))
+        poison = PoisonRow(record_id, error, attempts, datetime.now(UTC), term, str(holder))
         session = self._sessions[0]
-        outcome: list[Outcome] = []
+        outcome: list[QuarantineOutcome] = []
 
         def move() -> None:
             outcome[:] = [session.quarantine(poison)]
 
         _insist(session, move, f"move record {record_id} to quarantine")
-        if outcome == [Outcome.FENCED]:
+        if outcome == [QuarantineOutcome.FENCED]:
             raise TermLost(f"term {term} of this drain has ended: somebody else has taken it")
-        return outcome == [Outcome.MOVED]
+        return outcome == [QuarantineOutcome.MOVED]
 
 
 def _purge(session: PurgeSession, chunks: Sequence[Sequence[int]], waiting: Callable[[str], None]) -> None:

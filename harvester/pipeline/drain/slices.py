@@ -94,7 +94,7 @@ def fetch_records(largest_bytes: int) -> int:
 
 
 @dataclass(frozen=True, slots=True)
-class Topic:
+class TopicLimits:
     """What Kafka says of a topic. `most_bytes`: of a batch of records."""
 
     partitions: int
@@ -124,7 +124,7 @@ class DrainRules:
     own_limit: int | None = None  # what the relay's own client is limited to, where that is configured
 
 
-def is_doubtful(share: Share, topic: Topic | None, rules: DrainRules) -> bool:
+def is_doubtful(share: Share, topic: TopicLimits | None, rules: DrainRules) -> bool:
     """Whether each row of this share has to be looked at; where not, all of them can be sent."""
     if topic is None or share.topic in rules.reserved or share.odd:
         return True
@@ -133,12 +133,14 @@ def is_doubtful(share: Share, topic: Topic | None, rules: DrainRules) -> bool:
     return share.largest_bytes > limit_bytes(topic, rules)
 
 
-def limit_bytes(topic: Topic, rules: DrainRules) -> int:
+def limit_bytes(topic: TopicLimits, rules: DrainRules) -> int:
     """The largest batch that a record of this topic may be."""
     return topic.most_bytes if rules.own_limit is None else min(topic.most_bytes, rules.own_limit)
 
 
-def why_poison(record: Decoded, value_bytes: int | None, topics: Mapping[str, Topic], rules: DrainRules) -> str | None:
+def why_poison(
+    record: Decoded, value_bytes: int | None, topics: Mapping[str, TopicLimits], rules: DrainRules
+) -> str | None:
     """Why this row can be no record, as the relay would say it; None: it can. A topic not in `topics` is not there."""
     if isinstance(record, Broken):
         return record.reason

@@ -17,16 +17,16 @@ from harvester.outbox.libpq import copy_rows
 from harvester.outbox.schema import inspect
 from harvester.outbox.shape import OutboxShape
 from harvester.outbox.tables import OutboxTable
-from harvester.outbox.term_session import Place, read_place, sequence_oid
+from harvester.outbox.term_session import OutboxIdentity, read_place, sequence_oid
 from harvester.pipeline.drain import sql
-from harvester.pipeline.drain.slices import DrainRules, Share, Topic
+from harvester.pipeline.drain.slices import DrainRules, Share, TopicLimits
 
 _SILENCE_S = 300.0
 _DOUBTFUL_RECORDS = 1_000
 
 
 @dataclass(frozen=True, slots=True)
-class Chosen:
+class SliceRows:
     """The rows of a slice: all of them from the first id to the last, in this snapshot."""
 
     ids: list[int]
@@ -54,7 +54,7 @@ class Chosen:
 class Snapshot:
     """See the module's text. A context manager; one slice at a time."""
 
-    def __init__(self, dsn: str, table: OutboxTable, place: Place | None) -> None:
+    def __init__(self, dsn: str, table: OutboxTable, place: OutboxIdentity | None) -> None:
         self._dsn, self._table, self._place = dsn, table, place
         self._file: int | None = None
 
@@ -78,7 +78,7 @@ class Snapshot:
     ) -> None:
         self._connection.close()
 
-    def choose(self, limit: int, most_bytes: int, term: int, holder: UUID) -> Chosen | None:
+    def choose(self, limit: int, most_bytes: int, term: int, holder: UUID) -> SliceRows | None:
         """Begin a slice of at most so many records, and of about so many bytes at most; None: there are none."""
         with database_errors("choose rows of the outbox"):
             self.end()
@@ -91,7 +91,7 @@ class Snapshot:
         return chosen
 
     def doubtful(
-        self, ids: tuple[int, int], shares: list[tuple[Share, Topic | None]], rules: DrainRules
+        self, ids: tuple[int, int], shares: list[tuple[Share, TopicLimits | None]], rules: DrainRules
     ) -> list[tuple[Decoded, int | None]]:
         """Rows of these shares, between two ids, that may be no records: the first of them, and their values' bytes."""
         query = sql.doubtful(self._table, self.shape, ids, shares, rules, _DOUBTFUL_RECORDS)
@@ -108,7 +108,7 @@ class Snapshot:
         with database_errors("end a slice"):
             self._connection.rollback()
 
-    def _read(self, limit: int) -> Chosen | None:
+    def _read(self, limit: int) -> SliceRows | None:
         rows = self._connection.execute(sql.choose(self._table, self.shape, limit), binary=True).fetchall()
         if not rows:
             return None
@@ -121,7 +121,7 @@ class Snapshot:
         for topic, records, size, largest, low, high, fewest, most, odd, *_ in rows:
             places = None if low is None else (low, high)
             shares.append(Share(topic, records, size, largest, places, (fewest, most), odd))
-        return Chosen(ids, shares, snapshot[0], highest[0] - ids[-1], any(row[9] for row in rows))
+        return SliceRows(ids, shares, snapshot[0], highest[0] - ids[-1], any(row[9] for row in rows))
 
     def _check(self, term: int, holder: UUID) -> None:
         row = self._connection.execute(sql.standing(self._table, self.shape)).fetchone()

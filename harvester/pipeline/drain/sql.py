@@ -15,7 +15,7 @@ from collections.abc import Iterable
 from harvester.outbox.shape import OutboxShape
 from harvester.outbox.tables import OutboxTable, literal
 from harvester.pipeline.drain.slices import DrainRules as PoisonRules
-from harvester.pipeline.drain.slices import Share, Topic, limit_bytes
+from harvester.pipeline.drain.slices import Share, TopicLimits, limit_bytes
 
 BEGIN = "BEGIN ISOLATION LEVEL REPEATABLE READ, READ ONLY"
 # By id, whatever the planner's statistics say (those of an outbox are out of date), however long it takes; a session
@@ -59,7 +59,7 @@ def doubtful(
     table: OutboxTable,
     shape: OutboxShape,
     ids: tuple[int, int],
-    shares: Iterable[tuple[Share, Topic | None]],
+    shares: Iterable[tuple[Share, TopicLimits | None]],
     rules: PoisonRules,
     limit: int,
 ) -> str:
@@ -112,7 +112,7 @@ _SHIFTED = (
 )
 
 
-def _condition(shape: OutboxShape, share: Share, topic: Topic | None, rules: PoisonRules) -> str:
+def _condition(shape: OutboxShape, share: Share, topic: TopicLimits | None, rules: PoisonRules) -> str:
     if share.topic is None:
         return "o.kafka_topic IS NULL"
     same = f"o.kafka_topic = {literal(share.topic)}"

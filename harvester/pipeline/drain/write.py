@@ -19,8 +19,8 @@ from harvester.delivery.retries import backoff_s
 from harvester.errors import BrokerUnavailable
 from harvester.outbox.shape import OutboxShape
 from harvester.pipeline.drain import slices, sql
-from harvester.pipeline.drain.slices import Stamp, Times, Topic, sink_options, sink_rows
-from harvester.pipeline.drain.snapshot import Chosen
+from harvester.pipeline.drain.slices import Stamp, Times, TopicLimits, sink_options, sink_rows
+from harvester.pipeline.drain.snapshot import SliceRows
 from harvester.pipeline.jdbc import jdbc_source
 from harvester.pipeline.session import clear_errors
 
@@ -40,7 +40,7 @@ class Topics:
         self._admin = AdminClient({**options, "log_level": "0"})
         self._attempts, self._first_s, self._longest_s = attempts, first_s, longest_s
 
-    def look(self, names: Collection[str]) -> dict[str, Topic]:
+    def look(self, names: Collection[str]) -> dict[str, TopicLimits]:
         """Those of these topics that there are. Raises BrokerUnavailable.
 
         Asking for a topic by its name makes it where brokers do that, as producing to it would.
@@ -62,7 +62,7 @@ class Topics:
         except (KafkaException, TimeoutError) as error:
             text = error.args[0].str() if isinstance(error, KafkaException) else "no answer"
             raise BrokerUnavailable(f"Kafka at {self._servers} does not say which topics there are: {text}") from error
-        return {name: Topic(count, limits.get(name, _DEFAULT_BYTES)) for name, count in found.items()}
+        return {name: TopicLimits(count, limits.get(name, _DEFAULT_BYTES)) for name, count in found.items()}
 
     def _partitions(self, topic: str | None) -> dict[str, int]:
         known = self._admin.list_topics(**({} if topic is None else {"topic": topic}), timeout=_TIMEOUT_S).topics
@@ -109,7 +109,7 @@ class SliceWriter:
             self._save(sink_rows(rows, stamp, (1, 1), _NEVER_MS), _ANY_LIMITS)
 
     def write(
-        self, shape: OutboxShape, chosen: Chosen, stamp: Stamp, deadline_ms: int, limits: tuple[int, int]
+        self, shape: OutboxShape, chosen: SliceRows, stamp: Stamp, deadline_ms: int, limits: tuple[int, int]
     ) -> None:
         """Send these rows; returns when all of them are acknowledged. `limits`: see `sink_options`."""
         self._context.setJobGroup(_GROUP, "a slice of the outbox", interruptOnCancel=True)  # of this thread

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.types import StructType
 
-    from harvester.pipeline.origin_columns import Reader
+    from harvester.pipeline.origin_columns import ColumnReader
 
 _IN_A_FILE = 100_000
 _EXTENT = ("topic", "partition", "from_offset", "to_offset")
@@ -47,7 +47,7 @@ class LakeBatch:
     header: str
     payloads: Mapping[str, StructType]
     compact_every: int
-    reader: Reader
+    reader: ColumnReader
     hit: Callable[[str], None] = lambda _: None
     _known: dict[str, int] = field(default_factory=dict)
     _highest: dict[str, int] = field(default_factory=dict)
@@ -89,7 +89,7 @@ class LakeBatch:
         options = {"txnAppId": f"{self.owner}-{name}", "txnVersion": str(number)}
         rows.write.format("delta").mode("append").options(**options).save(self._path(name))
 
-    def _reject(self, bronze: DataFrame, rows: DataFrame, found: silver.Overview, number: int) -> None:
+    def _reject(self, bronze: DataFrame, rows: DataFrame, found: silver.BatchOverview, number: int) -> None:
         bad = [payloads.bad_payloads(rows, topic, self.payloads[topic]) for topic in self._expanded(found)]
         rejected = silver.rejects(bronze)
         for frame in bad:
@@ -97,7 +97,7 @@ class LakeBatch:
         if found.rejected or (bad and not rejected.isEmpty()):
             self._append(rejected, "rejects", number)
 
-    def _derive(self, states: DataFrame, new: DataFrame, found: silver.Overview, number: int) -> None:
+    def _derive(self, states: DataFrame, new: DataFrame, found: silver.BatchOverview, number: int) -> None:
         for topic in self._expanded(found):
             table = payloads.table(topic, self.payloads[topic])
             self._append(payloads.expanded(new, topic, self.payloads[topic]), table.name, number, hit="json")
@@ -108,11 +108,11 @@ class LakeBatch:
         for name, span in found.ids.items():
             self._highest[name] = max(span.highest, self._highest.get(name, span.highest))
 
-    def _take_states(self, states: DataFrame, found: silver.Overview) -> None:
+    def _take_states(self, states: DataFrame, found: silver.BatchOverview) -> None:
         self.hit("lake.current")
         self.spark.sql(schemas.take_latest(self._path("current"), sorted(found.topics)), source=states)
 
-    def _know(self, bronze: DataFrame, found: silver.Overview, number: int) -> None:
+    def _know(self, bronze: DataFrame, found: silver.BatchOverview, number: int) -> None:
         unknown = found.ids.keys() - self._known.keys()
         if not unknown:
             return
@@ -137,7 +137,7 @@ class LakeBatch:
         now = tables.read_text(self.spark, offsets.file_of(self.checkpoint, number))
         return offsets.ranges(before, now or "", self.checkpoint)
 
-    def _expanded(self, found: silver.Overview) -> list[str]:
+    def _expanded(self, found: silver.BatchOverview) -> list[str]:
         return [topic for topic in self.payloads if topic in found.topics]
 
     def _names(self) -> list[str]:
@@ -147,7 +147,7 @@ class LakeBatch:
     def _table(self, name: str) -> DataFrame:
         return self.spark.read.format("delta").load(self._path(name))
 
-    def _bronze(self, ranges: Sequence[offsets.Range]) -> tuple[DataFrame, silver.Overview]:
+    def _bronze(self, ranges: Sequence[offsets.Range]) -> tuple[DataFrame, silver.BatchOverview]:
         """The rows of these ranges. They are only appended to, so which files have them is asked once."""
         # In the job's session: in the stream's own, Spark plans without looking at how much there is.
         which = offsets.within(ranges)

@@ -64,7 +64,7 @@ def later_deliveries(bronze: DataFrame, most: int) -> DataFrame:
 
 
 def stored_before(
-    bronze: DataFrame, stored: DataFrame, found: Overview, highest: Mapping[str, int]
+    bronze: DataFrame, stored: DataFrame, found: BatchOverview, highest: Mapping[str, int]
 ) -> DataFrame | None:
     """schemas.BRONZE and the table's schemas.SILVER → (topic, partition, offset) of records that the table has.
 
@@ -104,7 +104,7 @@ class Span:
 
 
 @dataclass(frozen=True, slots=True)
-class Overview:
+class BatchOverview:
     """What there is in a batch: the topics, and the ids by incarnation, of the records that have an origin."""
 
     rejected: bool
@@ -133,7 +133,7 @@ def overview(bronze: DataFrame) -> DataFrame:
     return found.withColumns(days).select(*named, *days)
 
 
-def summed_up(rows: Iterable[Any]) -> Overview:
+def summed_up(rows: Iterable[Any]) -> BatchOverview:
     """Of the rows of `overview`."""
     listed = list(rows)
     named = [row for row in listed if not row["rejected"]]
@@ -141,7 +141,7 @@ def summed_up(rows: Iterable[Any]) -> Overview:
     for row in named:
         known = ids.get(row["incarnation"], Span(row["lowest"], row["highest"]))
         ids[row["incarnation"]] = Span(min(known.lowest, row["lowest"]), max(known.highest, row["highest"]))
-    return Overview(
+    return BatchOverview(
         rejected=len(named) < len(listed),
         topics=frozenset(row["topic"] for row in named),
         ids=ids,

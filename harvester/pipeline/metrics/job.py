@@ -38,18 +38,18 @@ _EARLIEST = -2
 
 
 @dataclass(frozen=True, slots=True)
-class Planned:
+class PlannedBatch:
     """What Spark writes down before a batch begins: where it ends in each partition, and the watermark it has."""
 
     watermark_ms: int
     ends: Ends
 
 
-def parse(text: str) -> Planned:
+def parse(text: str) -> PlannedBatch:
     """Read an entry of the checkpoint's directory `offsets`; CheckpointMismatch for anything else."""
     try:
         _, about, ends = text.splitlines()
-        return Planned(int(json.loads(about)["batchWatermarkMs"]), json.loads(ends))
+        return PlannedBatch(int(json.loads(about)["batchWatermarkMs"]), json.loads(ends))
     except (ValueError, KeyError, TypeError) as error:
         raise CheckpointMismatch(f"{text[:80]!r} is no batch of Spark's") from error
 
@@ -153,7 +153,7 @@ class MetricsSettings:
 
 
 @dataclass(frozen=True, slots=True)
-class BatchDone:
+class MetricsBatchDone:
     """What a finished batch says. `windows` it wrote, `open_counts` are kept for those that are open.
 
     `late`: records by topic that came after their window was closed, which no window counts. `watermark` is UTC.
@@ -177,7 +177,7 @@ class Total:
     late: Mapping[str, int] = field(default_factory=dict)
     open_counts: int = 0
 
-    def after(self, done: BatchDone) -> Total:
+    def after(self, done: MetricsBatchDone) -> Total:
         """With one more batch."""
         late = {topic: self.late.get(topic, 0) + done.late.get(topic, 0) for topic in {*self.late, *done.late}}
         return Total(self.records + done.records, self.windows + done.windows, late, done.open_counts)
@@ -188,7 +188,7 @@ def run(
     settings: MetricsSettings,
     *,
     stop: Callable[[], bool] = lambda: False,
-    progress: Callable[[BatchDone], None] = lambda _: None,
+    progress: Callable[[MetricsBatchDone], None] = lambda _: None,
 ) -> Total:
     """Run until there is nothing more (`once`) or `stop()`. Windows that are open then are written by the next run.
 
@@ -234,7 +234,7 @@ def _follow(
     written: dict[int, int],
     late: Callable[[int], dict[str, int]],
     stop: Callable[[], bool],
-    progress: Callable[[BatchDone], None],
+    progress: Callable[[MetricsBatchDone], None],
 ) -> Total:
     total, last = Total(), -1
 
@@ -251,9 +251,9 @@ def _follow(
     return total
 
 
-def _done(said: Mapping[str, Any], windows: int, late: Callable[[int], dict[str, int]]) -> BatchDone:
+def _done(said: Mapping[str, Any], windows: int, late: Callable[[int], dict[str, int]]) -> MetricsBatchDone:
     batch, state = int(said["batchId"]), said["stateOperators"][0]
-    return BatchDone(
+    return MetricsBatchDone(
         batch,
         int(said["numInputRows"]),
         float(said.get("processedRowsPerSecond") or 0.0),

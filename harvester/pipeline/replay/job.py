@@ -21,7 +21,7 @@ from harvester.pipeline import schemas, source, tables
 from harvester.pipeline.errors import InputMissing, PipelineError, TableMismatch
 from harvester.pipeline.replay import plan as replay_request
 from harvester.pipeline.replay import plan as replay_rows
-from harvester.pipeline.replay.plan import Pace, Progress, Request, Slice
+from harvester.pipeline.replay.plan import ReplayProgress, ReplayRate, ReplayRequest, ReplaySlice
 from harvester.pipeline.session import clear_errors
 
 if TYPE_CHECKING:
@@ -42,7 +42,7 @@ class ReplaySettings:
 
     lake: str
     kafka: Mapping[str, str]
-    pace: Pace = field(default_factory=Pace)
+    pace: ReplayRate = field(default_factory=ReplayRate)
     header: str = HEADER
 
 
@@ -59,7 +59,7 @@ class TopicSummary:
 
 
 @dataclass(frozen=True, slots=True)
-class SliceDone:
+class ReplaySliceDone:
     """What a finished slice says: records written so far, of how many, and the rate since this run began."""
 
     records: int
@@ -67,16 +67,16 @@ class SliceDone:
     per_s: float
 
 
-def begin(spark: SparkSession, lake: str, request: Request) -> Progress:
+def begin(spark: SparkSession, lake: str, request: ReplayRequest) -> ReplayProgress:
     """A new replay of the lake as it is now; nothing is stored yet. Raises InputMissing, TableMismatch."""
     with clear_errors("the replay"):
         path = _silver(spark, lake)
         version = spark.sql(f"DESCRIBE HISTORY {schemas.at(path)} LIMIT 1").first()
         assert version is not None
-        return Progress(str(uuid.uuid4()), request, int(version["version"]))
+        return ReplayProgress(str(uuid.uuid4()), request, int(version["version"]))
 
 
-def load(spark: SparkSession, lake: str, replay: str) -> Progress:
+def load(spark: SparkSession, lake: str, replay: str) -> ReplayProgress:
     """One that was begun before; InputMissing if the lake knows none of this id, CheckpointMismatch."""
     with clear_errors("the replay"):
         _silver(spark, lake)
@@ -87,7 +87,7 @@ def load(spark: SparkSession, lake: str, replay: str) -> Progress:
     return replay_request.from_text(text, file)
 
 
-def preview(spark: SparkSession, lake: str, progress: Progress) -> list[TopicSummary]:
+def preview(spark: SparkSession, lake: str, progress: ReplayProgress) -> list[TopicSummary]:
     """What is left to write, by topic. Raises PipelineError for a topic that records would come back to."""
     with clear_errors("the replay"):
         counted = replay_rows.summary(_remaining(spark, lake, progress)).orderBy("topic")
@@ -107,13 +107,13 @@ def preview(spark: SparkSession, lake: str, progress: Progress) -> list[TopicSum
 def run(
     spark: SparkSession,
     settings: ReplaySettings,
-    progress: Progress,
+    progress: ReplayProgress,
     *,
     stop: Callable[[], bool] = lambda: False,
-    report: Callable[[SliceDone], None] = lambda _: None,
+    report: Callable[[ReplaySliceDone], None] = lambda _: None,
     clock: Callable[[], float] = time.monotonic,
     sleep: Callable[[float], None] = time.sleep,
-) -> Progress:
+) -> ReplayProgress:
     """Write what is left, until it is or `stop()`; returns how far it came.
 
     Raises InputMissing for a topic to write to, BrokerUnavailable, and PipelineError for what ends a slice.
@@ -146,7 +146,7 @@ def run(
                 _store(spark, settings.lake, progress)
                 elapsed_s = clock() - began
                 per_s = (progress.records - before) / elapsed_s if elapsed_s > 0 else 0.0
-                report(SliceDone(progress.records, total, per_s))
+                report(ReplaySliceDone(progress.records, total, per_s))
             progress = replace(progress, finished=True)
             _store(spark, settings.lake, progress)
             return progress
@@ -155,14 +155,14 @@ def run(
         raise
 
 
-def _planned(spark: SparkSession, settings: ReplaySettings, progress: Progress) -> list[Slice]:
+def _planned(spark: SparkSession, settings: ReplaySettings, progress: ReplayProgress) -> list[ReplaySlice]:
     remaining = _remaining(spark, settings.lake, progress)
     return list(replay_rows.slices(replay_rows.cuts(remaining, settings.pace.size).toLocalIterator()))
 
 
 def _with_rows(
-    spark: SparkSession, settings: ReplaySettings, progress: Progress, planned: Iterable[Slice]
-) -> Iterator[tuple[Slice, DataFrame]]:
+    spark: SparkSession, settings: ReplaySettings, progress: ReplayProgress, planned: Iterable[ReplaySlice]
+) -> Iterator[tuple[ReplaySlice, DataFrame]]:
     """Each slice with its rows, in order; rows are read for several at a time where they are small."""
     remaining = _remaining(spark, settings.lake, progress)
     done = dict(progress.done)
@@ -179,8 +179,8 @@ def _with_rows(
             rows.unpersist()
 
 
-def _readings(planned: Iterable[Slice]) -> Iterator[list[Slice]]:
-    together: list[Slice] = []
+def _readings(planned: Iterable[ReplaySlice]) -> Iterator[list[ReplaySlice]]:
+    together: list[ReplaySlice] = []
     records = 0
     for one in planned:
         if together and records + one.records > _READ_RECORDS:
@@ -197,7 +197,7 @@ def sink_options(kafka: Mapping[str, str]) -> dict[str, str]:
     return {f"kafka.{name}": value for name, value in {**kafka, **_FORCED}.items()}
 
 
-def _remaining(spark: SparkSession, lake: str, progress: Progress) -> DataFrame:
+def _remaining(spark: SparkSession, lake: str, progress: ReplayProgress) -> DataFrame:
     path = tables.path_of(lake, "silver")
     silver = spark.read.format("delta").option("versionAsOf", progress.silver_version).load(path)
     return replay_rows.behind(replay_rows.selected(silver, progress.request.selection), progress.done)
@@ -220,7 +220,7 @@ def _refuse_speculation(spark: SparkSession) -> None:
         raise PipelineError("a replay cannot keep the order of keys with spark.speculation", hint="set it to false")
 
 
-def _store(spark: SparkSession, lake: str, progress: Progress) -> None:
+def _store(spark: SparkSession, lake: str, progress: ReplayProgress) -> None:
     tables.write_text(spark, _file(lake, progress.id), replay_request.to_text(progress))
 
 

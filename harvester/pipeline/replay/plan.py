@@ -37,7 +37,7 @@ _SLICE_S = 1.0
 
 
 @dataclass(frozen=True, slots=True)
-class Pace:
+class ReplayRate:
     """`rate`: records in a second, None for as fast as it goes. `slice_records` replaces the size that follows from it.
 
     Each slice buys its time from when it began, and time that went by unused is lost: after a stop the replay does
@@ -106,7 +106,7 @@ class Destination:
 
 
 @dataclass(frozen=True, slots=True)
-class Request:
+class ReplayRequest:
     """`as_new`: without the harvester's header, so that nobody recognises the records as repeats."""
 
     selection: Selection
@@ -115,18 +115,18 @@ class Request:
 
 
 @dataclass(frozen=True, slots=True)
-class Progress:
+class ReplayProgress:
     """A replay: what it is asked for, of which version of the table, and what it has written so far."""
 
     id: str
-    request: Request
+    request: ReplayRequest
     silver_version: int
     records: int = 0
     done: Positions = field(default_factory=dict)
     finished: bool = False
 
 
-def to_text(progress: Progress) -> str:
+def to_text(progress: ReplayProgress) -> str:
     """As it is stored."""
     selection, destination = progress.request.selection, progress.request.destination
     return json.dumps(
@@ -149,7 +149,7 @@ def to_text(progress: Progress) -> str:
     )
 
 
-def from_text(text: str, where: str) -> Progress:
+def from_text(text: str, where: str) -> ReplayProgress:
     """Read `to_text`; CheckpointMismatch for anything else."""
     try:
         stored = json.loads(text)
@@ -162,9 +162,9 @@ def from_text(text: str, where: str) -> Progress:
             topics=tuple(stored["topics"]),
             keys=tuple(base64.b64decode(key, validate=True) for key in stored["keys"]),
         )
-        request = Request(selection, Destination(**stored["destination"]), bool(stored["as_new"]))
+        request = ReplayRequest(selection, Destination(**stored["destination"]), bool(stored["as_new"]))
         done = {(str(topic), int(partition)): int(offset) for topic, partition, offset in stored["done"]}
-        return Progress(
+        return ReplayProgress(
             str(stored["id"]),
             request,
             int(stored["silver_version"]),
@@ -190,7 +190,7 @@ _IN_TASK = 2**33 - 1
 
 
 @dataclass(frozen=True, slots=True)
-class Slice:
+class ReplaySlice:
     """A piece of the order: what lies behind the slices before, up to these positions."""
 
     records: int
@@ -256,19 +256,19 @@ def cuts(rows: DataFrame, size: int) -> DataFrame:
     return slices.orderBy("task", "cut", "topic", "partition")
 
 
-def slices(rows: Iterable[Row]) -> Iterator[Slice]:
+def slices(rows: Iterable[Row]) -> Iterator[ReplaySlice]:
     """Rows of `cuts`, in their order → slices."""
     at: tuple[int, int] | None = None
     records, upto = 0, dict[tuple[str, int], int]()
     for row in rows:
         if at != (row["task"], row["cut"]) and upto:
-            yield Slice(records, upto)
+            yield ReplaySlice(records, upto)
             records, upto = 0, {}
         at = (row["task"], row["cut"])
         records += row["records"]
         upto[row["topic"], row["partition"]] = row["last"]
     if upto:
-        yield Slice(records, upto)
+        yield ReplaySlice(records, upto)
 
 
 def outgoing(rows: DataFrame, targets: Mapping[str, str], replay: str, without: str | None = None) -> DataFrame:

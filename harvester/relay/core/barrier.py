@@ -31,7 +31,7 @@ from typing import Final
 from harvester.delivery.decode import Decoded
 
 
-class Step(Enum):
+class EntryState(Enum):
     """Where an entry stands."""
 
     QUEUED = "queued"
@@ -40,14 +40,14 @@ class Step(Enum):
     HELD = "held"  # could not be handed to the producer, or failed; waits for its next attempt
 
 
-_QUEUED: Final = Step.QUEUED  # an enumeration's members are looked up slowly, and these for every record
-_WIRE: Final = Step.WIRE
-_ACKED: Final = Step.ACKED
-_HELD: Final = Step.HELD
+_QUEUED: Final = EntryState.QUEUED  # an enumeration's members are looked up slowly, and these for every record
+_WIRE: Final = EntryState.WIRE
+_ACKED: Final = EntryState.ACKED
+_HELD: Final = EntryState.HELD
 
 
 @dataclass(slots=True, eq=False)
-class Entry:
+class BarrierEntry:
     """A record inside a shard.
 
     `record` is what to publish, or why that is impossible; `since` when it was queued, `term` the one it was dispatched
@@ -59,19 +59,19 @@ class Entry:
     record: Decoded
     since: float
     term: int | None = None
-    step: Step = _QUEUED
+    step: EntryState = _QUEUED
     sent_at: float = 0.0
     origin: bytes | None = None
 
 
-_Queue = deque[Entry] | None  # None: nobody has waited yet
+_Queue = deque[BarrierEntry] | None  # None: nobody has waited yet
 
 
 class Barrier:
     """See the module's text. Not thread-safe: the shard holds its lock around every call."""
 
     def __init__(self) -> None:
-        self._unsettled: dict[int, Entry] = {}  # WIRE, ACKED, HELD
+        self._unsettled: dict[int, BarrierEntry] = {}  # WIRE, ACKED, HELD
         self._queues: dict[bytes, _Queue] = {}  # a key is in here while its barrier is up
         self._refusing: set[bytes] = set()
         self._announced: dict[int, bytes] = {}  # parked record -> its key, until the supervisor has answered
@@ -100,7 +100,7 @@ class Barrier:
         """Ids that are sent or acknowledged and not yet purged, ascending."""
         return sorted(i for i, entry in self._unsettled.items() if entry.step is not _HELD)
 
-    def offer(self, entry: Entry) -> bool | None:
+    def offer(self, entry: BarrierEntry) -> bool | None:
         """Take a record in. True: send it now. False: it is queued. None: refused, a record of its key is parked."""
         key = entry.key
         if key is not None:
@@ -120,19 +120,19 @@ class Barrier:
         self._unsettled[entry.id] = entry
         return True
 
-    def acked(self, entries: Iterable[Entry]) -> None:
+    def acked(self, entries: Iterable[BarrierEntry]) -> None:
         """The broker acknowledged them, or they are on their way to quarantine: they can only be settled now."""
         for entry in entries:
             if entry.step is _HELD:
                 self._held -= 1
             entry.step = _ACKED
 
-    def settle(self, ids: Iterable[int], now: float) -> list[Entry]:
+    def settle(self, ids: Iterable[int], now: float) -> list[BarrierEntry]:
         """Their purge has committed: lower the barriers. Returns the next records of their keys, to be sent now.
 
         Ids that are not here are passed by.
         """
-        following: list[Entry] = []
+        following: list[BarrierEntry] = []
         unsettled, queues = self._unsettled, self._queues
         for record_id in ids:
             entry = unsettled.pop(record_id, None)
@@ -198,7 +198,7 @@ class Barrier:
         self.forget(record_id)
         return sorted(before - set(self.remark()))
 
-    def release(self, record_id: int, now: float) -> Entry | None:
+    def release(self, record_id: int, now: float) -> BarrierEntry | None:
         """Its wait is over: send it again. None when a remark dropped it meanwhile."""
         entry = self._unsettled.get(record_id)
         if entry is None or entry.step is not _HELD:
@@ -225,10 +225,10 @@ class Barrier:
         self._announced.clear()
         return sorted(self._unsettled)
 
-    def longest_waiting(self) -> Entry | None:
+    def longest_waiting(self) -> BarrierEntry | None:
         """The record that has been queued longest without progress, those behind a held one left out."""
         held = {entry.key for entry in self._unsettled.values() if entry.step is _HELD} if self._held else ()
-        oldest: Entry | None = None
+        oldest: BarrierEntry | None = None
         for key, queue in self._queues.items():
             if queue and key not in held and (oldest is None or queue[0].since < oldest.since):
                 oldest = queue[0]

@@ -1,20 +1,20 @@
 """Rows that were read and cannot be sent yet, remembered by id alone. Pure.
 
-Theory. A scan passes every row once (`scan`). A row that cannot be sent when it is read joins a *lane* and is fetched
-again, by its id, when it can be:
+Theory. A scan passes every row once (`scan`). A row that cannot be sent when it is read is *deferred*: its id joins a
+queue, and the row is fetched again, by its id, when it can be sent.
 
-- a *key's lane*: one of its records waits for its next attempt (parked), or more of the key is under way than
-  `max_queued_per_key`. While a key has a lane, every further row of it joins the lane, so nothing is overtaken (P18);
-- a *shard's lane*: the shard takes nothing at the moment. While the lane is not empty, every row of that shard joins
-  it, rows of keys with a lane included, and it is emptied through the keys' lanes.
+- A *deferred key* has a record that waits for its next attempt (parked), or more rows under way than
+  `max_queued_per_key`. Every further row of the key joins its queue, so nothing is overtaken (P18).
+- A *deferred shard* takes nothing at the moment. Every row of the shard joins its queue, rows of deferred keys
+  included, and the queue is emptied through those of the keys.
 
-A lane is a sorted array of ids: eight bytes a row, whatever the row's size, and no share in any bound that others
+A queue is a sorted array of ids: eight bytes a row, whatever the row's size, and no share in any bound that others
 share. A key that is stuck for hours costs its own rows' ids. Ids ascend with causality within a key, so sorting them
 gives the order to send them in.
 
-A parked lane is left alone until its time has come, and is then tried with one record first: what stands behind a
-poison record need not be fetched with it. Rows given back while a fetch is under way change the lane's `stamp`, and
-what that fetch brings goes back into the lane instead of ahead of them.
+A parked key is left alone until its time has come, and is then tried with one record first: what stands behind a
+poison record need not be fetched with it. Rows given back while a fetch is under way change the queue's `stamp`, and
+what that fetch brings goes back into the queue instead of ahead of them.
 
 A remark forgets all of it: the scan then starts from its bookmark, below all that waits.
 """
@@ -28,18 +28,18 @@ from collections import Counter, deque
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-LaneName = bytes | int  # a key's bytes; a record without a key has a lane of its own, under its id
+KeyOrId = bytes | int  # a key's bytes; a record without a key has a queue of its own, under its id
 
 
 @dataclass(slots=True, eq=False)
-class Lane:
+class DeferredQueue:
     """See the module's text."""
 
     shard: int
     ids: array[int] = field(default_factory=lambda: array("q"))
     not_before: float = 0.0
     parked: bool = False
-    tried: bool = False  # one record of a parked lane is under way; what is behind it waits for the outcome
+    tried: bool = False  # one record of a parked key is under way; what is behind it waits for the outcome
     held: bool = False  # parked by the policy "hold": it will not go to quarantine
     stamp: int = 0
     fetching: int = 0  # rows under way from the database
@@ -72,19 +72,19 @@ class Lane:
         return taken
 
 
-class Waiting:
+class DeferredRows:
     """See the module's text. One thread only."""
 
     def __init__(self) -> None:
-        self.lanes: dict[LaneName, Lane] = {}
-        self.shards: dict[int, Lane] = {}
-        self._timers: list[tuple[float, int, LaneName]] = []
+        self.by_key: dict[KeyOrId, DeferredQueue] = {}
+        self.by_shard: dict[int, DeferredQueue] = {}
+        self._timers: list[tuple[float, int, KeyOrId]] = []
         self._timer = 0
-        self._ready: deque[LaneName] = deque()
-        self._is_ready: set[LaneName] = set()
+        self._ready: deque[KeyOrId] = deque()
+        self._is_ready: set[KeyOrId] = set()
         self._stamps = 0
         self._total = 0
-        self.parked: Counter[int] = Counter()  # by shard: lanes that wait for a retry, or for the outcome of one
+        self.parked: Counter[int] = Counter()  # by shard: keys that wait for a retry, or for the outcome of one
         self.held = 0  # those of them that are held by policy
 
     # -- questions
@@ -93,72 +93,72 @@ class Waiting:
         """Rows that wait, those being fetched included."""
         return self._total
 
-    def holds(self, record_id: int, name: LaneName, shard: int) -> bool:
+    def holds(self, record_id: int, name: KeyOrId, shard: int) -> bool:
         """Whether this row waits already."""
-        lane, slice_lane = self.lanes.get(name), self.shards.get(shard)
-        return (lane is not None and record_id in lane) or (slice_lane is not None and record_id in slice_lane)
+        queue, behind = self.by_key.get(name), self.by_shard.get(shard)
+        return (queue is not None and record_id in queue) or (behind is not None and record_id in behind)
 
     def ids(self) -> set[int]:
         """Every waiting id; for the rare look at the whole table."""
-        return {i for lane in (*self.lanes.values(), *self.shards.values()) for i in lane.ids[lane._start :]}
+        return {i for queue in (*self.by_key.values(), *self.by_shard.values()) for i in queue.ids[queue._start :]}
 
     def firsts(self) -> list[int]:
-        """The lowest waiting id of each lane."""
-        return [lane.ids[lane._start] for lane in (*self.lanes.values(), *self.shards.values()) if len(lane)]
+        """The lowest waiting id of each queue."""
+        return [queue.ids[queue._start] for queue in (*self.by_key.values(), *self.by_shard.values()) if len(queue)]
 
     # -- rows join
 
-    def join(self, name: LaneName, shard: int, record_id: int) -> None:
+    def defer(self, name: KeyOrId, shard: int, record_id: int) -> None:
         """A row waits for others of its key."""
-        lane = self.lanes.get(name)
-        if lane is None:
-            lane = self.lanes[name] = Lane(shard, stamp=self._next_stamp())
-        self._insert(lane, (record_id,))
+        queue = self.by_key.get(name)
+        if queue is None:
+            queue = self.by_key[name] = DeferredQueue(shard, stamp=self._next_stamp())
+        self._insert(queue, (record_id,))
 
-    def join_shard(self, shard: int, record_id: int) -> None:
+    def defer_behind_shard(self, shard: int, record_id: int) -> None:
         """A row waits for its shard."""
-        lane = self.shards.get(shard)
-        if lane is None:
-            lane = self.shards[shard] = Lane(shard)
-        self._insert(lane, (record_id,))
+        queue = self.by_shard.get(shard)
+        if queue is None:
+            queue = self.by_shard[shard] = DeferredQueue(shard)
+        self._insert(queue, (record_id,))
 
-    def park(self, name: LaneName, shard: int, ids: Iterable[int], not_before: float, held: bool) -> None:
+    def park(self, name: KeyOrId, shard: int, ids: Iterable[int], not_before: float, held: bool) -> None:
         """A record failed: it and what stood behind it wait until then."""
-        lane = self.lanes.get(name)
-        if lane is None:
-            lane = self.lanes[name] = Lane(shard)
-        self._insert(lane, ids)
-        self.unpark(lane)
-        lane.parked, lane.held, lane.not_before = True, held, not_before
+        queue = self.by_key.get(name)
+        if queue is None:
+            queue = self.by_key[name] = DeferredQueue(shard)
+        self._insert(queue, ids)
+        self.unpark(queue)
+        queue.parked, queue.held, queue.not_before = True, held, not_before
         self.parked[shard] += 1
         self.held += held
-        lane.stamp = self._next_stamp()
+        queue.stamp = self._next_stamp()
         self._timer += 1
         heapq.heappush(self._timers, (not_before, self._timer, name))
 
-    def unpark(self, lane: Lane) -> None:
+    def unpark(self, queue: DeferredQueue) -> None:
         """Nothing of it failed last, as far as is known."""
-        if lane.parked:
-            self.parked[lane.shard] -= 1
-            self.held -= lane.held
-        lane.parked = lane.tried = lane.held = False
+        if queue.parked:
+            self.parked[queue.shard] -= 1
+            self.held -= queue.held
+        queue.parked = queue.tried = queue.held = False
 
-    def give_back(self, name: LaneName, ids: Iterable[int]) -> None:
-        """Rows of a lane that were under way come back."""
-        lane = self.lanes[name]
-        self._insert(lane, ids)
-        lane.stamp = self._next_stamp()
+    def give_back(self, name: KeyOrId, ids: Iterable[int]) -> None:
+        """Rows of a deferred key that were under way come back."""
+        queue = self.by_key[name]
+        self._insert(queue, ids)
+        queue.stamp = self._next_stamp()
 
     # -- rows leave
 
-    def wake(self, names: Iterable[LaneName]) -> None:
-        """These lanes may be worth a fetch now."""
+    def wake(self, names: Iterable[KeyOrId]) -> None:
+        """These keys may be worth a fetch now."""
         for name in names:
-            if name in self.lanes and name not in self._is_ready:
+            if name in self.by_key and name not in self._is_ready:
                 self._is_ready.add(name)
                 self._ready.append(name)
 
-    def due(self, now: float) -> list[LaneName]:
+    def due(self, now: float) -> list[KeyOrId]:
         """Lanes that may be worth a fetch: their time has come, or something else has changed. Each is named once."""
         while self._timers and self._timers[0][0] <= now:
             self.wake((heapq.heappop(self._timers)[2],))
@@ -167,35 +167,35 @@ class Waiting:
         self._is_ready.clear()
         return names
 
-    def fetch(self, lane: Lane, count: int) -> list[int]:
-        """The next ids of a lane; it stays until `fetched`."""
-        ids = lane.take(count)
-        lane.fetching += len(ids)
+    def fetch(self, queue: DeferredQueue, count: int) -> list[int]:
+        """The next ids of a queue; it stays until `fetched`."""
+        ids = queue.take(count)
+        queue.fetching += len(ids)
         return ids
 
-    def fetched(self, name: LaneName) -> None:
-        """All that was fetched of this lane has been seen to: forget the lane if nothing is left, else go on."""
-        lane = self.lanes[name]
-        self._total -= lane.fetching
-        lane.fetching = 0
-        if not len(lane):
-            self.unpark(lane)
-            del self.lanes[name]
+    def fetched(self, name: KeyOrId) -> None:
+        """All that was fetched of this key has been seen to: forget the queue if nothing is left, else go on."""
+        queue = self.by_key[name]
+        self._total -= queue.fetching
+        queue.fetching = 0
+        if not len(queue):
+            self.unpark(queue)
+            del self.by_key[name]
             return
         self.wake((name,))
 
-    def fetched_shard(self, shard: int) -> None:
-        """The same for a shard's lane."""
-        lane = self.shards[shard]
-        self._total -= lane.fetching
-        lane.fetching = 0
-        if not len(lane):
-            del self.shards[shard]
+    def fetched_of_shard(self, shard: int) -> None:
+        """The same for a deferred shard."""
+        queue = self.by_shard[shard]
+        self._total -= queue.fetching
+        queue.fetching = 0
+        if not len(queue):
+            del self.by_shard[shard]
 
     def clear(self) -> None:
         """Forget everything: the scan starts from its bookmark."""
-        self.lanes.clear()
-        self.shards.clear()
+        self.by_key.clear()
+        self.by_shard.clear()
         self._timers.clear()
         self._ready.clear()
         self._is_ready.clear()
@@ -203,11 +203,11 @@ class Waiting:
         self.parked.clear()
         self.held = 0
 
-    def _insert(self, lane: Lane, ids: Iterable[int]) -> None:
-        before = len(lane)
+    def _insert(self, queue: DeferredQueue, ids: Iterable[int]) -> None:
+        before = len(queue)
         for record_id in ids:
-            lane.insert(record_id)
-        self._total += len(lane) - before
+            queue.insert(record_id)
+        self._total += len(queue) - before
 
     def _next_stamp(self) -> int:
         self._stamps += 1

@@ -1,9 +1,9 @@
-"""Decides where each row that was read goes: to its shard, or into a lane of rows that wait. Pure.
+"""Decides where each row that was read goes: to its shard, or behind others that wait. Pure.
 
-Theory. A row of a mark is skipped if it is known already (P3). It joins its shard's lane if the shard takes nothing,
-or its key's lane if the key has one or has `max_queued_per_key` under way; otherwise it is sent. So nothing of a key
-is sent while anything older of it waits, whatever is on its way from the database at that moment: the decision is
-made when a row arrives, not when its statement was sent, and nothing has to be given back to the table.
+Theory. A row of a mark is skipped if it is known already (P3). It is deferred behind its shard if the shard takes
+nothing, or behind its key if the key is deferred or has `max_queued_per_key` under way; otherwise it is sent. So
+nothing of a key is sent while anything older of it waits, whatever is on its way from the database at that moment: the
+decision is made when a row arrives, not when its statement was sent, and nothing has to be given back to the table.
 
 *How many shards* (`Spread`). A shard that gets one record at a time wakes its threads, asks its broker and commits
 its purge for that one record; eight such shards cost a small machine four times what one costs that sees eight
@@ -11,11 +11,11 @@ records at a time. So keys with nothing under way go to the first `active` shard
 hash: one shard while little is unsettled, as many as the cores can carry when there is a backlog. The number grows at
 once and shrinks by one at a time.
 
-*Order.* A key with anything unsettled stays with its shard, whatever the hash says (`ledger`), and so does one with a
-lane; no key is ever in two shards. Rows in a shard's lane are known by id alone: while such a lane exists the number
-of shards in use stays, so that what is read behind them finds its way into the same lane.
+*Order.* A key with anything unsettled stays with its shard, whatever the hash says (`ledger`), and so does a deferred
+key; no key is ever in two shards. Rows deferred behind a shard are known by id alone: while there are any, the number
+of shards in use stays, so that what is read behind them finds its way into the same queue.
 
-`Slices` holds what is known of each shard, `Statements` the statements that have been asked for and have no result
+`ShardFlows` holds what is known of each shard, `Statements` the statements that have been asked for and have no result
 yet.
 """
 
@@ -25,13 +25,13 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from harvester.delivery.partitioner import shard_of
-from harvester.relay.core.deferred import LaneName, Waiting
+from harvester.relay.core.deferred import DeferredRows, KeyOrId
 from harvester.relay.core.ledger import Ledger, Row
 from harvester.relay.core.messages import Fetch, Look, Mark
 
 
 @dataclass(slots=True, eq=False)
-class Slice:
+class ShardFlow:
     """What is known of one shard: whether it takes rows. `surplus`: rows sent since its pipe was full.
 
     `opening`: it has yet to find out what its predecessor has published (exactly-once mode).
@@ -44,12 +44,12 @@ class Slice:
     surplus: int = 0
 
 
-class Slices(list[Slice]):
+class ShardFlows(list[ShardFlow]):
     """One for each shard, by its index. One thread only."""
 
     def __init__(self, shards: int, send_buffer: int) -> None:
         """`send_buffer`: how many rows a shard whose pipe is full is sent all the same."""
-        super().__init__(Slice() for _ in range(shards))
+        super().__init__(ShardFlow() for _ in range(shards))
         self._send_buffer = send_buffer
 
     def takes(self, index: int) -> bool:
@@ -74,7 +74,7 @@ class Slices(list[Slice]):
     def resize(self, shards: int) -> None:
         """There are this many shards now."""
         del self[shards:]
-        self.extend(Slice() for _ in range(shards - len(self)))
+        self.extend(ShardFlow() for _ in range(shards - len(self)))
 
 
 class Spread:
@@ -112,11 +112,11 @@ class Spread:
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """What a fetch takes from one lane."""
+    """What a fetch takes from one queue."""
 
     ids: tuple[int, ...]
-    name: LaneName | None  # None: the lane of the shard
-    shard: int  # -1: of no lane, a look has found these
+    name: KeyOrId | None  # None: the queue of the shard
+    shard: int  # -1: of no queue, a look has found these
     stamp: int
 
 
@@ -171,19 +171,19 @@ class Statements:
         return sum(s.keys for s in self.under_way.values() if isinstance(s.asked, Fetch))
 
     def parts(self) -> Iterator[Part]:
-        """What all of them take from lanes."""
+        """What all of them take from queues."""
         return (part for statement in self.under_way.values() for part in statement.parts)
 
 
 Taken = dict[int, list[Row]]  # rows to send, by shard
 
 
-class Sorting:
+class Dispatcher:
     """See the module's text. Rows to be sent are in the ledger from here on. One thread only."""
 
-    def __init__(self, ledger: Ledger, waiting: Waiting, slices: Slices, spread: Spread) -> None:
-        self._ledger, self._waiting, self._slices, self._spread = ledger, waiting, slices, spread
-        self._takes = slices.takes
+    def __init__(self, ledger: Ledger, deferred: DeferredRows, shards: ShardFlows, spread: Spread) -> None:
+        self._ledger, self._deferred, self._flows, self._spread = ledger, deferred, shards, spread
+        self._takes = shards.takes
         self.crowded = 0  # rows of this result for whose keys there was no room
         self._now = 0.0
         self._kept = 0  # places in flight that are not for this result
@@ -197,17 +197,17 @@ class Sorting:
 
     def marked(self, rows: Sequence[Row]) -> Taken:
         """What a mark has brought. Where nothing waits, and all shards take rows, in one go as far as there is room."""
-        ledger, slices, waiting = self._ledger, self._slices, self._waiting
+        ledger, shards, deferred = self._ledger, self._flows, self._deferred
         new = ledger.unknown(rows)
-        if not waiting.shards:
+        if not deferred.by_shard:
             self._spread.grow(len(ledger) + len(new))
         taken: Taken = {}
-        flows = slices.all_take() and not self._stalled
-        if flows and not waiting.lanes and not waiting.shards:
-            silent = [index for index in range(len(slices)) if not ledger.unsettled_of(index)]
+        flows = shards.all_take() and not self._stalled
+        if flows and not deferred.by_key and not deferred.by_shard:
+            silent = [index for index in range(len(shards)) if not ledger.unsettled_of(index)]
             taken = ledger.add_rows(new, self._spread.active, ledger.room() - self._kept)
             for index in silent:
-                slices[index].heard_at = self._now  # it had nothing to say until now
+                shards[index].heard_at = self._now  # it had nothing to say until now
         for row in new[sum(map(len, taken.values())) :]:
             self._take(row, taken)
         return taken
@@ -220,7 +220,7 @@ class Sorting:
             self._ledger.unpin(record_id for record_id in part.ids if record_id not in by_id)
             found = [by_id[record_id] for record_id in part.ids if record_id in by_id]
             if part.name is not None:
-                self._take_from_lane(part, part.name, found, taken)
+                self._take_from_key(part, part.name, found, taken)
             elif part.shard >= 0:
                 self._take_from_shard(part, found, taken)
             else:
@@ -235,18 +235,18 @@ class Sorting:
     def _take(self, row: Row, taken: Taken) -> None:
         """A row that is new."""
         record_id, key, _ = row
-        waiting = self._waiting
+        deferred = self._deferred
         home = shard_of(key, record_id, self._spread.active)
         index = self._place_of(key, home)
-        if len(waiting) and waiting.holds(record_id, record_id if key is None else key, index):
+        if len(deferred) and deferred.holds(record_id, record_id if key is None else key, index):
             return
-        if index == home and index in waiting.shards:
-            waiting.join_shard(index, record_id)
+        if index == home and index in deferred.by_shard:
+            deferred.defer_behind_shard(index, record_id)
         elif index == home or key is None or self._takes(index):
             self._pass_on(row, index, taken)
         else:
-            self._join(key, index, record_id)  # in the shard's lane nobody would know that it has to go there
-            waiting.wake((key,))
+            self._defer(key, index, record_id)  # behind the shard nobody would know that it has to go there
+            deferred.wake((key,))
 
     def _place_of(self, key: bytes | None, home: int) -> int:
         """The shard that has anything of this key, or else the one it goes to when nothing is under way."""
@@ -255,33 +255,33 @@ class Sorting:
         index = self._ledger.shard_of_key(key)
         if index is not None:
             return index
-        lane = self._waiting.lanes.get(key)
-        return lane.shard if lane is not None else home
+        queue = self._deferred.by_key.get(key)
+        return queue.shard if queue is not None else home
 
-    def _join(self, name: LaneName, index: int, record_id: int) -> None:
+    def _defer(self, name: KeyOrId, index: int, record_id: int) -> None:
         """Let a row wait for others of its key, or for room."""
         if isinstance(name, bytes):
             self._ledger.watched.add(name)
-        self._waiting.join(name, index, record_id)
+        self._deferred.defer(name, index, record_id)
 
     def _pass_on(self, row: Row, index: int, taken: Taken) -> None:
         """Send a row that is new and has no older one of its shard before it, or let it wait for its shard or key."""
         record_id, key, _ = row
         if not self._takes(index):
-            self._waiting.join_shard(index, record_id)
+            self._deferred.defer_behind_shard(index, record_id)
         elif key is not None and self._is_enough(key):
-            self._join(key, index, record_id)
+            self._defer(key, index, record_id)
         elif self._is_crowded(key):
             self.crowded += 1
             name = record_id if key is None else key
-            self._join(name, index, record_id)
-            self._waiting.wake((name,))
+            self._defer(name, index, record_id)
+            self._deferred.wake((name,))
         else:
             self._send(row, index, taken)
 
     def _is_enough(self, key: bytes) -> bool:
         """Whether further rows of this key wait by their ids."""
-        return key in self._waiting.lanes or self._ledger.count_of(key) >= self._per_key
+        return key in self._deferred.by_key or self._ledger.count_of(key) >= self._per_key
 
     def _is_crowded(self, key: bytes | None) -> bool:
         """Whether this row's key is not in flight, and may not become so: a mark has brought more keys than expected.
@@ -292,29 +292,29 @@ class Sorting:
             return False
         return self._ledger.room() <= self._kept
 
-    def _take_from_lane(self, part: Part, name: LaneName, rows: Sequence[Row], taken: Taken) -> None:
-        lane = self._waiting.lanes[name]
-        if lane.stamp != part.stamp or not self._takes(part.shard):
+    def _take_from_key(self, part: Part, name: KeyOrId, rows: Sequence[Row], taken: Taken) -> None:
+        queue = self._deferred.by_key[name]
+        if queue.stamp != part.stamp or not self._takes(part.shard):
             # Something older was given back meanwhile, or the shard takes nothing: not now.
-            lane.tried = False
-            self._waiting.give_back(name, [row[0] for row in rows])
+            queue.tried = False
+            self._deferred.give_back(name, [row[0] for row in rows])
         else:
             for row in self._ledger.unknown(rows):
                 self._send(row, part.shard, taken)
-            if lane.tried and not rows:
-                self._waiting.unpark(lane)  # what was to be tried has left the table
-        self._waiting.fetched(name)
-        if name not in self._waiting.lanes and isinstance(name, bytes):
+            if queue.tried and not rows:
+                self._deferred.unpark(queue)  # what was to be tried has left the table
+        self._deferred.fetched(name)
+        if name not in self._deferred.by_key and isinstance(name, bytes):
             self._ledger.watched.discard(name)
 
     def _take_from_shard(self, part: Part, rows: Sequence[Row], taken: Taken) -> None:
         for row in self._ledger.unknown(rows):
             self._pass_on(row, part.shard, taken)
-        self._waiting.fetched_shard(part.shard)
+        self._deferred.fetched_of_shard(part.shard)
 
     def _send(self, row: Row, index: int, taken: Taken) -> None:
         if not self._ledger.unsettled_of(index):
-            self._slices[index].heard_at = self._now  # it had nothing to say until now
-        self._slices[index].surplus += 1
+            self._flows[index].heard_at = self._now  # it had nothing to say until now
+        self._flows[index].surplus += 1
         self._ledger.add(row[0], row[1], index)
         taken.setdefault(index, []).append(row)

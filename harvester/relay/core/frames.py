@@ -57,7 +57,7 @@ class Remark:
 
 
 @dataclass(frozen=True, slots=True)
-class Closed:
+class ParkAcknowledged:
     """Supervisor → shard: this record is parked; no older frame of its key can follow (P5)."""
 
     epoch: int
@@ -185,7 +185,7 @@ class Poisoned:
 
 
 @dataclass(frozen=True, slots=True)
-class Session:
+class ShardSession:
     """Shard → supervisor: its database session; `started` as pg_stat_activity.backend_start prints it (P7)."""
 
     pid: int
@@ -193,7 +193,7 @@ class Session:
 
 
 @dataclass(frozen=True, slots=True)
-class ServerChanged:
+class ShardServerChanged:
     """Shard → supervisor: its database server is not the one it was (P9); it purges nothing more."""
 
     reason: str
@@ -231,7 +231,7 @@ class Trouble:
 Frame = (
     Dispatch
     | Remark
-    | Closed
+    | ParkAcknowledged
     | Login
     | Stop
     | Ready
@@ -245,8 +245,8 @@ Frame = (
     | QueueTimedOut
     | Quarantined
     | Poisoned
-    | Session
-    | ServerChanged
+    | ShardSession
+    | ShardServerChanged
     | Stats
     | Log
     | Trouble
@@ -317,7 +317,7 @@ MAX_ANSWER_BYTES = 1 << 26  # from a shard: ids, figures and texts only
 
 _RARE: dict[bytes, type[Any]] = {
     b"m": Remark,
-    b"c": Closed,
+    b"c": ParkAcknowledged,
     b"n": Login,
     b"x": Stop,
     b"r": Ready,
@@ -330,8 +330,8 @@ _RARE: dict[bytes, type[Any]] = {
     b"t": QueueTimedOut,
     b"q": Quarantined,
     b"o": Poisoned,
-    b"e": Session,
-    b"v": ServerChanged,
+    b"e": ShardSession,
+    b"v": ShardServerChanged,
     b"s": Stats,
     b"l": Log,
     b"w": Trouble,

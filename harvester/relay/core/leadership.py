@@ -1,13 +1,13 @@
 """The state of one leadership: identity, limits, doubt, answers to a remark, low watermark. Pure.
 
 - `Tenure`: its leader id, its term, and the database that the term was taken on.
-- `Settings`: the limits in records and seconds, from the configuration.
+- `RelaySettings`: the limits in records and seconds, from the configuration.
 - `Doubt`: whether something that was given up may still arrive in Kafka; while it may, no term is released (P24).
-- `RollCall`: which shards have yet to answer the last remark, and which are stuck. A shard that does not answer, or
-  is silent while it has records to settle, is killed; the ids it had have an unknown fate, which is what a remark is
-  for. Its successor is a new process (P15). In exactly-once mode an answer may take as long as it likes while the
+- `RemarkReplies`: which shards have yet to answer the last remark, and which are stuck. A shard that does not answer,
+  or is silent while it has records to settle, is killed; the ids it had have an unknown fate, which is what a remark
+  is for. Its successor is a new process (P15). In exactly-once mode an answer may take as long as it likes while the
   shard gives a sign of life.
-- `LowWater`: the id below which everything is settled and nothing can appear (P25), and the scan's bookmark (P38).
+- `LowWatermark`: the id below which everything is settled and nothing can appear (P25), and the scan's bookmark (P38).
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from uuid import UUID
 
-from harvester.relay.core.dispatcher import Slices
+from harvester.relay.core.dispatcher import ShardFlows
 from harvester.relay.core.frames import Remark
-from harvester.relay.core.ledger import Bounds, Ledger
-from harvester.relay.core.messages import Kill, Release
+from harvester.relay.core.ledger import InFlightBounds, Ledger
+from harvester.relay.core.messages import Kill, ReleaseTerm
 from harvester.relay.core.scan import Bookmark
 
 
@@ -99,15 +99,15 @@ class Doubt:
         in_doubt = now - self._arose_at < self._expiry_s
         self._to_release = (term, holder) if term is not None and holder is not None and not in_doubt else None
 
-    def release(self) -> list[Release]:
+    def release(self) -> list[ReleaseTerm]:
         """The drain is over, and all is settled."""
-        return [Release(*self._to_release)] if self._to_release is not None else []
+        return [ReleaseTerm(*self._to_release)] if self._to_release is not None else []
 
 
-class RollCall:
+class RemarkReplies:
     """See the module's text. One thread only."""
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: RelaySettings) -> None:
         self._answer_timeout_s, self._silence_timeout_s = settings.answer_timeout_s, settings.silence_timeout_s
         self._is_patient = settings.exactly_once
         self.awaited: set[int] = set()
@@ -127,10 +127,10 @@ class RollCall:
         """The supervisor did not run for so long."""
         self._deadline += lost_s
 
-    def stuck(self, slices: Slices, ledger: Ledger, now: float) -> list[Kill]:
+    def stuck(self, shards: ShardFlows, ledger: Ledger, now: float) -> list[Kill]:
         """Those to be killed."""
         kills: list[Kill] = []
-        for index, shard in enumerate(slices):
+        for index, shard in enumerate(shards):
             if not shard.ready:
                 continue
             silent_s = now - shard.heard_at
@@ -147,7 +147,7 @@ _SAVE_S = 10.0
 _SAVE_IDS = 50_000  # so many ids further a bookmark is worth another version of the term row
 
 
-class LowWater:
+class LowWatermark:
     """What is settled for good. It stays so, over remarks and terms of one incarnation. One thread only."""
 
     def __init__(self) -> None:
@@ -204,7 +204,7 @@ _ENOUGH_UNSETTLED = 10_000
 
 
 @dataclass(frozen=True, slots=True)
-class Settings:
+class RelaySettings:
     """See the module's text. Only `shards` changes while the relay runs (P17)."""
 
     shards: int
@@ -222,12 +222,12 @@ class Settings:
     expiry_s: float = 22.0  # S + H + D: what a dead shard had on the wire has arrived by then, or never does
 
     @property
-    def bounds(self) -> Bounds:
+    def bounds(self) -> InFlightBounds:
         """The ledger's. In exactly-once mode rows are bounded, not keys: nothing waits for another of its key."""
         most = self.max_in_flight_records
         if self.exactly_once:
-            return Bounds(most, most, most)
-        return Bounds(most, self.max_unsettled_records, self.max_queued_per_key)
+            return InFlightBounds(most, most, most)
+        return InFlightBounds(most, self.max_unsettled_records, self.max_queued_per_key)
 
 
 def max_unsettled(in_flight: int) -> int:

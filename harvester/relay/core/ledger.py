@@ -38,7 +38,7 @@ class _Key:
 
 
 @dataclass(frozen=True, slots=True)
-class Bounds:
+class InFlightBounds:
     """Limits in records: in flight in total, unsettled in total, and unsettled of one key."""
 
     in_flight: int
@@ -54,7 +54,7 @@ class Bounds:
 class Ledger:
     """See the module's text. One thread only."""
 
-    def __init__(self, bounds: Bounds, *, pipelined: bool = False) -> None:
+    def __init__(self, bounds: InFlightBounds, *, pipelined: bool = False) -> None:
         self.bounds, self._pipelined = bounds, pipelined
         self.watched: set[bytes] = set()  # keys that `drained` is to speak of
         self.settled_total = 0
@@ -64,7 +64,7 @@ class Ledger:
         self._pins: dict[bytes, tuple[int, int]] = {}  # key -> the record of it that is in doubt, and its shard
         self._keyless = 0
         self._per_shard: dict[int, int] = {}
-        self._ghosts: dict[int, set[int]] = {}  # settled ids, by the number of the last statement sent before
+        self._recently_settled: dict[int, set[int]] = {}  # settled ids, by the number of the last statement sent before
         self._last_sent = 0
         self._outstanding: set[int] = set()
 
@@ -137,12 +137,12 @@ class Ledger:
 
     def knows(self, record_id: int) -> bool:
         """Whether a row in a result is on its way already, or settled after its statement was sent (P3)."""
-        return record_id in self._entries or any(record_id in ids for ids in self._ghosts.values())
+        return record_id in self._entries or any(record_id in ids for ids in self._recently_settled.values())
 
     def unknown(self, rows: Sequence[Row]) -> Sequence[Row]:
         """The rows of a result that `knows` does not speak of."""
         known: Container[int]
-        for known in (self._entries, *self._ghosts.values()):
+        for known in (self._entries, *self._recently_settled.values()):
             rows = [row for row in rows if row[0] not in known]
         return rows
 
@@ -162,10 +162,10 @@ class Ledger:
     def done(self, number: int) -> None:
         """Its result is processed or abandoned."""
         self._outstanding.remove(number)
-        if self._ghosts:
+        if self._recently_settled:
             oldest = min(self._outstanding, default=self._last_sent + 1)
-            for last in [last for last in self._ghosts if last < oldest]:
-                del self._ghosts[last]
+            for last in [last for last in self._recently_settled if last < oldest]:
+                del self._recently_settled[last]
 
     # -- changes
 
@@ -221,7 +221,7 @@ class Ledger:
         self.unpin(ids)
         settled = self.give_back(ids)
         if settled and self._outstanding:
-            self._ghosts.setdefault(self._last_sent, set()).update(settled)
+            self._recently_settled.setdefault(self._last_sent, set()).update(settled)
         self.settled_total += len(settled)
         return len(settled)
 

@@ -34,7 +34,7 @@ class TakeTerm:
 
 
 @dataclass(frozen=True, slots=True)
-class Release:
+class ReleaseTerm:
     """Nothing of this term is on the wire or unpurged any more: say so in the database."""
 
     term: int
@@ -138,7 +138,7 @@ class Emptied:
 Command = (
     Send
     | TakeTerm
-    | Release
+    | ReleaseTerm
     | Mark
     | Fetch
     | Look

@@ -7,19 +7,19 @@ Theory. Three kinds of statement read rows, performed one after the other on one
 - a *fetch* reads by id rows that had to wait (`deferred`);
 - a *look* reads all ids, in case any was passed over.
 
-Up to two marks and one fetch are under way, so that the database works while the supervisor does. Marks, keys' lanes
-and shards' lanes take turns where room is short: keys that are tried again and again, however many, must not keep the
-rest from flowing. `dispatcher` decides where the rows go that they bring.
+Up to two marks and one fetch are under way, so that the database works while the supervisor does. Marks, deferred
+keys and deferred shards take turns where room is short: keys that are tried again and again, however many, must not
+keep the rest from flowing. `dispatcher` decides where the rows go that they bring.
 
-*Flow control* (`Room`). Marks are bounded by the room in the ledger, fetches by room and by key. Rows that wait have
-no share in any bound but their number and, far away, the sum of their ids: then marks pause until some are gone. The
-room has two parts: keys in flight, and rows in all. Keys whose first record does not get on (its partition is away,
-its row is locked) could fill the second part with what is queued behind them. When it stays full and little is
-settled, only the first part counts: one row of a key is sent, further ones join its lane.
+*Flow control* (`FlowControl`). Marks are bounded by the room in the ledger, fetches by room and by key. Rows that wait
+have no share in any bound but their number and, far away, the sum of their ids: then marks pause until some are gone.
+The room has two parts: keys in flight, and rows in all. Keys whose first record does not get on (its partition is away,
+its row is locked) could fill the second part with what is queued behind them. When it stays full and little is settled,
+only the first part counts: one row of a key is sent, further ones are deferred.
 
-*Estimates* (`Expectation`). A mark names a number of rows; what has to be bounded are the keys in flight (I3) and the
+*Estimates* (`MarkEstimate`). A mark names a number of rows; what has to be bounded are the keys in flight (I3) and the
 memory that rows take. Both are learnt from the last marks, as means that forget. A wrong estimate breaks nothing:
-rows for whose keys there is no room wait in their lanes, and the next estimate is higher.
+rows for whose keys there is no room are deferred, and the next estimate is higher.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ import math
 from collections.abc import Iterable, Sequence
 from uuid import UUID
 
-from harvester.relay.core.deferred import Lane, LaneName, Waiting
-from harvester.relay.core.dispatcher import Part, Slices, Sorting, Spread, Statement, Statements, Taken
+from harvester.relay.core.deferred import DeferredQueue, DeferredRows, KeyOrId
+from harvester.relay.core.dispatcher import Dispatcher, Part, ShardFlows, Spread, Statement, Statements, Taken
 from harvester.relay.core.ledger import Ledger, Row
 from harvester.relay.core.messages import Fetch, Look, Mark
 
@@ -40,7 +40,7 @@ _MOST_BYTES = 1 << 28  # of rows that are unsettled or asked for
 _FIRST_ROWS = 100  # while nothing is known of their size
 
 
-class Expectation:
+class MarkEstimate:
     """See the module's text. One thread only."""
 
     def __init__(self) -> None:
@@ -72,25 +72,25 @@ class Expectation:
         return min(1.0, self._share * _MARGIN)
 
 
-MAX_LANES = 10_000
-MAX_WAITING = 2_000_000
+MAX_DEFERRED_KEYS = 10_000
+MAX_DEFERRED_ROWS = 2_000_000
 _STALL_S = 1.0
 
 
-class Room:
+class FlowControl:
     """See the module's text. `batch`: rows that a statement may bring at all. One thread only."""
 
-    def __init__(self, batch: int, ledger: Ledger, waiting: Waiting, statements: Statements) -> None:
+    def __init__(self, batch: int, ledger: Ledger, deferred: DeferredRows, statements: Statements) -> None:
         self.batch = batch
-        self._ledger, self._waiting, self._statements = ledger, waiting, statements
-        self.expected = Expectation()
+        self._ledger, self._deferred, self._statements = ledger, deferred, statements
+        self.expected = MarkEstimate()
         self.stalled = False  # the window stays full, and little is settled
         self._full_since: float | None = None
         self._settled_then = 0
 
     def is_full(self) -> bool:
         """Whether so much waits that nothing more is read."""
-        return len(self._waiting.lanes) >= MAX_LANES or len(self._waiting) >= MAX_WAITING
+        return len(self._deferred.by_key) >= MAX_DEFERRED_KEYS or len(self._deferred) >= MAX_DEFERRED_ROWS
 
     def least(self) -> int:
         """Room for fewer rows is not worth a mark."""
@@ -108,7 +108,7 @@ class Room:
     def for_mark(self) -> int:
         """How many rows the next mark may bring."""
         keys, rows = self.free()
-        return min(self.batch, rows, MAX_WAITING - len(self._waiting), self.expected.rows(keys))
+        return min(self.batch, rows, MAX_DEFERRED_ROWS - len(self._deferred), self.expected.rows(keys))
 
     def watch(self, now: float) -> None:
         """Time has passed: see whether the window is full of rows that stand."""
@@ -129,20 +129,35 @@ class Room:
 MARKS_UNDER_WAY = 2
 
 
-class Asking:
-    """See the module's text. One thread only."""
+class ReadPlanner:
+    """See the module's text. Owns everything that reading is planned by but the ledger. One thread only."""
 
-    def __init__(self, ledger: Ledger, waiting: Waiting, slices: Slices, statements: Statements, room: Room) -> None:
-        self._ledger, self._waiting, self._slices = ledger, waiting, slices
-        self._statements, self._room = statements, room
-        self.found: list[int] = []  # seen by a look at the whole table and by no scan: to be fetched
-        self.proven = False  # the last mark was empty, and for no other reason than that there was nothing
+    def __init__(self, batch: int, send_buffer: int, ledger: Ledger, shards: int, spread: Spread) -> None:
+        self._ledger, self._spread = ledger, spread
+        self.shards = ShardFlows(shards, send_buffer)
+        self.deferred = DeferredRows()
+        self.statements = Statements()
+        self.dispatcher = Dispatcher(ledger, self.deferred, self.shards, spread)
+        self._flow = FlowControl(batch, ledger, self.deferred, self.statements)
+        self._found: list[int] = []  # seen by a look at the whole table and by no scan: to be fetched
+        self._proven = False  # the last mark was empty, and for no other reason than that there was nothing
         self._starved = False  # fetches took what room there was, and no mark could be asked for
-        self._passed_by = False  # keys' lanes took what room there was, and others could have been fetched
+        self._passed_by = False  # deferred keys took what room there was, and others could have been fetched
         self._idle = 0  # empty marks in a row
         self._more = False  # the last result was full
         self._rested = False  # it was not: the table had no more
         self._kept: set[int] = set()
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether nothing is known that would have to be sent, and the last mark proves that there is nothing else."""
+        known = len(self._ledger) or len(self.deferred) or self._found or len(self.statements)
+        return self._proven and not known
+
+    def lowest(self) -> int | None:
+        """The lowest id that was read and is not settled; None: there is none."""
+        parts = [part.ids[0] for part in self.statements.parts() if part.ids]
+        return min([*self._ledger.ids, *self.deferred.firsts(), *self._found[:1], *parts], default=None)
 
     def begin(self) -> None:
         """A new leader id: what is marked from now on starts from the bookmark again.
@@ -153,22 +168,29 @@ class Asking:
         """
         self._idle, self._more, self._rested = 0, False, False
         self._kept = set(self._ledger.ids)
+        self._forget_deferred()
 
-    def forget(self) -> None:
+    def abandon(self) -> None:
+        """The results of all statements under way are discarded whole (P4), and what waits is forgotten."""
+        for number in self.statements.abandon():
+            self._ledger.done(number)
+        self._forget_deferred()
+
+    def _forget_deferred(self) -> None:
         """Nothing waits any more: nobody's turn has been missed, and what a look found is found again."""
         self._starved = self._passed_by = False
-        self.found.clear()
+        self._found.clear()
+        self._flow.forget()
+        self.deferred.clear()
+        self._ledger.watched.clear()
 
-    def marked(self, mark: Mark, rows: int) -> None:
-        """A mark has brought so many rows."""
-        self._idle = 0 if rows else self._idle + 1
-        self._more = rows >= mark.limit
-        self._rested = not self._more
-        self.proven = not rows and mark.is_proof
+    def watch(self, now: float) -> None:
+        """Time has passed: see whether fewer shards would do, and whether the window is full of rows that stand."""
+        if not self.deferred.by_shard:
+            self._spread.shrink(len(self._ledger))
+        self._flow.watch(now)
 
-    def fetched(self) -> None:
-        """A fetch is over."""
-        self._idle = 0
+    # -- statements
 
     def next(self, term: int, holder: UUID, leader_id: UUID, now: float) -> list[Mark | Fetch | Look]:
         """The statements that are worth asking for now."""
@@ -179,21 +201,25 @@ class Asking:
         if fetch is not None:
             asked.append(fetch)
         asked += self._next_marks(term, holder, leader_id)
-        self._starved = not self._statements.marks() and (self._starved or self._statements.fetches())
+        self._starved = not self.statements.marks() and (self._starved or self.statements.fetches())
         return asked
 
     def look(self, term: int, holder: UUID) -> Look:
         """Read all ids of the table: nothing may have been passed over."""
         look = Look(self._ledger.sent(), term, holder)
-        self._statements.add(look)
+        self.statements.add(look)
         return look
+
+    def knows(self, number: int) -> bool:
+        """Whether this statement is under way."""
+        return number in self.statements.under_way
 
     def _next_marks(self, term: int, holder: UUID, leader_id: UUID) -> list[Mark]:
         asked: list[Mark] = []
-        while self._statements.marks() < (MARKS_UNDER_WAY if self._more else 1) and not self._room.is_full():
-            room = self._room.for_mark()
-            busy = len(self._ledger) or len(self._statements) or len(self._waiting)
-            if room < self._room.least() and busy:
+        while self.statements.marks() < (MARKS_UNDER_WAY if self._more else 1) and not self._flow.is_full():
+            room = self._flow.for_mark()
+            busy = len(self._ledger) or len(self.statements) or len(self.deferred)
+            if room < self._flow.least() and busy:
                 break
             if self._kept:
                 self._kept = {record_id for record_id in self._kept if record_id in self._ledger}
@@ -207,155 +233,85 @@ class Asking:
                 rested=self._rested,
                 kept=tuple(sorted(self._kept)),
             )
-            self._statements.add(mark, mark.limit, self._room.expected.keys(mark.limit))
+            self.statements.add(mark, mark.limit, self._flow.expected.keys(mark.limit))
             asked.append(mark)
         return asked
 
     def _next_fetch(self, term: int, holder: UUID, now: float) -> Fetch | None:
-        waiting = self._waiting
-        if not (len(waiting) or self.found) or self._statements.fetches():
+        deferred = self.deferred
+        if not (len(deferred) or self._found) or self.statements.fetches():
             return None
-        waiting.wake(self._ledger.drained())
+        deferred.wake(self._ledger.drained())
         reserved = self._reserved_for_mark()
-        room = max(0, min(*self._room.free(), self._room.batch + reserved) - reserved)
+        room = max(0, min(*self._flow.free(), self._flow.batch + reserved) - reserved)
         parts: list[Part] = []
         if self._passed_by:
             room -= self._fetch_of_shards(room, parts)
-        put_back: list[LaneName] = []
-        for name in waiting.due(now):
-            lane = waiting.lanes.get(name)
-            if lane is None:
+        put_back: list[KeyOrId] = []
+        for name in deferred.due(now):
+            queue = deferred.by_key.get(name)
+            if queue is None:
                 continue
             if room <= 0:
                 put_back.append(name)
                 continue
-            count = min(self._share_of(name, lane, now), room)
-            if count and self._slices.takes(lane.shard):
-                part = self._part(name, lane, count)
+            count = min(self._share_of(name, queue, now), room)
+            if count and self.shards.takes(queue.shard):
+                part = self._part(name, queue, count)
                 room -= len(part.ids)
                 parts.append(part)
             elif count:
                 put_back.append(name)  # its shard takes nothing; looked at again with the next change
         if not self._passed_by:
             room -= self._fetch_of_shards(room, parts)
-        waiting.wake(put_back)
+        deferred.wake(put_back)
         if not parts:
             return None
         self._passed_by = not room and not self._passed_by
         ids = sorted({record_id for part in parts for record_id in part.ids})
         fetch = Fetch(self._ledger.sent(), term, holder, tuple(ids))
-        self._statements.add(fetch, len(ids), len(ids), parts)
+        self.statements.add(fetch, len(ids), len(ids), parts)
         return fetch
 
     def _reserved_for_mark(self) -> int:
         """How much of the room a fetch leaves to a mark whose turn it is."""
-        its_turn = self._starved and not self._statements.marks() and not self._room.is_full()
-        return self._room.least() if its_turn else 0
+        its_turn = self._starved and not self.statements.marks() and not self._flow.is_full()
+        return self._flow.least() if its_turn else 0
 
     def _fetch_of_shards(self, room: int, parts: list[Part]) -> int:
-        """What no key waits for: shards' lanes, and what a look has found. Returns how much of the room it takes."""
+        """What no key waits for: deferred shards, and what a look has found. Returns how much of the room it takes."""
         left = room
-        for index, lane in self._waiting.shards.items():
-            if left > 0 and self._slices.takes(index):
-                part = self._part(None, lane, left)
+        for index, queue in self.deferred.by_shard.items():
+            if left > 0 and self.shards.takes(index):
+                part = self._part(None, queue, left)
                 left -= len(part.ids)
                 parts.append(part)
-        found = self.found[:left]
-        del self.found[: len(found)]
+        found = self._found[:left]
+        del self._found[: len(found)]
         if found:
             left -= len(found)
             parts.append(Part(tuple(found), None, -1, 0))
         return room - left
 
-    def _share_of(self, name: LaneName, lane: Lane, now: float) -> int:
-        """How many rows of this lane may be fetched now."""
-        if lane.not_before > now or lane.fetching or not len(lane):
+    def _share_of(self, name: KeyOrId, queue: DeferredQueue, now: float) -> int:
+        """How many rows of this key may be fetched now."""
+        if queue.not_before > now or queue.fetching or not len(queue):
             return 0
         under_way = self._ledger.count_of(name) if isinstance(name, bytes) else 0
-        if lane.parked:
+        if queue.parked:
             if under_way:
                 return 0
-            if not lane.tried:
+            if not queue.tried:
                 return 1
-            self._waiting.unpark(lane)  # what was tried has left the key's way
+            self.deferred.unpark(queue)  # what was tried has left the key's way
         bounds = self._ledger.bounds
-        if self._room.stalled:
+        if self._flow.stalled:
             return 0 if under_way else 1
         return bounds.per_key - under_way if under_way <= bounds.low else 0
 
-    def _part(self, name: LaneName | None, lane: Lane, count: int) -> Part:
-        lane.tried = lane.parked
-        return Part(tuple(self._waiting.fetch(lane, count)), name, lane.shard, lane.stamp)
-
-
-class Intake:
-    """See the module's text. One thread only."""
-
-    def __init__(self, batch: int, send_buffer: int, ledger: Ledger, shards: int, spread: Spread) -> None:
-        self._ledger, self._spread = ledger, spread
-        self.slices = Slices(shards, send_buffer)
-        self.waiting = Waiting()
-        self.statements = Statements()
-        self._room = Room(batch, ledger, self.waiting, self.statements)
-        self._asking = Asking(ledger, self.waiting, self.slices, self.statements, self._room)
-        self._sorting = Sorting(ledger, self.waiting, self.slices, spread)
-
-    @property
-    def is_empty(self) -> bool:
-        """Whether nothing is known that would have to be sent, and the last mark proves that there is nothing else."""
-        return (
-            self._asking.proven
-            and not len(self._ledger)
-            and not len(self.waiting)
-            and not self._asking.found
-            and not len(self.statements)
-        )
-
-    def lowest(self) -> int | None:
-        """The lowest id that was read and is not settled; None: there is none."""
-        parts = [part.ids[0] for part in self.statements.parts() if part.ids]
-        return min([*self._ledger.ids, *self.waiting.firsts(), *self._asking.found[:1], *parts], default=None)
-
-    def shard_of(self, key: bytes) -> int:
-        """The shard that a row of this key would go to now."""
-        return self._sorting.shard_of(key)
-
-    # -- statements
-
-    def begin(self) -> None:
-        """A new leader id: what is marked from now on starts from the bookmark again."""
-        self._asking.begin()
-        self._forget_waiting()
-
-    def next(self, term: int, holder: UUID, leader_id: UUID, now: float) -> list[Mark | Fetch | Look]:
-        """The statements that are worth asking for now."""
-        return self._asking.next(term, holder, leader_id, now)
-
-    def look(self, term: int, holder: UUID) -> Look:
-        """Read all ids of the table: nothing may have been passed over."""
-        return self._asking.look(term, holder)
-
-    def knows(self, number: int) -> bool:
-        """Whether this statement is under way."""
-        return number in self.statements.under_way
-
-    def abandon(self) -> None:
-        """The results of all statements under way are discarded whole (P4), and what waits is forgotten."""
-        for number in self.statements.abandon():
-            self._ledger.done(number)
-        self._forget_waiting()
-
-    def _forget_waiting(self) -> None:
-        self._asking.forget()
-        self._room.forget()
-        self.waiting.clear()
-        self._ledger.watched.clear()
-
-    def watch(self, now: float) -> None:
-        """Time has passed: see whether fewer shards would do, and whether the window is full of rows that stand."""
-        if not self.waiting.shards:
-            self._spread.shrink(len(self._ledger))
-        self._room.watch(now)
+    def _part(self, name: KeyOrId | None, queue: DeferredQueue, count: int) -> Part:
+        queue.tried = queue.parked
+        return Part(tuple(self.deferred.fetch(queue, count)), name, queue.shard, queue.stamp)
 
     # -- results
 
@@ -364,55 +320,58 @@ class Intake:
         mark = self._end(number, now).asked
         assert isinstance(mark, Mark)
         in_flight = self._ledger.in_flight
-        taken = self._sorting.marked(rows)
-        self._room.expected.learn(rows, self._ledger.in_flight - in_flight + self._sorting.crowded)
+        taken = self.dispatcher.marked(rows)
+        self._flow.expected.learn(rows, self._ledger.in_flight - in_flight + self.dispatcher.crowded)
         self._ledger.done(number)  # not before: until then the ledger remembers what was settled meanwhile (P3)
-        self._asking.marked(mark, len(rows))
+        self._idle = 0 if rows else self._idle + 1
+        self._more = len(rows) >= mark.limit
+        self._rested = not self._more
+        self._proven = not rows and mark.is_proof
         return taken
 
     def fetched(self, number: int, rows: Sequence[Row], now: float) -> Taken:
         """Sort a fetch's rows. What is missing has left the table, by whomever."""
-        taken = self._sorting.fetched(self._end(number, now).parts, rows)
+        taken = self.dispatcher.fetched(self._end(number, now).parts, rows)
         self._ledger.done(number)
-        self._asking.fetched()
+        self._idle = 0
         return taken
 
     def looked(self, number: int, ids: Iterable[int]) -> int:
         """Compare all ids of the table with what is known. Returns how many nobody knew of; they are fetched."""
         self.statements.end(number)
-        waits = self.waiting.ids()
+        waits = self.deferred.ids()
         for part in self.statements.parts():
             waits.update(part.ids)
         unknown = [i for i in ids if not self._ledger.knows(i) and i not in waits]
-        self._asking.found = sorted({*self._asking.found, *unknown})
+        self._found = sorted({*self._found, *unknown})
         self._ledger.done(number)
         return len(unknown)
 
     def _end(self, number: int, now: float) -> Statement:
         statement = self.statements.end(number)
-        self._sorting.begin(now, self.statements.kept_for_fetches(), stalled=self._room.stalled)
+        self.dispatcher.begin(now, self.statements.kept_for_fetches(), stalled=self._flow.stalled)
         return statement
 
     # -- failures
 
-    def park(self, name: LaneName, shard: int, ids: Sequence[int], not_before: float, held: bool) -> None:
+    def park(self, name: KeyOrId, shard: int, ids: Sequence[int], not_before: float, held: bool) -> None:
         """A record failed and will be tried again then; `ids` are it and what stood behind it."""
         self._ledger.give_back(ids)
         if isinstance(name, bytes):
             self._ledger.watched.add(name)
-        self.waiting.park(name, shard, ids, not_before, held)
+        self.deferred.park(name, shard, ids, not_before, held)
 
-    def is_parked(self, name: LaneName) -> bool:
+    def is_parked(self, name: KeyOrId) -> bool:
         """Whether rows of this key may come back without having been sent."""
-        return name in self.waiting.lanes
+        return name in self.deferred.by_key
 
-    def give_back(self, name: LaneName, ids: Iterable[int]) -> None:
+    def give_back(self, name: KeyOrId, ids: Iterable[int]) -> None:
         """Rows that reached their shard behind a parked one come back."""
-        self.waiting.give_back(name, self._ledger.give_back(ids))
+        self.deferred.give_back(name, self._ledger.give_back(ids))
 
     # -- the number of shards
 
     def resize(self, shards: int) -> None:
         """There are this many shards now; nothing is unsettled and nothing under way."""
         self._spread.resize(shards)
-        self.slices.resize(shards)
+        self.shards.resize(shards)

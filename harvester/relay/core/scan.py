@@ -60,7 +60,7 @@ class Bookmark:
 
 
 @dataclass(slots=True, eq=False)
-class Gap:
+class IdGap:
     """Ids from `low` to `high`, both included. `holders` None: no list of the locks says yet who can fill it."""
 
     low: int
@@ -86,8 +86,8 @@ class Scan:
         """
         self._ranges, self._awake, self._young = ranges, awake, young
         self.high: int | None = None
-        self.gaps: list[Gap] = []  # marks look at these
-        self.resting: list[Gap] = []
+        self.gaps: list[IdGap] = []  # marks look at these
+        self.resting: list[IdGap] = []
         self.watched: tuple[int, ...] = ()  # ids of the transactions that resting gaps wait for
         self._last_value: int | None = None  # of the sequence, when the locks were last listed
         self._holders: dict[str, int | None] | None = None  # and their transaction ids
@@ -108,7 +108,7 @@ class Scan:
     def restart(self, bookmark: Bookmark | None = None) -> None:
         """From a bookmark, or the head: at a take-over, a new leader id, a new connection, a restarted sequence."""
         self.high = None if bookmark is None else bookmark.high
-        self.gaps = [] if bookmark is None else [Gap(low, high) for low, high in bookmark.open]
+        self.gaps = [] if bookmark is None else [IdGap(low, high) for low, high in bookmark.open]
         self.resting, self.watched = [], ()
         self._last_value = self._holders = None
         self._found_none = False
@@ -170,7 +170,7 @@ class Scan:
         # One that is just ending may be seen without its transaction id.
         self._holders = {name: known.get(name) if number is None else number for name, number in holders.items()}
         self._last_value, everyone = last_value, frozenset(holders)
-        gaps: list[Gap] = []
+        gaps: list[IdGap] = []
         for gap in self.gaps:
             gaps += self._split(gap)
         self.gaps = gaps
@@ -193,17 +193,17 @@ class Scan:
                 gap.looked = False
         self._regroup()
 
-    def _split(self, gap: Gap) -> list[Gap]:
+    def _split(self, gap: IdGap) -> list[IdGap]:
         """The part of a gap that was given out, and the one that is still to be."""
         last = self._last_value
         if last is None or gap.high <= last:
             return [gap]
-        to_come = Gap(max(gap.low, last + 1), gap.high)
-        return [to_come] if gap.low > last else [Gap(gap.low, last, gap.holders, gap.looked), to_come]
+        to_come = IdGap(max(gap.low, last + 1), gap.high)
+        return [to_come] if gap.low > last else [IdGap(gap.low, last, gap.holders, gap.looked), to_come]
 
     def _fill(self, ids: Sequence[int], looked_to: int) -> None:
         """Rows have appeared in gaps; gaps that were waiting for this look, and lie in what was looked at, close."""
-        kept: list[Gap] = []
+        kept: list[IdGap] = []
         at = 0
         for gap in self.gaps:
             low = gap.low
@@ -220,7 +220,7 @@ class Scan:
             for first, last in parts:
                 looked = gap.looked or (gap.holders is not None and last <= looked_to)
                 if first <= last and (gap.holders or not looked):
-                    kept.append(Gap(first, last, gap.holders, looked, gap.lists))
+                    kept.append(IdGap(first, last, gap.holders, looked, gap.lists))
         self.gaps = kept
 
     def _pass(self, ids: Sequence[int]) -> None:
@@ -242,7 +242,7 @@ class Scan:
 
     def _see(self, low: int, high: int) -> None:
         """A gap. As far as its ids were given out before the locks were listed, this mark was a look after that."""
-        for gap in self._split(Gap(low, high)):
+        for gap in self._split(IdGap(low, high)):
             if self._holders is not None and (self._last_value is None or gap.high <= self._last_value):
                 gap.holders, gap.looked = frozenset(self._holders), True
             if gap.holders is None or gap.holders:
@@ -252,7 +252,7 @@ class Scan:
         """Let gaps rest that may, wake those that are to be looked at again, and see that they do not become many."""
         numbers = self._holders or {}
         nameless = {name for name, number in numbers.items() if number is None}
-        awake: list[Gap] = []
+        awake: list[IdGap] = []
         to_rest = [gap for gap in self.resting if gap.looked]
         near = 0
         for gap in reversed(self.gaps):
@@ -269,11 +269,11 @@ class Scan:
         self.watched = tuple(sorted({number for names in waited_for for name in names if (number := numbers[name])}))
 
 
-def _low(gap: Gap) -> int:
+def _low(gap: IdGap) -> int:
     return gap.low
 
 
-def _gap_of(record_id: int, gaps: Sequence[Gap]) -> Gap | None:
+def _gap_of(record_id: int, gaps: Sequence[IdGap]) -> IdGap | None:
     at = bisect_left(gaps, record_id, key=lambda gap: gap.high)
     return gaps[at] if at < len(gaps) and gaps[at].low <= record_id else None
 
@@ -301,10 +301,10 @@ def _joined(ranges: Sequence[Range], most: int) -> list[Range]:
     return joined
 
 
-def _joined_gaps(gaps: Sequence[Gap], most: int) -> list[Gap]:
+def _joined_gaps(gaps: Sequence[IdGap], most: int) -> list[IdGap]:
     """What can fill a joined range is whoever can fill a part of it."""
     seams = _seams([(gap.low, gap.high) for gap in gaps], most)
-    joined: list[Gap] = []
+    joined: list[IdGap] = []
     for at, gap in enumerate(gaps):
         if at in seams:
             last = joined[-1]

@@ -48,8 +48,8 @@ from uuid import UUID
 
 from harvester.events import LeaderAcquired, LeaderFenced, LeaderRefreshed
 from harvester.relay.core.dispatcher import Spread, Taken
-from harvester.relay.core.frames import Closed, Dispatch, Remark
-from harvester.relay.core.leadership import Doubt, LowWater, RollCall, Settings, Tenure
+from harvester.relay.core.frames import Dispatch, ParkAcknowledged, Remark
+from harvester.relay.core.leadership import Doubt, LowWatermark, RelaySettings, RemarkReplies, Tenure
 from harvester.relay.core.ledger import Ledger, Row
 from harvester.relay.core.messages import (
     Announce,
@@ -64,11 +64,11 @@ from harvester.relay.core.messages import (
     Send,
     TakeTerm,
 )
-from harvester.relay.core.read_planner import Intake
+from harvester.relay.core.read_planner import ReadPlanner
 from harvester.relay.core.scan import Bookmark
 
 
-class Phase(Enum):
+class LeadershipPhase(Enum):
     """See the module's text."""
 
     IDLE = "idle"
@@ -79,13 +79,13 @@ class Phase(Enum):
     DRAINING = "draining"
 
 
-class Relay:
+class StateMachine:
     """See the module's text. Every method returns the commands to perform, in order. One thread only."""
 
-    def __init__(self, settings: Settings, new_id: Callable[[], UUID]) -> None:
+    def __init__(self, settings: RelaySettings, new_id: Callable[[], UUID]) -> None:
         self.settings = settings
         self.new_id = new_id
-        self.phase = Phase.IDLE
+        self.phase = LeadershipPhase.IDLE
         self.epoch = 0
         self.paused = False  # by whoever operates it, leading or not
         self.untrusted = False  # a shard dropped rows, and no tick has seen trust since
@@ -93,12 +93,12 @@ class Relay:
         bounds = settings.bounds
         self.ledger = Ledger(bounds, pipelined=settings.exactly_once)
         spread = Spread(settings.shards, bounds.unsettled, settings.records_per_shard, settings.most_shards)
-        self.intake = Intake(
+        self.planner = ReadPlanner(
             settings.mark_query_records, settings.send_buffer, self.ledger, shards=settings.shards, spread=spread
         )
-        self.low_water = LowWater()
+        self.low_water = LowWatermark()
         self.doubt = Doubt(settings.expiry_s, fences=settings.exactly_once)
-        self._roll_call = RollCall(settings)
+        self._replies = RemarkReplies(settings)
         self._reason = ""
         self._look_at = 0.0
         self._target = settings.shards
@@ -107,26 +107,31 @@ class Relay:
     def next_statements(self, now: float) -> list[Command]:
         """What is worth asking the database for now."""
         tenure = self.tenure
-        if self.phase is not Phase.LEADING or tenure.leader_id is None or tenure.term is None or tenure.holder is None:
+        if (
+            self.phase is not LeadershipPhase.LEADING
+            or tenure.leader_id is None
+            or tenure.term is None
+            or tenure.holder is None
+        ):
             return []
-        return [*self.intake.next(tenure.term, tenure.holder, tenure.leader_id, now)]
+        return [*self.planner.next(tenure.term, tenure.holder, tenure.leader_id, now)]
 
     # -- remarks
 
     def remark(self, reason: str, now: float) -> list[Command]:
         """Drop what is queued everywhere, and mark again under a new leader id."""
-        if self.phase not in (Phase.LEADING, Phase.REMARKING):
+        if self.phase not in (LeadershipPhase.LEADING, LeadershipPhase.REMARKING):
             return self.proceed(now)
-        self.intake.abandon()
-        if self.phase is Phase.LEADING:
+        self.planner.abandon()
+        if self.phase is LeadershipPhase.LEADING:
             self._reason = reason  # the first cause says more than what follows from it
-        self.phase = Phase.REMARKING
+        self.phase = LeadershipPhase.REMARKING
         return [*self.broadcast(now), *self.proceed(now)]
 
     def pause(self, now: float) -> list[Command]:
         """Mark nothing until `resume`, now or when this process comes to lead; see the module's text."""
         self.paused = True
-        return self.remark("paused", now) if self.phase is Phase.LEADING else []
+        return self.remark("paused", now) if self.phase is LeadershipPhase.LEADING else []
 
     def resume(self, now: float) -> list[Command]:
         """The end of `pause`."""
@@ -142,12 +147,14 @@ class Relay:
         self.heard(shard, now)
         if in_doubt:
             self.doubt.arise(now)
-        if epoch != self.epoch or shard not in self._roll_call.awaited:
+        if epoch != self.epoch or shard not in self._replies.awaited:
             return []
-        self._roll_call.awaited.discard(shard)
-        self.intake.slices[shard].opening = False
+        self._replies.awaited.discard(shard)
+        self.planner.shards[shard].opening = False
         lost = self.ledger.keep_only(shard, on_the_wire)
-        if lost and self.phase is Phase.LEADING:  # a successor's answer: what its predecessor had is accounted for
+        if (
+            lost and self.phase is LeadershipPhase.LEADING
+        ):  # a successor's answer: what its predecessor had is accounted for
             return self.remark(f"shard {shard} was replaced", now)
         return self.proceed(now)
 
@@ -156,21 +163,21 @@ class Relay:
         self.epoch += 1
         if self.tenure.told is None:
             self._forget_the_dead()
-        ready = {i for i, shard in enumerate(self.intake.slices) if shard.ready}
+        ready = {i for i, shard in enumerate(self.planner.shards) if shard.ready}
         # Of a shard that is being started the answer tells that its lane is fenced.
-        self._roll_call.begin(range(len(self.intake.slices)) if self._fences_all else ready, now)
+        self._replies.begin(range(len(self.planner.shards)) if self._fences_all else ready, now)
         return [Send(i, self._remark_frame()) for i in sorted(ready)]
 
     def _forget_the_dead(self) -> None:
         """Nobody leads: what a dead shard had is for the next leader to find out, and nothing waits for it here."""
-        for index, shard in enumerate(self.intake.slices):
+        for index, shard in enumerate(self.planner.shards):
             if not shard.ready and self.ledger.keep_only(index, ()):
                 self.doubt.keep_term()
 
     @property
     def _fences_all(self) -> bool:
         """Whether every lane has to be fenced before a term can begin."""
-        return self.settings.exactly_once and self.phase is Phase.TAKING and self.tenure.told is not None
+        return self.settings.exactly_once and self.phase is LeadershipPhase.TAKING and self.tenure.told is not None
 
     def _remark_frame(self) -> Remark:
         return self.tenure.remark(self.epoch, self.settings.shards if self.settings.exactly_once else 0)
@@ -178,49 +185,54 @@ class Relay:
     def proceed(self, now: float) -> list[Command]:
         """Go on where something was waited for."""
         tenure = self.tenure
-        if self.phase is Phase.LEADING:
+        if self.phase is LeadershipPhase.LEADING:
             return self.next_statements(now)
-        if self._roll_call.awaited:
+        if self._replies.awaited:
             return []
-        if self.phase is Phase.TAKING and tenure.told is not None and tenure.leader_id is not None:
+        if self.phase is LeadershipPhase.TAKING and tenure.told is not None and tenure.leader_id is not None:
             tenure.term, self.untrusted = tenure.told, False
             began: list[Command] = [OpenTrust(), Announce(LeaderAcquired(tenure.leader_id, tenure.term))]
             if self.paused:
-                self.phase = Phase.REMARKING
+                self.phase = LeadershipPhase.REMARKING
                 return began
             self._lead(now)
             return [*began, *self.next_statements(now)]
-        if self.phase is Phase.TAKING and tenure.holder is not None and not tenure.asked:
+        if self.phase is LeadershipPhase.TAKING and tenure.holder is not None and not tenure.asked:
             tenure.asked = True  # once: a second one would raise the term under our own feet
             return [TakeTerm(tenure.holder, tenure.lost)]
-        if self.phase is Phase.REMARKING and tenure.term is not None and not self.paused and not self.untrusted:
+        if (
+            self.phase is LeadershipPhase.REMARKING
+            and tenure.term is not None
+            and not self.paused
+            and not self.untrusted
+        ):
             tenure.leader_id = self.new_id()
             self._lead(now)
             refreshed = LeaderRefreshed(tenure.leader_id, tenure.term, self._reason)
             return [Announce(refreshed), *self.next_statements(now)]
-        if self.phase is Phase.SCALING and not len(self.ledger) and self.ledger.pinned(self._target):
-            self.phase = Phase.REMARKING
+        if self.phase is LeadershipPhase.SCALING and not len(self.ledger) and self.ledger.pinned(self._target):
+            self.phase = LeadershipPhase.REMARKING
             first, *_ = self.ledger.pinned(self._target)
             self._reason = (
                 f"the number of shards could not be changed: the delivery of record {first} timed out, and only the"
                 " shard that sent it may send it again"
             )
             return self.proceed(now)
-        if self.phase is Phase.SCALING and not len(self.ledger):
+        if self.phase is LeadershipPhase.SCALING and not len(self.ledger):
             resize = self._resize(self._target)
-            self.phase = Phase.REMARKING
+            self.phase = LeadershipPhase.REMARKING
             self._reason = f"changed to {self._target} shards"
             return [resize, *self.proceed(now)]
-        if self.phase is Phase.DRAINING and not len(self.ledger):
-            self.phase = Phase.IDLE
+        if self.phase is LeadershipPhase.DRAINING and not len(self.ledger):
+            self.phase = LeadershipPhase.IDLE
             return [*self.doubt.release(), Drained()]
         return []
 
     def _lead(self, now: float) -> None:
-        self.phase = Phase.LEADING
+        self.phase = LeadershipPhase.LEADING
         self.low_water.begin()
         self._look_at = now + self.settings.look_interval_s
-        self.intake.begin()
+        self.planner.begin()
 
     def save(self, bookmark: Bookmark | None) -> list[Command]:
         """Keep where the next leader id may begin, while the term is ours."""
@@ -236,45 +248,49 @@ class Relay:
         something was still unsettled at the deadline, or a shard that would end has a record in doubt, whose key no
         other producer may send (P36), or leadership ended, or changed hands at this moment.
         """
-        if self.phase is Phase.IDLE and not len(self.ledger):
+        if self.phase is LeadershipPhase.IDLE and not len(self.ledger):
             return [] if self.ledger.pinned(shards) else [self._resize(shards)]
-        if self.phase not in (Phase.LEADING, Phase.REMARKING):
+        if self.phase not in (LeadershipPhase.LEADING, LeadershipPhase.REMARKING):
             return []
-        self.intake.abandon()
-        self.phase = Phase.SCALING
+        self.planner.abandon()
+        self.phase = LeadershipPhase.SCALING
         self._target, self._scale_deadline = shards, deadline
         return [*self.broadcast(now), *self.proceed(now)]
 
     def _resize(self, shards: int) -> Command:
         self.settings = replace(self.settings, shards=shards)
-        self.intake.resize(shards)
+        self.planner.resize(shards)
         return Resize(shards)
 
     # -- shards
 
     def shard_ready(self, shard: int, now: float) -> list[Command]:
         """A new process of this shard can take rows."""
-        state = self.intake.slices[shard]
+        state = self.planner.shards[shard]
         state.ready, state.congested, state.heard_at = True, False, now
         if self.settings.exactly_once and self.tenure.told is not None:
             state.opening = True
-            self._roll_call.include(shard, now)
+            self._replies.include(shard, now)
         return [Send(shard, self._remark_frame()), *self.proceed(now)]
 
     def shard_died(self, shard: int, now: float) -> list[Command]:
         """Its process is gone for certain. What it had on the wire may or may not have been published."""
-        state = self.intake.slices[shard]
+        state = self.planner.shards[shard]
         state.ready = False
         self.ledger.unpin_shard(shard)
         if self._fences_all:
             return []  # its successor has to fence the lane
-        self._roll_call.awaited.discard(shard)
-        if self.settings.exactly_once and self.phase in (Phase.LEADING, Phase.REMARKING, Phase.SCALING):
+        self._replies.awaited.discard(shard)
+        if self.settings.exactly_once and self.phase in (
+            LeadershipPhase.LEADING,
+            LeadershipPhase.REMARKING,
+            LeadershipPhase.SCALING,
+        ):
             return self.proceed(now)  # its successor says what became of its records (P21)
         lost = self.ledger.keep_only(shard, ())
         if lost:
             self.doubt.arise(now)
-        if lost and self.phase in (Phase.LEADING, Phase.REMARKING):
+        if lost and self.phase in (LeadershipPhase.LEADING, LeadershipPhase.REMARKING):
             return self.remark(f"shard {shard} died", now)
         if lost:
             self.doubt.keep_term()
@@ -282,29 +298,29 @@ class Relay:
 
     def congested(self, shard: int) -> None:
         """Its pipe takes nothing at the moment. No news of a shard that the same step has retired."""
-        if shard < len(self.intake.slices):
-            self.intake.slices.congested(shard)
+        if shard < len(self.planner.shards):
+            self.planner.shards.congested(shard)
 
     def is_congested(self, shard: int) -> bool:
         """Whether its pipe was last known to take nothing. A retired one has nothing to take any more."""
-        return shard < len(self.intake.slices) and self.intake.slices[shard].congested
+        return shard < len(self.planner.shards) and self.planner.shards[shard].congested
 
     def uncongested(self, shard: int, now: float) -> list[Command]:
         """Its pipe takes frames again."""
-        self.intake.slices.uncongested(shard)
+        self.planner.shards.uncongested(shard)
         return self.proceed(now)
 
     def heard(self, shard: int, now: float) -> None:
         """A frame arrived from it."""
-        self.intake.slices[shard].heard_at = now
+        self.planner.shards[shard].heard_at = now
 
     # -- time
 
     def forgive(self, lost_s: float) -> None:
         """This process did not run for so long; its shards may not have either. Their time starts over."""
-        self._roll_call.forgive(lost_s)
+        self._replies.forgive(lost_s)
         self._scale_deadline += lost_s
-        for shard in self.intake.slices:
+        for shard in self.planner.shards:
             shard.heard_at += lost_s
 
     def tick(self, now: float, trusted: bool = True) -> list[Command]:
@@ -312,256 +328,243 @@ class Relay:
 
         `trusted`: shards may produce now.
         """
-        commands: list[Command] = [*self._roll_call.stuck(self.intake.slices, self.ledger, now)]
+        commands: list[Command] = [*self._replies.stuck(self.planner.shards, self.ledger, now)]
         if self.untrusted and trusted:
             self.untrusted = False
-            if self.phase is Phase.REMARKING:
+            if self.phase is LeadershipPhase.REMARKING:
                 return [*commands, *self.proceed(now)]
-        if self.phase is Phase.SCALING and now >= self._scale_deadline:
-            self.phase = Phase.REMARKING
+        if self.phase is LeadershipPhase.SCALING and now >= self._scale_deadline:
+            self.phase = LeadershipPhase.REMARKING
             self._reason = "the number of shards could not be changed: something is still unsettled"
             return [*commands, *self.proceed(now)]
-        if self.phase is Phase.LEADING:
-            self.intake.watch(now)
-            self.low_water.look(now, self.intake.lowest)
+        if self.phase is LeadershipPhase.LEADING:
+            self.planner.watch(now)
+            self.low_water.look(now, self.planner.lowest)
             tenure = self.tenure
             if now >= self._look_at and tenure.term is not None and tenure.holder is not None:
                 self._look_at = now + self.settings.look_interval_s
-                commands.append(self.intake.look(tenure.term, tenure.holder))
+                commands.append(self.planner.look(tenure.term, tenure.holder))
             commands += self.save(self.low_water.to_save(now))
             commands += self.next_statements(now)  # retries whose time has come
         return commands
 
+    # -- statements
 
-# -- statements
+    def marked(
+        self,
+        number: int,
+        rows: Sequence[Row],
+        now: float,
+        floor: int | None = None,
+        bookmark: Bookmark | None = None,
+    ) -> list[Command]:
+        """A mark's result, sorted by id. `floor`: no row can appear below it any more; `bookmark`: the scan's."""
+        if not self.planner.knows(number) or self.phase is not LeadershipPhase.LEADING:
+            return []
+        self.low_water.read(floor, bookmark)
+        commands = self._dispatch(self.planner.marked(number, rows, now))
+        if not rows and self.planner.is_empty:
+            commands.append(Emptied())
+        return [*commands, *self.next_statements(now)]
 
+    def fetched(self, number: int, rows: Sequence[Row], now: float) -> list[Command]:
+        """A fetch's result."""
+        if not self.planner.knows(number) or self.phase is not LeadershipPhase.LEADING:
+            return []
+        return [*self._dispatch(self.planner.fetched(number, rows, now)), *self.next_statements(now)]
 
-def marked(
-    relay: Relay,
-    number: int,
-    rows: Sequence[Row],
-    now: float,
-    floor: int | None = None,
-    bookmark: Bookmark | None = None,
-) -> list[Command]:
-    """A mark's result, sorted by id. `floor`: no row can appear below it any more; `bookmark`: how far the scan is."""
-    if not relay.intake.knows(number) or relay.phase is not Phase.LEADING:
-        return []
-    relay.low_water.read(floor, bookmark)
-    commands = _dispatch(relay, relay.intake.marked(number, rows, now))
-    if not rows and relay.intake.is_empty:
-        commands.append(Emptied())
-    return [*commands, *relay.next_statements(now)]
+    def looked(self, number: int, ids: Iterable[int], now: float) -> tuple[int, list[Command]]:
+        """All ids that the scan has passed and the table still has. Returns how many nobody knew of, and commands."""
+        if not self.planner.knows(number) or self.phase is not LeadershipPhase.LEADING:
+            return 0, []
+        return self.planner.looked(number, ids), self.next_statements(now)
 
+    def statement_failed(self, number: int, error: str, now: float) -> list[Command]:
+        """A statement that was sent may have taken effect: only a new leader id finds its rows again."""
+        if not self.planner.knows(number):
+            return []
+        self.planner.abandon()
+        return self.remark(f"a mark failed: {error}", now)
 
-def fetched(relay: Relay, number: int, rows: Sequence[Row], now: float) -> list[Command]:
-    """A fetch's result."""
-    if not relay.intake.knows(number) or relay.phase is not Phase.LEADING:
-        return []
-    return [*_dispatch(relay, relay.intake.fetched(number, rows, now)), *relay.next_statements(now)]
+    def _dispatch(self, taken: Taken) -> list[Command]:
+        return [
+            Send(index, Dispatch(self.epoch, b"".join([row[2] for row in rows]), self.low_water.known))
+            for index, rows in taken.items()
+        ]
 
+    # -- shards
 
-def looked(relay: Relay, number: int, ids: Iterable[int], now: float) -> tuple[int, list[Command]]:
-    """All ids that the scan has passed and the table still has. Returns how many nobody knew of, and commands."""
-    if not relay.intake.knows(number) or relay.phase is not Phase.LEADING:
-        return 0, []
-    return relay.intake.looked(number, ids), relay.next_statements(now)
+    def settled(self, shard: int, ids: Sequence[int], now: float) -> tuple[int, list[Command]]:
+        """The purge of these ids has committed. Returns how many were new, and the commands."""
+        self.heard(shard, now)
+        return self.ledger.settle(ids), self.proceed(now)
 
+    def parked(
+        self,
+        shard: int,
+        epoch: int,
+        record_id: int,
+        given_back: Sequence[int],
+        wait_s: float,
+        held: bool,
+        now: float,
+    ) -> list[Command]:
+        """A record failed and is to be tried again after `wait_s`: it and what stood behind it wait here (P18)."""
+        self.heard(shard, now)
+        self.doubt.arise(now)
+        if epoch != self.epoch or record_id not in self.ledger:
+            return []
+        key = self.ledger.key_of(record_id)
+        name = record_id if key is None else key
+        self.planner.park(name, shard, [record_id, *given_back], now + wait_s, held)
+        return [Send(shard, ParkAcknowledged(epoch, record_id)), *self.proceed(now)]
 
-def statement_failed(relay: Relay, number: int, error: str, now: float) -> list[Command]:
-    """A statement that was sent may have taken effect: only a new leader id finds its rows again."""
-    if not relay.intake.knows(number):
-        return []
-    relay.intake.abandon()
-    return relay.remark(f"a mark failed: {error}", now)
+    def in_doubt(self, shard: int, record_id: int, now: float) -> None:
+        """A record failed that may still arrive: its key stays with this shard's producer until it is settled (P36)."""
+        self.heard(shard, now)
+        self.ledger.pin(record_id, shard)
 
+    def refused(self, shard: int, epoch: int, ids: Sequence[int], now: float) -> list[Command]:
+        """Rows of a parked key that reached the shard too late."""
+        self.heard(shard, now)
+        if epoch != self.epoch:
+            return []
+        for record_id in ids:
+            key = self.ledger.key_of(record_id)
+            if record_id not in self.ledger:
+                continue
+            if key is None or not self.planner.is_parked(key):
+                # Not parked: the shard gave up a record of this key, and takes nothing more of it before a remark.
+                self.ledger.give_back(ids)
+                return self.remark(f"shard {shard} gave up a record", now)
+            self.planner.give_back(key, (record_id,))
+        return self.proceed(now)
 
-def _dispatch(relay: Relay, taken: Taken) -> list[Command]:
-    return [
-        Send(index, Dispatch(relay.epoch, b"".join([row[2] for row in rows]), relay.low_water.known))
-        for index, rows in taken.items()
-    ]
+    def dropped(self, shard: int, ids: Sequence[int], now: float) -> list[Command]:
+        """A shard did not send these, for lack of trust or of a leader; while we lead, that calls for a remark.
 
+        The remark goes on when a tick has seen trust: rows that are marked sooner would be dropped again.
+        """
+        self.heard(shard, now)
+        forgotten = self.ledger.give_back(ids)
+        if forgotten:
+            self.doubt.arise(now)
+        if forgotten and self.phase is LeadershipPhase.LEADING:
+            self.untrusted = True
+            return self.remark(f"shard {shard} ran out of trust", now)
+        if forgotten:
+            self.doubt.keep_term()
+        return self.proceed(now)
 
-# -- shards
+    def fate_unknown(self, shard: int, epoch: int, ids: Sequence[int], reason: str, now: float) -> list[Command]:
+        """Nobody can tell whether these were published. The shard ends itself; until then the ledger keeps them."""
+        self.heard(shard, now)
+        self.doubt.arise(now)
+        if epoch != self.epoch:
+            return []
+        return self.remark(reason, now)
 
+    def queue_timed_out(self, shard: int, epoch: int, record_id: int, waited_s: float, now: float) -> list[Command]:
+        """A shard has had a record queued for longer than queue_timeout, without any progress of its key."""
+        self.heard(shard, now)
+        if epoch != self.epoch:
+            return []
+        return self.remark(f"queue timeout: record {record_id} waited {waited_s:.1f} s in shard {shard}", now)
 
-def settled(relay: Relay, shard: int, ids: Sequence[int], now: float) -> tuple[int, list[Command]]:
-    """The purge of these ids has committed. Returns how many were new, and the commands."""
-    relay.heard(shard, now)
-    return relay.ledger.settle(ids), relay.proceed(now)
+    def acquire(self, now: float) -> list[Command]:
+        """The group made this process its leader and trusts it: drop everything, take the term, lead."""
+        if self.phase is not LeadershipPhase.IDLE:
+            return []
+        self.phase = LeadershipPhase.TAKING
+        self.tenure.begin(self.new_id())
+        return [CloseTrust(), *self.broadcast(now), *self.proceed(now)]
 
+    def lanes_known(self, lanes: int) -> None:
+        """So many lanes exist, in exactly-once mode: each has to be fenced before a term begins."""
+        self.tenure.lanes = lanes
 
-def parked(
-    relay: Relay,
-    shard: int,
-    epoch: int,
-    record_id: int,
-    given_back: Sequence[int],
-    wait_s: float,
-    held: bool,
-    now: float,
-) -> list[Command]:
-    """A record failed and is to be tried again after `wait_s`: it and what stood behind it wait here (P18)."""
-    relay.heard(shard, now)
-    relay.doubt.arise(now)
-    if epoch != relay.epoch or record_id not in relay.ledger:
-        return []
-    key = relay.ledger.key_of(record_id)
-    name = record_id if key is None else key
-    relay.intake.park(name, shard, [record_id, *given_back], now + wait_s, held)
-    return [Send(shard, Closed(epoch, record_id)), *relay.proceed(now)]
+    def term_taken(
+        self,
+        holder: UUID,
+        term: int,
+        server: str | None,
+        now: float,
+        went_back: bool = False,
+        incarnation: UUID | None = None,
+        in_doubt: bool = False,
+    ) -> list[Command]:
+        """The term row of this server names us under this number. `went_back`: it, or its ids, had gone back (P9).
 
+        `in_doubt`: the term before was not released, so what its leader had on the wire may still arrive.
 
-def in_doubt(relay: Relay, shard: int, record_id: int, now: float) -> None:
-    """A record failed that may still arrive: its key stays with this shard's producer until it is settled (P36)."""
-    relay.heard(shard, now)
-    relay.ledger.pin(record_id, shard)
+        The shards are told, and answer once more: while they knew no term, they gave up what failed on the wire, and
+        their word of that has to be heard before anything behind it is marked (P5).
+        """
+        tenure = self.tenure
+        if self.phase is not LeadershipPhase.TAKING or holder != tenure.holder or tenure.told is not None:
+            return []
+        if in_doubt:
+            self.doubt.arise(now)
+        changed = tenure.tell(term, server, now) or went_back
+        if tenure.is_new(incarnation):
+            self.low_water.forget()
+        reason = f"the term was taken on another database than the last one ({server})"
+        kills = self._kill_all(reason) if changed else []
+        return [*kills, *self.broadcast(now), *self.proceed(now)]
 
+    def term_lost(self, trusted: bool, now: float) -> list[Command]:
+        """The term row names somebody else (P8): take over again while trusted, else give up."""
+        if self.phase not in (
+            LeadershipPhase.LEADING,
+            LeadershipPhase.REMARKING,
+            LeadershipPhase.SCALING,
+            LeadershipPhase.TAKING,
+        ):
+            return []
+        self.planner.abandon()
+        if not trusted:
+            return self.fence("the term row names another holder", now)
+        self.tenure.lose(now, self.settings.expiry_s)
+        self.phase = LeadershipPhase.IDLE
+        return self.acquire(now)
 
-def refused(relay: Relay, shard: int, epoch: int, ids: Sequence[int], now: float) -> list[Command]:
-    """Rows of a parked key that reached the shard too late."""
-    relay.heard(shard, now)
-    if epoch != relay.epoch:
-        return []
-    for record_id in ids:
-        key = relay.ledger.key_of(record_id)
-        if record_id not in relay.ledger:
-            continue
-        if key is None or not relay.intake.is_parked(key):
-            # Not parked: the shard gave up a record of this key, and takes nothing more of it before a remark.
-            relay.ledger.give_back(ids)
-            return relay.remark(f"shard {shard} gave up a record", now)
-        relay.intake.give_back(key, (record_id,))
-    return relay.proceed(now)
+    def fence(self, reason: str, now: float) -> list[Command]:
+        """Trust has run out: nothing may be produced, nothing queued survives."""
+        if self.phase in (LeadershipPhase.IDLE, LeadershipPhase.DRAINING):
+            return []
+        had_led = self.tenure.term is not None
+        self._end()
+        self.phase = LeadershipPhase.IDLE
+        event: list[Command] = [Announce(LeaderFenced(reason))] if had_led else []
+        return [CloseTrust(), *self.broadcast(now), *event]
 
+    def drain(self, now: float, trusted: bool = False) -> list[Command]:
+        """Leadership is to be given up in good order, or the process stops: finish what is on the wire.
 
-def dropped(relay: Relay, shard: int, ids: Sequence[int], now: float) -> list[Command]:
-    """A shard did not send these, for lack of trust or of a leader; while we lead, that calls for a remark.
+        `trusted`: the group's trust stays, only the term is given up (P32), so nothing has to be given up unsent.
+        """
+        if self.phase is LeadershipPhase.DRAINING:
+            return []
+        self.doubt.drain(self.tenure.told, self.tenure.holder, now)
+        saved = self.save(self.low_water.last())
+        self._end()
+        self.phase = LeadershipPhase.DRAINING
+        closing: list[Command] = [] if trusted else [CloseTrust()]
+        return [*saved, *closing, *self.broadcast(now), *self.proceed(now)]
 
-    The remark goes on when a tick has seen trust: rows that are marked sooner would be dropped again.
-    """
-    relay.heard(shard, now)
-    forgotten = relay.ledger.give_back(ids)
-    if forgotten:
-        relay.doubt.arise(now)
-    if forgotten and relay.phase is Phase.LEADING:
-        relay.untrusted = True
-        return relay.remark(f"shard {shard} ran out of trust", now)
-    if forgotten:
-        relay.doubt.keep_term()
-    return relay.proceed(now)
+    def server_changed(self, reason: str, now: float) -> list[Command]:
+        """The database is another one than before (P9): see the module's text."""
+        kills = self._kill_all(reason)
+        if self.phase in (LeadershipPhase.IDLE, LeadershipPhase.DRAINING):
+            return kills
+        self.planner.abandon()
+        self.phase = LeadershipPhase.IDLE
+        return [*kills, *self.acquire(now)]
 
+    def _kill_all(self, reason: str) -> list[Command]:
+        shards = enumerate(self.planner.shards)
+        return [Kill(index, reason, own_fault=False) for index, shard in shards if shard.ready]
 
-def fate_unknown(relay: Relay, shard: int, epoch: int, ids: Sequence[int], reason: str, now: float) -> list[Command]:
-    """Nobody can tell whether these were published. The shard ends itself; until then the ledger keeps them."""
-    relay.heard(shard, now)
-    relay.doubt.arise(now)
-    if epoch != relay.epoch:
-        return []
-    return relay.remark(reason, now)
-
-
-def queue_timed_out(relay: Relay, shard: int, epoch: int, record_id: int, waited_s: float, now: float) -> list[Command]:
-    """A shard has had a record queued for longer than queue_timeout, without any progress of its key."""
-    relay.heard(shard, now)
-    if epoch != relay.epoch:
-        return []
-    return relay.remark(f"queue timeout: record {record_id} waited {waited_s:.1f} s in shard {shard}", now)
-
-
-def acquire(relay: Relay, now: float) -> list[Command]:
-    """The group made this process its leader and trusts it: drop everything, take the term, lead."""
-    if relay.phase is not Phase.IDLE:
-        return []
-    relay.phase = Phase.TAKING
-    relay.tenure.begin(relay.new_id())
-    return [CloseTrust(), *relay.broadcast(now), *relay.proceed(now)]
-
-
-def term_taken(
-    relay: Relay,
-    holder: UUID,
-    term: int,
-    server: str | None,
-    now: float,
-    went_back: bool = False,
-    incarnation: UUID | None = None,
-    in_doubt: bool = False,
-) -> list[Command]:
-    """The term row of this server names us under this number. `went_back`: it, or its ids, had gone back (P9).
-
-    `in_doubt`: the term before was not released, so what its leader had on the wire may still arrive.
-
-    The shards are told, and answer once more: while they knew no term, they gave up what failed on the wire, and
-    their word of that has to be heard before anything behind it is marked (P5).
-    """
-    tenure = relay.tenure
-    if relay.phase is not Phase.TAKING or holder != tenure.holder or tenure.told is not None:
-        return []
-    if in_doubt:
-        relay.doubt.arise(now)
-    changed = tenure.tell(term, server, now) or went_back
-    if tenure.is_new(incarnation):
-        relay.low_water.forget()
-    reason = f"the term was taken on another database than the last one ({server})"
-    kills = _kill_all(relay, reason) if changed else []
-    return [*kills, *relay.broadcast(now), *relay.proceed(now)]
-
-
-def term_lost(relay: Relay, trusted: bool, now: float) -> list[Command]:
-    """The term row names somebody else (P8): take over again while trusted, else give up."""
-    if relay.phase not in (Phase.LEADING, Phase.REMARKING, Phase.SCALING, Phase.TAKING):
-        return []
-    relay.intake.abandon()
-    if not trusted:
-        return fence(relay, "the term row names another holder", now)
-    relay.tenure.lose(now, relay.settings.expiry_s)
-    relay.phase = Phase.IDLE
-    return acquire(relay, now)
-
-
-def fence(relay: Relay, reason: str, now: float) -> list[Command]:
-    """Trust has run out: nothing may be produced, nothing queued survives."""
-    if relay.phase in (Phase.IDLE, Phase.DRAINING):
-        return []
-    had_led = relay.tenure.term is not None
-    _end(relay)
-    relay.phase = Phase.IDLE
-    event: list[Command] = [Announce(LeaderFenced(reason))] if had_led else []
-    return [CloseTrust(), *relay.broadcast(now), *event]
-
-
-def drain(relay: Relay, now: float, trusted: bool = False) -> list[Command]:
-    """Leadership is to be given up in good order, or the process stops: finish what is on the wire.
-
-    `trusted`: the group's trust stays, only the term is given up (P32), so nothing has to be given up unsent.
-    """
-    if relay.phase is Phase.DRAINING:
-        return []
-    relay.doubt.drain(relay.tenure.told, relay.tenure.holder, now)
-    saved = relay.save(relay.low_water.last())
-    _end(relay)
-    relay.phase = Phase.DRAINING
-    closing: list[Command] = [] if trusted else [CloseTrust()]
-    return [*saved, *closing, *relay.broadcast(now), *relay.proceed(now)]
-
-
-def server_changed(relay: Relay, reason: str, now: float) -> list[Command]:
-    """The database is another one than before (P9): see the module's text."""
-    kills = _kill_all(relay, reason)
-    if relay.phase in (Phase.IDLE, Phase.DRAINING):
-        return kills
-    relay.intake.abandon()
-    relay.phase = Phase.IDLE
-    return [*kills, *acquire(relay, now)]
-
-
-def _kill_all(relay: Relay, reason: str) -> list[Command]:
-    slices = enumerate(relay.intake.slices)
-    return [Kill(index, reason, own_fault=False) for index, shard in slices if shard.ready]
-
-
-def _end(relay: Relay) -> None:
-    relay.intake.abandon()
-    relay.tenure.end()
+    def _end(self) -> None:
+        self.planner.abandon()
+        self.tenure.end()

@@ -60,7 +60,7 @@ _NOTIFIED_CEILING_S = 1.0  # how long to wait between empty marks when the trigg
 
 
 @dataclass(frozen=True, slots=True)
-class Pace:
+class RetryDelays:
     """Waiting times in seconds."""
 
     mark_backoff_s: float
@@ -70,7 +70,7 @@ class Pace:
     writes: bool = True  # marks are written into the table; else they are remembered here alone
 
 
-def idle_wait_s(idle: int, pace: Pace, notified: bool) -> float:
+def idle_wait_s(idle: int, pace: RetryDelays, notified: bool) -> float:
     """How long to wait before the next mark after `idle` empty ones in a row: doubling from floor to ceiling."""
     if idle <= 0:
         return 0.0

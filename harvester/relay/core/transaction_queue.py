@@ -31,7 +31,7 @@ from harvester.delivery.decode import Decoded
 
 
 @dataclass(slots=True, eq=False)
-class Entry:
+class QueuedRecord:
     """A record inside a shard; `since` when it was queued, monotonic."""
 
     id: int
@@ -43,7 +43,7 @@ class Entry:
     size: int = 0  # of its value, in bytes
 
 
-class Batches:
+class TransactionQueue:
     """See the module's text. Not thread-safe: the shard holds its lock around every call.
 
     `most` records go into one transaction, no more once they have `most_bytes`; its progress record names
@@ -52,11 +52,11 @@ class Batches:
 
     def __init__(self, most: int, most_named: int, most_bytes: int = 1 << 62) -> None:
         self._most, self.most_named, self._most_bytes = most, most_named, most_bytes
-        self._queue: deque[Entry] = deque()
-        self._open: list[Entry] = []
-        self._unpurged: dict[int, Entry] = {}
+        self._queue: deque[QueuedRecord] = deque()
+        self._open: list[QueuedRecord] = []
+        self._unpurged: dict[int, QueuedRecord] = {}
         self._leaving: dict[int, bytes | None] = {}  # on their way to quarantine, and their keys
-        self._held: dict[bytes, deque[Entry]] = {}  # key of such a record -> what is behind it, in order
+        self._held: dict[bytes, deque[QueuedRecord]] = {}  # key of such a record -> what is behind it, in order
         self._refusing: set[bytes] = set()
         self._announced: dict[int, bytes] = {}  # parked record -> its key, until the supervisor has answered
         self.put_back = 0  # by the last abort
@@ -80,11 +80,11 @@ class Batches:
         return bool(self._queue) and len(self._unpurged) + len(self._open) < self.most_named
 
     @property
-    def alone(self) -> Entry | None:
+    def alone(self) -> QueuedRecord | None:
         """The record that is in the open transaction by itself, because it timed out before."""
         return self._open[0] if self._open and self._open[0].alone else None
 
-    def __contains__(self, entry: Entry) -> bool:
+    def __contains__(self, entry: QueuedRecord) -> bool:
         """Whether it is queued, and waits for no quarantine."""
         return entry in self._queue
 
@@ -96,7 +96,7 @@ class Batches:
         """What the progress record of the open transaction names, ascending."""
         return sorted([*self._unpurged, *(entry.id for entry in self._open)])
 
-    def oldest(self) -> Entry | None:
+    def oldest(self) -> QueuedRecord | None:
         """The record that has been here longest without being committed, of those that nothing holds."""
         if self._open:
             return self._open[0]
@@ -104,7 +104,7 @@ class Batches:
 
     # -- in order
 
-    def offer(self, entry: Entry) -> bool:
+    def offer(self, entry: QueuedRecord) -> bool:
         """Queue a record; False: refused, a record of its key is parked."""
         if entry.key in self._refusing:
             return False
@@ -112,9 +112,9 @@ class Batches:
         (self._queue if held is None else held).append(entry)
         return True
 
-    def take(self, most: int) -> list[Entry]:
+    def take(self, most: int) -> list[QueuedRecord]:
         """The next records of the open transaction, at most so many; none: it has all that it may have."""
-        taken: list[Entry] = []
+        taken: list[QueuedRecord] = []
         if self.alone is not None:
             return taken
         queue, named = self._queue, len(self._unpurged) + len(self._open)
@@ -134,7 +134,7 @@ class Batches:
         self._open += taken
         return taken
 
-    def committed(self) -> list[Entry]:
+    def committed(self) -> list[QueuedRecord]:
         """The transaction is committed, for certain. Returns its records, which are to be purged."""
         entries, self._open = self._open, []
         if self._suspects_open and not self._searching:
@@ -164,7 +164,7 @@ class Batches:
         self.put_back = len(back)
         self._queue.extendleft(reversed(back))
 
-    def suspect(self, failed: Sequence[Entry]) -> Entry | None:
+    def suspect(self, failed: Sequence[QueuedRecord]) -> QueuedRecord | None:
         """These records failed together, and one of them may be at fault: the one that is, if it can be told."""
         self._searching = len(failed) > 1
         if not self._searching:
@@ -174,7 +174,7 @@ class Batches:
         self._suspects_at_once = max(1, len(failed) // 2)
         return None
 
-    def remove(self, entry: Entry) -> None:
+    def remove(self, entry: QueuedRecord) -> None:
         """Take a queued record out; it is on its way to quarantine, and its key is held, until it is settled."""
         self._queue.remove(entry)
         self._leaving[entry.id] = key = entry.key
@@ -192,7 +192,7 @@ class Batches:
         self._refusing.add(key)
         return [record_id, *(entry.id for entry in self._held.pop(key))]
 
-    def park(self, entry: Entry) -> list[int]:
+    def park(self, entry: QueuedRecord) -> list[int]:
         """A queued record will be sent again by the supervisor's word only: take it and what is behind it out.
 
         Returns the ids behind it. Its key is refused until `reopen`.
@@ -205,7 +205,7 @@ class Batches:
         self._announced[entry.id] = key
         return [other.id for other in self._take_out(key) if other is not entry]
 
-    def _take_out(self, key: bytes) -> deque[Entry]:
+    def _take_out(self, key: bytes) -> deque[QueuedRecord]:
         """Everything of this key that is queued."""
         found = deque(entry for entry in self._queue if entry.key == key)
         self._queue = deque(entry for entry in self._queue if entry.key != key)

@@ -1,0 +1,269 @@
+"""Any schedule of consumers that stop anywhere, any place to begin reading: what coordination promises is kept."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from harvester.coordination.core import claim as claims
+from harvester.coordination.core import rationalizer
+from harvester.coordination.core.claim import ClaimedBatch, ClaimState, ClaimTiming, Process, ReleaseClaim
+from harvester.coordination.core.messages import (
+    ClaimingPartition,
+    Client,
+    GroupPartition,
+    Heartbeat,
+    Message,
+    ReleasingPartition,
+    Unreadable,
+    decode,
+)
+from harvester.coordination.core.rationalizer import At, ClaimVerdict, read
+from harvester.coordination.core.world import Claim, Freshness, World
+from tests.support.coordination import TIMING, Broken, Sim, scheduled, seen
+
+Patch = pytest.MonkeyPatch
+SCHEDULES = st.binary(min_size=120, max_size=600)
+
+
+@settings(max_examples=60, deadline=None)
+@given(SCHEDULES, st.booleans())
+def test_at_least_once(data: bytes, stable: bool) -> None:
+    scheduled(Sim(stable=stable), data)
+
+
+@settings(max_examples=60, deadline=None)
+@given(SCHEDULES, st.booleans())
+def test_at_most_once(data: bytes, stable: bool) -> None:
+    scheduled(Sim(at_most_once=True, stable=stable), data)
+
+
+def history(seed: int, *, at_most_once: bool) -> Sim:
+    """A long one; every second with client ids that survive a crash."""
+    sim = Sim(places=2, at_most_once=at_most_once, stable=bool(seed % 2))
+    return scheduled(sim, random.Random(seed).randbytes(1200))
+
+
+def histories(count: int, *, at_most_once: bool) -> list[Sim]:
+    return [history(seed, at_most_once=at_most_once) for seed in range(count)]
+
+
+@pytest.mark.parametrize("at_most_once", [False, True])
+def test_long_histories_with_many_take_overs(at_most_once: bool) -> None:
+    sims = histories(60, at_most_once=at_most_once)
+    assert sum(sim.take_overs for sim in sims) > 60
+    assert sum(len(sim.work) for sim in sims) > 600
+    assert at_most_once or sum(sim.repeats for sim in sims) > 30
+
+
+def hand_overs(seed: int) -> Sim:
+    """At most once; consumers are closed and places let go at any time, and otherwise nothing happens."""
+    rng = random.Random(seed)
+    sim = Sim(places=3, at_most_once=True, orderly=True)
+    for _ in range(80):
+        sim.now += rng.uniform(0.02, 0.2)
+        actor = rng.choice(sim.actors)
+        match rng.randrange(12):
+            case 0:
+                held = [place for place in actor.tenures if place not in actor.draining]
+                for place in held[:1]:
+                    sim.perform(actor, actor.coordinator.tell(place, ReleaseClaim("on request"), sim.local(actor)))
+            case 1:
+                sim.perform(actor, actor.coordinator.close(sim.local(actor)))
+                sim.settle(1.0)
+                sim.restart(sim.actors.index(actor), 255)
+            case 2 | 3:
+                sim.take(actor, rng.randrange(1, 6))
+            case 4 | 5:
+                sim.finish(actor, 1)
+            case _:
+                sim.tick(actor)
+                sim.flush(actor)
+        for each in sim.actors:
+            for partition in sim.logs:
+                sim.read(each, partition)
+            sim.tick(each)
+            sim.look_back(each)
+            sim.flush(each)
+        sim.check()
+    return sim
+
+
+def test_hand_overs_at_most_once_keep_the_order_and_lose_nothing() -> None:
+    sims = [hand_overs(seed) for seed in range(40)]
+    assert sum(sim.returned for sim in sims) > 20
+    assert sum(len(sim.work) for sim in sims) > 400
+
+
+def test_the_judges_notice_what_is_claimed_and_not_returned(monkeypatch: Patch) -> None:
+    inner = claims._left
+    monkeypatch.setattr(
+        claims, "_left", lambda state, last_offset, now, pace: inner(state, state.last_offset, now, pace)
+    )
+    with pytest.raises(Broken, match="were never processed"):
+        sum(hand_overs(seed).returned for seed in range(40))
+
+
+def compare_readers(sim: Sim) -> int:
+    """Let a reader begin at each record; returns how often one was certain about a place that is held."""
+    certain = 0
+    for partition, log in sim.logs.items():
+        truths = sim.truths[partition]
+        for start in range(1, len(log)):
+            world = World.begin(TIMING, start)
+            for offset in range(start, min(len(log), start + 60)):
+                message = read(world, offset, *log[offset]).message
+                assert message is not None
+                assert not isinstance(message, Unreadable)
+                claim, truth = world.claim(message.place), truths[offset][message.place]
+                if claim.exact and seen(claim) != seen(truth):
+                    raise Broken(f"from {start}, at {offset}: {seen(claim)}, from the beginning {seen(truth)}")
+                if claim.exact and claim.positioned and claim.last_offset != truth.last_offset:
+                    raise Broken(f"from {start}, at {offset}: {claim.last_offset}, truly {truth.last_offset}")
+                certain += claim.exact and claim.holder is not None
+    return certain
+
+
+def test_readers_that_begin_anywhere_agree() -> None:
+    sims = histories(30, at_most_once=False) + histories(15, at_most_once=True)
+    assert sum(compare_readers(sim) for sim in sims) > 30_000
+
+
+# -- the rules, written down a second time by somebody who does not care for speed
+
+
+def holder_of(log: list[tuple[int, bytes]], place: GroupPartition) -> tuple[Client | None, int]:
+    """Who holds a place at the end of the log, and under which generation."""
+    holder: Client | None = None
+    generation, alive_ms, now_ms = -1, 0, 0
+    for offset, (at_ms, value) in enumerate(log):
+        now_ms = max(now_ms, at_ms)
+        message = decode(value)
+        if isinstance(message, Unreadable):
+            continue
+        if message.place != place:
+            continue
+        if isinstance(message, ClaimingPartition):
+            knows = message.generation is None or message.generation >= generation
+            ours = holder is not None and holder.id == message.client.id and message.generation == generation
+            vacant = holder is None or now_ms > alive_ms + 2 * TIMING.interval_ms
+            if ours or (knows and vacant):
+                holder, generation, alive_ms = message.client, offset, now_ms
+        elif (message.client, message.generation) == (holder, generation):
+            alive_ms = now_ms
+            if isinstance(message, ReleasingPartition):
+                holder = None
+    return holder, generation
+
+
+@settings(max_examples=60, deadline=None)
+@given(SCHEDULES)
+def test_the_world_is_what_the_plain_rules_say(data: bytes) -> None:
+    sim = scheduled(Sim(), data)
+    for partition, log in sim.logs.items():
+        for place, claim in sim.full[partition].claims.items():
+            assert holder_of(log, place) == (claim.holder, claim.generation)
+
+
+# -- a test that cannot fail is a defect
+
+Judge = Callable[[Claim, Message, At], tuple[Claim, ClaimVerdict]]
+
+
+def _heartbeats_take_claims(patch: Patch) -> None:
+    """As in the seed's original: whoever sends a heartbeat holds the claim."""
+    inner = rationalizer._under_claim
+
+    def lenient(claim: Claim, message: Message, at: At) -> tuple[Claim, ClaimVerdict]:
+        if isinstance(message, Heartbeat):
+            claim = replace(claim, holder=message.client, generation=message.generation or 0)
+        return inner(claim, message, at)
+
+    patch.setattr(rationalizer, "_under_claim", lenient)
+
+
+def _late_readers_judge(patch: Patch) -> None:
+    """A reader without the beginning judges claims by what it happens to know."""
+    inner = rationalizer._claiming
+    patch.setattr(rationalizer, "_claiming", lambda claim, message, at: inner(replace(claim, exact=True), message, at))
+
+
+def _anything_confirms(patch: Patch) -> None:
+    patch.setattr(rationalizer, "_is_confirmed", lambda claim, message, at: True)
+
+
+def _unknown_is_stale(patch: Patch) -> None:
+    def hasty(self: Claim, now_ms: int, timing: object) -> Freshness:
+        return Freshness.FREE if self.holder is None or now_ms - self.beat_ms > 1000 else Freshness.FRESH
+
+    patch.setattr(Claim, "freshness", hasty)
+
+
+def _belief_without_end(patch: Patch) -> None:
+    patch.setattr(ClaimTiming, "trust_s", property(lambda self: 10 * self.interval_s))
+
+
+def _handed_out_while_trusted(patch: Patch) -> None:
+    patch.setattr(ClaimState, "hand_out_until", ClaimState.trusted_until)
+
+
+def _processed_when_proposed(patch: Patch) -> None:
+    """At most once without waiting for the heartbeat: the message claim suffices."""
+
+    def hasty(state: ClaimState, batch: ClaimedBatch, now: float, pace: ClaimTiming) -> claims.Next:
+        state, commands = claims._append(state, claims._heartbeat(state, batch.last_offset, pace), now, pace)
+        state = replace(state, batch=None, last_offset=batch.last_offset)
+        return state, (*commands, Process(state.place, state.generation, batch.last_offset))
+
+    patch.setattr(claims, "_commit", hasty)
+
+
+def _a_sent_heartbeat_suffices(patch: Patch) -> None:
+    """At most once with an unknown outcome taken for a success."""
+
+    def trusting(state: ClaimState, number: int, now: float, pace: ClaimTiming) -> claims.Next:
+        batch = state.batch
+        if batch is None or number != batch.number:
+            return state, ()
+        return replace(state, batch=None), (Process(state.place, state.generation, batch.last_offset),)
+
+    patch.setattr(claims, "_not_sent", trusting)
+
+
+def _unprocessed_is_reported(patch: Patch) -> None:
+    """A heartbeat reports a record more than is processed."""
+    inner = claims._heartbeat
+
+    def eager(state: ClaimState, last_offset: int | None, pace: ClaimTiming) -> Heartbeat:
+        return inner(state, None if last_offset is None else last_offset + 1, pace)
+
+    patch.setattr(claims, "_heartbeat", eager)
+
+
+@pytest.mark.parametrize(("at_most_once", "mutation"), [
+    (True, _heartbeats_take_claims),
+    (False, _late_readers_judge),
+    (False, _unknown_is_stale),
+    (False, _belief_without_end),
+    (False, _handed_out_while_trusted),
+    (True, _processed_when_proposed),
+    (True, _a_sent_heartbeat_suffices),
+    (False, _unprocessed_is_reported),
+])  # fmt: skip
+def test_the_judges_notice(at_most_once: bool, mutation: Callable[[Patch], None], monkeypatch: Patch) -> None:
+    mutation(monkeypatch)
+    with pytest.raises(Broken):
+        histories(200, at_most_once=at_most_once)
+
+
+@pytest.mark.parametrize("mutation", [_late_readers_judge, _anything_confirms])
+def test_the_comparison_of_readers_notices(mutation: Callable[[Patch], None], monkeypatch: Patch) -> None:
+    sims = histories(30, at_most_once=False)
+    mutation(monkeypatch)
+    with pytest.raises(Broken):
+        sum(compare_readers(sim) for sim in sims)

@@ -1,0 +1,84 @@
+"""The relay in exactly-once mode, where everything may go wrong; what holds is listed in `tests.support.relay_once`."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from tests.support.once_scenes import SCENES, Play, perform
+from tests.support.relay_once import ONCE_FAULTS, OnceWorld
+
+
+@settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(st.binary(max_size=600))
+def test_any_history(data: bytes) -> None:
+    OnceWorld(data).run()
+
+
+@settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(st.binary(max_size=600), st.sets(st.sampled_from(ONCE_FAULTS)))
+def test_any_history_with_some_faults(data: bytes, faults: set[str]) -> None:
+    OnceWorld(data, tuple(sorted(faults))).run()
+
+
+@pytest.mark.parametrize("part", range(4))
+def test_long_histories(part: int) -> None:
+    for seed in range(part * 100, (part + 1) * 100):
+        chance = random.Random(f"once {seed}")
+        OnceWorld(chance.randbytes(chance.randrange(200, 1000))).run()
+
+
+@pytest.mark.parametrize(
+    "faults",
+    [("zombie", "hand over"), ("shard death", "kafka"), ("harvester death", "hand over", "kafka"), ("scale", "zombie")],
+)
+def test_long_histories_around_a_few_faults(faults: tuple[str, ...]) -> None:
+    for seed in range(60):
+        chance = random.Random(f"{faults} {seed}")
+        OnceWorld(chance.randbytes(chance.randrange(200, 1000)), (*faults, "hand over")).run()
+
+
+@pytest.mark.parametrize(
+    "scene",
+    [scene for scene, _, _ in SCENES],
+)
+def test_a_scene(scene: Callable[[Play], None]) -> None:
+    """Each record is committed once; tests of mutations show what each of them is about."""
+    world = perform(scene)
+    assert set(world.appended.values()) == {1}
+
+
+# -- the world itself
+
+
+def test_the_same_bytes_make_the_same_history() -> None:
+    data = random.Random(0).randbytes(500)
+    histories = []
+    for _ in range(2):
+        random.seed(0)  # retries are spread
+        histories.append([str(note) for note in OnceWorld(data).run().trace])
+    assert histories[0] == histories[1]
+
+
+def test_histories_are_not_trivial() -> None:
+    """They reach what they are for: recovery, fencing, deposed shards, parking, remarks, quarantine, scaling."""
+    said: set[str] = set()
+    recovered = quarantined = low_waters = 0
+    for seed in range(90):
+        faults = ONCE_FAULTS if seed % 3 else ("scale", "hand over", "kafka", "poison", "timeouts")
+        world = OnceWorld(random.Random(seed).randbytes(600), faults).run()
+        said |= {type(part).__name__ for note in world.trace for part in note}
+        said |= {part for note in world.trace for part in note if isinstance(part, str)}
+        recovered += sum("has purged" in str(note) for note in world.trace)
+        low_waters += sum(harvester.machine.low_water.known is not None for harvester in world.harvesters)
+        quarantined += len(world.table.quarantined)
+    assert {"Parked", "Refused", "Dropped", "Remarked", "QueueTimedOut", "Settled", "Quarantined"} <= said
+    assert {"Mark", "Fetch", "Look", "TakeTerm", "Kill", "Drained", "ReleaseTerm", "Emptied", "Resize"} <= said
+    assert {"its transaction expires", "aborts", "awaits an empty record", "is a zombie from now on"} <= said
+    assert recovered
+    assert quarantined
+    assert low_waters

@@ -1,0 +1,108 @@
+"""What the writer of the coordination topic does with messages that it cannot take; there is no broker."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from confluent_kafka import KafkaError, KafkaException
+
+from harvester.coordination.core.messages import ClaimingPartition, Client, GroupPartition
+from harvester.coordination.log import CoordinationLog
+from harvester.errors import BrokerError
+
+PLACE, CLIENT = GroupPartition("g", "t", 0), Client("c", "i")
+KAFKA = {"bootstrap.servers": "127.0.0.1:1", "log_level": 0}
+
+
+def message(number: int) -> ClaimingPartition:
+    return ClaimingPartition(PLACE, CLIENT, number, None, None)
+
+
+class Broken:
+    """Stands for a producer that has given itself up, which cannot be brought about from outside.
+
+    The next `poll` raises a fatal error, too, before it brings reports; `report` is one.
+    """
+
+    def __init__(self, error: KafkaError) -> None:
+        self.error, self.purged = error, False
+        self.report: Callable[[], None] | None = None
+        self._says = error.fatal()
+
+    def produce(self, *_: object, **__: object) -> None:
+        raise KafkaException(self.error)
+
+    def purge(self) -> None:
+        self.purged = True
+
+    def poll(self, _: float) -> int:
+        if self._says:
+            self._says = False
+            raise KafkaException(self.error)
+        if self.purged and self.report is not None:
+            self.report()
+        return 0
+
+
+def written_with(error: KafkaError, given_up: list[int]) -> tuple[CoordinationLog, Broken]:
+    log = CoordinationLog("marshal", KAFKA, lambda _, number: given_up.append(number))
+    writer: Any = Broken(error)
+    log._writer = writer
+    return log, writer
+
+
+def test_a_writer_that_has_given_itself_up_is_replaced() -> None:
+    given_up: list[int] = []
+    log, writer = written_with(KafkaError(KafkaError._FATAL, "out of sequence", True), given_up)
+    log.append(0, message(3))
+    assert given_up == []  # who appends is not told while it appends
+    assert list(log.poll(0)) == []
+    assert given_up == [3]
+    assert writer.purged
+    log.append(0, message(4))  # by another one
+    log.close(0)
+
+
+def test_a_writer_that_says_so_when_it_is_served_is_replaced_and_what_it_had_is_reported() -> None:
+    given_up: list[int] = []
+    log, writer = written_with(KafkaError(KafkaError._FATAL, "out of sequence", True), given_up)
+    writer.report = lambda: log._given_up.append((PLACE, 2))
+    assert list(log.poll(0)) == []
+    assert given_up == [2]
+    log.append(0, message(3))  # by another one
+    log.close(0)
+
+
+def test_what_may_pass_is_given_up_and_the_writer_is_kept() -> None:
+    given_up: list[int] = []
+    log, writer = written_with(KafkaError(KafkaError._UNKNOWN_TOPIC), given_up)
+    log.append(0, message(3))
+    list(log.poll(0))
+    assert given_up == [3]
+    assert not writer.purged
+
+
+def test_what_does_not_pass_is_an_error_of_ours() -> None:
+    log, _ = written_with(KafkaError(KafkaError.TOPIC_AUTHORIZATION_FAILED), [])
+    with pytest.raises(BrokerError, match="'marshal' cannot be used"):
+        log.append(0, message(3))
+
+
+def test_who_repeats_at_once_what_was_given_up_does_not_do_so_for_ever() -> None:
+    """As a claim does with the messages of its batch; the queue of the writer is full."""
+    repeated: list[int] = []
+
+    def repeat(place: GroupPartition, number: int) -> None:
+        repeated.append(number)
+        log.append(0, message(number + 1))
+
+    log = CoordinationLog("marshal", {**KAFKA, "queue.buffering.max.messages": 1}, repeat)
+    log.append(0, message(1))
+    log.append(0, message(2))
+    list(log.poll(0))
+    assert repeated == [2]
+    list(log.poll(0))
+    assert repeated == [2, 3]
+    log.close(0)

@@ -1,0 +1,106 @@
+"""The text and the place of messages, to the byte: other programs and other versions read them."""
+
+from __future__ import annotations
+
+import pytest
+
+from harvester.coordination.core.fair_share import log_partition
+from harvester.coordination.core.messages import (
+    ClaimingMessages,
+    ClaimingPartition,
+    Client,
+    GroupPartition,
+    Heartbeat,
+    Message,
+    ReleasingPartition,
+    SettingPosition,
+    Unreadable,
+    decode,
+    encode,
+)
+from harvester.coordination.topic import misfits
+
+PLACE = GroupPartition("billing/eu", "orders", 3)
+SAID = (PLACE, Client("b 1", "5f0c"), 7, 41, 52)
+TEXT = "group=billing%2Feu topic=orders partition=3 client=b%201 instance=5f0c number=7 generation=41 confirmed=52"
+
+
+@pytest.mark.parametrize(("message", "text"), [
+    (Heartbeat(*SAID, 1041), f"Heartbeat v1 {TEXT} last_offset=1041"),
+    (Heartbeat(*SAID, None), f"Heartbeat v1 {TEXT} last_offset=-"),
+    (ClaimingPartition(*SAID), f"ClaimingPartition v1 {TEXT}"),
+    (ReleasingPartition(*SAID, 9), f"ReleasingPartition v1 {TEXT} last_offset=9"),
+    (ClaimingMessages(*SAID, 99), f"ClaimingMessages v1 {TEXT} proposed_last_offset=99"),
+    (SettingPosition(*SAID, 0), f"SettingPosition v1 {TEXT} last_offset=0"),
+])  # fmt: skip
+def test_the_text_of_each_kind(message: Message, text: str) -> None:
+    assert encode(message) == text.encode()
+    assert decode(text.encode()) == message
+
+
+def test_names_may_hold_anything() -> None:
+    place = GroupPartition("a/b=c d-%\n", "ü", 0)
+    message = ClaimingPartition(place, Client("", "-"), 1, None, None)
+    assert decode(encode(message)) == message
+
+
+@pytest.mark.parametrize(("text", "reason"), [
+    (f"Heartbeat v2 {TEXT} last_offset=1", "a newer one wrote it"),
+    (f"Farewell v1 {TEXT}", "no kind of message"),
+    (f"Heartbeat v1 {TEXT}", "other fields"),
+    (f"Heartbeat v1 {TEXT} last_offset=1 more=2", "other fields"),
+    (f"ClaimingMessages v1 {TEXT} proposed_last_offset=-", "names no offset"),
+    (f"Heartbeat v1 {TEXT} last_offset=0x1", "is no number"),
+    (f"Heartbeat v1 {TEXT} last_offset=-1", "is no number"),
+    (f"Heartbeat v1 {TEXT} last_offset=9223372036854775808", "64 bits"),
+    (f"Heartbeat v1 {TEXT} last_offset=1".replace("%2F", "%FF"), "decode"),
+    ("", "0 bytes"),
+    ("x" * 20_000, "20000 bytes"),
+    ("Heartbeat", "no kind of message"),
+    ("Grüße", "ascii"),
+])  # fmt: skip
+def test_what_is_no_message_is_said_to_be_none(text: str, reason: str) -> None:
+    read = decode(text.encode())
+    assert isinstance(read, Unreadable)
+    assert reason in read.reason
+
+
+def test_no_value_at_all() -> None:
+    assert isinstance(decode(None), Unreadable)
+
+
+@pytest.mark.parametrize(
+    ("topic", "partition", "found"), [("orders", 0, 9), ("orders", 1, 12), ("orders", 12, 6), ("ü", 7, 1)]
+)
+def test_where_a_claim_lies_is_fixed(topic: str, partition: int, found: int) -> None:
+    assert log_partition(GroupPartition("any", topic, partition), 16) == found
+
+
+FIT = {
+    "message.timestamp.type": "LogAppendTime",
+    "cleanup.policy": "delete",
+    "unclean.leader.election.enable": "false",
+    "retention.ms": "100000",
+    "min.insync.replicas": "2",
+}
+
+
+@pytest.mark.parametrize(("settings", "replicas", "problem"), [
+    ({}, 3, ""),
+    ({"retention.ms": "-1"}, 3, ""),
+    ({"min.insync.replicas": "1"}, 1, ""),
+    ({"min.insync.replicas": "1"}, 3, "min.insync.replicas"),
+    ({"retention.ms": "99999"}, 3, "retention.ms"),
+    ({"cleanup.policy": "compact,delete"}, 3, "cleanup.policy"),
+    ({"message.timestamp.type": "CreateTime"}, 3, "message.timestamp.type"),
+    ({"unclean.leader.election.enable": "true"}, 3, "unclean"),
+])  # fmt: skip
+def test_a_topic_under_which_claims_would_not_be_safe(settings: dict[str, str], replicas: int, problem: str) -> None:
+    found = misfits(8, replicas, {**FIT, **settings}, 8, 1000)
+    assert len(found) == bool(problem)
+    assert all(text.startswith(problem) for text in found)
+
+
+def test_another_number_of_partitions() -> None:
+    (found,) = misfits(9, 3, FIT, 8, 1000)
+    assert "fixed for its life" in found

@@ -1,0 +1,230 @@
+"""What is on its way to the application, and in its hands."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from harvester.coordination.core.messages import GroupPartition
+from harvester.coordination.core.partition_buffer import PartitionBuffer
+from harvester.coordination.settings import Open
+
+
+@dataclass
+class Message:
+    number: int
+
+    def offset(self) -> int:
+        return self.number
+
+
+def buffer(*fetched: int, last_offset: int | None = None) -> PartitionBuffer:
+    made = PartitionBuffer(GroupPartition("g", "t", 0), 7, last_offset)
+    if fetched:
+        made.fetch([Message(offset) for offset in fetched])
+    return made
+
+
+def opened(*fetched: int) -> PartitionBuffer:
+    made = buffer(*fetched)
+    made.open_lot().until = 1.0
+    return made
+
+
+def given(made: PartitionBuffer, count: int) -> list[Message]:
+    assert made.lot is not None
+    return [made.lot.take(0.0) for _ in range(count)]
+
+
+def finish(made: PartitionBuffer, record: Message) -> None:
+    """As the consumer does."""
+    assert made.lot is not None
+    if not made.lot.finish(record):
+        made.finish(record.offset())
+
+
+def test_what_counts_as_processed_is_dropped() -> None:
+    assert [message.offset() for message in buffer(3, 4, 5, last_offset=4).fetched] == [5]
+
+
+def test_what_was_fetched_is_not_taken_again() -> None:
+    made = buffer(3, 4, 5)
+    made.fetch([Message(4), Message(5), Message(6)])
+    assert [message.offset() for message in made.fetched] == [3, 4, 5, 6]
+
+
+def test_records_are_handed_out_in_order_and_wait_for_the_commit() -> None:
+    made = opened(3, 4)
+    (record,) = given(made, 1)
+    assert (record.offset(), made.open_records, made.last_offset) == (3, 1, None)
+    finish(made, record)
+    assert (made.open_records, made.last_offset) == (0, 3)
+
+
+def test_nothing_is_handed_out_from_the_moment_on_which_is_set_for_it() -> None:
+    made = buffer(3)
+    lot = made.open_lot()
+    lot.until = 1.0
+    assert lot.take(1.0) is None
+    assert made.open_records == 0
+    assert lot.take(0.99) is not None
+
+
+def test_nothing_is_handed_out_after_the_end() -> None:
+    made = opened(3)
+    assert made.lot is not None
+    made.lot.end()
+    assert given(made, 1) == [None]
+
+
+def test_what_was_not_handed_out_is_there_for_the_next_lot() -> None:
+    made = opened(3, 4, 5)
+    given(made, 1)
+    made.fetch([Message(6)])
+    made.close_lot()
+    assert [message.offset() for message in made.fetched] == [4, 5, 6]
+    assert made.open_records == 1
+
+
+def test_a_record_in_hand_is_finished_after_its_lot() -> None:
+    made = opened(3, 4)
+    (first,) = given(made, 1)
+    lot = made.open_lot()
+    lot.until = 1.0
+    (second,) = given(made, 1)
+    finish(made, second)
+    assert [made.last_offset, made.open_records] == [None, 2]
+    finish(made, first)
+    assert [made.last_offset, made.open_records] == [4, 0]
+
+
+def test_records_are_counted_again_when_none_is_open() -> None:
+    made = opened(3, 4, 5)
+    first, second = given(made, 2)
+    finish(made, second)
+    finish(made, first)
+    (third,) = given(made, 1)
+    assert made.lot is not None
+    assert made.lot.finish(third)
+    assert [made.last_offset, made.open_records] == [5, 0]
+
+
+def test_an_older_record_that_is_finished_again_changes_nothing() -> None:
+    made = opened(3, 4, 5)
+    for record in (first := given(made, 1)[0], given(made, 1)[0]):
+        finish(made, record)
+    (last,) = given(made, 1)
+    finish(made, first)
+    assert (made.last_offset, made.open_records) == (4, 1)
+    finish(made, last)
+    assert (made.last_offset, made.open_records) == (5, 0)
+
+
+def test_a_batch_is_what_was_proposed_not_what_came_since() -> None:
+    made = buffer(3, 4, 5)
+    assert made.propose(2) == 4
+    made.fetch([Message(6)])
+    lot = made.own()
+    assert [message.offset() for message in lot.records] == [3, 4]
+    assert made.last_offset is None
+    assert made.propose(9) == 6
+
+
+def owning(*fetched: int) -> PartitionBuffer:
+    """At most once: all of it is a batch that is ours, and in hand."""
+    made = buffer(*fetched, last_offset=2)
+    made.propose(9)
+    made.lot = made.own()
+    made.lot.until = 1.0
+    return made
+
+
+def test_at_most_once_a_record_counts_when_it_is_handed_out() -> None:
+    made = owning(3, 4, 5)
+    assert made.last_offset == 2
+    given(made, 2)
+    assert (made.last_offset, made.open_records) == (4, 2)
+    left = made.lay_down()
+    assert left is not None
+    assert [message.offset() for message in left.records] == [5]
+    assert (made.last_offset, made.open_records, made.owned) == (4, 0, [left])
+
+
+def test_at_most_once_what_was_given_back_is_not_handed_out() -> None:
+    made = owning(3, 4, 5)
+    made.fetch([Message(6)])
+    made.propose(9)
+    waiting = made.own()
+    given(made, 1)
+    assert made.give_back() == 3
+    assert given(made, 1) == [None]
+    assert made.lay_down() is None
+    assert waiting.rest == []
+
+
+def test_at_most_once_where_nothing_was_handed_out_the_first_record_comes_next() -> None:
+    made = buffer(3, 4)
+    made.propose(9)
+    made.own()
+    assert made.give_back() == 2
+
+
+def test_at_most_once_the_last_lot_leaves_nothing() -> None:
+    made = owning(3, 4)
+    given(made, 2)
+    assert made.lay_down() is None
+    assert (made.last_offset, made.owned) == (4, [])
+    assert made.give_back() == 4
+
+
+def test_nothing_fetched_is_no_batch() -> None:
+    assert buffer().propose(10) is None
+    assert buffer().own().records == []
+
+
+def test_a_lot_has_no_more_than_there_is_room_for() -> None:
+    made = buffer(3, 4, 5)
+    assert [message.offset() for message in made.open_lot(2).records] == [3, 4]
+    assert [message.offset() for message in made.fetched] == [5]
+
+
+def test_how_long_the_first_record_is_open_and_since_when_there_is_no_room() -> None:
+    made = opened(3, 4, 5)
+    made.look(2, 10.0)
+    assert (made.open(11.0), made.full_since) == (None, None)
+    first, second = given(made, 2)
+    made.look(2, 12.0)
+    assert (made.open(15.0), made.full_since) == (Open(2, 3, 3.0), 12.0)
+    finish(made, second)
+    made.look(2, 16.0)
+    assert (made.open(17.0), made.full_since) == (Open(2, 3, 5.0), 12.0)
+    given(made, 1)
+    finish(made, first)
+    made.look(2, 18.0)
+    assert (made.open(18.0), made.full_since) == (Open(1, 5, 0.0), None)
+
+
+def test_what_is_not_for_the_application_is_passed_over_when_nothing_else_is_left() -> None:
+    made = opened(3, 4)
+    for record in given(made, 2):
+        assert not made.is_empty
+        finish(made, record)
+    assert made.is_empty
+    made.pass_over(6)
+    assert (made.last_offset, made.fetched_to) == (5, 5)
+    made.pass_over(2)  # never back
+    made.pass_over(-1001)  # the client does not know
+    assert made.last_offset == 5
+    made.fetch([Message(5), Message(6)])
+    assert [message.offset() for message in made.fetched] == [6]
+    assert not made.is_empty
+
+
+def test_at_most_once_what_is_ours_is_not_passed_over() -> None:
+    made = owning(3, 4)
+    given(made, 2)
+    empty = [made.is_empty]
+    made.lay_down()
+    empty.append(made.is_empty)
+    made.fetch([Message(9)])
+    empty.append(made.is_empty)
+    assert empty == [False, True, False]

@@ -1,0 +1,67 @@
+"""Any order of handing out, finishing, opening anew and fetching: the prefix is what a plain list says it is."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from harvester.coordination.core.messages import GroupPartition
+from harvester.coordination.core.partition_buffer import PartitionBuffer
+
+
+@dataclass(eq=False)
+class Message:
+    number: int
+
+    def offset(self) -> int:
+        return self.number
+
+
+WHAT = st.sampled_from(["do", "do", "fetch", "take", "take", "next", "next", "any", "any", "open", "end"])
+MOST = 6  # open records
+STEPS = st.lists(st.tuples(WHAT, st.integers(0, 63)), min_size=5)
+
+
+@settings(max_examples=200)
+@given(STEPS)
+def test_the_prefix_ends_before_the_first_record_that_is_not_finished(steps: list[tuple[str, int]]) -> None:
+    buffer = PartitionBuffer(GroupPartition("g", "t", 0), 1, None)
+    following = 0
+    handed_out: list[Message] = []
+    finished: set[int] = set()
+    for what, which in [("fetch", 4), ("open", 0), *steps]:
+        lot = buffer.lot
+        if what == "fetch":
+            records = [Message(following + 2 * each) for each in range(which % 5 + 1)]  # with holes in the offsets
+            following = records[-1].offset() + 1
+            buffer.fetch(records)
+        elif what == "open" and buffer.open_records < MOST:
+            buffer.open_lot(MOST - buffer.open_records).until = 1.0
+        elif what == "end" and lot is not None:
+            lot.end()
+        if what in ("take", "do") and lot is not None:
+            record = lot.take(0.0)
+            if record is not None:
+                handed_out.append(record)
+        if what in ("next", "any", "do") and handed_out:
+            record = handed_out[which % len(handed_out)] if what == "any" else handed_out[-1]
+            finished.add(record.offset())
+            if lot is None or not lot.finish(record):
+                buffer.finish(record.offset())
+        _check(buffer, handed_out, finished)
+
+
+def _check(buffer: PartitionBuffer, handed_out: list[Message], finished: set[int]) -> None:
+    offsets = [record.offset() for record in handed_out]
+    assert offsets == sorted(set(offsets))
+    prefix = None
+    for offset in offsets:
+        if offset not in finished:
+            break
+        prefix = offset
+    behind = [offset for offset in offsets if prefix is None or offset > prefix]
+    assert buffer.last_offset == prefix
+    assert buffer.open_records == len(behind) <= MOST
+    assert buffer.first_open == (behind[0] if behind else None)

@@ -1,0 +1,103 @@
+"""What the coordination's thread does in one turn; there is no broker."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+import pytest
+
+from harvester.clock import clock_s
+from harvester.coordination.core.claim import ClaimPhase, ClaimState
+from harvester.coordination.core.coordinator import Outcome, Stage
+from harvester.coordination.core.messages import (
+    ClaimingPartition,
+    Client,
+    GroupPartition,
+    Message,
+    ReleasingPartition,
+    encode,
+)
+from harvester.coordination.core.partition_buffer import PartitionBuffer
+from harvester.coordination.session import Session
+from harvester.coordination.settings import ConsumerSettings
+from tests.support.wait import eventually
+
+PLACE, CLIENT = GroupPartition("g", "t", 0), Client("c", "i")
+
+
+@dataclass(eq=False)
+class Record:
+    number: int
+
+    def offset(self) -> int:
+        return self.number
+
+
+def test_a_release_reports_what_was_finished_at_the_last_moment(monkeypatch: pytest.MonkeyPatch) -> None:
+    kafka = {"bootstrap.servers": "127.0.0.1:1", "log_level": 0}
+    session = Session(ConsumerSettings(kafka=kafka, group="g", topics=("t",)), CLIENT)
+    said: list[Message] = []
+
+    def append(_: int, message: Message) -> int:
+        said.append(message)
+        return 0
+
+    monkeypatch.setattr(session._log, "poll", lambda timeout_s: iter(()))
+    monkeypatch.setattr(session._log, "append", append)
+    buffer = session.buffer[PLACE] = PartitionBuffer(PLACE, 7, None)
+    buffer.fetch([Record(3)])
+    lot = buffer.open_lot()
+    lot.until = 1.0
+    record = lot.take(0.0)
+    now = clock_s()
+    session._coordinator.holdings[PLACE] = replace(
+        ClaimState(PLACE, CLIENT, ClaimPhase.LEAVING), generation=7, proof_at=now, next_beat_at=now + 60
+    )
+    buffer.stopping_at = now + 60
+
+    def finished_meanwhile(_: float) -> list[Outcome]:
+        lot.finish(record)  # by the consumer's thread, which asks nobody
+        return []
+
+    session._turn()
+    assert said == []
+    monkeypatch.setattr(session._coordinator, "tick", finished_meanwhile)
+    session._turn()
+    (release,) = said
+    assert isinstance(release, ReleasingPartition)
+    assert release.last_offset == 3
+    session._log.close(0)
+
+
+def test_a_claim_under_way_when_it_is_closed_is_released_if_it_wins(monkeypatch: pytest.MonkeyPatch) -> None:
+    kafka = {"bootstrap.servers": "127.0.0.1:1", "log_level": 0}
+    settings = ConsumerSettings(
+        kafka=kafka, group="g", topics=("t",), coordination_partitions=1, heartbeat_interval_s=60.0
+    )
+    session = Session(settings, CLIENT)
+    said: list[Message] = []
+    read: list[Message] = []
+
+    def append(_: int, message: Message) -> int:
+        said.append(message)
+        return 0
+
+    def poll(_: float) -> Iterator[tuple[int, int, int, bytes]]:
+        """The log is slow: the claim comes back when the consumer is being closed."""
+        while len(read) < len(said) and session._coordinator.stage is Stage.CLOSING:
+            read.append(said[len(read)])
+            yield 0, len(read) - 1, 1_000_000, encode(read[-1])
+
+    monkeypatch.setattr(session._log, "begin", lambda worlds, tail_ms: dict.fromkeys(worlds, 0))
+    monkeypatch.setattr(session._log, "append", append)
+    monkeypatch.setattr(session._log, "poll", poll)
+    monkeypatch.setattr(session._log, "close", lambda timeout_s: None)
+    session.consume({"t": 1})
+    session.start()
+    eventually(lambda: said, what="a claim")
+    session.stop(release=True)
+    claim, release = said
+    assert isinstance(claim, ClaimingPartition)
+    assert isinstance(release, ReleasingPartition)
+    assert release.generation == 0

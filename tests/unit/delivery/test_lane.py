@@ -1,0 +1,171 @@
+"""What an error of a transactional call means for the transaction."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from confluent_kafka import KafkaError
+from hypothesis import given
+from hypothesis import strategies as st
+
+from harvester.delivery.lane import LaneSettings, TransactionOutcome, Witness, earliest_resend_s, is_clear, judge
+from harvester.delivery.progress_topic import durable
+
+
+def error(
+    name: str = "_FAIL", *, fatal: bool = False, retriable: bool = False, requires_abort: bool = False
+) -> KafkaError:
+    return KafkaError(getattr(KafkaError, name), "reason", fatal, retriable, requires_abort)
+
+
+@pytest.mark.parametrize(
+    ("said", "outcome"),
+    [
+        (error("MSG_SIZE_TOO_LARGE", requires_abort=True), TransactionOutcome.REFUSED),
+        (error("_TIMED_OUT", retriable=True), TransactionOutcome.AGAIN),
+        (error("COORDINATOR_NOT_AVAILABLE", retriable=True), TransactionOutcome.AGAIN),
+        (error("_TIMED_OUT", retriable=True, requires_abort=True), TransactionOutcome.REFUSED),
+        (error("_STATE"), TransactionOutcome.UNCLEAR),
+        (error("_FAIL"), TransactionOutcome.UNCLEAR),
+    ],
+)
+def test_what_the_client_says_of_the_call_counts_and_not_its_code(
+    said: KafkaError, outcome: TransactionOutcome
+) -> None:
+    assert judge(said) is outcome
+
+
+@pytest.mark.parametrize("retriable", [True, False])
+@pytest.mark.parametrize("requires_abort", [True, False])
+def test_a_producer_that_is_of_no_use_any_more_is_never_asked_again(retriable: bool, requires_abort: bool) -> None:
+    said = error("_FENCED", fatal=True, retriable=retriable, requires_abort=requires_abort)
+    assert judge(said) is TransactionOutcome.UNCLEAR
+
+
+def test_an_error_without_flags_is_unclear() -> None:
+    assert judge(KafkaError(KafkaError._FENCED)) is TransactionOutcome.UNCLEAR
+
+
+def test_an_error_is_never_success() -> None:
+    flags = [(a, b, c) for a in (True, False) for b in (True, False) for c in (True, False)]
+    assert all(judge(error(fatal=a, retriable=b, requires_abort=c)) is not TransactionOutcome.DONE for a, b, c in flags)
+
+
+ANSWERED, LOCAL = ["NO_ERROR", "CONCURRENT_TRANSACTIONS", "NOT_COORDINATOR"], ["_TRANSPORT", "_TIMED_OUT"]
+
+
+@pytest.mark.parametrize(
+    ("took_s", "answers", "clear"),
+    [
+        (0.079, ["NO_ERROR"], True),
+        (0.079, [], True),  # by time alone
+        (0.08, [], False),
+        (4.9, ["NO_ERROR"], True),  # by testimony alone
+        (4.9, ["CONCURRENT_TRANSACTIONS", "NO_ERROR"], True),  # each request was answered
+        (4.9, ["NO_ERROR", "CONCURRENT_TRANSACTIONS"], False),
+        (0.2, ["_TRANSPORT", "NO_ERROR"], False),
+        (0.01, ["_TRANSPORT"], False),
+    ],
+)
+def test_a_commit_is_clear_when_no_request_can_be_under_way(took_s: float, answers: list[str], clear: bool) -> None:
+    assert is_clear(took_s, answers, 0.08) is clear
+
+
+@given(st.floats(0, 10), st.lists(st.sampled_from([*ANSWERED, *LOCAL])))
+def test_a_request_that_failed_in_the_client_is_never_clear(took_s: float, answers: list[str]) -> None:
+    if is_clear(took_s, answers, 0.08):
+        assert not set(answers) & set(LOCAL)
+        assert took_s < 0.08 or answers[-1] == "NO_ERROR"
+
+
+@pytest.mark.parametrize(
+    ("options", "resend_s"),
+    [
+        ({}, 0.08),
+        ({"retry.backoff.ms": "500"}, 0.4),
+        ({"retry.backoff.ms": 2_000}, 1.0),  # by the client's default, none waits longer
+        ({"retry.backoff.ms": "2000", "retry.backoff.max.ms": "60000"}, 1.6),
+    ],
+)
+def test_the_earliest_resend(options: dict[str, Any], resend_s: float) -> None:
+    assert earliest_resend_s(options) == pytest.approx(resend_s)
+
+
+class Lines:
+    """A logger, and what it got."""
+
+    def __init__(self) -> None:
+        self.levels: list[int] = []
+
+    def log(self, level: int, *_rest: Any) -> None:
+        self.levels.append(level)
+
+
+def said(witness: Witness, level: int, facility: str, text: str) -> Witness:
+    witness.log(level, "%s [%s] %s", facility, "test#producer-1", text)
+    witness.read()
+    return witness
+
+
+def test_the_client_says_what_became_of_each_request() -> None:
+    witness = Witness({})
+    for name in ("_TRANSPORT", "NO_ERROR"):
+        said(
+            witness,
+            10,
+            "ENDTXN",
+            f"[thrd:main]: EndTxn returned {name} in state CommittingTransaction (may_retry=true)",
+        )
+    assert witness.answers == ["_TRANSPORT", "NO_ERROR"]
+    witness.ask()
+    assert witness.answers == []
+
+
+@pytest.mark.parametrize(
+    ("text", "broken"),
+    [
+        ("[thrd:b:9092/1]: b:9092/1: Disconnected (after 66ms in state UP) (_TRANSPORT)", True),
+        ("[thrd:b:9092/1]: b:9092/1: 1 request(s) timed out: disconnect (after 66ms in state UP) (_TIMED_OUT)", True),
+        ("[thrd:b:9092/1]: b:9092/1: something that is new", True),
+        ("[thrd:b:9092/1]: b:9092/1: Connect failed (after 0ms in state CONNECT) (_TRANSPORT)", False),
+        ("[thrd:b:9092/bootstrap]: b:9092/bootstrap: Decommissioning (after 0ms in state UP)", False),
+        ("[thrd:TxnCoordinator]: TxnCoordinator/1: b:9092: Disconnected (after 46ms in state UP)", False),
+    ],
+)
+def test_a_connection_that_breaks_counts_where_records_may_have_been_sent(text: str, broken: bool) -> None:
+    witness = said(Witness({}), 10, "FAIL", text)
+    assert witness.broken is broken
+    witness.watch()
+    assert not witness.broken
+
+
+@pytest.mark.parametrize(
+    ("options", "passed"),
+    [
+        ({}, [20, 30, 40]),
+        ({"log_level": "4"}, [30, 40]),
+        ({"log_level": "0"}, []),
+        ({"log_level": "7"}, [20, 30, 40]),
+        ({"debug": "broker"}, [10, 20, 30, 40]),
+    ],
+)
+def test_other_lines_pass_as_the_user_wants_them(options: dict[str, Any], passed: list[int]) -> None:
+    log = Lines()
+    witness = Witness(options, log)
+    for level in (10, 20, 30, 40):
+        said(witness, level, "STATE", "text")
+    assert log.levels == passed
+
+
+@pytest.mark.parametrize(
+    ("brokers", "replicas", "least"), [(0, 1, "1"), (1, 1, "1"), (2, 2, "1"), (3, 3, "2"), (9, 3, "2")]
+)
+def test_a_topic_of_the_harvesters_own_outlasts_a_broker_where_it_can(brokers: int, replicas: int, least: str) -> None:
+    kept = {"min.insync.replicas": least, "unclean.leader.election.enable": "false"}
+    assert durable(brokers) == (replicas, kept)
+
+
+def test_lanes_of_two_groups_have_nothing_in_common() -> None:
+    names = {LaneSettings(group, "t", {}, {}).transactional_id(lane) for group in ("a", "b") for lane in (0, 1)}
+    assert len(names) == 4

@@ -1,0 +1,122 @@
+"""Real processes in the place of shards: replaced only when they are dead for certain (P15), sharing no lock (P16)."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import signal
+import threading
+from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import Any, cast
+
+import multiprocess
+import pytest
+
+from harvester.relay import shard_pool
+from harvester.relay.ipc import in_flight, set_in_flight, trust_check
+from harvester.relay.shard import ShardSpec
+from harvester.relay.shard_pool import ShardPool, shared_memory
+from tests.support.wait import eventually
+
+LATER = float("inf")
+SPEC = cast(ShardSpec, SimpleNamespace(index=0))
+
+
+def deaf(_spec: Any, frames: Any, answers: Any, _shared: Any) -> None:
+    """A shard that has closed its pipes and lives on."""
+    frames.close()
+    answers.close()
+    while True:
+        signal.pause()
+
+
+def asks(shared: Any, seconds: float) -> None:
+    """A shard that does nothing but look at what is shared, and is killed wherever it is after so much of its time."""
+    trusted = trust_check(shared)
+    signal.setitimer(signal.ITIMER_VIRTUAL, seconds)
+    while True:
+        trusted()
+        in_flight(shared)
+
+
+@pytest.fixture
+def pool(monkeypatch: pytest.MonkeyPatch) -> Iterator[ShardPool]:
+    """One place, taken by a shard that is deaf."""
+    monkeypatch.setattr(shard_pool, "main", deaf)
+    poller = select.epoll()
+    made = ShardPool([SPEC], shared_memory(), poller)
+    made.start_due(0.0)
+    process = made.slots[0].process
+    assert process is not None
+    read_fd = process.channel.read_fd
+    eventually(lambda: read_fd in [fd for fd, _ in poller.poll(1.0)], what="the end of its pipe")
+    try:
+        yield made
+    finally:
+        with contextlib.suppress(ValueError):  # it was waited for
+            process.kill()
+        made.kill_all()
+        poller.close()
+
+
+def exists(pid: int) -> bool:
+    """Whether the process lives, or is dead and has not been waited for."""
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+def test_a_shard_that_closed_its_pipe_is_not_taken_for_dead(pool: ShardPool) -> None:
+    process = pool.slots[0].process
+    assert process is not None
+    assert pool.receive(0) == []
+    assert not pool.has_ended(0, process.channel.read_fd)
+    pool.start_due(LATER)
+    assert pool.slots[0].process is process
+    assert pool.alive == [0]
+
+
+def test_a_shard_that_is_being_killed_keeps_its_place_until_it_was_waited_for(pool: ShardPool) -> None:
+    slot = pool.slots[0]
+    first = slot.process
+    assert first is not None
+    os.kill(first.pid, signal.SIGSTOP)  # SIGKILL is all that ends it
+    pool.kill(0, asked=False)
+    slot.start_at = 0.0
+    pool.start_due(LATER)
+    assert slot.process is first
+    assert pool.bury(0) == -signal.SIGKILL
+    assert not exists(first.pid)
+    pool.start_due(LATER)
+    assert slot.process is not None
+    assert slot.process.pid != first.pid
+
+
+def test_a_shard_that_lives_is_killed_when_it_is_buried(pool: ShardPool) -> None:
+    process = pool.slots[0].process
+    assert process is not None
+    assert pool.bury(0) == -signal.SIGKILL
+    assert not exists(process.pid)
+
+
+def test_who_is_killed_while_it_reads_what_is_shared_hangs_nobody() -> None:
+    shared = shared_memory()
+    context = multiprocess.get_context("spawn")
+    readers = [context.Process(target=asks, args=(shared, 0.02 * n), daemon=True) for n in range(1, 7)]
+    for process in readers:
+        process.start()
+    try:
+        eventually(lambda: not any(process.is_alive() for process in readers), 60.0, "the ends of all")
+    finally:
+        for process in readers:
+            process.kill()
+    assert {process.exitcode for process in readers} == {-signal.SIGVTALRM}
+    owner = threading.Thread(target=set_in_flight, args=(shared, 5, 10), daemon=True)
+    owner.start()
+    owner.join(10)
+    assert not owner.is_alive()
+    assert in_flight(shared) == (5, 10)
