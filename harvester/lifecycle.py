@@ -32,7 +32,7 @@ from harvester.errors import (
 from harvester.events import LeaderRevoked
 from harvester.neli.group import Group, GroupCallbacks, Identity
 from harvester.outbox.connection import one_line
-from harvester.outbox.term_session import Owner, TermSession
+from harvester.outbox.leader_session import Owner, TermSession
 from harvester.relay.supervisor import Supervisor
 from harvester.status_recorder import StatusRecorder
 from harvester.telemetry.extras import require_tracing

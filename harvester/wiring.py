@@ -22,10 +22,9 @@ from harvester.neli.election import ElectionTiming
 from harvester.neli.group import Group, GroupCallbacks, Identity
 from harvester.neli.topic import ask_cluster_id
 from harvester.outbox.archive import ArchiveKeeper
-from harvester.outbox.leader_session import MarkSession
+from harvester.outbox.leader_session import MarkSession, Owner
 from harvester.outbox.overview import BacklogWatch
 from harvester.outbox.purge_session import PurgeSession, Rules
-from harvester.outbox.term_session import Owner
 from harvester.relay import failpoints
 from harvester.relay.core.frames import Login
 from harvester.relay.core.leadership import RelaySettings, max_unsettled

@@ -27,10 +27,9 @@ from uuid import UUID
 import psycopg
 
 from harvester.errors import BrokerError, OutboxError, TermLost
-from harvester.outbox.connection import one_line
-from harvester.outbox.leader_session import Holders, MarkSession
+from harvester.outbox.connection import one_line, why_another
+from harvester.outbox.leader_session import Holders, MarkSession, Owner, Session
 from harvester.outbox.sql.queries import Row
-from harvester.outbox.term_session import Owner, Session, why_another
 from harvester.relay.core.messages import (
     DatabaseTrouble,
     Fetch,

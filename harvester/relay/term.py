@@ -29,8 +29,9 @@ from uuid import UUID
 from harvester.delivery.lane import Deposed, LaneEnvironment, Lanes, Leadership, Opener, Superseded
 from harvester.delivery.progress_topic import ProgressTopic
 from harvester.errors import LeadershipError, SchemaError, TermContested
+from harvester.outbox.connection import OutboxIdentity
+from harvester.outbox.leader_session import Owner, Session, TermRow, TermSession
 from harvester.outbox.purge_session import PurgeSession
-from harvester.outbox.term_session import OutboxIdentity, Owner, Session, TermRow, TermSession
 from harvester.relay.core.messages import DatabaseTrouble, LoopDied, Report, TermGone, TermTaken
 from harvester.relay.failpoints import Failpoints
 

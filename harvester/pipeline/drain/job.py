@@ -33,9 +33,9 @@ from harvester import origin
 from harvester.config import Config
 from harvester.delivery.lane import Deposed, Superseded
 from harvester.errors import ConfigurationError, DatabaseUnavailable, HarvesterError, PoisonRecord, Problem, TermLost
+from harvester.outbox.leader_session import TermRow
 from harvester.outbox.purge_session import Rules
 from harvester.outbox.term_loan import Borrower, Loan, Patience
-from harvester.outbox.term_session import TermRow
 from harvester.pipeline.drain import slices as drain_slice
 from harvester.pipeline.drain.purge import Purgers
 from harvester.pipeline.drain.slices import DrainRules, Stamp, TopicLimits, check, is_doubtful, times, why_poison

@@ -12,12 +12,11 @@ from uuid import UUID
 
 from harvester.delivery.decode import Broken, Decoded, decode
 from harvester.errors import OutboxError, TermLost
-from harvester.outbox.connection import connect, database_errors
+from harvester.outbox.connection import OutboxIdentity, connect, database_errors, read_place, sequence_oid
 from harvester.outbox.libpq import copy_rows
 from harvester.outbox.schema import inspect
 from harvester.outbox.shape import OutboxShape
 from harvester.outbox.tables import OutboxTable
-from harvester.outbox.term_session import OutboxIdentity, read_place, sequence_oid
 from harvester.pipeline.drain import sql
 from harvester.pipeline.drain.slices import DrainRules, Share, TopicLimits
 

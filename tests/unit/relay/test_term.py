@@ -12,7 +12,7 @@ import pytest
 
 from harvester.delivery.progress_topic import ProgressTopic
 from harvester.errors import SchemaError
-from harvester.outbox.term_session import Owner, TermRow
+from harvester.outbox.leader_session import Owner, TermRow
 from harvester.relay import failpoints
 from harvester.relay.core.messages import DatabaseTrouble, Report, TakeTerm, TermGone, TermTaken
 from harvester.relay.core.supervision import RetryDelays
