@@ -27,12 +27,11 @@ from harvester.outbox.overview import BacklogWatch
 from harvester.outbox.purge_session import PurgeSession, Rules
 from harvester.relay import failpoints
 from harvester.relay.core.frames import Login
-from harvester.relay.core.leadership import RelaySettings, max_unsettled
-from harvester.relay.core.supervision import HandOver, RestartBudget, RetryDelays
-from harvester.relay.marker import Marker
+from harvester.relay.core.leadership import HandOver, RelaySettings, max_unsettled
+from harvester.relay.marker import Marker, RetryDelays
 from harvester.relay.performer import Host
 from harvester.relay.shard import ShardSpec
-from harvester.relay.shard_pool import shared_memory
+from harvester.relay.shard_pool import RestartBudget, shared_memory
 from harvester.relay.supervisor import Supervisor
 from harvester.relay.term import EXACTLY_ONCE, DeliveryHandover
 from harvester.status_recorder import StatusRecorder

@@ -22,6 +22,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from uuid import UUID
 
 import psycopg
@@ -49,7 +50,6 @@ from harvester.relay.core.messages import (
     TermWanted,
 )
 from harvester.relay.core.scan import Bookmark, Scan
-from harvester.relay.core.supervision import RetryDelays, idle_wait_s
 from harvester.relay.failpoints import Failpoints
 from harvester.relay.ipc import Waker
 from harvester.relay.term import AT_LEAST_ONCE, DeliveryHandover, TermReports, TermTaker
@@ -58,6 +58,28 @@ _STALL_MARGIN_S = 10.0
 _GATHER_S = 0.001  # between marks that take all there is
 
 Work = Mark | Fetch | Look | SaveBookmark | TakeTerm | ReleaseTerm
+
+
+_NOTIFIED_CEILING_S = 1.0  # how long to wait between empty marks when the trigger wakes us anyway
+
+
+@dataclass(frozen=True, slots=True)
+class RetryDelays:
+    """Waiting times in seconds."""
+
+    mark_backoff_s: float
+    mark_backoff_max_s: float
+    io_error_backoff_s: float
+    statement_timeout_s: float
+    writes: bool = True  # marks are written into the table; else they are remembered here alone
+
+
+def idle_wait_s(idle: int, pace: RetryDelays, notified: bool) -> float:
+    """How long to wait before the next mark after `idle` empty ones in a row: doubling from floor to ceiling."""
+    if idle <= 0:
+        return 0.0
+    ceiling_s = max(pace.mark_backoff_max_s, _NOTIFIED_CEILING_S) if notified else pace.mark_backoff_max_s
+    return min(ceiling_s, pace.mark_backoff_s * 2.0 ** min(idle - 1, 40))
 
 
 class Marker(threading.Thread):

@@ -11,7 +11,8 @@ import os
 import select
 import signal
 import time
-from dataclasses import dataclass, replace
+from collections import deque
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import multiprocess
@@ -49,6 +50,29 @@ class Slot:
         if self.process is None:
             return ShardState.DEAD
         return ShardState.READY if self.ready else ShardState.STARTING
+
+
+@dataclass(slots=True)
+class RestartBudget:
+    """At most `budget` replacements of shards within `window_s`; beyond it the process ends, for systemd to act.
+
+    Only deaths that nobody asked for count.
+    """
+
+    budget: int
+    window_s: float
+    _deaths: deque[float] = field(default_factory=deque)
+
+    def spend(self, now: float) -> bool:
+        """A shard died unasked. False: the budget is spent."""
+        while self._deaths and now - self._deaths[0] >= self.window_s:
+            self._deaths.popleft()
+        self._deaths.append(now)
+        return len(self._deaths) <= self.budget
+
+    def pause_s(self) -> float:
+        """How long to wait before the next replacement: none after the first death, then longer each time."""
+        return min(5.0, 0.1 * 2.0 ** (len(self._deaths) - 2)) if len(self._deaths) > 1 else 0.0
 
 
 class ShardPool:

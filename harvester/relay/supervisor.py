@@ -23,18 +23,17 @@ from harvester.announcer import Announcer, Log
 from harvester.errors import CrashLoop, WireError
 from harvester.neli.group import Group
 from harvester.relay.core.frames import Login
-from harvester.relay.core.leadership import RelaySettings
+from harvester.relay.core.leadership import HandOver, RelaySettings
 from harvester.relay.core.messages import (
     Command,
     Report,
 )
 from harvester.relay.core.state_machine import LeadershipPhase, StateMachine
-from harvester.relay.core.supervision import HandOver, RestartBudget
 from harvester.relay.ipc import Shared, TrustCell, Waker, set_in_flight, trust_check
 from harvester.relay.marker import Marker
 from harvester.relay.performer import Host, Performer, Recorder
 from harvester.relay.shard import ShardSpec
-from harvester.relay.shard_pool import ShardPool
+from harvester.relay.shard_pool import RestartBudget, ShardPool
 
 _LEADING = (LeadershipPhase.LEADING, LeadershipPhase.REMARKING, LeadershipPhase.SCALING)
 

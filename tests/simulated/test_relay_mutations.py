@@ -14,11 +14,11 @@ from harvester.relay.at_least_once import Retries, Sender
 from harvester.relay.core.barrier import Barrier, BarrierEntry, EntryState
 from harvester.relay.core.deferred import DeferredQueue, DeferredRows
 from harvester.relay.core.dispatcher import Dispatcher
-from harvester.relay.core.leadership import LowWatermark, Tenure
+from harvester.relay.core.leadership import Tenure
 from harvester.relay.core.ledger import Ledger
 from harvester.relay.core.messages import Drained
 from harvester.relay.core.read_planner import ReadPlanner
-from harvester.relay.core.scan import Bookmark, Scan
+from harvester.relay.core.scan import Bookmark, LowWatermark, Scan
 from harvester.relay.core.state_machine import LeadershipPhase, StateMachine
 from tests.support.relay_actors import SimHarvester
 from tests.support.relay_shard import Delivered, SimShard

@@ -83,15 +83,11 @@ class DeferredRows:
         self._ready: deque[KeyOrId] = deque()
         self._is_ready: set[KeyOrId] = set()
         self._stamps = 0
-        self._total = 0
+        self.rows = 0  # that wait, those being fetched included
         self.parked: Counter[int] = Counter()  # by shard: keys that wait for a retry, or for the outcome of one
         self.held = 0  # those of them that are held by policy
 
     # -- questions
-
-    def __len__(self) -> int:
-        """Rows that wait, those being fetched included."""
-        return self._total
 
     def holds(self, record_id: int, name: KeyOrId, shard: int) -> bool:
         """Whether this row waits already."""
@@ -176,7 +172,7 @@ class DeferredRows:
     def fetched(self, name: KeyOrId) -> None:
         """All that was fetched of this key has been seen to: forget the queue if nothing is left, else go on."""
         queue = self.by_key[name]
-        self._total -= queue.fetching
+        self.rows -= queue.fetching
         queue.fetching = 0
         if not len(queue):
             self.unpark(queue)
@@ -187,7 +183,7 @@ class DeferredRows:
     def fetched_of_shard(self, shard: int) -> None:
         """The same for a deferred shard."""
         queue = self.by_shard[shard]
-        self._total -= queue.fetching
+        self.rows -= queue.fetching
         queue.fetching = 0
         if not len(queue):
             del self.by_shard[shard]
@@ -199,7 +195,7 @@ class DeferredRows:
         self._timers.clear()
         self._ready.clear()
         self._is_ready.clear()
-        self._total = 0
+        self.rows = 0
         self.parked.clear()
         self.held = 0
 
@@ -207,7 +203,7 @@ class DeferredRows:
         before = len(queue)
         for record_id in ids:
             queue.insert(record_id)
-        self._total += len(queue) - before
+        self.rows += len(queue) - before
 
     def _next_stamp(self) -> int:
         self._stamps += 1

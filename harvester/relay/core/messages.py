@@ -46,7 +46,8 @@ class Mark:
     """Go on with the scan under this leader id, or begin it if the id is new; take up to `limit` rows.
 
     `idle` counts the empty marks before this one: the marker waits longer each time, or until it is woken. `rested`:
-    the last one took all there was, so there is no haste.
+    the last one took all there was, so there is no haste. `is_proof`: when there is nothing, find out why; not between
+    rows that trickle in.
     """
 
     number: int
@@ -54,14 +55,10 @@ class Mark:
     holder: UUID
     leader_id: UUID
     limit: int
-    idle: int
+    idle: int = 0
     rested: bool = False
+    is_proof: bool = True
     kept: tuple[int, ...] = ()  # on the wire since before the last remark: a mark that writes leaves them alone
-
-    @property
-    def is_proof(self) -> bool:
-        """Whether it has to find out why there is nothing, when there is nothing: not between rows that trickle in."""
-        return self.idle > 0 or not self.rested
 
 
 @dataclass(frozen=True, slots=True)

@@ -49,7 +49,7 @@ from uuid import UUID
 from harvester.events import LeaderAcquired, LeaderFenced, LeaderRefreshed
 from harvester.relay.core.dispatcher import Spread, Taken
 from harvester.relay.core.frames import Dispatch, ParkAcknowledged, Remark
-from harvester.relay.core.leadership import Doubt, LowWatermark, RelaySettings, RemarkReplies, Tenure
+from harvester.relay.core.leadership import Doubt, RelaySettings, RemarkReplies, Tenure
 from harvester.relay.core.ledger import Ledger, Row
 from harvester.relay.core.messages import (
     Announce,
@@ -65,7 +65,7 @@ from harvester.relay.core.messages import (
     TakeTerm,
 )
 from harvester.relay.core.read_planner import ReadPlanner
-from harvester.relay.core.scan import Bookmark
+from harvester.relay.core.scan import Bookmark, LowWatermark
 
 
 class LeadershipPhase(Enum):

@@ -15,8 +15,7 @@ from harvester.errors import SchemaError
 from harvester.outbox.leader_session import Owner, TermRow
 from harvester.relay import failpoints
 from harvester.relay.core.messages import DatabaseTrouble, Report, TakeTerm, TermGone, TermTaken
-from harvester.relay.core.supervision import RetryDelays
-from harvester.relay.marker import Marker
+from harvester.relay.marker import Marker, RetryDelays
 from harvester.relay.term import AT_LEAST_ONCE, EXACTLY_ONCE, DeliveryHandover
 
 TOPIC, ANOTHER = ProgressTopic("progress", "one", 2), ProgressTopic("progress", "two", 2)
