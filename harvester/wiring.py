@@ -139,12 +139,11 @@ def assemble(
             writes=config.marking == "table",
         ),
         config.name,
-        supervisor.report,
-        lambda: supervisor.trust.trusted,
-        lambda: kafka.highest_term,
+        supervisor,
+        kafka,
         points,
         take_over_mode(config, f"harvester {config.name}/lanes"),
-        lambda: Owner(config.leader_group_id, kafka.cluster()),
+        config.leader_group_id,
     )
     supervisor.attach(marker)
     return Parts(

@@ -55,7 +55,7 @@ import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
-from typing import Any
+from typing import Any, Protocol
 from uuid import UUID
 
 from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
@@ -436,16 +436,26 @@ class Leadership:
     incarnation: UUID
 
 
-@dataclass(frozen=True, slots=True)
-class LaneEnvironment:
-    """What opening needs besides Kafka. Those of the database wait until they are done; None when the process ends."""
+class LaneHost(Protocol):
+    """Whoever has a lane opened. What is asked of the database is waited for; None or False when the process ends."""
 
-    term: Callable[[], tuple[int, str | None] | None]  # that the term row names, and its holder
-    delete: Callable[[Sequence[int]], bool | None]
-    is_over: Callable[[], bool]  # nobody wants it any more
-    pause: Callable[[float], None]
-    trouble: Callable[[str | None], None]
-    hit: Callable[..., None]
+    def term_row(self) -> tuple[int, str | None] | None:
+        """The term that the term row names, and its holder."""
+
+    def delete(self, ids: Sequence[int]) -> bool:
+        """Purge these rows."""
+
+    def is_over(self) -> bool:
+        """Whether nobody wants the lane any more."""
+
+    def pause(self, seconds: float) -> None:
+        """Wait before the next attempt."""
+
+    def trouble(self, text: str | None) -> None:
+        """Why the lane cannot be opened; None when that is over."""
+
+    def fenced(self, lane: int) -> None:
+        """Called when the predecessor of this lane can commit nothing any more."""
 
 
 class Superseded(Exception):
@@ -457,10 +467,10 @@ class Deposed(Exception):
 
 
 class Opener:
-    """See the module's text. One thread only."""
+    """Opens lanes for a host: fences, compares the term, purges what the last owner committed. One thread only."""
 
-    def __init__(self, lanes: Lanes, around: LaneEnvironment) -> None:
-        self._lanes, self._around = lanes, around
+    def __init__(self, lanes: Lanes, host: LaneHost) -> None:
+        self._lanes, self._host = lanes, host
 
     def open(self, number: int, under: Leadership, published: Callable[[list[int]], None]) -> Lane:
         """`published` gets the ids that were committed, when they are purged; no others were.
@@ -478,12 +488,12 @@ class Opener:
                 raise
             if failure is None:
                 if reason is not None:
-                    self._around.trouble(None)
+                    self._host.trouble(None)
                 return lane
             lane.close()
             reason = failure
-            self._around.trouble(f"lane {number} cannot be opened: {reason}")
-            self._around.pause(_AGAIN_S)
+            self._host.trouble(f"lane {number} cannot be opened: {reason}")
+            self._host.pause(_AGAIN_S)
 
     def _try(self, lane: Lane, under: Leadership, published: Callable[[list[int]], None]) -> str | None:
         """One attempt; returns why it failed."""
@@ -491,7 +501,7 @@ class Opener:
         if failure is not None:
             return failure
         self._check(under)
-        self._around.hit("lane.fenced", lane=lane.number)
+        self._host.fenced(lane.number)
         try:
             progress = self._lanes.progress(lane.number, _READ_S)
             lane.room = self._lanes.room()
@@ -506,7 +516,7 @@ class Opener:
         elif progress.term > under.term:
             self._check(under)  # the term row is ours still: so it has gone back in time, and rather repeats than loses
             ids = []
-        if ids and not self._around.delete(ids):
+        if ids and not self._host.delete(ids):
             raise Superseded
         published(ids)
         empty = encode(Progress(under.term, under.incarnation))
@@ -519,17 +529,17 @@ class Opener:
             outcome = lane.init()
             if outcome is TransactionOutcome.DONE:
                 return None
-            if self._around.is_over():
+            if self._host.is_over():
                 raise Superseded
             if outcome is not TransactionOutcome.AGAIN:
                 break
         return lane.error
 
     def _check(self, under: Leadership) -> None:
-        if self._around.is_over():
+        if self._host.is_over():
             raise Superseded
-        row: Any = self._around.term()
-        if row is None or self._around.is_over():
+        row: Any = self._host.term_row()
+        if row is None or self._host.is_over():
             raise Superseded
         if row != (under.term, under.holder):
             raise Deposed(f"the term row says {row[0]} of {row[1]}, not {under.term} of {under.holder}")

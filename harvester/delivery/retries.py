@@ -125,10 +125,7 @@ class Attempts:
 
     def __init__(self, policy: Policy) -> None:
         self.policy = policy
-        self._trials: dict[int, RetryState] = {}
-
-    def __len__(self) -> int:
-        return len(self._trials)
+        self.states: dict[int, RetryState] = {}  # by record id
 
     def failed(self, record_id: int, failure: Failure, at: datetime) -> tuple[RetryVerdict, RetryState]:
         """An attempt has failed."""
@@ -145,12 +142,12 @@ class Attempts:
 
     def origin_of(self, record_id: int) -> bytes | None:
         """The header that a record had at its first attempt, if it failed."""
-        retry = self._trials.get(record_id)
+        retry = self.states.get(record_id)
         return retry.origin if retry is not None else None
 
     def has_timed_out(self, record_id: int) -> bool:
         """Whether an earlier attempt failed without the record's fault."""
-        retry = self._trials.get(record_id)
+        retry = self.states.get(record_id)
         return retry is not None and retry.failures > retry.attempts
 
     def wait_s(self, retry: RetryState, jitter: float) -> float:
@@ -159,16 +156,11 @@ class Attempts:
 
     def settled(self, ids: Iterable[int]) -> None:
         """They are published, or gone for good."""
-        if self._trials:
-            for record_id in ids:
-                self._trials.pop(record_id, None)
-
-    def clear(self) -> None:
-        """Another term."""
-        self._trials.clear()
+        for record_id in ids:
+            self.states.pop(record_id, None)
 
     def _trial(self, record_id: int, at: datetime) -> RetryState:
-        retry = self._trials.get(record_id)
+        retry = self.states.get(record_id)
         if retry is None:
-            retry = self._trials[record_id] = RetryState(at)
+            retry = self.states[record_id] = RetryState(at)
         return retry

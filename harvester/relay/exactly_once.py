@@ -36,8 +36,7 @@ from __future__ import annotations
 import random
 import threading
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from functools import partial
 from typing import Any
 from uuid import UUID
@@ -49,7 +48,6 @@ from harvester.delivery.lane import (
     FLUSH_S,
     Deposed,
     Lane,
-    LaneEnvironment,
     Lanes,
     Leadership,
     Opener,
@@ -60,9 +58,8 @@ from harvester.delivery.progress import Progress, encode
 from harvester.origin import Stamps, timestamp_ms
 from harvester.relay.at_least_once import INFERRED, RESERVED
 from harvester.relay.core.frames import Log, Remark, Remarked, Settled, Trouble
-from harvester.relay.core.transaction_queue import QueuedRecord, TransactionQueue
-from harvester.relay.failpoints import Failpoints
-from harvester.relay.purger import ShardOutlets
+from harvester.relay.core.transaction_queue import QueuedRecord
+from harvester.relay.purger import Purger, ShardHost
 from harvester.relay.transaction_intake import INNOCENT, Failed, TransactionIntake
 
 # Kafka answers a commit before it has written its markers. A transaction that begins sooner is put off by the broker,
@@ -74,52 +71,27 @@ _UNSAID = 2  # refusals in a row, with no record at fault, before anybody is tol
 _PAUSE_S, _LONGEST_PAUSE_S = 0.25, 30.0
 
 
-@dataclass(frozen=True, slots=True)
-class LaneDatabase:
-    """What opening a lane needs of the database. Each waits until it is done; None when the shard ends."""
-
-    term: Callable[[], tuple[int, str | None] | None]  # term and holder that the term row names
-    delete: Callable[[Sequence[int]], bool | None]
-
-
 class Transactor:
-    """See the module's text."""
+    """The thread that does all work with Kafka. As a `LaneHost` it says what opening a lane needs besides."""
 
     def __init__(
         self,
         intake: TransactionIntake,
-        index: int,
         lanes: Lanes,
+        shard: ShardHost,
+        purger: Purger,
         header: str,
         reserved: frozenset[str],
-        outlets: ShardOutlets,
-        database: LaneDatabase,
-        failpoints: Failpoints,
         dated: bool = False,
     ) -> None:
-        self._intake, self._index, self._out, self._failpoints = intake, index, outlets, failpoints
-        around = LaneEnvironment(
-            term=database.term,
-            delete=database.delete,
-            is_over=self._is_superseded,
-            pause=self._pause,
-            trouble=lambda text: outlets.send(Trouble(text)),
-            hit=partial(failpoints.hit, index=index),
-        )
-        self._lanes, self._opener = lanes, Opener(lanes, around)
+        self._intake, self._lanes, self._shard, self._index = intake, lanes, shard, shard.index
+        self.term_row, self.delete = purger.term, purger.delete
+        self._opener = Opener(lanes, self)
         self._refused = 0  # commits in a row, with no record at fault
         self._wanted: Remark | None = None  # the one that is being answered
         self._term: int | None = None  # of the last answer
         self._opened: tuple[int | None, int] | None = None  # term and lanes for which all is fenced
-        self._writer = TransactionWriter(
-            intake.batches,
-            Stamps(header, index),
-            reserved,
-            intake.changed,
-            intake.is_over,
-            lambda: intake.low_water,
-            dated,
-        )
+        self._writer = TransactionWriter(intake, Stamps(header, shard.index), reserved, dated)
         self._thread = threading.Thread(target=self._run, name="transactor", daemon=True)
 
     def start(self) -> None:
@@ -147,12 +119,12 @@ class Transactor:
                 elif intake.lane is not None and intake.lane.poll(0) is not TransactionOutcome.DONE:
                     self._lose_lane()
         except Exception as error:  # noqa: BLE001 - the top frame of this thread; without it nothing would be sent
-            self._out.fatal(f"the transactor failed: {error!r}")
+            self._shard.die(f"the transactor failed: {error!r}")
 
     def _transact(self, lane: Lane) -> None:
         """One transaction, from its beginning to its end."""
         intake = self._intake
-        if not self._out.trusted():
+        if not self._shard.trusted():
             intake.give_all_up()
             return
         if lane.begin() is not TransactionOutcome.DONE:
@@ -172,7 +144,7 @@ class Transactor:
             return
         with intake.changed:
             ids, alone = intake.batches.progress(), intake.batches.alone
-        if intake.is_over() or not self._out.trusted():
+        if intake.is_over() or not self._shard.trusted():
             self._abort(lane)
             return
         arrived = lane.flush(FLUSH_S if alone is None else _PATIENCE_S)  # all that failed is known then (P46)
@@ -181,9 +153,9 @@ class Transactor:
         if not arrived or self._writer.failed:
             self._abort(lane)
             return
-        self._failpoints.hit("shard.commit", index=self._index, ids=ids)
+        self._shard.failpoints.hit("shard.commit", index=self._index, ids=ids)
         outcome = lane.commit(_progress(under, ids), lambda: not self._writer.failed)
-        self._failpoints.hit("shard.committed", index=self._index, ids=ids, outcome=outcome.value)
+        self._shard.failpoints.hit("shard.committed", index=self._index, ids=ids, outcome=outcome.value)
         if outcome is TransactionOutcome.REFUSED:
             at_fault = bool(self._writer.failed)
             self._abort(lane)
@@ -200,7 +172,7 @@ class Transactor:
         self._refused += 1
         if self._refused <= _UNSAID:
             return
-        self._out.send(Trouble(f"nothing can be committed: {self._lanes.explain(lane)}"))
+        self.trouble(f"nothing can be committed: {self._lanes.explain(lane)}")
         with self._intake.changed:
             pause_s = min(_LONGEST_PAUSE_S, _PAUSE_S * 2.0 ** min(self._refused - _UNSAID, 20))
             self._intake.changed.wait_for(self._intake.is_over, pause_s)
@@ -210,7 +182,7 @@ class Transactor:
         now_us = time.time_ns() // 1000
         intake = self._intake
         if self._refused > _UNSAID:
-            self._out.send(Trouble(None))
+            self.trouble(None)
         self._refused = 0
         with intake.changed:
             intake.commit(now_us)
@@ -260,10 +232,10 @@ class Transactor:
             if intake.pending is not frame:
                 return
             if frame.term != self._term:
-                intake.refusals.attempts.clear()
+                intake.refusals.attempts.states.clear()
             intake.pending, self._term = None, frame.term
             intake.under = frame if intake.lane is not None and frame.term is not None else None
-            self._out.send(Remarked(frame.epoch, intake.batches.leaving()))
+            self._shard.send(Remarked(frame.epoch, intake.batches.leaving()))
 
     def _open(self, frame: Remark, numbers: Sequence[int]) -> bool:
         """Open these lanes, the last of which is our own and stays open. False: nobody wants that any more."""
@@ -284,7 +256,7 @@ class Transactor:
         except Superseded:
             return False
         except Deposed as error:
-            self._out.send(Log(30, f"lane {self._index} is not opened: {error}"))
+            self._shard.send(Log(30, f"lane {self._index} is not opened: {error}"))
             with intake.changed:  # of an unclear outcome: else the supervisor waits for them, and never asks why
                 intake.batches.aborted()
             intake.give_all_up()
@@ -298,15 +270,26 @@ class Transactor:
                 self._judge()
             self._intake.refusals.attempts.settled(ids)
             if ids:
-                self._out.send(Settled(ids))
+                self._shard.send(Settled(ids))
 
-    def _is_superseded(self) -> bool:
+    # -- what opening needs
+
+    def is_over(self) -> bool:
         """Whether the lane that is being opened is no longer wanted."""
         return self._intake.ended or self._intake.pending is not self._wanted
 
-    def _pause(self, seconds: float) -> None:
+    def pause(self, seconds: float) -> None:
+        """Wait, unless the lane is no longer wanted."""
         with self._intake.changed:
-            self._intake.changed.wait_for(self._is_superseded, seconds)
+            self._intake.changed.wait_for(self.is_over, seconds)
+
+    def trouble(self, text: str | None) -> None:
+        """Why the lane cannot be opened; None when that is over."""
+        self._shard.send(Trouble(text))
+
+    def fenced(self, lane: int) -> None:
+        """The predecessor can commit nothing any more."""
+        self._shard.failpoints.hit("lane.fenced", lane=lane, index=self._index)
 
 
 def _progress(under: Remark, ids: Sequence[int]) -> bytes:
@@ -321,23 +304,12 @@ _SLICE = 256  # records taken under the lock at a time
 
 
 class TransactionWriter:
-    """See the module's text. `is_over`: the open transaction is not wanted any more; `dated` as a `Sender`'s.
-
-    `low_water` is asked under the lock.
-    """
+    """Fills transactions. `dated` as a `Sender`'s."""
 
     def __init__(
-        self,
-        batches: TransactionQueue,
-        stamps: Stamps,
-        reserved: frozenset[str],
-        changed: threading.Condition,
-        is_over: Callable[[], bool],
-        low_water: Callable[[], int | None],
-        dated: bool = False,
+        self, intake: TransactionIntake, stamps: Stamps, reserved: frozenset[str], dated: bool = False
     ) -> None:
-        self._batches, self._stamps, self._reserved = batches, stamps, reserved
-        self._changed, self._is_over, self._low_water, self._dated = changed, is_over, low_water, dated
+        self._intake, self._stamps, self._reserved, self._dated = intake, stamps, reserved, dated
         self._sequence = self._last = 0  # of the last record committed, and of the last one handed over
         self.failed: list[Failed] = []  # of the open transaction
 
@@ -355,13 +327,13 @@ class TransactionWriter:
         began = time.monotonic()
         self.failed, self._last = [], self._sequence
         self._stamps.rewind(self._sequence)
-        room = True
+        intake, room = self._intake, True
         while room:
-            with self._changed:
-                if self._last > self._sequence and not self._has_more():
-                    self._changed.wait_for(self._has_more, max(0.0, began + _JOIN_S - time.monotonic()))
-                entries = [] if self._is_over() else self._batches.take(_SLICE)
-                self._stamps.set_low_water(self._low_water())
+            with intake.changed:
+                if self._last > self._sequence and not intake.has_more():
+                    intake.changed.wait_for(intake.has_more, max(0.0, began + _JOIN_S - time.monotonic()))
+                entries = [] if intake.is_over() else intake.batches.take(_SLICE)
+                self._stamps.set_low_water(intake.low_water)
             for entry in entries:
                 try:
                     if not self._produce(lane, entry):
@@ -372,9 +344,6 @@ class TransactionWriter:
                 self._last += 1
             room = bool(entries) and time.monotonic() - began < _LONGEST_S
         return True
-
-    def _has_more(self) -> bool:
-        return self._is_over() or self._batches.is_ready
 
     def _produce(self, lane: Lane, entry: QueuedRecord) -> bool:
         """False: the transaction cannot go on, because of this record or for another reason."""
@@ -394,7 +363,7 @@ class TransactionWriter:
                 # By position: names cost a third of the call. They are: on_delivery, its alias, timestamp, headers.
                 lane.produce(topic, value, key, partition, partial(self._reported, entry), None, at_ms, headers)
             except BufferError:
-                if lane.poll(0.01) is not TransactionOutcome.DONE or self._is_over():
+                if lane.poll(0.01) is not TransactionOutcome.DONE or self._intake.is_over():
                     return False
             except KafkaException as error:
                 self._reported(entry, error.args[0], None)

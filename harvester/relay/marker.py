@@ -23,11 +23,13 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 from uuid import UUID
 
 import psycopg
 
 from harvester.errors import BrokerError, OutboxError, TermLost
+from harvester.neli.group import Group
 from harvester.outbox.connection import one_line, why_another
 from harvester.outbox.leader_session import Holders, MarkSession, Owner, Session
 from harvester.outbox.sql.queries import Row
@@ -51,8 +53,8 @@ from harvester.relay.core.messages import (
 )
 from harvester.relay.core.scan import Bookmark, Scan
 from harvester.relay.failpoints import Failpoints
-from harvester.relay.ipc import Waker
-from harvester.relay.term import AT_LEAST_ONCE, DeliveryHandover, TermReports, TermTaker
+from harvester.relay.ipc import TrustCell, Waker
+from harvester.relay.term import AT_LEAST_ONCE, DeliveryHandover, TermTaker
 
 _STALL_MARGIN_S = 10.0
 _GATHER_S = 0.001  # between marks that take all there is
@@ -82,32 +84,41 @@ def idle_wait_s(idle: int, pace: RetryDelays, notified: bool) -> float:
     return min(ceiling_s, pace.mark_backoff_s * 2.0 ** min(idle - 1, 40))
 
 
+class Relay(Protocol):
+    """Whom the marker works for: the supervisor."""
+
+    trust: TrustCell
+
+    def report(self, report: Report) -> None: ...
+
+
 class Marker(threading.Thread):
-    """See the module's text."""
+    """The mark loop. It lends itself to the term's taker (`TermHost`)."""
 
     def __init__(
         self,
         session: MarkSession,
         pace: RetryDelays,
         name: str,
-        report: Callable[[Report], None],
-        trusted: Callable[[], bool],
-        highest_term: Callable[[], int],
+        relay: Relay,
+        group: Group,
         failpoints: Failpoints,
         mode: DeliveryHandover | None = None,
-        owner: Callable[[], Owner] = Owner,
+        group_id: str | None = None,
     ) -> None:
+        """`group_id`: whose the outbox has to be; None: anybody's."""
         super().__init__(name="marker", daemon=True)
         self.mode = mode if mode is not None else DeliveryHandover(AT_LEAST_ONCE, 0.0)
-        self._session, self._pace, self._report, self._failpoints = session, pace, report, failpoints
+        self._relay, self._group, self._group_id = relay, group, group_id
+        self._session, self._pace, self._failpoints = session, pace, failpoints
+        self.report = relay.report
         self._commands: deque[Work] = deque()
         self._waker = Waker()
-        self._ended = threading.Event()
-        self._turned_at = time.monotonic()
-        voices = TermReports(report, trusted, highest_term, self._turned, owner)
-        self._taker = TermTaker(session, self.mode, name, voices, self._ended, failpoints)
+        self.ended = threading.Event()
+        self.turned_at = time.monotonic()  # when the loop last turned
+        self._taker = TermTaker(session, self.mode, name, self, failpoints)
         self._unreachable_since: float | None = None
-        self._reader = MarkReader(session, self._taker, report, failpoints, writes=pace.writes)
+        self._reader = MarkReader(session, self._taker, self.report, failpoints, writes=pace.writes)
         self._sessions: Sequence[Session] = ()
         self._unregistered = False
         self._doubted = False
@@ -132,7 +143,7 @@ class Marker(threading.Thread):
 
     def stop(self) -> None:
         """End the thread after what is running."""
-        self._ended.set()
+        self.ended.set()
         if self.ident is None:  # never started
             self._waker.close()
         self._waker.set()
@@ -140,20 +151,30 @@ class Marker(threading.Thread):
     def is_working(self, now: float) -> bool:
         """Whether the loop is live (P14)."""
         bound_s = self._pace.statement_timeout_s + _STALL_MARGIN_S
-        return self.is_alive() and now - self._turned_at < bound_s
+        return self.is_alive() and now - self.turned_at < bound_s
 
     @property
     def lent_to(self) -> str | None:
         """Who has the term, while we wait for it (P32)."""
         return self._taker.lent_to
 
-    def _turned(self) -> None:
-        self._turned_at = time.monotonic()
+    @property
+    def trusted(self) -> bool:
+        """Whether the group vouches for this process."""
+        return self._relay.trust.trusted
 
     @property
-    def turned_at(self) -> float:
-        """When the loop last turned: a reading of the monotonic clock."""
-        return self._turned_at
+    def highest_term(self) -> int:
+        """That was seen in the leader topic."""
+        return self._group.highest_term
+
+    def owner(self) -> Owner:
+        """Whose this harvester is. Raises BrokerError while the cluster does not say."""
+        return Owner(self._group_id, self._group.cluster()) if self._group_id is not None else Owner()
+
+    def turned(self) -> None:
+        """The loop is alive."""
+        self.turned_at = time.monotonic()
 
     def unreachable_s(self, now: float) -> float:
         """For how long the database has been out of reach; 0 when it is not."""
@@ -168,14 +189,14 @@ class Marker(threading.Thread):
                 if isinstance(command, ReleaseTerm):
                     self._release(command)
         except Exception as error:  # noqa: BLE001 - the top frame of this thread
-            self._report(LoopDied(error))
+            self.report(LoopDied(error))
         finally:
             self._session.close()
             self._waker.close()
 
     def _loop(self) -> None:
-        while not self._ended.is_set():
-            self._turned_at = time.monotonic()
+        while not self.ended.is_set():
+            self.turned_at = time.monotonic()
             if not self._commands:
                 self._rest()
                 continue
@@ -203,7 +224,7 @@ class Marker(threading.Thread):
     def _take(self, command: TakeTerm) -> None:
         """Until the term is taken, or trust in us is over (P8)."""
         try:
-            while not self._ended.is_set() and self._connected():
+            while not self.ended.is_set() and self._connected():
                 try:
                     if self._taker.attempt(command.holder, self._sessions, command.lost):
                         self._unregistered = True
@@ -233,15 +254,15 @@ class Marker(threading.Thread):
         """Perform a statement for the machine, on the database that is meant."""
         if not self._connected() or not self._is_meant(command):
             return
-        self._turned_at = time.monotonic()
+        self.turned_at = time.monotonic()
         try:
             self._register(command)
             self._reader.perform(command)
         except TermLost:
-            self._report(TermGone(command.holder))
+            self.report(TermGone(command.holder))
         except (psycopg.Error, OutboxError) as error:
             self._lost(error)
-            self._report(StatementFailed(command.number, one_line(error)))
+            self.report(StatementFailed(command.number, one_line(error)))
 
     def _mark(self, mark: Mark) -> None:
         if not self._connected():
@@ -264,13 +285,13 @@ class Marker(threading.Thread):
             row = self._session.read_term()
         except (psycopg.Error, OutboxError) as error:
             self._lost(error)
-            self._report(StatementFailed(command.number, one_line(error)))
+            self.report(StatementFailed(command.number, one_line(error)))
             return False
         assert self._session.place is not None, "open() sets it"
         reason = why_another(self._session.place, row.term, taken.place, taken.term)
         self._checked = reason is None
         if reason is not None:
-            self._report(ServerChanged(reason))
+            self.report(ServerChanged(reason))
         return reason is None
 
     def _pause(self, mark: Mark) -> None:
@@ -290,17 +311,17 @@ class Marker(threading.Thread):
         except psycopg.Error as error:
             self._lost(error)
             self._connected()
-        self._ended.wait(max(0.0, self._reader.marked_at + _GATHER_S - time.monotonic()))
+        self.ended.wait(max(0.0, self._reader.marked_at + _GATHER_S - time.monotonic()))
 
     def _connected(self) -> bool:
         """A session, however long it takes; False when the thread is to end."""
         if self._doubted:
             self._doubted = False
             self._session.close()
-        while not self._ended.is_set():
+        while not self.ended.is_set():
             if self._session.is_open:
                 return True
-            self._turned_at = time.monotonic()
+            self.turned_at = time.monotonic()
             try:
                 self._session.open()
             except (psycopg.Error, OutboxError) as error:
@@ -310,21 +331,21 @@ class Marker(threading.Thread):
                 self._checked = False
                 self._unregistered = True
                 self._reader.scan.restart()
-                self._report(DatabaseTrouble(None))
+                self.report(DatabaseTrouble(None))
                 return True
         return False
 
     def _lost(self, error: Exception) -> None:
         """Note the trouble, drop the session, wait a little."""
-        self._turned_at = time.monotonic()
+        self.turned_at = time.monotonic()
         self._session.close()
         if self._unreachable_since is None:
-            self._unreachable_since = self._turned_at
+            self._unreachable_since = self.turned_at
         if isinstance(error, OutboxError) and error.hint:
-            self._report(DatabaseTrouble(f"{one_line(error)} ({error.hint})"))
+            self.report(DatabaseTrouble(f"{one_line(error)} ({error.hint})"))
         else:
-            self._report(DatabaseTrouble(one_line(error)))
-        self._ended.wait(self._pace.io_error_backoff_s)
+            self.report(DatabaseTrouble(one_line(error)))
+        self.ended.wait(self._pace.io_error_backoff_s)
 
 
 _LIST_S = 0.05  # how often to list who could still fill a gap

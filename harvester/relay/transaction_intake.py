@@ -24,6 +24,7 @@ from harvester.delivery.retries import NEVER, Attempts, Failure, Policy, RetryVe
 from harvester.outbox.purge_session import PoisonRow, QuarantineOutcome
 from harvester.record import KafkaRecord
 from harvester.relay.core.frames import (
+    Dispatch,
     Dropped,
     Parked,
     Poisoned,
@@ -35,21 +36,22 @@ from harvester.relay.core.frames import (
     Stats,
 )
 from harvester.relay.core.transaction_queue import QueuedRecord, TransactionQueue
-from harvester.relay.purger import ShardOutlets
+from harvester.relay.purger import ShardHost
 from harvester.telemetry.latency import Histogram
 
 _MOST_BYTES = 1 << 23  # a commit has to be over soon, or its outcome counts as unclear
 
 
 class TransactionIntake:
-    """See the module's text. Public attributes are for the transactor, under the lock but for single reads."""
+    """A shard's records in exactly-once mode. Public attributes are for the transactor, under the lock but for single
+    reads."""
 
-    def __init__(self, most: int, policy: Policy, outlets: ShardOutlets) -> None:
+    def __init__(self, most: int, policy: Policy, shard: ShardHost) -> None:
         """`most` records go into one transaction."""
-        self._out = outlets
+        self._shard = shard
         self.changed = threading.Condition(threading.Lock())
         self.batches = TransactionQueue(most, 0, _MOST_BYTES)
-        self.refusals = Refusals(self.batches, policy, outlets)
+        self.refusals = Refusals(self.batches, policy, shard)
         self._attempts = self.refusals.attempts
         self.pending: Remark | None = None  # what the transactor has not answered yet
         self.under: Remark | None = None  # the leadership that is obeyed
@@ -63,17 +65,17 @@ class TransactionIntake:
 
     # -- frames; the shard's main thread
 
-    def dispatch(self, epoch: int, rows: bytes, low_water: int | None) -> None:
+    def dispatch(self, frame: Dispatch) -> None:
         """Rows in id order: queue them."""
         now = time.monotonic()
-        entries = [QueuedRecord(record[0], record[1], record, now) for record in decode(rows)]
+        entries = [QueuedRecord(record[0], record[1], record, now) for record in decode(frame.rows)]
         refused: list[int] = []
         with self.changed:
             meant = self.pending or self.under
             blocked = meant is None or meant.term is None
-            stale = meant is None or blocked or epoch != meant.epoch
-            self.low_water = low_water
-            some_failed = len(self._attempts) > 0
+            stale = meant is None or blocked or frame.epoch != meant.epoch
+            self.low_water = frame.low_water
+            some_failed = bool(self._attempts.states)
             for entry in entries:
                 entry.alone = some_failed and self._attempts.has_timed_out(entry.id)
                 if isinstance(entry.record, KafkaRecord) and entry.record.value is not None:
@@ -81,7 +83,7 @@ class TransactionIntake:
                 if stale or not self.batches.offer(entry):
                     refused.append(entry.id)
             if refused:
-                self._out.send(Dropped(refused) if blocked else Refused(epoch, refused))
+                self._shard.send(Dropped(refused) if blocked else Refused(frame.epoch, refused))
             self.changed.notify()
 
     def remark(self, frame: Remark) -> None:
@@ -126,7 +128,7 @@ class TransactionIntake:
                 return
             waited_s = now - max(oldest.since, self._committed_at)
             if waited_s >= self._attempts.policy.queue_timeout_s:
-                self._out.send(QueueTimedOut(under.epoch, oldest.id, waited_s))
+                self._shard.send(QueueTimedOut(under.epoch, oldest.id, waited_s))
 
     def stats(self) -> Stats | None:
         """Figures for the supervisor, and a sign of life; None while nothing has changed and nothing is awaited."""
@@ -146,8 +148,9 @@ class TransactionIntake:
         """The DELETE of these ids has committed."""
         with self.changed:
             self.batches.settle(ids)
-            self._attempts.settled(ids)
-            self._out.send(Settled(ids))  # in order with the answer to a remark
+            if self._attempts.states:
+                self._attempts.settled(ids)
+            self._shard.send(Settled(ids))  # in order with the answer to a remark
             self.changed.notify()  # there is room, and keys that were held
 
     def quarantined(self, poison: PoisonRow, outcome: QuarantineOutcome) -> None:
@@ -158,7 +161,7 @@ class TransactionIntake:
             return
         if outcome is QuarantineOutcome.MOVED:
             self._quarantined += 1
-            self._out.send(Quarantined(poison.id, poison.error))
+            self._shard.send(Quarantined(poison.id, poison.error))
         self.purged([poison.id])
 
     # -- the transactor
@@ -173,13 +176,17 @@ class TransactionIntake:
         """Whether the open transaction is not wanted any more."""
         return self.pending is not None or self.under is None
 
+    def has_more(self) -> bool:
+        """Whether the open transaction need not wait: there is another record, or it is not wanted any more."""
+        return self.is_over() or self.batches.is_ready
+
     def commit(self, now_us: int) -> None:
         """The open transaction is committed, for certain: purge what it held. The lock is held."""
         entries = self.batches.committed()
         self._latency.add_all([now_us - entry.record[6] for entry in entries if not isinstance(entry.record, Broken)])
         self._delivered += len(entries)
         self._committed_at = time.monotonic()
-        self._out.purge([entry.id for entry in entries])
+        self._shard.purge([entry.id for entry in entries])
 
     def judge(self, failed: Sequence[Failed]) -> None:
         """The transaction is undone: see to the records that failed. The lock is held."""
@@ -193,7 +200,7 @@ class TransactionIntake:
         """Trust has run out: nothing is sent before the supervisor's next remark."""
         with self.changed:
             self.under = None
-            self._out.send(Dropped(self.batches.drop_queue()))
+            self._shard.send(Dropped(self.batches.drop_queue()))
 
 
 # What the client says of a record that was not at fault: its transaction failed.
@@ -205,10 +212,10 @@ Failed = tuple[QueuedRecord, KafkaError | str]  # a text: it can be no record, o
 
 
 class Refusals:
-    """See the module's text."""
+    """Finds out which record of a failed transaction is at fault, and sees to it. The lock is held."""
 
-    def __init__(self, batches: TransactionQueue, policy: Policy, outlets: ShardOutlets) -> None:
-        self._batches, self._out = batches, outlets
+    def __init__(self, batches: TransactionQueue, policy: Policy, shard: ShardHost) -> None:
+        self._batches, self._shard = batches, shard
         self.attempts = Attempts(policy)
         self.errors = self.retried = 0
 
@@ -257,20 +264,22 @@ class Refusals:
         if policy.poison != "quarantine":
             self._park(entry, text, policy.retry_backoff_max_s, retry.attempts, under, held=True)
             if policy.poison == "stop":
-                self._out.send(Poisoned(entry.id, text))
+                self._shard.send(Poisoned(entry.id, text))
             return
         assert under.term is not None
         assert under.holder is not None
         self._batches.remove(entry)
-        self._out.quarantine(PoisonRow(entry.id, text, retry.attempts, retry.first_failed_at, under.term, under.holder))
+        self._shard.quarantine(
+            PoisonRow(entry.id, text, retry.attempts, retry.first_failed_at, under.term, under.holder)
+        )
 
     def give_up(self, record_id: int) -> None:
         """It could not be moved to quarantine: the term is another's. Whoever leads then sees to it."""
-        self._out.send(Dropped(self._batches.give_up(record_id)))
+        self._shard.send(Dropped(self._batches.give_up(record_id)))
 
     def _park(
         self, entry: QueuedRecord, text: str, wait_s: float, attempts: int, under: Remark, *, held: bool = False
     ) -> None:
         """Give it back to the supervisor until it is time, with what is queued behind it of its key."""
         behind = self._batches.park(entry)
-        self._out.send(Parked(under.epoch, entry.id, behind, text, wait_s, attempts, held))
+        self._shard.send(Parked(under.epoch, entry.id, behind, text, wait_s, attempts, held))

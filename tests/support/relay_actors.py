@@ -133,7 +133,7 @@ class SimHarvester:
         """The drain takes too long."""
         for shard in self.living:
             if self.machine.ledger.unsettled_of(shard.index):
-                shard.die()
+                shard.kill()
 
     # -- state
 
@@ -331,7 +331,7 @@ class SimHarvester:
                     self.word = False
                 case c.Kill(index, _, _):
                     if self.shards[index].alive:
-                        self.shards[index].die()
+                        self.shards[index].kill()
                 case c.Announce(event):
                     leader_id = getattr(event, "leader_id", None)
                     if isinstance(event, LeaderRefreshed) and "trust" in event.reason and not self._saw_trust:

@@ -31,7 +31,7 @@ from uuid import UUID
 
 from harvester import origin
 from harvester.config import Config
-from harvester.delivery.lane import Deposed, Superseded
+from harvester.delivery.lane import Deposed, Leadership, Superseded
 from harvester.errors import ConfigurationError, DatabaseUnavailable, HarvesterError, PoisonRecord, Problem, TermLost
 from harvester.outbox.leader_session import TermRow
 from harvester.outbox.purge_session import Rules
@@ -50,6 +50,20 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 
+@dataclass(frozen=True, slots=True)
+class _Borrowing:
+    """A drain that fences its predecessor's lanes (`TakeOver`)."""
+
+    is_over: Callable[[], bool]
+
+    def pause(self, seconds: float) -> None:
+        """Between two attempts."""
+        time.sleep(seconds)
+
+    def trouble(self, text: str | None) -> None:
+        """Nobody is told: the drain fails if it takes too long."""
+
+
 def settle(config: Config, is_over: Callable[[], bool]) -> Callable[[TermRow, int, UUID, UUID], None]:
     """For a Borrower: called with the row that the term was taken from, the term, its holder and the incarnation.
 
@@ -60,7 +74,7 @@ def settle(config: Config, is_over: Callable[[], bool]) -> Callable[[TermRow, in
     def settled(row: TermRow, term: int, holder: UUID, incarnation: UUID) -> None:
         mode.check(row)
         try:
-            mode.fence(row, term, holder, incarnation, is_over, time.sleep, lambda _text: None)
+            mode.fence(row, Leadership(term, str(holder), incarnation), _Borrowing(is_over))
         except (Superseded, Deposed) as error:
             raise TermLost(f"term {term} of this drain has ended before its predecessor's lanes were fenced") from error
 
