@@ -29,10 +29,9 @@ from harvester.relay import failpoints
 from harvester.relay.core.frames import Login
 from harvester.relay.core.leadership import HandOver, RelaySettings, max_unsettled
 from harvester.relay.marker import Marker, RetryDelays
-from harvester.relay.performer import Host
 from harvester.relay.shard import ShardSpec
 from harvester.relay.shard_pool import RestartBudget, shared_memory
-from harvester.relay.supervisor import Supervisor
+from harvester.relay.supervisor import Host, Supervisor
 from harvester.relay.term import EXACTLY_ONCE, DeliveryHandover
 from harvester.status_recorder import StatusRecorder
 
@@ -129,7 +128,7 @@ def assemble(
         hand_over=HandOver(2 * heartbeat_s, _LONGEST_HAND_OVER_S),
     )
     statement_timeout_s = 6 * heartbeat_s
-    marker = Marker(
+    marker = supervisor.marker = Marker(
         MarkSession(config.dsn, config.table, f"harvester {config.name}", statement_timeout_s),
         RetryDelays(
             mark_backoff_s=limits.mark_backoff.total_seconds(),
@@ -145,7 +144,6 @@ def assemble(
         take_over_mode(config, f"harvester {config.name}/lanes"),
         config.leader_group_id,
     )
-    supervisor.attach(marker)
     return Parts(
         supervisor=supervisor,
         marker=marker,

@@ -282,6 +282,7 @@ class Scene:
             self.answer()
             self.hear()
         self.shard.session.ready()
+        self.hear()  # the session is named in the term row by the next mark, which is that of the first way
         self.marker._mark(self.command())
         self.turn()
 

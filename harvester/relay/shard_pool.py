@@ -130,12 +130,14 @@ class ShardPool:
         """The slots that count."""
         return [slot for slot in self.slots if not slot.retired]
 
-    def send(self, index: int, frame: Frame) -> None:
-        """Put a frame on its pipe; nothing happens when the shard is gone."""
+    def send(self, index: int, frame: Frame) -> bool:
+        """Put a frame on its pipe, unless the shard is gone. Returns whether it takes nothing more at the moment."""
         process = self.slots[index].process
-        if process is not None:
-            process.channel.send(frame)
-            self._watch_room(index)
+        if process is None:
+            return False
+        congested = process.channel.send(frame)
+        self._watch_room(index, process.channel)
+        return congested
 
     def receive(self, index: int) -> list[Frame]:
         """What the shard has said; empty also when it has closed its end."""
@@ -156,14 +158,9 @@ class ShardPool:
         process = self.slots[index].process
         if process is None:
             return False
-        process.channel.flush()
-        self._watch_room(index)
-        return not process.channel.congested
-
-    def congested(self, index: int) -> bool:
-        """Whether it takes nothing at the moment."""
-        process = self.slots[index].process
-        return process is not None and process.channel.congested
+        congested = process.channel.flush()
+        self._watch_room(index, process.channel)
+        return not congested
 
     def has_ended(self, index: int, fd: int) -> bool:
         """Whether this descriptor says that the process has ended."""
@@ -217,18 +214,18 @@ class ShardPool:
             if time.monotonic() < deadline:
                 self.bury(index)
 
-    def _watch_room(self, index: int) -> None:
-        slot = self.slots[index]
-        assert slot.process is not None
-        fd = slot.process.channel.write_fd
-        if slot.process.channel.is_waiting and not slot.watched_for_room:
-            self._poller.register(fd, select.EPOLLOUT)
-            self._by_fd[fd] = index
-            slot.watched_for_room = True
-        elif not slot.process.channel.is_waiting and slot.watched_for_room:
-            self._poller.unregister(fd)
-            del self._by_fd[fd]
-            slot.watched_for_room = False
+    def _watch_room(self, index: int, channel: Channel) -> None:
+        """Be woken when the pipe takes more, as long as something waits for that."""
+        slot, waits = self.slots[index], bool(channel.outbound)
+        if waits == slot.watched_for_room:
+            return
+        slot.watched_for_room = waits
+        if waits:
+            self._poller.register(channel.write_fd, select.EPOLLOUT)
+            self._by_fd[channel.write_fd] = index
+        else:
+            self._poller.unregister(channel.write_fd)
+            del self._by_fd[channel.write_fd]
 
 
 _NAME = "harvester-shard-"
