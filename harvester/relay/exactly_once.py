@@ -57,7 +57,7 @@ from harvester.delivery.lane import (
 from harvester.delivery.progress import Progress, encode
 from harvester.origin import Stamps, timestamp_ms
 from harvester.relay.at_least_once import INFERRED, RESERVED
-from harvester.relay.core.frames import Log, Remark, Remarked, Settled, Trouble
+from harvester.relay.core import frames as f
 from harvester.relay.core.transaction_queue import QueuedRecord
 from harvester.relay.purger import Purger, ShardHost
 from harvester.relay.transaction_intake import INNOCENT, Failed, TransactionIntake
@@ -88,7 +88,7 @@ class Transactor:
         self.term_row, self.delete = purger.term, purger.delete
         self._opener = Opener(lanes, self)
         self._refused = 0  # commits in a row, with no record at fault
-        self._wanted: Remark | None = None  # the one that is being answered
+        self._wanted: f.Remark | None = None  # the one that is being answered
         self._term: int | None = None  # of the last answer
         self._opened: tuple[int | None, int] | None = None  # term and lanes for which all is fenced
         self._writer = TransactionWriter(intake, Stamps(header, shard.index), reserved, dated)
@@ -213,7 +213,7 @@ class Transactor:
 
     # -- opening
 
-    def _answer(self, frame: Remark) -> None:
+    def _answer(self, frame: f.Remark) -> None:
         """Be ready for what the supervisor wants, and say what is still to be purged."""
         intake = self._intake
         intake.under = None
@@ -235,9 +235,9 @@ class Transactor:
                 intake.refusals.attempts.states.clear()
             intake.pending, self._term = None, frame.term
             intake.under = frame if intake.lane is not None and frame.term is not None else None
-            self._shard.send(Remarked(frame.epoch, intake.batches.leaving()))
+            self._shard.send(f.Remarked(frame.epoch, intake.batches.leaving()))
 
-    def _open(self, frame: Remark, numbers: Sequence[int]) -> bool:
+    def _open(self, frame: f.Remark, numbers: Sequence[int]) -> bool:
         """Open these lanes, the last of which is our own and stays open. False: nobody wants that any more."""
         assert frame.term is not None
         assert frame.holder is not None
@@ -256,7 +256,7 @@ class Transactor:
         except Superseded:
             return False
         except Deposed as error:
-            self._shard.send(Log(30, f"lane {self._index} is not opened: {error}"))
+            self._shard.send(f.Log(30, f"lane {self._index} is not opened: {error}"))
             with intake.changed:  # of an unclear outcome: else the supervisor waits for them, and never asks why
                 intake.batches.aborted()
             intake.give_all_up()
@@ -270,7 +270,7 @@ class Transactor:
                 self._judge()
             self._intake.refusals.attempts.settled(ids)
             if ids:
-                self._shard.send(Settled(ids))
+                self._shard.send(f.Settled(ids))
 
     # -- what opening needs
 
@@ -285,14 +285,14 @@ class Transactor:
 
     def trouble(self, text: str | None) -> None:
         """Why the lane cannot be opened; None when that is over."""
-        self._shard.send(Trouble(text))
+        self._shard.send(f.Trouble(text))
 
     def fenced(self, lane: int) -> None:
         """The predecessor can commit nothing any more."""
         self._shard.failpoints.hit("lane.fenced", lane=lane, index=self._index)
 
 
-def _progress(under: Remark, ids: Sequence[int]) -> bytes:
+def _progress(under: f.Remark, ids: Sequence[int]) -> bytes:
     assert under.term is not None
     assert under.incarnation is not None
     return encode(Progress(under.term, UUID(under.incarnation), ids))
