@@ -2,34 +2,37 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 from uuid import UUID
 
 
-@dataclass(frozen=True, slots=True)
-class GroupCallbacks:
-    """What a group tells the supervisor. All but `revoking` are quick and run on the group's own thread.
+class GroupListener(Protocol):
+    """Who is told what the group says. All but `revoking` are quick; all are called on the group's own thread."""
 
-    - acquired(): this process leads, as far as the group can tell
-    - fenced(reason): trust is over, at once
-    - revoking(within_s): the group takes leadership away and waits; returns when it is given up, or time is up
-    - trust(until_s): proven up to this moment of CLOCK_BOOTTIME
-    - failed(error): the group cannot be used; ends the harvester
-    - trouble(text): what it waits for; None when that is over
-    - marker_alive(): whether the mark loop is live (P14)
-    - client_said(level, text): a line of the client library for the log
-    """
+    def acquired(self) -> None:
+        """This process leads, as far as the group can tell."""
 
-    acquired: Callable[[], None]
-    fenced: Callable[[str], None]
-    revoking: Callable[[float], None]
-    trust: Callable[[float], None]
-    failed: Callable[[BaseException], None]
-    trouble: Callable[[str | None], None]
-    marker_alive: Callable[[], bool]
-    client_said: Callable[[int, str], None]
+    def fenced(self, reason: str) -> None:
+        """Trust is over, at once."""
+
+    def revoking(self, within_s: float) -> None:
+        """The group takes leadership away and waits; returns when it is given up, or time is up."""
+
+    def trust(self, until_s: float) -> None:
+        """Leadership is proven up to this moment of CLOCK_BOOTTIME."""
+
+    def fail(self, error: BaseException) -> None:
+        """The group cannot be used: the harvester ends."""
+
+    def group_trouble(self, text: str | None) -> None:
+        """What the group waits for; None when that is over."""
+
+    def marker_alive(self) -> bool:
+        """Whether the mark loop is live (P14)."""
+
+    def client_said(self, level: int, text: str) -> None:
+        """A line of the client library for the log."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +47,7 @@ class Identity:
 class Group(Protocol):
     """A place in an election."""
 
-    def start(self, identity: Identity, callbacks: GroupCallbacks) -> None:
+    def start(self, identity: Identity, listener: GroupListener) -> None:
         """Join, without waiting for it."""
 
     def lead(self, leader_id: UUID, term: int) -> None:

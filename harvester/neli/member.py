@@ -67,7 +67,7 @@ from harvester.clock import clock_s
 from harvester.errors import ForeignOutbox
 from harvester.neli import election as e
 from harvester.neli.election import Election, ElectionTiming, step
-from harvester.neli.group import GroupCallbacks, Identity
+from harvester.neli.group import GroupListener, Identity
 from harvester.neli.heartbeat import MemberHeartbeat, decode, encode
 from harvester.neli.topic import cluster_id, ensuring_leader_topic, refusal
 from harvester.telemetry.logging import ClientLog
@@ -108,7 +108,7 @@ class KafkaGroup:
         self._thread = threading.Thread(target=self._run, name="neli", daemon=True)
         self._lock = threading.RLock()  # around the machine: the relay's thread tells it the term
         self._identity: Identity
-        self._callbacks: GroupCallbacks
+        self._listener: GroupListener
         self._reaching: Reaching
         self._producer: Producer
         self._consumer: Consumer
@@ -119,10 +119,10 @@ class KafkaGroup:
 
     # -- the interface
 
-    def start(self, identity: Identity, callbacks: GroupCallbacks) -> None:
+    def start(self, identity: Identity, listener: GroupListener) -> None:
         """Join, without waiting for it."""
-        self._identity, self._callbacks = identity, callbacks
-        self._reaching = Reaching(self._settings.topic, callbacks.trouble)
+        self._identity, self._listener = identity, listener
+        self._reaching = Reaching(self._settings.topic, listener.group_trouble)
         self._thread.start()
 
     def lead(self, leader_id: UUID, term: int) -> None:
@@ -167,7 +167,7 @@ class KafkaGroup:
 
     def _run(self) -> None:
         try:
-            log = ClientLog(self._callbacks.client_said)
+            log = ClientLog(self._listener.client_said)
             # A heartbeat that is older proves nothing, and a refusal that is retried is told after that time.
             patience = {"message.timeout.ms": str(round(self._settings.timing.heartbeat_timeout_s * 1000))}
             self._producer = Producer({**self._settings.producer_options, **patience, "logger": log})
@@ -176,7 +176,7 @@ class KafkaGroup:
                 if self._join():
                     self._serve()
         except Exception as error:  # noqa: BLE001 - the top frame of this thread; without it nobody would fence
-            self._callbacks.failed(error)
+            self._listener.fail(error)
 
     def _join(self) -> bool:
         settings = self._settings
@@ -186,13 +186,13 @@ class KafkaGroup:
                 return False
         error = ensuring.result()
         if error is not None:
-            self._callbacks.trouble(error)
+            self._listener.group_trouble(error)
             self._ended.wait(_RETRY_S)
             return False
-        options = {**settings.consumer_options, "logger": ClientLog(self._callbacks.client_said)}
+        options = {**settings.consumer_options, "logger": ClientLog(self._listener.client_said)}
         look_for_strangers(settings.topic, options, settings.poll_s, self._refuse_stranger, self._ended.is_set)
         until = self._alone_from + settings.join_wait_s
-        await_dead(settings.group, settings.producer_options, until, self._ended, self._callbacks.client_said)
+        await_dead(settings.group, settings.producer_options, until, self._ended, self._listener.client_said)
         self._joined = False
         self._consumer = Consumer({**options, "on_commit": self._committed, "error_cb": self._reaching.heard})
         self._log_in(self._consumer)
@@ -204,7 +204,7 @@ class KafkaGroup:
     def _ensure_topic(self) -> Future[str | None]:
         settings = self._settings
         return ensuring_leader_topic(
-            settings.topic, settings.producer_options, lambda text: self._callbacks.client_said(logging.WARNING, text)
+            settings.topic, settings.producer_options, lambda text: self._listener.client_said(logging.WARNING, text)
         )
 
     def _refuse_stranger(self, heartbeat: MemberHeartbeat, message: Any) -> None:
@@ -220,7 +220,7 @@ class KafkaGroup:
                 if message is not None:
                     self._read(message)
                 if self._ensuring is not None and self._ensuring.done():
-                    self._callbacks.trouble(self._ensuring.result())
+                    self._listener.group_trouble(self._ensuring.result())
                     self._ensuring = None
                 self._producer.poll(0)
                 self._reaching.look(self._consumer)
@@ -228,10 +228,10 @@ class KafkaGroup:
                 if asked is not None:
                     reason, rejoin_after_s = asked
                     self._feed(e.StepDown(reason))
-                self._feed(e.Tick(self._callbacks.marker_alive()))
+                self._feed(e.Tick(self._listener.marker_alive()))
             await_stable(self._settings.group, self._settings.producer_options, self._consumer.poll)
         finally:
-            leave(self._consumer, self._settings.revoke_within_s, self._callbacks.client_said)
+            leave(self._consumer, self._settings.revoke_within_s, self._listener.client_said)
             self._alone_from = clock_s()
             self._feed(e.Revoked())
         if rejoin_after_s is not None:
@@ -241,7 +241,7 @@ class KafkaGroup:
         error = message.error()
         if error is not None:
             if error.code() != KafkaError._PARTITION_EOF:
-                self._callbacks.trouble(f"leader topic: {error.str()}")
+                self._listener.group_trouble(f"leader topic: {error.str()}")
             if error.code() in _GONE and self._ensuring is None:
                 self._ensuring = self._ensure_topic()
             return
@@ -254,7 +254,7 @@ class KafkaGroup:
         if heartbeat.member == self._member:
             sent_at = self._sent.take(heartbeat.number)
             if sent_at is not None:
-                self._callbacks.trouble(None)
+                self._listener.group_trouble(None)
                 self._feed(e.HeartbeatReturned(sent_at))
             return
         if heartbeat.outbox != self._identity.outbox:
@@ -279,15 +279,15 @@ class KafkaGroup:
             case e.CommitOffset():
                 self._commits.ask(self._consumer)
             case e.Trust(until):
-                self._callbacks.trust(until)
+                self._listener.trust(until)
             case e.Acquire():
                 self._leader = None
-                self._callbacks.acquired()
+                self._listener.acquired()
             case e.FenceNow(reason):
                 self._leader = None
-                self._callbacks.fenced(reason)
+                self._listener.fenced(reason)
             case e.Rejoin(reason):
-                self._callbacks.client_said(logging.WARNING, f"{reason}: the group is joined anew")
+                self._listener.client_said(logging.WARNING, f"{reason}: the group is joined anew")
                 self._step_down = (reason, 0.0)
 
     def _beat(self) -> None:
@@ -302,14 +302,14 @@ class KafkaGroup:
                 self._settings.topic, value=encode(heartbeat), partition=0, on_delivery=self._delivered
             )
         except (BufferError, KafkaException) as error:
-            self._callbacks.trouble(f"leader topic: {error}")
+            self._listener.group_trouble(f"leader topic: {error}")
         self._producer.poll(0)
 
     def _delivered(self, error: KafkaError | None, _message: Any) -> None:
         """A heartbeat that Kafka refused proves nothing, and without one nobody leads."""
         if error is None or (error.code() == KafkaError._MSG_TIMED_OUT and self._reaching.is_lost):
             return  # that no broker can be reached is said already
-        self._callbacks.trouble(refusal(self._settings.topic, error))
+        self._listener.group_trouble(refusal(self._settings.topic, error))
 
     def _committed(self, error: KafkaError | None, partitions: Any) -> None:
         for sent_at, stable_at in self._commits.answered(error, partitions):
@@ -323,11 +323,11 @@ class KafkaGroup:
         for partition in partitions:
             partition.offset = OFFSET_TAIL_BASE - TAIL_RECORDS
         consumer.incremental_assign(partitions)
-        self._callbacks.trouble(None)
+        self._listener.group_trouble(None)
         elected = any(partition.partition == 0 for partition in partitions)
         if not self._joined:
             self._joined = True
-            self._callbacks.client_said(
+            self._listener.client_said(
                 logging.INFO, f"joined group {self._settings.group}, {'elected' if elected else 'stands by'}"
             )
         if elected:
@@ -340,7 +340,7 @@ class KafkaGroup:
             consumer.incremental_unassign(partitions)
             return
         self._feed(e.RevokeBegan())
-        self._callbacks.revoking(self._settings.revoke_within_s)
+        self._listener.revoking(self._settings.revoke_within_s)
         self._leader = None
         consumer.incremental_unassign(partitions)
         self._feed(e.Revoked())
@@ -497,7 +497,7 @@ def _describe(admin: AdminClient, group: str, deadline: float, meanwhile: Callab
 def leave(consumer: Consumer, revoke_within_s: float, said: Callable[[int, str], None]) -> None:
     """Leave the group and end the client, for as long as a revoke may take and a little longer.
 
-    Revoke callbacks run on another thread meanwhile. `said` is told, with a level of the log, what did not go well.
+    Revoke listener run on another thread meanwhile. `said` is told, with a level of the log, what did not go well.
     """
 
     def close() -> None:
