@@ -20,7 +20,7 @@ _FOR_EVER_S = 1e6
 
 
 class FakeGroup:
-    """See the module's text. Its methods may be called from any thread of the test."""
+    """A `Group` that the test leads. Its methods may be called from any thread."""
 
     def __init__(self, *, elected: bool = False, revoke_within_s: float = 10.0) -> None:
         self._elected = elected
@@ -74,7 +74,6 @@ class FakeGroup:
 
     @property
     def highest_term(self) -> int:
-        """The highest term this group has seen."""
         return self._highest_term
 
     def cluster(self) -> str | None:

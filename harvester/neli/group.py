@@ -10,29 +10,14 @@ from uuid import UUID
 class GroupListener(Protocol):
     """Who is told what the group says. All but `revoking` are quick; all are called on the group's own thread."""
 
-    def acquired(self) -> None:
-        """This process leads, as far as the group can tell."""
-
-    def fenced(self, reason: str) -> None:
-        """Trust is over, at once."""
-
-    def revoking(self, within_s: float) -> None:
-        """The group takes leadership away and waits; returns when it is given up, or time is up."""
-
-    def trust(self, until_s: float) -> None:
-        """Leadership is proven up to this moment of CLOCK_BOOTTIME."""
-
-    def fail(self, error: BaseException) -> None:
-        """The group cannot be used: the harvester ends."""
-
-    def group_trouble(self, text: str | None) -> None:
-        """What the group waits for; None when that is over."""
-
-    def marker_alive(self) -> bool:
-        """Whether the mark loop is live (P14)."""
-
-    def client_said(self, level: int, text: str) -> None:
-        """A line of the client library for the log."""
+    def acquired(self) -> None: ...  # this process leads, as far as the group can tell
+    def fenced(self, reason: str) -> None: ...  # trust is over, at once
+    def revoking(self, within_s: float) -> None: ...  # returns when leadership is given up, or time is up
+    def trust(self, until_s: float) -> None: ...  # leadership is proven up to this moment of CLOCK_BOOTTIME
+    def fail(self, error: BaseException) -> None: ...  # the group cannot be used: the harvester ends
+    def group_trouble(self, text: str | None) -> None: ...  # what it waits for; None when that is over
+    def marker_alive(self) -> bool: ...  # whether the mark loop is live (P14)
+    def client_said(self, level: int, text: str) -> None: ...  # a line of the client library for the log
 
 
 @dataclass(frozen=True, slots=True)

@@ -95,7 +95,6 @@ class Transactor:
         self._thread = threading.Thread(target=self._run, name="transactor", daemon=True)
 
     def start(self) -> None:
-        """Start the transactor."""
         self._thread.start()
 
     # -- transactions
@@ -122,7 +121,6 @@ class Transactor:
             self._shard.die(f"the transactor failed: {error!r}")
 
     def _transact(self, lane: Lane) -> None:
-        """One transaction, from its beginning to its end."""
         intake = self._intake
         if not self._shard.trusted():
             intake.give_all_up()
@@ -178,7 +176,6 @@ class Transactor:
             self._intake.changed.wait_for(self._intake.is_over, pause_s)
 
     def _commit(self) -> None:
-        """The transaction is committed, for certain."""
         now_us = time.time_ns() // 1000
         intake = self._intake
         if self._refused > _UNSAID:
@@ -275,20 +272,16 @@ class Transactor:
     # -- what opening needs
 
     def is_over(self) -> bool:
-        """Whether the lane that is being opened is no longer wanted."""
         return self._intake.ended or self._intake.pending is not self._wanted
 
     def pause(self, seconds: float) -> None:
-        """Wait, unless the lane is no longer wanted."""
         with self._intake.changed:
             self._intake.changed.wait_for(self.is_over, seconds)
 
     def trouble(self, text: str | None) -> None:
-        """Why the lane cannot be opened; None when that is over."""
         self._shard.send(f.Trouble(text))
 
     def fenced(self, lane: int) -> None:
-        """The predecessor can commit nothing any more."""
         self._shard.failpoints.hit("lane.fenced", lane=lane, index=self._index)
 
 

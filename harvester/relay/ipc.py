@@ -150,7 +150,6 @@ class Waker:
         self._closed = False
 
     def set(self) -> None:
-        """Make `fd` readable; from any thread."""
         with self._lock:
             if not self._closed:
                 os.eventfd_write(self.fd, 1)
@@ -163,7 +162,6 @@ class Waker:
             return
 
     def close(self) -> None:
-        """Nobody waits any more."""
         with self._lock:
             if not self._closed:
                 self._closed = True

@@ -132,7 +132,6 @@ class Marker(threading.Thread):
         self._waker.set()
 
     def is_working(self, now: float) -> bool:
-        """Whether the loop is live (P14)."""
         bound_s = self._pace.statement_timeout_s + _STALL_MARGIN_S
         return self.is_alive() and now - self.turned_at < bound_s
 
@@ -143,20 +142,16 @@ class Marker(threading.Thread):
 
     @property
     def trusted(self) -> bool:
-        """Whether the group vouches for this process."""
         return self._relay.trust.trusted
 
     @property
     def highest_term(self) -> int:
-        """That was seen in the leader topic."""
         return self._group.highest_term
 
     def owner(self) -> Owner:
-        """Whose this harvester is. Raises BrokerError while the cluster does not say."""
         return Owner(self._group_id, self._group.cluster()) if self._group_id is not None else Owner()
 
     def turned(self) -> None:
-        """The loop is alive."""
         self.turned_at = time.monotonic()
 
     def unreachable_s(self, now: float) -> float:
@@ -165,7 +160,6 @@ class Marker(threading.Thread):
         return 0.0 if since is None else now - since
 
     def run(self) -> None:
-        """The thread."""
         try:
             self._loop()
             for command in self._commands:
@@ -339,7 +333,7 @@ _BOOKMARK_S = 0.5  # how often to report how far the scan has come
 
 
 class MarkReader:
-    """See the module's text. For the mark loop's thread, while the session is open; raises what the session raises."""
+    """Performs marks, fetches and looks, and owns the scan. Raises what the session raises."""
 
     def __init__(
         self,
@@ -370,7 +364,6 @@ class MarkReader:
                 self._look(command)
 
     def save(self, command: m.SaveBookmark) -> None:
-        """Keep a bookmark in the term row."""
         bookmark = command.bookmark
         ids = [edge for ends in bookmark.open for edge in ends]
         self._session.save_bookmark(command.term, command.holder, bookmark.high, ids)

@@ -88,7 +88,6 @@ class Producers:
         return TracingProducer(producer, self._tracing, transactional="transactional.id" in options)
 
     def flush_traces(self) -> None:
-        """Those that are not exported yet."""
         if self._tracing is not None:
             from harvester.telemetry.tracing import flush
 

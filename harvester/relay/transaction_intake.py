@@ -55,7 +55,6 @@ class TransactionIntake:
     # -- frames; the shard's main thread
 
     def dispatch(self, frame: f.Dispatch) -> None:
-        """Rows in id order: queue them."""
         now = time.monotonic()
         entries = [QueuedRecord(record[0], record[1], record, now) for record in decode(frame.rows)]
         refused: list[int] = []
@@ -106,7 +105,6 @@ class TransactionIntake:
         return self.under is None or self.pending is not None
 
     def due(self, _now: float) -> float | None:
-        """Nothing is retried by time here."""
         return None
 
     def check_queues(self, now: float) -> None:
@@ -156,7 +154,6 @@ class TransactionIntake:
     # -- the transactor
 
     def has_work(self) -> bool:
-        """Whether there is anything for it to do."""
         if self.ended or self.pending is not None:
             return True
         return self.under is not None and (self.lane is None or self.batches.is_ready)

@@ -33,7 +33,7 @@ KeyOrId = bytes | int  # a key's bytes; a record without a key has a queue of it
 
 @dataclass(slots=True, eq=False)
 class DeferredQueue:
-    """See the module's text."""
+    """The waiting rows of one key, or of one shard."""
 
     shard: int
     ids: array[int] = field(default_factory=lambda: array("q"))
@@ -53,7 +53,6 @@ class DeferredQueue:
         return at < len(self.ids) and self.ids[at] == record_id
 
     def insert(self, record_id: int) -> None:
-        """Put an id in its place."""
         if not len(self) or record_id > self.ids[-1]:
             self.ids.append(record_id)
             return
@@ -73,7 +72,7 @@ class DeferredQueue:
 
 
 class DeferredRows:
-    """See the module's text. One thread only."""
+    """All waiting rows, by key and by shard. One thread only."""
 
     def __init__(self) -> None:
         self.by_key: dict[KeyOrId, DeferredQueue] = {}
@@ -148,14 +147,13 @@ class DeferredRows:
     # -- rows leave
 
     def wake(self, names: Iterable[KeyOrId]) -> None:
-        """These keys may be worth a fetch now."""
         for name in names:
             if name in self.by_key and name not in self._is_ready:
                 self._is_ready.add(name)
                 self._ready.append(name)
 
     def due(self, now: float) -> list[KeyOrId]:
-        """Lanes that may be worth a fetch: their time has come, or something else has changed. Each is named once."""
+        """Keys that may be worth a fetch: their time has come, or something else has changed. Each is named once."""
         while self._timers and self._timers[0][0] <= now:
             self.wake((heapq.heappop(self._timers)[2],))
         names = list(self._ready)

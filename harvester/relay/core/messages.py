@@ -16,8 +16,6 @@ from harvester.relay.core.scan import Bookmark
 
 @dataclass(frozen=True, slots=True)
 class Send:
-    """Put a frame on the pipe of this shard."""
-
     shard: int
     frame: Frame
 
@@ -63,8 +61,6 @@ class Mark:
 
 @dataclass(frozen=True, slots=True)
 class Fetch:
-    """Read these rows again."""
-
     number: int
     term: int
     holder: UUID
@@ -117,8 +113,6 @@ class Resize:
 
 @dataclass(frozen=True, slots=True)
 class Announce:
-    """Tell the host."""
-
     event: Event
 
 

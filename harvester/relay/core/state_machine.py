@@ -57,8 +57,6 @@ from harvester.relay.core.scan import Bookmark, LowWatermark
 
 
 class LeadershipPhase(Enum):
-    """See the module's text."""
-
     IDLE = "idle"
     TAKING = "taking"
     LEADING = "leading"
@@ -68,7 +66,7 @@ class LeadershipPhase(Enum):
 
 
 class StateMachine:
-    """See the module's text. Every method returns the commands to perform, in order. One thread only."""
+    """Decides. Every method returns the commands to perform, in order. One thread only."""
 
     def __init__(self, settings: RelaySettings, new_id: Callable[[], UUID]) -> None:
         self.settings = settings
@@ -93,7 +91,6 @@ class StateMachine:
         self._scale_deadline = 0.0
 
     def next_statements(self, now: float) -> list[m.Command]:
-        """What is worth asking the database for now."""
         tenure = self.tenure
         if (
             self.phase is not LeadershipPhase.LEADING
@@ -117,12 +114,11 @@ class StateMachine:
         return [*self.broadcast(now), *self.proceed(now)]
 
     def pause(self, now: float) -> list[m.Command]:
-        """Mark nothing until `resume`, now or when this process comes to lead; see the module's text."""
+        """Mark nothing until `resume`, now or when this process comes to lead."""
         self.paused = True
         return self.remark("paused", now) if self.phase is LeadershipPhase.LEADING else []
 
     def resume(self, now: float) -> list[m.Command]:
-        """The end of `pause`."""
         if not self.paused:
             return []
         self.paused, self._reason = False, "resumed"
@@ -294,12 +290,10 @@ class StateMachine:
         return shard < len(self.planner.shards) and self.planner.shards[shard].congested
 
     def uncongested(self, shard: int, now: float) -> list[m.Command]:
-        """Its pipe takes frames again."""
         self.planner.shards.uncongested(shard)
         return self.proceed(now)
 
     def heard(self, shard: int, now: float) -> None:
-        """A frame arrived from it."""
         self.planner.shards[shard].heard_at = now
 
     # -- time
@@ -356,7 +350,6 @@ class StateMachine:
         return [*commands, *self.next_statements(now)]
 
     def fetched(self, number: int, rows: Sequence[Row], now: float) -> list[m.Command]:
-        """A fetch's result."""
         if not self.planner.knows(number) or self.phase is not LeadershipPhase.LEADING:
             return []
         return [*self._dispatch(self.planner.fetched(number, rows, now)), *self.next_statements(now)]
@@ -541,7 +534,7 @@ class StateMachine:
         return [*saved, *closing, *self.broadcast(now), *self.proceed(now)]
 
     def server_changed(self, reason: str, now: float) -> list[m.Command]:
-        """The database is another one than before (P9): see the module's text."""
+        """The database is another one than before (P9): kill all shards, take the term anew."""
         kills = self._kill_all(reason)
         if self.phase in (LeadershipPhase.IDLE, LeadershipPhase.DRAINING):
             return kills
