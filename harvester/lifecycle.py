@@ -1,10 +1,9 @@
-"""The life of a harvester: parts are started, it joins the group, leads, and ends; its endpoints.
+"""The life of a harvester: its parts are started, it joins the group, leads, and ends.
 
-What comes before a place in the group: tables that fit, an outbox that is known, and shards that can send.
-
-What the group says about leading, done to the relay.
-
-Where a running harvester can be reached: its pages over HTTP, and the control socket.
+`Life` owns that order. Before it asks for a place in the group it checks the tables, learns which outbox it serves and
+waits for shards that can send (`await_identity`, `await_shards`). Then it does to the relay what the group says about
+leading (`GroupListener`), and what the relay says may end it (`Host`). `Endpoints` is where a running harvester can be
+reached: its pages over HTTP, and the control socket.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
-"""Puts a harvester together from its configuration: the one place that knows all parts.
+"""Assembles a harvester from its configuration: the one place that knows all parts.
 
-New passwords for a harvester that runs: connections that are open stay, new ones log in with what is given here.
+`assemble` makes them, unconnected. `renew_logins` hands new passwords to parts that run: connections that are open
+stay, new ones log in with them.
 """
 
 from __future__ import annotations

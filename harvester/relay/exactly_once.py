@@ -1,7 +1,7 @@
 """Publishes a shard's records exactly once: transactions, one after the other, on a lane of its own.
 
-One thread, the *transactor*, talks to Kafka. It finds what is queued, and what the supervisor wants, in the shard's
-`transaction_intake`.
+One thread, the *transactor*, does all work with Kafka. It finds what is queued, and what the supervisor wants, in the
+shard's `transaction_intake`.
 
 Theory. While a transaction is sent and committed, further records queue up and become the next one: batches size
 themselves by load. A transaction takes what is queued until nothing is left, it has `max_transaction_records`, or it
@@ -12,23 +12,20 @@ purged when its commit is *clear* (`harvester.delivery.lane`). Outcomes and what
     REFUSED   abort; find out who is at fault, by halves if need be (`core.transaction_queue`); go on
     UNCLEAR   close the lane, *open* it again; what its progress names was committed, the rest is sent again
 
-A transaction that is refused although none of its records failed is repeated: at once at first, then with pauses that
-grow to 30 s, while a trouble names the cause and its remedy. As a rule the progress record is refused.
+A transaction that is refused although none of its records failed is repeated, at first at once, then with pauses that
+grow to 30 s while a trouble names cause and remedy. As a rule the progress record is refused.
 
-*Opening* a lane fences its last owner. Then, before anything is sent, it compares the term row with our own term
-(P20: a producer initialised by a zombie would fence the one that leads), reads the lane's progress, purges what that
-names, and leaves an empty record behind. With a new term a shard opens its own lane and ends those of shards that are
-no more (P19). Until that is done it does not answer the supervisor's `Remark`, and nothing is marked. A shard's
-successor does the same before the supervisor lets go of the ids of the dead one (P21).
+*Opening* a lane fences its last owner and purges what that had committed (P20). With a new term a shard opens its own
+lane and ends those of shards that are no more (P19); until then it does not answer the supervisor's `Remark`, and
+nothing is marked. A shard's successor does the same before the supervisor lets go of the dead one's ids (P21).
 
 Trust is checked before a transaction begins and before it is committed. In between there is no need: what a zombie
 sends cannot be committed once its successor has opened the lane.
 
-*Filling* (`TransactionWriter`). A transaction's partitions are registered with its coordinator one millisecond after
-the first record, by one request; until that is answered nothing is sent. So a transaction that has taken all there is
-waits as long for more: what comes in time is sent with the first records, what comes later waits for the whole
-transaction. The partition of the lane's progress would need a second such request at the end, so a progress record
-that names earlier transactions only is sent first.
+*Filling* (`TransactionWriter`). Kafka's coordinator learns of a transaction's partitions one millisecond after the
+first record, by one request, and nothing is sent before it answers. So a transaction that has taken all there is waits
+as long for more. The partition of the lane's progress would need a second such request at the end, so a progress
+record that names earlier transactions only is sent first.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""Commands of the state machine to the supervisor, and reports of the marker to the supervisor. Values only.
-
-The supervisor performs commands in their order.
-"""
+"""Commands of the state machine, performed by the supervisor in their order, and reports of the marker. Values only."""
 
 from __future__ import annotations
 
