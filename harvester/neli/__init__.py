@@ -12,7 +12,8 @@ and leads for as long as it can prove its place.
 States: OUTSIDE → CANDIDATE (partition 0 is ours) → LEADER (both proofs are fresh, P11, P39) → LEAVING (drains while
 the rebalance waits) → OUTSIDE. A leader that is *fenced* becomes a candidate again.
 
-Failures. Trust expires in `Election.trusted_until`, by local time, whatever else happens: a member that cannot prove
-its place fences itself before anyone else can be elected. A mark loop that stands still ends leadership (P14). A
-heartbeat that Kafka refuses is told once, with its remedy (P41). A client that is answered no more is replaced.
+Failures. Trust expires in `election.step`, by local time, before anything else of an event is looked at: a member that
+cannot prove its place fences itself before anyone else can be elected. A mark loop that stands still ends leadership
+(P14). A heartbeat that Kafka refuses is told once, with its remedy (P41). A client that is answered no more is
+replaced.
 """

@@ -1,7 +1,8 @@
 """Rows that were read and cannot be sent yet, remembered by id alone. Pure.
 
 Theory. A scan passes every row once (`scan`). A row that cannot be sent when it is read is *deferred*: its id joins a
-queue, and the row is fetched again, by its id, when it can be sent.
+queue, and the row is fetched again, by its id, when it can be sent. `dispatcher` decides that for rows that arrive,
+`state_machine.parked` for a record that failed, `read_planner` when a queue is worth a fetch.
 
 - A *deferred key* has a record that waits for its next attempt (parked), or more rows under way than
   `max_queued_per_key`. Every further row of the key joins its queue, so nothing is overtaken (P18).
