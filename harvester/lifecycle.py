@@ -227,7 +227,7 @@ class Life:
         """Shards may produce up to then, while this one leads."""
         self._supervisor.trust.extend(until_s)
 
-    def group_trouble(self, text: str | None) -> None:
+    def trouble(self, text: str | None) -> None:
         """What the group waits for."""
         self._recorder.trouble("group", text)
 

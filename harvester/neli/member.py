@@ -109,7 +109,7 @@ class KafkaGroup:
 
     def start(self, identity: Identity, listener: GroupListener) -> None:
         self._identity, self._listener = identity, listener
-        self._reaching = Reaching(self._settings.topic, listener.group_trouble)
+        self._reaching = Reaching(self._settings.topic, listener.trouble)
         self._thread.start()
 
     def lead(self, leader_id: UUID, term: int) -> None:
@@ -169,7 +169,7 @@ class KafkaGroup:
                 return False
         error = ensuring.result()
         if error is not None:
-            self._listener.group_trouble(error)
+            self._listener.trouble(error)
             self._ended.wait(_RETRY_S)
             return False
         options = {**settings.consumer_options, "logger": ClientLog(self._listener.client_said)}
@@ -203,7 +203,7 @@ class KafkaGroup:
                 if message is not None:
                     self._read(message)
                 if self._ensuring is not None and self._ensuring.done():
-                    self._listener.group_trouble(self._ensuring.result())
+                    self._listener.trouble(self._ensuring.result())
                     self._ensuring = None
                 self._producer.poll(0)
                 self._reaching.look(self._consumer)
@@ -224,7 +224,7 @@ class KafkaGroup:
         error = message.error()
         if error is not None:
             if error.code() != KafkaError._PARTITION_EOF:
-                self._listener.group_trouble(f"leader topic: {error.str()}")
+                self._listener.trouble(f"leader topic: {error.str()}")
             if error.code() in _GONE and self._ensuring is None:
                 self._ensuring = self._ensure_topic()
             return
@@ -237,7 +237,7 @@ class KafkaGroup:
         if heartbeat.member == self._member:
             sent_at = self._sent.take(heartbeat.number)
             if sent_at is not None:
-                self._listener.group_trouble(None)
+                self._listener.trouble(None)
                 self._feed(e.HeartbeatReturned(sent_at))
             return
         if heartbeat.outbox != self._identity.outbox:
@@ -285,14 +285,14 @@ class KafkaGroup:
                 self._settings.topic, value=encode(heartbeat), partition=0, on_delivery=self._delivered
             )
         except (BufferError, KafkaException) as error:
-            self._listener.group_trouble(f"leader topic: {error}")
+            self._listener.trouble(f"leader topic: {error}")
         self._producer.poll(0)
 
     def _delivered(self, error: KafkaError | None, _message: Any) -> None:
         """A heartbeat that Kafka refused proves nothing, and without one nobody leads."""
         if error is None or (error.code() == KafkaError._MSG_TIMED_OUT and self._reaching.is_lost):
             return  # that no broker can be reached is said already
-        self._listener.group_trouble(refusal(self._settings.topic, error))
+        self._listener.trouble(refusal(self._settings.topic, error))
 
     def _committed(self, error: KafkaError | None, partitions: Any) -> None:
         for sent_at, stable_at in self._commits.answered(error, partitions):
@@ -306,7 +306,7 @@ class KafkaGroup:
         for partition in partitions:
             partition.offset = OFFSET_TAIL_BASE - TAIL_RECORDS
         consumer.incremental_assign(partitions)
-        self._listener.group_trouble(None)
+        self._listener.trouble(None)
         elected = any(partition.partition == 0 for partition in partitions)
         if not self._joined:
             self._joined = True

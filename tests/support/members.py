@@ -52,7 +52,7 @@ class Member:
                     revoking=self._revoking,
                     trust=self._trust,
                     fail=self._failed,
-                    group_trouble=self._trouble,
+                    trouble=self._trouble,
                     marker_alive=lambda: self.marker_alive,
                     client_said=lambda level, text: self.lines.append(text),
                 ),
