@@ -17,8 +17,9 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future, wait
 from functools import partial
-from typing import Any, Protocol, TypeVar
+from typing import Protocol, TypeVar
 
 import psycopg
 
@@ -35,17 +36,6 @@ _LOCKED_AGAIN_S = 0.5
 _LOOK_S = 1.0
 
 T = TypeVar("T")
-
-
-class _Call:
-    """Something that another thread wants of the session."""
-
-    def __init__(self, action: Callable[[], Any]) -> None:
-        self.action, self.done = action, threading.Event()
-        self.result: Any = None
-
-    def run(self) -> None:
-        self.result = self.action()
 
 
 class Records(Protocol):
@@ -87,7 +77,7 @@ class Purger(threading.Thread):
         self._locked: list[int] = []  # somebody else holds these rows
         self._locked_due = 0.0
         self._poison: deque[tuple[PoisonRow, float]] = deque()  # and when to try it
-        self._calls: deque[_Call] = deque()
+        self._calls: deque[Callable[[], None]] = deque()  # what other threads want of the session
         self._work = threading.Event()
         self._enough = threading.Event()
         self._ended = threading.Event()
@@ -120,15 +110,15 @@ class Purger(threading.Thread):
 
     def ask(self, action: Callable[[], T]) -> T | None:
         """Run it on this thread, with the session ready, until it succeeds; None when the thread ends before."""
-        call = _Call(action)
-        self._calls.append(call)
+        answer: Future[T] = Future()
+        self._calls.append(lambda: answer.set_result(action()))
         self._work.set()
         self._enough.set()
-        while not call.done.wait(_LOOK_S):
-            if not self.is_alive() and not call.done.is_set():
+        while not answer.done():
+            wait((answer,), _LOOK_S)
+            if not self.is_alive() and not answer.done():
                 return None
-        result: T | None = call.result
-        return result
+        return answer.result()
 
     def term(self) -> tuple[int, str | None] | None:
         """Term and holder as the term row names them now, asked on this thread; None as of `ask`."""
@@ -161,7 +151,8 @@ class Purger(threading.Thread):
                     self._settled(batch)
                 self._retry_locked()
                 self._settle_poison()
-                self._serve_calls()
+                while self._calls:
+                    self._attempt(self._calls.popleft())
         except Exception as error:  # noqa: BLE001 - the top frame of this thread; without it nothing would settle
             self._shard.die(f"the purger failed: {error!r}")
         finally:
@@ -223,14 +214,6 @@ class Purger(threading.Thread):
                 continue
             self._note("quarantine", None)
             self._shard.records.quarantined(poison, outcome)
-
-    # -- calls
-
-    def _serve_calls(self) -> None:
-        while self._calls:
-            call = self._calls.popleft()
-            self._attempt(call.run)
-            call.done.set()
 
     # -- attempts
 
