@@ -14,6 +14,7 @@ from pyspark.sql.types import (
     BooleanType,
     DataType,
     DateType,
+    DoubleType,
     IntegerType,
     LongType,
     StringType,
@@ -23,62 +24,48 @@ from pyspark.sql.types import (
 )
 
 HEADERS = ArrayType(StructType([StructField("key", StringType()), StructField("value", BinaryType())]))
+_TYPES: Mapping[str, DataType] = {
+    "bigint": LongType(), "binary": BinaryType(), "boolean": BooleanType(), "date": DateType(), "double": DoubleType(),
+    "headers": HEADERS, "int": IntegerType(), "string": StringType(), "timestamp": TimestampType(),
+}  # fmt: skip
 
 
-def struct(*fields: tuple[str, DataType]) -> StructType:
-    """Columns in this order."""
-    return StructType([StructField(name, kind) for name, kind in fields])
+def struct(*columns: str | StructField) -> StructType:
+    """Columns in this order, each a field or a list such as `id bigint, key binary`. `headers` are those of Kafka.
 
+    Spark's own parser of such lists needs a running Java process.
+    """
+    fields: list[StructField] = []
+    for part in columns:
+        if isinstance(part, str):
+            named = (column.split() for column in part.split(","))
+            fields += [StructField(name, _TYPES[kind]) for name, kind in named]
+        else:
+            fields.append(part)
+    return StructType(fields)
+
+
+PLACE = "topic string, partition int, offset bigint, timestamp timestamp"
+_CONTENT = "key binary, value binary, headers headers"
+_ORIGIN = (
+    "incarnation string, id bigint, term bigint, lane bigint, producer bigint, sequence bigint, low_water bigint,"
+    " created_us bigint, created_at timestamp"
+)
 
 KAFKA = struct(
-    ("key", BinaryType()),
-    ("value", BinaryType()),
-    ("topic", StringType()),
-    ("partition", IntegerType()),
-    ("offset", LongType()),
-    ("timestamp", TimestampType()),
-    ("timestampType", IntegerType()),
-    ("headers", HEADERS),
+    "key binary, value binary, topic string, partition int, offset bigint, timestamp timestamp, timestampType int,"
+    " headers headers"
 )
 """What Spark's Kafka source gives, with its option includeHeaders."""
 
-PLACE = (
-    ("topic", StringType()),
-    ("partition", IntegerType()),
-    ("offset", LongType()),
-    ("timestamp", TimestampType()),
-)
-_ORIGIN = (
-    ("incarnation", StringType()),
-    ("id", LongType()),
-    ("term", LongType()),
-    ("lane", LongType()),
-    ("producer", LongType()),
-    ("sequence", LongType()),
-    ("low_water", LongType()),
-    ("created_us", LongType()),
-    ("created_at", TimestampType()),
-)
-_CONTENT = (("key", BinaryType()), ("value", BinaryType()), ("headers", HEADERS))
-
-BRONZE = struct(
-    ("day", DateType()), *PLACE, ("timestamp_type", IntegerType()), *_CONTENT, *_ORIGIN, ("problem", StringType())
-)
-SILVER = struct(("day", DateType()), *_ORIGIN, *PLACE, *_CONTENT, ("tombstone", BooleanType()))
+BRONZE = struct("day date", PLACE, "timestamp_type int", _CONTENT, _ORIGIN, "problem string")
+SILVER = struct("day date", _ORIGIN, PLACE, _CONTENT, "tombstone boolean")
 CURRENT = struct(
-    ("topic", StringType()),
-    ("key", BinaryType()),
-    ("value", BinaryType()),
-    ("headers", HEADERS),
-    ("deleted", BooleanType()),
-    ("since", TimestampType()),
-    ("incarnation", StringType()),
-    ("id", LongType()),
-    ("created_at", TimestampType()),
-    ("timestamp", TimestampType()),
-)
-INCARNATIONS = struct(("incarnation", StringType()), ("since", TimestampType()))
-REJECTS = struct(("day", DateType()), *PLACE, *_CONTENT, ("reason", StringType()), ("detail", StringType()))
+    "topic string", _CONTENT, "deleted boolean, since timestamp, incarnation string, id bigint",
+    "created_at timestamp, timestamp timestamp",
+)  # fmt: skip
+INCARNATIONS = struct("incarnation string, since timestamp")
+REJECTS = struct("day date", PLACE, _CONTENT, "reason string, detail string")
 
 
 @dataclass(frozen=True, slots=True)

@@ -78,6 +78,7 @@ def audit(
     Exits with 0 only if no guarantee was broken.
     """
     from datetime import UTC, datetime
+    from importlib.util import find_spec
 
     from harvester.config import parse_duration
     from harvester.errors import VerificationFailed
@@ -85,6 +86,8 @@ def audit(
 
     if bool(topic) == bool(lake):
         raise typer.BadParameter("either topics or a lake", param_hint="--topic, --lake")
+    if html is not None and not (find_spec("jinja2") and find_spec("pygal")):
+        raise typer.BadParameter("needs Jinja2 and Pygal: pip install 'harvester[spark]'", param_hint="--html")
     now = datetime.now(UTC)
     begin, end = moment(since, now, "--from"), moment(until, now, "--until")
     if begin is not None and end is not None and begin >= end:

@@ -22,12 +22,11 @@ from typing import TYPE_CHECKING
 from uuid import UUID
 
 from pyspark.sql import functions as F  # noqa: N812 - Spark's own name for it
-from pyspark.sql.types import BinaryType, IntegerType, StringType, StructField, StructType
 
 from harvester import origin
 from harvester.delivery.decode import Broken, Decoded
 from harvester.errors import ConfigurationError, Problem
-from harvester.pipeline.schemas import HEADERS
+from harvester.pipeline.schemas import HEADERS, struct
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
@@ -174,15 +173,7 @@ def _varint(number: int) -> int:
     return max(1, -(-(number.bit_length() + 1) // 7))
 
 
-SINK = StructType(
-    [
-        StructField("topic", StringType()),
-        StructField("partition", IntegerType()),
-        StructField("key", BinaryType()),
-        StructField("value", BinaryType()),
-        StructField("headers", HEADERS),
-    ]
-)
+SINK = struct("topic string, partition int, key binary, value binary, headers headers")
 LATE = "the lease of this slice does not last long enough for another record"
 
 _LANE_AT, _LANE_BYTES = 26, 4  # in the header

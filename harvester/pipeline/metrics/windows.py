@@ -15,18 +15,7 @@ from typing import TYPE_CHECKING
 
 from pyspark.sql import Window
 from pyspark.sql import functions as F  # noqa: N812 - Spark's own name for it
-from pyspark.sql.types import (
-    ArrayType,
-    BinaryType,
-    DateType,
-    DoubleType,
-    IntegerType,
-    LongType,
-    StringType,
-    StructField,
-    StructType,
-    TimestampType,
-)
+from pyspark.sql.types import ArrayType, StructField
 
 from harvester.pipeline.schemas import Table, struct
 from harvester.telemetry.latency import GROWTH, HIGHEST_MS, LOWEST_MS
@@ -36,50 +25,25 @@ if TYPE_CHECKING:
 
 PERCENTILES = (50, 90, 99)
 
-_WINDOW = (("window_start", TimestampType()), ("window_end", TimestampType()), ("topic", StringType()))
-COUNTS = struct(
-    *_WINDOW,
-    ("lane", LongType()),
-    ("key", BinaryType()),
-    ("bucket", IntegerType()),
-    ("records", LongType()),
-    ("bytes", LongType()),
-    ("max_us", LongType()),
-)
-LANES = ArrayType(struct(("lane", LongType()), ("records", LongType())))
-HISTOGRAM = ArrayType(struct(("bucket", IntegerType()), ("records", LongType())))
+_WINDOW = "window_start timestamp, window_end timestamp, topic string"
+_PERCENTILES = ", ".join(f"p{p}_ms double" for p in PERCENTILES)
+COUNTS = struct(_WINDOW, "lane bigint, key binary, bucket int, records bigint, bytes bigint, max_us bigint")
+LANES = ArrayType(struct("lane bigint, records bigint"))
+HISTOGRAM = ArrayType(struct("bucket int, records bigint"))
 METRICS = Table(
     "metrics",
     struct(
-        ("day", DateType()),
-        *_WINDOW,
-        ("records", LongType()),
-        ("bytes", LongType()),
-        ("with_origin", LongType()),
-        ("lanes", LANES),
-        ("latency", HISTOGRAM),
-        *((f"p{p}_ms", DoubleType()) for p in PERCENTILES),
-        ("max_ms", DoubleType()),
-        ("keys", LongType()),
-        ("hottest_key", BinaryType()),
-        ("hottest_share", DoubleType()),
+        "day date", _WINDOW, "records bigint, bytes bigint, with_origin bigint",
+        StructField("lanes", LANES), StructField("latency", HISTOGRAM), _PERCENTILES,
+        "max_ms double, keys bigint, hottest_key binary, hottest_share double",
     ),
     ("day",),
-)
+)  # fmt: skip
 KEYS = Table(
-    "metrics_keys",
-    struct(
-        ("day", DateType()),
-        *_WINDOW,
-        ("rank", IntegerType()),
-        ("key", BinaryType()),
-        ("records", LongType()),
-        ("share", DoubleType()),
-    ),
-    ("day",),
+    "metrics_keys", struct("day date", _WINDOW, "rank int, key binary, records bigint, share double"), ("day",)
 )
 
-_PLACE = tuple(name for name, _ in _WINDOW)
+_PLACE = ("window_start", "window_end", "topic")
 _LOWEST_US, _HIGHEST_US = LOWEST_MS * 1000, HIGHEST_MS * 1000
 _PER_LOG = 1 / math.log(GROWTH)
 _LAST = int(math.log(HIGHEST_MS / LOWEST_MS) * _PER_LOG)
@@ -199,17 +163,10 @@ def percentile(found: Column, p: int) -> Column:
     return F.pow(F.lit(GROWTH), reached) * (LOWEST_MS * 2 * GROWTH / (GROWTH + 1))
 
 
-THROUGHPUT = StructType(
-    [
-        StructField("hour", TimestampType()),
-        StructField("topic", StringType()),
-        *(StructField(name, LongType()) for name in ("records", "bytes", "with_origin")),
-        StructField("peak_per_s", DoubleType()),
-        *(StructField(f"p{p}_ms", DoubleType()) for p in PERCENTILES),
-        StructField("max_ms", DoubleType()),
-        StructField("hottest_share", DoubleType()),
-    ]
-)
+THROUGHPUT = struct(
+    "hour timestamp, topic string, records bigint, bytes bigint, with_origin bigint, peak_per_s double", _PERCENTILES,
+    "max_ms double, hottest_share double",
+)  # fmt: skip
 
 
 def throughput(metrics: DataFrame) -> DataFrame:
