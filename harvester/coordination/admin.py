@@ -35,8 +35,7 @@ from harvester.coordination.core.messages import (
     Unreadable,
 )
 from harvester.coordination.core.overview import PartitionRow
-from harvester.coordination.core.rationalizer import ClaimVerdict, Reading, read
-from harvester.coordination.core.world import Claim, World
+from harvester.coordination.core.world import Claim, ClaimVerdict, Reading, World
 from harvester.coordination.errors import CoordinationTopicError
 from harvester.coordination.log import CoordinationLog, passes
 from harvester.coordination.settings import ConsumerSettings
@@ -168,7 +167,7 @@ class Observer:
 
     def _readings(self, timeout_s: float) -> Iterator[Reading]:
         for partition, offset, at_ms, value in self._log.poll(timeout_s):
-            yield read(self.worlds[partition], offset, at_ms, value)
+            yield self.worlds[partition].read(offset, at_ms, value)
 
     def _offsets(self, places: Sequence[TopicPartition], spec: Any) -> dict[tuple[str, int], int]:
         deadline = clock_s() + _CALL_S

@@ -28,12 +28,10 @@ from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaError, KafkaExcepti
 
 from harvester.clock import clock_s
 from harvester.coordination.core.messages import GroupPartition
-from harvester.coordination.core.offset_policy import resume, start
-from harvester.coordination.core.partition_buffer import PartitionBuffer
-from harvester.coordination.core.stall_detector import Standstill
+from harvester.coordination.core.partition_buffer import PartitionBuffer, resume
 from harvester.coordination.errors import OffsetOutOfRange
 from harvester.coordination.events import Blocked, Event, OutOfRange, Unblocked
-from harvester.coordination.log import passes
+from harvester.coordination.log import Standstill, passes
 from harvester.coordination.offsets import GroupOffsets
 from harvester.coordination.session import Change, Session
 from harvester.coordination.settings import ConsumerSettings
@@ -267,11 +265,8 @@ class Feed:
             return True
         if buffer not in committed:
             return False
-        offset = start(committed[buffer], buffer.progress.last_offset, positioned=buffer.positioned)
         with self._session.lock:
-            if offset is not None:
-                buffer.progress.last_offset = buffer.fetched_to = offset - 1 if offset > 0 else None
-            buffer.assigned = True
+            offset = buffer.begin(committed[buffer])
         self._assign(place, OFFSET_BEGINNING if offset is None else offset)
         return True
 
@@ -285,7 +280,7 @@ class Feed:
             first, end = self._data.get_watermark_offsets(_partition(place), _CALL_S)
         except KafkaException:
             return
-        offset = 0 if buffer.fetched_to is None else buffer.fetched_to + 1
+        offset = buffer.next_offset
         resumed_at = resume(offset, first, end, self._settings.out_of_range)
         if offset > end and clock_s() < since + 2 * self._settings.heartbeat_interval_s:
             return  # a new leader may not know its end yet
@@ -299,7 +294,7 @@ class Feed:
         _LOGGER.warning(
             "%s goes on at offset %d instead of %d: %d to %d are there", place, resumed_at, offset, first, end
         )
-        buffer.fetched_to = resumed_at - 1 if resumed_at > 0 else None
+        buffer.skip_to(resumed_at)
         self._unassign(place)
         self._assign(place, resumed_at)
 
@@ -422,7 +417,7 @@ class Feed:
             buffer = self._session.buffer.get(place)
             if buffer is None or place not in self._assigned:
                 continue
-            offset = 0 if buffer.fetched_to is None else buffer.fetched_to + 1
+            offset = buffer.next_offset
             _LOGGER.warning("%s stood still, and goes on at offset %d", place, offset)
             self._unassign(place)
             self._assign(place, offset)

@@ -25,16 +25,14 @@ import logging
 import queue
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
-from typing import Any
+from collections.abc import Callable, Hashable, Iterator, Mapping
+from typing import Any, Generic, TypeVar
 
 from confluent_kafka import TIMESTAMP_LOG_APPEND_TIME, Consumer, KafkaError, KafkaException, Producer, TopicPartition
 
 from harvester.clock import clock_s
 from harvester.coordination.core.claim import PositionFound
 from harvester.coordination.core.messages import GroupPartition, Message, encode
-from harvester.coordination.core.rationalizer import miss, read
-from harvester.coordination.core.stall_detector import Standstill
 from harvester.coordination.core.world import World
 from harvester.coordination.errors import CoordinationTopicError
 from harvester.coordination.settings import ConsumerSettings
@@ -51,7 +49,54 @@ _RENEWED_AFTER = 2.0  # times what a message has to arrive
 _LEAST_STANDSTILL_S = 2.0
 _READY_S = 30.0  # a topic that has just been made is not led at once
 
+P = TypeVar("P", bound=Hashable)
 Record = tuple[int, int, int, bytes | None]  # partition, offset, append time in ms, value
+
+
+class Standstill(Generic[P]):
+    """Tells whether a reader of many partitions stands still though the brokers have more for it. Pure.
+
+    Kafka's client sometimes does not go on with a partition after its broker was away (librdkafka 5153), and says
+    nothing. What shows it: the brokers tell of a record twice, more than `limit_s` apart, and nothing of its partition
+    was read between. Times are in seconds of one clock.
+    """
+
+    def __init__(self, limit_s: float) -> None:
+        self._limit_s = limit_s
+        self._next: dict[P, int] = {}
+        self._there: dict[P, int] = {}  # the newest record that is known, where it is not read yet
+        self._moved_at: dict[P, float] = {}  # of the same: when something was read, or there was first more to read
+
+    def begin(self, positions: Mapping[P, int]) -> None:
+        """By partition the offset that is read next; what was known before is forgotten."""
+        self._next = dict(positions)
+        self._there.clear()
+
+    def forget(self, partition: P) -> None:
+        """It is not read any more."""
+        self._next.pop(partition, None)
+        self._there.pop(partition, None)
+
+    @property
+    def positions(self) -> Mapping[P, int]:
+        """As of now."""
+        return self._next
+
+    def read(self, partition: P, offset: int, now: float) -> None:
+        """A record was."""
+        self._next[partition] = offset + 1
+        self._moved_at[partition] = now
+        if self._there.get(partition, -1) <= offset:
+            self._there.pop(partition, None)
+
+    def is_there(self, partition: P, offset: int, now: float) -> bool:
+        """The brokers have told just now that they have this record; whether that shows the reader to stand still."""
+        if offset < self._next.get(partition, 0):
+            return False
+        if partition not in self._there:
+            self._moved_at[partition] = now
+        self._there[partition] = offset
+        return now - self._moved_at[partition] > self._limit_s
 
 
 class CoordinationLog:
@@ -106,7 +151,7 @@ class CoordinationLog:
                     self.tails.add(partition)
         for partition, start in starts.items():
             if start > worlds[partition].next_offset:
-                miss(worlds[partition], start)
+                worlds[partition].miss(start)
         self._assign([TopicPartition(self.topic, partition, start) for partition, start in starts.items()])
         return ends
 
@@ -354,7 +399,7 @@ class LogBackfill:
             deadline = clock_s() + _LONGEST_S
             while world.next_offset <= generation and not self._closed and clock_s() < deadline:
                 for _, offset, at_ms, value in log.poll(_POLL_S):
-                    read(world, offset, at_ms, value)
+                    world.read(offset, at_ms, value)
         finally:
             log.close(0)
         return world

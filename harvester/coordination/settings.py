@@ -7,17 +7,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, get_args
+from typing import Any, Literal, get_args
 
 from harvester.coordination.core.claim import ClaimTiming
 from harvester.coordination.core.fair_share import ShareSettings
 from harvester.coordination.core.messages import Client
-from harvester.coordination.core.offset_policy import Policy
 from harvester.coordination.core.world import LogTiming
 from harvester.errors import ConfigurationError, Problem
 
 _LEAST_INTERVAL_S = 1.0  # a heartbeat has a quarter of it for its way: threads, network, replicas
 _LEAST_ANSWER_S = 2.0
+OutOfRangePolicy = Literal["earliest", "latest", "error"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,7 +46,7 @@ class ConsumerSettings:
     at_most_once: bool = False
     batch_records: int = 2000
     max_open_records: int = 10_000
-    out_of_range: Policy = "error"
+    out_of_range: OutOfRangePolicy = "error"
     greedy: bool = True
     whole_topics: bool = False
     max_claims: int | None = None
@@ -66,8 +66,8 @@ class ConsumerSettings:
             )
             if value is not None and not value >= least
         ]
-        if self.out_of_range not in get_args(Policy):
-            problems.append(Problem("out_of_range", f"is {self.out_of_range!r}", ", ".join(get_args(Policy))))
+        if self.out_of_range not in get_args(OutOfRangePolicy):
+            problems.append(Problem("out_of_range", f"is {self.out_of_range!r}", ", ".join(get_args(OutOfRangePolicy))))
         if problems:
             raise ConfigurationError(problems)
 

@@ -13,8 +13,7 @@ from harvester.coordination.core.messages import (
     ReleasingPartition,
     encode,
 )
-from harvester.coordination.core.rationalizer import ClaimVerdict, read
-from harvester.coordination.core.world import LogTiming, World
+from harvester.coordination.core.world import ClaimVerdict, LogTiming, World
 
 TIMING, PACE = LogTiming(1000, 250), ClaimTiming(1.0, 0.5)
 US, OTHER, DEAD = Client("us", "1"), Client("other", "1"), Client("dead", "1")
@@ -44,7 +43,7 @@ class Log:
     def say(self, place: GroupPartition, message: Message, at: float, ahead_s: float = 0.0) -> ClaimVerdict:
         partition = log_partition(place, 2)
         world = self.worlds[partition]
-        verdict = read(world, world.next_offset, round(1000 * (at + ahead_s)), encode(message)).verdict
+        verdict = world.read(world.next_offset, round(1000 * (at + ahead_s)), encode(message)).verdict
         self.choice.read(partition, world.now_ms, at)
         self.choice.heard(place, at)
         return verdict

@@ -31,8 +31,7 @@ from harvester.coordination.core.coordinator import Coordinator, Outcome, Refuse
 from harvester.coordination.core.fair_share import ShareSettings, log_partition
 from harvester.coordination.core.messages import Client, GroupPartition, Message, ReturningMessages, encode
 from harvester.coordination.core.partition_buffer import PartitionProgress
-from harvester.coordination.core.rationalizer import ClaimVerdict, read
-from harvester.coordination.core.world import Claim, LogTiming, World
+from harvester.coordination.core.world import Claim, ClaimVerdict, LogTiming, World
 
 INTERVAL_S, STEP_S = 1.0, 0.25
 TIMING = LogTiming(interval_ms=1000, clock_step_ms=250)
@@ -152,7 +151,7 @@ class Sim:
         at_ms = int((self.now - self.broker_behind_s) * 1000)
         value = encode(message)
         before = world.claim(message.place)
-        reading = read(world, len(log), at_ms, value)
+        reading = world.read(len(log), at_ms, value)
         log.append((at_ms, value))
         self.truths[partition].append(dict(world.claims))
         if reading.verdict in (ClaimVerdict.WON, ClaimVerdict.ACCEPTED):
@@ -189,7 +188,7 @@ class Sim:
             world = World.begin(TIMING)
             for offset, (at_ms, value) in enumerate(self.logs[log_partition(asked.place, self.log_partitions)]):
                 if offset <= asked.generation:
-                    read(world, offset, at_ms, value)
+                    world.read(offset, at_ms, value)
             found = PositionFound(asked.generation, world.claim(asked.place).last_offset)
             self.perform(actor, actor.coordinator.tell(asked.place, found, self.local(actor)))
 

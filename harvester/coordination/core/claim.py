@@ -53,8 +53,7 @@ from harvester.coordination.core.messages import (
     ReleasingPartition,
     ReturningMessages,
 )
-from harvester.coordination.core.rationalizer import ClaimVerdict
-from harvester.coordination.core.world import NO_GENERATION, SET_TO_START
+from harvester.coordination.core.world import NO_GENERATION, SET_TO_START, ClaimVerdict
 
 # -- events
 

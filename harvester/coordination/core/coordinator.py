@@ -59,8 +59,7 @@ from harvester.coordination.core.messages import (
     SettingPosition,
     Unreadable,
 )
-from harvester.coordination.core.rationalizer import ClaimVerdict, Reading, read
-from harvester.coordination.core.world import NO_GENERATION, World
+from harvester.coordination.core.world import NO_GENERATION, ClaimVerdict, Reading, World
 
 _LISTEN = 0.75  # of an interval
 _CHOOSE = 0.05  # of an interval: how often all places are looked at
@@ -135,7 +134,7 @@ class Coordinator:
     def read(self, partition: int, offset: int, timestamp_ms: int, value: bytes | None, now: float) -> list[Outcome]:
         """The next record of a partition of the log."""
         world = self.worlds[partition]
-        reading = read(world, offset, timestamp_ms, value)
+        reading = world.read(offset, timestamp_ms, value)
         self._choice.read(partition, world.now_ms, now)
         message = reading.message
         said: list[Outcome] = []

@@ -38,7 +38,32 @@ from itertools import pairwise
 from typing import Any
 
 from harvester.coordination.core.messages import GroupPartition
-from harvester.coordination.settings import Open
+from harvester.coordination.settings import Open, OutOfRangePolicy
+
+
+def start(committed: int | None, last_offset: int | None, *, positioned: bool = True) -> int | None:
+    """The offset at which a claim begins; None for the first record that there is.
+
+    Kafka's group offset (`committed`) counts only where the log is not certain. Beside a certain position it must not:
+    a holder that was frozen may write its own at any time after an administrator has set the position back.
+    """
+    if positioned and last_offset is not None:
+        return last_offset + 1
+    known = [offset for offset in (committed, None if last_offset is None else last_offset + 1) if offset is not None]
+    return max(known, default=None)
+
+
+def resume(offset: int, first: int, end: int, policy: OutOfRangePolicy) -> int | None:
+    """The offset to go on with instead of `offset`, which may lie outside `first` to `end`; None is an error.
+
+    A position beyond the end is an error under any policy: the topic was made anew, or lost records that had been
+    acknowledged, and to begin below it would be to rewind.
+    """
+    if first <= offset <= end:
+        return offset  # it is there after all
+    if offset > end or policy == "error":
+        return None
+    return first if policy == "earliest" else end
 
 
 class Health:
@@ -224,6 +249,23 @@ class PartitionBuffer:
         if records:
             self.fetched += records
             self.fetched_to = records[-1].offset()
+
+    def begin(self, committed: int | None) -> int | None:
+        """The claim is assigned to the client that fetches; returns the offset to assign, None for the first record."""
+        offset = start(committed, self.progress.last_offset, positioned=self.positioned)
+        if offset is not None:
+            self.progress.last_offset = self.fetched_to = offset - 1 if offset > 0 else None
+        self.assigned = True
+        return offset
+
+    @property
+    def next_offset(self) -> int:
+        """The one to fetch next."""
+        return 0 if self.fetched_to is None else self.fetched_to + 1
+
+    def skip_to(self, offset: int) -> None:
+        """What lies before this offset is not there to be fetched."""
+        self.fetched_to = offset - 1 if offset > 0 else None
 
     @property
     def is_empty(self) -> bool:
