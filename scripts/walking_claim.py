@@ -141,9 +141,9 @@ def record() -> Way:
     told: list[object] = []
     settings = module.ConsumerSettings(kafka={}, group="walk", topics=(TOPIC,), coordination_partitions=1)
     consumer = module.CoordinatedConsumer(settings, on_event=told.append)
-    session, feed = consumer._session, consumer._feed
+    session, fetcher = consumer._session, consumer._fetcher
     session._coordinator.begin(session._log.begin(session._worlds), 0.0)
-    topics = feed.topics()
+    topics = fetcher.topics()
     assert topics is not None
     session.consume(topics)
     way = Way()
@@ -155,7 +155,7 @@ def record() -> Way:
     assert session.buffer
     with way.step("the consumer's thread finds where to begin, fetches from there, and tells the application"):
         while not told:
-            for event in feed.follow():
+            for event in fetcher.follow():
                 consumer._announce(event)
     assert isinstance(told[0], Claimed)
     return way

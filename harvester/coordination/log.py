@@ -1,21 +1,10 @@
 """Reads and writes the coordination topic.
 
 The reader is in no group: it is assigned all partitions. It begins with the first record that is kept, or in the tail
-where there are many: as long before the last record as makes a late reader certain of every place (P30). The writer
+where there are many: as long before the last record as makes a late reader certain of every partition (P30). The writer
 is idempotent and waits for all replicas in sync; what it gives up is reported by number, and may stand in the log all
 the same. Offsets only grow: a topic that was made anew under the same name would make every reader wait for offsets
 that it has read in the old one.
-
-What stands in the coordination log before the tail that is read: where places were that are silent for long. A claim
-that wins by silence does not bring its position along (see `rationalizer`). It stands in the log further back, and is
-found by reading the partition from the first record on; in a thread of its own, since heartbeats do not wait. What
-was read is kept: a claim that has run out meanwhile, and the other places of the partition, are answered at once.
-
-Which errors of the client pass by themselves. While brokers come and go, a client reports a great many: of the
-network, of partitions and groups that are led by somebody else, or by nobody yet. None of them is a reason to end a
-consumer: its claims run out by themselves when it lasts. What does not get better by waiting is a right that is
-missing, and a client that has given itself up. A password that is wrong is noticed at the start; later, an
-authentication that fails may be one that was cut short.
 """
 
 from __future__ import annotations
@@ -36,7 +25,7 @@ from harvester.coordination.core.messages import GroupPartition, Message, encode
 from harvester.coordination.core.world import World
 from harvester.coordination.errors import CoordinationTopicError
 from harvester.coordination.settings import ConsumerSettings
-from harvester.coordination.topic import failed, refused
+from harvester.coordination.topic import failed, passes, refused, refuses
 from harvester.errors import BrokerError, HarvesterError
 
 _LOGGER = logging.getLogger("harvester.coordination")
@@ -354,7 +343,13 @@ Answer = Callable[[GroupPartition, PositionFound], None]
 
 
 class LogBackfill:
-    """See the module's text. `answer` is called from the thread; a question that fails has no answer."""
+    """Finds the position of a partition that was silent for long, in the log before the tail that is read.
+
+    A claim that wins by silence does not bring its position along (`world`). It stands further back, and is found by
+    reading from the first record on; in a thread of its own, since heartbeats do not wait. What was read is kept: a
+    claim that has run out meanwhile, and the other partitions of that log, are answered at once. `answer` is called
+    from the thread; a question that fails has no answer.
+    """
 
     def __init__(self, settings: ConsumerSettings, answer: Answer) -> None:
         self._settings, self._answer = settings, answer
@@ -403,27 +398,3 @@ class LogBackfill:
         finally:
             log.close(0)
         return world
-
-
-_LASTING = frozenset({
-    KafkaError.TOPIC_AUTHORIZATION_FAILED, KafkaError.GROUP_AUTHORIZATION_FAILED,
-    KafkaError.CLUSTER_AUTHORIZATION_FAILED, KafkaError.INVALID_GROUP_ID, KafkaError.UNSUPPORTED_VERSION,
-    KafkaError._UNSUPPORTED_FEATURE, KafkaError._INVALID_ARG, KafkaError._FATAL,
-})  # fmt: skip
-
-
-# What a topic's own settings forbid: said of each message again, until somebody changes them.
-_REFUSED = frozenset({
-    KafkaError.MSG_SIZE_TOO_LARGE, KafkaError.INVALID_MSG, KafkaError.INVALID_RECORD, KafkaError.POLICY_VIOLATION,
-    KafkaError.TOPIC_EXCEPTION, KafkaError.INVALID_TIMESTAMP,
-})  # fmt: skip
-
-
-def refuses(error: KafkaError) -> bool:
-    """Whether the topic's settings are the reason that it does not take a message."""
-    return error.code() in _REFUSED
-
-
-def passes(error: KafkaError) -> bool:
-    """Whether it is worth while to wait and try again."""
-    return not error.fatal() and error.code() not in _LASTING

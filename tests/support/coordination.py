@@ -28,10 +28,11 @@ from harvester.coordination.core.claim import (
     StopHandingOut,
 )
 from harvester.coordination.core.coordinator import Coordinator, Outcome, Refuse, RefuseMode, RefusePace, Warn
-from harvester.coordination.core.fair_share import ShareSettings, log_partition
+from harvester.coordination.core.fair_share import log_partition
 from harvester.coordination.core.messages import Client, GroupPartition, Message, ReturningMessages, encode
 from harvester.coordination.core.partition_buffer import PartitionProgress
 from harvester.coordination.core.world import Claim, ClaimVerdict, LogTiming, World
+from harvester.coordination.settings import ConsumerSettings
 
 INTERVAL_S, STEP_S = 1.0, 0.25
 TIMING = LogTiming(interval_ms=1000, clock_step_ms=250)
@@ -113,11 +114,15 @@ class Sim:
     def born(self, index: int, worlds: dict[int, World] | None = None, client_id: str | None = None) -> Actor:
         self.lives += 1
         client = Client(client_id or f"c{index if self.stable else self.lives}", f"{self.lives:04}")
-        settings = ShareSettings(
-            GROUP, client, self.log_partitions, TIMING, PACE, greedy=self.greedy, whole_topics=self.whole_topics,
+        settings = ConsumerSettings(
+            kafka={}, group=GROUP, topics=tuple(self.topics), coordination_partitions=self.log_partitions,
+            heartbeat_interval_s=INTERVAL_S, greedy=self.greedy, whole_topics=self.whole_topics,
             max_claims=self.max_claims, shed_at_once=self.shed_at_once, at_most_once=self.at_most_once,
         )  # fmt: skip
-        coordinator = Coordinator(settings, worlds or {partition: World.begin(TIMING) for partition in self.logs})
+        assert (settings.timing, settings.pace) == (TIMING, PACE)
+        coordinator = Coordinator(
+            settings, client, worlds or {partition: World.begin(TIMING) for partition in self.logs}
+        )
         actor = Actor(client, coordinator, skew_s=(index % 3 - 1) * 3600.0)
         coordinator.consume(self.topics)
         coordinator.begin({partition: len(log) for partition, log in self.logs.items()}, self.local(actor))
