@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from harvester.coordination.core.claim import ClaimPhase, ClaimState, ClaimTiming
-from harvester.coordination.core.fair_share import Choice, LogView, ShareSettings, log_partition
+from harvester.coordination.core.fair_share import Choice, log_partition
 from harvester.coordination.core.messages import (
     ClaimingPartition,
     Client,
@@ -13,8 +13,8 @@ from harvester.coordination.core.messages import (
     ReleasingPartition,
     encode,
 )
-from harvester.coordination.core.rationalizer import ClaimVerdict, read
-from harvester.coordination.core.world import LogTiming, World
+from harvester.coordination.core.world import ClaimVerdict, LogTiming, World
+from harvester.coordination.settings import ConsumerSettings
 
 TIMING, PACE = LogTiming(1000, 250), ClaimTiming(1.0, 0.5)
 US, OTHER, DEAD = Client("us", "1"), Client("other", "1"), Client("dead", "1")
@@ -34,9 +34,12 @@ class Log:
 
     def __init__(self) -> None:
         self.worlds = {0: World.begin(TIMING), 1: World.begin(TIMING)}
-        settings = ShareSettings("g", US, 2, TIMING, PACE)
-        self.choice = Choice(settings)
-        self.look = LogView(settings, (STILL, OURS), self.worlds, {OURS: ClaimState(OURS, US, ClaimPhase.HELD)})
+        settings = ConsumerSettings(
+            kafka={}, group="g", topics=("t",), coordination_partitions=2, heartbeat_interval_s=1.0
+        )
+        assert (settings.timing, settings.pace) == (TIMING, PACE)
+        self.choice = Choice(settings, US, self.worlds, {OURS: ClaimState(OURS, US, ClaimPhase.HELD)})
+        self.choice.consume((STILL, OURS))
         assert self.say(OURS, ClaimingPartition(OURS, US, 1, None, None), 1.0) is ClaimVerdict.WON
         self.choice.ready(0.0)
         self.choice.active(0.0)
@@ -44,7 +47,7 @@ class Log:
     def say(self, place: GroupPartition, message: Message, at: float, ahead_s: float = 0.0) -> ClaimVerdict:
         partition = log_partition(place, 2)
         world = self.worlds[partition]
-        verdict = read(world, world.next_offset, round(1000 * (at + ahead_s)), encode(message)).verdict
+        verdict = world.read(world.next_offset, round(1000 * (at + ahead_s)), encode(message)).verdict
         self.choice.read(partition, world.now_ms, at)
         self.choice.heard(place, at)
         return verdict
@@ -53,7 +56,7 @@ class Log:
         assert self.say(OURS, Heartbeat(OURS, US, 2, 0, 0, None), at, ahead_s) is ClaimVerdict.ACCEPTED
 
     def chosen(self, at: float) -> list[GroupPartition]:
-        return self.choice.to_claim(self.look, at)
+        return self.choice.to_claim(at)
 
 
 def test_what_is_released_where_the_log_stands_still_is_claimed() -> None:
@@ -86,7 +89,7 @@ def test_a_claim_that_only_came_too_early_is_tried_when_the_log_allows_it() -> N
     log.beat(2.9, ahead_s=0.2)
     assert log.chosen(2.91) == [STILL]
     assert log.say(STILL, ClaimingPartition(STILL, US, 3, 0, None), 2.91) is ClaimVerdict.LOST
-    log.choice.missed(log.look, STILL, 2.91)
+    log.choice.missed(STILL, 2.91)
     assert log.chosen(2.99) == []
     assert log.chosen(3.01) == [STILL]
     assert log.say(STILL, ClaimingPartition(STILL, US, 4, 0, None), 3.01) is ClaimVerdict.WON
@@ -96,7 +99,7 @@ def test_a_claim_that_another_was_quicker_with_is_not_tried_at_once() -> None:
     log = Log()
     assert log.say(STILL, ClaimingPartition(STILL, OTHER, 1, None, None), 1.0) is ClaimVerdict.WON
     assert log.say(STILL, ClaimingPartition(STILL, US, 3, None, None), 1.0) is ClaimVerdict.LOST
-    log.choice.missed(log.look, STILL, 1.0)
+    log.choice.missed(STILL, 1.0)
     assert log.say(STILL, ReleasingPartition(STILL, OTHER, 3, 0, 1, None), 1.1) is ClaimVerdict.ACCEPTED
     assert log.chosen(1.4) == []
     assert log.chosen(1.0 + PACE.beat_every_s) == [STILL]

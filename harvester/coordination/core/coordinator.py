@@ -1,28 +1,26 @@
 """All claims of one consumer, over the worlds of all partitions of the log: records and time in, commands out. Pure.
 
-Theory. The coordinator keeps a world for each partition of the coordination topic and a machine (`claims`) for each
-place it deals with. A record changes its world first; then the machine of its place hears of it: its own messages
-with their verdict, everybody else's if they have ended its claim. Time makes it send heartbeats, claim, ask and shed
-(`choice`). Its stage bounds what it may do:
+Theory. The coordinator keeps a world for each partition of the coordination topic and a machine (`claim`) for each
+partition it deals with. A record changes its world first; then the machine of the partition it is about hears of it:
+its own messages with their verdict, everybody else's if they have ended its claim. Time makes it send heartbeats,
+claim, ask and shed (`fair_share`). Its stage bounds what it may do:
 
     READING ──all partitions read to the end they had──▶ LISTENING ──nobody else has this id──▶ ACTIVE ──▶ CLOSING
                                                              └──another process has it──▶ REFUSED ◀──┘
 
-*One process for a client id.* An id that holds claims shows itself every half interval. So who finds that its id
+*One process for a client id.* An id that holds claims shows itself every half interval. So whoever finds that its id
 holds some listens for three quarters of one before it takes them over; a message of another instance in that time
 refuses the newcomer. A process that was taken for dead and was not loses its claims to its successor in the log, and
 is refused when it reads that. Of two that begin in the same moment, the one is refused that loses a claim to the
 other.
 
-Whether others of the group count by another HeartbeatInterval, or consume in the other mode. Whether a claim is stale
-depends on the interval, and each reader takes its own: two clients with different ones would not agree who holds a
-place. And a record is not processed at most once if some of those who share the partitions repeat what was not
-committed. So claims and heartbeats say by which interval their sender counts, and in which mode it is. Who begins,
-and finds that a client which may still live differs, ends before it has claimed anything. Of those that begin in the
-same moment with different modes the one at least once ends; with different intervals they warn.
-
-A client may live for 2 of *its* intervals after its last heartbeat, unless it has released the place. Log time tells
-if it goes on; where it stands still, since nobody writes, the newcomer listens for as long.
+*One interval and one mode for a group.* Whether a claim is stale depends on the HeartbeatInterval, and each reader
+takes its own: two clients with different ones would not agree on who holds a partition. And a record is not processed
+at most once if some of those who share the partitions repeat what was not committed. So claims and heartbeats carry
+their sender's interval and mode (`GroupCheck`). A newcomer that finds a client which differs and may still live ends
+before it has claimed anything. Of those that begin in the same moment with different modes the one at least once ends;
+with different intervals they warn. A client may live for 2 of *its* intervals after its last heartbeat, unless it has
+released the partition. Log time tells if it goes on; where it stands still, the newcomer listens for as long.
 """
 
 from __future__ import annotations
@@ -46,7 +44,7 @@ from harvester.coordination.core.claim import (
     ReleaseClaim,
     TryClaim,
 )
-from harvester.coordination.core.fair_share import Choice, LogView, ShareSettings
+from harvester.coordination.core.fair_share import Choice
 from harvester.coordination.core.messages import (
     ClaimingMessages,
     ClaimingPartition,
@@ -59,8 +57,8 @@ from harvester.coordination.core.messages import (
     SettingPosition,
     Unreadable,
 )
-from harvester.coordination.core.rationalizer import ClaimVerdict, Reading, read
-from harvester.coordination.core.world import NO_GENERATION, World
+from harvester.coordination.core.world import NO_GENERATION, ClaimVerdict, Reading, World
+from harvester.coordination.settings import ConsumerSettings
 
 _LISTEN = 0.75  # of an interval
 _CHOOSE = 0.05  # of an interval: how often all places are looked at
@@ -99,7 +97,7 @@ Outcome = Command | Warn | Refuse | RefusePace | RefuseMode
 
 
 class Stage(Enum):
-    """See the module's text."""
+    """Bounds what the coordinator may do."""
 
     READING = "reading"
     LISTENING = "listening"
@@ -109,16 +107,16 @@ class Stage(Enum):
 
 
 class Coordinator:
-    """See the module's text. Every method returns what is to be done, in order. One thread only."""
+    """Every method returns what is to be done, in order. One thread at a time."""
 
-    def __init__(self, settings: ShareSettings, worlds: Mapping[int, World]) -> None:
-        self.settings = settings
+    def __init__(self, settings: ConsumerSettings, client: Client, worlds: Mapping[int, World]) -> None:
+        self.settings, self.client = settings, client
         self.stage = Stage.READING
         self.worlds = dict(worlds)
         self.holdings: dict[GroupPartition, ClaimState] = {}
-        self._look = LogView(settings, (), self.worlds, self.holdings)
-        self._choice = Choice(settings)
-        self._paces = IntervalCheck(settings.timing.interval_ms, at_most_once=settings.at_most_once)
+        self._pace = settings.pace
+        self._choice = Choice(settings, client, self.worlds, self.holdings)
+        self._group = GroupCheck(settings.timing.interval_ms, at_most_once=settings.at_most_once)
         self._ends: Mapping[int, int] = {}
         self._unread = set(self.worlds)  # partitions of the log that are not read to the end they had
         self._ready_at = self._next_choice_at = -math.inf
@@ -135,7 +133,7 @@ class Coordinator:
     def read(self, partition: int, offset: int, timestamp_ms: int, value: bytes | None, now: float) -> list[Outcome]:
         """The next record of a partition of the log."""
         world = self.worlds[partition]
-        reading = read(world, offset, timestamp_ms, value)
+        reading = world.read(offset, timestamp_ms, value)
         self._choice.read(partition, world.now_ms, now)
         message = reading.message
         said: list[Outcome] = []
@@ -156,11 +154,11 @@ class Coordinator:
                 self._choice.ready(now)
 
     def _heard(self, world: World, offset: int, message: Message, reading: Reading, now: float) -> list[Outcome]:
-        place, us, verdict = message.place, self.settings.client, reading.verdict
+        place, us, verdict = message.place, self.client, reading.verdict
         self._choice.heard(place, now)
         claim = world.claim(place)
         said: list[Outcome] = []
-        other = self._paces.heard(message, verdict, world.now_ms)
+        other = self._group.heard(message, verdict, world.now_ms)
         if other is not None:
             said += self._differs(other, now)
         if message.client == us:
@@ -182,15 +180,12 @@ class Coordinator:
     def consume(self, topics: Mapping[str, int]) -> None:
         """The topics, with the number of partitions that each has now; call it again when that grows."""
         group = self.settings.group
-        places = tuple(
-            GroupPartition(group, topic, partition)
-            for topic, count in sorted(topics.items())
-            for partition in range(count)
+        self._choice.consume(
+            GroupPartition(group, topic, partition) for topic, count in topics.items() for partition in range(count)
         )
-        self._look = LogView(self.settings, places, self.worlds, self.holdings)
 
     def tell(self, place: GroupPartition, event: Event, now: float) -> list[Outcome]:
-        """What concerns one claim: Found, NotSent, Progressed, Fetched, Drained, Release."""
+        """What the consumer knows of one of its claims."""
         if isinstance(event, ReleaseClaim):
             self._choice.let_go(place, now)
         return list(self._step(place, event, now))
@@ -220,50 +215,49 @@ class Coordinator:
             self.stage = Stage.ACTIVE
             self._choice.active(now)
         if self.stage is Stage.ACTIVE and now >= self._next_choice_at:
-            self._next_choice_at = now + _CHOOSE * self.settings.pace.interval_s
+            self._next_choice_at = now + _CHOOSE * self._pace.interval_s
             said += self._choose(now)
         return said
 
     @property
     def holds(self) -> tuple[GroupPartition, ...]:
-        """The places that are held, those that are being given up included."""
+        """The partitions that are held, those that are being given up included."""
         return tuple(place for place, holding in self.holdings.items() if holding.phase in HOLDING)
 
     @property
     def left(self) -> bool:
-        """Once it is closed: nothing is held, and no claim is under way that may still win and block its place."""
+        """Once it is closed: nothing is held, and no claim is under way that may still win and block others."""
         return not self.holds and not any(
             self.holdings[place].awaits(number) for place, number in self._claiming.items()
         )
 
     def fewer_elsewhere(self, now: float) -> bool:
-        """Whether another client that is present has less than this one: who could take something over."""
-        return self._choice.fewer_elsewhere(self._look, now)
+        """Whether another client that is present has less than this one."""
+        return self._choice.fewer_elsewhere(now)
 
     # -- parts
 
     def _choose(self, now: float) -> list[Outcome]:
         said: list[Outcome] = []
-        for place, holding in tuple(self.holdings.items()):
-            if holding.phase is ClaimPhase.HELD and self._look.is_orphan(place):
-                said += self._step(place, ReleaseClaim("the first partition of its topic is not held"), now)
-        for place in self._choice.to_shed(self._look, now):
+        for place in self._choice.orphans():
+            said += self._step(place, ReleaseClaim("the first partition of its topic is not held"), now)
+        for place in self._choice.to_shed(now):
             said += self._step(place, ReleaseClaim("others have fewer"), now)
-        for place in self._choice.to_claim(self._look, now):
-            claim = self._look.world(place).claim(place)
+        for place in self._choice.to_claim(now):
+            claim = self._choice.world(place).claim(place)
             certain = claim.exact and claim.generation != NO_GENERATION
             said += self._step(place, TryClaim(claim.generation if certain else None), now)
         return said
 
     def _has_listened(self, now: float) -> bool:
-        us = self.settings.client
+        us = self.client
         in_use = any(
             client.id == us.id and client != us
             for world in self.worlds.values()
             for _, client in world.held(self.settings.group)
         )
-        own_s = _LISTEN * self.settings.pace.interval_s if in_use else 0.0
-        others_s = self._paces.silence_ms(lambda place: self._look.world(place).now_ms) / 1000
+        own_s = _LISTEN * self._pace.interval_s if in_use else 0.0
+        others_s = self._group.silence_ms(lambda place: self._choice.world(place).now_ms) / 1000
         return now >= self._ready_at + max(own_s, others_s)
 
     def _differs(self, other: Other, now: float) -> list[Outcome]:
@@ -273,14 +267,14 @@ class Coordinator:
         yields = not paced and other.at_most_once
         if self.stage is Stage.LISTENING or (self.stage is Stage.ACTIVE and yields):
             return self._end(refusal, "others of the group consume at most once", now)
-        if self.stage is Stage.ACTIVE and self._paces.is_new(other.client):
+        if self.stage is Stage.ACTIVE and self._group.is_new(other.client):
             what = f"counts by a heartbeat interval of {other.interval_ms / 1000:g} s" if paced else "repeats records"
             return [Warn(f"client {other.client.id} {what}, which must not be")]
         return []
 
     def _rival(self, message: Message, reading: Reading, holder: Client | None) -> Client | None:
         """Another live process of our client id that goes before us, if this message shows one."""
-        us, client = self.settings.client, message.client
+        us, client = self.client, message.client
         if self.stage is Stage.LISTENING and client.id == us.id and client != us:
             return client
         if self.stage is not Stage.ACTIVE or not isinstance(message, ClaimingPartition):
@@ -301,10 +295,10 @@ class Coordinator:
     def _step(self, place: GroupPartition, event: Event, now: float) -> tuple[Command, ...]:
         holding = self.holdings.get(place)
         if holding is None:
-            holding = ClaimState(place, self.settings.client, at_most_once=self.settings.at_most_once)
-        self.holdings[place], commands = claims.step(holding, event, now, self.settings.pace)
+            holding = ClaimState(place, self.client, at_most_once=self.settings.at_most_once)
+        self.holdings[place], commands = claims.step(holding, event, now, self._pace)
         if any(isinstance(command, Missed) for command in commands):
-            self._choice.missed(self._look, place, now)
+            self._choice.missed(place, now)
         return commands
 
 
@@ -320,8 +314,8 @@ class Other:
     at_most_once: bool
 
 
-class IntervalCheck:
-    """See the module's text."""
+class GroupCheck:
+    """Watches for clients of the group that count by another interval or consume in the other mode."""
 
     def __init__(self, interval_ms: int, *, at_most_once: bool = False) -> None:
         self._interval_ms, self._at_most_once = interval_ms, at_most_once

@@ -6,7 +6,6 @@ import pytest
 
 from harvester.coordination.core.claim import Append, ClaimTiming, StopHandingOut
 from harvester.coordination.core.coordinator import Coordinator, Outcome, RefuseMode, RefusePace, Stage, Warn
-from harvester.coordination.core.fair_share import ShareSettings
 from harvester.coordination.core.messages import (
     ClaimingMessages,
     ClaimingPartition,
@@ -18,6 +17,7 @@ from harvester.coordination.core.messages import (
     encode,
 )
 from harvester.coordination.core.world import LogTiming, World
+from harvester.coordination.settings import ConsumerSettings
 
 TIMING, PACE = LogTiming(interval_ms=1000, clock_step_ms=250), ClaimTiming(1.0, margin_s=0.5)
 PLACE, OTHER = GroupPartition("billing", "orders", 0), Client("old", "1")
@@ -32,8 +32,12 @@ class Newcomer:
     """Counts by one second; reads what is given of a log with one partition."""
 
     def __init__(self, *past: tuple[int, Message], at_most_once: bool = False) -> None:
-        settings = ShareSettings("billing", Client("new", "2"), 1, TIMING, PACE, at_most_once=at_most_once)
-        self.coordinator = Coordinator(settings, {0: World.begin(TIMING)})
+        settings = ConsumerSettings(
+            kafka={}, group="billing", topics=("orders",), coordination_partitions=1, heartbeat_interval_s=1.0,
+            at_most_once=at_most_once,
+        )  # fmt: skip
+        assert (settings.timing, settings.pace) == (TIMING, PACE)
+        self.coordinator = Coordinator(settings, Client("new", "2"), {0: World.begin(TIMING)})
         self.coordinator.consume({"orders": 2})
         self.coordinator.begin({0: len(past)}, 0.0)
         self.offset = 0

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from confluent_kafka import KafkaError
 
-from harvester.coordination.log import passes
+from harvester.coordination.topic import passes
 
 
 @pytest.mark.parametrize(

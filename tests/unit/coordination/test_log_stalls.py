@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from harvester.coordination.core.stall_detector import Standstill
+from harvester.coordination.log import Standstill
 
 LIMIT_S = 2.0
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from harvester.coordination.core.offset_policy import Policy, resume, start
+from harvester.coordination.core.partition_buffer import resume, start
 from harvester.coordination.core.world import SET_TO_START
+from harvester.coordination.settings import OutOfRangePolicy
 
 
 @pytest.mark.parametrize(("committed", "last_offset", "begins"), [
@@ -40,5 +41,5 @@ def test_where_the_log_is_not_certain_the_further_one_counts(
     (21, "latest", None),
     (21, "error", None),
 ])  # fmt: skip
-def test_where_to_go_on(offset: int, policy: Policy, resumed_at: int | None) -> None:
+def test_where_to_go_on(offset: int, policy: OutOfRangePolicy, resumed_at: int | None) -> None:
     assert resume(offset, 10, 20, policy) == resumed_at
