@@ -8,9 +8,9 @@ import pytest
 
 from harvester.config.dsn import effective_dsn, mask_dsn, parse_dsn
 from harvester.config.durations import format_duration, parse_duration, to_ms
-from harvester.config.identity import group_id_from
+from harvester.config.fields import group_id_from
+from harvester.config.kafka_options import MASK, is_secret, mask_options, scrub
 from harvester.config.load import apply_overrides, interpolate_table, parse_value
-from harvester.config.secrets import MASK, is_secret, mask_options, scrub
 
 
 @pytest.mark.parametrize(
