@@ -168,7 +168,7 @@ def test_the_configuration_survives_pickling_with_its_secrets() -> None:
         (
             {"producer_kafka_config": {"delivery.timeout.ms": 0}},
             'producer_kafka_config."delivery.timeout.ms"',
-            ["for ever"],
+            ["forever"],
         ),
         ({"limits": {"mark_backoff": "101ms"}}, "limits.mark_backoff_max", ["101ms", "100ms"]),
         ({"limits": {"retry_backoff": "11s"}}, "limits.retry_backoff_max", ["11s", "10s"]),

@@ -72,7 +72,7 @@ def test_every_missing_variable_is_reported_with_its_path() -> None:
     assert [(problem.path, problem.message) for problem in problems] == [
         ("a", "the environment variable A is not set"),
         ("t.b", "the environment variable B is not set"),
-        ("t.b", "has a '${' that is no reference to a variable"),
+        ("t.b", "has a '${' that does not refer to a variable"),
     ]
     assert resolved["c"] == ""
 
