@@ -16,7 +16,7 @@ from psycopg import ProgrammingError
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 from psycopg.pq import Conninfo
 
-from harvester.config.secrets import MASK
+from harvester.config.kafka_options import MASK
 
 CONNECT_TIMEOUT_S = 10
 _SECRETS = frozenset({"password", "sslpassword", "scram_client_key", "scram_server_key", "oauth_client_secret"})
