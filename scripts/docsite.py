@@ -35,7 +35,7 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
 
 
 def rewritten(markdown: str, uri: str) -> str:
-    """The text of the page `uri` with the site's links; a target that is not on the site is left for MkDocs to report."""
+    """The text of page `uri` with the site's links; a target that is not on the site is left for MkDocs to report."""
     parts = _FENCE.split(markdown)
     parts[::2] = [_LINK.sub(_rewriter(uri), part) for part in parts[::2]]
     return "".join(parts)

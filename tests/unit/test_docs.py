@@ -263,3 +263,17 @@ def test_the_modules_and_tests_that_the_protocol_names_exist() -> None:
     assert [name for name in sorted(modules) if not (ROOT / "harvester" / name).exists()] == []
     tests = {file.stem for file in (ROOT / "tests").rglob("test_*.py")}
     assert set(re.findall(r"`(test_\w+)`", page)) - tests == set()
+
+
+def test_what_the_protocol_names_within_tests_exists() -> None:
+    """Tests, breaks and transcripts, each as a whole or, with an ellipsis, in part."""
+    page = re.sub(r"`[^`]*`", "", (DOCS / "protocol" / "relay.md").read_text(encoding="utf-8"))
+    named = {name.strip("…") for name in re.findall(r"…?[a-z]\w*_\w+…?", page)}
+    files = list((ROOT / "tests").rglob("*.*"))
+    defined = {file.stem for file in files}
+    for file in files:
+        if file.suffix == ".py":
+            defined |= set(re.findall(r'(?:def |class |")(\w+)', file.read_text(encoding="utf-8")))
+    everything = "\n".join(defined)
+    assert len(named) > 100
+    assert {name for name in named if name not in everything} == set()
