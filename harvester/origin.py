@@ -1,4 +1,4 @@
-"""The header that says where a record comes from: its codec, and the stamps of a shard.
+"""The header that says where a record comes from: its codec, and the stamps that a shard puts on its records.
 
 One header, named `harvester` unless configured otherwise; its value has 66 bytes, numbers in network byte order:
 
@@ -14,11 +14,11 @@ One header, named `harvester` unless configured otherwise; its value has 66 byte
     50    8    sequence, signed
     58    8    creation time, signed: microseconds since the UNIX epoch, or the nearest number that has room
 
-The first 42 bytes are the same for many records in a row. `head` makes them once, and `stamp` adds the rest.
+The first 42 bytes are the same for many records in a row: `head` makes them once, and `stamp` adds the rest.
 
-What a shard puts on its records: the header that says where each comes from, its number (P25); its timestamp. A
-sequence is dense within a *scope*: term, lane (which is the shard's index) and a number drawn at random for each
-producer, or for each remark, so that what a remark dropped leaves no hole in a scope that goes on.
+`Stamps` numbers a shard's records (P25). Sequences are dense within a *scope*: term, lane (the shard's index) and a
+number drawn at random for each producer, or for each remark, so that what a remark dropped leaves no hole in a scope
+that goes on.
 """
 
 from __future__ import annotations

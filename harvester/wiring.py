@@ -1,6 +1,7 @@
-"""Puts a harvester together from its configuration: the one place that knows all parts.
+"""Assembles a harvester from its configuration: the one place that knows all parts.
 
-New passwords for a harvester that runs: connections that are open stay, new ones log in with what is given here.
+`assemble` makes them, unconnected. `renew_logins` hands new passwords to parts that run: connections that are open
+stay, new ones log in with them.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from harvester.delivery.lane import Lanes, LaneSettings
 from harvester.delivery.progress_topic import ProgressTopic, ensure_progress_topic, find_progress_topic
 from harvester.delivery.retries import Policy
 from harvester.neli.election import ElectionTiming
-from harvester.neli.group import Group, GroupCallbacks, Identity
+from harvester.neli.group import Group, GroupListener, Identity
 from harvester.neli.topic import ask_cluster_id
 from harvester.outbox.archive import ArchiveKeeper
 from harvester.outbox.leader_session import MarkSession, Owner
@@ -61,9 +62,9 @@ class Parts:
             topic = _ensure_progress_topic(config, shards)
             self.supervisor.lanes_known(topic.lanes)
 
-    def join(self, identity: Identity, callbacks: GroupCallbacks) -> None:
+    def join(self, identity: Identity, listener: GroupListener) -> None:
         """Join the group."""
-        self.group.start(identity, callbacks)
+        self.group.start(identity, listener)
         self.joined.set()
 
     def end_marker(self, timeout_s: float) -> None:

@@ -1,49 +1,33 @@
 """A lane: the transactional identity of one shard, as a producer and as a partition of the progress topic.
 
-`Lanes` opens them. Opening fences whoever had the lane before: `init_transactions` raises the producer's epoch and
-ends what was open under the old one, so that nothing of a predecessor can be committed any more. What it had
-committed then stands in the lane's last progress record (rules P19, P20).
-
-When a commit is clear (P23, P40)
----------------------------------
-An EndTxn request names a producer and its epoch, not a transaction: one that arrives late ends whatever transaction the
-producer has open by then. The broker's remedy (KIP-890, a new epoch after each transaction) needs version 5 of the
-request; librdkafka 2.16 sends version 1. So the next transaction begins only when no EndTxn of an earlier one can be
-under way.
+*When a commit is clear* (P23, P40). An EndTxn request names a producer and its epoch, not a transaction: one that
+arrives late ends whatever transaction the producer has open by then. The broker's remedy (KIP-890, a new epoch after
+each transaction) needs version 5 of the request; librdkafka 2.16 sends version 1. So the next transaction begins only
+when no EndTxn of an earlier one can be under way.
 
 librdkafka sends EndTxn once, and again only when the request has failed: the connection was closed, the request timed
-out, or the broker answered with a retriable error. Both the first failure and the resend stay inside of the client:
-no callback is called, and `commit_transaction` returns success. But each outcome passes through one function, which
-writes it to the debug log, and the resend waits for `retry.backoff.ms`, less 20 % of jitter. From that follow two
-proofs, and an outcome is clear by either:
+out, or the broker answered with a retriable error. No callback is called, and `commit_transaction` returns success. But
+each outcome is written to the debug log, and the resend waits for `retry.backoff.ms`, less 20 % of jitter. So an
+outcome is clear by either of two proofs:
 
 - by time: the call returned before the earliest possible resend. One request was sent, and it was answered.
 - by testimony: the debug lines (`Witness`) name every EndTxn as answered by the broker, the last one without an
-  error. A request that was answered on its connection is not under way any more. Any local error (`_TRANSPORT`,
-  `_TIMED_OUT`) names one that may be.
+  error. Any local error (`_TRANSPORT`, `_TIMED_OUT`) names a request that may still be under way.
 
-If every transaction of a producer was clear, no EndTxn of it is under way; and those of other producers that had the
-lane carry an older epoch, which the coordinator refuses. All else is *unclear*: the lane is closed and opened anew,
-which raises the epoch, and its progress says what was committed.
+All else is *unclear*: the lane is closed and opened anew, which raises the epoch, and its progress says what was
+committed. An abort needs more: the client drops records that wait to be sent again and gives their sequence numbers to
+the next ones, for which the bytes of the first attempt could be taken. It is clear only if no connection broke since
+the transaction began.
 
-An abort needs more than that. The client drops records that wait to be sent again, and gives their sequence numbers
-to the next ones; the bytes of the first attempt could be taken for those. So an abort is clear only if no connection
-broke since the transaction began. After a commit all records are acknowledged, and late copies of them are known
-duplicates.
+*Progress comes last* (P46). A transaction's progress record is produced when all its records are acknowledged, so that
+progress that becomes readable names no record that is not in its topic, whatever ends the transaction. The first record
+of a transaction, which makes the partition known to the coordinator, names what earlier ones committed.
 
-Progress comes last (P46)
--------------------------
-A transaction's progress record is produced when all its records are acknowledged. Whatever ends the transaction, the
-progress that becomes readable names no record that is not in its topic. The first record of a transaction, which makes
-the partition known to the coordinator, names what earlier ones committed, and nothing of its own.
-
-Opening a lane: fence whoever had it, find out what was committed on it, purge that, and have it ready. In this order,
-for one lane (rules P19, P20): the term row must be ours; `init_transactions` ends what was open under the lane, and
-from here on nothing of a predecessor can be committed; the term row must be ours still, or it was a zombie that has
-just fenced the shard that leads; the lane's progress is read up to the end; what it names is purged, unless ids have
-started again since (another incarnation); an empty progress record is committed.
-
-Whatever fails on the way is tried again, with a new producer, for as long as it takes, or until nobody wants it.
+*Opening a lane* (P19, P20, `Opener`). The term row must be ours; `init_transactions` ends what was open under the lane,
+after which nothing of a predecessor can be committed; the term row must be ours still, or it was a zombie that has just
+fenced the shard that leads; the lane's progress is read up to its end; what it names is purged, unless ids have started
+again since (another incarnation); an empty progress record is committed. Whatever fails on the way is tried again with
+a new producer, for as long as it takes, or until nobody wants the lane.
 """
 
 from __future__ import annotations
@@ -90,7 +74,6 @@ class TransactionOutcome(Enum):
 
 
 def judge(error: KafkaError) -> TransactionOutcome:
-    """What an error of a transactional call means."""
     if error.txn_requires_abort() and not error.fatal():
         return TransactionOutcome.REFUSED
     return TransactionOutcome.AGAIN if error.retriable() and not error.fatal() else TransactionOutcome.UNCLEAR
@@ -145,11 +128,9 @@ class Witness:
                 self._log.log(*line)
 
     def watch(self) -> None:
-        """A transaction begins."""
         self.broken = False
 
     def ask(self) -> None:
-        """It is about to end."""
         self.answers = []
 
 
@@ -179,11 +160,10 @@ class Lane:
         self.produce = producer.produce
 
     def init(self) -> TransactionOutcome:
-        """Fence the predecessor."""
+        """Fences the predecessor."""
         return self._call(lambda: self._producer.init_transactions(_INIT_S))
 
     def begin(self) -> TransactionOutcome:
-        """A transaction begins."""
         self.refused = None
         self._witness.watch()
         return self._call(self._producer.begin_transaction)
@@ -227,7 +207,6 @@ class Lane:
         self._left(FLUSH_S)
 
     def abort(self) -> TransactionOutcome:
-        """Give the transaction up."""
         outcome = self._ended(lambda: self._producer.abort_transaction(_END_S))
         return TransactionOutcome.UNCLEAR if self._witness.broken else outcome
 
@@ -254,7 +233,7 @@ class Lane:
         self._producer.poll(0)
 
     def log_in(self, user: str, password: str) -> None:
-        """What to log in with from now on. Safe from any thread."""
+        """From now on; safe from any thread."""
         producer = getattr(self, "_producer", None)
         if producer is not None:
             producer.set_sasl_credentials(user, password)
@@ -439,23 +418,12 @@ class Leadership:
 class LaneHost(Protocol):
     """Whoever has a lane opened. What is asked of the database is waited for; None or False when the process ends."""
 
-    def term_row(self) -> tuple[int, str | None] | None:
-        """The term that the term row names, and its holder."""
-
-    def delete(self, ids: Sequence[int]) -> bool:
-        """Purge these rows."""
-
-    def is_over(self) -> bool:
-        """Whether nobody wants the lane any more."""
-
-    def pause(self, seconds: float) -> None:
-        """Wait before the next attempt."""
-
-    def trouble(self, text: str | None) -> None:
-        """Why the lane cannot be opened; None when that is over."""
-
-    def fenced(self, lane: int) -> None:
-        """Called when the predecessor of this lane can commit nothing any more."""
+    def term_row(self) -> tuple[int, str | None] | None: ...  # the term that the term row names, and its holder
+    def delete(self, ids: Sequence[int]) -> bool: ...  # purge these rows
+    def is_over(self) -> bool: ...  # nobody wants the lane any more
+    def pause(self, seconds: float) -> None: ...  # before the next attempt
+    def trouble(self, text: str | None) -> None: ...  # why the lane cannot be opened; None when that is over
+    def fenced(self, lane: int) -> None: ...  # the predecessor of this lane can commit nothing any more
 
 
 class Superseded(Exception):

@@ -46,22 +46,8 @@ from harvester.delivery.retries import (
 )
 from harvester.origin import Stamps, timestamp_ms
 from harvester.outbox.purge_session import PoisonRow, QuarantineOutcome
+from harvester.relay.core import frames as f
 from harvester.relay.core.barrier import Barrier, BarrierEntry
-from harvester.relay.core.frames import (
-    Dispatch,
-    Dropped,
-    FateUnknown,
-    InDoubt,
-    Parked,
-    Poisoned,
-    Quarantined,
-    QueueTimedOut,
-    Refused,
-    Remark,
-    Remarked,
-    Settled,
-    Stats,
-)
 from harvester.relay.purger import ShardHost
 from harvester.telemetry.latency import Histogram
 
@@ -111,7 +97,7 @@ class Sender:
 
     # -- frames
 
-    def dispatch(self, frame: Dispatch) -> None:
+    def dispatch(self, frame: f.Dispatch) -> None:
         """Rows in id order: send what may be sent, queue the rest."""
         now, term = time.monotonic(), self._term  # which this thread alone changes
         entries = [BarrierEntry(record[0], record[1], record, now, term) for record in decode(frame.rows)]
@@ -131,10 +117,10 @@ class Sender:
                 elif answer is None:
                     refused.append(entry.id)
             if refused:
-                self._shard.send(Dropped(refused) if self._blocked else Refused(frame.epoch, refused))
+                self._shard.send(f.Dropped(refused) if self._blocked else f.Refused(frame.epoch, refused))
         self._produce(ready)
 
-    def remark(self, frame: Remark) -> None:
+    def remark(self, frame: f.Remark) -> None:
         """Drop what is not on the wire and answer with what is; go on under the frame's term."""
         with self._lock:
             if frame.term != self._term:
@@ -145,7 +131,7 @@ class Sender:
             self._timers.clear()
             held = self._barrier.held > 0
             on_the_wire = self._barrier.remark()
-            self._shard.send(Remarked(frame.epoch, on_the_wire, held))
+            self._shard.send(f.Remarked(frame.epoch, on_the_wire, held))
 
     def closed(self, epoch: int, record_id: int) -> None:
         """The supervisor knows of this parked record; its key may come again."""
@@ -210,7 +196,7 @@ class Sender:
             if entry.id not in self._barrier:
                 return
             self._blocked = True
-            self._shard.send(Dropped(self._barrier.drop_unsent(entry.id)))
+            self._shard.send(f.Dropped(self._barrier.drop_unsent(entry.id)))
 
     # -- reports
 
@@ -255,7 +241,7 @@ class Sender:
             ready = self._barrier.settle(ids, time.monotonic())
             if self._attempts.states:
                 self._attempts.settled(ids)
-            self._shard.send(Settled(ids))  # in order with the answer to a remark
+            self._shard.send(f.Settled(ids))  # in order with the answer to a remark
         self._produce(ready)
 
     def quarantined(self, poison: PoisonRow, outcome: QuarantineOutcome) -> None:
@@ -266,7 +252,7 @@ class Sender:
             return
         if outcome is QuarantineOutcome.MOVED:
             self._quarantined += 1
-            self._shard.send(Quarantined(poison.id, poison.error))
+            self._shard.send(f.Quarantined(poison.id, poison.error))
         self.purged([poison.id])
 
     # -- failures
@@ -287,10 +273,10 @@ class Sender:
             verdict, retry = self._attempts.failed(entry.id, failure, datetime.now(UTC))
             retry.origin = entry.origin
             if verdict is RetryVerdict.FATAL:
-                self._shard.send(FateUnknown(self._epoch, [entry.id], text))
+                self._shard.send(f.FateUnknown(self._epoch, [entry.id], text))
             elif verdict is RetryVerdict.RETRY:
                 if entry.key is not None and may_arrive(failure):
-                    self._shard.send(InDoubt(entry.id))
+                    self._shard.send(f.InDoubt(entry.id))
                 self._retry(entry, retry, text, counts=burns_attempt(failure))
                 return
         if verdict is RetryVerdict.FATAL:
@@ -311,7 +297,7 @@ class Sender:
             retry = self._attempts.impossible(entry.id, datetime.now(UTC))
             self._park(entry, retry, text, policy.retry_backoff_max_s, held=True)
             if policy.poison == "stop":
-                self._shard.send(Poisoned(entry.id, text))
+                self._shard.send(f.Poisoned(entry.id, text))
 
     def _retry(self, entry: BarrierEntry, retry: RetryState, text: str, *, counts: bool) -> None:
         """Send it again later; the lock is held. `counts`: the record itself is at fault."""
@@ -335,12 +321,12 @@ class Sender:
     def _park(self, entry: BarrierEntry, retry: RetryState, text: str, wait_s: float, *, held: bool = False) -> None:
         """Give it back to the supervisor until it is time; the lock is held."""
         behind = self._barrier.park(entry.id)
-        self._shard.send(Parked(self._epoch, entry.id, behind, text, wait_s, retry.attempts, held))
+        self._shard.send(f.Parked(self._epoch, entry.id, behind, text, wait_s, retry.attempts, held))
 
     def _give_up(self, record_id: int) -> None:
         """Lower its barrier unsent, with all that stands behind it; the lock is held, so that the supervisor hears of
         it in order with the answer to a remark."""
-        self._shard.send(Dropped([record_id, *self._barrier.forget(record_id)]))
+        self._shard.send(f.Dropped([record_id, *self._barrier.forget(record_id)]))
 
     def _to_quarantine(self, entry: BarrierEntry, error: str) -> None:
         with self._lock:
@@ -374,9 +360,9 @@ class Sender:
         with self._lock:
             waiting, epoch = self._barrier.longest_waiting(), self._epoch
         if waiting is not None and now - waiting.since >= self._attempts.policy.queue_timeout_s:
-            self._shard.send(QueueTimedOut(epoch, waiting.id, now - waiting.since))
+            self._shard.send(f.QueueTimedOut(epoch, waiting.id, now - waiting.since))
 
-    def stats(self) -> Stats | None:
+    def stats(self) -> f.Stats | None:
         """Figures for the supervisor; None while nothing has changed and nothing is unsettled."""
         with self._lock:
             barrier, unsettled = self._barrier, self.unsettled
@@ -385,7 +371,7 @@ class Sender:
                 return None
             self._seen = now
             latency, self._latency = self._latency, Histogram()
-        return Stats(*now[:4], self._retried, *now[4:], latency.pack().hex())
+        return f.Stats(*now[:4], self._retried, *now[4:], latency.pack().hex())
 
 
 def _size(entry: BarrierEntry) -> int:

@@ -1,7 +1,7 @@
 """Publishes a shard's records exactly once: transactions, one after the other, on a lane of its own.
 
-One thread, the *transactor*, talks to Kafka. It finds what is queued, and what the supervisor wants, in the shard's
-`transaction_intake`.
+One thread, the *transactor*, does all work with Kafka. It finds what is queued, and what the supervisor wants, in the
+shard's `transaction_intake`.
 
 Theory. While a transaction is sent and committed, further records queue up and become the next one: batches size
 themselves by load. A transaction takes what is queued until nothing is left, it has `max_transaction_records`, or it
@@ -12,23 +12,20 @@ purged when its commit is *clear* (`harvester.delivery.lane`). Outcomes and what
     REFUSED   abort; find out who is at fault, by halves if need be (`core.transaction_queue`); go on
     UNCLEAR   close the lane, *open* it again; what its progress names was committed, the rest is sent again
 
-A transaction that is refused although none of its records failed is repeated: at once at first, then with pauses that
-grow to 30 s, while a trouble names the cause and its remedy. As a rule the progress record is refused.
+A transaction that is refused although none of its records failed is repeated, at first at once, then with pauses that
+grow to 30 s while a trouble names cause and remedy. As a rule the progress record is refused.
 
-*Opening* a lane fences its last owner. Then, before anything is sent, it compares the term row with our own term
-(P20: a producer initialised by a zombie would fence the one that leads), reads the lane's progress, purges what that
-names, and leaves an empty record behind. With a new term a shard opens its own lane and ends those of shards that are
-no more (P19). Until that is done it does not answer the supervisor's `Remark`, and nothing is marked. A shard's
-successor does the same before the supervisor lets go of the ids of the dead one (P21).
+*Opening* a lane fences its last owner and purges what that had committed (P20). With a new term a shard opens its own
+lane and ends those of shards that are no more (P19); until then it does not answer the supervisor's `Remark`, and
+nothing is marked. A shard's successor does the same before the supervisor lets go of the dead one's ids (P21).
 
 Trust is checked before a transaction begins and before it is committed. In between there is no need: what a zombie
 sends cannot be committed once its successor has opened the lane.
 
-*Filling* (`TransactionWriter`). A transaction's partitions are registered with its coordinator one millisecond after
-the first record, by one request; until that is answered nothing is sent. So a transaction that has taken all there is
-waits as long for more: what comes in time is sent with the first records, what comes later waits for the whole
-transaction. The partition of the lane's progress would need a second such request at the end, so a progress record
-that names earlier transactions only is sent first.
+*Filling* (`TransactionWriter`). Kafka's coordinator learns of a transaction's partitions one millisecond after the
+first record, by one request, and nothing is sent before it answers. So a transaction that has taken all there is waits
+as long for more. The partition of the lane's progress would need a second such request at the end, so a progress
+record that names earlier transactions only is sent first.
 """
 
 from __future__ import annotations
@@ -57,7 +54,7 @@ from harvester.delivery.lane import (
 from harvester.delivery.progress import Progress, encode
 from harvester.origin import Stamps, timestamp_ms
 from harvester.relay.at_least_once import INFERRED, RESERVED
-from harvester.relay.core.frames import Log, Remark, Remarked, Settled, Trouble
+from harvester.relay.core import frames as f
 from harvester.relay.core.transaction_queue import QueuedRecord
 from harvester.relay.purger import Purger, ShardHost
 from harvester.relay.transaction_intake import INNOCENT, Failed, TransactionIntake
@@ -88,14 +85,13 @@ class Transactor:
         self.term_row, self.delete = purger.term, purger.delete
         self._opener = Opener(lanes, self)
         self._refused = 0  # commits in a row, with no record at fault
-        self._wanted: Remark | None = None  # the one that is being answered
+        self._wanted: f.Remark | None = None  # the one that is being answered
         self._term: int | None = None  # of the last answer
         self._opened: tuple[int | None, int] | None = None  # term and lanes for which all is fenced
         self._writer = TransactionWriter(intake, Stamps(header, shard.index), reserved, dated)
         self._thread = threading.Thread(target=self._run, name="transactor", daemon=True)
 
     def start(self) -> None:
-        """Start the transactor."""
         self._thread.start()
 
     # -- transactions
@@ -122,7 +118,6 @@ class Transactor:
             self._shard.die(f"the transactor failed: {error!r}")
 
     def _transact(self, lane: Lane) -> None:
-        """One transaction, from its beginning to its end."""
         intake = self._intake
         if not self._shard.trusted():
             intake.give_all_up()
@@ -178,7 +173,6 @@ class Transactor:
             self._intake.changed.wait_for(self._intake.is_over, pause_s)
 
     def _commit(self) -> None:
-        """The transaction is committed, for certain."""
         now_us = time.time_ns() // 1000
         intake = self._intake
         if self._refused > _UNSAID:
@@ -213,7 +207,7 @@ class Transactor:
 
     # -- opening
 
-    def _answer(self, frame: Remark) -> None:
+    def _answer(self, frame: f.Remark) -> None:
         """Be ready for what the supervisor wants, and say what is still to be purged."""
         intake = self._intake
         intake.under = None
@@ -235,9 +229,9 @@ class Transactor:
                 intake.refusals.attempts.states.clear()
             intake.pending, self._term = None, frame.term
             intake.under = frame if intake.lane is not None and frame.term is not None else None
-            self._shard.send(Remarked(frame.epoch, intake.batches.leaving()))
+            self._shard.send(f.Remarked(frame.epoch, intake.batches.leaving()))
 
-    def _open(self, frame: Remark, numbers: Sequence[int]) -> bool:
+    def _open(self, frame: f.Remark, numbers: Sequence[int]) -> bool:
         """Open these lanes, the last of which is our own and stays open. False: nobody wants that any more."""
         assert frame.term is not None
         assert frame.holder is not None
@@ -256,7 +250,7 @@ class Transactor:
         except Superseded:
             return False
         except Deposed as error:
-            self._shard.send(Log(30, f"lane {self._index} is not opened: {error}"))
+            self._shard.send(f.Log(30, f"lane {self._index} is not opened: {error}"))
             with intake.changed:  # of an unclear outcome: else the supervisor waits for them, and never asks why
                 intake.batches.aborted()
             intake.give_all_up()
@@ -270,29 +264,25 @@ class Transactor:
                 self._judge()
             self._intake.refusals.attempts.settled(ids)
             if ids:
-                self._shard.send(Settled(ids))
+                self._shard.send(f.Settled(ids))
 
     # -- what opening needs
 
     def is_over(self) -> bool:
-        """Whether the lane that is being opened is no longer wanted."""
         return self._intake.ended or self._intake.pending is not self._wanted
 
     def pause(self, seconds: float) -> None:
-        """Wait, unless the lane is no longer wanted."""
         with self._intake.changed:
             self._intake.changed.wait_for(self.is_over, seconds)
 
     def trouble(self, text: str | None) -> None:
-        """Why the lane cannot be opened; None when that is over."""
-        self._shard.send(Trouble(text))
+        self._shard.send(f.Trouble(text))
 
     def fenced(self, lane: int) -> None:
-        """The predecessor can commit nothing any more."""
         self._shard.failpoints.hit("lane.fenced", lane=lane, index=self._index)
 
 
-def _progress(under: Remark, ids: Sequence[int]) -> bytes:
+def _progress(under: f.Remark, ids: Sequence[int]) -> bytes:
     assert under.term is not None
     assert under.incarnation is not None
     return encode(Progress(under.term, UUID(under.incarnation), ids))

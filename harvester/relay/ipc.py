@@ -8,8 +8,10 @@ writes do block, always finds its reader reading.
 would hang all others. Each number is one aligned 64-bit word, so a reader sees the old value or the new one and
 nothing between.
 
-Trust is a moment of CLOCK_BOOTTIME, which runs through suspend. Inside the supervisor several threads move it (the
-group member extends it, the relay opens and closes it); `TrustCell` orders them with a lock of its own process.
+Trust is a moment of CLOCK_BOOTTIME, which runs through suspend. `harvester.neli.election` proves it, and ends it;
+shards compare the moment before every record (`trust_check`), so that it also expires while nobody can tell them.
+Inside the supervisor several threads move it (the group member extends it, the relay opens and closes it); `TrustCell`
+orders them with a lock of its own process.
 """
 
 from __future__ import annotations
@@ -150,7 +152,6 @@ class Waker:
         self._closed = False
 
     def set(self) -> None:
-        """Make `fd` readable; from any thread."""
         with self._lock:
             if not self._closed:
                 os.eventfd_write(self.fd, 1)
@@ -163,7 +164,6 @@ class Waker:
             return
 
     def close(self) -> None:
-        """Nobody waits any more."""
         with self._lock:
             if not self._closed:
                 self._closed = True

@@ -33,24 +33,7 @@ from harvester.neli.group import Group
 from harvester.outbox.connection import one_line, why_another
 from harvester.outbox.leader_session import Holders, MarkSession, Owner, Session
 from harvester.outbox.sql.queries import Row
-from harvester.relay.core.messages import (
-    DatabaseTrouble,
-    Fetch,
-    Fetched,
-    Look,
-    Looked,
-    LoopDied,
-    Mark,
-    Marked,
-    ReleaseTerm,
-    Report,
-    SaveBookmark,
-    ServerChanged,
-    StatementFailed,
-    TakeTerm,
-    TermGone,
-    TermWanted,
-)
+from harvester.relay.core import messages as m
 from harvester.relay.core.scan import Bookmark, Scan
 from harvester.relay.failpoints import Failpoints
 from harvester.relay.ipc import TrustCell, Waker
@@ -59,7 +42,7 @@ from harvester.relay.term import AT_LEAST_ONCE, DeliveryHandover, TermTaker
 _STALL_MARGIN_S = 10.0
 _GATHER_S = 0.001  # between marks that take all there is
 
-Work = Mark | Fetch | Look | SaveBookmark | TakeTerm | ReleaseTerm
+Work = m.Mark | m.Fetch | m.Look | m.SaveBookmark | m.TakeTerm | m.ReleaseTerm
 
 
 _NOTIFIED_CEILING_S = 1.0  # how long to wait between empty marks when the trigger wakes us anyway
@@ -89,7 +72,7 @@ class Relay(Protocol):
 
     trust: TrustCell
 
-    def report(self, report: Report) -> None: ...
+    def report(self, report: m.Report) -> None: ...
 
 
 class Marker(threading.Thread):
@@ -149,7 +132,6 @@ class Marker(threading.Thread):
         self._waker.set()
 
     def is_working(self, now: float) -> bool:
-        """Whether the loop is live (P14)."""
         bound_s = self._pace.statement_timeout_s + _STALL_MARGIN_S
         return self.is_alive() and now - self.turned_at < bound_s
 
@@ -160,20 +142,16 @@ class Marker(threading.Thread):
 
     @property
     def trusted(self) -> bool:
-        """Whether the group vouches for this process."""
         return self._relay.trust.trusted
 
     @property
     def highest_term(self) -> int:
-        """That was seen in the leader topic."""
         return self._group.highest_term
 
     def owner(self) -> Owner:
-        """Whose this harvester is. Raises BrokerError while the cluster does not say."""
         return Owner(self._group_id, self._group.cluster()) if self._group_id is not None else Owner()
 
     def turned(self) -> None:
-        """The loop is alive."""
         self.turned_at = time.monotonic()
 
     def unreachable_s(self, now: float) -> float:
@@ -182,14 +160,13 @@ class Marker(threading.Thread):
         return 0.0 if since is None else now - since
 
     def run(self) -> None:
-        """The thread."""
         try:
             self._loop()
             for command in self._commands:
-                if isinstance(command, ReleaseTerm):
+                if isinstance(command, m.ReleaseTerm):
                     self._release(command)
         except Exception as error:  # noqa: BLE001 - the top frame of this thread
-            self.report(LoopDied(error))
+            self.report(m.LoopDied(error))
         finally:
             self._session.close()
             self._waker.close()
@@ -202,15 +179,15 @@ class Marker(threading.Thread):
                 continue
             command = self._commands.popleft()
             match command:
-                case TakeTerm():
+                case m.TakeTerm():
                     self._take(command)
-                case ReleaseTerm():
+                case m.ReleaseTerm():
                     self._release(command)
-                case Mark():
+                case m.Mark():
                     self._mark(command)
-                case Fetch() | Look():
+                case m.Fetch() | m.Look():
                     self._read(command)
-                case SaveBookmark():
+                case m.SaveBookmark():
                     self._save(command)
 
     def _rest(self) -> None:
@@ -221,7 +198,7 @@ class Marker(threading.Thread):
             self._session.close()
         self._waker.clear()
 
-    def _take(self, command: TakeTerm) -> None:
+    def _take(self, command: m.TakeTerm) -> None:
         """Until the term is taken, or trust in us is over (P8)."""
         try:
             while not self.ended.is_set() and self._connected():
@@ -234,7 +211,7 @@ class Marker(threading.Thread):
         finally:
             self._taker.lent_to = None
 
-    def _release(self, release: ReleaseTerm) -> None:
+    def _release(self, release: m.ReleaseTerm) -> None:
         """Nothing of the term is left; whoever leads next need not wait. It is worth one attempt."""
         try:
             if self._session.is_open:
@@ -242,7 +219,7 @@ class Marker(threading.Thread):
         except (psycopg.Error, OutboxError) as error:
             self._lost(error)
 
-    def _save(self, command: SaveBookmark) -> None:
+    def _save(self, command: m.SaveBookmark) -> None:
         """Worth one attempt, on a session that is known to be with the database that is meant."""
         try:
             if self._session.is_open and self._checked:
@@ -250,7 +227,7 @@ class Marker(threading.Thread):
         except (psycopg.Error, OutboxError) as error:
             self._lost(error)
 
-    def _read(self, command: Mark | Fetch | Look) -> None:
+    def _read(self, command: m.Mark | m.Fetch | m.Look) -> None:
         """Perform a statement for the machine, on the database that is meant."""
         if not self._connected() or not self._is_meant(command):
             return
@@ -259,24 +236,24 @@ class Marker(threading.Thread):
             self._register(command)
             self._reader.perform(command)
         except TermLost:
-            self.report(TermGone(command.holder))
+            self.report(m.TermGone(command.holder))
         except (psycopg.Error, OutboxError) as error:
             self._lost(error)
-            self.report(StatementFailed(command.number, one_line(error)))
+            self.report(m.StatementFailed(command.number, one_line(error)))
 
-    def _mark(self, mark: Mark) -> None:
+    def _mark(self, mark: m.Mark) -> None:
         if not self._connected():
             return
         self._pause(mark)
         self._failpoints.hit("marker.mark", number=mark.number)
         self._read(mark)
 
-    def _register(self, command: Mark | Fetch | Look) -> None:
+    def _register(self, command: m.Mark | m.Fetch | m.Look) -> None:
         if self._unregistered:
             self._unregistered = False
             self._session.register(command.term, command.holder, self._sessions)
 
-    def _is_meant(self, command: Mark | Fetch | Look) -> bool:
+    def _is_meant(self, command: m.Mark | m.Fetch | m.Look) -> bool:
         """P9: whether the session is with the database that the term was taken on."""
         taken = self._taker.taken
         if taken is None or taken.holder != command.holder or self._checked:
@@ -285,16 +262,16 @@ class Marker(threading.Thread):
             row = self._session.read_term()
         except (psycopg.Error, OutboxError) as error:
             self._lost(error)
-            self.report(StatementFailed(command.number, one_line(error)))
+            self.report(m.StatementFailed(command.number, one_line(error)))
             return False
         assert self._session.place is not None, "open() sets it"
         reason = why_another(self._session.place, row.term, taken.place, taken.term)
         self._checked = reason is None
         if reason is not None:
-            self.report(ServerChanged(reason))
+            self.report(m.ServerChanged(reason))
         return reason is None
 
-    def _pause(self, mark: Mark) -> None:
+    def _pause(self, mark: m.Mark) -> None:
         """Wait before a mark that follows empty ones; a notification or a new command ends the wait.
 
         With the trigger it waits for rows as soon as it has taken all there were. And marks do not follow each other
@@ -331,7 +308,7 @@ class Marker(threading.Thread):
                 self._checked = False
                 self._unregistered = True
                 self._reader.scan.restart()
-                self.report(DatabaseTrouble(None))
+                self.report(m.DatabaseTrouble(None))
                 return True
         return False
 
@@ -342,9 +319,9 @@ class Marker(threading.Thread):
         if self._unreachable_since is None:
             self._unreachable_since = self.turned_at
         if isinstance(error, OutboxError) and error.hint:
-            self.report(DatabaseTrouble(f"{one_line(error)} ({error.hint})"))
+            self.report(m.DatabaseTrouble(f"{one_line(error)} ({error.hint})"))
         else:
-            self.report(DatabaseTrouble(one_line(error)))
+            self.report(m.DatabaseTrouble(one_line(error)))
         self.ended.wait(self._pace.io_error_backoff_s)
 
 
@@ -356,13 +333,13 @@ _BOOKMARK_S = 0.5  # how often to report how far the scan has come
 
 
 class MarkReader:
-    """See the module's text. For the mark loop's thread, while the session is open; raises what the session raises."""
+    """Performs marks, fetches and looks, and owns the scan. Raises what the session raises."""
 
     def __init__(
         self,
         session: MarkSession,
         taker: TermTaker,
-        report: Callable[[Report], None],
+        report: Callable[[m.Report], None],
         failpoints: Failpoints,
         *,
         writes: bool,
@@ -376,23 +353,22 @@ class MarkReader:
         self._bookmarked_at = 0.0
         self._last_seen: Holders | None = None
 
-    def perform(self, command: Mark | Fetch | Look) -> None:
+    def perform(self, command: m.Mark | m.Fetch | m.Look) -> None:
         """One statement; its result is reported."""
         match command:
-            case Mark():
+            case m.Mark():
                 self._mark(command)
-            case Fetch(number, term, holder, ids):
-                self._report(Fetched(number, self._session.fetch(term=term, holder=holder, ids=ids)))
-            case Look():
+            case m.Fetch(number, term, holder, ids):
+                self._report(m.Fetched(number, self._session.fetch(term=term, holder=holder, ids=ids)))
+            case m.Look():
                 self._look(command)
 
-    def save(self, command: SaveBookmark) -> None:
-        """Keep a bookmark in the term row."""
+    def save(self, command: m.SaveBookmark) -> None:
         bookmark = command.bookmark
         ids = [edge for ends in bookmark.open for edge in ends]
         self._session.save_bookmark(command.term, command.holder, bookmark.high, ids)
 
-    def _mark(self, mark: Mark) -> None:
+    def _mark(self, mark: m.Mark) -> None:
         scan = self.scan
         if mark.leader_id != self._leader_id or not scan.is_listed:
             self._leader_id = mark.leader_id
@@ -408,7 +384,7 @@ class MarkReader:
         bookmark = None
         if now - self._bookmarked_at >= _BOOKMARK_S:
             self._bookmarked_at, bookmark = now, scan.bookmark()
-        self._report(Marked(mark.number, rows, scan.floor, bookmark))
+        self._report(m.Marked(mark.number, rows, scan.floor, bookmark))
         every_s = _LIST_S if scan.gaps else _WATCH_S if rows else _IDLE_WATCH_S
         if len(scan.gaps) > _MANY_GAPS or now - self.listed_at >= every_s:
             self._list_holders()
@@ -423,7 +399,7 @@ class MarkReader:
             self.scan.restart(Bookmark(high, tuple(zip(edges[::2], edges[1::2], strict=True))))
         self._list_holders()
 
-    def _ask(self, mark: Mark) -> list[Row]:
+    def _ask(self, mark: m.Mark) -> list[Row]:
         return self._session.mark(
             term=mark.term,
             holder=mark.holder,
@@ -443,7 +419,7 @@ class MarkReader:
         self._last_seen = found
         self.scan.listed(found.transactions, found.last_value)
         if found.wanted_by is not None and self._taker.taken is not None:
-            self._report(TermWanted(self._taker.taken.holder, found.wanted_by))
+            self._report(m.TermWanted(self._taker.taken.holder, found.wanted_by))
         if before is None:
             return
         if found.table != before.table:
@@ -457,10 +433,10 @@ class MarkReader:
     def _ids_restarted(self, reason: str) -> None:
         self.scan.restart()
         self._taker.ids_restarted = True
-        self._report(ServerChanged(reason))
+        self._report(m.ServerChanged(reason))
 
-    def _look(self, look: Look) -> None:
+    def _look(self, look: m.Look) -> None:
         scan, found = self.scan, []
         if scan.high is not None:
             found = scan.passed_over(self._session.all_ids(scan.high))
-        self._report(Looked(look.number, found))
+        self._report(m.Looked(look.number, found))

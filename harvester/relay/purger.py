@@ -52,18 +52,11 @@ class Records(Protocol):
     """A shard's records, told what became of their rows, on the purger's thread: `Sender` or `TransactionIntake`."""
 
     @property
-    def unsettled(self) -> int:
-        """How many were handed to the producer and are not settled."""
-
+    def unsettled(self) -> int: ...  # handed to the producer, and not settled
     @property
-    def is_awaited(self) -> bool:
-        """Whether anything here waits for a record to be settled."""
-
-    def purged(self, ids: Sequence[int]) -> None:
-        """Their DELETE has committed."""
-
-    def quarantined(self, poison: PoisonRow, outcome: QuarantineOutcome) -> None:
-        """The outcome of a quarantine has committed."""
+    def is_awaited(self) -> bool: ...  # whether anything here waits for a record to be settled
+    def purged(self, ids: Sequence[int]) -> None: ...  # their DELETE has committed
+    def quarantined(self, poison: PoisonRow, outcome: QuarantineOutcome) -> None: ...
 
 
 class ShardHost(Protocol):
@@ -74,28 +67,14 @@ class ShardHost(Protocol):
 
     @property
     def records(self) -> Records: ...
-
-    def trusted(self) -> bool:
-        """Whether a record may be handed to the producer now; asked for every one."""
-
-    def send(self, frame: Frame, /) -> None:
-        """To the supervisor."""
-
-    def purge(self, ids: Sequence[int], /) -> None:
-        """As `Purger.purge`."""
-
-    def quarantine(self, poison: PoisonRow, /) -> None:
-        """As `Purger.quarantine`."""
-
-    def wake(self) -> None:
-        """The main thread, because a retry was scheduled."""
-
+    def trusted(self) -> bool: ...  # whether a record may be handed to the producer now; asked for every one
+    def send(self, frame: Frame, /) -> None: ...  # to the supervisor
+    def purge(self, ids: Sequence[int], /) -> None: ...  # as `Purger.purge`
+    def quarantine(self, poison: PoisonRow, /) -> None: ...  # as `Purger.quarantine`
+    def wake(self) -> None: ...  # the main thread, because a retry was scheduled
     @property
-    def is_crowded(self) -> bool:
-        """Whether so much is in flight over all shards that every purge lets something go on."""
-
-    def die(self, reason: str, /) -> None:
-        """Nothing can be sent or settled any more: end the process."""
+    def is_crowded(self) -> bool: ...  # so much is in flight over all shards that every purge lets something go on
+    def die(self, reason: str, /) -> None: ...  # nothing can be sent or settled any more: end the process
 
 
 class Purger(threading.Thread):
@@ -171,7 +150,6 @@ class Purger(threading.Thread):
         self._enough.set()
 
     def run(self) -> None:
-        """The thread."""
         try:
             if self._attempt(lambda: None):
                 self.connected.set()
@@ -257,7 +235,6 @@ class Purger(threading.Thread):
     # -- attempts
 
     def _until_next_s(self) -> float | None:
-        """Until something has to be tried again."""
         due = [at for _, at in self._poison]
         if self._locked:
             due.append(self._locked_due)

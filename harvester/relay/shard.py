@@ -30,18 +30,7 @@ from harvester.outbox.purge_session import PurgeSession, Rules
 from harvester.outbox.tables import OutboxTable
 from harvester.relay import failpoints
 from harvester.relay.at_least_once import Sender
-from harvester.relay.core.frames import (
-    Dispatch,
-    Frame,
-    Log,
-    Login,
-    ParkAcknowledged,
-    Ready,
-    Remark,
-    ShardServerChanged,
-    ShardSession,
-    Stop,
-)
+from harvester.relay.core import frames as f
 from harvester.relay.exactly_once import Transactor
 from harvester.relay.failpoints import Failpoints
 from harvester.relay.ipc import ShardPipe, Shared, Waker, in_flight, trust_check, widen
@@ -99,7 +88,6 @@ class Producers:
         return TracingProducer(producer, self._tracing, transactional="transactional.id" in options)
 
     def flush_traces(self) -> None:
-        """Those that are not exported yet."""
         if self._tracing is not None:
             from harvester.telemetry.tracing import flush
 
@@ -147,14 +135,14 @@ class Shard:
             OutboxTable.parse(spec.outbox),
             f"harvester {spec.name}/{spec.index}",
             spec.rules,
-            opened=lambda pid, started: pipe.send(ShardSession(pid, started)),
-            server_changed=lambda reason: pipe.send(ShardServerChanged(reason)),
+            opened=lambda pid, started: pipe.send(f.ShardSession(pid, started)),
+            server_changed=lambda reason: pipe.send(f.ShardServerChanged(reason)),
         )
         self.purger = Purger(self.session, spec.io_error_backoff_s, self)
         self.purge, self.quarantine = self.purger.purge, self.purger.quarantine
         self._producers = Producers(
             self.failpoints,
-            lambda level, text: pipe.send(Log(level, text)),
+            lambda level, text: pipe.send(f.Log(level, text)),
             spec.name if spec.tracing else None,
         )
         self.records: Sender | TransactionIntake
@@ -213,7 +201,7 @@ class Shard:
         self.purger.stop()
         self._producers.flush_traces()
         if self._fatal is not None:
-            self.send(Log(40, f"ends: {self._fatal}"))
+            self.send(f.Log(40, f"ends: {self._fatal}"))
             return EXIT_FATAL
         return 0
 
@@ -227,25 +215,25 @@ class Shard:
             return False
         return True
 
-    def _obey(self, frame: Frame) -> None:
+    def _obey(self, frame: f.Frame) -> None:
         match frame:
-            case Dispatch():
+            case f.Dispatch():
                 self.records.dispatch(frame)
                 self.purger.hurry()
-            case Remark():
+            case f.Remark():
                 self.session.expect(frame.server, frame.term)
                 self.records.remark(frame)
                 self.purger.hurry()
-            case ParkAcknowledged(epoch, record_id):
+            case f.ParkAcknowledged(epoch, record_id):
                 self.records.closed(epoch, record_id)
-            case Login():
+            case f.Login():
                 self._log_in(frame)
-            case Stop(within_s):
+            case f.Stop(within_s):
                 self._end(within_s)
             case _:
-                self.send(Log(40, f"unexpected frame {type(frame).__name__}"))
+                self.send(f.Log(40, f"unexpected frame {type(frame).__name__}"))
 
-    def _log_in(self, login: Login) -> None:
+    def _log_in(self, login: f.Login) -> None:
         self.session.log_in(login.dsn)
         if login.user:
             clients = self._lanes.log_in if self._lanes is not None else self._producer.set_sasl_credentials
@@ -260,7 +248,7 @@ class Shard:
 
     def _report_ready(self) -> None:
         self.purger.connected.wait()
-        self.send(Ready(os.getpid()))
+        self.send(f.Ready(os.getpid()))
 
     # -- the end
 

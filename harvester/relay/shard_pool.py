@@ -46,7 +46,6 @@ class Slot:
 
     @property
     def state(self) -> ShardState:
-        """For the status."""
         if self.process is None:
             return ShardState.DEAD
         return ShardState.READY if self.ready else ShardState.STARTING
@@ -76,7 +75,7 @@ class RestartBudget:
 
 
 class ShardPool:
-    """See the module's text."""
+    """The fleet. A descriptor of the poller belongs to the shard that `owner` names."""
 
     def __init__(self, specs: list[ShardSpec], shared: Shared, poller: select.epoll) -> None:
         self._specs, self._shared, self._poller = specs, shared, poller
@@ -105,7 +104,6 @@ class ShardPool:
             self.send(index, login)
 
     def owner(self, fd: int) -> int | None:
-        """Which shard a descriptor belongs to."""
         return self._by_fd.get(fd)
 
     def resize(self, shards: int) -> None:
@@ -127,7 +125,6 @@ class ShardPool:
 
     @property
     def in_use(self) -> list[Slot]:
-        """The slots that count."""
         return [slot for slot in self.slots if not slot.retired]
 
     def send(self, index: int, frame: Frame) -> bool:
@@ -163,7 +160,6 @@ class ShardPool:
         return not congested
 
     def has_ended(self, index: int, fd: int) -> bool:
-        """Whether this descriptor says that the process has ended."""
         process = self.slots[index].process
         return process is not None and fd == process.sentinel
 
@@ -202,7 +198,6 @@ class ShardPool:
 
     @property
     def alive(self) -> list[int]:
-        """Indexes of the shards that have a process."""
         return [index for index, slot in enumerate(self.slots) if slot.process is not None]
 
     def kill_all(self) -> None:
@@ -266,7 +261,6 @@ class ShardProcess:
         return fd
 
     def kill(self) -> None:
-        """SIGKILL, which also ends a stopped process."""
         self.process.kill()
 
     def reap(self) -> int | None:

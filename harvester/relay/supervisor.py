@@ -50,11 +50,8 @@ class Recorder(Protocol):
     """Remembers what people are shown of a harvester: `harvester.status_recorder`. Every method is quick."""
 
     def settled(self, count: int, now: float) -> None: ...
-
     def latencies(self, latencies: Histogram, now: float) -> None: ...
-
     def trouble(self, source: str, text: str | None) -> None: ...
-
     def note(self, text: str) -> None: ...
 
 
@@ -62,7 +59,6 @@ class Host(Protocol):
     """Is told what may end the harvester: `harvester.lifecycle`. Every method is quick."""
 
     def emptied(self) -> None: ...
-
     def fail(self, error: BaseException) -> None: ...
 
 
@@ -129,7 +125,6 @@ class Supervisor(threading.Thread):
         return now - self._turned_at < 5.0 and self.marker.is_working(now)
 
     def acquire(self) -> None:
-        """The group made us leader."""
         self.post(self._acquire)
 
     def fence(self, reason: str) -> None:
@@ -147,7 +142,6 @@ class Supervisor(threading.Thread):
         self._renounced = True
 
     def report(self, report: m.Report) -> None:
-        """The mark loop has something to say."""
         self.post(lambda now: self._on_report(report, now))
 
     @property
@@ -338,7 +332,6 @@ class Supervisor(threading.Thread):
     # -- performing
 
     def _perform(self, commands: Sequence[m.Command]) -> None:
-        """All of them, in order."""
         for command in commands:
             match command:
                 case m.Send(shard, frame):
@@ -452,7 +445,7 @@ class Supervisor(threading.Thread):
     # -- what shards and the marker say
 
     def _on_frame(self, index: int, frame: f.Frame, now: float) -> None:
-        """A frame of a shard, with all that follows from it. Raises WireError for what no shard says."""
+        """Raises WireError for what no shard says."""
         slot = self.pool.slots[index]
         if not slot.retired:
             self._perform(self._after(slot, index, frame, now))
@@ -519,7 +512,6 @@ class Supervisor(threading.Thread):
         self.marker.register([slot.session for slot in self.pool.in_use if slot.session is not None])
 
     def _on_report(self, report: m.Report, now: float) -> None:
-        """A report of the marker, with all that follows from it."""
         machine, perform = self.machine, self._perform
         match report:
             case m.Marked(number, rows, floor, bookmark):

@@ -46,20 +46,12 @@ class TermHost(Protocol):
     ended: threading.Event
 
     def report(self, report: Report, /) -> None: ...
-
     @property
-    def trusted(self) -> bool:
-        """Whether the group still vouches for us."""
-
+    def trusted(self) -> bool: ...  # whether the group still vouches for us
     @property
-    def highest_term(self) -> int:
-        """That was seen in the leader topic."""
-
-    def owner(self) -> Owner:
-        """Whose this harvester is; raises BrokerError while the cluster does not say."""
-
-    def turned(self) -> None:
-        """The taker is alive."""
+    def highest_term(self) -> int: ...  # that was seen in the leader topic
+    def owner(self) -> Owner: ...  # whose this harvester is; raises BrokerError while the cluster does not say
+    def turned(self) -> None: ...  # the taker is alive
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,16 +148,13 @@ class TermTaker:
     # -- while it waits (`TakeOver`)
 
     def is_over(self) -> bool:
-        """Whether this process ends, or the group vouches for it no more."""
         self._host.turned()
         return self._host.ended.is_set() or not self._host.trusted
 
     def pause(self, seconds: float) -> None:
-        """Wait, unless the process ends."""
         self._host.ended.wait(seconds)
 
     def trouble(self, text: str | None) -> None:
-        """What is waited for; None when that is over."""
         self._host.report(DatabaseTrouble(text))
 
 
@@ -177,9 +166,7 @@ class TakeOver(Protocol):
     """Whoever takes a term, while it waits: `TermTaker`, or a bulk drain."""
 
     def is_over(self) -> bool: ...
-
     def pause(self, seconds: float) -> None: ...
-
     def trouble(self, text: str | None) -> None: ...
 
 
@@ -221,7 +208,6 @@ class DeliveryHandover:
 
     @property
     def lanes_now(self) -> int:
-        """How many lanes shards have to fence."""
         return self.progress.lanes if self.progress is not None and self.delivery == EXACTLY_ONCE else 0
 
     def check(self, row: TermRow) -> None:

@@ -32,8 +32,6 @@ from harvester.delivery.decode import Decoded
 
 
 class EntryState(Enum):
-    """Where an entry stands."""
-
     QUEUED = "queued"
     WIRE = "wire"  # handed to the producer
     ACKED = "acked"  # acknowledged or refused for good; its DELETE is not yet committed
@@ -68,7 +66,7 @@ _Queue = deque[BarrierEntry] | None  # None: nobody has waited yet
 
 
 class Barrier:
-    """See the module's text. Not thread-safe: the shard holds its lock around every call."""
+    """What may be sent, and what waits behind it. Not thread-safe: the shard holds its lock around every call."""
 
     def __init__(self) -> None:
         self.unsettled: dict[int, BarrierEntry] = {}  # handed to the producer and not settled: WIRE, ACKED, HELD

@@ -1,7 +1,8 @@
 """Rows that were read and cannot be sent yet, remembered by id alone. Pure.
 
 Theory. A scan passes every row once (`scan`). A row that cannot be sent when it is read is *deferred*: its id joins a
-queue, and the row is fetched again, by its id, when it can be sent.
+queue, and the row is fetched again, by its id, when it can be sent. `dispatcher` decides that for rows that arrive,
+`state_machine.parked` for a record that failed, `read_planner` when a queue is worth a fetch.
 
 - A *deferred key* has a record that waits for its next attempt (parked), or more rows under way than
   `max_queued_per_key`. Every further row of the key joins its queue, so nothing is overtaken (P18).
@@ -33,7 +34,7 @@ KeyOrId = bytes | int  # a key's bytes; a record without a key has a queue of it
 
 @dataclass(slots=True, eq=False)
 class DeferredQueue:
-    """See the module's text."""
+    """The waiting rows of one key, or of one shard."""
 
     shard: int
     ids: array[int] = field(default_factory=lambda: array("q"))
@@ -53,7 +54,6 @@ class DeferredQueue:
         return at < len(self.ids) and self.ids[at] == record_id
 
     def insert(self, record_id: int) -> None:
-        """Put an id in its place."""
         if not len(self) or record_id > self.ids[-1]:
             self.ids.append(record_id)
             return
@@ -73,7 +73,7 @@ class DeferredQueue:
 
 
 class DeferredRows:
-    """See the module's text. One thread only."""
+    """All waiting rows, by key and by shard. One thread only."""
 
     def __init__(self) -> None:
         self.by_key: dict[KeyOrId, DeferredQueue] = {}
@@ -148,14 +148,13 @@ class DeferredRows:
     # -- rows leave
 
     def wake(self, names: Iterable[KeyOrId]) -> None:
-        """These keys may be worth a fetch now."""
         for name in names:
             if name in self.by_key and name not in self._is_ready:
                 self._is_ready.add(name)
                 self._ready.append(name)
 
     def due(self, now: float) -> list[KeyOrId]:
-        """Lanes that may be worth a fetch: their time has come, or something else has changed. Each is named once."""
+        """Keys that may be worth a fetch: their time has come, or something else has changed. Each is named once."""
         while self._timers and self._timers[0][0] <= now:
             self.wake((heapq.heappop(self._timers)[2],))
         names = list(self._ready)

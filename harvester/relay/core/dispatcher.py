@@ -51,7 +51,6 @@ class ShardFlows(list[ShardFlow]):
         self._send_buffer = send_buffer
 
     def takes(self, index: int) -> bool:
-        """Whether rows may be sent to this shard."""
         state = self[index]
         return state.ready and not state.opening and (not state.congested or state.surplus < self._send_buffer)
 
@@ -60,23 +59,20 @@ class ShardFlows(list[ShardFlow]):
         return all(state.ready and not (state.opening or state.congested) for state in self)
 
     def congested(self, index: int) -> None:
-        """Its pipe takes nothing at the moment."""
         state = self[index]
         if not state.congested:
             state.congested, state.surplus = True, 0
 
     def uncongested(self, index: int) -> None:
-        """Its pipe takes frames again."""
         self[index].congested = False
 
     def resize(self, shards: int) -> None:
-        """There are this many shards now."""
         del self[shards:]
         self.extend(ShardFlow() for _ in range(shards - len(self)))
 
 
 class Spread:
-    """See the module's text. One thread only."""
+    """The number of shards in use. One thread only."""
 
     def __init__(self, shards: int, unsettled: int, records: int, most: int) -> None:
         """Of so many shards, and records that may be unsettled at all; a further shard for each `records` of them.
@@ -95,7 +91,6 @@ class Spread:
         return min(usable, 1 + unsettled // each)
 
     def grow(self, unsettled: int) -> None:
-        """More has come."""
         self.active = max(self.active, self.wanted(unsettled))
 
     def shrink(self, unsettled: int) -> None:
@@ -103,7 +98,6 @@ class Spread:
         self.active = max(self.active - 1, self.wanted(unsettled))
 
     def resize(self, shards: int) -> None:
-        """There are this many shards now."""
         self._shards = shards
         self.active = min(self.active, shards) if self._records else shards
 
@@ -122,7 +116,7 @@ Taken = dict[int, list[Row]]  # rows to send, by shard
 
 
 class Dispatcher:
-    """See the module's text. Rows to be sent are in the ledger from here on. One thread only."""
+    """Sorts what statements bring. Rows to be sent are in the ledger from here on. One thread only."""
 
     def __init__(self, ledger: Ledger, deferred: DeferredRows, shards: ShardFlows, spread: Spread) -> None:
         self._ledger, self._deferred, self._flows, self._spread = ledger, deferred, shards, spread

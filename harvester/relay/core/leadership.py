@@ -24,7 +24,7 @@ from harvester.relay.core.messages import Kill, ReleaseTerm
 
 
 class Tenure:
-    """See the module's text. What is known of the database outlives a leadership. One thread only."""
+    """Leader id, term and database of a leadership. What is known of the database outlives it. One thread only."""
 
     def __init__(self) -> None:
         self.holder: UUID | None = None  # whom the term row names, or is to name
@@ -45,7 +45,6 @@ class Tenure:
         self.asked = False
 
     def end(self) -> None:
-        """Nobody leads here."""
         self.term = self.told = self.holder = self.leader_id = None
         self.lost = 0
 
@@ -75,7 +74,7 @@ class Tenure:
 
 
 class Doubt:
-    """See the module's text. One thread only."""
+    """Whether something that was given up may still arrive in Kafka. One thread only."""
 
     def __init__(self, expiry_s: float, *, fences: bool) -> None:
         """`expiry_s`: how long it may take to arrive; `fences`: whoever comes next fences the lanes, so it cannot."""
@@ -104,7 +103,7 @@ class Doubt:
 
 
 class RemarkReplies:
-    """See the module's text. One thread only."""
+    """Which shards have yet to answer the last remark. One thread only."""
 
     def __init__(self, settings: RelaySettings) -> None:
         self._answer_timeout_s, self._silence_timeout_s = settings.answer_timeout_s, settings.silence_timeout_s
@@ -127,7 +126,6 @@ class RemarkReplies:
         self._deadline += lost_s
 
     def stuck(self, shards: ShardFlows, ledger: Ledger, now: float) -> list[Kill]:
-        """Those to be killed."""
         kills: list[Kill] = []
         for index, shard in enumerate(shards):
             if not shard.ready:
@@ -170,7 +168,7 @@ _ENOUGH_UNSETTLED = 10_000
 
 @dataclass(frozen=True, slots=True)
 class RelaySettings:
-    """See the module's text. Only `shards` changes while the relay runs (P17)."""
+    """Limits in records and seconds. Only `shards` changes while the relay runs (P17)."""
 
     shards: int
     max_in_flight_records: int

@@ -1,7 +1,4 @@
-"""Commands of the state machine to the supervisor, and reports of the marker to the supervisor. Values only.
-
-The supervisor performs commands in their order.
-"""
+"""Commands of the state machine, performed by the supervisor in their order, and reports of the marker. Values only."""
 
 from __future__ import annotations
 
@@ -16,8 +13,6 @@ from harvester.relay.core.scan import Bookmark
 
 @dataclass(frozen=True, slots=True)
 class Send:
-    """Put a frame on the pipe of this shard."""
-
     shard: int
     frame: Frame
 
@@ -63,8 +58,6 @@ class Mark:
 
 @dataclass(frozen=True, slots=True)
 class Fetch:
-    """Read these rows again."""
-
     number: int
     term: int
     holder: UUID
@@ -117,8 +110,6 @@ class Resize:
 
 @dataclass(frozen=True, slots=True)
 class Announce:
-    """Tell the host."""
-
     event: Event
 
 

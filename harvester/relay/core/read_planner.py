@@ -42,7 +42,7 @@ _FIRST_ROWS = 100  # while nothing is known of their size
 
 
 class MarkEstimate:
-    """See the module's text. One thread only."""
+    """How many keys, and bytes, a mark will bring. One thread only."""
 
     def __init__(self) -> None:
         self._share = 1.0  # of rows whose key was not in flight
@@ -84,7 +84,7 @@ class Statement:
 
 
 class Statements:
-    """See the module's text. One thread only."""
+    """Those that were asked for and have no result yet. One thread only."""
 
     def __init__(self) -> None:
         self.under_way: dict[int, Statement] = {}
@@ -93,11 +93,9 @@ class Statements:
         return len(self.under_way)
 
     def add(self, asked: Mark | Fetch | Look, rows: int = 0, keys: int = 0, parts: Sequence[Part] = ()) -> None:
-        """It is asked for now."""
         self.under_way[asked.number] = Statement(asked, rows, keys, parts)
 
     def end(self, number: int) -> Statement:
-        """Its result is here."""
         return self.under_way.pop(number)
 
     def abandon(self) -> Iterable[int]:
@@ -107,11 +105,9 @@ class Statements:
         return numbers
 
     def marks(self) -> int:
-        """How many marks are under way."""
         return sum(1 for statement in self.under_way.values() if isinstance(statement.asked, Mark))
 
     def fetches(self) -> bool:
-        """Whether a fetch is under way."""
         return any(isinstance(statement.asked, Fetch) for statement in self.under_way.values())
 
     def kept(self) -> tuple[int, int]:
@@ -134,7 +130,7 @@ _STALL_S = 1.0
 
 
 class FlowControl:
-    """See the module's text. `batch`: rows that a statement may bring at all. One thread only."""
+    """How much may be asked for. `batch`: rows that a statement may bring at all. One thread only."""
 
     def __init__(self, batch: int, ledger: Ledger, deferred: DeferredRows, statements: Statements) -> None:
         self.batch = batch
@@ -162,7 +158,6 @@ class FlowControl:
         return keys, self.expected.bound(ledger.bounds.unsettled) - len(ledger) - kept_rows
 
     def for_mark(self) -> int:
-        """How many rows the next mark may bring."""
         keys, rows = self.free()
         return min(self.batch, rows, MAX_DEFERRED_ROWS - self._deferred.rows, self.expected.rows(keys))
 
@@ -186,7 +181,7 @@ MARKS_UNDER_WAY = 2
 
 
 class ReadPlanner:
-    """See the module's text. Owns everything that reading is planned by but the ledger. One thread only."""
+    """Plans statements and sorts their results. Owns all that reading is planned by but the ledger. One thread only."""
 
     def __init__(self, batch: int, send_buffer: int, ledger: Ledger, shards: int, spread: Spread) -> None:
         self._ledger, self._spread = ledger, spread
@@ -249,7 +244,6 @@ class ReadPlanner:
     # -- statements
 
     def next(self, term: int, holder: UUID, leader_id: UUID, now: float) -> list[Mark | Fetch | Look]:
-        """The statements that are worth asking for now."""
         asked: list[Mark | Fetch | Look] = []
         if self._starved:
             asked += self._next_marks(term, holder, leader_id)
@@ -267,7 +261,6 @@ class ReadPlanner:
         return look
 
     def knows(self, number: int) -> bool:
-        """Whether this statement is under way."""
         return number in self.statements.under_way
 
     def _next_marks(self, term: int, holder: UUID, leader_id: UUID) -> list[Mark]:

@@ -75,7 +75,6 @@ class IdGap:
 
     @property
     def is_wide(self) -> bool:
-        """Whether a look at it may cost much."""
         return self.high - self.low >= _WIDE
 
 
@@ -106,7 +105,6 @@ class Scan:
 
     @property
     def is_listed(self) -> bool:
-        """Whether the locks have been listed since the scan began."""
         return self._holders is not None
 
     def restart(self, bookmark: Bookmark | None = None) -> None:
