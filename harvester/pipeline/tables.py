@@ -1,6 +1,6 @@
-"""The Delta tables of a lake, and small files beside them: made, checked, and opened under one lake's name.
+"""Makes, checks and appends to the Delta tables of a lake, and keeps small files beside them.
 
-Small files where the lake is, by Hadoop's file systems: the same for a local disk, HDFS and object stores.
+The files go through Hadoop's file systems: the same for a local disk, HDFS and object stores.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from harvester.pipeline.errors import TableMismatch
 from harvester.pipeline.schemas import Table
 
 if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
+    from pyspark.sql import DataFrame, SparkSession
 
 
 def listing(spark: SparkSession, path: str) -> list[str]:
@@ -69,20 +69,34 @@ OWNER = "harvester.lake"
 """The table property that names the lake's checkpoint: what filled a table, alone may go on filling it."""
 
 _BOUNDED = "delta.dataSkippingStatsColumns"
-_LAYOUT = {"delta.enableDeletionVectors": "true"}
 
 
-def prepare(spark: SparkSession, root: str, tables: Iterable[Table], owner: str) -> None:
-    """Make what is missing, add columns that are new; TableMismatch for anything else, before anything is changed."""
+def prepare(spark: SparkSession, root: str, tables: Iterable[Table], owner: str | None = None) -> None:
+    """Makes what is missing, adds columns that are new; TableMismatch for anything else, before anything is changed.
+
+    Without an `owner`, anybody may add to the tables.
+    """
     wanted = list(tables)
     additions = {table.name: _check(spark, path_of(root, table.name), table, owner) for table in wanted}
     for table in wanted:
         path, missing = path_of(root, table.name), additions[table.name]
         if missing is None:
             bounded = {_BOUNDED: ",".join(table.bounded)} if table.bounded else {}
-            spark.sql(schemas.create(path, table, {**_LAYOUT, **bounded, OWNER: owner}))
+            shared = {"delta.autoOptimize.optimizeWrite": "true"}
+            owned = shared if owner is None else {"delta.enableDeletionVectors": "true", OWNER: owner}
+            spark.sql(schemas.create(path, table, {**owned, **bounded}))
         elif missing:
             spark.sql(schemas.add_columns(path, missing))
+
+
+def append(rows: DataFrame, root: str, name: str, transaction: tuple[str, int] | None = None) -> None:
+    """Adds rows to a table. `transaction`: the owner and a batch's number; repeated, the batch has no effect."""
+    writer = rows.write.format("delta").mode("append")
+    if transaction is not None:
+        # Delta leaves out a transaction whose application has committed this version, or a later one, before.
+        owner, number = transaction
+        writer = writer.options(txnAppId=f"{owner}-{name}", txnVersion=str(number))
+    writer.save(path_of(root, name))
 
 
 def path_of(root: str, name: str) -> str:
@@ -100,7 +114,7 @@ def exists(spark: SparkSession, path: str) -> bool:
     return False
 
 
-def _check(spark: SparkSession, path: str, table: Table, owner: str) -> list[schemas.Addition] | None:
+def _check(spark: SparkSession, path: str, table: Table, owner: str | None) -> list[schemas.Addition] | None:
     """The columns to add; None where there is no table yet."""
     if not exists(spark, path):
         return None
@@ -115,7 +129,7 @@ def _check(spark: SparkSession, path: str, table: Table, owner: str) -> list[sch
             f"the table {path} has another schema: {'; '.join(problems)}",
             hint="write to another directory, or mend the table",
         )
-    if detail["properties"].get(OWNER) != owner:
+    if owner is not None and detail["properties"].get(OWNER) != owner:
         raise TableMismatch(
             f"the table {path} was filled through another checkpoint",
             hint="go on with that checkpoint; a new one would read the topics again, into a directory of its own",

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from pyspark.sql import functions as F  # noqa: N812 - Spark's own name for it
 from pyspark.sql.window import Window
 
-from harvester.pipeline import schemas, tables
+from harvester.pipeline import tables
 from harvester.pipeline.audit.checks import ProducerStream
 from harvester.pipeline.audit.report import (
     EXAMPLES,
@@ -35,7 +35,6 @@ from harvester.pipeline.audit.schemas import (
     Severity,
 )
 from harvester.pipeline.audit.skew import Skew, skew
-from harvester.pipeline.errors import TableMismatch
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -131,32 +130,9 @@ def collect_hot_keys(counts: DataFrame) -> tuple[tuple[HotKey, ...], Skew | None
     return named, judged
 
 
-_LAYOUT = {"delta.autoOptimize.optimizeWrite": "true"}
-
-
-def prepare(spark: SparkSession, root: str) -> None:
-    """Make what is missing; TableMismatch where something else is in the way."""
-    for table in (FINDINGS_TABLE, AUDITS_TABLE):
-        path = tables.path_of(root, table.name)
-        if not tables.exists(spark, path):
-            spark.sql(schemas.create(path, table, _LAYOUT))
-            continue
-        missing, problems = schemas.differences(spark.read.format("delta").load(path).schema, table.schema)
-        if problems:
-            raise TableMismatch(
-                f"the table {path} has another schema: {'; '.join(problems)}", hint="write to another directory"
-            )
-        if missing:
-            spark.sql(schemas.add_columns(path, missing))
-
-
 def write(spark: SparkSession, root: str, report: AuditReport, findings: DataFrame) -> None:
-    """Add the findings, then the report: a report that is there has all its findings."""
+    """Adds the findings, then the report: a report that is there has all its findings."""
     rows = findings.withColumn("audited_at", F.lit(report.audited_at)).select(*FINDINGS_TABLE.schema.names)
-    _append(rows, tables.path_of(root, FINDINGS_TABLE.name))
+    tables.append(rows, root, FINDINGS_TABLE.name)
     row = (report.audited_at, report.holds, report.to_json())
-    _append(spark.createDataFrame([row], AUDITS_TABLE.schema), tables.path_of(root, AUDITS_TABLE.name))
-
-
-def _append(rows: DataFrame, path: str) -> None:
-    rows.write.format("delta").mode("append").save(path)
+    tables.append(spark.createDataFrame([row], AUDITS_TABLE.schema), root, AUDITS_TABLE.name)

@@ -8,7 +8,6 @@ What was read, partition by partition, and since when the topics are whole. Pure
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
@@ -23,13 +22,11 @@ from harvester.pipeline.audit.report import instant
 from harvester.pipeline.audit.schemas import RECORDS
 from harvester.pipeline.errors import InputMissing, TableMismatch
 from harvester.pipeline.origin_columns import bronze_columns
+from harvester.pipeline.streaming import Place
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
 
-Place = tuple[str, int]
-
-_WAIT = {"default.api.timeout.ms": "30000", "request.timeout.ms": "10000"}
 _OPEN_S = 60.0  # the default of brokers for transactions without a word from their producer
 _LOOK_S = 0.5
 
@@ -51,9 +48,8 @@ class TopicBounds:
     def options(self) -> dict[str, str]:
         """For Spark's batch source."""
         topics = ",".join(sorted({topic for topic, _ in self.end}))
-        return {
-            "subscribe": topics, "startingOffsets": _by_topic(self.start), "endingOffsets": _by_topic(self.end),
-        }  # fmt: skip
+        start, end = streaming.by_topic(self.start), streaming.by_topic(self.end)
+        return {"subscribe": topics, "startingOffsets": start, "endingOffsets": end}
 
 
 def topic_bounds(
@@ -68,24 +64,8 @@ def topic_bounds(
 
     These are waited for, since a reader of what is committed sees nothing behind them. Raises BrokerUnavailable.
     """
-    from py4j.protocol import Py4JJavaError
-
-    jvm: Any = spark.sparkContext._jvm
-    properties = jvm.java.util.Properties()
-    for name, value in {**_WAIT, **kafka}.items():
-        properties.setProperty(name, value)
-    try:
-        asked = _Asked(jvm, jvm.org.apache.kafka.clients.admin.AdminClient.create(properties))
-        try:
-            return _bounds(asked, list(dict.fromkeys(topics)), since, progress)
-        finally:
-            asked.admin.close()
-    except Py4JJavaError as error:
-        said = str(error.java_exception.getMessage() or error.java_exception.getClass().getName())
-        raise BrokerUnavailable(
-            f"no ends of topics from {kafka.get('bootstrap.servers')}: {said.splitlines()[0]}",
-            hint="look after the brokers",
-        ) from error
+    with source.admin(spark, kafka, "ends of topics") as client:
+        return _bounds(_Asked(spark.sparkContext._jvm, client), list(dict.fromkeys(topics)), since, progress)
 
 
 def _bounds(asked: _Asked, topics: list[str], since: datetime | None, progress: Callable[[str], None]) -> TopicBounds:
@@ -113,13 +93,6 @@ def _bounds(asked: _Asked, topics: list[str], since: datetime | None, progress: 
                 hint="wait until its producer or its timeout ends it",
             )
         time.sleep(_LOOK_S)
-
-
-def _by_topic(offsets: Mapping[Place, int]) -> str:
-    found: dict[str, dict[str, int]] = {}
-    for (topic, partition), offset in offsets.items():
-        found.setdefault(topic, {})[str(partition)] = offset
-    return json.dumps(found)
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,16 +22,17 @@ from typing import TYPE_CHECKING
 from harvester.errors import ExitCode
 from harvester.origin import HEADER
 from harvester.outbox.tables import OutboxTable
+from harvester.pipeline import tables
 from harvester.pipeline.audit import checks, collect, inputs, sequences
 from harvester.pipeline.audit import checks as audit_latency
 from harvester.pipeline.audit import checks as audit_order
 from harvester.pipeline.audit import checks as leaders
 from harvester.pipeline.audit import skew as audit_skew
-from harvester.pipeline.audit.collect import prepare, write
+from harvester.pipeline.audit.collect import write
 from harvester.pipeline.audit.history import history_facts, query, read_history
 from harvester.pipeline.audit.inputs import Read, read_so_far, whole_since
 from harvester.pipeline.audit.report import AuditInput, AuditReport, FindingGroup, not_judged
-from harvester.pipeline.audit.schemas import HISTORY, FindingKind, RecordSource, Severity
+from harvester.pipeline.audit.schemas import AUDITS_TABLE, FINDINGS_TABLE, HISTORY, FindingKind, RecordSource, Severity
 from harvester.pipeline.errors import PipelineError
 from harvester.pipeline.jdbc import jdbc_source
 from harvester.pipeline.session import reason
@@ -120,7 +121,7 @@ def run(spark: SparkSession, settings: AuditSettings, *, progress: Progress = la
     with ExitStack() as kept, _clear("the audit"):
         inputs.require(spark, settings.kafka, settings.topics, settings.lake)
         if settings.to is not None:
-            prepare(spark, settings.to)
+            tables.prepare(spark, settings.to, [FINDINGS_TABLE, AUDITS_TABLE])
         past = _history(spark, settings, began, kept, progress)
         given = _input(spark, settings, began, progress)
         rows = inputs.trimmed(given.bronze, settings.since, settings.until, settings.notice_topic)

@@ -24,6 +24,7 @@ from pyspark.sql import functions as F  # noqa: N812 - Spark's own name for it
 
 from harvester.pipeline import schemas
 from harvester.pipeline.errors import CheckpointMismatch, PipelineError
+from harvester.pipeline.streaming import Place, any_of
 
 if TYPE_CHECKING:
     from datetime import datetime
@@ -59,7 +60,7 @@ class ReplayRate:
         return began_s if self.rate is None else began_s + records / self.rate
 
 
-Positions = Mapping[tuple[str, int], int]
+Positions = Mapping[Place, int]
 """(topic, partition) → offset: everything up to there, itself included."""
 
 _VERSION = 1
@@ -222,7 +223,7 @@ def behind(rows: DataFrame, done: Positions) -> DataFrame:
     if not done:
         return rows
     passed = [_place(*place) & (F.col("offset") <= offset) for place, offset in done.items()]
-    return rows.where(~_any(passed))
+    return rows.where(~any_of(passed))
 
 
 def between(rows: DataFrame, done: Positions, upto: Positions) -> DataFrame:
@@ -232,7 +233,7 @@ def between(rows: DataFrame, done: Positions, upto: Positions) -> DataFrame:
         low = done.get(place)
         inside = F.col("offset") <= offset
         wanted.append(_place(*place) & (inside if low is None else inside & (F.col("offset") > low)))
-    return rows.where(_any(wanted))
+    return rows.where(any_of(wanted))
 
 
 def placed(rows: DataFrame) -> DataFrame:
@@ -259,7 +260,7 @@ def cuts(rows: DataFrame, size: int) -> DataFrame:
 def slices(rows: Iterable[Row]) -> Iterator[ReplaySlice]:
     """Rows of `cuts`, in their order → slices."""
     at: tuple[int, int] | None = None
-    records, upto = 0, dict[tuple[str, int], int]()
+    records, upto = 0, dict[Place, int]()
     for row in rows:
         if at != (row["task"], row["cut"]) and upto:
             yield ReplaySlice(records, upto)
@@ -301,14 +302,6 @@ def summary(rows: DataFrame) -> DataFrame:
 
 def _place(topic: str, partition: int) -> Column:
     return (F.col("topic") == F.lit(topic)) & (F.col("partition") == F.lit(partition))
-
-
-def _any(conditions: list[Column]) -> Column:
-    # Halved, so that the expression for a thousand partitions is not a thousand deep.
-    if len(conditions) == 1:
-        return conditions[0]
-    middle = len(conditions) // 2
-    return _any(conditions[:middle]) | _any(conditions[middle:])
 
 
 def _instant(moment: datetime) -> Column:
