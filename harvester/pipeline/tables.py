@@ -6,7 +6,11 @@ The files go through Hadoop's file systems: the same for a local disk, HDFS and 
 from __future__ import annotations
 
 from collections.abc import Iterable
+from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
+
+from pyspark.sql import functions as F  # noqa: N812 - Spark's own name for it
+from pyspark.sql.types import TimestampType
 
 from harvester.pipeline import schemas
 from harvester.pipeline.errors import TableMismatch
@@ -63,6 +67,26 @@ def _configuration(spark: SparkSession) -> Any:
 
 def _jvm(spark: SparkSession) -> Any:
     return spark.sparkContext._jvm
+
+
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+
+
+def instant(microseconds: int | None) -> datetime | None:
+    """Microseconds since the epoch, UTC; the nearest that a datetime can hold."""
+    if microseconds is None:
+        return None
+    try:
+        return _EPOCH + timedelta(microseconds=microseconds)
+    except OverflowError:
+        return datetime(9999, 12, 31, tzinfo=UTC) if microseconds > 0 else datetime(1, 1, 1, tzinfo=UTC)
+
+
+def collected(frame: DataFrame) -> list[dict[str, Any]]:
+    """The rows, with timestamps in UTC; Spark's own would come back in the time zone of this machine."""
+    times = [field.name for field in frame.schema if isinstance(field.dataType, TimestampType)]
+    rows = frame.withColumns({name: F.unix_micros(name) for name in times}).collect()
+    return [row.asDict() | {name: instant(row[name]) for name in times} for row in rows]
 
 
 OWNER = "harvester.lake"

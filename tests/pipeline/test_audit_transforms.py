@@ -17,7 +17,7 @@ from harvester.origin import decode
 from harvester.pipeline.audit import checks
 from harvester.pipeline.audit import sequences as audit_sequences
 from harvester.pipeline.audit import skew as audit_skew
-from harvester.pipeline.audit.collect import collect_findings, collect_hot_keys, collect_latency, collect_streams
+from harvester.pipeline.audit.job import collect_findings, collect_hot_keys, collect_latency, collect_streams
 from harvester.pipeline.audit.schemas import FINDINGS, MARKED, RECORDS, FindingKind, Severity
 from harvester.pipeline.audit.sequences import SequenceHole
 from harvester.pipeline.audit.skew import murmur2

@@ -31,7 +31,7 @@ from typing import TYPE_CHECKING
 from pyspark.sql import functions as F  # noqa: N812 - Spark's own name for it
 from pyspark.sql.window import Window
 
-from harvester.pipeline.audit.schemas import FINDINGS, MARKED, STREAM, FindingKind, RecordSource, Severity
+from harvester.pipeline.audit.schemas import MARKED, STREAM, FindingKind, RecordSource, Severity, finding
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
@@ -76,9 +76,7 @@ def lost(found: DataFrame, bounds: AuditScope) -> DataFrame:
     doubtful = F.col("topic").isin(*bounds.doubtful) if bounds.doubtful else F.lit(False)
     severity = F.when(doubtful, Severity.SUSPECT).otherwise(Severity.VIOLATION)
     rows = found.where(F.col("judged") & ~F.col("delivered"))
-    return _finding(
-        rows, FindingKind.LOST, severity, F.lit("purged as delivered, and in none of the topics"), F.col("at")
-    )
+    return finding(rows, FindingKind.LOST, severity, "purged as delivered, and in none of the topics")
 
 
 def unexpected(marked: DataFrame, history: DataFrame, began: datetime | None, read_at: datetime) -> DataFrame:
@@ -94,16 +92,8 @@ def unexpected(marked: DataFrame, history: DataFrame, began: datetime | None, re
         since, until = F.lit(began), F.unix_micros(F.lit(read_at))
         rows = marked.where(F.col("inside") & F.col("first") & (F.col("timestamp") >= since) & (created < until))
     strange = rows.join(history.select("incarnation", "id"), ["incarnation", "id"], "left_anti")
-    detail = F.lit("neither in the outbox nor in its quarantine and archive")
-    return _finding(strange, FindingKind.UNEXPECTED, F.lit(Severity.SUSPECT.value), detail, F.col("timestamp"))
-
-
-def _finding(rows: DataFrame, kind: FindingKind, severity: Column, detail: Column, at: Column) -> DataFrame:
-    offset = F.col("offset") if "offset" in rows.columns else F.lit(None).cast("bigint")
-    return rows.select(
-        F.lit(kind.value).alias("kind"), severity.alias("severity"), "incarnation", "id", "topic", "partition",
-        offset.alias("offset"), "key", detail.alias("detail"), at.alias("at"),
-    ).select(*FINDINGS.names)  # fmt: skip
+    detail = "neither in the outbox nor in its quarantine and archive"
+    return finding(strange, FindingKind.UNEXPECTED, Severity.SUSPECT, detail, at=F.col("timestamp"))
 
 
 _NOTHING_BEFORE = (Window.unboundedPreceding, -1)
@@ -135,10 +125,7 @@ def findings(marked: DataFrame, *, repeats: Severity, swaps: Severity) -> DataFr
         F.lit("delivered before")
     )
     wrong = marked.where(F.col("inside") & (again | late))
-    return wrong.select(
-        kind.alias("kind"), severity.alias("severity"), "incarnation", "id", *_place(), "key",
-        detail.alias("detail"), F.col("timestamp").alias("at"),
-    ).select(*FINDINGS.names)  # fmt: skip
+    return finding(wrong, kind, severity, detail, at=F.col("timestamp"))
 
 
 def scattered(places: DataFrame) -> DataFrame:
@@ -147,19 +134,10 @@ def scattered(places: DataFrame) -> DataFrame:
     apart = keyed.groupBy("topic", "key").agg(
         F.count("partition").alias("partitions"), F.min("partition").alias("low"), F.max("partition").alias("high")
     )
-    nothing = F.lit(None)
-    return apart.where(F.col("partitions") > 1).select(
-        F.lit(FindingKind.SCATTERED.value).alias("kind"), F.lit(Severity.SUSPECT.value).alias("severity"),
-        nothing.cast("string").alias("incarnation"), nothing.cast("bigint").alias("id"), "topic",
-        nothing.cast("int").alias("partition"), nothing.cast("bigint").alias("offset"), "key",
-        F.format_string("in %d partitions, from %d to %d: between them there is no order", "partitions", "low", "high")
-        .alias("detail"),
-        nothing.cast("timestamp").alias("at"),
-    )  # fmt: skip
-
-
-def _place() -> tuple[Column, ...]:
-    return F.col("topic"), F.col("partition"), F.col("offset")
+    detail = F.format_string(
+        "in %d partitions, from %d to %d: between them there is no order", "partitions", "low", "high"
+    )
+    return finding(apart.where(F.col("partitions") > 1), FindingKind.SCATTERED, Severity.SUSPECT, detail)
 
 
 QUANTILES = (0.5, 0.9, 0.99)

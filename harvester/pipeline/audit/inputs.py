@@ -1,9 +1,10 @@
-"""The records an audit examines: topics as they are now, or the bronze table of a lake.
+"""What an audit examines: the records, of topics as they are now or of a lake, and what the database knows of them.
 
-What the brokers say of topics before they are read: where they begin and end, and whether they drop records. Offsets
-are places to read from and to, nothing more: between two of them there may be as many records as you like.
+The brokers are asked where topics begin and end, and whether they drop records. Offsets are places to read from and
+to, nothing more: between two of them there may be as many records as you like.
 
-What was read, partition by partition, and since when the topics are whole. Pure but for the one frame.
+A row leaves the outbox and enters the archive, or the quarantine, in one statement. All three are read by one
+statement as well, through JDBC: whatever was committed stands in exactly one of them.
 """
 
 from __future__ import annotations
@@ -11,16 +12,22 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
+from uuid import UUID
 
 from pyspark.sql import functions as F  # noqa: N812 - Spark's own name for it
 
-from harvester.errors import BrokerUnavailable
+from harvester.errors import BrokerUnavailable, SchemaError
+from harvester.outbox import archive
+from harvester.outbox.connection import Connection, connect, database_errors
+from harvester.outbox.schema import find_shape
+from harvester.outbox.shape import INIT_HINT, OutboxShape
+from harvester.outbox.tables import OutboxTable
 from harvester.pipeline import schemas, source, streaming, tables
-from harvester.pipeline.audit.report import instant
-from harvester.pipeline.audit.schemas import RECORDS
+from harvester.pipeline.audit.schemas import HISTORY, RECORDS, RecordSource
 from harvester.pipeline.errors import InputMissing, TableMismatch
+from harvester.pipeline.jdbc import JdbcSource
 from harvester.pipeline.origin_columns import bronze_columns
 from harvester.pipeline.streaming import Place
 
@@ -164,23 +171,14 @@ class Read:
 def read_so_far(records: DataFrame) -> Read:
     """RECORDS → what they are, by one action."""
     assert {"topic", "partition", "offset", "timestamp", "problem"} <= set(RECORDS.names)
-    at = F.unix_micros("timestamp")
     rows = records.groupBy("topic", "partition").agg(
         F.count(F.lit(1)).alias("records"),
         F.count("problem").alias("foreign"),
-        F.min("offset").alias("first"),
-        F.min_by(at, "offset").alias("first_at"),
-        F.max(at).alias("last_at"),
+        F.min("offset").alias("first_offset"),
+        F.min_by("timestamp", "offset").alias("first_at"),
+        F.max("timestamp").alias("last_at"),
     )
-    found = {}
-    for row in rows.collect():
-        first_at, last_at = instant(row["first_at"]), instant(row["last_at"])
-        assert first_at is not None
-        assert last_at is not None
-        found[row["topic"], row["partition"]] = PartitionInput(
-            row["records"], row["foreign"], row["first"], first_at, last_at
-        )
-    return Read(found)
+    return Read({(row.pop("topic"), row.pop("partition")): PartitionInput(**row) for row in tables.collected(rows)})
 
 
 def whole_since(
@@ -286,3 +284,91 @@ def _topics(spark: SparkSession, root: str) -> tuple[str, ...]:
     where = f"{root.rstrip('/')}/checkpoint"
     text = tables.read_text(spark, f"{where}/{streaming.FILE}")
     return () if text is None else streaming.from_text(text, where).topics
+
+
+_FETCH_ROWS = 10_000
+
+
+@dataclass(frozen=True, slots=True)
+class HistoryFacts:
+    """What has to be known before the tables are read. `at`: the database's clock."""
+
+    shape: OutboxShape
+    incarnation: UUID
+    term: int
+    has_archive: bool
+    at: datetime
+
+
+def history_facts(dsn: str, table: OutboxTable) -> HistoryFacts:
+    """Look at the outbox; raises DatabaseUnavailable, SchemaError."""
+    with connect(dsn, application_name="harvester audit") as connection:
+        shape = find_shape(connection, table)
+        if shape is None:
+            raise SchemaError(f"there is no outbox table {table} in this database", hint=INIT_HINT)
+        has_archive = archive.exists(connection, table)
+        _check_readable(connection, [table.sql, table.quarantine, *([table.archive] if has_archive else [])])
+        with database_errors(f"read {table.term}"):
+            row = connection.execute(f"SELECT incarnation, term, now() FROM {table.term}").fetchone()
+    if row is None:
+        raise SchemaError(f"the table {table.term} is empty", hint=INIT_HINT)
+    return HistoryFacts(shape, row[0], row[1], has_archive, row[2].astimezone(UTC))
+
+
+def _check_readable(connection: Connection, names: list[str]) -> None:
+    with database_errors("look at the outbox's tables"):
+        # has_table_privilege would raise for a table that is not there.
+        rows = connection.execute(
+            "SELECT name, to_regclass(name) IS NULL, quote_ident(current_user) FROM unnest(%s::text[]) AS name"
+            " WHERE NOT coalesce(has_table_privilege(to_regclass(name), 'SELECT'), false)",
+            (names,),
+        ).fetchall()
+    for name, missing, user in rows:
+        if missing:
+            raise SchemaError(f"the table {name} is missing", hint=INIT_HINT)
+        raise SchemaError(
+            f"this database user may not read {name}", hint=f"let the owner run: GRANT SELECT ON {name} TO {user}"
+        )
+
+
+def query(table: OutboxTable, facts: HistoryFacts, since: datetime | None) -> str:
+    """One SELECT with the columns of HISTORY. `since`: what was purged before is left out."""
+    key = "kafka_key" if facts.shape.key_type == "bytea" else "convert_to(kafka_key, 'UTF8')"
+    partition = "kafka_partition" if facts.shape.has_partition else "NULL::integer"
+    # An archive that was written while nothing stood in the term table does not know whose its rows are.
+    current = f"'{facts.incarnation}'"
+    since_sql = "" if since is None else f" WHERE purged_at >= '{since.astimezone(UTC).isoformat()}'"
+    parts = [
+        _select(RecordSource.OUTBOX, table.sql, incarnation=current, partition=partition, key=key),
+        _select(RecordSource.QUARANTINE, table.quarantine, key=key, at="quarantined_at", origin="origin"),
+        _select(
+            RecordSource.ARCHIVE, table.archive, incarnation=f"coalesce(incarnation::text, {current})", at="purged_at"
+        ) + since_sql,
+    ]  # fmt: skip
+    return " UNION ALL ".join(parts if facts.has_archive else parts[:2])
+
+
+def read_history(spark: SparkSession, jdbc: JdbcSource, statement: str) -> DataFrame:
+    """`query` → HISTORY, lazily. It comes through one session, and is spread by the names of the records."""
+    options = {**jdbc.options, "dbtable": f"({statement}) AS history", "fetchsize": str(_FETCH_ROWS)}
+    rows = spark.read.format("jdbc").options(**options).load()
+    named = rows.select(*(rows[field.name].cast(field.dataType).alias(field.name) for field in HISTORY))
+    return named.repartition("incarnation", "id")
+
+
+def _select(
+    source: RecordSource,
+    table: str,
+    *,
+    incarnation: str = "incarnation::text",
+    partition: str = "kafka_partition",
+    key: str = "kafka_key",
+    at: str = "NULL::timestamptz",
+    origin: str = "NULL::bytea",
+) -> str:
+    # No calendar of Java has an infinite time.
+    created = "CASE WHEN isfinite(create_time) THEN create_time END"
+    return (
+        f"SELECT '{source}' AS source, {incarnation} AS incarnation, id::bigint AS id, kafka_topic AS topic,"
+        f" {partition} AS partition, {key} AS key, {created} AS created_at, {at} AS at, {origin} AS origin FROM {table}"
+    )

@@ -11,15 +11,13 @@ import base64
 import json
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from datetime import UTC, datetime, timedelta
-from typing import Any
+from datetime import datetime
 
 from harvester.pipeline.audit.checks import ProducerStream, Term
 from harvester.pipeline.audit.schemas import FindingKind, Severity
 from harvester.pipeline.audit.skew import Skew
 
 EXAMPLES = 10
-_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,17 +120,7 @@ class AuditReport:
     def to_json(self) -> str:
         """All of it; times in ISO 8601, UTC."""
         document = {"holds": self.holds, "answer": self.answer(), **asdict(self), "lanes": self.lanes}
-        return json.dumps(document, default=_plain)
-
-
-def instant(microseconds: int | None) -> datetime | None:
-    """Microseconds since the epoch, UTC; the nearest that a datetime can hold."""
-    if microseconds is None:
-        return None
-    try:
-        return _EPOCH + timedelta(microseconds=microseconds)
-    except OverflowError:
-        return datetime(9999, 12, 31, tzinfo=UTC) if microseconds > 0 else datetime(1, 1, 1, tzinfo=UTC)
+        return json.dumps(document, default=datetime.isoformat)
 
 
 def key_text(raw: bytes | bytearray | None) -> str | None:
@@ -156,12 +144,6 @@ def grouped(rows: Iterable[tuple[AuditFinding, int]]) -> tuple[FindingGroup, ...
         FindingGroup(kind, severity, collected[kind, severity][0], tuple(collected[kind, severity][1][:EXAMPLES]))
         for kind, severity in order
     )
-
-
-def _plain(value: Any) -> str:
-    if isinstance(value, datetime):
-        return value.isoformat()
-    raise TypeError(f"{type(value).__name__} has no place in a report")
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,7 +24,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import timedelta
 from typing import TYPE_CHECKING
 from uuid import UUID
@@ -144,7 +144,6 @@ class DrainSliceDone:
     took_s: float
     left: int
     quarantined: int
-    steps_s: Mapping[str, float] = field(default_factory=dict)
 
 
 @dataclass(slots=True)
@@ -261,7 +260,7 @@ class _Drain:
         began, quarantined = time.monotonic(), 0
         wanted = min(drain_slice.FIRST_RECORDS, most)
         while not stop() and (limit := self._limit(wanted)) > 0:
-            steps = _Steps()
+            slice_began = time.monotonic()
             self._renew()
             chosen = snapshot.choose(limit, self._settings.slice_bytes, self._loan.term, self._loan.holder)
             if chosen is None or len(chosen.ids) + chosen.left <= self._settings.leave:
@@ -271,20 +270,16 @@ class _Drain:
                 quarantined += moved
                 report.quarantined += moved
                 continue
-            steps.end("choose")
             self._send(chosen, topics)
-            steps.end("send")
             self._await(self._purgers.purge(chosen.ids, self._waiting))
             snapshot.end()
-            steps.end("purge")
             report.records += len(chosen.ids)
             report.slices += 1
             report.took_s = time.monotonic() - began
-            progress(
-                DrainSliceDone(report.slices, len(chosen.ids), steps.all_s, chosen.left, quarantined, steps.each_s)
-            )
+            took_s = time.monotonic() - slice_began
+            progress(DrainSliceDone(report.slices, len(chosen.ids), took_s, chosen.left, quarantined))
             quarantined = 0
-            wanted = drain_slice.next_records(len(chosen.ids), steps.all_s, self._times.slice, most)
+            wanted = drain_slice.next_records(len(chosen.ids), took_s, self._times.slice, most)
 
     def _limit(self, wanted: int) -> int:
         most = self._settings.records
@@ -342,20 +337,3 @@ class _Drain:
         asked_at = time.time()
         self._loan = self._borrower.renew()
         self._asked_at, self._renew_at = asked_at, time.monotonic() + self._times.slice
-
-
-class _Steps:
-    """How long the steps of a slice take."""
-
-    def __init__(self) -> None:
-        self._began = self._last = time.monotonic()
-        self.each_s: dict[str, float] = {}
-
-    def end(self, step: str) -> None:
-        now = time.monotonic()
-        self.each_s[step] = now - self._last
-        self._last = now
-
-    @property
-    def all_s(self) -> float:
-        return self._last - self._began
