@@ -22,7 +22,6 @@ from harvester.pipeline.audit.page import page
 from harvester.pipeline.audit.report import (
     HOLES,
     AuditFinding,
-    AuditInput,
     AuditReport,
     FindingGroup,
     HotKey,
@@ -204,9 +203,9 @@ def test_every_limit_is_told() -> None:
         ({"whole": at(0)}, "gaps before 2026-03-01 10:00:00 UTC"), ({"latest": at(0)}, "purged after 2026-03-01"),
         ({"record_timestamps": True}, "create_time"),
     ]  # fmt: skip
-    assert not_judged(AuditInput(**nothing)) == ()  # type: ignore[arg-type]
+    assert not_judged(**nothing) == ()  # type: ignore[arg-type]
     for change, said in changes:
-        [line] = not_judged(AuditInput(**{**nothing, **change}))  # type: ignore[arg-type]
+        [line] = not_judged(**{**nothing, **change})  # type: ignore[arg-type]
         assert said in line
 
 

@@ -12,7 +12,7 @@ from confluent_kafka.admin import AdminClient
 
 from harvester.pipeline.errors import CheckpointMismatch, PipelineError, TableMismatch
 from harvester.pipeline.lake.batch import LakeBatch
-from harvester.pipeline.lake.payloads import from_ddl
+from harvester.pipeline.lake.silver import from_ddl
 from harvester.relay.failpoints import VARIABLE
 from tests.support.harvested import DAY_US, KEPT, SENT_MS, A, B, Sent, Writer
 from tests.support.lakes import Lake, Oracle, assert_same, moment_ms

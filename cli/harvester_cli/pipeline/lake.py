@@ -38,7 +38,7 @@ def lake(
 
     with job.spark("lake") as spark:
         from harvester.pipeline.lake.job import BatchDone, LakeSettings, run
-        from harvester.pipeline.lake.payloads import from_ddl
+        from harvester.pipeline.lake.silver import from_ddl
 
         try:
             schemas = {name: from_ddl(ddl) for name, ddl in payloads.items()}

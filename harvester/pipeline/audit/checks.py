@@ -1,29 +1,22 @@
-"""The checks of an audit: lost records, repeats, order, latency, terms.
+"""The checks of an audit, as transforms of frames: lost records, repeats, order, latency, terms, and their counts.
 
 A row is purged after the broker's acknowledgement, so whatever the archive names has to stand in the topics,
 wherever. Judged is what was purged within the range and *created* since the topics are whole: a record cannot be in
 the log before its row was made, so what is asked for lies within what was read, whatever clock its timestamp is of.
 
-Repeats, and the order in which the log has the records of a key (invariant I2). Within a key of a partition the log's
-own order is the order of delivery, and the ids say what is right: a writer that locks what the key stands for, and
-then inserts, takes ids in the order of its commits (docs/outbox.md). A record that comes below an id that is already
-there is either
+Within a key of a partition the log's own order is the order of delivery, and the ids say what is right (invariant
+I2): a writer that locks what the key stands for, and then inserts, takes ids in the order of its commits
+(docs/outbox.md). A record that comes below an id that is already there is either
 
     repeated after a successor      it had been delivered before: never right
     delivered after a successor     it had not: wrong, unless its writers were not serial, which nothing here can tell
 
 Records without a key have no order, and between partitions or topics the log defines none.
-
-How long records took, and how many came: by topic and hour of Kafka's timestamp (UTC).
-
-The counts of an audit, gathered by one query: pairs of a name and a number.
-
-Which leaders sent what: terms, lanes and producers, and how one term followed another.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from typing import TYPE_CHECKING
@@ -183,36 +176,27 @@ def of_holes(gaps: DataFrame) -> DataFrame:
 
 
 def of_archive(found: DataFrame) -> DataFrame:
-    """`audit_delivery.found` → (name, value): ids of the range, those that cannot be judged, those delivered."""
+    """`found` → (name, value): ids of the range, those that cannot be judged, those delivered."""
     beyond = ~F.col("judged") & ~F.col("delivered")
-    return _named(
-        found.agg(
-            F.count(F.lit(1)).alias(ARCHIVED),
-            F.count_if(beyond).alias(BEYOND),
-            F.count_if(F.col("delivered")).alias(DELIVERED),
-        ),
-        (ARCHIVED, BEYOND, DELIVERED),
-    )
+    delivered = F.count_if(F.col("delivered"))
+    return _named(found, {ARCHIVED: F.count(F.lit(1)), BEYOND: F.count_if(beyond), DELIVERED: delivered})
 
 
 def of_outbox(history: DataFrame, marked: DataFrame) -> DataFrame:
     """HISTORY and MARKED → (name, value): rows of the outbox that have not been delivered."""
     waiting = history.where(F.col("source") == RecordSource.OUTBOX)
     waiting = waiting.join(marked.select("incarnation", "id"), ["incarnation", "id"], "left_anti")
-    return _named(waiting.agg(F.count(F.lit(1)).alias(PENDING)), (PENDING,))
+    return _named(waiting, {PENDING: F.count(F.lit(1))})
 
 
 def of_records(marked: DataFrame) -> DataFrame:
     """MARKED → (name, value): deliveries of the range, and ids."""
-    inside = marked.where("inside")
-    return _named(
-        inside.agg(F.count(F.lit(1)).alias(DELIVERIES), F.count_if(F.col("first")).alias(IDS)), (DELIVERIES, IDS)
-    )
+    return _named(marked.where("inside"), {DELIVERIES: F.count(F.lit(1)), IDS: F.count_if(F.col("first"))})
 
 
-def _named(counts: DataFrame, names: tuple[str, ...]) -> DataFrame:
-    pairs: list[Column] = [F.struct(F.lit(name).alias("name"), F.col(name).alias("value")) for name in names]
-    return counts.select(F.inline(F.array(*pairs)))
+def _named(rows: DataFrame, counts: Mapping[str, Column]) -> DataFrame:
+    pairs = (F.struct(F.lit(name).alias("name"), F.col(name).alias("value")) for name in counts)
+    return rows.agg(*(count.alias(name) for name, count in counts.items())).select(F.inline(F.array(*pairs)))
 
 
 @dataclass(frozen=True, slots=True)

@@ -29,7 +29,6 @@ from harvester.pipeline.audit.inputs import Read, history_facts, query, read_his
 from harvester.pipeline.audit.report import (
     EXAMPLES,
     AuditFinding,
-    AuditInput,
     AuditReport,
     FindingGroup,
     HotKey,
@@ -178,13 +177,13 @@ def run(spark: SparkSession, settings: AuditSettings, *, progress: Progress = la
         ]
         if past.read_at is not None:
             parts.append(checks.unexpected(marked, past.frame, past.archive_began, past.read_at))
-        findings = _keep(_union(parts), kept)
+        findings = _keep(reduce(lambda one, other: one.unionByName(other), parts), kept)
         grouped = collect_findings(findings)
         progress("measuring latency, keys and shards")
         latency = collect_latency(checks.by_hour(marked))
         hot_keys, judged = collect_hot_keys(skew.hot_keys(places))
 
-        seen = AuditInput(
+        limits = not_judged(
             history=past.read_at is not None, archive=past.has_archive, archived=tallies[checks.ARCHIVED],
             beyond=tallies[checks.BEYOND], records=read.records, foreign=read.foreign, pending=tallies[checks.PENDING],
             other_topics=elsewhere, compacted=compacted, emptied=[f"{name}[{number}]" for name, number in emptied],
@@ -194,7 +193,7 @@ def run(spark: SparkSession, settings: AuditSettings, *, progress: Progress = la
             audited_at=datetime.now(UTC), source=given.name, topics=topics, since=settings.since,
             until=settings.until,
             figures=_figures(read, past, tallies, grouped),
-            found=grouped, not_judged=not_judged(seen), latency=latency, hot_keys=hot_keys, skew=judged,
+            found=grouped, not_judged=limits, latency=latency, hot_keys=hot_keys, skew=judged,
             streams=streams, terms=checks.terms(streams),
         )  # fmt: skip
         if settings.to is not None:
@@ -249,10 +248,6 @@ def _keep(frame: DataFrame, kept: ExitStack) -> DataFrame:
     frame = frame.persist()
     kept.callback(frame.unpersist)
     return frame
-
-
-def _union(frames: list[DataFrame]) -> DataFrame:
-    return reduce(lambda one, other: one.unionByName(other), frames)
 
 
 def _severity(certain: bool) -> Severity:

@@ -52,7 +52,7 @@ class SliceRows:
 
 
 class Snapshot:
-    """See the module's text. A context manager; one slice at a time."""
+    """The transaction of one slice at a time, on a connection of its own. A context manager."""
 
     def __init__(self, dsn: str, table: OutboxTable, place: OutboxIdentity | None) -> None:
         self._dsn, self._table, self._place = dsn, table, place

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 from pyspark.sql import functions as F  # noqa: N812 - Spark's own name for it
 
 from harvester.pipeline import schemas, streaming, tables
-from harvester.pipeline.lake import payloads, silver
+from harvester.pipeline.lake import silver
 from harvester.pipeline.origin_columns import bronze_columns
 
 if TYPE_CHECKING:
@@ -90,7 +90,7 @@ class LakeBatch:
         tables.append(rows, self.root, name, (self.owner, number))
 
     def _reject(self, bronze: DataFrame, rows: DataFrame, found: silver.BatchOverview, number: int) -> None:
-        bad = [payloads.bad_payloads(rows, topic, self.payloads[topic]) for topic in self._expanded(found)]
+        bad = [silver.bad_payloads(rows, topic, self.payloads[topic]) for topic in self._expanded(found)]
         rejected = silver.rejects(bronze)
         for frame in bad:
             rejected = rejected.unionByName(frame)
@@ -99,8 +99,8 @@ class LakeBatch:
 
     def _derive(self, states: DataFrame, new: DataFrame, found: silver.BatchOverview, number: int) -> None:
         for topic in self._expanded(found):
-            table = payloads.table(topic, self.payloads[topic])
-            self._append(payloads.expanded(new, topic, self.payloads[topic]), table.name, number, hit="json")
+            table = silver.payload_table(topic, self.payloads[topic])
+            self._append(silver.expanded(new, topic, self.payloads[topic]), table.name, number, hit="json")
         with ThreadPoolExecutor(1) as beside:
             taken = beside.submit(self._take_states, states, found)
             self._append(new, "silver", number)
@@ -136,7 +136,7 @@ class LakeBatch:
         return [topic for topic in self.payloads if topic in found.topics]
 
     def _names(self) -> list[str]:
-        extra = [payloads.table(topic, payload).name for topic, payload in self.payloads.items()]
+        extra = [silver.payload_table(topic, payload).name for topic, payload in self.payloads.items()]
         return [*(table.name for table in schemas.TABLES), *extra]
 
     def _table(self, name: str) -> DataFrame:

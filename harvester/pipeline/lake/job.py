@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, cast
 from harvester.origin import HEADER
 from harvester.pipeline import origin_columns, source, streaming, tables
 from harvester.pipeline.lake.batch import LakeBatch
-from harvester.pipeline.lake.payloads import table as payload_table
+from harvester.pipeline.lake.silver import payload_table
 from harvester.pipeline.schemas import TABLES
 from harvester.pipeline.session import clear_errors
 from harvester.relay import failpoints
