@@ -1,7 +1,4 @@
-"""The Spark session of a job: its settings, its connectors' jars, and one clear error for what cannot work.
-
-The connectors' jars for the installed Spark, from the cache that the embedded broker's jars are in.
-"""
+"""The Spark session of a job: its settings, its connectors' jars, and one clear error for what cannot work."""
 
 from __future__ import annotations
 

@@ -13,7 +13,7 @@ from pyspark.sql import functions as F  # noqa: N812 - Spark's own name for it
 from pyspark.sql.types import TimestampType
 
 from harvester.pipeline import schemas
-from harvester.pipeline.errors import TableMismatch
+from harvester.pipeline.errors import InputMissing, TableMismatch
 from harvester.pipeline.schemas import Table
 
 if TYPE_CHECKING:
@@ -136,6 +136,19 @@ def exists(spark: SparkSession, path: str) -> bool:
     if set(listing(spark, path)) - {"_delta_log"}:
         raise TableMismatch(f"{path} holds something that is no Delta table", hint="name an empty directory")
     return False
+
+
+def load(spark: SparkSession, root: str, table: Table) -> DataFrame:
+    """A table that `pipeline lake` has made; raises InputMissing, or TableMismatch for one that lacks columns."""
+    path = path_of(root, table.name)
+    if not exists(spark, path):
+        raise InputMissing(f"no table {table.name} in {root}", hint="`harvester pipeline lake` makes it")
+    rows = spark.read.format("delta").load(path)
+    missing, problems = schemas.differences(rows.schema, table.schema)
+    if missing or problems:
+        said = "; ".join([*(f"no column {'.'.join(one.path)}" for one in missing), *problems])
+        raise TableMismatch(f"the table {path} has another schema: {said}", hint="run `harvester pipeline lake` first")
+    return rows
 
 
 def _check(spark: SparkSession, path: str, table: Table, owner: str | None) -> list[schemas.Addition] | None:

@@ -239,10 +239,10 @@ def test_what_cannot_be_read_is_told_in_one_line(
 ) -> None:
     assert in_process(scene, "--topic", "no-such-topic", "--no-history") == ExitCode.INPUT
     assert capsys.readouterr().err.splitlines()[0].startswith("harvester: no topic no-such-topic at ")
-    with pytest.raises(InputMissing, match=r"there is no lake in .*: .*/bronze is missing"):
+    with pytest.raises(InputMissing, match="no table bronze in "):
         run(spark, AuditSettings(lake=str(tmp_path)))
     spark.range(1).write.format("delta").save(str(tmp_path / "odd" / "bronze"))
-    with pytest.raises(TableMismatch, match="is no bronze of a lake: day is missing"):
+    with pytest.raises(TableMismatch, match="has another schema: no column day"):
         run(spark, AuditSettings(lake=str(tmp_path / "odd")))
     with pytest.raises(DatabaseUnavailable):
         run(spark, settings(scene, dsn="host=127.0.0.1 port=1 dbname=none connect_timeout=2"))

@@ -12,7 +12,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
@@ -26,7 +26,6 @@ from harvester.outbox.shape import INIT_HINT, OutboxShape
 from harvester.outbox.tables import OutboxTable
 from harvester.pipeline import schemas, source, streaming, tables
 from harvester.pipeline.audit.schemas import HISTORY, RECORDS, RecordSource
-from harvester.pipeline.errors import InputMissing, TableMismatch
 from harvester.pipeline.jdbc import JdbcSource
 from harvester.pipeline.origin_columns import bronze_columns
 from harvester.pipeline.streaming import Place
@@ -217,8 +216,8 @@ def require(spark: SparkSession, kafka: Mapping[str, str], topics: tuple[str, ..
     """Whether there is anything to read, before much is done. Raises InputMissing, BrokerUnavailable, TableMismatch."""
     if lake is None:
         source.require_topics(spark, kafka, topics)
-    elif not tables.exists(spark, path := tables.path_of(lake, "bronze")):
-        raise InputMissing(f"there is no lake in {lake}: {path} is missing", hint="`harvester pipeline lake` makes one")
+    else:
+        tables.load(spark, lake, schemas.BRONZE_TABLE)
 
 
 def from_topics(
@@ -244,12 +243,7 @@ def from_topics(
 
 def from_lake(spark: SparkSession, root: str, since: datetime | None) -> Input:
     """The bronze table of `pipeline lake`. Raises TableMismatch for another."""
-    path = tables.path_of(root, "bronze")
-    rows = spark.read.format("delta").load(path)
-    missing, problems = schemas.differences(rows.schema, schemas.BRONZE)
-    problems += [f"{'.'.join(one.path)} is missing" for one in missing]
-    if problems:
-        raise TableMismatch(f"the table {path} is no bronze of a lake: {'; '.join(problems)}")
+    rows = tables.load(spark, root, schemas.BRONZE_TABLE)
     if since is not None:
         rows = rows.where(F.col("day") >= F.lit(since.date()))
         rows = rows.where(F.col("timestamp") >= F.lit(since))
@@ -264,11 +258,6 @@ def trimmed(bronze: DataFrame, since: datetime | None, until: datetime | None, n
     if until is not None:
         inside = inside & (F.col("timestamp") < F.lit(until))
     return bronze.withColumns({"inside": inside, "notice": _notice(notices)}).select(*RECORDS.names)
-
-
-def read_from(since: datetime | None, margin: timedelta) -> datetime | None:
-    """Where reading begins for a range that begins there."""
-    return None if since is None else since - margin
 
 
 def _notice(topic: str) -> Column:

@@ -130,7 +130,7 @@ def run(spark: SparkSession, settings: AuditSettings, *, progress: Progress = la
     Raises InputMissing, TableMismatch, BrokerUnavailable, DatabaseUnavailable, SchemaError, ConfigurationError, and
     AuditUnfinished for what else keeps it from reading; never because of what it finds.
     """
-    began = inputs.read_from(settings.since, settings.margin)
+    began = None if settings.since is None else settings.since - settings.margin
     with ExitStack() as kept, clear_errors("the audit", AuditUnfinished, "it changes nothing: repeat it"):
         inputs.require(spark, settings.kafka, settings.topics, settings.lake)
         if settings.to is not None:

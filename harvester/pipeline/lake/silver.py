@@ -34,25 +34,19 @@ _MOST_DAYS = 366
 _MOST_TO_ALL = 8_000_000  # numbers, of 16 bytes
 
 
-def first_deliveries(bronze: DataFrame, most: int) -> DataFrame:
-    """schemas.BRONZE → schemas.SILVER: of each (incarnation, id) the delivery that came first; none without an origin.
+def deliveries(bronze: DataFrame) -> DataFrame:
+    """schemas.BRONZE → schemas.SILVER, with all repeats: every record that has an origin.
 
     `day` is that of the row's creation, 1970-01-01 if no calendar has it. It comes from the header, so repeats have
-    the same however late they come, and a repeat is looked for among the days of its batch only. `most` records there
-    are, or fewer.
+    the same however late they come, and a repeat is looked for among the days of its batch only.
     """
-    return without(deliveries(bronze), later_deliveries(bronze, most))
-
-
-def deliveries(bronze: DataFrame) -> DataFrame:
-    """schemas.BRONZE → schemas.SILVER, with all repeats: every record that has an origin."""
     day = _day_created(F.col("created_us"))
     rows = bronze.where(F.col("problem").isNull()).withColumns({"day": day, "tombstone": F.col("value").isNull()})
     return rows.select(*schemas.SILVER.names)
 
 
 def later_deliveries(bronze: DataFrame, most: int) -> DataFrame:
-    """schemas.BRONZE → (topic, partition, offset) of every record that came before, in the same rows.
+    """schemas.BRONZE → (topic, partition, offset) of every record that came before, in the same rows (`most` at most).
 
     Few as a rule. So groups of 64 names with fewer different ones than records are found first, by numbers alone; only
     what is in those is put in order.

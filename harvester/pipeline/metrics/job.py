@@ -3,12 +3,6 @@
 Spark keeps counts of the windows that are open, and gives them away when the watermark, the newest timestamp less
 what records may be late by, has passed a window's end. That is a batch like any other: the offsets it ends at, the
 state it left and what it gave away belong together, and a killed batch comes again with the same ones.
-
-How many records of a batch came after their window was closed. Spark drops them, and says only how many groups they
-would have fallen into. So where it says any, the batch is read once more, between the offsets that Spark has written
-down for it, and what is behind the watermark is counted.
-
-One batch of the metrics: the windows that it closed, into both tables.
 """
 
 from __future__ import annotations

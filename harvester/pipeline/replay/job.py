@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 from harvester.origin import HEADER
 from harvester.pipeline import schemas, source, tables
-from harvester.pipeline.errors import InputMissing, PipelineError, TableMismatch
+from harvester.pipeline.errors import InputMissing, PipelineError
 from harvester.pipeline.replay import plan
 from harvester.pipeline.replay.plan import ReplayProgress, ReplayRate, ReplayRequest, ReplaySlice
 from harvester.pipeline.session import clear_errors
@@ -67,8 +67,8 @@ class ReplaySliceDone:
 def begin(spark: SparkSession, lake: str, request: ReplayRequest) -> ReplayProgress:
     """A new replay of the lake as it is now; nothing is stored yet. Raises InputMissing, TableMismatch."""
     with clear_errors("the replay"):
-        path = _silver(spark, lake)
-        version = spark.sql(f"DESCRIBE HISTORY {schemas.at(path)} LIMIT 1").first()
+        tables.load(spark, lake, schemas.SILVER_TABLE)
+        version = spark.sql(f"DESCRIBE HISTORY {schemas.at(tables.path_of(lake, 'silver'))} LIMIT 1").first()
         assert version is not None
         return ReplayProgress(str(uuid.uuid4()), request, int(version["version"]))
 
@@ -76,7 +76,7 @@ def begin(spark: SparkSession, lake: str, request: ReplayRequest) -> ReplayProgr
 def load(spark: SparkSession, lake: str, replay: str) -> ReplayProgress:
     """One that was begun before; InputMissing if the lake knows none of this id, CheckpointMismatch."""
     with clear_errors("the replay"):
-        _silver(spark, lake)
+        tables.load(spark, lake, schemas.SILVER_TABLE)
         file = _file(lake, replay)
         text = tables.read_text(spark, file)
     if text is None:
@@ -189,17 +189,6 @@ def _remaining(spark: SparkSession, lake: str, progress: ReplayProgress) -> Data
     path = tables.path_of(lake, "silver")
     silver = spark.read.format("delta").option("versionAsOf", progress.silver_version).load(path)
     return plan.behind(plan.selected(silver, progress.request.selection), progress.done)
-
-
-def _silver(spark: SparkSession, lake: str) -> str:
-    path = tables.path_of(lake, "silver")
-    if not tables.exists(spark, path):
-        raise InputMissing(f"no table silver in {lake}", hint="it is made by: harvester pipeline lake")
-    missing, problems = schemas.differences(spark.read.format("delta").load(path).schema, schemas.SILVER)
-    if missing or problems:
-        said = "; ".join([*(f"no column {'.'.join(one.path)}" for one in missing), *problems])
-        raise TableMismatch(f"the table {path} has another schema: {said}", hint="run `harvester pipeline lake` first")
-    return path
 
 
 def _refuse_speculation(spark: SparkSession) -> None:

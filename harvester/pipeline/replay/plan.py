@@ -1,12 +1,9 @@
-"""The plan of a replay: what is asked for, which rows in which order, slices, and their pace.
+"""The plan of a replay: what is asked for, which rows in which order, how they are cut into slices, and the pace.
 
-How large the slices of a replay are, and when the next one may begin. Pure: times are passed in.
-
-schemas.SILVER → what a replay writes: which rows, in which order, cut into slices, as Kafka's records. The order of a
-key is that of its first deliveries, which is the one consumers saw: offsets, within a partition. Between partitions
-it is that of log time, the highest timestamp up to a record in its partition: timestamps alone may go backwards, and
-would then contradict the offsets. So the whole order is (log time, topic, partition, offset), and any piece of it
-that begins where another one ends keeps the order of every key.
+The order of a key is that of its first deliveries, which is the one consumers saw: offsets, within a partition.
+Between partitions it is that of log time, the highest timestamp up to a record in its partition: timestamps alone may
+go backwards, and would then contradict the offsets. So the whole order is (log time, topic, partition, offset), and
+any piece of it that begins where another one ends keeps the order of every key.
 """
 
 from __future__ import annotations
@@ -184,8 +181,6 @@ def _time(text: str | None) -> datetime | None:
 HEADER = "harvester-replay"
 """The header that says which replay wrote a record; its value is the replay's id, as text."""
 
-SUMMARY = ("topic", "records", "tombstones", "first", "last")
-RECORDS = ("key", "value", "topic", "headers")
 _ORDER = ("log_time", "topic", "partition", "offset")
 _IN_TASK = 2**33 - 1
 
@@ -207,14 +202,14 @@ def selected(silver: DataFrame, selection: Selection) -> DataFrame:
     if selection.keys:
         rows = rows.where(F.col("key").isin(*(F.lit(key) for key in selection.keys)))
     if selection.since is not None:
-        rows = rows.where(F.col(column) >= _instant(selection.since))
+        rows = rows.where(F.col(column) >= F.lit(selection.since))
     if selection.until is not None:
-        rows = rows.where(F.col(column) < _instant(selection.until))
+        rows = rows.where(F.col(column) < F.lit(selection.until))
     if selection.by is By.CREATED:  # spares Delta the files of other days
         if selection.since is not None:
-            rows = rows.where(F.col("day") >= F.to_date(_instant(selection.since)))
+            rows = rows.where(F.col("day") >= F.to_date(F.lit(selection.since)))
         if selection.until is not None:
-            rows = rows.where(F.col("day") <= F.to_date(_instant(selection.until)))
+            rows = rows.where(F.col("day") <= F.to_date(F.lit(selection.until)))
     return rows.select(*schemas.SILVER.names)
 
 
@@ -273,8 +268,9 @@ def slices(rows: Iterable[Row]) -> Iterator[ReplaySlice]:
 
 
 def outgoing(rows: DataFrame, targets: Mapping[str, str], replay: str, without: str | None = None) -> DataFrame:
-    """`placed` rows → RECORDS for Spark's Kafka sink, with the replay's header last; `without` one of that name.
+    """`placed` rows → (key, value, topic, headers) for Spark's Kafka sink, the replay's header last.
 
+    `without` is the name of a header to leave out.
     All records of a key for a topic are in one task, in order; the others are spread. A tombstone's value is NULL.
     """
     mapped = F.create_map(*(F.lit(text) for pair in targets.items() for text in pair))
@@ -290,21 +286,14 @@ def outgoing(rows: DataFrame, targets: Mapping[str, str], replay: str, without: 
 
 
 def summary(rows: DataFrame) -> DataFrame:
-    """schemas.SILVER → SUMMARY: how much there is of each topic, and from when to when by Kafka's time."""
-    counted = rows.groupBy("topic").agg(
+    """schemas.SILVER → (topic, records, tombstones, first, last), the last two by Kafka's time."""
+    return rows.groupBy("topic").agg(
         F.count("*").alias("records"),
         F.count_if("tombstone").alias("tombstones"),
         F.min("timestamp").alias("first"),
         F.max("timestamp").alias("last"),
     )
-    return counted.select(*SUMMARY)
 
 
 def _place(topic: str, partition: int) -> Column:
     return (F.col("topic") == F.lit(topic)) & (F.col("partition") == F.lit(partition))
-
-
-def _instant(moment: datetime) -> Column:
-    from datetime import UTC, datetime, timedelta
-
-    return F.timestamp_micros(F.lit((moment - datetime(1970, 1, 1, tzinfo=UTC)) // timedelta(microseconds=1)))
