@@ -204,14 +204,14 @@ def start(writer: Any, *, once: bool, trigger_s: float) -> StreamingQuery:
 
 
 def follow(query: StreamingQuery, stop: Callable[[], bool], take: Callable[[Mapping[str, Any]], None]) -> None:
-    """Gives `take` each report of the query, in order, until it ends or `stop()`; raises what ended the query.
+    """Gives `take` the report of each batch, in order, until the query ends or `stop()`; raises what ended the query.
 
-    Reports are as Spark's manual shows them in JSON. There are some without a batch while nothing comes.
+    Reports are as Spark's manual shows them in JSON.
     """
     from py4j.protocol import Py4JError
     from pyspark.errors import PySparkException
 
-    reports, ended = Reports(query), False
+    reports, ended, last = Reports(query), False, -1
     try:
         while not ended:
             failed = None
@@ -223,7 +223,10 @@ def follow(query: StreamingQuery, stop: Callable[[], bool], take: Callable[[Mapp
                 query.stop()
                 ended = True
             for said in reports.new():
-                take(said)
+                # While nothing comes there are reports on a batch that has not been.
+                if said["batchId"] > last and "addBatch" in said["durationMs"]:
+                    last = said["batchId"]
+                    take(said)
             if failed is not None:
                 raise failed
     except (Py4JError, OSError, EOFError):

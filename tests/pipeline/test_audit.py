@@ -25,7 +25,7 @@ from harvester.pipeline.audit.schemas import FINDINGS_TABLE
 from harvester.pipeline.errors import InputMissing, TableMismatch
 from harvester.pipeline.origin_columns import bronze_columns
 from tests.conftest import MakeTopic
-from tests.support.audits import Scene, Sent, at, interpreted, numbered
+from tests.support.audits import Scene, Sent, at, numbered
 from tests.support.outboxes import poor_role
 from tests.support.servers import Servers
 from tests.support.sparks import kafka_rows
@@ -33,19 +33,13 @@ from tests.support.sparks import kafka_rows
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-pytestmark = [pytest.mark.servers, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.servers, pytest.mark.timeout(600), pytest.mark.usefixtures("interpreted_queries")]
 
 Change = Callable[[list[Sent]], list[Sent]]
 
 
 TABLES = ("outbox", "outbox_term", "outbox_quarantine", "outbox_archive")
 READ = [f"GRANT SELECT ON {table} TO {{role}}" for table in TABLES]
-
-
-@pytest.fixture(autouse=True, scope="module")
-def _interpreted(spark: SparkSession) -> Iterator[None]:
-    with interpreted(spark):
-        yield
 
 
 @pytest.fixture

@@ -21,7 +21,7 @@ from tests.support.sparks import assert_rows, kafka_rows
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-pytestmark = pytest.mark.timeout(600)
+pytestmark = [pytest.mark.timeout(600), pytest.mark.usefixtures("interpreted_queries")]
 
 A = UUID(int=2**127)
 LAST = 2**63 - 1

@@ -145,30 +145,8 @@ class PartitionInput:
     last_at: datetime
 
 
-@dataclass(frozen=True, slots=True)
-class Read:
-    """Everything that was read, also beside the range."""
-
-    places: Mapping[Place, PartitionInput]
-
-    @property
-    def records(self) -> int:
-        """All of them."""
-        return sum(one.records for one in self.places.values())
-
-    @property
-    def foreign(self) -> int:
-        """Those without an origin."""
-        return sum(one.foreign for one in self.places.values())
-
-    @property
-    def latest(self) -> datetime | None:
-        """The time of the last record."""
-        return max((one.last_at for one in self.places.values()), default=None)
-
-
-def read_so_far(records: DataFrame) -> Read:
-    """RECORDS → what they are, by one action."""
+def read_so_far(records: DataFrame) -> dict[Place, PartitionInput]:
+    """RECORDS → what was read of each partition, also beside the range; by one action."""
     assert {"topic", "partition", "offset", "timestamp", "problem"} <= set(RECORDS.names)
     rows = records.groupBy("topic", "partition").agg(
         F.count(F.lit(1)).alias("records"),
@@ -177,11 +155,11 @@ def read_so_far(records: DataFrame) -> Read:
         F.min_by("timestamp", "offset").alias("first_at"),
         F.max("timestamp").alias("last_at"),
     )
-    return Read({(row.pop("topic"), row.pop("partition")): PartitionInput(**row) for row in tables.collected(rows)})
+    return {(row.pop("topic"), row.pop("partition")): PartitionInput(**row) for row in tables.collected(rows)}
 
 
 def whole_since(
-    bounds: TopicBounds | None, read: Read, since: datetime | None
+    bounds: TopicBounds | None, read: Mapping[Place, PartitionInput], since: datetime | None
 ) -> tuple[datetime | None, tuple[Place, ...]]:
     """Since when every partition has all its records, None for ever, and the partitions of which that is unknown.
 
@@ -190,12 +168,12 @@ def whole_since(
     have had a beginning that nobody read.
     """
     if bounds is None:
-        cut = [place for place, one in read.places.items() if one.first_offset > 0 and since is None]
+        cut = [place for place, one in read.items() if one.first_offset > 0 and since is None]
     else:
         cut = list(bounds.truncated)
-    begins = [read.places[place].first_at for place in cut if place in read.places]
+    begins = [read[place].first_at for place in cut if place in read]
     # Not by offsets: the marker of a transaction may be left.
-    emptied = tuple(place for place in cut if place not in read.places)
+    emptied = tuple(place for place in cut if place not in read)
     return max([*begins, *([] if since is None else [since])], default=None), emptied
 
 

@@ -25,7 +25,7 @@ from harvester.outbox.tables import OutboxTable
 from harvester.pipeline import tables
 from harvester.pipeline.audit import checks, inputs, sequences, skew
 from harvester.pipeline.audit.checks import ProducerStream
-from harvester.pipeline.audit.inputs import Read, history_facts, query, read_history, read_so_far, whole_since
+from harvester.pipeline.audit.inputs import history_facts, query, read_history, read_so_far, whole_since
 from harvester.pipeline.audit.report import (
     EXAMPLES,
     AuditFinding,
@@ -140,14 +140,16 @@ def run(spark: SparkSession, settings: AuditSettings, *, progress: Progress = la
         rows = inputs.trimmed(given.bronze, settings.since, settings.until, settings.notice_topic)
         records = _keep(rows, kept)
         read = read_so_far(records)
-        progress(f"{read.records:,} records read")
+        whole_input = read.values()
+        count, foreign = sum(one.records for one in whole_input), sum(one.foreign for one in whole_input)
+        progress(f"{count:,} records read")
         whole, emptied = whole_since(given.bounds, read, began)
-        topics = given.topics or tuple(sorted({topic for topic, _ in read.places}))
+        topics = given.topics or tuple(sorted({topic for topic, _ in read}))
         compacted = given.bounds.compacted if given.bounds is not None else ()
         doubtful = {*compacted, *(topic for topic, _ in emptied)}
         elsewhere = past.topics - set(topics)
         # A lake says nothing of what came after its last record.
-        latest = read.latest if given.bounds is None else None
+        latest = max((one.last_at for one in whole_input), default=None) if given.bounds is None else None
         until = min((one for one in (settings.until, latest) if one is not None), default=None)
         bounds = checks.AuditScope(topics, settings.since, until, whole, doubtful)
 
@@ -185,14 +187,14 @@ def run(spark: SparkSession, settings: AuditSettings, *, progress: Progress = la
 
         limits = not_judged(
             history=past.read_at is not None, archive=past.has_archive, archived=tallies[checks.ARCHIVED],
-            beyond=tallies[checks.BEYOND], records=read.records, foreign=read.foreign, pending=tallies[checks.PENDING],
+            beyond=tallies[checks.BEYOND], records=count, foreign=foreign, pending=tallies[checks.PENDING],
             other_topics=elsewhere, compacted=compacted, emptied=[f"{name}[{number}]" for name, number in emptied],
             whole=whole, latest=latest, record_timestamps=settings.record_timestamps,
         )  # fmt: skip
         report = AuditReport(
             audited_at=datetime.now(UTC), source=given.name, topics=topics, since=settings.since,
             until=settings.until,
-            figures=_figures(read, past, tallies, grouped),
+            figures={"records": count, "foreign": foreign, **_figures(past, tallies, grouped)},
             found=grouped, not_judged=limits, latency=latency, hot_keys=hot_keys, skew=judged,
             streams=streams, terms=checks.terms(streams),
         )  # fmt: skip
@@ -232,11 +234,9 @@ def _input(spark: SparkSession, settings: AuditSettings, began: datetime | None,
     return inputs.from_topics(spark, settings.kafka, settings.topics, settings.header, began, progress)
 
 
-def _figures(read: Read, past: _Past, tallies: Mapping[str, int], found: tuple[FindingGroup, ...]) -> dict[str, int]:
+def _figures(past: _Past, tallies: Mapping[str, int], found: tuple[FindingGroup, ...]) -> dict[str, int]:
     """The order is that of the documentation."""
     return {
-        "records": read.records,
-        "foreign": read.foreign,
         **{name: tallies[name] for name in checks.NAMES},
         "quarantined": past.rows.get(RecordSource.QUARANTINE, 0),
         **{kind.name.lower(): sum(one.count for one in found if one.kind is kind) for kind in FindingKind},

@@ -96,7 +96,6 @@ class AuditReport:
 
     @property
     def lanes(self) -> dict[int, int]:
-        """Records by lane, over all terms."""
         counts: dict[int, int] = {}
         for one in self.streams:
             counts[one.lane] = counts.get(one.lane, 0) + one.records

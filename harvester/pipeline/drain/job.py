@@ -300,7 +300,6 @@ class _Drain:
     # -- the lease
 
     def _await(self, work: Sequence[Future[None]]) -> None:
-        """Wait for these, renewing the lease meanwhile."""
         pending = set(work)
         while pending:
             done, pending = wait(pending, _TURN_S, FIRST_EXCEPTION)

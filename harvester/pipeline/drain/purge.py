@@ -26,15 +26,15 @@ class Purgers:
     def __init__(
         self, dsn: str, table: OutboxTable, rules: Rules, server: str | None, term: int, sessions: int
     ) -> None:
-        def make(number: int) -> PurgeSession:
-            session = PurgeSession(
+        self._sessions = [
+            PurgeSession(
                 dsn, table, f"harvester drain/{number}", rules,
                 opened=lambda _pid, _started: None, server_changed=lambda _reason: None,
-            )  # fmt: skip
+            )
+            for number in range(sessions)
+        ]  # fmt: skip
+        for session in self._sessions:
             session.expect(server, term)
-            return session
-
-        self._sessions = [make(number) for number in range(sessions)]
         self._pool = ThreadPoolExecutor(sessions, thread_name_prefix="purge")
 
     def close(self) -> None:
@@ -56,15 +56,16 @@ class Purgers:
         """Moves one row to quarantine; False: it was gone."""
         poison = PoisonRow(record_id, error, attempts, datetime.now(UTC), term, str(holder))
         session = self._sessions[0]
-        outcome: list[QuarantineOutcome] = []
+        outcome: QuarantineOutcome | None = None
 
         def move() -> None:
-            outcome[:] = [session.quarantine(poison)]
+            nonlocal outcome
+            outcome = session.quarantine(poison)
 
         _insist(session, move, f"move record {record_id} to quarantine")
-        if outcome == [QuarantineOutcome.FENCED]:
+        if outcome is QuarantineOutcome.FENCED:
             raise TermLost(f"term {term} of this drain has ended: somebody else has taken it")
-        return outcome == [QuarantineOutcome.MOVED]
+        return outcome is QuarantineOutcome.MOVED
 
 
 def _purge(session: PurgeSession, chunks: Sequence[Sequence[int]], waiting: Callable[[str], None]) -> None:

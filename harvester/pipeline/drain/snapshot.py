@@ -37,17 +37,14 @@ class SliceRows:
 
     @property
     def headers(self) -> tuple[int, int]:
-        """The fewest and the most of a row."""
         return min(share.headers[0] for share in self.shares), max(share.headers[1] for share in self.shares)
 
     @property
     def bytes(self) -> int:
-        """About."""
         return sum(share.bytes for share in self.shares)
 
     @property
     def largest_bytes(self) -> int:
-        """Of a row, about."""
         return max(share.largest_bytes for share in self.shares)
 
 
@@ -64,13 +61,11 @@ class Snapshot:
             with database_errors("read the outbox"):
                 self.shape: OutboxShape = inspect(self._connection, self._table)
                 place = read_place(self._connection, self._table, sequence_oid(self.shape.sequence))
-                reason = place.why_not(self._place) if self._place is not None else None
+            if self._place is not None and (reason := place.why_not(self._place)) is not None:
+                raise TermLost(f"the database is another one than before: {reason}")
         except BaseException:
             self._connection.close()
             raise
-        if reason is not None:
-            self._connection.close()
-            raise TermLost(f"the database is another one than before: {reason}")
         return self
 
     def __exit__(

@@ -94,11 +94,6 @@ def read(
     )
 
 
-def part(bucket: int) -> str:
-    """What follows WHERE for one task."""
-    return f"bucket = {bucket:d} ORDER BY id"
-
-
 # A server before 14 calculates in double precision, which holds microseconds until the year 2255.
 _CREATED_US = "CASE WHEN isfinite(o.create_time) THEN (extract(epoch FROM o.create_time) * 1000000)::bigint ELSE 0 END"
 _ODD = (

@@ -136,7 +136,7 @@ class SliceWriter:
         # A threshold below zero: bytes come as they are, not as digits.
         properties = {**self._source.options, "prepareThreshold": "-1", **more}
         url = properties.pop("url")
-        parts = [sql.part(bucket) for bucket in range(self._tasks)]
+        parts = [f"bucket = {bucket:d} ORDER BY id" for bucket in range(self._tasks)]  # what follows WHERE
         with clear_errors("the outbox cannot be read"):
             return self._session.read.jdbc(url, table, predicates=parts, properties=properties)
 

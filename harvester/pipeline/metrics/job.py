@@ -23,7 +23,6 @@ from harvester.pipeline.session import clear_errors
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
-    from pyspark.sql.streaming.query import StreamingQuery
 
 _EARLIEST = -2
 
@@ -137,8 +136,6 @@ class MetricsBatchDone:
 
 @dataclass(frozen=True, slots=True)
 class Total:
-    """What a run has done."""
-
     records: int = 0
     windows: int = 0
     late: Mapping[str, int] = field(default_factory=dict)
@@ -181,10 +178,19 @@ def run(
         writer = writer.option("checkpointLocation", where).queryName("metrics")
         query = streaming.start(writer, once=settings.once, trigger_s=settings.trigger_s)
 
+        total = Total()
+
         def late(number: int) -> dict[str, int]:
             return count(spark, settings.kafka, where, number, settings.window_s)
 
-        return _follow(query, batch.written, late, stop, progress)
+        def take(said: Mapping[str, Any]) -> None:
+            nonlocal total
+            done = _done(said, batch.written.pop(said["batchId"], 0), late)
+            total = total.after(done)
+            progress(done)
+
+        streaming.follow(query, stop, take)
+        return total
 
 
 def _with_state(spark: SparkSession) -> SparkSession:
@@ -194,28 +200,6 @@ def _with_state(spark: SparkSession) -> SparkSession:
         if not given.contains(name):
             own.conf.set(name, value)
     return own
-
-
-def _follow(
-    query: StreamingQuery,
-    written: dict[int, int],
-    late: Callable[[int], dict[str, int]],
-    stop: Callable[[], bool],
-    progress: Callable[[MetricsBatchDone], None],
-) -> Total:
-    total, last = Total(), -1
-
-    def take(said: Mapping[str, Any]) -> None:
-        nonlocal total, last
-        # What reports while nothing comes is a batch that has not been.
-        if said["batchId"] > last and "addBatch" in said["durationMs"]:
-            last = said["batchId"]
-            done = _done(said, written.pop(last, 0), late)
-            total = total.after(done)
-            progress(done)
-
-    streaming.follow(query, stop, take)
-    return total
 
 
 def _done(said: Mapping[str, Any], windows: int, late: Callable[[int], dict[str, int]]) -> MetricsBatchDone:
