@@ -82,7 +82,7 @@ def numbered(sent: Iterable[Sent]) -> list[Sent]:
 
 
 def records(spark: SparkSession, sent: Iterable[Sent], notices: str = "", **bounds: datetime | None) -> DataFrame:
-    """audit_schemas.RECORDS, by the transforms themselves."""
+    """audit.schemas.RECORDS, by the transforms themselves."""
     from harvester.pipeline.audit.inputs import trimmed
     from harvester.pipeline.origin_columns import bronze_columns
 
@@ -91,7 +91,7 @@ def records(spark: SparkSession, sent: Iterable[Sent], notices: str = "", **boun
 
 
 def history(spark: SparkSession, *rows: Mapping[str, Any]) -> DataFrame:
-    """audit_schemas.HISTORY; what a row does not say is that of a purged record."""
+    """audit.schemas.HISTORY; what a row does not say is that of a purged record."""
     from harvester.pipeline.audit.schemas import HISTORY
 
     usual = {

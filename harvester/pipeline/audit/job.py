@@ -274,7 +274,7 @@ def collect_history(history: DataFrame) -> tuple[dict[str, int], frozenset[str],
 
 
 def collect_tallies(*tallies: DataFrame) -> dict[str, int]:
-    """Pairs of `audit_tally`, all at once."""
+    """Pairs of name and value, all at once."""
     rows = reduce(lambda one, other: one.unionByName(other), tallies).collect()
     return {row["name"]: int(row["value"]) for row in rows}
 
@@ -309,7 +309,7 @@ def collect_latency(latency: DataFrame) -> tuple[Latency, ...]:
 
 
 def collect_hot_keys(counts: DataFrame) -> tuple[tuple[HotKey, ...], skew.Skew | None]:
-    """`audit_skew.hot_keys` → the hottest keys, and what that means for shards; None where nothing was delivered."""
+    """`skew.hot_keys` → the hottest keys, and what that means for shards; None where nothing was delivered."""
     hottest, buckets, keys, keyless = [], {}, 0, 0
     for row in counts.collect():
         if row["key"] is not None:

@@ -78,7 +78,7 @@ def doubtful(
 def read(
     table: OutboxTable, shape: OutboxShape, ids: tuple[int, int], headers: int, tasks: int, *, shifted: bool = False
 ) -> str:
-    """The rows between two ids, in brackets and with a name, as `drain_rows` takes them, and their `bucket`."""
+    """The rows between two ids, in brackets and with a name, as `slices.sink_rows` takes them, and their `bucket`."""
     names, values = "o.kafka_header_keys", "o.kafka_header_values"
     if shifted:  # a slice of an array begins with 1
         names, values = f"({names}[:])", f"({values}[:])"
