@@ -1,6 +1,6 @@
-"""The columns of every table, whether an existing table fits, and the statements that write tables.
+"""The columns of every table, whether an existing table fits, and the statements that write tables, as text.
 
-The statements that write Delta tables, as text. Each has the same effect whether it runs once or again.
+Each statement has the same effect whether it runs once or again.
 """
 
 from __future__ import annotations
@@ -83,9 +83,11 @@ class Table:
 
 
 _BOUNDED = ("id", "created_at", "timestamp", "topic")
+BRONZE_TABLE = Table("bronze", BRONZE, ("day",), (*_BOUNDED, "partition", "offset"))
+SILVER_TABLE = Table("silver", SILVER, ("day",), _BOUNDED)
 TABLES = (
-    Table("bronze", BRONZE, ("day",), (*_BOUNDED, "partition", "offset")),
-    Table("silver", SILVER, ("day",), _BOUNDED),
+    BRONZE_TABLE,
+    SILVER_TABLE,
     Table("current", CURRENT, ("topic",), ("incarnation", "id", "created_at", "timestamp")),
     Table("incarnations", INCARNATIONS),
     Table("rejects", REJECTS, ("day",)),
@@ -135,7 +137,8 @@ def create(path: str, table: Table, properties: Mapping[str, str]) -> str:
     """The table, unless it is there."""
     columns = ", ".join(f"{quote(field.name)} {field.dataType.simpleString()}" for field in table.schema)
     partitioned = f" PARTITIONED BY ({', '.join(table.partitioned_by)})" if table.partitioned_by else ""
-    return f"CREATE TABLE IF NOT EXISTS {at(path)} ({columns}) USING DELTA{partitioned} {_properties(properties)}"
+    listed = ", ".join(f"{_text(name)} = {_text(value)}" for name, value in properties.items())
+    return f"CREATE TABLE IF NOT EXISTS {at(path)} ({columns}) USING DELTA{partitioned} TBLPROPERTIES ({listed})"
 
 
 def add_columns(path: str, additions: Iterable[Addition]) -> str:
@@ -149,10 +152,15 @@ def take_latest(path: str, topics: Iterable[str]) -> str:
     listed = ", ".join(_text(topic) for topic in topics)
     younger = " > ".join(f"struct({', '.join(f'{side}.{name}' for name in _AGE)})" for side in "st")
     changes = ", ".join(f"t.{quote(name)} = s.{quote(name)}" for name in CURRENT.names)
+    columns = ", ".join(map(quote, CURRENT.names))
+    values = ", ".join(f"s.{quote(name)}" for name in CURRENT.names)
+    # The statement's {source} is filled in later; other braces are to stay.
+    table = at(path).replace("{", "{{").replace("}", "}}")
     return (
-        f"MERGE INTO {_into(path)} t USING {{source}} s"
+        f"MERGE INTO {table} t USING {{source}} s"
         f" ON t.topic IN ({listed}) AND t.topic = s.topic AND t.key = s.key"
-        f" WHEN MATCHED AND {younger} THEN UPDATE SET {changes} {_insert(CURRENT.names)}"
+        f" WHEN MATCHED AND {younger} THEN UPDATE SET {changes}"
+        f" WHEN NOT MATCHED THEN INSERT ({columns}) VALUES ({values})"
     )
 
 
@@ -171,23 +179,5 @@ def quote(name: str) -> str:
     return "`" + name.replace("`", "``") + "`"
 
 
-def _into(path: str) -> str:
-    # The statement's {source} is filled in later; other braces are to stay.
-    return at(path).replace("{", "{{").replace("}", "}}")
-
-
-def _insert(columns: Iterable[str]) -> str:
-    names = list(columns)
-    return (
-        f"WHEN NOT MATCHED THEN INSERT ({', '.join(map(quote, names))})"
-        f" VALUES ({', '.join(f's.{quote(name)}' for name in names)})"
-    )
-
-
 def _text(value: str) -> str:
     return "'" + value.replace("\\", "\\\\").replace("'", "\\'") + "'"
-
-
-def _properties(properties: Mapping[str, str]) -> str:
-    listed = ", ".join(f"{_text(name)} = {_text(value)}" for name, value in properties.items())
-    return f"TBLPROPERTIES ({listed})"

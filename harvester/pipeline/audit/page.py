@@ -29,7 +29,6 @@ _HOUR = timedelta(hours=1)
 
 
 def page(report: AuditReport) -> str:
-    """The whole document."""
     totals = [one for one in report.latency if one.hour is None and one.topic is not None]
     totals.sort(key=lambda one: (-one.records, one.topic or ""))
     jinja = Environment(

@@ -3,8 +3,14 @@
 from __future__ import annotations
 
 from enum import StrEnum
+from typing import TYPE_CHECKING
+
+from pyspark.sql import functions as F  # noqa: N812 - Spark's own name for it
 
 from harvester.pipeline.schemas import PLACE, Table, struct
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column, DataFrame
 
 
 class FindingKind(StrEnum):
@@ -62,6 +68,20 @@ GIVEN_UP = struct(_STREAM, "sequence bigint")
 
 FINDINGS = struct(_FINDING)
 """One row a finding; `at` is Kafka's time of the record, or that of its purge."""
+
+
+def finding(
+    rows: DataFrame, kind: Column | FindingKind, severity: Column | Severity, detail: Column | str, **other: Column
+) -> DataFrame:
+    """Rows → FINDINGS: columns that are not given in `other` are those of the rows, or NULL."""
+    given = {"kind": kind, "severity": severity, "detail": detail, **other}
+    found = []
+    for field in FINDINGS:
+        known = F.col(field.name) if field.name in rows.columns else F.lit(None)
+        value = given.get(field.name, known)
+        found.append((F.lit(str(value)) if isinstance(value, str) else value).cast(field.dataType).alias(field.name))
+    return rows.select(*found)
+
 
 FINDINGS_TABLE = Table("findings", struct("audited_at timestamp", _FINDING))
 AUDITS_TABLE = Table("audits", struct("audited_at timestamp, holds boolean, report string"))

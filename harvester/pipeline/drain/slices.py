@@ -1,16 +1,14 @@
-"""The decisions of a bulk drain: time limits, size of a slice, rows that can be sent, producer options.
+"""The decisions of a drain: time limits, the size of a slice, which rows can be sent, how, and the producers' options.
 
 Times are shares of the lease. A slice is made so large that it takes a quarter of it. Its tasks send for as long as
 what they sent has still time to arrive: until the end of the lease, less the time for which a record may wait for
 room (`block`), that for which it may wait for its acknowledgement (`delivery`), and a second for clocks. When the
 lease ends nothing is on its way any more, whatever became of the driver (rule P32).
 
-The outbox's rows as Spark's Kafka sink takes them, with the header that says where each comes from. Lane is the
-number of the task, and sequences count the rows of a task in their order, so that a task that runs again gives each
-row the same number. Everything that differs from slice to slice is text or binary: Spark builds such constants not
-into the code that it generates, which so is compiled once, and stays warm.
-
-The options of a drain's producers: what the user gives, between defaults and what guards the order.
+Each record gets the header that says where it comes from. Its lane is the number of the task, and its sequence that
+of the row within the task, so that a task that runs again gives each row the same numbers. Everything that differs
+from slice to slice is text or binary: Spark builds such constants not into the code that it generates, which so is
+compiled once, and stays warm.
 """
 
 from __future__ import annotations
@@ -42,7 +40,7 @@ _BATCH_BYTES = 61  # of a record batch with nothing in it (Kafka, "Record Batch"
 
 @dataclass(frozen=True, slots=True)
 class Times:
-    """In seconds. See the module's text."""
+    """In seconds. `lease`: until it ends nothing of ours may be on its way any more (rule P32)."""
 
     lease: float
     delivery: float

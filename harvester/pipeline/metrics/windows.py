@@ -1,11 +1,9 @@
-"""Counts by window, from schemas.BRONZE, and the tables `metrics` and their readers.
+"""Counts by window, from schemas.BRONZE, and the table `metrics`, whose windows `throughput` joins to hours.
 
 What a stream has to keep until a window closes are counts by (window, topic, lane, key, latency): they add up,
 whatever comes in which batch, and everything that is said of a window follows from them. Latencies are counted in the
-buckets of `harvester.telemetry.latency`, so windows can be joined to hours without losing more than the buckets did;
+buckets of `harvester.telemetry.latency`, so windows can be joined without losing more than the buckets did;
 percentiles alone could not.
-
-The table `metrics` for those who read it: windows joined to hours.
 """
 
 from __future__ import annotations
@@ -144,11 +142,6 @@ def bucket(latency_us: Column) -> Column:
     )
 
 
-def histogram() -> Column:
-    """An aggregate: rows of (bucket, records) as a HISTOGRAM, in the order of the buckets."""
-    return F.sort_array(F.collect_list(F.struct("bucket", "records")))
-
-
 def percentile(found: Column, p: int) -> Column:
     """Of a HISTOGRAM: the latency in ms that `p` percent do not exceed, by nearest rank; NULL when there is none."""
     total = F.aggregate(found, F.lit(0).cast("bigint"), lambda seen, one: seen + one["records"])
@@ -170,7 +163,7 @@ THROUGHPUT = struct(
 
 
 def throughput(metrics: DataFrame) -> DataFrame:
-    """metrics_windows.METRICS → THROUGHPUT: a row for each hour (UTC, if the session is) and topic with records.
+    """METRICS → THROUGHPUT: a row for each hour (UTC, if the session is) and topic with records.
 
     A window belongs to the hour it begins in. Percentiles are of the hour's own records, out of the windows' histograms
     and not of their percentiles. `peak_per_s` and `hottest_share` are those of the window that has the highest.
@@ -184,7 +177,9 @@ def throughput(metrics: DataFrame) -> DataFrame:
     )
     counted = rows.select("hour", "topic", F.explode("latency").alias("one")).select("hour", "topic", "one.*")
     added = counted.groupBy("hour", "topic", "bucket").agg(F.sum("records").alias("records"))
-    histograms = added.groupBy("hour", "topic").agg(histogram().alias("latency"))
+    histograms = added.groupBy("hour", "topic").agg(
+        F.sort_array(F.collect_list(F.struct("bucket", "records"))).alias("latency")
+    )
     joined = sums.join(histograms, ["hour", "topic"], "left")
     found = joined.withColumns({f"p{p}_ms": percentile(F.col("latency"), p) for p in PERCENTILES})
     return found.select(*THROUGHPUT.names)
