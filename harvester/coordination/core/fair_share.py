@@ -81,7 +81,6 @@ class Roster:
     `doubtful`: of how many of a client's units nothing was heard for an interval.
     """
 
-    me: str
     counts: Mapping[str, int]
     asking: Collection[str]
     free: int
@@ -356,7 +355,7 @@ class Choice:
         asking = {client for world in self._worlds.values() for client in world.waiting(group, log_ms)}
         for client in asking:
             counts.setdefault(client, 0)
-        return Roster(self._me, counts, frozenset(asking - {self._me}), free, len(self._units), doubtful)
+        return Roster(counts, frozenset(asking - {self._me}), free, len(self._units), doubtful)
 
     def _allows(self, mine: int) -> bool:
         return self._settings.max_claims is None or mine < self._settings.max_claims
