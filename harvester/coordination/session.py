@@ -88,7 +88,7 @@ class Session:
 
     def fewer_elsewhere(self) -> bool:
         """Whether another client that is present holds less; with the lock."""
-        return self._coordinator.fewer_elsewhere(clock_s())
+        return self._coordinator.choice.fewer_elsewhere(clock_s())
 
     def claims(self) -> dict[GroupPartition, int]:
         """What is held, with the fencing tokens; with the lock."""

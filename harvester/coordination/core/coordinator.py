@@ -99,7 +99,7 @@ class Coordinator:
         self.worlds = dict(worlds)
         self.holdings: dict[GroupPartition, ClaimState] = {}
         self._pace = settings.pace
-        self._choice = Choice(settings, client, self.worlds, self.holdings)
+        self.choice = Choice(settings, client, self.worlds, self.holdings)
         self._group = GroupCheck(settings.timing.interval_ms, at_most_once=settings.at_most_once)
         self._ends: Mapping[int, int] = {}
         self._unread = set(self.worlds)  # partitions of the log that are not read to the end they had
@@ -117,7 +117,7 @@ class Coordinator:
     def read(self, partition: int, offset: int, timestamp_ms: int, value: bytes | None, now: float) -> list[Outcome]:
         world = self.worlds[partition]
         reading = world.read(offset, timestamp_ms, value)
-        self._choice.read(partition, world.now_ms, now)
+        self.choice.read(partition, world.now_ms, now)
         message = reading.message
         said: list[Outcome] = []
         if isinstance(message, Unreadable):
@@ -134,11 +134,11 @@ class Coordinator:
             self._unread.discard(partition)
             if not self._unread and self.stage is Stage.READING:
                 self.stage, self._ready_at = Stage.LISTENING, now
-                self._choice.ready(now)
+                self.choice.ready(now)
 
     def _heard(self, world: World, offset: int, message: Message, reading: Reading, now: float) -> list[Outcome]:
         place, us, verdict = message.place, self.client, reading.verdict
-        self._choice.heard(place, now)
+        self.choice.heard(place, now)
         claim = world.claim(place)
         said: list[Outcome] = []
         other = self._group.heard(message, verdict, world.now_ms)
@@ -164,14 +164,14 @@ class Coordinator:
     def consume(self, topics: Mapping[str, int]) -> None:
         """The topics, with the number of partitions that each has now; call it again when that grows."""
         group = self.settings.group
-        self._choice.consume(
+        self.choice.consume(
             GroupPartition(group, topic, partition) for topic, count in topics.items() for partition in range(count)
         )
 
     def tell(self, place: GroupPartition, event: Event, now: float) -> list[Outcome]:
         """What the consumer knows of one of its claims."""
         if isinstance(event, ReleaseClaim):
-            self._choice.let_go(place, now)
+            self.choice.let_go(place, now)
         return list(self._step(place, event, now))
 
     def close(self, now: float, *, release: bool = True) -> list[Outcome]:
@@ -196,7 +196,7 @@ class Coordinator:
             said += self._step(place, ClaimTick(), now)
         if self.stage is Stage.LISTENING and self._has_listened(now):
             self.stage = Stage.ACTIVE
-            self._choice.active(now)
+            self.choice.active(now)
         if self.stage is Stage.ACTIVE and now >= self._next_choice_at:
             self._next_choice_at = now + _CHOOSE * self._pace.interval_s
             said += self._choose(now)
@@ -214,19 +214,16 @@ class Coordinator:
             self.holdings[place].awaits(number) for place, number in self._claiming.items()
         )
 
-    def fewer_elsewhere(self, now: float) -> bool:
-        return self._choice.fewer_elsewhere(now)
-
     # -- parts
 
     def _choose(self, now: float) -> list[Outcome]:
         said: list[Outcome] = []
-        for place in self._choice.orphans():
+        for place in self.choice.orphans():
             said += self._step(place, ReleaseClaim("the first partition of its topic is not held"), now)
-        for place in self._choice.to_shed(now):
+        for place in self.choice.to_shed(now):
             said += self._step(place, ReleaseClaim("others have fewer"), now)
-        for place in self._choice.to_claim(now):
-            claim = self._choice.world(place).claim(place)
+        for place in self.choice.to_claim(now):
+            claim = self.choice.world(place).claim(place)
             certain = claim.exact and claim.generation != NO_GENERATION
             said += self._step(place, TryClaim(claim.generation if certain else None), now)
         return said
@@ -239,7 +236,7 @@ class Coordinator:
             for _, client in world.held(self.settings.group)
         )
         own_s = _LISTEN * self._pace.interval_s if in_use else 0.0
-        others_s = self._group.silence_ms(lambda place: self._choice.world(place).now_ms) / 1000
+        others_s = self._group.silence_ms(lambda place: self.choice.world(place).now_ms) / 1000
         return now >= self._ready_at + max(own_s, others_s)
 
     def _differs(self, other: Other, now: float) -> list[Outcome]:
@@ -285,7 +282,7 @@ class Coordinator:
             holding = ClaimState(place, self.client, at_most_once=self.settings.at_most_once)
         self.holdings[place], commands = claims.step(holding, event, now, self._pace)
         if any(isinstance(command, Missed) for command in commands):
-            self._choice.missed(place, now)
+            self.choice.missed(place, now)
         return commands
 
 

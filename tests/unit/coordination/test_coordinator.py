@@ -152,7 +152,7 @@ def test_somebody_has_fewer() -> None:
     sim.settle(3 * INTERVAL_S)
     more = [actor for actor in sim.actors if len(actor.coordinator.holds) == 2]
     assert len(more) == 1
-    assert [actor.coordinator.fewer_elsewhere(sim.local(actor)) for actor in sim.actors] == [
+    assert [actor.coordinator.choice.fewer_elsewhere(sim.local(actor)) for actor in sim.actors] == [
         actor in more for actor in sim.actors
     ]
 
