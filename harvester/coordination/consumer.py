@@ -231,9 +231,10 @@ class CoordinatedConsumer:
         self._batch.end()
 
     def close(self, *, release: bool = True) -> None:
-        """Stop. With `release` everything is handed over, as far as it is committed; else the claims run out, or are
-        taken up again by the next life of this client id. At most once, what is left of the last batches is never
-        processed.
+        """Stop. With `release` everything is handed over behind what is committed, or at most once was handed out.
+
+        Without it the claims run out, or are taken up by the next life of this client id; at most once, what is left of
+        the last batches is then never processed.
         """
         if self._session.ended.is_set():
             return

@@ -41,11 +41,9 @@ class Question(Generic[T]):
 
     @property
     def is_open(self) -> bool:
-        """Whether there is one whose answer was not taken yet."""
         return self._future is not None
 
     def put(self, places: Collection[GroupPartition]) -> None:
-        """Ask about them."""
         self._future = Future()
         threading.Thread(target=_answer, args=(self._future, self._ask, places), daemon=True).start()
 
@@ -159,7 +157,6 @@ _PARTITION: Any = Message.partition
 
 
 def connect(settings: ConsumerSettings) -> Consumer:
-    """To Kafka, for records."""
     return Consumer(
         {
             **settings.connection,
@@ -323,7 +320,6 @@ class Fetcher:
             self._pace(place)
 
     def is_paused(self, place: GroupPartition) -> bool:
-        """By one of the three."""
         return not self._pauses.isdisjoint({(None, None), (place.topic, None), (place.topic, place.partition)})
 
     def _pace(self, place: GroupPartition) -> None:

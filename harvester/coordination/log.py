@@ -62,17 +62,14 @@ class Standstill(Generic[P]):
         self._there.clear()
 
     def forget(self, partition: P) -> None:
-        """It is not read any more."""
         self._next.pop(partition, None)
         self._there.pop(partition, None)
 
     @property
     def positions(self) -> Mapping[P, int]:
-        """As of now."""
         return self._next
 
     def read(self, partition: P, offset: int, now: float) -> None:
-        """A record was."""
         self._next[partition] = offset + 1
         self._moved_at[partition] = now
         if self._there.get(partition, -1) <= offset:
@@ -366,7 +363,6 @@ class LogBackfill:
         self._questions.put((partition, place, generation))
 
     def close(self) -> None:
-        """End; nothing is answered any more."""
         self._closed = True
         if self._thread is not None:
             self._questions.put(None)

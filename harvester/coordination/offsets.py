@@ -25,8 +25,6 @@ _PATIENCE_S = 10.0  # with a commit; 2 intervals, if that is more
 
 
 class _Writer:
-    """A client that commits."""
-
     def __init__(self, options: Mapping[str, Any]) -> None:
         sent_at: deque[float] = deque()  # of commits that have no answer yet
 
@@ -47,11 +45,9 @@ class _Writer:
         self.sent_at.append(clock_s())
 
     def serve(self, timeout_s: float) -> None:
-        """Hear of answers, after waiting for one at most so long."""
         self._client.poll(timeout_s)
 
     def wait(self) -> None:
-        """Until all has an answer, however long that takes."""
         while self.sent_at:
             self.serve(_TURN_S)
 

@@ -27,12 +27,11 @@ from harvester.coordination.core.claim import (
     StopHandingOut,
 )
 from harvester.coordination.core.claim import Event as Signal
-from harvester.coordination.core.coordinator import Coordinator, Outcome, Refuse, RefuseMode, RefusePace, Warn
+from harvester.coordination.core.coordinator import Coordinator, Outcome, Refuse, Warn
 from harvester.coordination.core.fair_share import log_partition
 from harvester.coordination.core.messages import Client, GroupPartition
 from harvester.coordination.core.partition_buffer import PartitionBuffer, RecordBatch
 from harvester.coordination.core.world import World
-from harvester.coordination.errors import DuplicateClient, OtherInterval, OtherMode
 from harvester.coordination.events import Claimed, Event, Lost, Released
 from harvester.coordination.log import CoordinationLog, LogBackfill
 from harvester.coordination.settings import ConsumerSettings, Statistics
@@ -54,7 +53,7 @@ class Session:
         self.news = threading.Event()  # there is one more
         self.error: BaseException | None = None
         self.ended = threading.Event()
-        self._settings, self._client = settings, client
+        self._settings = settings
         self._turn_s = min(_TURN * settings.heartbeat_interval_s, _LONGEST_TURN_S)
         self._counts: Counter[str] = Counter()
         self._written: Counter[str] = Counter()
@@ -69,11 +68,9 @@ class Session:
         self._thread = threading.Thread(target=self._run, name="coordination", daemon=True)
 
     def start(self) -> None:
-        """Begin to read, without waiting for it."""
         self._thread.start()
 
     def consume(self, topics: Mapping[str, int]) -> None:
-        """The topics, with the number of partitions that each has now."""
         with self.lock:
             self._coordinator.consume(topics)
 
@@ -82,7 +79,6 @@ class Session:
         self._perform(self._coordinator.tell(place, signal, clock_s()))
 
     def holding(self, place: GroupPartition) -> ClaimState:
-        """One's own claim; with the lock."""
         return self._coordinator.holdings[place]
 
     def processed(self) -> dict[GroupPartition, int | None]:
@@ -92,7 +88,7 @@ class Session:
 
     def fewer_elsewhere(self) -> bool:
         """Whether another client that is present holds less; with the lock."""
-        return self._coordinator.fewer_elsewhere(clock_s())
+        return self._coordinator.choice.fewer_elsewhere(clock_s())
 
     def claims(self) -> dict[GroupPartition, int]:
         """What is held, with the fencing tokens; with the lock."""
@@ -217,14 +213,8 @@ class Session:
                     self._stop(place, generation, reason, lost=lost)
                 case Warn(text):
                     _LOGGER.warning("%s", text)
-                case Refuse(other):
-                    raise DuplicateClient(self._settings.group, self._client.id, other.instance)
-                case RefusePace(other, interval_ms):
-                    raise OtherInterval(
-                        self._settings.group, self._settings.heartbeat_interval_s, other.id, interval_ms / 1000
-                    )
-                case RefuseMode(other):
-                    raise OtherMode(self._settings.group, other.id, at_most_once=self._settings.at_most_once)
+                case Refuse(error):
+                    raise error
 
     def _look_back(self, place: GroupPartition, generation: int) -> None:
         partition = self._partition(place)

@@ -27,11 +27,12 @@ from harvester.coordination.core.claim import (
     Progressed,
     StopHandingOut,
 )
-from harvester.coordination.core.coordinator import Coordinator, Outcome, Refuse, RefuseMode, RefusePace, Warn
+from harvester.coordination.core.coordinator import Coordinator, Outcome, Refuse, Warn
 from harvester.coordination.core.fair_share import log_partition
 from harvester.coordination.core.messages import Client, GroupPartition, Message, ReturningMessages, encode
 from harvester.coordination.core.partition_buffer import PartitionProgress
 from harvester.coordination.core.world import Claim, ClaimVerdict, LogTiming, World
+from harvester.coordination.errors import DuplicateClient
 from harvester.coordination.settings import ConsumerSettings
 
 INTERVAL_S, STEP_S = 1.0, 0.25
@@ -292,11 +293,11 @@ class Sim:
                         actor.draining.add(place)
                         kept = [each for each in actor.to_process if each[:2] != (place, generation)]
                         actor.to_process = deque(kept)  # the rest is returned
-                case Refuse():
+                case Refuse(DuplicateClient()):
                     actor.refused = True
                     self.refusals += 1
-                case RefusePace(other) | RefuseMode(other):
-                    raise Broken(f"{other.id} counts otherwise")
+                case Refuse(error):
+                    raise Broken(str(error))
                 case Warn(text):
                     raise Broken(text)
 

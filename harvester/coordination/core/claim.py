@@ -1,7 +1,7 @@
 """One claim, as seen by the client that wants it or holds it: events in, commands out. Pure.
 
-Theory. The log decides who holds a partition (`world`); this machine decides what a client says there, and how long it
-may believe what it has read:
+Theory (proofs: docs/protocol/coordination.md). The log decides who holds a partition (`world`); this machine decides
+what a client says there, and how long it may believe what it has read:
 
     IDLE ──try──▶ CLAIMING ──read back: won──▶ HELD ──release──▶ LEAVING ──drained──▶ IDLE
      ▲               │             │            ▲  │                │       (ReleasingPartition)
@@ -12,21 +12,17 @@ may believe what it has read:
 A claim that won and is not awaited any more is released. The winner sends a heartbeat at once, begins behind the
 position the log knows, and sends a heartbeat every half interval: so one that is lost leaves the claim fresh.
 
-*Belief* (P28). A holder believes in its claim until 2 intervals minus a margin after it *sent* the newest of its
-messages that it has read back as accepted. Nobody can win earlier: the claim is stale 2 intervals after that message
-was *appended*, which is later. The clock is looked at before anything else, and it runs through suspend.
+*Belief* (P28). A holder believes in its claim until 2 intervals minus a margin after it *sent* the newest message that
+it has read back as accepted: the claim is stale, and another can win, 2 intervals after that message was *appended*.
+The clock runs through suspend and is looked at before anything else. At least once, new records are handed out for one
+interval after that sending, so that a crash repeats one interval's work at most.
 
-*At least once.* A heartbeat carries the processed prefix. New records are handed out for one interval after the newest
-accepted message was sent, no longer: so what a crash repeats is one interval's work at most.
-
-*At most once* (P27). A batch of records up to L is not touched before its fate is in the log:
+*At most once* (P27) a batch of records up to L is not touched before its fate is in the log:
 
     fetched ──ClaimingMessages L──▶ read back: accepted ──Heartbeat L──▶ read back: accepted ──▶ Process
 
-Whoever wins the claim afterwards begins behind L, and nobody else of this generation takes L. Until then nothing was
-processed, so a claimer that is frozen anywhere leaves the batch to its successor, or takes it alone. A send whose
-outcome is unknown is repeated; only what is read back counts. Other heartbeats wait meanwhile: they would end the
-message claim.
+Whoever wins the claim afterwards begins behind L. A send whose outcome is unknown is repeated; only what is read back
+counts. Other heartbeats wait meanwhile: they would end the message claim.
 
 *A release returns what was not handed out* (P42). Nothing more is proposed, and a batch whose heartbeat is not sent
 yet is dropped. What is ours behind the last record that was handed out goes back by ReturningMessages, immediately
@@ -147,8 +143,6 @@ Event = (
 
 @dataclass(frozen=True, slots=True)
 class Append:
-    """Write this to the log."""
-
     message: Message
 
 
@@ -191,8 +185,6 @@ class StopHandingOut:
 
 @dataclass(frozen=True, slots=True)
 class Missed:
-    """The claim was not won."""
-
     place: GroupPartition
 
 
@@ -200,8 +192,6 @@ Command = Append | LookBack | Begin | Process | StopHandingOut | Missed
 
 
 class ClaimPhase(Enum):
-    """The states of the machine."""
-
     IDLE = "idle"
     CLAIMING = "claiming"
     FINDING = "finding"
@@ -222,7 +212,6 @@ class ClaimTiming:
 
     @property
     def interval_ms(self) -> int:
-        """As messages say it."""
         return round(self.interval_s * 1000)
 
     @property

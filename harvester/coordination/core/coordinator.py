@@ -1,22 +1,20 @@
 """All claims of one consumer, over the worlds of all partitions of the log: records and time in, commands out. Pure.
 
 Theory. The coordinator keeps a world for each partition of the coordination topic and a machine (`claim`) for each
-partition it deals with. A record changes its world first; then the machine of the partition it is about hears of it:
-its own messages with their verdict, everybody else's if they have ended its claim. Time makes it send heartbeats,
-claim, ask and shed (`fair_share`). Its stage bounds what it may do:
+partition it deals with. A record changes its world first; then the machine of its partition hears of it: its own
+messages with their verdict, everybody else's if they have ended its claim. Time makes it send heartbeats, claim, ask
+and shed (`fair_share`). Its stage bounds what it may do:
 
     READING ──all partitions read to the end they had──▶ LISTENING ──nobody else has this id──▶ ACTIVE ──▶ CLOSING
                                                              └──another process has it──▶ REFUSED ◀──┘
 
 *One process for a client id.* An id that holds claims shows itself every half interval. So whoever finds that its id
 holds some listens for three quarters of one before it takes them over; a message of another instance in that time
-refuses the newcomer. A process that was taken for dead and was not loses its claims to its successor in the log, and
-is refused when it reads that. Of two that begin in the same moment, the one is refused that loses a claim to the
-other.
+refuses the newcomer. A process that was wrongly taken for dead is refused when it reads that its successor has its
+claims. Of two that begin in the same moment, the one is refused that loses a claim to the other.
 
-*One interval and one mode for a group.* Whether a claim is stale depends on the HeartbeatInterval, and each reader
-takes its own: two clients with different ones would not agree on who holds a partition. And a record is not processed
-at most once if some of those who share the partitions repeat what was not committed. So claims and heartbeats carry
+*One interval and one mode for a group.* Clients that count by different intervals would not agree on which claims are
+stale, and a record is not processed at most once if some repeat what was not committed. So claims and heartbeats carry
 their sender's interval and mode (`GroupCheck`). A newcomer that finds a client which differs and may still live ends
 before it has claimed anything. Of those that begin in the same moment with different modes the one at least once ends;
 with different intervals they warn. A client may live for 2 of *its* intervals after its last heartbeat, unless it has
@@ -58,6 +56,7 @@ from harvester.coordination.core.messages import (
     Unreadable,
 )
 from harvester.coordination.core.world import NO_GENERATION, ClaimVerdict, Reading, World
+from harvester.coordination.errors import CoordinationError, DuplicateClient, OtherInterval, OtherMode
 from harvester.coordination.settings import ConsumerSettings
 
 _LISTEN = 0.75  # of an interval
@@ -73,27 +72,12 @@ class Warn:
 
 @dataclass(frozen=True, slots=True)
 class Refuse:
-    """Another live process has this client id; this one must end."""
+    """This consumer must end, since another live one has its client id, or counts or consumes otherwise."""
 
-    other: Client
-
-
-@dataclass(frozen=True, slots=True)
-class RefusePace:
-    """A live client of the group counts by another interval, in ms; this one must end."""
-
-    other: Client
-    interval_ms: int
+    error: CoordinationError
 
 
-@dataclass(frozen=True, slots=True)
-class RefuseMode:
-    """A live client of the group consumes in the other mode; this one must end."""
-
-    other: Client
-
-
-Outcome = Command | Warn | Refuse | RefusePace | RefuseMode
+Outcome = Command | Warn | Refuse
 
 
 class Stage(Enum):
@@ -115,7 +99,7 @@ class Coordinator:
         self.worlds = dict(worlds)
         self.holdings: dict[GroupPartition, ClaimState] = {}
         self._pace = settings.pace
-        self._choice = Choice(settings, client, self.worlds, self.holdings)
+        self.choice = Choice(settings, client, self.worlds, self.holdings)
         self._group = GroupCheck(settings.timing.interval_ms, at_most_once=settings.at_most_once)
         self._ends: Mapping[int, int] = {}
         self._unread = set(self.worlds)  # partitions of the log that are not read to the end they had
@@ -131,10 +115,9 @@ class Coordinator:
             self._check_end(partition, now)
 
     def read(self, partition: int, offset: int, timestamp_ms: int, value: bytes | None, now: float) -> list[Outcome]:
-        """The next record of a partition of the log."""
         world = self.worlds[partition]
         reading = world.read(offset, timestamp_ms, value)
-        self._choice.read(partition, world.now_ms, now)
+        self.choice.read(partition, world.now_ms, now)
         message = reading.message
         said: list[Outcome] = []
         if isinstance(message, Unreadable):
@@ -151,11 +134,11 @@ class Coordinator:
             self._unread.discard(partition)
             if not self._unread and self.stage is Stage.READING:
                 self.stage, self._ready_at = Stage.LISTENING, now
-                self._choice.ready(now)
+                self.choice.ready(now)
 
     def _heard(self, world: World, offset: int, message: Message, reading: Reading, now: float) -> list[Outcome]:
         place, us, verdict = message.place, self.client, reading.verdict
-        self._choice.heard(place, now)
+        self.choice.heard(place, now)
         claim = world.claim(place)
         said: list[Outcome] = []
         other = self._group.heard(message, verdict, world.now_ms)
@@ -166,7 +149,8 @@ class Coordinator:
             said += self._step(place, event, now)
         rival = self._rival(message, reading, claim.holder)
         if rival is not None:
-            said += self._end(Refuse(rival), "another process has this client id", now)
+            duplicate = DuplicateClient(self.settings.group, us.id, rival.instance)
+            said += self._end(duplicate, "another process has this client id", now)
         holding = self.holdings.get(place)
         if holding is None or holding.phase not in HOLDING:
             return said
@@ -180,14 +164,14 @@ class Coordinator:
     def consume(self, topics: Mapping[str, int]) -> None:
         """The topics, with the number of partitions that each has now; call it again when that grows."""
         group = self.settings.group
-        self._choice.consume(
+        self.choice.consume(
             GroupPartition(group, topic, partition) for topic, count in topics.items() for partition in range(count)
         )
 
     def tell(self, place: GroupPartition, event: Event, now: float) -> list[Outcome]:
         """What the consumer knows of one of its claims."""
         if isinstance(event, ReleaseClaim):
-            self._choice.let_go(place, now)
+            self.choice.let_go(place, now)
         return list(self._step(place, event, now))
 
     def close(self, now: float, *, release: bool = True) -> list[Outcome]:
@@ -205,7 +189,6 @@ class Coordinator:
         return said
 
     def tick(self, now: float) -> list[Outcome]:
-        """Time passes."""
         said: list[Outcome] = []
         if self.stage is Stage.REFUSED:
             return said
@@ -213,7 +196,7 @@ class Coordinator:
             said += self._step(place, ClaimTick(), now)
         if self.stage is Stage.LISTENING and self._has_listened(now):
             self.stage = Stage.ACTIVE
-            self._choice.active(now)
+            self.choice.active(now)
         if self.stage is Stage.ACTIVE and now >= self._next_choice_at:
             self._next_choice_at = now + _CHOOSE * self._pace.interval_s
             said += self._choose(now)
@@ -231,20 +214,16 @@ class Coordinator:
             self.holdings[place].awaits(number) for place, number in self._claiming.items()
         )
 
-    def fewer_elsewhere(self, now: float) -> bool:
-        """Whether another client that is present has less than this one."""
-        return self._choice.fewer_elsewhere(now)
-
     # -- parts
 
     def _choose(self, now: float) -> list[Outcome]:
         said: list[Outcome] = []
-        for place in self._choice.orphans():
+        for place in self.choice.orphans():
             said += self._step(place, ReleaseClaim("the first partition of its topic is not held"), now)
-        for place in self._choice.to_shed(now):
+        for place in self.choice.to_shed(now):
             said += self._step(place, ReleaseClaim("others have fewer"), now)
-        for place in self._choice.to_claim(now):
-            claim = self._choice.world(place).claim(place)
+        for place in self.choice.to_claim(now):
+            claim = self.choice.world(place).claim(place)
             certain = claim.exact and claim.generation != NO_GENERATION
             said += self._step(place, TryClaim(claim.generation if certain else None), now)
         return said
@@ -257,19 +236,24 @@ class Coordinator:
             for _, client in world.held(self.settings.group)
         )
         own_s = _LISTEN * self._pace.interval_s if in_use else 0.0
-        others_s = self._group.silence_ms(lambda place: self._choice.world(place).now_ms) / 1000
+        others_s = self._group.silence_ms(lambda place: self.choice.world(place).now_ms) / 1000
         return now >= self._ready_at + max(own_s, others_s)
 
     def _differs(self, other: Other, now: float) -> list[Outcome]:
         """Somebody has another interval or mode, and lives if that was not read from the past."""
         paced = other.interval_ms != self.settings.timing.interval_ms
-        refusal = RefusePace(other.client, other.interval_ms) if paced else RefuseMode(other.client)
+        group, client, interval_s = self.settings.group, other.client.id, other.interval_ms / 1000
+        error = (
+            OtherInterval(group, self._pace.interval_s, client, interval_s)
+            if paced
+            else OtherMode(group, client, at_most_once=self.settings.at_most_once)
+        )
         yields = not paced and other.at_most_once
         if self.stage is Stage.LISTENING or (self.stage is Stage.ACTIVE and yields):
-            return self._end(refusal, "others of the group consume at most once", now)
+            return self._end(error, "others of the group consume at most once", now)
         if self.stage is Stage.ACTIVE and self._group.is_new(other.client):
-            what = f"counts by a heartbeat interval of {other.interval_ms / 1000:g} s" if paced else "repeats records"
-            return [Warn(f"client {other.client.id} {what}, which must not be")]
+            what = f"counts by a heartbeat interval of {interval_s:g} s" if paced else "repeats records"
+            return [Warn(f"client {client} {what}, which must not be")]
         return []
 
     def _rival(self, message: Message, reading: Reading, holder: Client | None) -> Client | None:
@@ -285,12 +269,12 @@ class Coordinator:
         beaten = reading.verdict is ClaimVerdict.LOST and client == us
         return holder if beaten and holder is not None and holder.id == us.id and holder != us else None
 
-    def _end(self, refusal: Outcome, reason: str, now: float) -> list[Outcome]:
+    def _end(self, error: CoordinationError, reason: str, now: float) -> list[Outcome]:
         self.stage = Stage.REFUSED
         said: list[Outcome] = []
         for place in self.holds:
             said += self._step(place, ClaimTaken(reason), now)
-        return [*said, refusal]
+        return [*said, Refuse(error)]
 
     def _step(self, place: GroupPartition, event: Event, now: float) -> tuple[Command, ...]:
         holding = self.holdings.get(place)
@@ -298,7 +282,7 @@ class Coordinator:
             holding = ClaimState(place, self.client, at_most_once=self.settings.at_most_once)
         self.holdings[place], commands = claims.step(holding, event, now, self._pace)
         if any(isinstance(command, Missed) for command in commands):
-            self._choice.missed(place, now)
+            self.choice.missed(place, now)
         return commands
 
 
@@ -345,7 +329,6 @@ class GroupCheck:
         return None if same else other
 
     def is_new(self, client: Client) -> bool:
-        """Whether this is asked for the first time."""
         new = client not in self._known
         self._known.add(client)
         return new

@@ -5,24 +5,22 @@ Nobody assigns anything. Each client looks at the same log and does its own part
 *Present* is who holds a partition, and who lost a claim within 2 intervals. A client that has less than others and
 finds nothing free claims a held partition all the same, once an interval. It loses, and is heard by that: it *asks*.
 
-*Fair* is when those who ask have at most one partition less than anybody else. `Roster.moves` says how many each
-holder has to give for that: one after the other from whoever has most to the asking client that has least. All holders
-compute the same, so together they give as many as are needed, and no two of them the same one. What is free, or
-*doubtful* (its holder was not heard of for an interval, which a live one is twice), goes to those who ask first: if
-others gave partitions for what the dead are about to leave, they would claim nothing at the moment when it is left.
+*Fair* is when those who ask have at most one partition less than anybody else. All holders compute the same `moves`, so
+together they give as many as are needed, and no two of them the same one. What is free, or *doubtful* (its holder was
+not heard of for an interval, which a live one is twice), goes to those who ask first: else others would give partitions
+for what the dead are about to leave, and claim nothing at the moment when it is left.
 
 *Shedding.* A holder that has had to give something for a full interval releases all of it, or as many as its settings
 allow at once; the next ones no sooner than an interval later. Meanwhile it claims nothing.
 
 *Claiming.* A partition is *open* (P28) when a claim would win now: by what the log says, or will say if its time has
-gone on since its last record as `LogTime` estimates; or when the client id that holds it is ours, from an earlier life
-(the fast path of the seed, P29); or when nothing was heard of it for 2 intervals of the *local* clock, for a log that
-tells no time. If the estimate was wrong the claim loses, and is tried again when the log allows it. A reader that is
-not certain about a partition allows for `clock_step` besides (P30). What is open is taken up to floor(partitions /
-present), which there is for everybody; and up to the fair share, ceil(partitions / present), unless somebody who asks
-has less. Beyond it one partition an interval, and only while nobody asks: others may be bounded to fewer than their
-share. For its first half interval a client takes no more than one, besides what its id held already, so that those who
-start together hear of each other before the first of them has taken everything.
+gone on as `LogTime` estimates; or when the client id that holds it is ours, from an earlier life (P29); or when nothing
+was heard of it for 2 intervals of the *local* clock. If the estimate was wrong the claim loses, and is tried again. A
+reader that is not certain about a partition allows for `clock_step` besides (P30). What is open is taken up to
+floor(partitions / present), and up to ceil(partitions / present) unless somebody who asks has less. Beyond it one
+partition an interval, and only while nobody asks: others may be bounded to fewer than their share. For its first half
+interval a client takes one at most, besides what its id held already, so that those who start together hear of each
+other before the first of them has taken everything.
 
 Shares are counted in *units*: partitions, or with whole topics their first partitions, whose holder alone claims the
 others. Each client prefers the partitions in an order of its own (rendezvous hashing), so that several rarely reach for
@@ -83,7 +81,6 @@ class Roster:
     `doubtful`: of how many of a client's units nothing was heard for an interval.
     """
 
-    me: str
     counts: Mapping[str, int]
     asking: Collection[str]
     free: int
@@ -196,7 +193,6 @@ class Choice:
     # -- what it is told
 
     def consume(self, places: Iterable[GroupPartition]) -> None:
-        """The partitions of the subscribed topics."""
         self._places = preferred(self._me, places)
         self._units = [place for place in self._places if not self._settings.whole_topics or place.partition == 0]
         for place in self._places:
@@ -207,7 +203,6 @@ class Choice:
         self._ready_at = now
 
     def active(self, now: float) -> None:
-        """Claims are made from here on."""
         self._first_until = now + self._interval_s / 2
 
     def read(self, partition: int, now_ms: int, now: float) -> None:
@@ -215,7 +210,6 @@ class Choice:
         self._log_time.read(partition, now_ms, now)
 
     def heard(self, place: GroupPartition, now: float) -> None:
-        """A message about the partition was read."""
         self._heard_at[place] = now
 
     def missed(self, place: GroupPartition, now: float) -> None:
@@ -286,7 +280,6 @@ class Choice:
     # -- parts
 
     def world(self, place: GroupPartition) -> World:
-        """The one that speaks of a partition."""
         return self._worlds[log_partition(place, self._settings.coordination_partitions)]
 
     def _phase(self, place: GroupPartition) -> ClaimPhase:
@@ -362,7 +355,7 @@ class Choice:
         asking = {client for world in self._worlds.values() for client in world.waiting(group, log_ms)}
         for client in asking:
             counts.setdefault(client, 0)
-        return Roster(self._me, counts, frozenset(asking - {self._me}), free, len(self._units), doubtful)
+        return Roster(counts, frozenset(asking - {self._me}), free, len(self._units), doubtful)
 
     def _allows(self, mine: int) -> bool:
         return self._settings.max_claims is None or mine < self._settings.max_claims

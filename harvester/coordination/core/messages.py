@@ -140,16 +140,9 @@ _FIELDS = ("group", "topic", "partition", "client", "instance", "number", "gener
 
 def encode(message: Message) -> bytes:
     """The record's value. Raises UnicodeEncodeError for a name that is no text (half a surrogate pair)."""
-    values = [
-        _name(message.place.group),
-        _name(message.place.topic),
-        str(message.place.partition),
-        _name(message.client.id),
-        _name(message.client.instance),
-        str(message.number),
-        _number(message.generation),
-        _number(message.confirmed),
-    ]
+    place, client = message.place, message.client
+    names = _name(place.group), _name(place.topic), place.partition, _name(client.id), _name(client.instance)
+    values = *names, message.number, _number(message.generation), _number(message.confirmed)
     words = [type(message).__name__, f"v{VERSION}"]
     words += [f"{field}={value}" for field, value in zip(_FIELDS, values, strict=True)]
     if message.carries is not None:

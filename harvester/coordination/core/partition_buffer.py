@@ -70,7 +70,6 @@ class Health:
 
     @property
     def falls_behind(self) -> bool:
-        """By the looks so far."""
         if len(self._looks) < (self._looks.maxlen or 0):
             return False
         lags = [end - position for position, end in self._looks]
@@ -172,7 +171,6 @@ class RecordBatch:
         return False
 
     def end(self) -> None:
-        """Nothing more is handed out."""
         self.until = -math.inf
 
     def give_back(self) -> None:
@@ -192,12 +190,10 @@ class RecordBatch:
             self.told, self.done = given, _NOT_COUNTED
 
     def count_again(self) -> None:
-        """Progress has nothing open."""
         self.done = self.told
 
     @property
     def rest(self) -> list[Any]:
-        """What was not handed out."""
         return self.records[self.given :]
 
 
@@ -253,7 +249,6 @@ class PartitionBuffer:
 
     @property
     def next_offset(self) -> int:
-        """The one to fetch next."""
         return 0 if self.fetched_to is None else self.fetched_to + 1
 
     def skip_to(self, offset: int) -> None:
@@ -262,7 +257,6 @@ class PartitionBuffer:
 
     @property
     def is_empty(self) -> bool:
-        """Nothing waits, and nothing is in hand."""
         batch = self.batch
         return not (self.fetched or self.owned or self.open_records or (batch is not None and batch.rest))
 
@@ -358,7 +352,6 @@ class PartitionBuffer:
         return last
 
     def own(self) -> RecordBatch:
-        """The batch is ours."""
         batch = RecordBatch(self.place, self.fetched[: self.proposed])
         del self.fetched[: self.proposed]
         self.proposed = 0

@@ -101,7 +101,6 @@ class LogTiming:
     clock_step_ms: int
 
     def freshness(self, age_ms: int) -> Freshness:
-        """Of a held claim."""
         if age_ms < self.interval_ms:
             return Freshness.FRESH
         return Freshness.UNKNOWN if age_ms <= 2 * self.interval_ms else Freshness.STALE
@@ -129,7 +128,6 @@ class Claim:
     contested: int = NO_GENERATION
 
     def freshness(self, now_ms: int, timing: LogTiming) -> Freshness:
-        """At a log time."""
         return Freshness.FREE if self.holder is None else timing.freshness(now_ms - self.beat_ms)
 
 
@@ -160,7 +158,6 @@ class World:
 
     @classmethod
     def begin(cls, timing: LogTiming, offset: int = 0) -> World:
-        """The world of a reader that will read from this offset on."""
         return cls(timing, offset, offset)
 
     # -- what changes it
@@ -228,14 +225,12 @@ class World:
         return self.now_ms >= (self.settled_ms or 0)
 
     def claim(self, place: GroupPartition) -> Claim:
-        """What is known of a partition, heard of or not."""
         known = self.claims.get(place)
         if known is None:
             return Claim(exact=self.complete, positioned=self.complete, heard_ms=self.start_ms or 0)
         return known
 
     def freshness(self, place: GroupPartition, now_ms: int = 0) -> Freshness:
-        """As of the last record, or of a later log time."""
         return self.claim(place).freshness(max(self.now_ms, now_ms), self.timing)
 
     def claimable(self, place: GroupPartition, now_ms: int = 0) -> bool:

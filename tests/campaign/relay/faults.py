@@ -7,15 +7,14 @@ import json
 import random
 import threading
 import time
-from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
 from signal import SIGCONT, SIGKILL, SIGSTOP
 
 from harvester import stack
 from harvester.stack.processes import ProcessId, send
-from harvester.stack.state import SERVERS
+from tests.campaign.field import Striker, alone
 from tests.support.hooks import Fault as Injected
 
 from . import aimed, logs, operating, schedule, sessions, switches
@@ -28,21 +27,18 @@ _SHARDS_END_WITHIN_S = 30.0
 _READY_WITHIN_S = 20.0  # it may never be ready while a server is away
 
 
-class Striker:
-    """Performs faults on a field. Each call may run in a thread of its own."""
+class RelayStriker(Striker):
+    """Performs faults on a field of harvesters."""
 
     def __init__(self, field: Field, keys: int) -> None:
+        super().__init__()
         self.field = field
         self.stuck: list[Stuck] = []
         self._keys = keys
-        # A server is struck by one fault at a time.
-        self._servers = {name: threading.Lock() for name in SERVERS}
         self._aiming = threading.Lock()
         self._numbers = itertools.count(1)
-        self._links: defaultdict[tuple[int, str], threading.Lock] = defaultdict(threading.Lock)
 
     def strike(self, kind: str, hold_s: float, rng: random.Random) -> str | None:
-        """Do it, hold it, heal it."""
         what, _, rest = kind.partition(" ")
         match kind:
             case "kill shard" | "kill several shards":
@@ -64,9 +60,9 @@ class Striker:
             case "scale" | "pause" | "remark":
                 return operating.operate(self.field, kind, hold_s, rng)
             case "stop kafka" | "kill kafka":
-                return self._restart("kafka", hold_s, kill=what == "kill")
+                return self.restart(self.field.stack, "kafka", hold_s, kill=what == "kill")
             case "restart postgres" | "kill postgres":
-                return self._restart("postgres", hold_s, kill=what == "kill")
+                return self.restart(self.field.stack, "postgres", hold_s, kill=what == "kill")
             case "freeze kafka":
                 return self._freeze_server("kafka", hold_s)
             case "freeze postgres":
@@ -171,22 +167,13 @@ class Striker:
         return process.name
 
     def _aim(self, kind: str, hold_s: float, rng: random.Random) -> str | None:
-        with _alone(self._aiming) as free:
+        with alone(self._aiming) as free:
             return aimed.strike(self.field, kind, hold_s, rng) if free else None
 
     # -- servers
 
-    def _restart(self, name: stack.ServerName, hold_s: float, *, kill: bool) -> str | None:
-        with _alone(self._servers[name]) as free:
-            if not free:
-                return None
-            stack.stop(self.field.stack, name, kill=kill)
-            time.sleep(hold_s)
-            stack.start(self.field.stack, name, timeout_s=120)
-            return name
-
     def _freeze_server(self, name: stack.ServerName, hold_s: float) -> str | None:
-        with _alone(self._servers[name]) as free:
+        with alone(self._servers[name]) as free:
             if not free:
                 return None
             self.field.signal_server(name, SIGSTOP)
@@ -202,26 +189,7 @@ class Striker:
         process = self.field.pick(rng)
         if process is None:
             return None
-        link, lock = self.field.links[process.slot][server], self._links[process.slot, server]
-        begin: Mapping[str, Callable[[], None]] = {
-            "cut": lambda: link.cut(reset=rng.random() < 0.5),
-            "half-open": link.deafen,
-            "freeze": link.freeze,
-            "slow": lambda: link.delay(0.3, 0.3),
-        }
-        end: Mapping[str, Callable[[], None]] = {
-            "cut": link.open,
-            "half-open": link.hear,
-            "freeze": link.thaw,
-            "slow": link.delay,
-        }
-        with _alone(lock) as free:
-            if not free:
-                return None
-            begin[what]()
-            time.sleep(hold_s)
-            end[what]()
-            return process.name
+        return process.name if self.disturb(self.field.links[process.slot][server], what, hold_s, rng) else None
 
     def _hold_back(self, api: int, hold_s: float, rng: random.Random) -> str | None:
         """Keep requests of this kind; half-way the client loses its connections, and at the end they arrive.
@@ -232,7 +200,7 @@ class Striker:
         if process is None:
             return None
         link = self.field.links[process.slot]["kafka"]
-        with _alone(self._links[process.slot, "kafka"]) as free:
+        with alone(self._links[link]) as free:
             if not free:
                 return None
             link.keep(api, loses_dead=self.field.delivery != EXACTLY_ONCE)
@@ -285,14 +253,3 @@ class Striker:
             yield
         finally:
             file.unlink(missing_ok=True)
-
-
-@contextmanager
-def _alone(lock: threading.Lock) -> Iterator[bool]:
-    """Hold the lock if it is free; yields whether it was."""
-    free = lock.acquire(blocking=False)
-    try:
-        yield free
-    finally:
-        if free:
-            lock.release()

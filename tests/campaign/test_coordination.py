@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.coordination.campaign.history import Limits, Processed
-from tests.coordination.campaign.notes import Notebook, Reader
-from tests.coordination.campaign.run import Campaign, run
-from tests.coordination.campaign.schedule import KINDS, strikes
+from tests.campaign.coordination.history import Limits, Processed
+from tests.campaign.coordination.notes import Notebook, Reader
+from tests.campaign.coordination.run import Campaign, run
+from tests.campaign.coordination.schedule import KINDS, strikes
 from tests.support.servers import Servers
 
 # The suite runs beside others: what is said of records is strict, what is said of times is for a campaign alone.

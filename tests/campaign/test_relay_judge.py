@@ -10,10 +10,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.faults.campaign import forging, logs
-from tests.faults.campaign.history import Committed, Delivered, Fault, History, Led, Limits, Removed, Stuck
-from tests.faults.campaign.judge import judge
-from tests.faults.campaign.setup import AT_LEAST_ONCE, BOTH, EXACTLY_ONCE
+from tests.campaign.relay import forging, logs
+from tests.campaign.relay.history import Committed, Delivered, Fault, History, Led, Limits, Removed, Stuck
+from tests.campaign.relay.judge import judge
+from tests.campaign.relay.setup import AT_LEAST_ONCE, BOTH, EXACTLY_ONCE
 
 Mutation = Callable[[History, random.Random], History]
 seeds = st.integers(0, 2**32 - 1)

@@ -1,4 +1,4 @@
-"""A consumer of a campaign, as a process: `python -m tests.coordination.campaign.member JSON`. SIGTERM ends it."""
+"""A consumer of a campaign, as a process: `python -m tests.campaign.coordination.member JSON`. SIGTERM ends it."""
 
 from __future__ import annotations
 

@@ -12,6 +12,7 @@ from harvester.stack.processes import ProcessId, identify, send
 from tests.support.cli import RunningCli
 from tests.support.harvesting import shards_of
 
+from . import logs
 from .setup import Setup
 
 
@@ -30,9 +31,24 @@ class Process:
     frozen: list[tuple[float, float]] = field(default_factory=list)
 
     @property
+    def exit_code(self) -> int | None:
+        """None while it runs."""
+        return self.running.process.poll()
+
+    @property
     def alive(self) -> bool:
         """Whether it runs."""
-        return self.running.process.poll() is None
+        return self.exit_code is None
+
+    @property
+    def last_words(self) -> str:
+        """The error that it said last."""
+        return logs.last_error(self.log())
+
+    def note_end(self) -> bool:
+        """It has ended by itself, as of now; false if that was known."""
+        known, self.ended = self.ended is not None, self.ended or time.time()
+        return not known
 
     def shards(self) -> list[ProcessId]:
         """Its shards, now."""

@@ -22,6 +22,8 @@ from harvester.outbox import schema
 from harvester.outbox.tables import OutboxTable
 from harvester.stack.processes import ProcessId, children_of, identify, is_alive, send
 from harvester.stack.state import SERVERS
+from tests.campaign.field import STARTS_WITHIN_S
+from tests.campaign.field import Field as FieldBase
 from tests.support.harvesting import Scene
 from tests.support.proxy import Proxy
 from tests.support.servers import FAST, Servers
@@ -35,12 +37,11 @@ TABLE = OutboxTable.parse("outbox")
 TOPICS = ("campaign-a", "campaign-b", "campaign-c")
 _PARTITIONS = 3
 _DATABASE = "campaign"
-_STARTS_WITHIN_S = 120.0
 _RECORDS_PER_SHARD = 8  # few, so that keys go from shard to shard all the time
 
 
-class Field:
-    """Use it in a `with`: everything is taken down at the end, and its directory removed by the caller."""
+class Field(FieldBase[Process]):
+    """The field of harvesters."""
 
     def __init__(
         self,
@@ -51,12 +52,10 @@ class Field:
         marking: str | None = None,
         limits: dict[str, Any] | None = None,
     ) -> None:
-        self.directory = directory
+        super().__init__(directory)
         self.stack = directory / "stack"
         self.delivery, self.shards = delivery, shards
         self.setups: dict[int, Setup] = {}  # of the next process in each place
-        self.processes: list[Process] = []
-        self.accidents: list[str] = []
         self.limits: dict[str, Any] = {
             "records_per_shard": _RECORDS_PER_SHARD,
             "restart_budget": 10_000,
@@ -65,7 +64,6 @@ class Field:
         self.extra: dict[str, Any] = {} if marking is None else {"marking": marking}
         self.links: dict[int, dict[str, Proxy]] = {}
         self._lock = threading.Lock()
-        self.ending = False
 
     def __enter__(self) -> Field:
         try:
@@ -204,18 +202,7 @@ class Field:
             return
         unheard = code == -SIGTERM and not process.log()  # it had not come to listen to signals yet
         if code not in (0, -SIGKILL) and not unheard:
-            self.accidents.append(f"{process.name} stopped with code {code}: {logs.last_error(process.log())}")
-
-    def bury(self) -> None:
-        """Note harvesters that ended by themselves, and start others in their places."""
-        for process in list(self.processes):
-            if process.ended is None and not process.asked and process.running.process.poll() is not None:
-                process.ended = time.time()
-                code = process.running.process.returncode
-                error = logs.last_error(process.log())
-                self.accidents.append(f"{process.name} ended by itself with code {code}: {error}")
-                if not self.ending:
-                    self.start(process.slot)
+            self.accidents.append(f"{process.name} stopped with code {code}: {process.last_words}")
 
     # -- servers
 
@@ -235,7 +222,7 @@ class Field:
         """Everything runs and every link is open; who was frozen goes on."""
         for server in SERVERS:
             self.signal_server(server, SIGCONT)
-            stack.start(self.stack, server, timeout_s=_STARTS_WITHIN_S)
+            stack.start(self.stack, server, timeout_s=STARTS_WITHIN_S)
         for process in self.alive():
             for member in (process.identity, *process.shards()):
                 send(member, SIGCONT)

@@ -10,11 +10,12 @@ from pathlib import Path
 
 import pytest
 
-from tests.faults.campaign.judge import judge
-from tests.faults.campaign.load import Pace
-from tests.faults.campaign.run import Campaign, run
-from tests.faults.campaign.schedule import KINDS, REPEATING, Planned, kinds_of, plan
-from tests.faults.campaign.setup import AT_LEAST_ONCE, BOTH, EXACTLY_ONCE, Setup, first_setup
+from tests.campaign.relay.judge import judge
+from tests.campaign.relay.load import Pace
+from tests.campaign.relay.run import Campaign, run
+from tests.campaign.relay.schedule import KINDS, REPEATING, kinds_of, plan, repeats
+from tests.campaign.relay.setup import AT_LEAST_ONCE, BOTH, EXACTLY_ONCE, Setup, first_setup
+from tests.campaign.schedule import Strike
 
 # Those that are done in a moment: a broker takes half a minute to start on a machine that is busy with other tests.
 QUICK = kinds_of(AT_LEAST_ONCE) - {"stop kafka", "kill kafka", "rolling restart", "half-open postgres link", "join"}
@@ -35,7 +36,7 @@ def test_a_short_campaign_holds(place: Path) -> None:
     outcome = run(campaign, place)
     assert outcome.judgement.sentence == "held", outcome.summary()
     assert outcome.judgement.committed > 1000
-    assert sum(outcome.injected.values()) >= 5
+    assert sum(outcome.struck.values()) >= 5
 
 
 @pytest.mark.timeout(400)
@@ -43,7 +44,7 @@ def test_a_leader_that_dies_with_a_full_wire_repeats_and_the_judge_counts_it(pla
     """At least once. The same history would break exactly-once mode: its judge can fail."""
     kinds = {"kill leader with a full wire"}
     outcome = run(Campaign(seed=3, seconds=8.0, harvesters=2, pace=Pace(keys=60), kinds=kinds, gap_s=4.0), place)
-    assert outcome.injected, "nobody came to the place"
+    assert outcome.struck, "nobody came to the place"
     assert outcome.judgement.sentence == "held", outcome.summary()
     assert outcome.judgement.repeats > 0
     assert judge(replace(outcome.history, delivery=EXACTLY_ONCE)).sentence.startswith("broken: I6")
@@ -59,7 +60,7 @@ def test_killed_at_the_worst_moments_nothing_is_repeated_in_exactly_once_mode(pl
     assert outcome.judgement.sentence == "held", outcome.summary()
     assert outcome.judgement.repeats == 0
     assert outcome.judgement.committed > 1000
-    assert sum(outcome.injected.values()) >= 3
+    assert sum(outcome.struck.values()) >= 3
 
 
 def test_a_plan_follows_from_its_seed() -> None:
@@ -75,10 +76,10 @@ def test_a_plan_follows_from_its_seed() -> None:
 
 def test_only_some_kinds_explain_repeats() -> None:
     assert set(KINDS) >= REPEATING
-    assert not Planned(1.0, "leave", 0.0, 1).repeats
-    assert Planned(1.0, "kill shard", 0.0, 1).repeats
-    assert Planned(1.0, "freeze leader", 2.0, 1).repeats
-    assert not Planned(1.0, "freeze leader", 0.5, 1).repeats
+    assert not repeats(Strike("leave", 0.0, 1))
+    assert repeats(Strike("kill shard", 0.0, 1))
+    assert repeats(Strike("freeze leader", 2.0, 1))
+    assert not repeats(Strike("freeze leader", 0.5, 1))
 
 
 def test_each_mode_has_its_kinds() -> None:

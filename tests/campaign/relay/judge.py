@@ -18,7 +18,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from harvester.verify.verdict import judge as judge_log
-from tests.support.campaigns import Verdict
+from tests.campaign.frame import Verdict
 
 from .history import Delivered, History, Led
 from .logs import FENCED

@@ -18,7 +18,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import TypeVar
 
-from tests.support.campaigns import Verdict
+from tests.campaign.frame import Verdict
 
 from .coverage import fair_from, gaps, held, overlaps
 from .history import Episode, History, Holding, Member, Processed

@@ -6,9 +6,9 @@ from dataclasses import replace
 
 import pytest
 
-from tests.coordination.campaign.coverage import gaps, held, overlaps
-from tests.coordination.campaign.history import Episode, History, Holding, Holds, Limits, Member, Processed, Span
-from tests.coordination.campaign.judge import judge
+from tests.campaign.coordination.coverage import gaps, held, overlaps
+from tests.campaign.coordination.history import Episode, History, Holding, Holds, Limits, Member, Processed, Span
+from tests.campaign.coordination.judge import judge
 
 LIMITS = Limits(interval_s=1.0)
 _EPISODE = Episode("kill a", began=10.0, since=10.0, healed=10.5, until=30.0)

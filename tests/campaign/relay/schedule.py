@@ -7,19 +7,11 @@ its own for choosing among it.
 from __future__ import annotations
 
 import random
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping
+
+from tests.campaign.schedule import Kind, Strike, draw, strike
 
 from .setup import AT_LEAST_ONCE, EXACTLY_ONCE
-
-
-@dataclass(frozen=True, slots=True)
-class Kind:
-    """A kind of fault: how often it is chosen in relation to others, and how long it may last (seconds)."""
-
-    weight: float
-    holds: Sequence[tuple[float, float]] = ((0.0, 0.0),)
-
 
 # Spans of time against the limits of a campaign (heartbeat_timeout 2 s, session_timeout 6 s, delivery timeout 2 s).
 BLINK = (0.2, 0.8)  # nobody may notice
@@ -145,35 +137,23 @@ REPEATING = frozenset(
 )
 
 
-@dataclass(frozen=True, slots=True)
-class Planned:
-    """One fault: when it strikes (seconds after the beginning), for how long, and its own seed."""
-
-    at_s: float
-    kind: str
-    hold_s: float
-    seed: int
-
-    @property
-    def repeats(self) -> bool:
-        """Whether invariant I8 lets records be repeated because of it: of these kinds, and more than a blink."""
-        lasting = self.kind.startswith(("freeze", "cut", "hold"))
-        return self.kind in REPEATING and not (lasting and self.hold_s <= BLINK[1])
+def repeats(struck: Strike) -> bool:
+    """Whether invariant I8 lets records be repeated because of it: of these kinds, and more than a blink."""
+    lasting = struck.kind.startswith(("freeze", "cut", "hold"))
+    return struck.kind in REPEATING and not (lasting and struck.hold_s <= BLINK[1])
 
 
-def plan(seed: int, seconds: float, kinds: Collection[str] | None = None, *, gap_s: float = 4.0) -> list[Planned]:
+def plan(seed: int, seconds: float, kinds: Collection[str] | None = None, *, gap_s: float = 4.0) -> list[Strike]:
     """Faults for so many seconds, in the order of their times.
 
     One in four strikes while the one before is still under way; before the others there is time to recover.
     """
     rng = random.Random(seed)
     names = sorted(KINDS if kinds is None else kinds)
-    weights = [KINDS[name].weight for name in names]
-    found: list[Planned] = []
+    found: list[Strike] = []
     at_s = rng.uniform(0.5, 1.0) * gap_s
     while at_s < seconds and names:
-        (name,) = rng.choices(names, weights)
-        hold_s = round(rng.uniform(*rng.choice(KINDS[name].holds)), 2)
-        found.append(Planned(round(at_s, 2), name, hold_s, rng.randrange(2**31)))
-        at_s += rng.uniform(0.1, 1.0) if rng.random() < 0.25 else hold_s + rng.uniform(0.5, 2.0) * gap_s
+        (name,) = draw(rng, KINDS, names)
+        found.append(strike(rng, KINDS, name, at_s=at_s))
+        at_s += rng.uniform(0.1, 1.0) if rng.random() < 0.25 else found[-1].hold_s + rng.uniform(0.5, 2.0) * gap_s
     return found

@@ -8,41 +8,43 @@ import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 
+from tests.campaign.field import Striker
+
 from .field import Field, Process
-from .schedule import Strike
+from .schedule import KINDS
 
 _SEVERAL = 3
 
 
-class Striker:
-    """Performs faults on a field. Each call may run in a thread of its own; no consumer is struck by two at once."""
+class ConsumerStriker(Striker):
+    """Performs faults on a field of consumers; no consumer is struck by two at once."""
 
     def __init__(self, field: Field, consumers: int) -> None:
+        super().__init__()
         self._field = field
         self._least, self._most = max(1, consumers - 2), consumers + 2
         self._struck: set[str] = set()
-        self._lock, self._broker = threading.Lock(), threading.Lock()
+        self._lock = threading.Lock()
 
-    def strike(self, strike: Strike) -> str | None:
-        """Do it, hold it, heal it."""
-        rng = random.Random(strike.seed)
-        if strike.broker:
-            return self._restart(strike)
-        if strike.kind == "join":
+    def strike(self, kind: str, hold_s: float, rng: random.Random) -> str | None:
+        if KINDS[kind].broker:
+            assert self._field.stack is not None
+            struck = self.restart(self._field.stack, "kafka", hold_s, kill=kind.startswith("kill"))
+            return None if struck is None else "the broker"
+        if kind == "join":
             return self._join()
-        if strike.kind == "leave" and len(self._field.able()) <= self._least:
+        if kind == "leave" and len(self._field.able()) <= self._least:
             return None
-        count = _SEVERAL if strike.kind.endswith("several") else 1
-        with self._chosen(rng, count) as targets:
+        with self._chosen(rng, _SEVERAL if kind.endswith("several") else 1) as targets:
             if not targets:
                 return None
-            self._hit(strike, targets, rng)
+            self._hit(kind, hold_s, targets, rng)
             return ", ".join(target.name for target in targets)
 
-    def _hit(self, strike: Strike, targets: list[Process], rng: random.Random) -> None:
+    def _hit(self, kind: str, hold_s: float, targets: list[Process], rng: random.Random) -> None:
         field, target = self._field, targets[0]
         link = field.links[target.slot]
-        match strike.kind:
+        match kind:
             case "kill" | "kill several":
                 for each in targets:
                     field.kill(each)
@@ -54,7 +56,7 @@ class Striker:
                 with ExitStack() as still:
                     for each in targets:
                         still.enter_context(each.standing_still())
-                    time.sleep(strike.hold_s)
+                    time.sleep(hold_s)
             case "leave":
                 field.stop(target)
             case "leave and come back":
@@ -62,22 +64,13 @@ class Striker:
                 field.wait_born(field.start(target.slot, target.client_id))
             case "reset connections":
                 link.reset(rng, share=1.0)
-            case "cut":
-                link.cut(reset=rng.random() < 0.5)
-                time.sleep(strike.hold_s)
-                link.open()
-            case "freeze link":
-                link.freeze()
-                time.sleep(strike.hold_s)
-                link.thaw()
-            case "half-open link":
-                link.deafen()
-                time.sleep(strike.hold_s)
-                # Connections that lost something stay deaf: they are broken, as any network does it some day.
-                link.hear()
-                link.reset(rng, share=1.0)
+            case "cut" | "freeze link" | "half-open link":
+                self.disturb(link, kind.removesuffix(" link"), hold_s, rng)
+                if kind == "half-open link":
+                    # Connections that lost something stay deaf: they are broken, as any network does it some day.
+                    link.reset(rng, share=1.0)
             case _:
-                raise ValueError(f"there is no fault {strike.kind!r}")
+                raise ValueError(f"there is no fault {kind!r}")
 
     def _replace(self, gone: list[Process]) -> None:
         started = [self._field.start(each.slot) for each in gone]
@@ -90,17 +83,6 @@ class Striker:
         process = self._field.start()
         self._field.wait_born(process)
         return process.name
-
-    def _restart(self, strike: Strike) -> str | None:
-        if not self._broker.acquire(blocking=False):
-            return None
-        try:
-            self._field.stop_broker(kill=strike.kind.startswith("kill"))
-            time.sleep(strike.hold_s)
-            self._field.start_broker()
-        finally:
-            self._broker.release()
-        return "the broker"
 
     @contextmanager
     def _chosen(self, rng: random.Random, count: int) -> Iterator[list[Process]]:

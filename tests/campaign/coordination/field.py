@@ -20,6 +20,7 @@ from confluent_kafka.admin import AdminClient, NewTopic
 
 from harvester import stack
 from harvester.coordination.settings import ConsumerSettings
+from tests.campaign.field import Field as FieldBase
 from tests.support.proxy import Proxy
 from tests.support.servers import FAST
 
@@ -28,7 +29,6 @@ from .notes import Reader
 
 ROOT = Path(__file__).parents[3]
 _ENDS_WITHIN_S = 30.0
-_STARTS_WITHIN_S = 120.0
 _BORN_WITHIN_S = 60.0
 _LOOK_S = 0.01
 # A client waits up to 10 s before it connects again, and 60 s for an answer, unless it is told otherwise.
@@ -51,9 +51,25 @@ class Process:
     still: bool = False
 
     @property
+    def exit_code(self) -> int | None:
+        """None while it runs."""
+        return self.process.poll()
+
+    @property
     def alive(self) -> bool:
         """Whether it runs."""
-        return self.process.poll() is None
+        return self.exit_code is None
+
+    @property
+    def last_words(self) -> str:
+        """The last line of its log."""
+        lines = self.log.read_text(errors="replace").strip().splitlines()
+        return lines[-1] if lines else "it said nothing"
+
+    def note_end(self) -> bool:
+        """It has ended by itself, as of now."""
+        self.asked, self.killed = True, time.monotonic()
+        return True
 
     @property
     def able(self) -> bool:
@@ -77,13 +93,14 @@ class Process:
         return self.notes.member(self.name, self.killed, self.frozen)
 
 
-class Field:
-    """Use it in a `with`. Without `bootstrap` it has a broker of its own, which can be stopped."""
+class Field(FieldBase[Process]):
+    """The field of consumers. Without `bootstrap` it has a broker of its own, which can be stopped."""
 
     def __init__(
         self, directory: Path, bootstrap: str | None, *, partitions: int, settings: dict[str, Any], held_back_s: float
     ) -> None:
-        self.directory, self.partitions, self._held_back_s = directory, partitions, held_back_s
+        super().__init__(directory)
+        self.partitions, self._held_back_s = partitions, held_back_s
         self.stack = directory / "stack" if bootstrap is None else None
         self.bootstrap = bootstrap or ""
         name = uuid.uuid4().hex[:8]
@@ -94,8 +111,6 @@ class Field:
             "coordination_topic": f"campaign-marshal-{name}",
             **settings,
         }
-        self.processes: list[Process] = []
-        self.accidents: list[str] = []
         self.links: dict[int, Proxy] = {}
         self._lock = threading.Lock()
 
@@ -151,7 +166,7 @@ class Field:
             notes, log = self.directory / f"{name}.notes", self.directory / f"{name}.log"
             with log.open("wb") as output:
                 popen = subprocess.Popen(
-                    [sys.executable, "-m", "tests.coordination.campaign.member",
+                    [sys.executable, "-m", "tests.campaign.coordination.member",
                      json.dumps({"settings": given, "notes": str(notes), "held_back_s": self._held_back_s})],
                     cwd=ROOT, stdin=subprocess.DEVNULL, stdout=output, stderr=output,
                 )  # fmt: skip
@@ -167,7 +182,7 @@ class Field:
             if process.notes.born < math.inf:
                 return
             time.sleep(_LOOK_S)
-        self.accidents.append(f"{process.name} did not begin: {_last_line(process.log)}")
+        self.accidents.append(f"{process.name} did not begin: {process.last_words}")
 
     def kill(self, process: Process) -> None:
         """SIGKILL."""
@@ -189,20 +204,11 @@ class Field:
             self.kill(process)
             return
         if code:
-            self.accidents.append(f"{process.name} ended with code {code}: {_last_line(process.log)}")
+            self.accidents.append(f"{process.name} ended with code {code}: {process.last_words}")
 
     def able(self) -> list[Process]:
         """Those that consume, by name."""
         return sorted((process for process in self.processes if process.able), key=lambda each: each.name)
-
-    def bury(self) -> None:
-        """Note consumers that ended by themselves, and start others in their places."""
-        for process in list(self.processes):
-            if not process.asked and not process.alive:
-                process.asked, process.killed = True, time.monotonic()
-                code = process.process.returncode
-                self.accidents.append(f"{process.name} ended by itself with code {code}: {_last_line(process.log)}")
-                self.start(process.slot)
 
     def read(self) -> None:
         """What all have noted since."""
@@ -218,20 +224,3 @@ class Field:
         if len(held) != self.partitions or len(set(held)) != self.partitions:
             return None
         return sorted(len(process.notes.claims) for process in able)
-
-    # -- the broker
-
-    def stop_broker(self, *, kill: bool) -> None:
-        """It is gone."""
-        assert self.stack is not None
-        stack.stop(self.stack, "kafka", kill=kill)
-
-    def start_broker(self) -> None:
-        """It is back, at the same address."""
-        assert self.stack is not None
-        stack.start(self.stack, "kafka", timeout_s=_STARTS_WITHIN_S)
-
-
-def _last_line(log: Path) -> str:
-    lines = log.read_text(errors="replace").strip().splitlines()
-    return lines[-1] if lines else "it said nothing"
