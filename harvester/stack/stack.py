@@ -1,4 +1,4 @@
-"""The two servers together: `up`, `down`, `status`, and stopping or starting one of them for fault tests."""
+"""Runs both servers together: `up`, `down`, `status`, and stopping or starting one of them for fault tests."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pathlib import Path
 
 from harvester.errors import StackError
 from harvester.stack import java, kafka, postgres
-from harvester.stack.jars import broker_jars
+from harvester.stack.java import broker_jars
 from harvester.stack.processes import ProcessId, end, is_alive
 from harvester.stack.state import (
     SERVERS,

@@ -1,4 +1,4 @@
-"""What a stack is asked to be, what it is, and the file that remembers it.
+"""Describes what a stack is asked to be and what it is, and keeps that in a file.
 
 `state.json` is written atomically and only under the directory's lock, right after each process is started, so
 that a stack can be found again whatever happened to the one who started it.
