@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Literal
 
 from harvester.errors import StackError
-from harvester.stack.processes import ProcessId
+from harvester.stack.processes import ProcessId, is_alive
 
 ServerName = Literal["postgres", "kafka"]
 SERVERS: tuple[ServerName, ...] = ("postgres", "kafka")
@@ -103,6 +103,15 @@ class Server:
     ports: list[int] = field(default_factory=list)
     home: str | None = None
     given: str | None = None
+
+    @property
+    def alive(self) -> bool:
+        """Whether the process that we started runs."""
+        return self.process is not None and is_alive(self.process)
+
+    @property
+    def log(self) -> Path | None:
+        return Path(self.home) / "server.log" if self.home and self.given is None else None
 
 
 @dataclass(slots=True)
