@@ -125,7 +125,7 @@ def read_options(table: Mapping[str, object], name: Table) -> tuple[dict[str, st
         if reason:
             problems.append(Problem(path, f"cannot be set: {reason}"))
         elif not _NAME.fullmatch(option):
-            problems.append(Problem(path, "is no name of an option", "letters, digits, '.', '_' and '-'"))
+            problems.append(Problem(path, "is not the name of an option", "letters, digits, '.', '_' and '-'"))
         elif text is None:
             problems.append(Problem(path, "has the wrong type", "a string, a number or a boolean"))
         elif "\x00" in text:

@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING
 from harvester.errors import StackError
 from harvester.pipeline import versions
 from harvester.pipeline.errors import PipelineError, SparkUnavailable
-from harvester.stack import jars as stack_jars
 from harvester.stack import java
 
 if TYPE_CHECKING:
@@ -41,7 +40,7 @@ def connector_jars(pyspark_version: str, *, progress: Callable[[str], None] = la
         versions.check(pyspark_version, (jar.name for jar in jars))
         return jars
     wanted = versions.connectors(pyspark_version)
-    home = stack_jars.cached(
+    home = java.cached_jars(
         "spark-" + "-".join((pyspark_version, *(coordinate.version for coordinate in wanted[1:]))),
         _module(wanted),
         what="the connectors of Spark",

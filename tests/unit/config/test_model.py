@@ -45,7 +45,8 @@ def ms(value: int) -> timedelta:
 # --- defaults
 
 
-def test_the_defaults_of_the_seeds() -> None:
+def test_no_default_changes_unnoticed() -> None:
+    """Users rely on them: a new limit is added here, a changed one goes into the changelog."""
     limits = Limits()
     assert {name: getattr(limits, name) for name in Limits.model_fields} == {
         "poll_duration": ms(1),
@@ -549,9 +550,9 @@ def test_the_sample_holds_every_setting_with_its_default() -> None:
     sample = Config(**(plain | {"leader_group_id": "harvester", "name": "x"}))
     assert sample == Config(leader_group_id="harvester", name="x")
     # nothing is missing, and what is commented out is the default as well
-    assert set(full) == set(Config.model_fields)
+    assert set(full) == set(Config.model_fields), "sample-config.toml"
     for table, kind in Config.tables().items():
-        assert set(full[table]) == set(kind.model_fields), table
+        assert set(full[table]) == set(kind.model_fields), f"sample-config.toml, [{table}]"
     assert Config(**(full | {"name": "x"})) == sample
     for name, value in full["limits"].items():
         default = getattr(sample.limits, name)
@@ -564,7 +565,7 @@ def test_every_setting_of_the_sample_is_explained() -> None:
     lines = (ROOT / "sample-config.toml").read_text().splitlines()
     for number, line in enumerate(lines):
         if re.match(r"(# )?[a-z_]+ = ", line):
-            assert lines[number - 1].startswith("# "), line
+            assert lines[number - 1].startswith("# "), f"sample-config.toml: no comment above {line!r}"
 
 
 def test_the_page_names_every_setting_and_its_default() -> None:
@@ -574,7 +575,7 @@ def test_the_page_names_every_setting_and_its_default() -> None:
     fields = [name for name in Config.model_fields if name not in tables]
     fields += [f"{table}.{name}" for table, kind in tables.items() for name in kind.model_fields]
     rows = {name: default for name, default in rows.items() if name in fields or name.startswith(tuple(tables))}
-    assert list(rows) == fields
+    assert list(rows) == fields, "docs/configuration.md, Settings: one row for each setting, in the model's order"
     described = {
         "base_kafka_config": '`{"bootstrap.servers": "localhost:9092"}`',
         "producer_kafka_config": "`{}`",
