@@ -1,6 +1,6 @@
-"""A snapshot of a running harvester: what the dashboard draws and what hosts may ask for.
+"""A snapshot of a running harvester, for the dashboard and the host.
 
-Frozen values only: taking a snapshot never waits for the relay, and rendering one needs nothing else.
+It consists of frozen values: taking one never waits for the relay, and rendering one needs nothing else.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from uuid import UUID
 
 
 class State(StrEnum):
-    """Where the supervisor stands (design section 4)."""
+    """The state of a harvester."""
 
     CREATED = "created"
     STARTING = "starting"  # connecting, spawning shards
@@ -28,7 +28,7 @@ class State(StrEnum):
 
 
 class ShardState(StrEnum):
-    """Where one shard process stands."""
+    """The state of a shard process."""
 
     STARTING = "starting"
     READY = "ready"
@@ -37,7 +37,7 @@ class ShardState(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class ShardStatus:
-    """One shard. Counters run since the process of the shard started."""
+    """A shard. Counters count from the start of its process."""
 
     index: int
     state: ShardState
@@ -56,7 +56,7 @@ class ShardStatus:
 
 @dataclass(frozen=True, slots=True)
 class Backlog:
-    """Rows that stand in the outbox. `records` stops counting at a bound; then `capped` is true."""
+    """Rows in the outbox. `records` stops counting at a bound; `capped` is then true."""
 
     records: int
     capped: bool
@@ -66,9 +66,9 @@ class Backlog:
 
 @dataclass(frozen=True, slots=True)
 class KeyStatus:
-    """What is known of one key: by the relay while it leads, and by the database, None where that was not to be had.
+    """Everything known about one key: from the relay while it leads, and from the database; None if it did not answer.
 
-    What the relay has under way or waiting are rows of the outbox, too: `rows` counts them as well.
+    Records that the relay has under way or waiting are still rows of the outbox: `rows` includes them.
     """
 
     at: datetime
@@ -90,7 +90,7 @@ class KeyStatus:
 
 @dataclass(frozen=True, slots=True)
 class LastEvent:
-    """A line for the event list: when (aware UTC) and what."""
+    """An entry of the event list: time (aware UTC) and text."""
 
     at: datetime
     text: str
@@ -98,7 +98,7 @@ class LastEvent:
 
 @dataclass(frozen=True, slots=True)
 class Status:
-    """Everything at one moment."""
+    """Everything about a harvester at one moment."""
 
     at: datetime
     name: str
