@@ -1,4 +1,4 @@
-"""The header that states the origin of a record: its codec, and the stamps of a shard.
+"""The header that says where a record comes from: its codec, and the stamps that a shard puts on its records.
 
 One header, named `harvester` unless configured otherwise; its value has 66 bytes, numbers in network byte order:
 
@@ -8,17 +8,17 @@ One header, named `harvester` unless configured otherwise; its value has 66 byte
      2   16    incarnation of the outbox (UUID)
     18    8    term, signed
     26    4    lane, unsigned
-       30    4    producer incarnation, unsigned: one number for each producer that the lane has under a term
-       34    8    low water, signed; the smallest value means that none is known
+    30    4    producer incarnation, unsigned: one number for each producer that the lane has under a term
+    34    8    low water, signed; the smallest value, which no id is below, says that none is known
     42    8    id, signed
     50    8    sequence, signed
-    58    8    creation time, signed: microseconds since the UNIX epoch, or the nearest number that fits
+    58    8    creation time, signed: microseconds since the UNIX epoch, or the nearest number that has room
 
-The first 42 bytes are the same for many records in a row. `head` makes them once, and `stamp` adds the rest.
+The first 42 bytes are the same for many records in a row: `head` makes them once, and `stamp` adds the rest.
 
-A shard stamps each record with this header, which includes its sequence number (P25), and with its timestamp. A
-sequence is dense within a *scope*: term, lane (the shard's index) and a number drawn at random for each producer, or
-for each remark, so that records dropped by a remark leave no hole in a scope that continues.
+`Stamps` numbers a shard's records (P25). Sequences are dense within a *scope*: term, lane (the shard's index) and a
+number drawn at random for each producer, or for each remark, so that what a remark dropped leaves no hole in a scope
+that goes on.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""A snapshot of a running harvester, for the dashboard and the host.
+"""Snapshots of a running harvester, for hosts, dashboards and monitoring, and their form in JSON.
 
-It consists of frozen values: taking one never waits for the relay, and rendering one needs nothing else.
+Frozen values: taking a snapshot never waits for the relay, and rendering one needs nothing else.
 """
 
 from __future__ import annotations
