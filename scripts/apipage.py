@@ -87,6 +87,7 @@ SECTIONS: tuple[tuple[str, str, tuple[str, ...]], ...] = (
         ),
     ),
 )
+_BASE = re.compile(r"(\w+(?:Base|Core))\b")
 _SETTINGS = {"Config", "Limits"}  # whose fields are in docs/configuration.md
 
 
@@ -161,28 +162,69 @@ def entry(module: str, name: str) -> str:
 
 
 def _class(module: str, node: ast.ClassDef) -> Iterator[str]:
-    bases = [ast.unparse(base) for base in node.bases]
-    shown = [
-        base for base in bases if not base.startswith(("_", "Generic", "Protocol", "NamedTuple", "Settings", "StrEnum"))
-    ]
-    init = next((each for each in _functions(node) if each.name == "__init__"), None)
+    shown = list(_kinds(module, node))
+    functions = list(_methods(module, node, {}))
+    inits = ((home, each, types) for home, each, types in functions if each.name == "__init__")
+    home, init, types = next(inits, (module, None, {}))
     if init is not None and node.name not in _SETTINGS:
-        yield f"`{_call(init, node.name).partition(' -> ')[0]}`"
+        yield f"`{_filled(_call(init, node.name), types).partition(' -> ')[0]}`"
     if shown:
         yield f"A kind of {', '.join(f'`{base}`' for base in shown)}."
     yield _doc(module, node)
     if init is not None:
-        yield _doc(module, init)
+        yield _doc(home, init)
     members = []
     if node.name not in _SETTINGS:
         members += [_bullet(*field) for field in _fields(module, node)]
     members += [
-        _bullet(_member(each), _doc(module, each))
-        for each in _functions(node)
+        _bullet(_filled(_member(each), types), _doc(home, each))
+        for home, each, types in functions
         if not each.name.startswith("_") or each.name in ("__iter__", "__call__")
         if not any(ast.unparse(decorator).endswith((".setter", "overload")) for decorator in each.decorator_list)
     ]
     yield "\n".join(members)
+
+
+def _kinds(module: str, node: ast.ClassDef) -> Iterator[str]:
+    for base in node.bases:
+        if found := _BASE.match(ast.unparse(base)):
+            home, definition = _find(module, found[1])
+            assert isinstance(definition, ast.ClassDef)
+            yield from _kinds(home, definition)
+        elif not ast.unparse(base).startswith(("_", "Generic", "Protocol", "NamedTuple", "Settings", "StrEnum")):
+            yield ast.unparse(base)
+
+
+def _methods(
+    module: str, node: ast.ClassDef, types: dict[str, str]
+) -> Iterator[tuple[str, ast.FunctionDef | ast.AsyncFunctionDef, dict[str, str]]]:
+    """The functions of a class, then those of its bases named …Base or …Core, which are not on the page by themselves.
+
+    Each with its module, and what stands for the type variables in it.
+    """
+    own = _functions(node)
+    yield from ((module, each, types) for each in own)
+    seen = {each.name for each in own}
+    for base in node.bases:
+        if not (found := _BASE.match(ast.unparse(base))):
+            continue
+        home, definition = _find(module, found[1])
+        assert isinstance(definition, ast.ClassDef)
+        given: list[str] = []
+        if isinstance(base, ast.Subscript):
+            parts = base.slice.elts if isinstance(base.slice, ast.Tuple) else [base.slice]
+            given = [_filled(ast.unparse(part).strip("'"), types) for part in parts]
+        variables = [
+            ast.unparse(each)[8:-1].split(", ") for each in definition.bases if "Generic[" in ast.unparse(each)
+        ]
+        for inherited in _methods(home, definition, dict(zip(variables[0] if variables else [], given, strict=False))):
+            if inherited[1].name not in seen:
+                seen.add(inherited[1].name)
+                yield inherited
+
+
+def _filled(text: str, types: dict[str, str]) -> str:
+    return re.sub(r"\w+", lambda word: types.get(word[0], word[0]), text) if types else text
 
 
 def _functions(node: ast.ClassDef) -> list[ast.FunctionDef | ast.AsyncFunctionDef]:
