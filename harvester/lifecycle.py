@@ -39,7 +39,8 @@ from harvester.wiring import Parts, assemble
 
 if TYPE_CHECKING:
     from harvester.control.server import Controlled, ControlServer
-    from harvester.http import StatusSource, WebServer
+    from harvester.http.pages import StatusSource
+    from harvester.http.server import WebServer
 
 Log = logging.Logger | logging.LoggerAdapter[logging.Logger]
 
@@ -316,10 +317,10 @@ class Endpoints:
 
     def open_control(self) -> None:
         """Listen on the control socket; the relay goes on without one where none can be had."""
-        from harvester.control import control_server
+        from harvester.control.server import ControlServer
 
         try:
-            server = control_server(self._config, self._controlled, self._log)
+            server = ControlServer.of(self._config, self._controlled, self._log)
         except HarvesterError as error:
             self._log.warning("%s", f"control: {error.message} ({error.hint})")
             self._recorder.note(f"control: {error.message}")

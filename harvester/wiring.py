@@ -272,7 +272,7 @@ def kafka_group(config: Config) -> Group:
                 rebalance_limit_s=(config.rebalance_timeout - expiry).total_seconds(),
                 revoke_limit_s=(config.rebalance_timeout - config.group_heartbeat_interval).total_seconds(),
                 missed_heartbeats_s=timing.missed_heartbeats(limits.session_timeout).total_seconds(),
-                rejoin_delay_s=timing.rejoin_delay().total_seconds(),
+                rejoin_delay_s=timing.REJOIN_DELAY.total_seconds(),
             ),
             revoke_within_s=_revoke_within_s(config),
             foreign_live_s=limits.session_timeout.total_seconds(),

@@ -1,4 +1,4 @@
-"""NELI: leader election on Kafka's own group membership (seeds 001/004).
+"""NELI: leader election on Kafka's own group membership.
 
 Members of a consumer group subscribe to the leader topic, which has one partition: whoever is assigned it is elected,
 and leads for as long as it can prove its place.

@@ -36,22 +36,19 @@ class SliceRows:
 
     @property
     def headers(self) -> tuple[int, int]:
-        """The fewest and the most of a row."""
         return min(share.headers[0] for share in self.shares), max(share.headers[1] for share in self.shares)
 
     @property
     def bytes(self) -> int:
-        """About."""
         return sum(share.bytes for share in self.shares)
 
     @property
     def largest_bytes(self) -> int:
-        """Of a row, about."""
         return max(share.largest_bytes for share in self.shares)
 
 
 class Snapshot:
-    """See the module's text. A context manager; one slice at a time."""
+    """The transaction of one slice at a time, on a connection of its own. A context manager."""
 
     def __init__(self, dsn: str, table: OutboxTable, place: OutboxIdentity | None) -> None:
         self._dsn, self._table, self._place = dsn, table, place
@@ -63,13 +60,11 @@ class Snapshot:
             with database_errors("read the outbox"):
                 self.shape: OutboxShape = inspect(self._connection, self._table)
                 place = read_place(self._connection, self._table, sequence_oid(self.shape.sequence))
-                reason = place.why_not(self._place) if self._place is not None else None
+            if self._place is not None and (reason := place.why_not(self._place)) is not None:
+                raise TermLost(f"the database is another one than before: {reason}")
         except BaseException:
             self._connection.close()
             raise
-        if reason is not None:
-            self._connection.close()
-            raise TermLost(f"the database is another one than before: {reason}")
         return self
 
     def __exit__(
