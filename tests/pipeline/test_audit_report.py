@@ -105,6 +105,8 @@ def test_the_page_is_whole_and_says_the_verdict_first() -> None:
     assert "http" not in text  # nothing comes from elsewhere
     for made in (report(hours=0), report(twice), report(hours=300), replace(report(), skew=None, streams=(), terms=())):
         Page(page(made))
+    keyless = page(replace(report(), hot_keys=(), skew=skew({}, 0, 5, 0)))
+    assert "Without keys any number of shards is loaded evenly." in Page(keyless).text
     assert "Nothing broke a guarantee; 1 findings are suspect." in page(report(twice))
 
 
