@@ -1,7 +1,4 @@
-"""`harvester claims`: who holds which partitions, from the coordination topic alone; release them, set positions.
-
-Claims as JSON, as a table, and as a screen. Pure: rows in, plain values or renderables out.
-"""
+"""`harvester claims`: show who holds which partitions, as the coordination topic tells; release and reposition them."""
 
 from __future__ import annotations
 
@@ -15,20 +12,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from harvester_cli.coordination_options import (
-    DEFAULT_INTERVAL,
-    DEFAULT_TOPIC,
-    BootstrapOption,
-    CoordinationTopicOption,
-    HeartbeatIntervalOption,
-    consumer_settings,
-)
+from harvester_cli.coordination_options import CoordinationOptions
 from harvester_cli.dashboard.figures import duration, one_line
-from harvester_cli.options import ConfigOption, JsonOption, LogLevelOption, SetOption
+from harvester_cli.options import JsonOption, grouped
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from rich.text import Text
 
     from harvester.coordination.admin import Observer
@@ -159,38 +147,30 @@ _NARROW = 120
 
 
 @app.callback()
+@grouped
 def claims(
     context: typer.Context,
-    config: ConfigOption = None,
-    set_: SetOption = None,
-    log_level: LogLevelOption = None,
-    bootstrap: BootstrapOption = None,
+    options: CoordinationOptions,
     group: Annotated[str | None, typer.Option("--group", help="Only this one.", show_default=False)] = None,
     watch: Annotated[bool, typer.Option("--watch", help="Go on showing, until stopped.")] = False,
-    coordination_topic: CoordinationTopicOption = DEFAULT_TOPIC,
-    heartbeat_interval: HeartbeatIntervalOption = DEFAULT_INTERVAL,
     json_: JsonOption = False,
 ) -> None:
     """Show who holds which partition, how fresh that is, and how far it is behind."""
     if context.invoked_subcommand is not None:
         return
-    with _observer(config, set_, log_level, bootstrap, coordination_topic, heartbeat_interval) as observer:
+    with _observer(options) as observer:
         if watch:
-            _watch(observer, group, coordination_topic, json_=json_)
+            _watch(observer, group, options.coordination_topic, json_=json_)
         else:
             _show(_rows(observer, group), json_=json_)
 
 
 @app.command()
+@grouped
 def release(
     group: GroupOption,
     client: Annotated[str, typer.Option("--client", help="The id of the client that holds them.")],
-    config: ConfigOption = None,
-    set_: SetOption = None,
-    log_level: LogLevelOption = None,
-    bootstrap: BootstrapOption = None,
-    coordination_topic: CoordinationTopicOption = DEFAULT_TOPIC,
-    heartbeat_interval: HeartbeatIntervalOption = DEFAULT_INTERVAL,
+    options: CoordinationOptions,
     yes: YesOption = False,
     json_: JsonOption = False,
 ) -> None:
@@ -202,7 +182,7 @@ def release(
 
     from harvester.coordination.errors import CoordinationError
 
-    with _observer(config, set_, log_level, bootstrap, coordination_topic, heartbeat_interval) as observer:
+    with _observer(options) as observer:
         held = [row for row in _rows(observer, group) if row.holder is not None and row.holder.id == client]
         if not held:
             raise CoordinationError(
@@ -225,7 +205,9 @@ def release(
 
 
 @app.command("set-position")
+@grouped
 def set_position(
+    options: CoordinationOptions,
     group: GroupOption,
     topic: Annotated[str, typer.Option("--topic", help="The topic whose position is set.")],
     offset: Annotated[
@@ -235,12 +217,6 @@ def set_position(
         list[int] | None,
         typer.Option("--partition", min=0, help="May be given several times (default: all).", show_default=False),
     ] = None,
-    config: ConfigOption = None,
-    set_: SetOption = None,
-    log_level: LogLevelOption = None,
-    bootstrap: BootstrapOption = None,
-    coordination_topic: CoordinationTopicOption = DEFAULT_TOPIC,
-    heartbeat_interval: HeartbeatIntervalOption = DEFAULT_INTERVAL,
     yes: YesOption = False,
     json_: JsonOption = False,
 ) -> None:
@@ -253,7 +229,7 @@ def set_position(
 
     from harvester.coordination.core.offset_policy import positions
 
-    with _observer(config, set_, log_level, bootstrap, coordination_topic, heartbeat_interval) as observer:
+    with _observer(options) as observer:
         chosen = positions(observer.bounds([topic]), topic, partition or (), offset)
         if not yes:
             typer.confirm(f"Set the position of {group} in {_count(len(chosen))} of {topic} to {offset}?", abort=True)
@@ -267,22 +243,10 @@ def set_position(
         typer.echo(f"{topic}[{each}] of {group}: begins with offset {at:,}")
 
 
-def _observer(
-    config: Path | None,
-    set_: list[str] | None,
-    log_level: str | None,
-    bootstrap: str | None,
-    coordination_topic: str,
-    heartbeat_interval: str,
-) -> Observer:
-    settings = consumer_settings(
-        config, set_, log_level, bootstrap, heartbeat_interval, group="", topics=(),
-        coordination_topic=coordination_topic,
-    )  # fmt: skip
-
+def _observer(options: CoordinationOptions) -> Observer:
     from harvester.coordination.admin import Observer
 
-    return Observer(settings)
+    return Observer(options.settings(group="", topics=()))
 
 
 def _rows(observer: Observer, group: str | None) -> list[PartitionRow]:

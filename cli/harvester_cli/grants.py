@@ -6,16 +6,16 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from harvester_cli.options import ConfigOption, SetOption, load
+from harvester_cli.options import ConfigOptions, grouped
 
 if TYPE_CHECKING:
     from harvester.config import Config
     from harvester.outbox.catalog import Facts
 
 
+@grouped
 def grants(
-    config: ConfigOption = None,
-    set_: SetOption = None,
+    options: ConfigOptions,
     relay: Annotated[
         list[str] | None,
         typer.Option("--relay", metavar="ROLE", help="A role that harvesters log in as.", show_default=False),
@@ -43,7 +43,7 @@ def grants(
     """
     if not relay and not writer and not caller:
         raise typer.BadParameter("name a role with --relay, --writer or --caller", param_hint="--relay")
-    settings = load(config, set_)
+    settings = options.load()
 
     from harvester.outbox.sql.grants import GrantTarget, script
 

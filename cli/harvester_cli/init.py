@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from harvester_cli.options import ConfigOption, JsonOption, LogLevelOption, SetOption, load
+from harvester_cli.options import JsonOption, LoggedOptions, grouped
 
 if TYPE_CHECKING:
     from harvester.config import Config
@@ -20,10 +20,9 @@ class ValueType(StrEnum):
     BYTEA = "bytea"
 
 
+@grouped
 def init(
-    config: ConfigOption = None,
-    set_: SetOption = None,
-    log_level: LogLevelOption = None,
+    options: LoggedOptions,
     print_: Annotated[
         bool, typer.Option("--print", help="Print the SQL for psql instead, and change nothing.")
     ] = False,
@@ -52,7 +51,7 @@ def init(
 
     Safe to run again and again, and by several at once. An outbox that exists already is never changed.
     """
-    settings = load(config, set_, log_level)
+    settings = options.load()
     if print_:
         if json_:
             raise typer.BadParameter("--print writes SQL, --json a result: choose one", param_hint="--json")

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from harvester_cli.options import ConfigOption, JsonOption, LogLevelOption, SetOption, load
+from harvester_cli.options import JsonOption, LoggedOptions, grouped
 
 if TYPE_CHECKING:
     import threading
@@ -20,10 +20,9 @@ INTERRUPTED = 130
 DEFAULT_TOPIC = "pump"
 
 
+@grouped
 def pump(
-    config: ConfigOption = None,
-    set_: SetOption = None,
-    log_level: LogLevelOption = None,
+    options: LoggedOptions,
     records: Annotated[int, typer.Option(help="Records to commit.")] = 10_000,
     keys: Annotated[int, typer.Option(help="Number of keys.")] = 1_000,
     rate: Annotated[
@@ -51,7 +50,7 @@ def pump(
     Counts and records are committed in the same transactions, so the counts are the truth that `verify` compares
     Kafka with. Ctrl-C ends it early, with everything that was committed counted.
     """
-    settings = load(config, set_, log_level)
+    settings = options.load()
 
     import json
 

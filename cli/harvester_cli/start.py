@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from harvester_cli.options import ConfigOption, LogLevelOption, SetOption, load_with_origin
+from harvester_cli.options import LoggedOptions, grouped
 
 if TYPE_CHECKING:
     from harvester.config import Config, Loaded
@@ -193,10 +193,9 @@ class DashboardMode(str, Enum):  # noqa: UP042 - typer shows the values of a str
     OFF = "off"
 
 
+@grouped
 def start(
-    config: ConfigOption = None,
-    set_: SetOption = None,
-    log_level: LogLevelOption = None,
+    options: LoggedOptions,
     shards: Annotated[
         int | None, typer.Option("--shards", min=1, help="Shard processes (limits.shards).", show_default=False)
     ] = None,
@@ -211,10 +210,8 @@ def start(
 
     Without a terminal SIGHUP reads the configuration again.
     """
-    overrides = list(set_ or ())
-    if shards is not None:
-        overrides.append(f"limits.shards={shards}")
-    read = partial(load_with_origin, config, overrides, log_level)
+    overrides = [] if shards is None else [f"limits.shards={shards}"]
+    read = partial(options.load_with_origin, *overrides)
     settings = read().config
 
     from harvester.config import check_clients
@@ -224,7 +221,6 @@ def start(
     from harvester.telemetry.notify import Notifier
     from harvester.telemetry.process import calm_collector
     from harvester_cli.dashboard import live
-    # moved
 
     problems = check_clients(settings)
     if problems:

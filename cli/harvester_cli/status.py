@@ -1,4 +1,4 @@
-"""`harvester status`: what the database tells, whether or not a harvester runs."""
+"""`harvester status`: the outbox as the database shows it, whether or not a harvester runs."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from harvester_cli.options import ConfigOption, JsonOption, LogLevelOption, SetOption, load
+from harvester_cli.options import JsonOption, LoggedOptions, grouped
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -15,14 +15,10 @@ if TYPE_CHECKING:
     from harvester.outbox.tables import OutboxTable
 
 
-def status(
-    config: ConfigOption = None,
-    set_: SetOption = None,
-    log_level: LogLevelOption = None,
-    json_: JsonOption = False,
-) -> None:
+@grouped
+def status(options: LoggedOptions, json_: JsonOption = False) -> None:
     """Show who leads, what waits in the outbox and what stands in quarantine, from the database alone."""
-    settings = load(config, set_, log_level)
+    settings = options.load()
 
     from contextlib import closing
     from datetime import UTC, datetime

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from harvester_cli.options import ConfigOption, JsonOption, LogLevelOption, SetOption, load
+from harvester_cli.options import JsonOption, LoggedOptions, grouped
 
 
 class Isolation(StrEnum):
@@ -17,10 +17,9 @@ class Isolation(StrEnum):
     READ_UNCOMMITTED = "read_uncommitted"
 
 
+@grouped
 def verify(
-    config: ConfigOption = None,
-    set_: SetOption = None,
-    log_level: LogLevelOption = None,
+    options: LoggedOptions,
     isolation: Annotated[
         Isolation, typer.Option(help="Whether records of open and aborted transactions are read.")
     ] = Isolation.READ_COMMITTED,
@@ -36,7 +35,7 @@ def verify(
 
     Exits with 0 only when no record is lost, out of order, unexpected or still waiting in the outbox.
     """
-    settings = load(config, set_, log_level)
+    settings = options.load()
 
     import json
 
