@@ -1,4 +1,4 @@
-"""What a harvester tells its host (seeds 001/004, event handler).
+"""Events that a harvester reports to its host.
 
 Events are delivered one at a time, in order, on one thread of their own. A handler's exception is logged and
 otherwise ignored. A slow handler delays later events only, never the relay; `LeaderRevoked` is the exception:

@@ -14,7 +14,7 @@ from uuid import UUID
 
 
 class State(StrEnum):
-    """Where the supervisor stands (design section 4)."""
+    """Where the supervisor stands."""
 
     CREATED = "created"
     STARTING = "starting"  # connecting, spawning shards

@@ -1,4 +1,4 @@
-"""The verdict as people read it: a table of figures, the answer in one line, and examples of what is wrong."""
+"""Renders a verdict: a table of figures, the answer in one line, and examples of what is wrong."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Latencies in little memory: a histogram with logarithmic buckets, and the window that a dashboard shows.
+"""Keeps latencies in little memory: a histogram with logarithmic buckets, and the window that a dashboard shows.
 
 Bucket i holds latencies from `LOWEST_MS * GROWTH**i` up to the next bound, and stands for the value between
 the two that is at most ERROR off from either, relatively (the scheme of DDSketch, Masson et al., VLDB 2019).

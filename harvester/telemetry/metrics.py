@@ -1,9 +1,7 @@
-"""Counters and rates: throughput for hosts and the dashboard, totals for a monitoring system.
+"""Counts and rates: throughput for hosts and the dashboard, totals since the start for a monitoring system.
 
-Pure: no clock is read. Every time given to one object is a reading, in seconds, of one and the same clock; a
-monotonic one, so that a step of the wall clock bends no rate.
-
-What has happened since the harvester was started, as counters for a monitoring system.
+Pure. All times given to one object are readings, in seconds, of the same clock: a monotonic one, so that a step of
+the wall clock bends no rate.
 """
 
 from __future__ import annotations
@@ -21,7 +19,7 @@ HISTORY_S = 60
 
 
 class Meter:
-    """Counts acknowledgements and now and then says how fast they come (seeds 001/004, MeterRead).
+    """Counts acknowledgements and now and then says how fast they come.
 
     A reading is given at most every `interval_s` seconds, and only by `add`: a relay that acknowledges
     nothing reports nothing. The first reading after an idle time averages over the idle time too.

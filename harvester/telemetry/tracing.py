@@ -1,8 +1,8 @@
-"""Traces that go on: a record whose headers carry a trace context is published in a producer span of that trace.
+"""Continues traces: a record whose headers carry a trace context is published in a producer span of that trace.
 
     row's headers ─extract─▶ parent ─▶ span "send <topic>" ─inject─▶ the Kafka record's headers
 
-`TracingProducer` stands around a shard's producer, so that nothing is on the way of a record where tracing is off. A
+`TracingProducer` wraps a shard's producer, so that tracing costs nothing where it is off. A
 record without a trace context is passed on as it is; the other headers, `baggage` among them, always are. Each attempt
 is a span of its own; it ends with the delivery report, in a transaction with the transaction. How spans are sampled and
 where they go is in the environment (OTEL_…), as everywhere: see docs/operations.md. An extra: `[otel]`.

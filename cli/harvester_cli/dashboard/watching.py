@@ -1,6 +1,6 @@
-"""The screen of `harvester watch`, and what its keys do. Pure.
+"""Renders the screen of `harvester watch` and decides what its keys do. Pure.
 
-What the keys of `harvester watch` do: a view and a key in, the next view and perhaps a request out.
+`press` takes a view and a key, and returns the next view and perhaps a request; `screen` draws a view.
 """
 
 from __future__ import annotations
