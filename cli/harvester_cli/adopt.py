@@ -7,6 +7,7 @@ from typing import Annotated, Any
 import typer
 
 from harvester_cli.options import ConfigOptions, grouped
+from harvester_cli.output import connected
 
 
 def _template(what: str, default: str) -> Any:
@@ -42,15 +43,12 @@ def adopt(
         raise typer.BadParameter("--header and --no-headers contradict each other", param_hint="--no-headers")
     settings = options.load()
 
-    from contextlib import closing
-
     from harvester.outbox import adoption
-    from harvester.outbox.connection import connect
     from harvester.outbox.sql.adoption import DEBEZIUM_HEADERS, Route
 
     templates = {name: text for name, text in (("topic", topic), ("key", key), ("value", value)) if text is not None}
     route = None if remove else Route.parse(**templates, headers=() if no_headers else header or DEBEZIUM_HEADERS)
-    with closing(connect(settings.dsn, application_name="harvester adopt")) as connection:
+    with connected(settings, "adopt") as connection:
         if print_:
             for statement in adoption.statements(connection, settings.table, table, route):
                 typer.echo(f"{statement};\n")

@@ -15,6 +15,7 @@ import typer
 from harvester_cli.coordination_options import CoordinationOptions
 from harvester_cli.dashboard.figures import duration, one_line
 from harvester_cli.options import JsonOption, grouped
+from harvester_cli.output import print_json
 
 if TYPE_CHECKING:
     from rich.text import Text
@@ -189,17 +190,17 @@ def release(
                 f"client {client!r} holds nothing in group {group!r}", hint="`harvester claims` shows who does"
             )
         if not yes:
-            typer.confirm(f"Release {_count(len(held))} of {client}?", abort=True)
+            typer.confirm(f"Release {_some(len(held), 'partition')} of {client}?", abort=True)
         done = observer.release(held)
     if json_:
-        _print_json(released=[{**as_json(row), "released": done[row.place]} for row in held])
+        print_json({"released": [{**as_json(row), "released": done[row.place]} for row in held]})
     else:
         for row in held:
             typer.echo(f"{row.place}: {'released' if done[row.place] else 'not released'}")
     if not all(done.values()):
         left = list(done.values()).count(False)
         raise CoordinationError(
-            f"{_count(left)} not released: who holds them is not certain, or has changed",
+            f"{_some(left, 'partition')} not released: who holds them is not certain, or has changed",
             hint="look again; `harvester claims set-position` ends any claim",
         )
 
@@ -232,12 +233,13 @@ def set_position(
     with _observer(options) as observer:
         chosen = positions(observer.bounds([topic]), topic, partition or (), offset)
         if not yes:
-            typer.confirm(f"Set the position of {group} in {_count(len(chosen))} of {topic} to {offset}?", abort=True)
+            typer.confirm(
+                f"Set the position of {group} in {_some(len(chosen), 'partition')} of {topic} to {offset}?", abort=True
+            )
         observer.set_positions(group, chosen)
     if json_:
-        _print_json(
-            group=group, topic=topic, positions=[{"partition": each, "offset": at} for (_, each), at in chosen.items()]
-        )
+        begins = [{"partition": each, "offset": at} for (_, each), at in chosen.items()]
+        print_json({"group": group, "topic": topic, "positions": begins})
         return
     for (_, each), at in chosen.items():
         typer.echo(f"{topic}[{each}] of {group}: begins with offset {at:,}")
@@ -261,7 +263,7 @@ def _rows(observer: Observer, group: str | None) -> list[PartitionRow]:
 
 def _show(rows: list[PartitionRow], *, json_: bool) -> None:
     if json_:
-        _print_json(claims=[as_json(row) for row in rows])
+        print_json({"claims": [as_json(row) for row in rows]})
         return
 
     from rich.console import Console
@@ -319,13 +321,3 @@ def _print_on(observer: Observer, group: str | None, stop: threading.Event, *, j
 def _check_asking(*, yes: bool, json_: bool) -> None:
     if json_ and not yes:
         raise typer.BadParameter("a script cannot be asked: add --yes", param_hint="--json")
-
-
-def _print_json(**fields: object) -> None:
-    import json
-
-    typer.echo(json.dumps(fields))
-
-
-def _count(partitions: int) -> str:
-    return f"{partitions:,} partition{'' if partitions == 1 else 's'}"

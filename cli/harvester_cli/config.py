@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -10,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from harvester_cli.options import JsonOption, LoggedOptions, grouped
+from harvester_cli.output import print_json
 
 if TYPE_CHECKING:
     from rich.text import Text
@@ -29,7 +29,7 @@ def show(options: LoggedOptions, json_: JsonOption = False) -> None:
 
     loaded = options.load_with_origin()
     if json_:
-        typer.echo(json.dumps(as_json(loaded), indent=2))
+        print_json(as_json(loaded), indent=2)
         return
     from rich.console import Console
 
@@ -49,10 +49,10 @@ def check(options: LoggedOptions, json_: JsonOption = False) -> None:
     except ConfigurationError as error:
         if not json_:
             raise
-        typer.echo(json.dumps(_verdict(error), indent=2))
+        print_json(_verdict(error), indent=2)
         raise typer.Exit(int(error.exit_code)) from None
     if json_:
-        typer.echo(json.dumps({"ok": True, "source": _source(loaded), "problems": []}, indent=2))
+        print_json({"ok": True, "source": _source(loaded), "problems": []}, indent=2)
     else:
         typer.echo(f"The configuration is right ({_source(loaded) or 'defaults; there is no file'}).")
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import base64
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Annotated, Any
@@ -13,6 +13,7 @@ from uuid import UUID
 import typer
 
 from harvester_cli.options import ConfigOptions, JsonOption, grouped
+from harvester_cli.output import connected, grid, print_json, print_rich, spinner
 
 if TYPE_CHECKING:
     from datetime import datetime
@@ -188,16 +189,10 @@ def table_of(records: Sequence[DeadRecord]) -> Table:
 
 def page_of(record: DeadRecord) -> Table:
     """Everything about one record; name and value."""
-    from rich.table import Table
-    from rich.text import Text
-
-    grid = Table(show_header=False, box=None, pad_edge=False)
-    grid.add_column(style="bold")
-    grid.add_column(overflow="fold")
     headers = "none"
     if record.header_keys or record.header_values:
         headers = f"keys {record.header_keys}, values {record.header_values}"
-    for name, shown in (
+    rows = [
         ("id", f"{record.id}, incarnation {record.incarnation}"),
         ("topic", record.topic or ""),
         ("partition", "any" if record.partition is None else str(record.partition)),
@@ -209,11 +204,10 @@ def page_of(record: DeadRecord) -> Table:
         ("quarantined", _time(record.quarantined_at) or "unknown"),
         ("headers", headers),
         ("value", f"{record.value_bytes:,} bytes" if record.value_bytes is not None else "none (a tombstone)"),
-    ):
-        grid.add_row(name, Text(shown))
+    ]
     if record.value is not None:
-        grid.add_row("", Text(_text(record.value)))
-    return grid
+        rows.append(("", _text(record.value)))
+    return grid(rows)
 
 
 def line_of(record: DeadRecord) -> str:
@@ -278,7 +272,7 @@ def list_(
     elif not records:
         typer.echo("no record matches")
     else:
-        _print(table_of(records))
+        print_rich(table_of(records))
         if more:
             typer.echo(f"and more: --limit shows more than {limit}")
 
@@ -307,7 +301,7 @@ def show(
     if json_:
         _print_json(settings, record=as_json(found[0], value=True))
     else:
-        _print(page_of(found[0]))
+        print_rich(page_of(found[0]))
 
 
 @app.command()
@@ -331,7 +325,7 @@ def redrive(
     settings = options.load()
     archive = settings.archive != "off"
     with _quarantine(settings) as (connection, shape):
-        with _busy("looking whether the order of keys can be kept"):
+        with spinner("looking whether the order of keys can be kept"):
             planned = redriving.plan(connection, settings.table, shape, choice, archive=archive)
         blocked = [entry for entry in planned if entry.obstacle is not None]
         _require(planned, choice)
@@ -344,7 +338,7 @@ def redrive(
         if planned and not options.yes:
             typer.confirm(f"Put {_count(len(planned))} back into {settings.table}?", abort=True)
         identities = [entry.record.identity for entry in planned]
-        with _busy(f"putting {_count(len(planned))} back"):
+        with spinner(f"putting {_count(len(planned))} back"):
             done = redriving.redrive(
                 connection, settings.table, shape, identities, archive=archive, out_of_order=out_of_order
             )
@@ -390,20 +384,10 @@ def discard(
 
 @contextmanager
 def _quarantine(settings: Config) -> Iterator[tuple[Connection, OutboxShape]]:
-    from contextlib import closing
-
-    from harvester.outbox.connection import connect
     from harvester.outbox.schema import inspect
 
-    with closing(connect(settings.dsn, application_name="harvester dead")) as connection:
+    with connected(settings, "dead") as connection:
         yield connection, inspect(connection, settings.table)
-
-
-def _busy(what: str) -> AbstractContextManager[Any]:
-    """Something that moves, for people only: rich shows nothing where stderr is no terminal."""
-    from rich.console import Console
-
-    return Console(stderr=True).status(f"{what} …")
 
 
 def _require(found: list[DeadRecord] | list[PlannedRedrive], choice: DeadLetterFilter) -> None:
@@ -428,15 +412,7 @@ def _show_plan(settings: Config, planned: list[PlannedRedrive], *, dry_run: bool
 
 
 def _print_json(settings: Config, **fields: Any) -> None:
-    import json
-
-    typer.echo(json.dumps({"outbox": str(settings.table), **fields}))
-
-
-def _print(renderable: Any) -> None:
-    from rich.console import Console
-
-    Console().print(renderable)
+    print_json({"outbox": str(settings.table), **fields})
 
 
 def _count(records: int) -> str:

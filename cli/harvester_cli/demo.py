@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from harvester_cli.options import JsonOption
+from harvester_cli.output import print_json, print_rich
 
 if TYPE_CHECKING:
     from harvester.config import Config
@@ -371,9 +372,6 @@ def demo(
     when nothing is lost or out of order.
     """
     import dataclasses
-    import json
-
-    from rich.console import Console
 
     from harvester.errors import VerificationFailed
     from harvester_cli.dashboard.live import should_show
@@ -399,9 +397,9 @@ def demo(
                 say=say,
             )
         if json_:
-            print(json.dumps(report.summary()), flush=True)
+            print_json(report.summary())
         else:
-            Console().print(render(report))
+            print_rich(render(report))
     if not (report.verdict.holds and report.verdict.final):
         raise VerificationFailed(answer(report), hint="run it with --keep to look into what it left")
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from harvester_cli.options import ConfigOptions, JsonOption, grouped
+from harvester_cli.output import spinner
 
 if TYPE_CHECKING:
     from rich.text import Text
@@ -45,12 +46,9 @@ def doctor(
     """
     settings = options.load()
 
-    from rich.console import Console
-
     from harvester.doctor import examine
 
-    # The spinner is for people only: rich shows none where stderr is no terminal.
-    with Console(stderr=True).status("looking around …") as status:
+    with spinner("looking around") as status:
         report = examine(
             settings,
             also=[each.value for each in also or ()],

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from harvester_cli.options import ConfigOptions, grouped
+from harvester_cli.output import connected
 
 if TYPE_CHECKING:
     from harvester.config import Config
@@ -59,18 +60,13 @@ def grants(
 
 
 def _facts(settings: Config) -> Facts | None:
-    from contextlib import closing
-
     from harvester.errors import DatabaseUnavailable
-    from harvester.outbox.connection import connect, database_errors
+    from harvester.outbox.connection import database_errors
     from harvester.outbox.schema import read_facts
 
     # As with `init --print`: where the database cannot be reached, the tables are taken to be those of `init`.
     try:
-        with (
-            closing(connect(settings.dsn, application_name="harvester grants")) as connection,
-            database_errors(f"inspect {settings.table}"),
-        ):
+        with connected(settings, "grants") as connection, database_errors(f"inspect {settings.table}"):
             return read_facts(connection, settings.table)
     except DatabaseUnavailable as error:
         typer.echo(f"harvester: {error}; the SQL is for the tables as `harvester init` makes them", err=True)

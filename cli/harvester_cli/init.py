@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from harvester_cli.options import JsonOption, LoggedOptions, grouped
+from harvester_cli.output import connected, print_json, spinner
 
 if TYPE_CHECKING:
     from harvester.config import Config
@@ -58,18 +59,9 @@ def init(
         _print_sql(settings, notify=bool(notify), functions=bool(functions), value_type=value_type)
         return
 
-    from contextlib import closing
-
-    from rich.console import Console
-
-    from harvester.outbox.connection import connect
     from harvester.outbox.schema import init as init_schema
 
-    # The spinner is for people only: rich shows none where stderr is no terminal.
-    with (
-        Console(stderr=True).status(f"setting up {settings.table} …"),
-        closing(connect(settings.dsn, application_name="harvester init")) as connection,
-    ):
+    with spinner(f"setting up {settings.table}"), connected(settings, "init") as connection:
         done = init_schema(
             connection,
             settings.table,
@@ -80,24 +72,19 @@ def init(
             archive_retention=settings.archive_retention,
         )
     if json_:
-        import json
-
-        typer.echo(json.dumps({"outbox": str(settings.table), "done": done}))
+        print_json({"outbox": str(settings.table), "done": done})
         return
     for line in done or ["nothing to do: the schema is complete"]:
         typer.echo(line)
 
 
 def _print_sql(settings: Config, *, notify: bool, functions: bool, value_type: ValueType) -> None:
-    from contextlib import closing
-
     from harvester.errors import DatabaseUnavailable
-    from harvester.outbox.connection import connect
     from harvester.outbox.schema import find_shape, sql
 
     # Migration tools often run where the database cannot be reached; then the tables are taken to be new.
     try:
-        with closing(connect(settings.dsn, application_name="harvester init")) as connection:
+        with connected(settings, "init") as connection:
             shape = find_shape(connection, settings.table)
         found = "the outbox that exists" if shape else "a new outbox"
     except DatabaseUnavailable as error:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from harvester_cli.options import JsonOption, LoggedOptions, grouped
+from harvester_cli.output import print_json
 
 if TYPE_CHECKING:
     import threading
@@ -52,8 +53,6 @@ def pump(
     """
     settings = options.load()
 
-    import json
-
     from rich.console import Console
 
     from harvester.verify.load import Load
@@ -76,7 +75,7 @@ def pump(
     with stop_on_signal() as stop, progress("Pumping", planned.records, hidden=json_) as advance:
         report = perform(settings.dsn, settings.table, planned, append=append, stop=stop, on_progress=advance)
     if json_:
-        print(json.dumps(_as_dict(report)))
+        print_json(_as_dict(report))
     else:
         Console().print(_sentence(report, planned), highlight=False, soft_wrap=True)
     if not report.complete:

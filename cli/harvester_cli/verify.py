@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from harvester_cli.options import JsonOption, LoggedOptions, grouped
+from harvester_cli.output import print_json, print_rich
 
 
 class Isolation(StrEnum):
@@ -37,10 +38,6 @@ def verify(
     """
     settings = options.load()
 
-    import json
-
-    from rich.console import Console
-
     from harvester.errors import VerificationFailed
     from harvester.verify.check import verify as perform
     from harvester_cli.pump import progress
@@ -58,9 +55,9 @@ def verify(
             on_progress=advance,
         )
     if json_:
-        print(json.dumps(report.details()))
+        print_json(report.details())
     else:
-        Console().print(render(report))
+        print_rich(render(report))
     verdict = report.verdict
     if not verdict.holds:
         raise VerificationFailed(answer(report), hint="the examples name the records and where they stand in Kafka")
