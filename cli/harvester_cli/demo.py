@@ -375,7 +375,7 @@ def demo(
 
     from harvester.errors import VerificationFailed
     from harvester_cli.dashboard.live import should_show
-    from harvester_cli.verdict import answer, render
+    from harvester_cli.verify import answer, render
 
     load = _load(records, rate, seconds, keys)
     dashboard = not json_ and should_show("auto", sys.stdout)
