@@ -14,7 +14,7 @@ from uuid import UUID
 
 
 class State(StrEnum):
-    """Where the supervisor stands."""
+    """The state of a harvester."""
 
     CREATED = "created"
     STARTING = "starting"  # connecting, spawning shards
@@ -30,7 +30,7 @@ class State(StrEnum):
 
 
 class ShardState(StrEnum):
-    """Where one shard process stands."""
+    """The state of a shard process."""
 
     STARTING = "starting"
     READY = "ready"
@@ -39,7 +39,7 @@ class ShardState(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class ShardStatus:
-    """One shard. Counters run since the process of the shard started."""
+    """A shard. Counters count from the start of its process."""
 
     index: int
     state: ShardState
@@ -58,7 +58,7 @@ class ShardStatus:
 
 @dataclass(frozen=True, slots=True)
 class Backlog:
-    """Rows that stand in the outbox. `records` stops counting at a bound; then `capped` is true."""
+    """Rows in the outbox. `records` stops counting at a bound; `capped` is then true."""
 
     records: int
     capped: bool
@@ -68,9 +68,9 @@ class Backlog:
 
 @dataclass(frozen=True, slots=True)
 class KeyStatus:
-    """What is known of one key: by the relay while it leads, and by the database, None where that was not to be had.
+    """Everything known about one key: from the relay while it leads, and from the database; None if it did not answer.
 
-    What the relay has under way or waiting are rows of the outbox, too: `rows` counts them as well.
+    Records that the relay has under way or waiting are still rows of the outbox: `rows` includes them.
     """
 
     at: datetime
@@ -92,7 +92,7 @@ class KeyStatus:
 
 @dataclass(frozen=True, slots=True)
 class LastEvent:
-    """A line for the event list: when (aware UTC) and what."""
+    """An entry of the event list: time (aware UTC) and text."""
 
     at: datetime
     text: str
@@ -100,7 +100,7 @@ class LastEvent:
 
 @dataclass(frozen=True, slots=True)
 class Status:
-    """Everything at one moment."""
+    """Everything about a harvester at one moment."""
 
     at: datetime
     name: str

@@ -228,7 +228,7 @@ def set_position(
     """
     _check_asking(yes=yes, json_=json_)
 
-    from harvester.coordination.core.offset_policy import positions
+    from harvester.coordination.core.overview import positions
 
     with _observer(options) as observer:
         chosen = positions(observer.bounds([topic]), topic, partition or (), offset)

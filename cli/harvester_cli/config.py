@@ -71,8 +71,8 @@ def import_(
 
     Exits with 78 if the result is not valid yet; it is written all the same, and the problems are listed.
     """
+    from harvester.config.describe import to_toml
     from harvester.config.goharvest import convert
-    from harvester.config.toml_text import to_toml
 
     imported = convert(_read_yaml(file))
     comments = [f"Imported from goharvest's {file.name}.", *(f"note: {note}" for note in imported.notes)]

@@ -240,7 +240,7 @@ def test_where_to_listen(listen: str) -> None:
     "listen", ["9464", ":9464", "127.0.0.1", "::1:9464", "127.0.0.1:65536", "http://127.0.0.1:1", "a b:1"]
 )
 def test_nowhere_to_listen(listen: str) -> None:
-    with pytest.raises(ConfigurationError, match=r"listen: .* is nowhere to listen"):
+    with pytest.raises(ConfigurationError, match=r"listen: .* is not an address"):
         Http(listen=listen)
 
 
