@@ -23,7 +23,7 @@ _KINDS = {1: "created", 2: "appended"}  # of a timestamp, as Kafka counts them
 
 
 class Format(StrEnum):
-    """What a line holds."""
+    """The contents of a line."""
 
     JSON = "json"
     VALUE = "value"

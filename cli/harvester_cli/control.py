@@ -20,7 +20,7 @@ _MARGIN_S = 10.0
 
 
 class LogLevel(str, Enum):  # noqa: UP042 - typer shows the values of a str enum
-    """What is logged."""
+    """The least level that is logged."""
 
     TRACE = "trace"
     DEBUG = "debug"
@@ -101,10 +101,10 @@ def scale(
 
 @grouped
 def loglevel(
-    level: Annotated[LogLevel, typer.Argument(help="The least that is logged.")],
+    level: Annotated[LogLevel, typer.Argument(help="The lowest level that is logged.")],
     one: OneHarvester,
 ) -> None:
-    """Change what is logged, by the supervisor and about its shards, until the next start."""
+    """Change the log level of the supervisor and its shards until the next start."""
     _say(one.ask("loglevel", level=level.value), f"logs from level {level.value} on")
 
 

@@ -25,7 +25,7 @@ BootstrapOption = Annotated[
 
 @dataclasses.dataclass
 class CoordinationOptions(LoggedOptions):
-    """What consumers and those who look at them have in common."""
+    """Options of consumers and of the commands that inspect them."""
 
     bootstrap: BootstrapOption = None
     coordination_topic: Annotated[

@@ -323,7 +323,7 @@ def _wait_until_empty(connection: Connection, place: DemoPaths, relay: DemoRelay
 
 
 def _standing(connection: Connection, place: DemoPaths) -> tuple[int, int]:
-    """How many rows stand in the outbox, and the smallest id."""
+    """The number of rows in the outbox, and their smallest id."""
     count, smallest = _one(connection, f"SELECT count(*), coalesce(min(id), 0) FROM {place.config.table.sql}")
     return count, smallest
 

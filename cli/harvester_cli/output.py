@@ -1,4 +1,4 @@
-"""What several commands print with: JSON, tables, spinners; and the connection that they read from."""
+"""Functions that commands share: print JSON and tables, show a spinner, connect to the database."""
 
 from __future__ import annotations
 

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class Isolation(StrEnum):
-    """What the reader sees of transactions."""
+    """The isolation level that topics are read with."""
 
     READ_COMMITTED = "read_committed"
     READ_UNCOMMITTED = "read_uncommitted"
@@ -113,7 +113,7 @@ def render(report: VerifyReport) -> RenderableType:
 
 
 def _sequences(found: Sequenced) -> tuple[tuple[str, int, str], ...]:
-    """What the headers tell by themselves; informational, since only the counts know what was committed."""
+    """Figures from the headers alone; informational, since only the counts know what was committed."""
     return (
         ("repeated ids", found.repeats, "by the records' headers alone"),
         ("open numbers", found.open, "missing in the last sequence of a lane"),

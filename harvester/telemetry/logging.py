@@ -101,7 +101,7 @@ class _Handler(logging.StreamHandler[TextIO]):
 
 
 class _Fields(logging.Formatter):
-    """What both forms have in common."""
+    """The base of both formatters."""
 
     def __init__(self, name: str, level: int) -> None:
         super().__init__()

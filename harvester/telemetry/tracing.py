@@ -53,7 +53,7 @@ def make_provider(instance: str, environ: Mapping[str, str] = os.environ) -> Tra
 
 
 def exporter_names(environ: Mapping[str, str]) -> list[str]:
-    """What OTEL_TRACES_EXPORTER names, `otlp` without it, as names of entry points."""
+    """The exporters that OTEL_TRACES_EXPORTER names (default: `otlp`), as names of entry points."""
     protocol = environ.get("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL") or environ.get("OTEL_EXPORTER_OTLP_PROTOCOL")
     otlp = _PROTOCOLS.get(protocol or "http/protobuf", "otlp_proto_http")
     named = [name.strip() for name in (environ.get("OTEL_TRACES_EXPORTER") or "otlp").split(",")]

@@ -95,7 +95,7 @@ _active: list[KeptOutput] = []
 
 
 class Frame(Protocol):
-    """What is to be seen at one moment, for a terminal of any size."""
+    """Draws one moment for a terminal of any size."""
 
     def __call__(self, width: int, height: int, /, *, kept: OffScreenOutput | None, ascii_only: bool) -> Text:
         """`height` lines of at most `width` cells each."""

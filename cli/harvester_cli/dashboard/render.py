@@ -31,7 +31,7 @@ class OneShard:
 
 @dataclass(frozen=True, slots=True)
 class QuarantineMeter:
-    """How much went to quarantine, and through which shards."""
+    """The number of records in quarantine, and the shards that put them there."""
 
 
 Detail = OneShard | OneKey | QuarantineMeter
@@ -48,7 +48,7 @@ class Block:
 
 
 def block(status: Status, detail: Detail | None, width: int, *, ascii_only: bool) -> Block:
-    """What is to be drawn; `draw(n)` gives one line and at most `n` more."""
+    """The lower block; its `draw(n)` returns one line and at most `n` more."""
     if detail is None:
         return Block(
             "shards",

@@ -182,7 +182,7 @@ class KeptOutput:
         self.release()
 
     def kept(self) -> OffScreenOutput:
-        """What was kept so far."""
+        """The output kept so far."""
         while chunk := os.pread(self._file_fd, _CAPTURE_READ_BYTES, self._counted_bytes):
             self._counted_bytes += len(chunk)
             self._counted_lines += chunk.count(b"\n")
@@ -213,7 +213,7 @@ class KeptOutput:
             os.close(fd)
 
     def _replay(self) -> tuple[bytes, bool]:
-        """What to print, and whether that is everything."""
+        """The text to print, and whether that is everything."""
         start = max(0, os.fstat(self._file_fd).st_size - REPLAY_BYTES)
         text = os.pread(self._file_fd, REPLAY_BYTES, start)
         if text and not text.endswith(b"\n"):
