@@ -34,7 +34,7 @@ from harvester.outbox.connection import one_line
 from harvester.outbox.leader_session import Owner, TermSession
 from harvester.relay.supervisor import Supervisor
 from harvester.status_recorder import StatusRecorder
-from harvester.telemetry.extras import require_tracing
+from harvester.telemetry import require_tracing
 from harvester.wiring import Parts, assemble
 
 if TYPE_CHECKING:

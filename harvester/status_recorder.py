@@ -16,7 +16,7 @@ from harvester.relay.shard_pool import Slot
 from harvester.status import Backlog, LastEvent, ShardStatus, State, Status
 from harvester.telemetry.latency import Histogram, LatencyWindow
 from harvester.telemetry.metrics import Meter, RateHistory, Tally, Totals
-from harvester.telemetry.process import ProcessUsage, ProcessWatch
+from harvester.telemetry.process import ProcessWatch
 
 _LATENCY_WINDOW_S = 5.0
 _LOOK_EVERY_S = 1.0
@@ -44,7 +44,7 @@ class StatusRecorder:
         self._delivered = 0
         self._tally = Tally()
         self._watch = ProcessWatch()
-        self._usage: dict[int, ProcessUsage] = {}
+        self._usage: dict[int, float] = {}
         self._looked_at = 0.0
 
     def started(self) -> None:
@@ -163,7 +163,6 @@ class StatusRecorder:
 
     def _shard(self, index: int, slot: Slot, now: float) -> ShardStatus:
         process, stats = slot.process, slot.stats
-        usage = self._usage.get(process.pid) if process is not None else None
         since, count, rate = self._shard_rates.get(index, (now, slot.settled, 0.0))
         if now - since >= _LOOK_EVERY_S:
             rate = (slot.settled - count) / (now - since)
@@ -182,5 +181,5 @@ class StatusRecorder:
             errors=stats.errors,
             quarantined=stats.quarantined,
             restarts=slot.restarts,
-            cpu_percent=usage.cpu_percent if usage is not None else None,
+            cpu_percent=self._usage.get(process.pid) if process is not None else None,
         )

@@ -1,4 +1,4 @@
-"""`harvester adopt`: make records of the rows of a table that is there already."""
+"""`harvester adopt`: capture the rows of an existing table as records."""
 
 from __future__ import annotations
 
@@ -6,17 +6,18 @@ from typing import Annotated, Any
 
 import typer
 
-from harvester_cli.options import ConfigOption, SetOption, load
+from harvester_cli.options import ConfigOptions, grouped
+from harvester_cli.output import connected
 
 
 def _template(what: str, default: str) -> Any:
     return typer.Option(help=f"Template of the {what}. (default: {default})", show_default=False)
 
 
+@grouped
 def adopt(
     table: Annotated[str, typer.Argument(help="The table, as in SQL: outboxevent, shop.events.", show_default=False)],
-    config: ConfigOption = None,
-    set_: SetOption = None,
+    options: ConfigOptions,
     topic: Annotated[str | None, _template("topic", "outbox.event.{aggregatetype}")] = None,
     key: Annotated[str | None, _template("key; empty: no key, and no order", "{aggregateid}")] = None,
     value: Annotated[str | None, _template("value", "{payload}")] = None,
@@ -33,24 +34,21 @@ def adopt(
     remove: Annotated[bool, typer.Option("--remove", help="Stop capturing the table.")] = False,
     print_: Annotated[bool, typer.Option("--print", help="Print the SQL, and change nothing.")] = False,
 ) -> None:
-    """Make a record of each row that is inserted into a table from now on, by a trigger; Debezium's columns by default.
+    """Capture rows that are inserted into a table from now on as records, by a trigger; as Debezium does by default.
 
-    In templates {column} stands for a column of the row. Rows that are in the table already are left alone, and no row
-    of it is ever changed or deleted. Run again to route differently.
+    In templates {column} stands for a column of the row. Existing rows are left alone, and no row of the table is ever
+    changed or deleted. Run again to route differently.
     """
     if no_headers and header:
         raise typer.BadParameter("--header and --no-headers contradict each other", param_hint="--no-headers")
-    settings = load(config, set_)
-
-    from contextlib import closing
+    settings = options.load()
 
     from harvester.outbox import adoption
-    from harvester.outbox.connection import connect
     from harvester.outbox.sql.adoption import DEBEZIUM_HEADERS, Route
 
     templates = {name: text for name, text in (("topic", topic), ("key", key), ("value", value)) if text is not None}
     route = None if remove else Route.parse(**templates, headers=() if no_headers else header or DEBEZIUM_HEADERS)
-    with closing(connect(settings.dsn, application_name="harvester adopt")) as connection:
+    with connected(settings, "adopt") as connection:
         if print_:
             for statement in adoption.statements(connection, settings.table, table, route):
                 typer.echo(f"{statement};\n")

@@ -1,7 +1,4 @@
-"""`harvester claims`: who holds which partitions, from the coordination topic alone; release them, set positions.
-
-Claims as JSON, as a table, and as a screen. Pure: rows in, plain values or renderables out.
-"""
+"""`harvester claims`: show who holds which partitions, as the coordination topic tells; release and reposition them."""
 
 from __future__ import annotations
 
@@ -15,20 +12,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from harvester_cli.coordination_options import (
-    DEFAULT_INTERVAL,
-    DEFAULT_TOPIC,
-    BootstrapOption,
-    CoordinationTopicOption,
-    HeartbeatIntervalOption,
-    consumer_settings,
-)
+from harvester_cli.coordination_options import CoordinationOptions
 from harvester_cli.dashboard.figures import duration, one_line
-from harvester_cli.options import ConfigOption, JsonOption, LogLevelOption, SetOption
+from harvester_cli.options import JsonOption, grouped
+from harvester_cli.output import print_json
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from rich.text import Text
 
     from harvester.coordination.admin import Observer
@@ -159,38 +148,30 @@ _NARROW = 120
 
 
 @app.callback()
+@grouped
 def claims(
     context: typer.Context,
-    config: ConfigOption = None,
-    set_: SetOption = None,
-    log_level: LogLevelOption = None,
-    bootstrap: BootstrapOption = None,
+    options: CoordinationOptions,
     group: Annotated[str | None, typer.Option("--group", help="Only this one.", show_default=False)] = None,
     watch: Annotated[bool, typer.Option("--watch", help="Go on showing, until stopped.")] = False,
-    coordination_topic: CoordinationTopicOption = DEFAULT_TOPIC,
-    heartbeat_interval: HeartbeatIntervalOption = DEFAULT_INTERVAL,
     json_: JsonOption = False,
 ) -> None:
     """Show who holds which partition, how fresh that is, and how far it is behind."""
     if context.invoked_subcommand is not None:
         return
-    with _observer(config, set_, log_level, bootstrap, coordination_topic, heartbeat_interval) as observer:
+    with _observer(options) as observer:
         if watch:
-            _watch(observer, group, coordination_topic, json_=json_)
+            _watch(observer, group, options.coordination_topic, json_=json_)
         else:
             _show(_rows(observer, group), json_=json_)
 
 
 @app.command()
+@grouped
 def release(
     group: GroupOption,
     client: Annotated[str, typer.Option("--client", help="The id of the client that holds them.")],
-    config: ConfigOption = None,
-    set_: SetOption = None,
-    log_level: LogLevelOption = None,
-    bootstrap: BootstrapOption = None,
-    coordination_topic: CoordinationTopicOption = DEFAULT_TOPIC,
-    heartbeat_interval: HeartbeatIntervalOption = DEFAULT_INTERVAL,
+    options: CoordinationOptions,
     yes: YesOption = False,
     json_: JsonOption = False,
 ) -> None:
@@ -202,30 +183,32 @@ def release(
 
     from harvester.coordination.errors import CoordinationError
 
-    with _observer(config, set_, log_level, bootstrap, coordination_topic, heartbeat_interval) as observer:
+    with _observer(options) as observer:
         held = [row for row in _rows(observer, group) if row.holder is not None and row.holder.id == client]
         if not held:
             raise CoordinationError(
                 f"client {client!r} holds nothing in group {group!r}", hint="`harvester claims` shows who does"
             )
         if not yes:
-            typer.confirm(f"Release {_count(len(held))} of {client}?", abort=True)
+            typer.confirm(f"Release {_some(len(held), 'partition')} of {client}?", abort=True)
         done = observer.release(held)
     if json_:
-        _print_json(released=[{**as_json(row), "released": done[row.place]} for row in held])
+        print_json({"released": [{**as_json(row), "released": done[row.place]} for row in held]})
     else:
         for row in held:
             typer.echo(f"{row.place}: {'released' if done[row.place] else 'not released'}")
     if not all(done.values()):
         left = list(done.values()).count(False)
         raise CoordinationError(
-            f"{_count(left)} not released: who holds them is not certain, or has changed",
+            f"{_some(left, 'partition')} not released: who holds them is not certain, or has changed",
             hint="look again; `harvester claims set-position` ends any claim",
         )
 
 
 @app.command("set-position")
+@grouped
 def set_position(
+    options: CoordinationOptions,
     group: GroupOption,
     topic: Annotated[str, typer.Option("--topic", help="The topic whose position is set.")],
     offset: Annotated[
@@ -235,12 +218,6 @@ def set_position(
         list[int] | None,
         typer.Option("--partition", min=0, help="May be given several times (default: all).", show_default=False),
     ] = None,
-    config: ConfigOption = None,
-    set_: SetOption = None,
-    log_level: LogLevelOption = None,
-    bootstrap: BootstrapOption = None,
-    coordination_topic: CoordinationTopicOption = DEFAULT_TOPIC,
-    heartbeat_interval: HeartbeatIntervalOption = DEFAULT_INTERVAL,
     yes: YesOption = False,
     json_: JsonOption = False,
 ) -> None:
@@ -253,36 +230,25 @@ def set_position(
 
     from harvester.coordination.core.overview import positions
 
-    with _observer(config, set_, log_level, bootstrap, coordination_topic, heartbeat_interval) as observer:
+    with _observer(options) as observer:
         chosen = positions(observer.bounds([topic]), topic, partition or (), offset)
         if not yes:
-            typer.confirm(f"Set the position of {group} in {_count(len(chosen))} of {topic} to {offset}?", abort=True)
+            typer.confirm(
+                f"Set the position of {group} in {_some(len(chosen), 'partition')} of {topic} to {offset}?", abort=True
+            )
         observer.set_positions(group, chosen)
     if json_:
-        _print_json(
-            group=group, topic=topic, positions=[{"partition": each, "offset": at} for (_, each), at in chosen.items()]
-        )
+        begins = [{"partition": each, "offset": at} for (_, each), at in chosen.items()]
+        print_json({"group": group, "topic": topic, "positions": begins})
         return
     for (_, each), at in chosen.items():
         typer.echo(f"{topic}[{each}] of {group}: begins with offset {at:,}")
 
 
-def _observer(
-    config: Path | None,
-    set_: list[str] | None,
-    log_level: str | None,
-    bootstrap: str | None,
-    coordination_topic: str,
-    heartbeat_interval: str,
-) -> Observer:
-    settings = consumer_settings(
-        config, set_, log_level, bootstrap, heartbeat_interval, group="", topics=(),
-        coordination_topic=coordination_topic,
-    )  # fmt: skip
-
+def _observer(options: CoordinationOptions) -> Observer:
     from harvester.coordination.admin import Observer
 
-    return Observer(settings)
+    return Observer(options.settings(group="", topics=()))
 
 
 def _rows(observer: Observer, group: str | None) -> list[PartitionRow]:
@@ -297,7 +263,7 @@ def _rows(observer: Observer, group: str | None) -> list[PartitionRow]:
 
 def _show(rows: list[PartitionRow], *, json_: bool) -> None:
     if json_:
-        _print_json(claims=[as_json(row) for row in rows])
+        print_json({"claims": [as_json(row) for row in rows]})
         return
 
     from rich.console import Console
@@ -355,13 +321,3 @@ def _print_on(observer: Observer, group: str | None, stop: threading.Event, *, j
 def _check_asking(*, yes: bool, json_: bool) -> None:
     if json_ and not yes:
         raise typer.BadParameter("a script cannot be asked: add --yes", param_hint="--json")
-
-
-def _print_json(**fields: object) -> None:
-    import json
-
-    typer.echo(json.dumps(fields))
-
-
-def _count(partitions: int) -> str:
-    return f"{partitions:,} partition{'' if partitions == 1 else 's'}"

@@ -1,15 +1,15 @@
-"""`harvester config`: what the configuration is, and whether it is right."""
+"""`harvester config`: show, check or import a configuration."""
 
 from __future__ import annotations
 
-import json
 import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from harvester_cli.options import ConfigOption, JsonOption, LogLevelOption, SetOption, load_with_origin
+from harvester_cli.options import JsonOption, LoggedOptions, grouped
+from harvester_cli.output import print_json
 
 if TYPE_CHECKING:
     from rich.text import Text
@@ -18,19 +18,18 @@ if TYPE_CHECKING:
     from harvester.config.goharvest import Imported
     from harvester.errors import ConfigurationError
 
-app = typer.Typer(no_args_is_help=True, help="Show or check the configuration, or bring goharvest's.")
+app = typer.Typer(no_args_is_help=True, help="Show or check the configuration, or import goharvest's.")
 
 
 @app.command("show")
-def show(
-    config: ConfigOption = None, set_: SetOption = None, log_level: LogLevelOption = None, json_: JsonOption = False
-) -> None:
+@grouped
+def show(options: LoggedOptions, json_: JsonOption = False) -> None:
     """Print every setting as it is in effect, and where its value comes from. Secrets are masked."""
     from harvester.config import as_json
 
-    loaded = load_with_origin(config, set_, log_level)
+    loaded = options.load_with_origin()
     if json_:
-        typer.echo(json.dumps(as_json(loaded), indent=2))
+        print_json(as_json(loaded), indent=2)
         return
     from rich.console import Console
 
@@ -40,21 +39,20 @@ def show(
 
 
 @app.command("check")
-def check(
-    config: ConfigOption = None, set_: SetOption = None, log_level: LogLevelOption = None, json_: JsonOption = False
-) -> None:
-    """List everything that is wrong, and exit with 78 if anything is. Connects to nothing."""
+@grouped
+def check(options: LoggedOptions, json_: JsonOption = False) -> None:
+    """List every problem, and exit with 78 if there is one. Connects to nothing."""
     from harvester.errors import ConfigurationError
 
     try:
-        loaded = _checked(config, set_, log_level)
+        loaded = _checked(options)
     except ConfigurationError as error:
         if not json_:
             raise
-        typer.echo(json.dumps(_verdict(error), indent=2))
+        print_json(_verdict(error), indent=2)
         raise typer.Exit(int(error.exit_code)) from None
     if json_:
-        typer.echo(json.dumps({"ok": True, "source": _source(loaded), "problems": []}, indent=2))
+        print_json({"ok": True, "source": _source(loaded), "problems": []}, indent=2)
     else:
         typer.echo(f"The configuration is right ({_source(loaded) or 'defaults; there is no file'}).")
 
@@ -71,7 +69,7 @@ def import_(
 ) -> None:
     """Turn a configuration of goharvest into one of ours (TOML). Notes on what differs stand in it as comments.
 
-    Exits with 78 where the result is not right yet: it is written all the same, and what to mend is listed.
+    Exits with 78 if the result is not valid yet; it is written all the same, and the problems are listed.
     """
     from harvester.config.describe import to_toml
     from harvester.config.goharvest import convert
@@ -129,11 +127,11 @@ def _check_import(imported: Imported) -> None:
         raise ConfigurationError(problems, source="what was imported")
 
 
-def _checked(config: ConfigOption, set_: SetOption, log_level: LogLevelOption) -> Loaded:
+def _checked(options: LoggedOptions) -> Loaded:
     from harvester.config import check_clients
     from harvester.errors import ConfigurationError
 
-    loaded = load_with_origin(config, set_, log_level)
+    loaded = options.load_with_origin()
     problems = check_clients(loaded.config)
     if problems:
         raise ConfigurationError(problems, source=_source(loaded))

@@ -1,21 +1,16 @@
-"""`harvester consume`: a coordinated consumer that prints the records of what it holds."""
+"""`harvester consume`: print records as a coordinated consumer."""
 
 from __future__ import annotations
 
+import json
+from datetime import UTC, datetime, timedelta
 from enum import StrEnum
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from harvester_cli.coordination_options import (
-    DEFAULT_INTERVAL,
-    DEFAULT_TOPIC,
-    BootstrapOption,
-    CoordinationTopicOption,
-    HeartbeatIntervalOption,
-    consumer_settings,
-)
-from harvester_cli.options import ConfigOption, LogLevelOption, SetOption
+from harvester_cli.coordination_options import CoordinationOptions
+from harvester_cli.options import grouped
 
 if TYPE_CHECKING:
     import threading
@@ -23,22 +18,22 @@ if TYPE_CHECKING:
     from harvester.coordination.consumer import CoordinatedConsumer
 
 _POLL_S = 0.1
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+_KINDS = {1: "created", 2: "appended"}  # of a timestamp, as Kafka counts them
 
 
 class Format(StrEnum):
-    """What a line holds."""
+    """The contents of a line."""
 
     JSON = "json"
     VALUE = "value"
 
 
+@grouped
 def consume(
     group: Annotated[str, typer.Option(help="Consumers of one group share the partitions.")],
     topic: Annotated[list[str], typer.Option(help="May be given several times.")],
-    config: ConfigOption = None,
-    set_: SetOption = None,
-    log_level: LogLevelOption = None,
-    bootstrap: BootstrapOption = None,
+    options: CoordinationOptions,
     amo: Annotated[
         bool,
         typer.Option("--amo", help="At most once: none is printed twice, and some never after a kill."),
@@ -55,20 +50,21 @@ def consume(
         str | None,
         typer.Option(help="A name that stays: what it held is taken up again at once. Else a random one."),
     ] = None,
-    coordination_topic: CoordinationTopicOption = DEFAULT_TOPIC,
     coordination_partitions: Annotated[
         int, typer.Option(min=1, help="Of the coordination topic, for its whole life.")
     ] = 8,
-    heartbeat_interval: HeartbeatIntervalOption = DEFAULT_INTERVAL,
 ) -> None:
     """Print the records of topics, one a line, sharing their partitions with all consumers of the group.
 
     A record counts as processed once its line is written. SIGTERM and Ctrl-C hand over what is held.
     """
-    settings = consumer_settings(
-        config, set_, log_level, bootstrap, heartbeat_interval, group=group, topics=tuple(topic), client_id=client_id,
-        at_most_once=amo, coordination_topic=coordination_topic, coordination_partitions=coordination_partitions,
-    )  # fmt: skip
+    settings = options.settings(
+        group=group,
+        topics=tuple(topic),
+        client_id=client_id,
+        at_most_once=amo,
+        coordination_partitions=coordination_partitions,
+    )
 
     from harvester.coordination.consumer import CoordinatedConsumer
     from harvester_cli.pump import stop_on_signal
@@ -87,7 +83,6 @@ def _print_all(
     import sys
 
     from harvester.clock import clock_s
-    from harvester_cli.record_view import line_of
 
     printed, last_at = 0, clock_s()
     while not stop.is_set() and printed != count:
@@ -96,8 +91,26 @@ def _print_all(
             if timeout_s is not None and clock_s() - last_at >= timeout_s:
                 return
             continue
-        line = (record.value() or b"") if format_ is Format.VALUE else line_of(record)
+        line = (record.value() or b"") if format_ is Format.VALUE else _json_of(record)
         sys.stdout.buffer.write(line + b"\n")
         sys.stdout.buffer.flush()
         consumer.commit(record)
         printed, last_at = printed + 1, clock_s()
+
+
+def _json_of(record: Any) -> bytes:
+    """A record as one line. The keys are a public interface; see `bytes_json` for keys and values."""
+    from harvester_cli.dead import bytes_json
+
+    kind, at_ms = record.timestamp()
+    shown = {
+        "topic": record.topic(),
+        "partition": record.partition(),
+        "offset": record.offset(),
+        "timestamp": (_EPOCH + timedelta(milliseconds=at_ms)).isoformat() if kind in _KINDS else None,
+        "timestamp_kind": _KINDS.get(kind),
+        **bytes_json("key", record.key()),
+        **bytes_json("value", record.value()),
+        "headers": [{"key": name, **bytes_json("value", value)} for name, value in record.headers() or ()],
+    }
+    return json.dumps(shown).encode()

@@ -1,4 +1,4 @@
-"""`harvester pause`, `resume`, `remark`, `scale`, `loglevel`, `stop`: a word to a harvester that runs on this machine.
+"""`harvester pause`, `resume`, `remark`, `scale`, `loglevel`, `stop`: control a harvester on this machine.
 
 They exit with 0 when it was done, 1 when the harvester refused, 2 when several run and none was named, 69 when none
 runs or it does not answer.
@@ -7,19 +7,20 @@ runs or it does not answer.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from harvester_cli.control_options import NameOption, SocketOption, find
+from harvester_cli.options import grouped
 
 _MARGIN_S = 10.0
 
 
 class LogLevel(str, Enum):  # noqa: UP042 - typer shows the values of a str enum
-    """What is logged."""
+    """The least level that is logged."""
 
     TRACE = "trace"
     DEBUG = "debug"
@@ -28,9 +29,39 @@ class LogLevel(str, Enum):  # noqa: UP042 - typer shows the values of a str enum
     ERROR = "error"
 
 
-def pause(name: NameOption = None, socket: SocketOption = None) -> None:
+@dataclass
+class OneHarvester:
+    """Which of the harvesters that run is meant."""
+
+    name: Annotated[
+        str | None,
+        typer.Option("--name", help="The name of the harvester; unnecessary if only one runs.", show_default=False),
+    ] = None
+    socket: Annotated[
+        Path | None,
+        typer.Option("--socket", help="The Unix socket of the harvester.", show_default=False),
+    ] = None
+
+    def find(self) -> Path:
+        """Its socket; raises NoHarvester or SeveralHarvesters."""
+        from harvester.control import client
+
+        if self.name is not None and self.socket is not None:
+            raise typer.BadParameter("give one of --name and --socket")
+        return client.find(self.name, self.socket)
+
+    def ask(self, command: str, answers_s: float | None = None, **arguments: Any) -> Mapping[str, Any]:
+        """Its answer to one request."""
+        from harvester.control.client import ANSWERS_S, Connection
+
+        with Connection(self.find()) as connection:
+            return connection.ask(command, answers_s=answers_s or ANSWERS_S, **arguments)
+
+
+@grouped
+def pause(one: OneHarvester) -> None:
     """Mark nothing more until `resume`; what is on the wire is finished, the rest goes back to the outbox."""
-    told = _ask(name, socket, "pause")
+    told = one.ask("pause")
     wire = told["in_flight"]
     what = "paused" if told["changed"] else "was paused already"
     if told["state"] == "standby":
@@ -40,52 +71,53 @@ def pause(name: NameOption = None, socket: SocketOption = None) -> None:
     _say(told, what)
 
 
-def resume(name: NameOption = None, socket: SocketOption = None) -> None:
+@grouped
+def resume(one: OneHarvester) -> None:
     """Mark again after `pause`, from the head of the outbox."""
-    told = _ask(name, socket, "resume")
+    told = one.ask("resume")
     _say(told, f"resumed; it is {told['state']}" if told["changed"] else f"was not paused; it is {told['state']}")
 
 
-def remark(name: NameOption = None, socket: SocketOption = None) -> None:
+@grouped
+def remark(one: OneHarvester) -> None:
     """Drop what is queued and mark again from the head of the outbox; nothing is repeated by it."""
-    _say(_ask(name, socket, "remark"), "marks again from the head of the outbox")
+    _say(one.ask("remark"), "marks again from the head of the outbox")
 
 
+@grouped
 def scale(
     shards: Annotated[int, typer.Argument(min=1, max=256, help="Shard processes from now on.")],
-    name: NameOption = None,
-    socket: SocketOption = None,
+    one: OneHarvester,
     within: Annotated[
         float,
         typer.Option("--within", min=0.1, max=60.0, help="Seconds in which everything under way has to be settled."),
     ] = 10.0,
 ) -> None:
     """Change the number of shards until the next start; nothing is repeated or reordered by it."""
-    told = _ask(name, socket, "scale", answers_s=within + _MARGIN_S, shards=shards, within_s=within)
+    told = one.ask("scale", answers_s=within + _MARGIN_S, shards=shards, within_s=within)
     noun = "shard" if shards == 1 else "shards"
     _say(told, f"{shards} {noun} instead of {told['before']}" if told["changed"] else f"has {shards} {noun} already")
 
 
+@grouped
 def loglevel(
-    level: Annotated[LogLevel, typer.Argument(help="The least that is logged.")],
-    name: NameOption = None,
-    socket: SocketOption = None,
+    level: Annotated[LogLevel, typer.Argument(help="The lowest level that is logged.")],
+    one: OneHarvester,
 ) -> None:
-    """Change what is logged, by the supervisor and about its shards, until the next start."""
-    _say(_ask(name, socket, "loglevel", level=level.value), f"logs from level {level.value} on")
+    """Change the log level of the supervisor and its shards until the next start."""
+    _say(one.ask("loglevel", level=level.value), f"logs from level {level.value} on")
 
 
+@grouped
 def stop(
-    name: NameOption = None,
-    socket: SocketOption = None,
+    one: OneHarvester,
     within: Annotated[float, typer.Option("--within", min=0.0, help="Seconds to wait for its end; 0: do not.")] = 60.0,
 ) -> None:
     """Stop it gracefully, as SIGTERM does, and wait for its end."""
     from harvester.control.client import Connection
     from harvester.control.protocol import ControlError
 
-    path = find(name, socket)
-    with Connection(path) as connection:
+    with Connection(one.find()) as connection:
         told = connection.ask("stop")
         if not within:
             _say(told, "stops")
@@ -95,15 +127,6 @@ def stop(
             raise ControlError(
                 f"{told['name']} is still stopping after {within:g} s", hint="`harvester watch` shows what it waits for"
             )
-
-
-def _ask(
-    name: str | None, socket: Path | None, command: str, answers_s: float | None = None, **arguments: Any
-) -> Mapping[str, Any]:
-    from harvester.control.client import ANSWERS_S, Connection
-
-    with Connection(find(name, socket)) as connection:
-        return connection.ask(command, answers_s=answers_s or ANSWERS_S, **arguments)
 
 
 def _say(told: Mapping[str, Any], what: str) -> None:

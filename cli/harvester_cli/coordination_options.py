@@ -1,13 +1,13 @@
-"""How the commands of coordinated consumers are told which topic they coordinate through, and where that is."""
+"""Options of the commands for coordinated consumers: which topic they coordinate through, and where it is."""
 
 from __future__ import annotations
 
-from pathlib import Path
+import dataclasses
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from harvester_cli.options import load
+from harvester_cli.options import LoggedOptions
 
 if TYPE_CHECKING:
     from harvester.coordination.settings import ConsumerSettings
@@ -21,36 +21,38 @@ BootstrapOption = Annotated[
         show_default=False,
     ),
 ]
-CoordinationTopicOption = Annotated[
-    str, typer.Option("--coordination-topic", help="Where consumers say what they hold.")
-]
-HeartbeatIntervalOption = Annotated[
-    str, typer.Option("--heartbeat-interval", metavar="DURATION", help="The same for all consumers of the topic.")
-]
-DEFAULT_TOPIC = "__marshal"
-DEFAULT_INTERVAL = "5s"
 
 
-def consumer_settings(
-    config: Path | None,
-    set_: list[str] | None,
-    log_level: str | None,
-    bootstrap: str | None,
-    heartbeat_interval: str,
-    **given: Any,
-) -> ConsumerSettings:
-    """The options as settings; sets up the log. Raises typer.BadParameter for what cannot be read."""
-    from harvester.config import parse_duration
-    from harvester.coordination.settings import ConsumerSettings
-    from harvester.telemetry.logging import configure
+@dataclasses.dataclass
+class CoordinationOptions(LoggedOptions):
+    """Options of consumers and of the commands that inspect them."""
 
-    try:
-        interval = parse_duration(heartbeat_interval)
-    except ValueError as error:
-        raise typer.BadParameter(str(error), param_hint="--heartbeat-interval") from error
-    if interval.total_seconds() < 1:
-        raise typer.BadParameter("is less than a second", param_hint="--heartbeat-interval")
-    overrides = [*(set_ or ()), *([] if bootstrap is None else [f"base_kafka_config.bootstrap.servers={bootstrap}"])]
-    loaded = load(config, overrides, log_level)
-    configure(loaded.logging.level, name=loaded.name)
-    return ConsumerSettings(kafka=loaded.common_options(), heartbeat_interval_s=interval.total_seconds(), **given)
+    bootstrap: BootstrapOption = None
+    coordination_topic: Annotated[
+        str, typer.Option("--coordination-topic", help="The topic that consumers coordinate through.")
+    ] = "__marshal"
+    heartbeat_interval: Annotated[
+        str, typer.Option("--heartbeat-interval", metavar="DURATION", help="The same for all consumers of the topic.")
+    ] = "5s"
+
+    def settings(self, **given: Any) -> ConsumerSettings:
+        """The options as settings; sets up the log. Raises typer.BadParameter for what cannot be read."""
+        from harvester.config import parse_duration
+        from harvester.coordination.settings import ConsumerSettings
+        from harvester.telemetry.logging import configure
+
+        try:
+            interval_s = parse_duration(self.heartbeat_interval).total_seconds()
+        except ValueError as error:
+            raise typer.BadParameter(str(error), param_hint="--heartbeat-interval") from error
+        if interval_s < 1:
+            raise typer.BadParameter("is less than a second", param_hint="--heartbeat-interval")
+        where = [] if self.bootstrap is None else [f"base_kafka_config.bootstrap.servers={self.bootstrap}"]
+        config = self.load_with_origin(*where).config
+        configure(config.logging.level, name=config.name)
+        return ConsumerSettings(
+            kafka=config.common_options(),
+            heartbeat_interval_s=interval_s,
+            coordination_topic=self.coordination_topic,
+            **given,
+        )

@@ -1,22 +1,19 @@
-"""`harvester dead`: the records in quarantine: list, show, redrive, discard. Needs PostgreSQL only.
-
-Which dead letters a command is about: options that all of them share.
-
-Dead letters as JSON and as text. Pure: records in, plain values or renderables out.
-"""
+"""`harvester dead`: list, show, redrive or discard the records in quarantine. Needs PostgreSQL only."""
 
 from __future__ import annotations
 
 import base64
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
+from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Annotated, Any
 from uuid import UUID
 
 import typer
 
-from harvester_cli.options import ConfigOption, JsonOption, SetOption, load
+from harvester_cli.options import ConfigOptions, JsonOption, grouped
+from harvester_cli.output import connected, grid, print_json, print_rich, spinner
 
 if TYPE_CHECKING:
     from datetime import datetime
@@ -28,67 +25,89 @@ if TYPE_CHECKING:
     from harvester.outbox.redrive import PlannedRedrive, Redriven
     from harvester.outbox.shape import OutboxShape
 
-TopicOption = Annotated[
-    list[str] | None, typer.Option("--topic", help="Records of this topic; may be given several times.")
-]
-KeyOption = Annotated[str | None, typer.Option("--key", help="Records of this key, as text.")]
-KeyBase64Option = Annotated[
-    str | None, typer.Option("--key-base64", metavar="BASE64", help="Records of this key, where it is no text.")
-]
-ErrorOption = Annotated[str | None, typer.Option("--error", help="Records whose error contains this, in any case.")]
-ErrorRegexOption = Annotated[
-    str | None, typer.Option("--error-regex", metavar="REGEX", help="Records whose error matches this, in any case.")
-]
-IdOption = Annotated[
-    list[int] | None, typer.Option("--id", help="The record with this id; may be given several times.")
-]
+_LONGEST_CELL = 60
+
 IncarnationOption = Annotated[
     UUID | None, typer.Option("--incarnation", help="Of this id space, where ids have started again.")
 ]
-SinceOption = Annotated[
-    str | None,
-    typer.Option("--since", metavar="WHEN", help="Quarantined since then: 2h, 7d, 2026-01-31, 2026-01-31T12:00:00Z."),
-]
 
 
-def chosen(
-    *,
-    topic: list[str] | None,
-    key: str | None,
-    key_base64: str | None,
-    error: str | None,
-    error_regex: str | None,
-    id_: list[int] | None,
-    incarnation: UUID | None,
-    since: str | None,
-    limit: int | None,
-) -> DeadLetterFilter:
-    """The options as a choice; raises typer.BadParameter for what cannot be read."""
-    from harvester.outbox.quarantine import DeadLetterFilter
+@dataclass
+class DeadLetterOptions(ConfigOptions):
+    """Which dead letters a command is about."""
 
-    if key is not None and key_base64 is not None:
-        raise typer.BadParameter("a key is given as text or as base64, not both", param_hint="--key-base64")
-    return DeadLetterFilter(
-        topics=topic or (),
-        ids=id_ or (),
-        incarnation=incarnation,
-        key=_decoded(key_base64) if key_base64 is not None else key.encode() if key is not None else None,
-        error=error,
-        error_pattern=error_regex,
-        since=_moment(since) if since is not None else None,
-        limit=limit,
-    )
+    topic: Annotated[
+        list[str] | None, typer.Option("--topic", help="Records of this topic; may be given several times.")
+    ] = None
+    key: Annotated[str | None, typer.Option("--key", help="Records of this key, as text.")] = None
+    key_base64: Annotated[
+        str | None, typer.Option("--key-base64", metavar="BASE64", help="Records of this key, where it is no text.")
+    ] = None
+    error: Annotated[str | None, typer.Option("--error", help="Records whose error contains this, in any case.")] = None
+    error_regex: Annotated[
+        str | None,
+        typer.Option("--error-regex", metavar="REGEX", help="Records whose error matches this, in any case."),
+    ] = None
+    id_: Annotated[
+        list[int] | None, typer.Option("--id", help="The record with this id; may be given several times.")
+    ] = None
+    incarnation: IncarnationOption = None
+    since: Annotated[
+        str | None,
+        typer.Option(
+            "--since", metavar="WHEN", help="Quarantined since then: 2h, 7d, 2026-01-31, 2026-01-31T12:00:00Z."
+        ),
+    ] = None
+
+    def choice(self, limit: int | None) -> DeadLetterFilter:
+        """The options as a filter; raises typer.BadParameter for what cannot be read."""
+        from harvester.outbox.quarantine import DeadLetterFilter
+
+        key = None if self.key is None else self.key.encode()
+        if self.key_base64 is not None:
+            if key is not None:
+                raise typer.BadParameter("a key is given as text or as base64, not both", param_hint="--key-base64")
+            key = _decoded(self.key_base64)
+        return DeadLetterFilter(
+            topics=self.topic or (),
+            ids=self.id_ or (),
+            incarnation=self.incarnation,
+            key=key,
+            error=self.error,
+            error_pattern=self.error_regex,
+            since=None if self.since is None else _moment(self.since),
+            limit=limit,
+        )
 
 
-def is_everything(choice: DeadLetterFilter) -> bool:
-    """Whether no condition was given."""
-    from harvester.outbox.quarantine import DeadLetterFilter
+@dataclass
+class ChangeOptions(DeadLetterOptions):
+    """Which dead letters are changed, and whether to ask first."""
 
-    return choice == DeadLetterFilter(limit=choice.limit)
+    limit: Annotated[int | None, typer.Option("--limit", min=1, help="At most so many, the oldest.")] = None
+    all_: Annotated[bool, typer.Option("--all", help="Every record, where nothing else says which.")] = False
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Show what would be done, and change nothing.")] = False
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False
+    json_: JsonOption = False
+
+    def checked_choice(self) -> DeadLetterFilter:
+        """The filter; raises typer.BadParameter for options that do not go together."""
+        from harvester.outbox.quarantine import DeadLetterFilter
+
+        choice = self.choice(self.limit)
+        is_everything = choice == DeadLetterFilter(limit=self.limit)
+        if is_everything and not self.all_:
+            raise typer.BadParameter(
+                "say which records (--topic, --key, --error, --id, …), or --all", param_hint="--all"
+            )
+        if self.all_ and not is_everything:
+            raise typer.BadParameter("every record, or those of a choice: not both", param_hint="--all")
+        if self.json_ and not (self.yes or self.dry_run):
+            raise typer.BadParameter("a script cannot be asked: add --yes", param_hint="--json")
+        return choice
 
 
 def _decoded(text: str) -> bytes:
-    import base64
     import binascii
 
     try:
@@ -111,9 +130,6 @@ def _moment(text: str) -> datetime | timedelta:
             "is neither a duration (2h, 7d) nor a time (ISO 8601)", param_hint="--since"
         ) from error
     return moment if moment.tzinfo is not None else moment.replace(tzinfo=UTC)
-
-
-_LONGEST_CELL = 60
 
 
 def as_json(record: DeadRecord, *, value: bool = False) -> dict[str, Any]:
@@ -173,16 +189,10 @@ def table_of(records: Sequence[DeadRecord]) -> Table:
 
 def page_of(record: DeadRecord) -> Table:
     """Everything about one record; name and value."""
-    from rich.table import Table
-    from rich.text import Text
-
-    grid = Table(show_header=False, box=None, pad_edge=False)
-    grid.add_column(style="bold")
-    grid.add_column(overflow="fold")
     headers = "none"
     if record.header_keys or record.header_values:
         headers = f"keys {record.header_keys}, values {record.header_values}"
-    for name, shown in (
+    rows = [
         ("id", f"{record.id}, incarnation {record.incarnation}"),
         ("topic", record.topic or ""),
         ("partition", "any" if record.partition is None else str(record.partition)),
@@ -194,11 +204,10 @@ def page_of(record: DeadRecord) -> Table:
         ("quarantined", _time(record.quarantined_at) or "unknown"),
         ("headers", headers),
         ("value", f"{record.value_bytes:,} bytes" if record.value_bytes is not None else "none (a tombstone)"),
-    ):
-        grid.add_row(name, Text(shown))
+    ]
     if record.value is not None:
-        grid.add_row("", Text(_text(record.value)))
-    return grid
+        rows.append(("", _text(record.value)))
+    return grid(rows)
 
 
 def line_of(record: DeadRecord) -> str:
@@ -241,36 +250,20 @@ def _time(moment: datetime | None) -> str | None:
 
 app = typer.Typer(no_args_is_help=True, help="Records that Kafka would not take: look, put back, discard.")
 
-LimitOption = Annotated[int | None, typer.Option("--limit", min=1, help="At most so many, the oldest.")]
-AllOption = Annotated[bool, typer.Option("--all", help="Every record, where nothing else says which.")]
-DryRunOption = Annotated[bool, typer.Option("--dry-run", help="Show what would be done, and change nothing.")]
-YesOption = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
-
 
 @app.command("list")
+@grouped
 def list_(
-    config: ConfigOption = None,
-    set_: SetOption = None,
-    topic: TopicOption = None,
-    key: KeyOption = None,
-    key_base64: KeyBase64Option = None,
-    error: ErrorOption = None,
-    error_regex: ErrorRegexOption = None,
-    id_: IdOption = None,
-    incarnation: IncarnationOption = None,
-    since: SinceOption = None,
+    options: DeadLetterOptions,
     limit: Annotated[int, typer.Option("--limit", min=1, help="At most so many, the newest.")] = 100,
     json_: JsonOption = False,
 ) -> None:
     """List records in quarantine, the newest first."""
-    choice = chosen(
-        topic=topic, key=key, key_base64=key_base64, error=error, error_regex=error_regex, id_=id_,
-        incarnation=incarnation, since=since, limit=limit + 1,
-    )  # fmt: skip
+    choice = options.choice(limit + 1)
 
     from harvester.outbox.quarantine import list_dead
 
-    settings = load(config, set_)
+    settings = options.load()
     with _quarantine(settings) as (connection, shape):
         found = list_dead(connection, settings.table, shape, choice)
     records, more = found[:limit], len(found) > limit
@@ -279,16 +272,16 @@ def list_(
     elif not records:
         typer.echo("no record matches")
     else:
-        _print(table_of(records))
+        print_rich(table_of(records))
         if more:
             typer.echo(f"and more: --limit shows more than {limit}")
 
 
 @app.command()
+@grouped
 def show(
     record_id: Annotated[int, typer.Argument(metavar="ID", help="The record's id.")],
-    config: ConfigOption = None,
-    set_: SetOption = None,
+    options: ConfigOptions,
     incarnation: IncarnationOption = None,
     json_: JsonOption = False,
 ) -> None:
@@ -296,7 +289,7 @@ def show(
     from harvester.errors import OutboxError
     from harvester.outbox.quarantine import DeadLetterFilter, list_dead
 
-    settings = load(config, set_)
+    settings = options.load()
     choice = DeadLetterFilter(ids=[record_id], incarnation=incarnation)
     with _quarantine(settings) as (connection, shape):
         found = list_dead(connection, settings.table, shape, choice, values=True)
@@ -308,65 +301,48 @@ def show(
     if json_:
         _print_json(settings, record=as_json(found[0], value=True))
     else:
-        _print(page_of(found[0]))
+        print_rich(page_of(found[0]))
 
 
 @app.command()
+@grouped
 def redrive(
-    config: ConfigOption = None,
-    set_: SetOption = None,
-    topic: TopicOption = None,
-    key: KeyOption = None,
-    key_base64: KeyBase64Option = None,
-    error: ErrorOption = None,
-    error_regex: ErrorRegexOption = None,
-    id_: IdOption = None,
-    incarnation: IncarnationOption = None,
-    since: SinceOption = None,
-    limit: LimitOption = None,
-    all_: AllOption = False,
+    options: ChangeOptions,
     out_of_order: Annotated[
         bool, typer.Option("--out-of-order", help="Even if the order of a key is lost, or cannot be told.")
     ] = False,
-    dry_run: DryRunOption = False,
-    yes: YesOption = False,
-    json_: JsonOption = False,
 ) -> None:
     """Put records back into the outbox, under new ids, in the order of their keys.
 
     All of them or, if one cannot keep the order of its key, none.
     """
-    choice = chosen(
-        topic=topic, key=key, key_base64=key_base64, error=error, error_regex=error_regex, id_=id_,
-        incarnation=incarnation, since=since, limit=limit,
-    )  # fmt: skip
-    _check_choice(choice, all_=all_, dry_run=dry_run, yes=yes, json_=json_)
+    choice = options.checked_choice()
 
     from harvester.errors import OrderNotKept
     from harvester.outbox import redrive as redriving
     from harvester.outbox.key_order import summary
 
-    settings = load(config, set_)
+    settings = options.load()
     archive = settings.archive != "off"
     with _quarantine(settings) as (connection, shape):
-        with _busy("looking whether the order of keys can be kept"):
+        with spinner("looking whether the order of keys can be kept"):
             planned = redriving.plan(connection, settings.table, shape, choice, archive=archive)
         blocked = [entry for entry in planned if entry.obstacle is not None]
         _require(planned, choice)
-        if dry_run or (blocked and not out_of_order):
-            _show_plan(settings, planned, dry_run=dry_run, json_=json_)
-            if not dry_run:
+        if options.dry_run or (blocked and not out_of_order):
+            _show_plan(settings, planned, dry_run=options.dry_run, json_=options.json_)
+            if not options.dry_run:
                 reasons = summary([entry.obstacle for entry in blocked if entry.obstacle is not None])
                 raise OrderNotKept(len(blocked), len(planned), reasons)
             return
-        if planned and not yes:
+        if planned and not options.yes:
             typer.confirm(f"Put {_count(len(planned))} back into {settings.table}?", abort=True)
         identities = [entry.record.identity for entry in planned]
-        with _busy(f"putting {_count(len(planned))} back"):
+        with spinner(f"putting {_count(len(planned))} back"):
             done = redriving.redrive(
                 connection, settings.table, shape, identities, archive=archive, out_of_order=out_of_order
             )
-    if json_:
+    if options.json_:
         _print_json(settings, dry_run=False, redriven=[redriven_json(entry) for entry in done], blocked=[])
         return
     for entry in done:
@@ -375,49 +351,32 @@ def redrive(
 
 
 @app.command()
+@grouped
 def discard(
+    options: ChangeOptions,
     reason: Annotated[str, typer.Option("--reason", help="Why; stands in the output.")],
-    config: ConfigOption = None,
-    set_: SetOption = None,
-    topic: TopicOption = None,
-    key: KeyOption = None,
-    key_base64: KeyBase64Option = None,
-    error: ErrorOption = None,
-    error_regex: ErrorRegexOption = None,
-    id_: IdOption = None,
-    incarnation: IncarnationOption = None,
-    since: SinceOption = None,
-    limit: LimitOption = None,
-    all_: AllOption = False,
-    dry_run: DryRunOption = False,
-    yes: YesOption = False,
-    json_: JsonOption = False,
 ) -> None:
     """Remove records from quarantine for good. The output, with the reason, is all that is left: keep it."""
-    choice = chosen(
-        topic=topic, key=key, key_base64=key_base64, error=error, error_regex=error_regex, id_=id_,
-        incarnation=incarnation, since=since, limit=limit,
-    )  # fmt: skip
-    _check_choice(choice, all_=all_, dry_run=dry_run, yes=yes, json_=json_)
+    choice = options.checked_choice()
     if not reason.strip():
         raise typer.BadParameter("is empty", param_hint="--reason")
 
     from harvester.outbox import quarantine
 
-    settings = load(config, set_)
+    settings = options.load()
     with _quarantine(settings) as (connection, shape):
         records = quarantine.list_dead(connection, settings.table, shape, choice, oldest_first=True)
         _require(records, choice)
         asked = len(records)
-        if records and not dry_run:
-            if not yes:
+        if records and not options.dry_run:
+            if not options.yes:
                 typer.confirm(f"Discard {_count(asked)} for good?", abort=True)
             records = quarantine.discard(connection, settings.table, shape, [record.identity for record in records])
-    if json_:
+    if options.json_:
         shown = [as_json(record) for record in records]
-        _print_json(settings, dry_run=dry_run, reason=reason, discarded=shown)
+        _print_json(settings, dry_run=options.dry_run, reason=reason, discarded=shown)
         return
-    verb = "would be discarded" if dry_run else "discarded"
+    verb = "would be discarded" if options.dry_run else "discarded"
     for record in records:
         typer.echo(f"{line_of(record)}: {verb}, because {one_line(reason)}; {one_line(record.error)}")
     typer.echo(f"{_count(len(records))} {verb}{_gone(asked - len(records))}")
@@ -425,29 +384,10 @@ def discard(
 
 @contextmanager
 def _quarantine(settings: Config) -> Iterator[tuple[Connection, OutboxShape]]:
-    from contextlib import closing
-
-    from harvester.outbox.connection import connect
     from harvester.outbox.schema import inspect
 
-    with closing(connect(settings.dsn, application_name="harvester dead")) as connection:
+    with connected(settings, "dead") as connection:
         yield connection, inspect(connection, settings.table)
-
-
-def _busy(what: str) -> AbstractContextManager[Any]:
-    """Something that moves, for people only: rich shows nothing where stderr is no terminal."""
-    from rich.console import Console
-
-    return Console(stderr=True).status(f"{what} …")
-
-
-def _check_choice(choice: DeadLetterFilter, *, all_: bool, dry_run: bool, yes: bool, json_: bool) -> None:
-    if is_everything(choice) and not all_:
-        raise typer.BadParameter("say which records (--topic, --key, --error, --id, …), or --all", param_hint="--all")
-    if not is_everything(choice) and all_:
-        raise typer.BadParameter("every record, or those of a choice: not both", param_hint="--all")
-    if json_ and not (yes or dry_run):
-        raise typer.BadParameter("a script cannot be asked: add --yes", param_hint="--json")
 
 
 def _require(found: list[DeadRecord] | list[PlannedRedrive], choice: DeadLetterFilter) -> None:
@@ -472,15 +412,7 @@ def _show_plan(settings: Config, planned: list[PlannedRedrive], *, dry_run: bool
 
 
 def _print_json(settings: Config, **fields: Any) -> None:
-    import json
-
-    typer.echo(json.dumps({"outbox": str(settings.table), **fields}))
-
-
-def _print(renderable: Any) -> None:
-    from rich.console import Console
-
-    Console().print(renderable)
+    print_json({"outbox": str(settings.table), **fields})
 
 
 def _count(records: int) -> str:

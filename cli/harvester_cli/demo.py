@@ -1,8 +1,7 @@
-"""`harvester demo`: the main job on real servers, from nothing to a verdict, and nothing left behind.
+"""`harvester demo`: run the main job on real servers, from nothing to a verdict, and leave nothing behind.
 
-Where the demo takes place: servers, a database with an outbox, a topic and a configuration, all its own.
-
-The main job of the demo: a real `harvester start` at work while the pump writes, then a graceful stop.
+`prepared` sets up servers, a database with an outbox, a topic and a configuration; `perform` lets a real `harvester
+start` move what the pump writes, stops it gracefully, drains the rest and judges.
 """
 
 from __future__ import annotations
@@ -21,6 +20,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from harvester_cli.options import JsonOption
+from harvester_cli.output import print_json, print_rich
 
 if TYPE_CHECKING:
     from harvester.config import Config
@@ -28,7 +28,6 @@ if TYPE_CHECKING:
     from harvester.stack import StackInfo
     from harvester.verify.check import VerifyReport
     from harvester.verify.load import Load
-    # moved
 
 DSN = "HARVESTER_TEST_DSN"
 BOOTSTRAP = "HARVESTER_TEST_BOOTSTRAP"
@@ -72,7 +71,7 @@ def prepared(say: Callable[[str], None], *, keep: bool) -> Iterator[DemoPaths]:
         _create(info, place, name)
         yield place
     finally:
-        with _unhurried():
+        with _signals(_ignore):
             if keep:
                 _explain(say, directory, place)
             else:
@@ -129,7 +128,6 @@ def _create(info: StackInfo, place: DemoPaths, name: str) -> None:
 def _remove(info: StackInfo, place: DemoPaths, name: str) -> None:
     """Best effort: what cannot be removed is harmless, and the verdict is worth more than a complaint."""
     from concurrent.futures import wait
-    from contextlib import suppress
 
     from confluent_kafka import KafkaException
     from confluent_kafka.admin import AdminClient
@@ -162,18 +160,24 @@ def _explain(say: Callable[[str], None], directory: Path, place: DemoPaths | Non
 
 
 @contextmanager
-def _unhurried() -> Iterator[None]:
-    """Signals wait until the clean-up is done: it is bounded, and half of it would leave servers behind."""
-    import signal
-
+def _signals(handler: Callable[[int, Any], None]) -> Iterator[None]:
+    """Let this handle the signals that end a process, a terminal that hangs up among them."""
     numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-    # A handler that does nothing, unlike SIG_IGN, is not inherited by programs started meanwhile.
-    before = {number: signal.signal(number, lambda *_: None) for number in numbers}
+    before = {number: signal.signal(number, handler) for number in numbers}
     try:
         yield
     finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
+        for number, earlier in before.items():
+            signal.signal(number, earlier)
+
+
+def _ignore(_number: int, _frame: Any) -> None:
+    """During the clean-up, which is bounded: half of it would leave servers behind. Unlike SIG_IGN, not inherited."""
+
+
+def _interrupt(_number: int, _frame: Any) -> None:
+    """As Ctrl-C does: everything is cleaned up."""
+    raise KeyboardInterrupt
 
 
 START_S = 60.0  # spawning shards and the first election
@@ -183,7 +187,10 @@ _LOOK_S = 0.1
 
 
 class DemoRelay:
-    """`harvester start` as a process, in a process group of its own: Ctrl-C reaches us, and only we signal it."""
+    """`harvester start` as a process, ended with the `with` block.
+
+    It has a process group of its own: Ctrl-C reaches us, and only we signal it.
+    """
 
     def __init__(self, place: DemoPaths, *extra: str, dashboard: bool = False, output: Any = None) -> None:
         command = [sys.executable, "-m", "harvester_cli", "start", "-f", str(place.config_path), *extra]
@@ -195,31 +202,27 @@ class DemoRelay:
         if self._process.poll() is not None:
             raise _ended("harvester start", self._process.returncode)
 
-    def wait(self, timeout_s: float) -> None:
-        """Wait for it to end by itself, with exit code 0."""
+    def wait(self, timeout_s: float) -> bool:
+        """Wait for it to end, with exit code 0; false when it had to be killed."""
         try:
             code = self._process.wait(timeout_s)
         except subprocess.TimeoutExpired:
             self.end()
-            return
+            return False
         if code != 0:
             raise _ended("harvester start", code)
+        return True
 
     def stop(self) -> None:
         """Stop it gracefully; it has to end with exit code 0."""
         from harvester.errors import HarvesterError
 
         self._process.send_signal(signal.SIGTERM)
-        try:
-            code = self._process.wait(STOP_S)
-        except subprocess.TimeoutExpired:
-            self.end()
+        if not self.wait(STOP_S):
             raise HarvesterError(
                 f"harvester start did not stop within {STOP_S:g} s of SIGTERM and was killed",
                 hint="its log lines above tell what it waited for; please report it",
-            ) from None
-        if code != 0:
-            raise _ended("harvester start", code)
+            )
 
     def end(self) -> None:
         """Whatever happened, it is gone afterwards. The shards of a killed supervisor end by themselves."""
@@ -232,13 +235,11 @@ class DemoRelay:
             except subprocess.TimeoutExpired:
                 continue
 
+    def __enter__(self) -> DemoRelay:
+        return self
 
-@contextmanager
-def _running(relay: DemoRelay) -> Iterator[DemoRelay]:
-    try:
-        yield relay
-    finally:
-        relay.end()
+    def __exit__(self, *_error: object) -> None:
+        self.end()
 
 
 def perform(
@@ -266,7 +267,7 @@ def perform(
     arguments = ("--shards", str(shards))
     with connect(config.dsn, application_name="harvester demo") as connection:
         say(f"starting the harvester with {shards} shards")
-        with _running(DemoRelay(place, *arguments, dashboard=dashboard, output=output)) as relay:
+        with DemoRelay(place, *arguments, dashboard=dashboard, output=output) as relay:
             _wait_for_leader(connection, place, relay, shards)
             if not dashboard:
                 say(f"pumping {load.records:,} records")
@@ -283,7 +284,7 @@ def perform(
             relay.stop()
         if _standing(connection, place)[0]:
             say("draining what is left")
-            with _running(DemoRelay(place, *arguments, "--until-empty", output=output)) as relay:
+            with DemoRelay(place, *arguments, "--until-empty", output=output) as relay:
                 relay.wait(STUCK_S)
     say("verifying")
     return verify(config.dsn, config.table, config.common_options(), header=config.record_header)
@@ -297,7 +298,8 @@ def _wait_for_leader(connection: Connection, place: DemoPaths, relay: DemoRelay,
     # The database is the demo's own: besides ours, every session in it is the harvester's.
     sessions = "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND pid <> pg_backend_pid()"
     deadline = time.monotonic() + START_S
-    while not _one(connection, f"SELECT term > 0 AND ({sessions}) > {shards} FROM {place.config.table.term}"):
+    query = f"SELECT term > 0 AND ({sessions}) > {shards} FROM {place.config.table.term}"
+    while _one(connection, query) != (True,):
         relay.check()
         if time.monotonic() > deadline:
             raise LeadershipError(
@@ -321,20 +323,16 @@ def _wait_until_empty(connection: Connection, place: DemoPaths, relay: DemoRelay
 
 
 def _standing(connection: Connection, place: DemoPaths) -> tuple[int, int]:
-    """How many rows stand in the outbox, and the smallest id."""
-    from harvester.outbox.connection import database_errors
-
-    with database_errors("look at the outbox"):
-        row = connection.execute(f"SELECT count(*), coalesce(min(id), 0) FROM {place.config.table.sql}").fetchone()
-    return (row[0], row[1]) if row else (0, 0)
+    """The number of rows in the outbox, and their smallest id."""
+    count, smallest = _one(connection, f"SELECT count(*), coalesce(min(id), 0) FROM {place.config.table.sql}")
+    return count, smallest
 
 
 def _one(connection: Connection, query: str) -> Any:
     from harvester.outbox.connection import database_errors
 
-    with database_errors("look at the term"):
-        row = connection.execute(query).fetchone()
-    return row[0] if row else None
+    with database_errors("look at the outbox"):
+        return connection.execute(query).fetchone()
 
 
 def _ended(what: str, code: int) -> Exception:
@@ -374,17 +372,10 @@ def demo(
     when nothing is lost or out of order.
     """
     import dataclasses
-    import json
-    import sys
-
-    from rich.console import Console
 
     from harvester.errors import VerificationFailed
     from harvester_cli.dashboard.live import should_show
-
-    # moved
-    # moved
-    from harvester_cli.verdict import answer, render
+    from harvester_cli.verify import answer, render
 
     load = _load(records, rate, seconds, keys)
     dashboard = not json_ and should_show("auto", sys.stdout)
@@ -394,7 +385,7 @@ def demo(
         with suppress(OSError):
             print(text, file=sys.stderr, flush=True)
 
-    with _interruptible():
+    with _signals(_interrupt):
         with prepared(say, keep=keep) as place:
             report = perform(
                 place,
@@ -406,9 +397,9 @@ def demo(
                 say=say,
             )
         if json_:
-            print(json.dumps(report.summary()), flush=True)
+            print_json(report.summary())
         else:
-            Console().print(render(report))
+            print_rich(render(report))
     if not (report.verdict.holds and report.verdict.final):
         raise VerificationFailed(answer(report), hint="run it with --keep to look into what it left")
 
@@ -430,20 +421,3 @@ def _load(records: int | None, rate: float | None, seconds: float, keys: int) ->
         late=0.01,
         rollbacks=0.01,
     )
-
-
-@contextmanager
-def _interruptible() -> Iterator[None]:
-    """SIGTERM and a terminal that hangs up end the demo as Ctrl-C does: with everything cleaned up."""
-    import signal
-
-    def interrupt(_number: int, _frame: object) -> None:
-        raise KeyboardInterrupt
-
-    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-    before = {number: signal.signal(number, interrupt) for number in numbers}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)

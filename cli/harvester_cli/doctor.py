@@ -1,16 +1,23 @@
-"""`harvester doctor`: is everything as a harvester needs it, and if not, what to do."""
+"""`harvester doctor`: check everything that a harvester needs, and advise."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from enum import StrEnum
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from harvester_cli.options import ConfigOption, JsonOption, SetOption, load
+from harvester_cli.options import ConfigOptions, JsonOption, grouped
+from harvester_cli.output import spinner
 
 if TYPE_CHECKING:
+    from rich.text import Text
+
     from harvester.doctor import DoctorReport
+
+_STYLES = {"ok": "green", "skipped": "dim", "warning": "yellow", "problem": "bold red"}
+_INDENT = 9
 
 
 class JavaCommand(StrEnum):
@@ -20,9 +27,9 @@ class JavaCommand(StrEnum):
     PIPELINE = "pipeline"
 
 
+@grouped
 def doctor(
-    config: ConfigOption = None,
-    set_: SetOption = None,
+    options: ConfigOptions,
     also: Annotated[
         list[JavaCommand] | None,
         typer.Option("--also", help="Also look for the Java of this command.", show_default=False),
@@ -37,14 +44,11 @@ def doctor(
 
     Changes nothing (but see --probe). Exits with 1 when there is a problem, with 0 when there are warnings at most.
     """
-    settings = load(config, set_)
-
-    from rich.console import Console
+    settings = options.load()
 
     from harvester.doctor import examine
 
-    # The spinner is for people only: rich shows none where stderr is no terminal.
-    with Console(stderr=True).status("looking around …") as status:
+    with spinner("looking around") as status:
         report = examine(
             settings,
             also=[each.value for each in also or ()],
@@ -64,9 +68,32 @@ def doctor(
 def _print(report: DoctorReport) -> None:
     from rich.console import Console
 
-    from harvester_cli.doctor_view import lines_of
-
     # Wrapped by the terminal, never cut: a line can be searched and read out as it is.
     console = Console(highlight=False, soft_wrap=True)
     for line in lines_of(report):
         console.print(line)
+
+
+def lines_of(report: DoctorReport) -> Iterator[Text]:
+    """A line for each finding, in the report's order, what to do below it, and a verdict. Levels are words."""
+    from rich.text import Text
+
+    from harvester.doctor import CheckLevel
+
+    for finding in report.findings:
+        level = finding.level.value
+        yield Text.assemble((f"{level:{_INDENT}}", _STYLES[level]), (finding.check, "bold"), f": {finding.found}")
+        if finding.advice and finding.level is not CheckLevel.OK:
+            yield Text(f"{'':{_INDENT}}do: {finding.advice}")
+    yield Text("")
+    problems, warnings = len(report.of(CheckLevel.PROBLEM)), len(report.of(CheckLevel.WARNING))
+    if problems:
+        yield Text(f"{_count(problems, 'problem')}, {_count(warnings, 'warning')}", style="bold red")
+    elif warnings:
+        yield Text(f"no problem, {_count(warnings, 'warning')}", style="yellow")
+    else:
+        yield Text("all is well", style="green")
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}{'' if number == 1 else 's'}"

@@ -6,16 +6,17 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from harvester_cli.options import ConfigOption, SetOption, load
+from harvester_cli.options import ConfigOptions, grouped
+from harvester_cli.output import connected
 
 if TYPE_CHECKING:
     from harvester.config import Config
     from harvester.outbox.catalog import Facts
 
 
+@grouped
 def grants(
-    config: ConfigOption = None,
-    set_: SetOption = None,
+    options: ConfigOptions,
     relay: Annotated[
         list[str] | None,
         typer.Option("--relay", metavar="ROLE", help="A role that harvesters log in as.", show_default=False),
@@ -43,7 +44,7 @@ def grants(
     """
     if not relay and not writer and not caller:
         raise typer.BadParameter("name a role with --relay, --writer or --caller", param_hint="--relay")
-    settings = load(config, set_)
+    settings = options.load()
 
     from harvester.outbox.sql.grants import GrantTarget, script
 
@@ -59,18 +60,13 @@ def grants(
 
 
 def _facts(settings: Config) -> Facts | None:
-    from contextlib import closing
-
     from harvester.errors import DatabaseUnavailable
-    from harvester.outbox.connection import connect, database_errors
+    from harvester.outbox.connection import database_errors
     from harvester.outbox.schema import read_facts
 
     # As with `init --print`: where the database cannot be reached, the tables are taken to be those of `init`.
     try:
-        with (
-            closing(connect(settings.dsn, application_name="harvester grants")) as connection,
-            database_errors(f"inspect {settings.table}"),
-        ):
+        with connected(settings, "grants") as connection, database_errors(f"inspect {settings.table}"):
             return read_facts(connection, settings.table)
     except DatabaseUnavailable as error:
         typer.echo(f"harvester: {error}; the SQL is for the tables as `harvester init` makes them", err=True)

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from harvester_cli.options import ConfigOption, JsonOption, LogLevelOption, SetOption, load
+from harvester_cli.options import JsonOption, LoggedOptions, grouped
+from harvester_cli.output import connected, print_json, spinner
 
 if TYPE_CHECKING:
     from harvester.config import Config
@@ -20,10 +21,9 @@ class ValueType(StrEnum):
     BYTEA = "bytea"
 
 
+@grouped
 def init(
-    config: ConfigOption = None,
-    set_: SetOption = None,
-    log_level: LogLevelOption = None,
+    options: LoggedOptions,
     print_: Annotated[
         bool, typer.Option("--print", help="Print the SQL for psql instead, and change nothing.")
     ] = False,
@@ -52,25 +52,16 @@ def init(
 
     Safe to run again and again, and by several at once. An outbox that exists already is never changed.
     """
-    settings = load(config, set_, log_level)
+    settings = options.load()
     if print_:
         if json_:
             raise typer.BadParameter("--print writes SQL, --json a result: choose one", param_hint="--json")
         _print_sql(settings, notify=bool(notify), functions=bool(functions), value_type=value_type)
         return
 
-    from contextlib import closing
-
-    from rich.console import Console
-
-    from harvester.outbox.connection import connect
     from harvester.outbox.schema import init as init_schema
 
-    # The spinner is for people only: rich shows none where stderr is no terminal.
-    with (
-        Console(stderr=True).status(f"setting up {settings.table} …"),
-        closing(connect(settings.dsn, application_name="harvester init")) as connection,
-    ):
+    with spinner(f"setting up {settings.table}"), connected(settings, "init") as connection:
         done = init_schema(
             connection,
             settings.table,
@@ -81,24 +72,19 @@ def init(
             archive_retention=settings.archive_retention,
         )
     if json_:
-        import json
-
-        typer.echo(json.dumps({"outbox": str(settings.table), "done": done}))
+        print_json({"outbox": str(settings.table), "done": done})
         return
     for line in done or ["nothing to do: the schema is complete"]:
         typer.echo(line)
 
 
 def _print_sql(settings: Config, *, notify: bool, functions: bool, value_type: ValueType) -> None:
-    from contextlib import closing
-
     from harvester.errors import DatabaseUnavailable
-    from harvester.outbox.connection import connect
     from harvester.outbox.schema import find_shape, sql
 
     # Migration tools often run where the database cannot be reached; then the tables are taken to be new.
     try:
-        with closing(connect(settings.dsn, application_name="harvester init")) as connection:
+        with connected(settings, "init") as connection:
             shape = find_shape(connection, settings.table)
         found = "the outbox that exists" if shape else "a new outbox"
     except DatabaseUnavailable as error:

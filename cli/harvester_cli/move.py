@@ -6,12 +6,12 @@ from typing import Annotated
 
 import typer
 
-from harvester_cli.options import ConfigOption, SetOption, load
+from harvester_cli.options import ConfigOptions, grouped
 
 
+@grouped
 def move(
-    config: ConfigOption = None,
-    set_: SetOption = None,
+    options: ConfigOptions,
     unreleased: Annotated[
         bool,
         typer.Option("--unreleased", help="The old group's leader is dead for certain, and did not release its term."),
@@ -19,11 +19,11 @@ def move(
 ) -> None:
     """Give the outbox to the leader group and Kafka cluster of this configuration.
 
-    Stop the harvesters that it belongs to first. If the last of them was killed, start one of them once more and stop
+    Stop the harvesters it belongs to first. If the last of them was killed, start one of them once more and stop
     it; only where that cannot be done, --unreleased: the first leader of the new group then waits for what the old one
     may still send, and of an exactly-once leader records may be published again.
     """
-    settings = load(config, set_)
+    settings = options.load()
 
     from contextlib import closing
 

@@ -1,9 +1,13 @@
-"""Options that several commands share: where the configuration is, what it is overridden with, what is logged."""
+"""Options that several commands share, one by one and as groups."""
 
 from __future__ import annotations
 
+import dataclasses
+import inspect
+from collections.abc import Callable
+from functools import wraps
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 
 import typer
 
@@ -35,16 +39,63 @@ LogLevelOption = Annotated[
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON, for scripts.")]
 
 
+def grouped(command: Callable[..., None]) -> Callable[..., None]:
+    """Let a command take groups of options: for each parameter that is a dataclass, its fields become options."""
+    hints = get_type_hints(command, include_extras=True)
+    groups: dict[str, Any] = {name: hint for name, hint in hints.items() if dataclasses.is_dataclass(hint)}
+    parameters: list[inspect.Parameter] = []
+    for parameter in inspect.signature(command).parameters.values():
+        group = groups.get(parameter.name)
+        if group is None:
+            parameters.append(parameter.replace(annotation=hints[parameter.name]))
+            continue
+        fields = get_type_hints(group, include_extras=True)
+        parameters += [
+            parameter.replace(name=field.name, annotation=fields[field.name], default=field.default)
+            for field in dataclasses.fields(group)
+        ]
+    parameters = [parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY) for parameter in parameters]
+
+    @wraps(command)
+    def run(**given: Any) -> None:
+        for name, group in groups.items():
+            given[name] = group(**{field.name: given.pop(field.name) for field in dataclasses.fields(group)})
+        command(**given)
+
+    run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    run.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
+    return run
+
+
+@dataclasses.dataclass
+class ConfigOptions:
+    """Where the configuration is, and what overrides it."""
+
+    config: ConfigOption = None
+    set_: SetOption = None
+
+    def load(self) -> Config:
+        """The configuration; raises ConfigurationError with everything that is wrong."""
+        return self.load_with_origin().config
+
+    def load_with_origin(self, *overrides: str) -> Loaded:
+        """The configuration, and where each part of it came from. Further overrides win over `--set`."""
+        from harvester import config as configuration
+
+        return configuration.load(self.config, [*(self.set_ or ()), *overrides])
+
+
+@dataclasses.dataclass
+class LoggedOptions(ConfigOptions):
+    """The same with a log level."""
+
+    log_level: LogLevelOption = None
+
+    def load_with_origin(self, *overrides: str) -> Loaded:
+        level = [] if self.log_level is None else [f"logging.level={self.log_level}"]
+        return super().load_with_origin(*overrides, *level)
+
+
 def load(config: Path | None, set_: list[str] | None, log_level: str | None = None) -> Config:
-    """The configuration that the options ask for; raises ConfigurationError with everything that is wrong."""
-    return load_with_origin(config, set_, log_level).config
-
-
-def load_with_origin(config: Path | None, set_: list[str] | None, log_level: str | None = None) -> Loaded:
-    """`load`, and where each part came from."""
-    from harvester import config as configuration
-
-    overrides = list(set_ or ())
-    if log_level is not None:
-        overrides.append(f"logging.level={log_level}")
-    return configuration.load(config, overrides)
+    """The configuration for options that were taken one by one."""
+    return LoggedOptions(config, set_, log_level).load()

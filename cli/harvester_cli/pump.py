@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from harvester_cli.options import ConfigOption, JsonOption, LogLevelOption, SetOption, load
+from harvester_cli.options import JsonOption, LoggedOptions, grouped
+from harvester_cli.output import print_json
 
 if TYPE_CHECKING:
     import threading
@@ -20,10 +21,9 @@ INTERRUPTED = 130
 DEFAULT_TOPIC = "pump"
 
 
+@grouped
 def pump(
-    config: ConfigOption = None,
-    set_: SetOption = None,
-    log_level: LogLevelOption = None,
+    options: LoggedOptions,
     records: Annotated[int, typer.Option(help="Records to commit.")] = 10_000,
     keys: Annotated[int, typer.Option(help="Number of keys.")] = 1_000,
     rate: Annotated[
@@ -51,9 +51,7 @@ def pump(
     Counts and records are committed in the same transactions, so the counts are the truth that `verify` compares
     Kafka with. Ctrl-C ends it early, with everything that was committed counted.
     """
-    settings = load(config, set_, log_level)
-
-    import json
+    settings = options.load()
 
     from rich.console import Console
 
@@ -77,7 +75,7 @@ def pump(
     with stop_on_signal() as stop, progress("Pumping", planned.records, hidden=json_) as advance:
         report = perform(settings.dsn, settings.table, planned, append=append, stop=stop, on_progress=advance)
     if json_:
-        print(json.dumps(_as_dict(report)))
+        print_json(_as_dict(report))
     else:
         Console().print(_sentence(report, planned), highlight=False, soft_wrap=True)
     if not report.complete:

@@ -1,4 +1,4 @@
-"""`harvester stack`: real servers for the demo and the tests, without containers."""
+"""`harvester stack`: run real servers for the demo and the tests, without containers."""
 
 from __future__ import annotations
 
@@ -6,6 +6,9 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
+
+from harvester_cli.options import JsonOption
+from harvester_cli.output import print_json, print_rich
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -21,7 +24,6 @@ Directory = Annotated[
         show_default=False,
     ),
 ]
-AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 
 @app.command("up")
@@ -36,7 +38,7 @@ def up(
     durable: Annotated[
         bool, typer.Option("--durable/--fast", help="Survive a power cut, or be quicker without fsync.")
     ] = True,
-    as_json: AsJson = False,
+    as_json: JsonOption = False,
 ) -> None:
     """Start the servers; does nothing where they already run. They keep running until `harvester stack down`."""
     from rich.console import Console
@@ -70,7 +72,7 @@ def down(
 
 
 @app.command("status")
-def status(directory: Directory = None, as_json: AsJson = False) -> None:
+def status(directory: Directory = None, as_json: JsonOption = False) -> None:
     """Tell how the servers stand; exit code 1 unless both run."""
     if not _show(directory, as_json=as_json):
         raise typer.Exit(1)
@@ -110,13 +112,11 @@ def fetch() -> None:
 
 
 def _show(directory: Path | None, *, as_json: bool) -> bool:
-    import json
-
     from harvester import stack
 
     found = stack.status(directory or stack.default_directory())
     if as_json:
-        servers = {
+        servers: dict[str, object] = {
             server.name: {
                 "state": server.state,
                 "address": server.address,
@@ -125,9 +125,8 @@ def _show(directory: Path | None, *, as_json: bool) -> bool:
             }
             for server in found.servers
         }
-        print(json.dumps({"directory": str(found.directory), "running": found.running, **servers}))
+        print_json({"directory": str(found.directory), "running": found.running, **servers})
         return found.running
-    from rich.console import Console
     from rich.table import Table
 
     table = Table("server", "state", "address", "pid", title=f"stack in {found.directory}", title_justify="left")
@@ -135,5 +134,5 @@ def _show(directory: Path | None, *, as_json: bool) -> bool:
         style = "red" if server.state == "stopped" else "green"
         pid = str(server.pid) if server.pid else "-"
         table.add_row(server.name, f"[{style}]{server.state}[/]", server.address or "-", pid)
-    Console().print(table)
+    print_rich(table)
     return found.running

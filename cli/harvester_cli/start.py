@@ -1,8 +1,7 @@
-"""`harvester start`: runs a harvester until it is told to stop.
+"""`harvester start`: run a harvester until it is told to stop.
 
-What `harvester start` owes to a service manager: that it is ready, what it is doing, and that it makes progress.
-
-SIGHUP to a harvester without a terminal: read the configuration again, and apply what can be applied.
+It tells a service manager when it is ready, what it is doing, and that it makes progress. Without a terminal, SIGHUP
+reloads the configuration: what can be applied to a running harvester is, the rest is named.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from harvester_cli.options import ConfigOption, LogLevelOption, SetOption, load_with_origin
+from harvester_cli.options import LoggedOptions, grouped
 
 if TYPE_CHECKING:
     from harvester.config import Config, Loaded
@@ -35,8 +34,7 @@ _LOOKS = 4  # at the mark loop, in the time that the watchdog allows
 def tell_manager(harvester: Harvester, notifier: Notifier, done: threading.Event) -> None:
     """Keep the manager informed until `done`; for a thread of its own.
 
-    The watchdog hears only of turns of the mark loop: while that stands still, nothing is sent, however well this
-    thread may be.
+    Watchdog pings are sent only while the mark loop progresses.
     """
     from harvester_cli.dashboard.live import status_line
 
@@ -70,7 +68,7 @@ def has_terminal() -> bool:
 
 
 class Reloader(threading.Thread):
-    """Reloads one after the other; those that are asked for meanwhile become one."""
+    """Reloads the configuration on request; requests that arrive during a reload become one."""
 
     def __init__(
         self,
@@ -193,10 +191,9 @@ class DashboardMode(str, Enum):  # noqa: UP042 - typer shows the values of a str
     OFF = "off"
 
 
+@grouped
 def start(
-    config: ConfigOption = None,
-    set_: SetOption = None,
-    log_level: LogLevelOption = None,
+    options: LoggedOptions,
     shards: Annotated[
         int | None, typer.Option("--shards", min=1, help="Shard processes (limits.shards).", show_default=False)
     ] = None,
@@ -211,10 +208,8 @@ def start(
 
     Without a terminal SIGHUP reads the configuration again.
     """
-    overrides = list(set_ or ())
-    if shards is not None:
-        overrides.append(f"limits.shards={shards}")
-    read = partial(load_with_origin, config, overrides, log_level)
+    overrides = [] if shards is None else [f"limits.shards={shards}"]
+    read = partial(options.load_with_origin, *overrides)
     settings = read().config
 
     from harvester.config import check_clients
@@ -224,7 +219,6 @@ def start(
     from harvester.telemetry.notify import Notifier
     from harvester.telemetry.process import calm_collector
     from harvester_cli.dashboard import live
-    # moved
 
     problems = check_clients(settings)
     if problems:

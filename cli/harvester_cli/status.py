@@ -1,12 +1,11 @@
-"""`harvester status`: what the database tells, whether or not a harvester runs."""
+"""`harvester status`: the outbox as the database shows it, whether or not a harvester runs."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-import typer
-
-from harvester_cli.options import ConfigOption, JsonOption, LogLevelOption, SetOption, load
+from harvester_cli.options import JsonOption, LoggedOptions, grouped
+from harvester_cli.output import connected, grid, print_json, print_rich
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -15,32 +14,21 @@ if TYPE_CHECKING:
     from harvester.outbox.tables import OutboxTable
 
 
-def status(
-    config: ConfigOption = None,
-    set_: SetOption = None,
-    log_level: LogLevelOption = None,
-    json_: JsonOption = False,
-) -> None:
+@grouped
+def status(options: LoggedOptions, json_: JsonOption = False) -> None:
     """Show who leads, what waits in the outbox and what stands in quarantine, from the database alone."""
-    settings = load(config, set_, log_level)
+    settings = options.load()
 
-    from contextlib import closing
     from datetime import UTC, datetime
 
-    from harvester.outbox.connection import connect
     from harvester.outbox.overview import read_overview
 
-    with closing(connect(settings.dsn, application_name="harvester status")) as connection:
+    with connected(settings, "status") as connection:
         overview = read_overview(connection, settings.table)
     if json_:
-        import json
-
-        typer.echo(json.dumps(as_json(settings.table, overview)))
-        return
-
-    from rich.console import Console
-
-    Console().print(as_table(settings.table, overview, datetime.now(UTC), settings.leader_group_id))
+        print_json(as_json(settings.table, overview))
+    else:
+        print_rich(as_table(settings.table, overview, datetime.now(UTC), settings.leader_group_id))
 
 
 def as_json(table: OutboxTable, overview: Overview) -> dict[str, Any]:
@@ -87,9 +75,6 @@ def as_json(table: OutboxTable, overview: Overview) -> dict[str, Any]:
 
 def as_table(table: OutboxTable, overview: Overview, now: Any, group: str) -> Table:
     """Two columns, name and value, for people. `group`: of the configuration, which may be another."""
-    from rich.table import Table
-    from rich.text import Text
-
     shape, backlog, quarantine = overview.shape, overview.backlog, overview.quarantine
     leader = "none yet"
     if overview.holder is not None:
@@ -109,10 +94,7 @@ def as_table(table: OutboxTable, overview: Overview, now: Any, group: str) -> Ta
         f"id {shape.id_type}, key {shape.key_type}{' or null' if shape.key_nullable else ''}, value "
         f"{shape.value_type}, leader_id {shape.leader_id_type}, {'a' if shape.has_partition else 'no'} partition"
     )
-    grid = Table(title=Text(f"outbox {table}"), title_justify="left", show_header=False, box=None, pad_edge=False)
-    grid.add_column(style="bold")
-    grid.add_column(overflow="fold")
-    for name, value in (
+    rows = (
         ("term", str(overview.term)),
         ("leader", leader),
         ("belongs to", belongs_to),
@@ -123,10 +105,8 @@ def as_table(table: OutboxTable, overview: Overview, now: Any, group: str) -> Ta
         ("notify", "a trigger wakes the leader" if shape.has_notify else "polling only"),
         ("schema", f"version {overview.schema_version}"),
         ("outbox id", f"{overview.outbox_id}, incarnation {overview.incarnation}"),
-    ):
-        # Text, not markup: names and errors may contain brackets.
-        grid.add_row(name, Text(value))
-    return grid
+    )
+    return grid(rows, f"outbox {table}")
 
 
 def _count(records: int, *, capped: bool) -> str:

@@ -1,8 +1,7 @@
-"""`harvester systemd install`: the units, with this installation's paths, where systemd looks for them.
+"""`harvester systemd install`: write units with this installation's paths to where systemd looks for them.
 
-The text of the systemd units: the shipped ones, with this installation's paths, for the system or for a user. A
-user's manager has no privileges: it can make no users, namespaces or mounts, and knows no units of the system. What
-needs them is left out there; what the kernel's filters do stays.
+Units for a user are the shipped ones without what needs privileges: a user's manager can make no users, namespaces or
+mounts, and knows no units of the system. What the kernel's filters do stays.
 """
 
 from __future__ import annotations

@@ -3,24 +3,30 @@
 from __future__ import annotations
 
 from enum import StrEnum
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from harvester_cli.options import ConfigOption, JsonOption, LogLevelOption, SetOption, load
+from harvester_cli.options import JsonOption, LoggedOptions, grouped
+from harvester_cli.output import print_json, print_rich
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+    from harvester.verify.check import VerifyReport
+    from harvester.verify.sequences import Sequenced
 
 
 class Isolation(StrEnum):
-    """What the reader sees of transactions."""
+    """The isolation level that topics are read with."""
 
     READ_COMMITTED = "read_committed"
     READ_UNCOMMITTED = "read_uncommitted"
 
 
+@grouped
 def verify(
-    config: ConfigOption = None,
-    set_: SetOption = None,
-    log_level: LogLevelOption = None,
+    options: LoggedOptions,
     isolation: Annotated[
         Isolation, typer.Option(help="Whether records of open and aborted transactions are read.")
     ] = Isolation.READ_COMMITTED,
@@ -36,16 +42,11 @@ def verify(
 
     Exits with 0 only when no record is lost, out of order, unexpected or still waiting in the outbox.
     """
-    settings = load(config, set_, log_level)
-
-    import json
-
-    from rich.console import Console
+    settings = options.load()
 
     from harvester.errors import VerificationFailed
     from harvester.verify.check import verify as perform
     from harvester_cli.pump import progress
-    from harvester_cli.verdict import answer, render
 
     with progress("Reading", None, hidden=json_) as advance:
         report = perform(
@@ -59,9 +60,9 @@ def verify(
             on_progress=advance,
         )
     if json_:
-        print(json.dumps(report.details()))
+        print_json(report.details())
     else:
-        Console().print(render(report))
+        print_rich(render(report))
     verdict = report.verdict
     if not verdict.holds:
         raise VerificationFailed(answer(report), hint="the examples name the records and where they stand in Kafka")
@@ -71,3 +72,74 @@ def verify(
         )
     if strict and verdict.duplicates:
         raise VerificationFailed(f"{verdict.duplicates:,} deliveries are repeats, which --strict does not allow")
+
+
+def render(report: VerifyReport) -> RenderableType:
+    """Pure: report in, rich renderable out."""
+    from rich.console import Group
+    from rich.table import Table
+    from rich.text import Text
+
+    verdict, timing = report.verdict, report.timing
+    table = Table(title="Verdict", title_justify="left", show_header=False, box=None, padding=(0, 2, 0, 0))
+    table.add_column(justify="left")
+    table.add_column(justify="right")
+    table.add_column(justify="left", style="dim")
+    rows: tuple[tuple[str, int, bool, str], ...] = (
+        ("inserted", verdict.inserted, False, "committed rows, by the side table"),
+        ("delivered", verdict.delivered, False, "of these, found in Kafka"),
+        ("lost", verdict.lost, True, "in neither Kafka, quarantine nor outbox"),
+        ("duplicates", verdict.duplicates, False, "deliveries beyond a record's first"),
+        ("order violations", verdict.order_violations, True, "records that come after a successor"),
+        ("quarantined", verdict.quarantined, False, "set aside with their error"),
+        ("pending", verdict.pending, False, "still in the outbox"),
+        ("unexpected", verdict.unexpected, True, "records that were never committed"),
+        ("scattered keys", verdict.scattered, True, "keys found in several partitions"),
+    )
+    for name, count, must_be_zero, meaning in rows:
+        style = ("bold red" if count else "green") if must_be_zero else ""
+        table.add_row(name, Text(f"{count:,}", style=style), meaning)
+    if report.sequenced.records:
+        for name, count, meaning in _sequences(report.sequenced):
+            table.add_row(name, f"{count:,}", meaning)
+    table.add_row("rate", _figure(timing.rate_per_s, "/s"), "from first to last record in Kafka")
+    table.add_row("p50", _figure(timing.p50_ms, " ms"), "row inserted to timestamp in Kafka")
+    table.add_row("p99", _figure(timing.p99_ms, " ms"), "")
+    found = [*report.examples, *report.sequenced.examples]
+    examples = [Text(f"  {example}", overflow="fold") for example in found]
+    if examples:
+        examples.insert(0, Text("Examples"))
+    return Group(table, Text(answer(report)), *examples)
+
+
+def _sequences(found: Sequenced) -> tuple[tuple[str, int, str], ...]:
+    """Figures from the headers alone; informational, since only the counts know what was committed."""
+    return (
+        ("repeated ids", found.repeats, "by the records' headers alone"),
+        ("open numbers", found.open, "missing in the last sequence of a lane"),
+        ("clashing numbers", found.clashes, "ids that share a number with another"),
+    )
+
+
+def answer(report: VerifyReport) -> str:
+    """The verdict in one sentence."""
+    verdict = report.verdict
+    wrong = [
+        f"{count:,} {name}"
+        for count, name in (
+            (verdict.lost, "lost"),
+            (verdict.order_violations, "out of order"),
+            (verdict.unexpected, "unexpected"),
+            (verdict.scattered, "keys in several partitions"),
+        )
+        if count
+    ]
+    if wrong:
+        return f"The guarantees do not hold: {', '.join(wrong)}."
+    if not verdict.final:
+        return f"Nothing is lost or out of order so far; {verdict.pending:,} records wait in the outbox."
+    return "Nothing is lost or out of order."
+
+
+def _figure(value: float | None, unit: str) -> str:
+    return "-" if value is None else f"{value:,.1f}{unit}"

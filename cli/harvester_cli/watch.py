@@ -1,4 +1,4 @@
-"""`harvester watch`: the dashboard of harvesters that run on this machine, attached to their control sockets."""
+"""`harvester watch`: show the dashboard of harvesters on this machine, by their control sockets."""
 
 from __future__ import annotations
 

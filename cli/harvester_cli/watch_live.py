@@ -1,4 +1,4 @@
-"""`harvester watch` on a terminal: the screen, the keys, and the requests that keys make."""
+"""Runs `harvester watch` on a terminal: the screen, the keys, and the requests that keys make."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ class _Watch:
         self._asking: threading.Thread | None = None
 
     def frame(self) -> live.Frame:
-        """What is to be seen now."""
+        """The next frame."""
         seen = [SeenHarvester(str(glimpse.path), glimpse.status, glimpse.trouble) for glimpse in self._feeds.latest()]
         with self._lock:
             self._seen = seen
@@ -68,7 +68,7 @@ class _Watch:
         return draw
 
     def rest(self, at_most_s: float) -> bool:
-        """Until there is something to see; whether it has ended."""
+        """Wait until there is something new to show; whether the watch has ended."""
         self._news.wait(at_most_s)
         self._news.clear()
         return self.ended.is_set()
@@ -84,7 +84,7 @@ class _Watch:
         self._looks.set()
 
     def close(self) -> None:
-        """Ask nobody any more."""
+        """Stop following."""
         self._feeds.stop()
 
     def hear(self, keyboard: Keyboard) -> None:

@@ -76,7 +76,7 @@ class Connection:
         return from_json(Status, self.ask("status", answers_s=answers_s))
 
     def key(self, key: str, answers_s: float = ANSWERS_S) -> KeyStatus:
-        """What it and its database know of this key."""
+        """Everything that it and its database know of this key."""
         return from_json(KeyStatus, self.ask("key", answers_s=answers_s, key=key))
 
     def watch(self, every_s: float, answers_s: float = ANSWERS_S) -> Iterator[Status]:
@@ -146,7 +146,7 @@ class Connection:
             yield
         except TimeoutError as error:
             raise self._silent() from error
-        except (http.client.RemoteDisconnected, http.client.IncompleteRead) as error:
+        except (http.client.RemoteDisconnected, http.client.NotConnected, http.client.IncompleteRead) as error:
             raise self._ended() from error
         except OSError as error:
             raise self._gone(error) from error
@@ -278,7 +278,7 @@ _FORGOTTEN_AFTER_S = 30.0
 
 @dataclass(frozen=True, slots=True)
 class Glimpse:
-    """What is known of one: `status` is the last one, `trouble` why there is none now, `at` (monotonic) since when."""
+    """The last status of a harvester, or in `trouble` why it has none now; `at` (monotonic) since when."""
 
     path: Path
     status: Status | None = None
@@ -328,7 +328,7 @@ class Feeds:
         self._looked_at = -_LOOK_S
 
     def latest(self) -> list[Glimpse]:
-        """What is known of each, by path."""
+        """A glimpse of each, by path."""
         now = time.monotonic()
         if now - self._looked_at >= _LOOK_S:
             self._looked_at = now

@@ -28,7 +28,7 @@ class ControlError(HarvesterError):
 
 
 class NotUnderstood(ControlError):
-    """What came over a control socket is no request or no answer, or of another version."""
+    """A request or an answer cannot be read, or is of another version."""
 
 
 class NoHarvester(ControlError):

@@ -33,7 +33,7 @@ _FREE = (*_QUESTIONS, "stop")  # these wait for nobody
 
 
 class Controlled(Protocol):
-    """What is controlled: `harvester.Harvester`."""
+    """The harvester that is controlled: `harvester.Harvester`."""
 
     def status(self) -> Status: ...
 
@@ -177,7 +177,7 @@ class ControlServer(HttpServer):
         return {**self._outcome(changed=before != shards), "before": before, "shards": shards}
 
     def _outcome(self, *, changed: bool) -> dict[str, Any]:
-        """What a command prints."""
+        """The result that a command reports to its user."""
         status = self._harvester.status()
         return {
             "changed": changed,

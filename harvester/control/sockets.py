@@ -1,15 +1,13 @@
-"""Control sockets: where they are, who may listen on them, and whom a client believes.
+"""Decides where control sockets are, who may listen on them, and which a client trusts.
 
-A Unix socket's path has 107 bytes at the most (unix(7)), so names are cut where they are long.
+A harvester listens in a directory that nobody else can write to, on a socket for its owner alone. The socket of a dead
+process refuses connections and is replaced; that of a live one, stopped or stuck as it may be, is left alone. Whoever
+looks, removes and binds holds a lock on the directory meanwhile, so that two harvesters that start at once do not take
+each other's socket for a dead one's.
 
-Whom a client believes: directories into which nobody else can have put a socket, processes that may answer there. Any
-user of the machine can make `/tmp/harvester-0` before root does and listen in it. What is said to such a socket, and
-by it, must not count: root would be told that a harvester has stopped that runs on.
-
-A listening control socket: in a directory that nobody else can write, for its owner alone, one for each path. The
-socket of a process that died refuses connections and is replaced; that of a live one, stopped or stuck as it may be,
-is left alone. Two harvesters that start at once do not take each other's for dead: whoever looks, removes and binds
-holds a lock on the directory meanwhile.
+A client trusts only directories that nobody else can have put a socket into, and processes that may answer there: any
+user of the machine can make `/tmp/harvester-0` before root does and listen in it, and could tell root that a harvester
+has stopped that runs on.
 """
 
 from __future__ import annotations
@@ -31,18 +29,23 @@ from urllib.parse import quote
 
 from harvester.control.protocol import NoPlace
 
-LONGEST_PATH_BYTES = 107
+LONGEST_PATH_BYTES = 107  # unix(7)
 SUFFIX = ".sock"
 SYSTEM = Path("/run/harvester")
 _LONGEST_STEM = 48
 _DIGEST = 8
+_BACKLOG = 64
+_LOCKED_S = 5.0
+_ELSEWHERE = 'set control.socket to another path, or to "off"'
+_OTHERS_WRITE = 0o022
+_PEER = struct.Struct("3i")  # pid, uid, gid
 
 
 def choices(environ: Mapping[str, str], uid: int, temp: str, system: Path = SYSTEM) -> list[Path]:
-    """The directories in which a harvester of this user may put its socket, the best first.
+    """The directories in which a harvester of this user may put its socket, best first.
 
-    What systemd made for the service is the only one there; otherwise the user's runtime directory, the system's for
-    root, and one of the user's own under the temporary directory.
+    Within a service only the directory that systemd made for it; otherwise the user's runtime directory, the system's
+    for root, and one of the user's own under the temporary directory.
     """
     given = environ.get("RUNTIME_DIRECTORY", "").partition(":")[0]
     if given:
@@ -57,7 +60,7 @@ def choices(environ: Mapping[str, str], uid: int, temp: str, system: Path = SYST
 
 
 def looked_through(environ: Mapping[str, str], uid: int, temp: str, system: Path = SYSTEM) -> list[Path]:
-    """Where to look for harvesters: this user's places, and those of services; within a service only its own."""
+    """Where to look for harvesters: this user's directories and those of services; within a service only its own."""
     folders = choices(environ, uid, temp, system)
     if environ.get("RUNTIME_DIRECTORY"):
         return folders
@@ -94,18 +97,14 @@ def _folders_in(folder: Path) -> list[Path]:
         return []
 
 
-_OTHERS_WRITE = 0o022
-_PEER = struct.Struct("3i")  # pid, uid, gid
-
-
 def peer_of(connected: socket.socket) -> tuple[int, int]:
-    """Pid and uid of the process at the other end, as the kernel took them down when it connected, or listened."""
+    """Pid and uid of the process at the other end, as the kernel recorded them when it connected or listened."""
     pid, uid, _ = _PEER.unpack(connected.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _PEER.size))
     return pid, uid
 
 
 def about(folder: Path, uid: int) -> os.stat_result:
-    """What is there. A link is followed only where root or this user has made it: systemd does so for services.
+    """The status of a directory. Follows a link only if root or this user made it, as systemd does for services.
 
     Raises OSError.
     """
@@ -130,14 +129,11 @@ def is_believed(folder: Path, uid: int) -> bool:
 
 
 def may_answer(peer_uid: int, own_uid: int, folder_uid: int) -> bool:
-    """Whether a process of this user is a harvester of ours: it runs as we do, as root, or, for root, as the user whose
-    directory its socket is in. A harvester of anybody else would not obey us either."""
+    """Whether to trust a process of this user: it runs as we do, as root or, for root, as the owner of the directory.
+
+    A harvester of anybody else would not obey us either.
+    """
     return peer_uid in (0, own_uid) or (own_uid == 0 and peer_uid == folder_uid)
-
-
-_BACKLOG = 64
-_LOCKED_S = 5.0
-_ELSEWHERE = 'set control.socket to another path, or to "off"'
 
 
 @dataclass(slots=True)
@@ -149,7 +145,7 @@ class Listener:
     _file: tuple[int, int]
 
     def close(self) -> None:
-        """Nobody can connect from now on."""
+        """Stop listening."""
         with contextlib.suppress(OSError):
             self.socket.shutdown(socket.SHUT_RDWR)  # wakes whoever waits for a connection
         self.socket.close()
@@ -231,7 +227,7 @@ def _make_room(path: Path) -> None:
     except FileNotFoundError:
         return
     if not stat.S_ISSOCK(found.st_mode):
-        raise NoPlace(f"{path} exists and is no socket", hint=_ELSEWHERE)
+        raise NoPlace(f"{path} exists and is not a socket", hint=_ELSEWHERE)
     if is_live(path):
         raise NoPlace(
             f"another harvester listens on the control socket {path}",
@@ -241,7 +237,7 @@ def _make_room(path: Path) -> None:
 
 
 def _sweep(folder: Path) -> None:
-    """Remove what other processes that died have left: by default each has had a name of its own."""
+    """Remove the sockets of dead processes: by default, each has had a name of its own."""
     for path in folder.glob(f"*{SUFFIX}"):
         with contextlib.suppress(OSError):
             if stat.S_ISSOCK(path.lstat().st_mode) and not is_live(path):
@@ -255,7 +251,7 @@ def _identity(path: Path) -> tuple[int, int]:
 
 @contextmanager
 def _locked(folder: Path) -> Iterator[None]:
-    """Hold the directory's lock; raises OSError when it is not to be had."""
+    """Hold the directory's lock; raises OSError when another process does not release it."""
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         deadline = time.monotonic() + _LOCKED_S

@@ -158,7 +158,7 @@ _ENDED = frozenset({State.STOPPED, State.FAILED})
 
 
 class StatusSource(Protocol):
-    """What is shown: `harvester.Harvester`. All methods answer at once."""
+    """The source of snapshots: `harvester.Harvester`. All methods return at once."""
 
     def status(self) -> Status: ...
 

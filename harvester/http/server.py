@@ -69,7 +69,7 @@ class Response:
 
     @classmethod
     def problem(cls, code: int, error: str, hint: str | None = None) -> Response:
-        """What went wrong, and what to do about it."""
+        """An error and a hint, as JSON."""
         return cls.json(code, {"error": error, "hint": hint})
 
 

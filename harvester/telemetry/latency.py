@@ -1,4 +1,4 @@
-"""Latencies in little memory: a histogram with logarithmic buckets, and the window that a dashboard shows.
+"""Keeps latencies in little memory: a histogram with logarithmic buckets, and the window that a dashboard shows.
 
 Bucket i holds latencies from `LOWEST_MS * GROWTH**i` up to the next bound, and stands for the value between
 the two that is at most ERROR off from either, relatively (the scheme of DDSketch, Masson et al., VLDB 2019).
@@ -40,7 +40,7 @@ class Histogram:
         self._total = 0
 
     def __len__(self) -> int:
-        """How many latencies were added."""
+        """The number of latencies added."""
         return self._total
 
     def __eq__(self, other: object) -> bool:
@@ -83,7 +83,7 @@ class Histogram:
         raise AssertionError("the counts do not add up to the total")
 
     def counts_up_to(self, bounds_ms: Sequence[float]) -> list[int]:
-        """How many latencies are no longer than each of these ascending bounds, within ERROR of the bound."""
+        """The numbers of latencies up to each of these ascending bounds, within ERROR of the bound."""
         sums = [0] * len(bounds_ms)
         for bucket, count in list(self._counts.items()):
             place = bisect.bisect_left(bounds_ms, _value(bucket))
@@ -137,7 +137,7 @@ class LatencyWindow:
         self._filling.merge(latencies)
 
     def current(self, now: float) -> Histogram:
-        """What to show at `now`; not to be changed by the caller."""
+        """The histogram to show at `now`; not to be changed by the caller."""
         self._turn(now)
         return self._complete if len(self._complete) else self._filling
 

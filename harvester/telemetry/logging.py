@@ -1,12 +1,10 @@
-"""Log lines: for people on a terminal, JSON lines anywhere else; the Kafka client's among them.
+"""Formats log lines, the Kafka client's among them: for people on a terminal, as JSON elsewhere.
 
-Everything is logged to the standard logger `harvester` or to one that the host passes. Hosts that bring their own
-logger format it themselves: what `logger_for` adds stands in front of the message there, and in the record's
+Everything goes to the standard logger `harvester` or to one that the host passes. Hosts that bring their own logger
+format its lines themselves: there, what `logger_for` adds stands in front of the message, and in the record's
 `instance` and `shard` attributes.
 
 A reader that goes away (a closed pipe, a terminal that hung up) ends the output, never the process.
-
-What the Kafka client library says, sent to our own log instead of standard error.
 """
 
 from __future__ import annotations
@@ -103,7 +101,7 @@ class _Handler(logging.StreamHandler[TextIO]):
 
 
 class _Fields(logging.Formatter):
-    """What both forms have in common."""
+    """The base of both formatters."""
 
     def __init__(self, name: str, level: int) -> None:
         super().__init__()
@@ -188,10 +186,10 @@ def _is_terminal(stream: TextIO | None) -> bool:
 
 
 class ClientLog:
-    """Has the one method that confluent_kafka asks of a logger.
+    """Takes the Kafka client's lines, as the logger that confluent_kafka asks for.
 
-    The client reports every broken connection as an error although it mends it by itself; what matters reaches the
-    relay as a failed delivery or a trouble. So its lines are kept one level lower than it thinks.
+    Each is logged one level lower than the client wants: it reports every broken connection as an error although it
+    connects again by itself, and what matters reaches the relay as a failed delivery or a trouble.
     """
 
     def __init__(self, write: Callable[[int, str], None]) -> None:

@@ -1,9 +1,7 @@
-"""Counters and rates: throughput for hosts and the dashboard, totals for a monitoring system.
+"""Counts and rates: throughput for hosts and the dashboard, totals since the start for a monitoring system.
 
-Pure: no clock is read. Every time given to one object is a reading, in seconds, of one and the same clock; a
-monotonic one, so that a step of the wall clock bends no rate.
-
-What has happened since the harvester was started, as counters for a monitoring system.
+Pure. All times given to one object are readings, in seconds, of the same clock: a monotonic one, so that a step of
+the wall clock bends no rate.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Telling the service manager how the process fares: the protocol of sd_notify(3).
+"""Tells the service manager how the process fares, by the protocol of sd_notify(3).
 
 Datagrams of `NAME=value` lines to the Unix socket that NOTIFY_SOCKET names, a path or an abstract name that
 begins with `@`. Where the variable is not set there is nobody to tell, and every call does nothing. No call

@@ -1,35 +1,13 @@
-"""CPU and memory of processes, read from /proc (proc_pid_stat(5)), and how often the collector looks at ours.
-
-A process that has died, or turned into a zombie, has no figures: None, never an error.
-"""
+"""Measures the CPU use of processes, from /proc (proc_pid_stat(5)), and calms the garbage collector of ours."""
 
 from __future__ import annotations
 
 import gc
 import os
 from collections.abc import Iterable
-from dataclasses import dataclass
 from pathlib import Path
 
 _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
-_PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
-
-
-@dataclass(frozen=True, slots=True)
-class ProcessSample:
-    """One look at one process. `started_ticks` tells it from a later process with the same pid."""
-
-    started_ticks: int
-    cpu_s: float  # user and system time of all its threads, since it started
-    rss_bytes: int
-
-
-@dataclass(frozen=True, slots=True)
-class ProcessUsage:
-    """What a process used between two looks; `cpu_percent` is of one core, and None at the first look."""
-
-    cpu_percent: float | None
-    rss_bytes: int
 
 
 def calm_collector() -> None:
@@ -43,59 +21,46 @@ def calm_collector() -> None:
     gc.set_threshold(50_000, 20, 20)
 
 
-def parse_stat(text: str) -> ProcessSample | None:
-    """Read the text of /proc/<pid>/stat; None for a zombie and for a text that is not one."""
+def parse_stat(text: str) -> tuple[int, int] | None:
+    """When a process started and the CPU time of all its threads, in ticks, from /proc/<pid>/stat.
+
+    None for a zombie, and for any other text.
+    """
     # The second field is the program's name in parentheses and may itself hold spaces and parentheses.
     fields = text.rpartition(")")[2].split()
     try:
         if fields[0] in ("Z", "X", "x"):
             return None
-        return ProcessSample(
-            started_ticks=int(fields[19]),
-            cpu_s=(int(fields[11]) + int(fields[12])) / _TICKS_PER_S,
-            rss_bytes=int(fields[21]) * _PAGE_BYTES,
-        )
+        return int(fields[19]), int(fields[11]) + int(fields[12])
     except (IndexError, ValueError):
         return None
 
 
-def cpu_percent(earlier: ProcessSample, later: ProcessSample, elapsed_s: float) -> float | None:
-    """CPU of one core between two samples; None when they are of two processes or no time has passed."""
-    if earlier.started_ticks != later.started_ticks or elapsed_s <= 0:
-        return None
-    return max(0.0, 100 * (later.cpu_s - earlier.cpu_s) / elapsed_s)
-
-
-def sample(pid: int) -> ProcessSample | None:
-    """Look at the process `pid` now; None when there is none."""
-    try:
-        text = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
-    except OSError:
-        return None
-    return parse_stat(text)
-
-
 class ProcessWatch:
-    """Remembers the last look at each of a few processes, so that the next one tells what was used since."""
+    """Tells how much CPU a few processes used since the previous look."""
 
     def __init__(self) -> None:
-        self._last: dict[int, tuple[float, ProcessSample]] = {}
+        self._last: dict[int, tuple[float, int, int]] = {}
 
-    def look(self, pids: Iterable[int], now: float) -> dict[int, ProcessUsage]:
-        """Usage since the previous look, of those of `pids` that are alive; `now` in seconds, monotonic.
+    def look(self, pids: Iterable[int], now: float) -> dict[int, float]:
+        """Per cent of one core since the previous look, by pid; `now` in seconds, monotonic.
 
-        Processes that are not asked for again are forgotten. CPU time is counted in ticks of 10 ms: looks
-        less than a second apart give coarse percentages.
+        Processes that have died or are new have none, those that are not asked for are forgotten. CPU time is counted
+        in ticks of 10 ms: looks less than a second apart give coarse figures.
         """
-        looks: dict[int, tuple[float, ProcessSample]] = {}
-        usage: dict[int, ProcessUsage] = {}
+        seen: dict[int, tuple[float, int, int]] = {}
+        usage: dict[int, float] = {}
         for pid in pids:
-            seen = sample(pid)
-            if seen is None:
+            try:
+                ticks = parse_stat(Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace"))
+            except OSError:
                 continue
-            looks[pid] = (now, seen)
-            before = self._last.get(pid)
-            percent = cpu_percent(before[1], seen, now - before[0]) if before else None
-            usage[pid] = ProcessUsage(cpu_percent=percent, rss_bytes=seen.rss_bytes)
-        self._last = looks
+            if ticks is None:
+                continue
+            started, used = ticks
+            seen[pid] = (now, started, used)
+            at, started_before, used_before = self._last.get(pid, (now, started, used))
+            if now > at and started == started_before:  # not of a later process with the same pid
+                usage[pid] = max(0.0, 100 * (used - used_before) / _TICKS_PER_S / (now - at))
+        self._last = seen
         return usage

@@ -1,8 +1,8 @@
-"""Traces that go on: a record whose headers carry a trace context is published in a producer span of that trace.
+"""Continues traces: a record whose headers carry a trace context is published in a producer span of that trace.
 
     row's headers ─extract─▶ parent ─▶ span "send <topic>" ─inject─▶ the Kafka record's headers
 
-`TracingProducer` stands around a shard's producer, so that nothing is on the way of a record where tracing is off. A
+`TracingProducer` wraps a shard's producer, so that tracing costs nothing where it is off. A
 record without a trace context is passed on as it is; the other headers, `baggage` among them, always are. Each attempt
 is a span of its own; it ends with the delivery report, in a transaction with the transaction. How spans are sampled and
 where they go is in the environment (OTEL_…), as everywhere: see docs/operations.md. An extra: `[otel]`.
@@ -53,7 +53,7 @@ def make_provider(instance: str, environ: Mapping[str, str] = os.environ) -> Tra
 
 
 def exporter_names(environ: Mapping[str, str]) -> list[str]:
-    """What OTEL_TRACES_EXPORTER names, `otlp` without it, as names of entry points."""
+    """The exporters that OTEL_TRACES_EXPORTER names (default: `otlp`), as names of entry points."""
     protocol = environ.get("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL") or environ.get("OTEL_EXPORTER_OTLP_PROTOCOL")
     otlp = _PROTOCOLS.get(protocol or "http/protobuf", "otlp_proto_http")
     named = [name.strip() for name in (environ.get("OTEL_TRACES_EXPORTER") or "otlp").split(",")]

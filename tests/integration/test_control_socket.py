@@ -18,7 +18,7 @@ from pathlib import Path
 import pytest
 
 from harvester.control import sockets as control_sockets
-from harvester.control.client import Connection, find, running
+from harvester.control.client import Connection, Feeds, find, running
 from harvester.control.protocol import (
     ControlError,
     NoHarvester,
@@ -198,12 +198,23 @@ def test_an_older_harvester_is_recognized(sockets: Path) -> None:
             client.recv(65_536)
             client.sendall(answer)
 
-    listener = listen(sockets / "x.sock", UID)
-    thread = threading.Thread(target=serve, args=(listener,))
-    thread.start()
-    with Connection(sockets / "x.sock") as connection, pytest.raises(NotUnderstood, match="older than this command"):
+    path = sockets / "x.sock"
+    listener = listen(path, UID)
+
+    def answered() -> threading.Thread:
+        thread = threading.Thread(target=serve, args=(listener,))
+        thread.start()
+        return thread
+
+    once = answered()
+    with Connection(path) as connection, pytest.raises(NotUnderstood, match="older than this command"):
         connection.status()
-    thread.join()
+    once.join()
+    again, feeds = answered(), Feeds(lambda: [path], 0.1, lambda: None)
+    eventually(lambda: feeds.latest()[0].trouble, what="a word about it")
+    assert "older than this command" in str(feeds.latest()[0].trouble)
+    feeds.stop()
+    again.join()
     listener.close()
 
 
@@ -430,7 +441,7 @@ def test_a_directory_that_others_can_write_to_is_refused(sockets: Path) -> None:
 
 def test_what_is_no_socket_is_not_removed(sockets: Path) -> None:
     (sockets / "x.sock").write_text("precious")
-    with pytest.raises(NoPlace, match="is no socket"):
+    with pytest.raises(NoPlace, match="is not a socket"):
         listen(sockets / "x.sock", UID)
     with pytest.raises(NoPlace, match="too long"):
         listen(sockets / ("x" * 107), UID)

@@ -1,4 +1,4 @@
-"""The live dashboard: `figures` and `render` are pure, `capture` and `live` own the terminal, `plain` does without.
+"""The live dashboard: `figures`, `lines`, `render` and `watching` are pure, `terminal` and `live` do the drawing.
 
 Nothing is imported here, so that `harvester --help` stays quick.
 """

@@ -1,4 +1,4 @@
-"""Figures as a dashboard writes them: short, of bounded width, unit always given. Pure."""
+"""Formats figures for a dashboard: short, of bounded width, always with their unit. Pure."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Lines of a dashboard, of an exact width in terminal cells, and one key. Pure; a wide character takes two cells."""
+"""Builds a dashboard's lines, of an exact width in terminal cells, and the view of one key. Pure."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def rule(title: str, width: int, *, notes: Sequence[str] = (), ascii_only: bool 
 
 @dataclass(frozen=True, slots=True)
 class OneKey:
-    """What is known of this key: `told` last, or in `trouble` why that cannot be had."""
+    """A record key and its last status, or in `trouble` the reason that there is none."""
 
     key: str
     told: KeyStatus | None = None

@@ -1,10 +1,8 @@
-"""The dashboard on a terminal, redrawn a few times a second; and, without a terminal, a line every few seconds.
+"""Draws the dashboard on a terminal a few times a second, or without one prints a line every few seconds.
 
-It has the terminal's alternate screen, so nothing of the scroll-back is overwritten and what stood there comes back.
+It uses the terminal's alternate screen, so nothing of the scroll-back is overwritten and what stood there comes back.
 Each frame begins at the top left and covers every cell, in a single write: nothing flickers, and a resized terminal
-is right again with the next frame. All other output is kept meanwhile (capture.py).
-
-The dashboard where there is no terminal: a line every few seconds, easy to read and to grep.
+is right again with the next frame. All other output is kept meanwhile (`KeptOutput`).
 """
 
 from __future__ import annotations
@@ -97,7 +95,7 @@ _active: list[KeptOutput] = []
 
 
 class Frame(Protocol):
-    """What is to be seen at one moment, for a terminal of any size."""
+    """Draws one moment for a terminal of any size."""
 
     def __call__(self, width: int, height: int, /, *, kept: OffScreenOutput | None, ascii_only: bool) -> Text:
         """`height` lines of at most `width` cells each."""

@@ -1,13 +1,12 @@
-"""The dashboard as a pure function: a Status and a terminal's size in, exactly that many lines out.
+"""Renders a Status for a terminal of a given size, in exactly that many lines. Pure.
 
 From the top: who and in what state, what is wrong, throughput of the last minute, how full and how late it is, the
 shards, the last events. All of it is said in words and figures; colour only repeats it. 80 columns by 24 lines hold
 eight shards and five events. With less, the bottom goes first; with more, the chart grows, further columns of the
 shards appear, and more events are shown.
 
-The part of the dashboard between figures and events: all shards, one of them, one key, or the quarantine.
-
-The table of shards: which columns and which shards fit, and a word about those that do not.
+Between figures and events stands the table of shards or, instead, one shard, one key, or the quarantine. Of the table,
+the columns and shards that fit are shown; the others are counted.
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ class OneShard:
 
 @dataclass(frozen=True, slots=True)
 class QuarantineMeter:
-    """How much went to quarantine, and through which shards."""
+    """The number of records in quarantine, and the shards that put them there."""
 
 
 Detail = OneShard | OneKey | QuarantineMeter
@@ -49,7 +48,7 @@ class Block:
 
 
 def block(status: Status, detail: Detail | None, width: int, *, ascii_only: bool) -> Block:
-    """What is to be drawn; `draw(n)` gives one line and at most `n` more."""
+    """The lower block; its `draw(n)` returns one line and at most `n` more."""
     if detail is None:
         return Block(
             "shards",

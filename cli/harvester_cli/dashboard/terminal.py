@@ -1,11 +1,9 @@
-"""The terminal of a dashboard: writes without waiting, single keys, and nothing else on the screen.
+"""Owns the terminal while a dashboard has it: non-blocking writes, single keys, and no other output on the screen.
 
-Single keys from a terminal, without echo and without a line's end; the terminal's settings come back at the end.
-
-Keeps everything else off the screen while a dashboard has it, and gives it back afterwards. Log lines come from
-Python, from librdkafka's C code and from shard processes, so replacing `sys.stderr` would not do: the file
-descriptors themselves are pointed at a file. Shards started meanwhile inherit that. Only what would have gone to a
-terminal is kept; standard error that goes to a log file already stays as it is.
+`Keyboard` reads keys without echo or a line's end, and restores the terminal's settings. `KeptOutput` keeps everything
+else off the screen and prints it afterwards. Log lines come from Python, from librdkafka's C code and from shard
+processes, so replacing `sys.stderr` would not do: the file descriptors themselves are pointed at a file, which shards
+started meanwhile inherit. Standard error that goes to a log file stays as it is.
 """
 
 from __future__ import annotations
@@ -184,7 +182,7 @@ class KeptOutput:
         self.release()
 
     def kept(self) -> OffScreenOutput:
-        """What was kept so far."""
+        """The output kept so far."""
         while chunk := os.pread(self._file_fd, _CAPTURE_READ_BYTES, self._counted_bytes):
             self._counted_bytes += len(chunk)
             self._counted_lines += chunk.count(b"\n")
@@ -215,7 +213,7 @@ class KeptOutput:
             os.close(fd)
 
     def _replay(self) -> tuple[bytes, bool]:
-        """What to print, and whether that is everything."""
+        """The text to print, and whether that is everything."""
         start = max(0, os.fstat(self._file_fd).st_size - REPLAY_BYTES)
         text = os.pread(self._file_fd, REPLAY_BYTES, start)
         if text and not text.endswith(b"\n"):

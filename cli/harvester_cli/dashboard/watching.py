@@ -1,6 +1,6 @@
-"""The screen of `harvester watch`, and what its keys do. Pure.
+"""Renders the screen of `harvester watch` and decides what its keys do. Pure.
 
-What the keys of `harvester watch` do: a view and a key in, the next view and perhaps a request out.
+`press` takes a view and a key, and returns the next view and perhaps a request; `screen` draws a view.
 """
 
 from __future__ import annotations
@@ -48,13 +48,13 @@ class SeenHarvester:
 
     @property
     def label(self) -> str:
-        """What to call it."""
+        """Its name or, before that is known, its socket."""
         return self.status.name if self.status is not None else self.socket
 
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """What is looked at: which harvester, by its socket (None: the first), what of it, and the last word about keys.
+    """The state of the watch: the harvester on view (its socket; None: the first), the detail, the last message.
 
     `typed`: what has been entered of a record's key so far, a character for each byte; None while none is.
     """
@@ -99,7 +99,7 @@ def chosen(view: View, seen: Sequence[SeenHarvester]) -> SeenHarvester | None:
 
 
 def press(view: View, key: str, seen: Sequence[SeenHarvester]) -> tuple[View, Ask | Quit | None]:
-    """What this key does."""
+    """The view after this key, and the request that it makes, if any."""
     view = replace(view, message="")
     if view.typed is not None:
         return _entry(view, view.typed, key), None

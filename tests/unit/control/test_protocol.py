@@ -21,8 +21,10 @@ from harvester.control.protocol import (
     object_of,
 )
 from harvester.http.server import json_line
-from harvester.status import Backlog, KeyStatus, LastEvent, ShardState, ShardStatus, State, Status, to_json
+from harvester.status import Backlog, KeyStatus, LastEvent, ShardState, ShardStatus, State, Status, adapter, to_json
 from tests.support.statuses import KEY
+
+adapter(Status)  # takes longer to make than Hypothesis allows an example
 
 ARGUMENTS: dict[type, st.SearchStrategy[Any]] = {
     int: st.integers(),

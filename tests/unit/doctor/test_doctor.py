@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from harvester_cli.doctor_view import lines_of
+from harvester_cli.doctor import lines_of
 
 from harvester.config import Config
 from harvester.doctor import CheckLevel, CheckResult, DoctorReport

@@ -6,7 +6,7 @@ from dataclasses import replace
 from uuid import UUID
 
 import pytest
-from harvester_cli.verdict import answer, render
+from harvester_cli.verify import answer, render
 from rich.console import Console
 
 from harvester.origin import Origin
