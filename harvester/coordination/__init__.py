@@ -1,4 +1,4 @@
-"""Consumers that share the partitions of topics through a Kafka topic alone (seed 003).
+"""Consumers that share the partitions of topics through a Kafka topic alone.
 
 The coordination topic is a write-ahead log. Whoever reads it comes to the same conclusion about who holds what, so
 nothing else has to be asked and nobody has to be trusted. A claim, from wanted to held, passes these modules:

@@ -8,7 +8,7 @@ what a client says there, and how long it may believe what it has read:
      │               │             └▶ FINDING ──┘  │                │
      └──lost, late───┘     (position not known)    └──taken, expired┴──▶ IDLE (StopHandingOut)
 
-*Winning.* The claim is appended and the log is read up to it; the verdict at its own offset is the answer (seed 003).
+*Winning.* The claim is appended and the log is read up to it; the verdict at its own offset is the answer.
 A claim that won and is not awaited any more is released. The winner sends a heartbeat at once, begins behind the
 position the log knows, and sends a heartbeat every half interval: so one that is lost leaves the claim fresh.
 

@@ -1,4 +1,4 @@
-"""One claim, rule by rule (seed 003; protocol P27 and P28)."""
+"""One claim, rule by rule (protocol P27 and P28)."""
 
 from __future__ import annotations
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from harvester.relay.core.supervision import RetryDelays, idle_wait_s
+from harvester.relay.marker import RetryDelays, idle_wait_s
 
 PACE = RetryDelays(mark_backoff_s=0.001, mark_backoff_max_s=0.016, io_error_backoff_s=1, statement_timeout_s=1)
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from harvester.config import Config
-from harvester.config.clients import TokenHook
+from harvester.config.oauth import TokenHook
 from harvester.errors import ConfigurationError
 
 OAUTH = {"bootstrap.servers": "h:1", "sasl.mechanism": "OAUTHBEARER", "security.protocol": "sasl_ssl"}
@@ -42,7 +42,7 @@ def test_it_travels_by_name(tmp_path: Path) -> None:
 
 def test_the_last_token_goes_on_while_it_is_valid(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     user, hook = tmp_path / "user", TokenHook.of(NAME)
-    monkeypatch.setattr("harvester.config.clients._last", {})
+    monkeypatch.setattr("harvester.config.oauth._last", {})
     user.write_text("")
     assert hook(str(user))[0] == "no-token", "the client is born, and the broker refuses it"
     user.write_text("somebody")
@@ -70,8 +70,8 @@ def test_what_cannot_be_called(name: str) -> None:
 @pytest.mark.parametrize(
     ("given", "path", "says"),
     [
-        ({"oauth": {"token": "no colon"}}, "oauth.token", "names no function"),
-        ({"oauth": {"token": 7}}, "oauth.token", "names no function"),
+        ({"oauth": {"token": "no colon"}}, "oauth.token", "does not name a function"),
+        ({"oauth": {"token": 7}}, "oauth.token", "does not name a function"),
         ({"base_kafka_config": {"bootstrap.servers": "h:1"}}, "oauth.token", "OAUTHBEARER only"),
         ({"base_kafka_config": {**OAUTH, "security.protocol": "ssl"}}, "oauth.token", "OAUTHBEARER only"),
         ({"base_kafka_config": {**OAUTH, "oauth_cb": "x"}}, 'base_kafka_config."oauth_cb"', "set oauth.token instead"),
