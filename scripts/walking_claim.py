@@ -142,7 +142,7 @@ def record() -> Way:
     settings = module.ConsumerSettings(kafka={}, group="walk", topics=(TOPIC,), coordination_partitions=1)
     consumer = module.CoordinatedConsumer(settings, on_event=told.append)
     session, fetcher = consumer._session, consumer._fetcher
-    session._coordinator.begin(session._log.begin(session._worlds), 0.0)
+    session._coordinator.begin(session._log.begin(session._coordinator.worlds), 0.0)
     topics = fetcher.topics()
     assert topics is not None
     session.consume(topics)

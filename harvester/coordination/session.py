@@ -57,10 +57,8 @@ class Session:
         self._turn_s = min(_TURN * settings.heartbeat_interval_s, _LONGEST_TURN_S)
         self._counts: Counter[str] = Counter()
         self._written: Counter[str] = Counter()
-        self._worlds = {
-            partition: World.begin(settings.timing) for partition in range(settings.coordination_partitions)
-        }
-        self._coordinator = Coordinator(settings, client, self._worlds)
+        partitions = range(settings.coordination_partitions)
+        self._coordinator = Coordinator(settings, client, {each: World.begin(settings.timing) for each in partitions})
         self._log = CoordinationLog(
             settings.coordination_topic, settings.kafka, self._not_sent, settings.pace.trust_s
         )  # what is older than trust proves nothing
@@ -140,7 +138,7 @@ class Session:
 
     def _run(self) -> None:
         try:
-            ends = self._log.begin(self._worlds, self._settings.tail_ms)
+            ends = self._log.begin(self._coordinator.worlds, self._settings.tail_ms)
             with self.lock:
                 self._coordinator.begin(ends, clock_s())
             while not self.ended.is_set():
@@ -221,7 +219,7 @@ class Session:
         if partition in self._log.tails:
             self._past.find(partition, place, generation)
         else:  # all that is kept of the log has been read: there is nothing further back to be found
-            claim = self._worlds[partition].claim(place)
+            claim = self._coordinator.worlds[partition].claim(place)
             self.tell(place, PositionFound(generation, claim.last_offset, claim.positioned))
 
     def _found(self, place: GroupPartition, found: PositionFound) -> None:

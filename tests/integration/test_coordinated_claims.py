@@ -248,7 +248,7 @@ def test_a_long_log_is_read_from_its_tail_and_silent_positions_are_found_in_the_
     eventually(lambda: held(two) == [4], what="all claims")
     session = two.consumer._session
     assert session._log.tails >= {log_partition(place, 2) for place in session.buffer}
-    assert not any(session._worlds[partition].complete for partition in session._log.tails)
+    assert not any(session._coordinator.worlds[partition].complete for partition in session._log.tails)
     fill(settings, 100, first=200)
     eventually(lambda: len(two.seen) == 100, what="what is new")
     assert sorted(two.seen) == list(range(200, 300))
