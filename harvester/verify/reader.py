@@ -298,7 +298,7 @@ class _Reader:
             if readable < end:
                 return BrokerError(
                     f"an open transaction hides what follows {_name(place)}@{readable} ({self._timeout_s:g} s waited)",
-                    hint="wait until its producer or its timeout ends it, or look with --isolation read_uncommitted",
+                    hint="wait until its producer or its timeout ends it, or read with --isolation read_uncommitted",
                 )
         waiting = ", ".join(_name(place) for place in sorted(left)[:3])
         return self.unavailable(f"nothing arrived within {self._timeout_s:g} s; {waiting} not read to the end")
