@@ -1,8 +1,8 @@
-"""`scripts/versions`: a smoke (`scripts.version_smoke`) in each mode of delivery and marking of each version.
+"""`scripts/versions`: runs a smoke test (`scripts.version_smoke`) with each version, delivery and marking mode.
 
-One thing differs from the base at a time: the newest PostgreSQL and Kafka, and the oldest Python. Servers are this
-checkout's embedded ones with other programs. Each Python gets a fresh environment with the wheel and the newest
-libraries that its package index has, as `pip install harvester` would.
+One component at a time differs from the base: the newest PostgreSQL and Kafka, and the oldest Python. The servers are
+this checkout's embedded ones with other programs. Each Python gets a fresh environment with the wheel and the newest
+libraries of its package index, as with `pip install harvester`.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class Cell:
 
 
 class Missing(Exception):
-    """A version that cannot be had on this machine, and why."""
+    """A version that is not available on this machine, and the reason."""
 
 
 def cells() -> list[Cell]:
@@ -68,7 +68,7 @@ def cells() -> list[Cell]:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """0 when all that was asked for holds, else 1."""
+    """0 if every selected combination holds, else 1."""
     parser = argparse.ArgumentParser(prog="scripts/versions", description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("only", nargs="*", metavar="TEXT", help="only combinations with this text, such as 'Kafka 3.9'")
     parser.add_argument("--records", type=int, default=4000, help="records of each smoke [%(default)s]")

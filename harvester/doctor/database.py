@@ -25,9 +25,9 @@ from harvester.outbox.connection import (
     one_line,
     server_identity,
 )
+from harvester.outbox.leader_session import ANYONE, Owner
 from harvester.outbox.schema import read_facts
 from harvester.outbox.tables import OutboxTable
-from harvester.outbox.term_session import ANYONE, Owner
 
 # What RESET would give: our session has set some of these for itself.
 SETTINGS = "SELECT name, coalesce(reset_val, '') FROM pg_catalog.pg_settings WHERE name = ANY(%s)"

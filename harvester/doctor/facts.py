@@ -11,7 +11,7 @@ from enum import Enum, StrEnum
 from typing import Any
 
 from harvester.outbox import catalog
-from harvester.outbox.term_session import ANYONE, Owner
+from harvester.outbox.leader_session import ANYONE, Owner
 
 
 class Pooling(Enum):

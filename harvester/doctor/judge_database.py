@@ -25,9 +25,9 @@ from harvester.doctor.facts import (
     warning,
 )
 from harvester.errors import SchemaError
+from harvester.outbox.leader_session import Owner
 from harvester.outbox.shape import INIT_HINT, MINIMUM_SERVER_VERSION, check_companions, outbox_shape
 from harvester.outbox.sql import ddl
-from harvester.outbox.term_session import Owner
 
 LONG_S = 300.0
 TESTED_VERSION = 150000

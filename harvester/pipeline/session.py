@@ -1,7 +1,4 @@
-"""The Spark session of a job: its settings, its connectors' jars, and one clear error for what cannot work.
-
-The connectors' jars for the installed Spark, from the cache that the embedded broker's jars are in.
-"""
+"""The Spark session of a job: its settings, its connectors' jars, and one clear error for what cannot work."""
 
 from __future__ import annotations
 
@@ -97,6 +94,7 @@ _USUAL = {
     **{f"spark.hadoop.parquet.enable.dictionary#{column}": "false" for column in _UNALIKE},
 }
 _TASKS_PER_CORE = 4
+_GOES_ON = "nothing is lost: started again, it continues where it was"
 
 
 @dataclass(frozen=True, slots=True)
@@ -197,17 +195,15 @@ def session(settings: SessionSettings, *, progress: Callable[[str], None] = lamb
 
 
 @contextmanager
-def clear_errors(what: str) -> Iterator[None]:
-    """Whatever Spark or its Java process says becomes a PipelineError of one line, beginning with `what`."""
+def clear_errors(what: str, error_type: type[PipelineError] = PipelineError, hint: str = _GOES_ON) -> Iterator[None]:
+    """Turns whatever Spark or its Java process says into an error of one line, beginning with `what`."""
     from py4j.protocol import Py4JError
     from pyspark.errors import PySparkException
 
     try:
         yield
     except (PySparkException, Py4JError, OSError, EOFError) as error:
-        raise PipelineError(
-            f"{what}: {reason(error)}", hint="nothing is lost: started again, it goes on where it was"
-        ) from error
+        raise error_type(f"{what}: {reason(error)}", hint=hint) from error
 
 
 def reason(error: BaseException) -> str:

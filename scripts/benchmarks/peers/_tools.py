@@ -1,6 +1,6 @@
-"""What the peers are built with: Go and Maven, their ordinary clients, and a cache for what they make.
+"""Builds the peers with Go and Maven, their ordinary clients, and a cache for the results.
 
-A first run downloads; later ones do not. What is missing is said before anything is started.
+Only the first run downloads. Missing tools are reported before anything is started.
 """
 
 from __future__ import annotations
