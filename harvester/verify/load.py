@@ -107,7 +107,7 @@ class Load:
             if not good
         ]
         if problems:
-            raise ConfigurationError(problems, hint="--help lists the options")
+            raise ConfigurationError(problems, hint="see --help for the options")
 
 
 _FIELDS = {

@@ -101,7 +101,7 @@ def prepare(connection: Connection, table: OutboxTable, shape: OutboxShape, load
         if strangers:
             raise OutboxError(
                 f"{table.sql} holds {strangers} records that no pump has counted (the first has id {first})",
-                hint="drain it, or give the pump an outbox_table of its own",
+                hint="drain the outbox, or give the pump an outbox_table of its own",
             )
         keys = [key_name(index) for index in range(load.keys)]
         topics = [load.topics[index % len(load.topics)] for index in range(load.keys)]
@@ -133,7 +133,7 @@ def _check_sizes(shape: OutboxShape, load: Load) -> None:
     if columns.key_max is not None and longest > columns.key_max:
         problems.append(Problem("--keys", f"keys of {longest} characters do not fit", f"up to {columns.key_max}"))
     if problems:
-        raise ConfigurationError(problems, hint="the outbox's columns limit key and value")
+        raise ConfigurationError(problems, hint="choose values that fit the outbox's columns")
 
 
 def prefix_sql(shape: OutboxShape) -> str:

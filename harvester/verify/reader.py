@@ -22,6 +22,12 @@ from harvester.verify.sequences import Sequences
 from harvester.verify.verdict import MAX_FINDINGS, Delivery
 
 Partition = tuple[str, int]  # topic, number
+Isolation = Literal["read_committed", "read_uncommitted"]
+_BATCH_RECORDS = 5_000
+_POLL_S = 0.05
+_silent = logging.getLogger("harvester.verify.kafka")
+_silent.addHandler(logging.NullHandler())
+_silent.propagate = False
 
 
 class _KeyLog:
@@ -144,15 +150,6 @@ def percentile_ms(ordered_us: list[int], share: float) -> float | None:
 
 def _text(key: bytes) -> str:
     return key.decode(errors="replace")
-
-
-Isolation = Literal["read_committed", "read_uncommitted"]
-
-_BATCH_RECORDS = 5_000
-_POLL_S = 0.05
-_silent = logging.getLogger("harvester.verify.kafka")
-_silent.addHandler(logging.NullHandler())
-_silent.propagate = False
 
 
 def read(
@@ -298,7 +295,7 @@ class _Reader:
             if readable < end:
                 return BrokerError(
                     f"an open transaction hides what follows {_name(place)}@{readable} ({self._timeout_s:g} s waited)",
-                    hint="wait until its producer or its timeout ends it, or look with --isolation read_uncommitted",
+                    hint="wait until its producer or its timeout ends it, or read with --isolation read_uncommitted",
                 )
         waiting = ", ".join(_name(place) for place in sorted(left)[:3])
         return self.unavailable(f"nothing arrived within {self._timeout_s:g} s; {waiting} not read to the end")

@@ -12,10 +12,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from psycopg.conninfo import make_conninfo
 
-from harvester.config import Config, Limits, format_duration, load_config, parse_duration
-from harvester.config.dsn import effective_dsn, mask_dsn, parse_dsn
+from harvester.config import Config, Limits, load_config
+from harvester.config.dsn import mask_dsn, parse_dsn
 from harvester.config.kafka_options import MASK
-from harvester.config.load import build, interpolate_table
+from harvester.config.load import build
 from harvester.config.timing import PURGE_MARGIN, SCAN_INTERVAL, rebalance_notice
 from harvester.errors import ConfigurationError, Problem
 
@@ -49,21 +49,6 @@ def outcome(settings: dict[str, Any]) -> tuple[Config | None, list[Problem]]:
         return build(settings), []
     except ConfigurationError as error:
         return None, list(error.problems)
-
-
-@given(st.timedeltas(min_value=timedelta(0), max_value=timedelta(days=400)))
-def test_durations_round_trip(value: timedelta) -> None:
-    assert parse_duration(format_duration(value)) == value
-
-
-@given(st.text(max_size=30) | st.from_regex(r"[0-9.]{0,4}(us|ms|s|m|h)?[0-9.]{0,3}(us|ms|s|m|h)?", fullmatch=True))
-def test_any_text_is_a_duration_or_a_value_error(text: str) -> None:
-    try:
-        value = parse_duration(text)
-    except ValueError:
-        return
-    assert value >= timedelta(0)
-    assert parse_duration(format_duration(value)) == value
 
 
 @given(SETTINGS)
@@ -163,30 +148,6 @@ def test_a_password_is_never_printed(password: str) -> None:
     assert SECRET not in f"{config!r}{config}{config.masked()}"
     assert parse_dsn(config.dsn)["password"] == password
     assert config.producer_options()["sasl.password"] == password
-
-
-PARAMS = st.fixed_dictionaries(
-    {},
-    optional={
-        name: st.text(st.characters(exclude_characters="\x00", codec="utf-8"), max_size=12)
-        for name in ("user", "password", "dbname", "host", "options", "sslmode")
-    },
-)
-
-
-@given(PARAMS)
-def test_a_well_formed_connection_string_keeps_its_meaning(params: dict[str, str]) -> None:
-    text = make_conninfo("", **params)
-    assert parse_dsn(text) == params
-    added = {"target_session_attrs", "connect_timeout", "application_name"}
-    effective = parse_dsn(effective_dsn(text, application_name="x"))
-    assert {name: value for name, value in effective.items() if name not in added} == params
-
-
-@given(st.text(max_size=20))
-def test_text_without_a_reference_stays_and_an_escaped_one_comes_back(text: str) -> None:
-    assert interpolate_table({"a": text.replace("$", "$$")}, {}) == ({"a": text}, [])
-    assert interpolate_table({"a": "${V}"}, {"V": text}) == ({"a": text}, [])
 
 
 @given(SETTINGS)
