@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Protocol
 
 import pytest
+from hypothesis import settings
 
 from tests.support import servers as support_servers
 from tests.support.servers import Run, Servers
@@ -23,6 +24,11 @@ class MakeTopic(Protocol):
     """The fixture `make_topic`."""
 
     def __call__(self, partitions: int = 4, config: Mapping[str, str] | None = None) -> str: ...
+
+
+# A busy machine makes any example slow once; what has to be quick is measured by benchmarks.
+settings.register_profile("suite", deadline=None)
+settings.load_profile("suite")
 
 
 def pytest_configure(config: pytest.Config) -> None:
