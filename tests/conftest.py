@@ -8,11 +8,13 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Protocol
 
 import pytest
+from hypothesis import settings
 
 from tests.support import servers as support_servers
 from tests.support.servers import Run, Servers
 
 if TYPE_CHECKING:
+    from tests.support.databases import Admin
     from tests.support.topics import Topics
 
 _run = pytest.StashKey[Run]()
@@ -22,6 +24,11 @@ class MakeTopic(Protocol):
     """The fixture `make_topic`."""
 
     def __call__(self, partitions: int = 4, config: Mapping[str, str] | None = None) -> str: ...
+
+
+# A busy machine makes any example slow once; what has to be quick is measured by benchmarks.
+settings.register_profile("suite", deadline=None)
+settings.load_profile("suite")
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -61,17 +68,26 @@ def _template(servers: Servers) -> str:
     return ensure_template(servers)
 
 
+@pytest.fixture(scope="session")
+def _admin(servers: Servers) -> Iterator[Admin]:
+    """A session in which databases are made and dropped."""
+    import psycopg
+
+    with psycopg.connect(servers.dsn, autocommit=True) as connection:
+        yield connection
+
+
 @pytest.fixture
-def empty_database(servers: Servers) -> Iterator[str]:
+def empty_database(servers: Servers, _admin: Admin) -> Iterator[str]:
     """DSN of an empty database."""
     from tests.support.databases import fresh_database
 
-    with fresh_database(servers, "template0") as dsn:
+    with fresh_database(servers, "template0", _admin) as dsn:
         yield dsn
 
 
 @pytest.fixture
-def make_database(servers: Servers, _template: str) -> Iterator[Callable[[], str]]:
+def make_database(servers: Servers, _template: str, _admin: Admin) -> Iterator[Callable[[], str]]:
     """Makes databases that have an outbox, each an outbox of its own; returns the DSN."""
     from contextlib import ExitStack
 
@@ -80,7 +96,7 @@ def make_database(servers: Servers, _template: str) -> Iterator[Callable[[], str
     with ExitStack() as cleanup:
 
         def make() -> str:
-            dsn = cleanup.enter_context(fresh_database(servers, _template))
+            dsn = cleanup.enter_context(fresh_database(servers, _template, _admin))
             make_its_own(dsn)
             return dsn
 

@@ -12,6 +12,7 @@ from scripts.benchmarks import _report, coordination, drain, latency, limits
 from scripts.benchmarks.__main__ import BOOTSTRAP, DSN, find, main
 from scripts.benchmarks._relay import FULL
 from scripts.benchmarks._scenario import Bench, Samples
+from tests.support.longs import long
 from tests.support.servers import Servers
 
 ONE_DRAIN = {"rate_per_s", "cpu_us_per_record", "cpu_us_supervisor", "rss_mb"}
@@ -56,6 +57,8 @@ GROUPS: dict[str, dict[str, set[str]]] = {
         "soak": {f"{phase}.{name}" for phase in ("backlog", "steady") for name in FLAT},
     },
 }
+# Scenarios of several phases, which take as long as all others together; those try the same machinery.
+NIGHTLY = {"backlogs", "keys"}
 
 
 @pytest.fixture
@@ -72,7 +75,7 @@ def tiny(monkeypatch: pytest.MonkeyPatch, servers: Servers) -> None:
     monkeypatch.setattr(coordination, "INTERVAL_S", 1.0)
 
 
-@pytest.mark.parametrize("group", GROUPS)
+@pytest.mark.parametrize("group", [pytest.param(name, marks=long if name in NIGHTLY else ()) for name in GROUPS])
 def test_each_scenario_gives_its_figures(
     group: str, tiny: None, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

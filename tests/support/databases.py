@@ -5,6 +5,7 @@ from __future__ import annotations
 import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import psycopg
 from psycopg import sql
@@ -16,6 +17,7 @@ from harvester.outbox.tables import OutboxTable
 from .servers import Servers, template_name
 
 TABLE = OutboxTable.parse("outbox")
+Admin = psycopg.Connection[Any]
 
 
 def ensure_template(servers: Servers) -> str:
@@ -34,16 +36,25 @@ def ensure_template(servers: Servers) -> str:
 
 
 @contextmanager
-def fresh_database(servers: Servers, template: str) -> Iterator[str]:
-    """The DSN of a clone of `template`, dropped at the end whoever is still connected."""
+def fresh_database(servers: Servers, template: str, admin: Admin | None = None) -> Iterator[str]:
+    """The DSN of a clone of `template`, dropped at the end whoever is still connected.
+
+    `admin` is a session that is kept from test to test; without one, each of the two commands has its own.
+    """
     name = f"test_{uuid.uuid4().hex[:12]}"
-    with psycopg.connect(servers.dsn, autocommit=True) as admin:
-        admin.execute(sql.SQL("CREATE DATABASE {} TEMPLATE {}").format(sql.Identifier(name), sql.Identifier(template)))
+
+    def execute(command: sql.Composed) -> None:
+        if admin is not None:
+            admin.execute(command)
+            return
+        with psycopg.connect(servers.dsn, autocommit=True) as own:
+            own.execute(command)
+
+    execute(sql.SQL("CREATE DATABASE {} TEMPLATE {}").format(sql.Identifier(name), sql.Identifier(template)))
     try:
         yield make_conninfo(servers.dsn, dbname=name)
     finally:
-        with psycopg.connect(servers.dsn, autocommit=True) as admin:
-            admin.execute(sql.SQL("DROP DATABASE IF EXISTS {} WITH (FORCE)").format(sql.Identifier(name)))
+        execute(sql.SQL("DROP DATABASE IF EXISTS {} WITH (FORCE)").format(sql.Identifier(name)))
 
 
 def make_its_own(dsn: str) -> None:

@@ -182,4 +182,4 @@ def cpu_s(pid: int) -> float:
 def pass_time(seconds: float) -> None:
     """Let time pass, where a length of time is what the fault is."""
     end = time.monotonic() + seconds
-    eventually(lambda: time.monotonic() >= end, seconds + 60)
+    eventually(lambda: time.monotonic() >= end, seconds + 60, longest_interval_s=0.01)

@@ -1,4 +1,4 @@
-"""Tests that take minutes each: they run where they are asked for."""
+"""Tests that take minutes each: `scripts/test --nightly` runs them, and every run skips them otherwise."""
 
 from __future__ import annotations
 
@@ -8,7 +8,4 @@ import pytest
 
 VARIABLE = "HARVESTER_LONG_TESTS"
 
-long = pytest.mark.skipif(
-    not os.environ.get(VARIABLE),
-    reason=f"takes minutes, beyond the suite's time so far (issue 8); {VARIABLE}=1 runs it",
-)
+long = pytest.mark.skipif(not os.environ.get(VARIABLE), reason="takes minutes: scripts/test --nightly runs it")

@@ -10,9 +10,17 @@ T = TypeVar("T")
 
 
 def eventually(
-    predicate: Callable[[], T], timeout_s: float = 30.0, what: str = "the condition", interval_s: float = 0.01
+    predicate: Callable[[], T],
+    timeout_s: float = 30.0,
+    what: str = "the condition",
+    interval_s: float = 0.01,
+    longest_interval_s: float = 0.05,
 ) -> T:
-    """Ask until the answer is truthy, and return it; AssertionError with the last answer when time is up."""
+    """Ask until the answer is truthy, and return it; AssertionError with the last answer when time is up.
+
+    The first questions come quickly. Those of a long wait are rarer, since most are statements, which would keep the
+    server from what is waited for.
+    """
     deadline = time.monotonic() + timeout_s
     while True:
         answer = predicate()
@@ -21,3 +29,4 @@ def eventually(
         if time.monotonic() > deadline:
             raise AssertionError(f"{what} did not come true within {timeout_s:g} s; last answer: {answer!r}")
         time.sleep(interval_s)
+        interval_s = max(interval_s, min(interval_s * 1.2, longest_interval_s))
