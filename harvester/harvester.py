@@ -186,7 +186,7 @@ class Harvester:
             case LeadershipPhase.TAKING if parts.supervisor.lent_to is not None:
                 return State.SUSPENDED
             case _:
-                return State.FENCED if self._life.fenced else State.STANDBY
+                return State.FENCED if self._life.is_fenced else State.STANDBY
 
     @property
     def is_leader(self) -> bool:

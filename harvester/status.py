@@ -8,6 +8,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from datetime import datetime
 from enum import StrEnum
+from functools import cache
+from typing import Any
 from uuid import UUID
 
 
@@ -122,3 +124,17 @@ class Status:
     problem: str | None  # what the harvester is waiting for, in words; None when all is well
     events: tuple[LastEvent, ...]  # newest last, at most 20
     paused_since_at: datetime | None = None  # set for a standby that is paused, too
+
+
+def to_json(status: Status | KeyStatus) -> dict[str, Any]:
+    """Plain values under the same names; times are ISO 8601, ids and states text."""
+    values: dict[str, Any] = adapter(type(status)).dump_python(status, mode="json")  # type: ignore[arg-type]
+    return values
+
+
+@cache
+def adapter(kind: type) -> Any:
+    """pydantic's TypeAdapter of one of these classes."""
+    from pydantic import TypeAdapter
+
+    return TypeAdapter(kind)

@@ -89,6 +89,7 @@ SECTIONS: tuple[tuple[str, str, tuple[str, ...]], ...] = (
         ),
     ),
 )
+_BASE = re.compile(r"(\w+(?:Base|Core))\b")
 _SETTINGS = {"Config", "Limits"}  # whose fields are in docs/configuration.md
 _NOT_SHOWN = ("_", "Generic", "Protocol", "NamedTuple", "Settings", "StrEnum")  # bases that say nothing to a user
 

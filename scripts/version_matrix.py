@@ -23,8 +23,8 @@ from pathlib import Path
 
 from harvester import stack
 from harvester.errors import HarvesterError, StackError
-from harvester.stack import jars
-from harvester.stack.jars import KAFKA_VERSION
+from harvester.stack import java
+from harvester.stack.java import KAFKA_VERSION
 from scripts.smoke_parts import Servers, Verdict
 from scripts.version_smoke import smoke
 
@@ -168,7 +168,7 @@ def kafka_jars(version: str) -> Path:
 """
     hint = "it is fetched from Maven Central, once"
     try:
-        return jars.cached(f"kafka-{version}", module, what=f"Kafka {version}", hints=(hint, hint))
+        return java.cached_jars(f"kafka-{version}", module, what=f"Kafka {version}", hints=(hint, hint))
     except StackError as error:
         raise Missing(str(error)) from error
 

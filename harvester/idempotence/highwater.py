@@ -29,7 +29,7 @@ FIRST_GENERATION = 1
 
 
 class RunVerdict(Enum):
-    """What became of a run of numbers."""
+    """The verdict on a run of numbers."""
 
     ACCEPTED = "accepted"
     REPEATED = "repeated"
@@ -64,7 +64,7 @@ def judge(
 ) -> HighWaterStep:
     """Bring the numbers first … last, at least one. `mark` is None when the log knows nothing of the producer."""
     if not 1 <= first <= last:
-        raise ValueError(f"{first} to {last} is no run of numbers")
+        raise ValueError(f"{first} to {last} is not a run of numbers")
     if mark is None or expired:
         return HighWaterStep(RunVerdict.EXPIRED, mark or HighWaterMark(generation, 0))
     if generation < mark.generation:

@@ -11,9 +11,7 @@ Each transaction first locks the rows of its partitions and compares generation 
 the transaction is rolled back, and the next one reads the row once it is locked. Errors of PostgreSQL come as psycopg
 raises them; after any of them, also after a commit whose end is unknown, the row is read before it is trusted.
 
-The inbox's table and statements. A table is named as it is, `name` or `schema.name`; case counts.
-
-The inbox for `psycopg.AsyncConnection`: the same table, the same calls, awaited.
+`AsyncInbox` does the same over `psycopg.AsyncConnection`; what the two share is in `partition`.
 """
 
 from __future__ import annotations
@@ -26,7 +24,7 @@ from contextlib import (
     contextmanager,
     nullcontext,
 )
-from typing import Any, Protocol
+from typing import Any, Generic, Protocol, TypeVar
 from uuid import UUID
 
 import psycopg
@@ -43,7 +41,7 @@ ADVISORY_LOCK = 0x69_6E_62_6F_78  # "inbox"
 
 
 class InboxStatements:
-    """For one table; parameters are psycopg's named ones."""
+    """The statements for one table, `name` or `schema.name` as it is (case counts), with psycopg's named parameters."""
 
     def __init__(self, table: str) -> None:
         plain = sql.Identifier(*table.split("."))
@@ -91,6 +89,9 @@ WHERE consumer_group = %(group)s AND topic = %(topic)s AND partition = %(partiti
 
 Connection = psycopg.Connection[Any]
 Cursor = psycopg.Cursor[Any]
+AsyncConnection = psycopg.AsyncConnection[Any]
+AsyncCursor = psycopg.AsyncCursor[Any]
+S = TypeVar("S")
 TRIES = 20  # each time another owner of the same generation was quicker
 _BUSY = (TransactionStatus.ACTIVE, TransactionStatus.INTRANS, TransactionStatus.INERROR)
 
@@ -101,18 +102,18 @@ class Pool(Protocol):
     def connection(self) -> AbstractContextManager[Connection]: ...
 
 
-class Inbox:
-    """For one consumer of a group. Not safe for several threads at once, as its consumer is not.
+class AsyncPool(Protocol):
+    """What lends connections; psycopg_pool.AsyncConnectionPool is one."""
 
-    `connection`: one that is in no transaction, or a pool. `header`: the name under which the relay sends origins.
-    `max_intervals` bounds what a partition remembers above the relay's low water: the lowest ids are forgotten
-    beyond that, with a warning, and would be taken again if they came again. `idle_timeout_s` ends a transaction
-    whose client does nothing for so long (a frozen process), so that a successor does not wait for its lock for ever.
-    """
+    def connection(self) -> AbstractAsyncContextManager[AsyncConnection]: ...
+
+
+class InboxBase(Generic[S]):
+    """The parts of both inboxes that need no database."""
 
     def __init__(
         self,
-        connection: Connection | Pool,
+        connection: S,
         group: str,
         *,
         table: str = "harvester_inbox",
@@ -124,8 +125,26 @@ class Inbox:
         self._sql = InboxStatements(table)
         self._group = OpenPartitions(group, header, max_intervals, idle_timeout_s)
 
+    def close(self, topic: str, partition: int) -> None:
+        """Forgets a partition here, on revocation; its row stays."""
+        self._group.close((topic, partition))
+
+    def seen(self, topic: str, partition: int) -> SeenIds:
+        """A copy of what an open partition has seen, as far as is known here."""
+        return self._group.partition((topic, partition)).seen.copy()
+
+
+class Inbox(InboxBase[Connection | Pool]):
+    """For one consumer of a group. Not safe for several threads at once, as its consumer is not.
+
+    `connection`: one that is in no transaction, or a pool. `header`: the name under which the relay sends origins.
+    `max_intervals` bounds what a partition remembers above the relay's low water: the lowest ids are forgotten
+    beyond that, with a warning, and would be taken again if they came again. `idle_timeout_s` ends a transaction
+    whose client does nothing for so long (a frozen process), so that a successor does not wait for its lock for ever.
+    """
+
     def create_table(self) -> None:
-        """Make the table if it is not there; several may do that at once."""
+        """Creates the table if it is missing; several may do so at once."""
         with self._connection() as connection, connection.transaction():
             connection.execute(self._sql.lock_creation)
             connection.execute(self._sql.create)
@@ -144,14 +163,6 @@ class Inbox:
                 newer = cursor.execute(self._sql.generation, self._group.row(place)).fetchone()
                 raise InboxFenced(topic, partition, ours=generation or 0, theirs=newer[0] if newer else 0)
         return self._group.opened(place, row)
-
-    def close(self, topic: str, partition: int) -> None:
-        """Forget a partition here, on revocation; its row stays."""
-        self._group.close((topic, partition))
-
-    def seen(self, topic: str, partition: int) -> SeenIds:
-        """A copy of what an open partition has seen, as far as is known here."""
-        return self._group.partition((topic, partition)).seen.copy()
 
     @contextmanager
     def record(self, message: Message) -> Iterator[Effect[Cursor]]:
@@ -217,13 +228,94 @@ class Inbox:
         raise outpaced()
 
 
+class AsyncInbox(InboxBase[AsyncConnection | AsyncPool]):
+    """See `Inbox`. One task at a time: the records of a partition are taken one after the other."""
+
+    async def create_table(self) -> None:
+        """As `Inbox.create_table`."""
+        async with self._connection() as connection, connection.transaction():
+            await connection.execute(self._sql.lock_creation)
+            await connection.execute(self._sql.create)
+
+    async def open(self, topic: str, partition: int, generation: int | None = None) -> Position:
+        """As `Inbox.open`."""
+        place = (topic, partition)
+        async with self._connection() as connection, connection.transaction():
+            cursor = _async_cursor(connection)
+            await cursor.execute(self._sql.open, self._group.opening(place, generation))
+            row = await cursor.fetchone()
+            if row is None:
+                await cursor.execute(self._sql.generation, self._group.row(place))
+                newer = await cursor.fetchone()
+                raise InboxFenced(topic, partition, ours=generation or 0, theirs=newer[0] if newer else 0)
+        return self._group.opened(place, row)
+
+    @asynccontextmanager
+    async def record(self, message: Message) -> AsyncIterator[Effect[AsyncCursor]]:
+        """As `Inbox.record`."""
+        async with self.batch([message]) as batch:
+            yield Effect(batch)
+
+    @asynccontextmanager
+    async def batch(self, messages: Sequence[Message]) -> AsyncIterator[Batch[AsyncCursor]]:
+        """As `Inbox.batch`."""
+        transaction = InboxTransaction(self._group, messages)
+        written = committed = False
+        try:
+            async with self._connection() as connection, self._locked(connection, transaction):
+                yield Batch(connection.cursor(), transaction.judge())
+                changes = transaction.write()
+                if changes is not None:
+                    await _async_cursor(connection).execute(self._sql.write, changes)
+                written = True
+            committed = written
+        finally:
+            transaction.end(committed=committed)
+
+    async def forget(self, incarnation: UUID) -> int:
+        """As `Inbox.forget`."""
+        async with self._connection() as connection, connection.transaction():
+            cursor = _async_cursor(connection)
+            await cursor.execute(self._sql.stored, {"group": self._group.name})
+            changes = self._group.forgetting(await cursor.fetchall(), incarnation)
+            for change in changes:
+                await connection.execute(self._sql.replace_seen, change)
+        return len(changes)
+
+    @asynccontextmanager
+    async def _connection(self) -> AsyncIterator[AsyncConnection]:
+        source = self._source
+        given = nullcontext(source) if isinstance(source, psycopg.AsyncConnection) else source.connection()
+        async with given as connection:
+            refuse_busy(connection)
+            yield connection
+
+    @asynccontextmanager
+    async def _locked(self, connection: AsyncConnection, transaction: InboxTransaction) -> AsyncIterator[None]:
+        locked = False
+        for _ in range(TRIES):
+            async with connection.transaction():
+                cursor = _async_cursor(connection)
+                try:
+                    await cursor.execute(self._sql.lock, transaction.locking())
+                except psycopg.errors.SerializationFailure as error:
+                    raise psycopg.Rollback from error
+                if not transaction.take(await cursor.fetchall()):
+                    raise psycopg.Rollback
+                locked = True
+                yield
+            if locked:
+                return
+        raise outpaced()
+
+
 def table_sql(table: str = "harvester_inbox") -> str:
     """The statement that makes the inbox's table, for people who migrate with their own tools."""
     return InboxStatements(table).create.as_string(None) + ";\n"
 
 
 def refuse_busy(connection: psycopg.Connection[Any] | psycopg.AsyncConnection[Any]) -> None:
-    """A transaction of the inbox inside another would not end with its block."""
+    """Refuses a connection within a transaction, since the inbox's own would not end with its block."""
     if connection.info.transaction_status in _BUSY:
         raise InboxError(
             "the connection is in a transaction already",
@@ -244,118 +336,5 @@ def _cursor(connection: Connection) -> psycopg.Cursor[tuple[Any, ...]]:
     return psycopg.Cursor(connection, row_factory=tuple_row)
 
 
-AsyncConnection = psycopg.AsyncConnection[Any]
-AsyncCursor = psycopg.AsyncCursor[Any]
-
-
-class AsyncPool(Protocol):
-    """What lends connections; psycopg_pool.AsyncConnectionPool is one."""
-
-    def connection(self) -> AbstractAsyncContextManager[AsyncConnection]: ...
-
-
-class AsyncInbox:
-    """See `Inbox`. One task at a time: the records of a partition are taken one after the other."""
-
-    def __init__(
-        self,
-        connection: AsyncConnection | AsyncPool,
-        group: str,
-        *,
-        table: str = "harvester_inbox",
-        header: str = HEADER,
-        max_intervals: int = 20_000,
-        idle_timeout_s: float = 60.0,
-    ) -> None:
-        self._source = connection
-        self._sql = InboxStatements(table)
-        self._group = OpenPartitions(group, header, max_intervals, idle_timeout_s)
-
-    async def create_table(self) -> None:
-        """As `Inbox.create_table`."""
-        async with self._connection() as connection, connection.transaction():
-            await connection.execute(self._sql.lock_creation)
-            await connection.execute(self._sql.create)
-
-    async def open(self, topic: str, partition: int, generation: int | None = None) -> Position:
-        """As `Inbox.open`."""
-        place = (topic, partition)
-        async with self._connection() as connection, connection.transaction():
-            cursor = _async_inbox_cursor(connection)
-            await cursor.execute(self._sql.open, self._group.opening(place, generation))
-            row = await cursor.fetchone()
-            if row is None:
-                await cursor.execute(self._sql.generation, self._group.row(place))
-                newer = await cursor.fetchone()
-                raise InboxFenced(topic, partition, ours=generation or 0, theirs=newer[0] if newer else 0)
-        return self._group.opened(place, row)
-
-    def close(self, topic: str, partition: int) -> None:
-        """As `Inbox.close`."""
-        self._group.close((topic, partition))
-
-    def seen(self, topic: str, partition: int) -> SeenIds:
-        """As `Inbox.seen`."""
-        return self._group.partition((topic, partition)).seen.copy()
-
-    @asynccontextmanager
-    async def record(self, message: Message) -> AsyncIterator[Effect[AsyncCursor]]:
-        """As `Inbox.record`."""
-        async with self.batch([message]) as batch:
-            yield Effect(batch)
-
-    @asynccontextmanager
-    async def batch(self, messages: Sequence[Message]) -> AsyncIterator[Batch[AsyncCursor]]:
-        """As `Inbox.batch`."""
-        transaction = InboxTransaction(self._group, messages)
-        written = committed = False
-        try:
-            async with self._connection() as connection, self._locked(connection, transaction):
-                yield Batch(connection.cursor(), transaction.judge())
-                changes = transaction.write()
-                if changes is not None:
-                    await _async_inbox_cursor(connection).execute(self._sql.write, changes)
-                written = True
-            committed = written
-        finally:
-            transaction.end(committed=committed)
-
-    async def forget(self, incarnation: UUID) -> int:
-        """As `Inbox.forget`."""
-        async with self._connection() as connection, connection.transaction():
-            cursor = _async_inbox_cursor(connection)
-            await cursor.execute(self._sql.stored, {"group": self._group.name})
-            changes = self._group.forgetting(await cursor.fetchall(), incarnation)
-            for change in changes:
-                await connection.execute(self._sql.replace_seen, change)
-        return len(changes)
-
-    @asynccontextmanager
-    async def _connection(self) -> AsyncIterator[AsyncConnection]:
-        source = self._source
-        given = nullcontext(source) if isinstance(source, psycopg.AsyncConnection) else source.connection()
-        async with given as connection:
-            refuse_busy(connection)
-            yield connection
-
-    @asynccontextmanager
-    async def _locked(self, connection: AsyncConnection, transaction: InboxTransaction) -> AsyncIterator[None]:
-        locked = False
-        for _ in range(TRIES):
-            async with connection.transaction():
-                cursor = _async_inbox_cursor(connection)
-                try:
-                    await cursor.execute(self._sql.lock, transaction.locking())
-                except psycopg.errors.SerializationFailure as error:
-                    raise psycopg.Rollback from error
-                if not transaction.take(await cursor.fetchall()):
-                    raise psycopg.Rollback
-                locked = True
-                yield
-            if locked:
-                return
-        raise outpaced()
-
-
-def _async_inbox_cursor(connection: AsyncConnection) -> psycopg.AsyncCursor[tuple[Any, ...]]:
+def _async_cursor(connection: AsyncConnection) -> psycopg.AsyncCursor[tuple[Any, ...]]:
     return psycopg.AsyncCursor(connection, row_factory=tuple_row)

@@ -23,7 +23,7 @@ class Intervals:
             self.add_range(first, last)
 
     def add(self, number: int) -> bool:
-        """Whether it was new."""
+        """Adds one integer; returns whether it was new."""
         starts, ends = self._starts, self._ends
         if not ends or number > ends[-1] + 1:
             starts.append(number)
@@ -50,7 +50,7 @@ class Intervals:
         return True
 
     def add_range(self, first: int, last: int) -> None:
-        """All of first … last; nothing where last < first."""
+        """Adds first … last; nothing where last < first."""
         if last < first:
             return
         if not self._ends or first > self._ends[-1] + 1:
@@ -66,7 +66,7 @@ class Intervals:
         self._ends[low:high] = array("q", (last,))
 
     def drop(self, at: int, count: int) -> None:
-        """Forget `count` intervals from the one with this index on."""
+        """Drops `count` intervals, beginning with the one at this index."""
         del self._starts[at : at + count], self._ends[at : at + count]
 
     def gaps(self) -> Iterator[tuple[int, int]]:
@@ -86,7 +86,7 @@ class Intervals:
         return zip(self._starts, self._ends, strict=True)
 
     def __len__(self) -> int:
-        """How many intervals."""
+        """The number of intervals."""
         return len(self._starts)
 
     def __eq__(self, other: object) -> bool:

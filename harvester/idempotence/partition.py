@@ -5,9 +5,9 @@ one with each change. A record is a repeat when its offset lies below the positi
 origin was seen before (the relay sent it again, so that it stands in the log twice). A record without an origin
 passes by its offset alone.
 
-What the inbox, blocking or asyncio, does between its statements: which rows, what they say, what to write. A
-`InboxTransaction` is one batch. Its rows are locked and given to `take`; then `judge`, the application's effects, what
-`write` says, and at last `end`, whatever the end was.
+What both inboxes, blocking and asyncio, do between their statements is here: which rows, what they say, what to write.
+An `InboxTransaction` is one batch. Its rows are locked and given to `take`; then come `judge`, the application's
+effects, what `write` says, and at last `end`, whatever the end was.
 """
 
 from __future__ import annotations
@@ -44,14 +44,14 @@ class Novelty(StrEnum):
 
 
 class Judged(NamedTuple):
-    """What a record is; `origin` is None where it carries none."""
+    """The judgement of a record; `origin` is None where it carries none."""
 
     novelty: Novelty
     origin: Origin | None
 
 
 class InboxPartition:
-    """The copy of a row. `stale`: it has to be read anew, and has `version` at least."""
+    """The copy of a row. `stale`: the row has to be read again, and has `version` at least."""
 
     def __init__(self, place: Place, generation: int, header: str) -> None:
         self.place = place
@@ -64,7 +64,7 @@ class InboxPartition:
         self._failed: int | None = None
 
     def load(self, next_offset: int | None, version: int, seen: bytes) -> None:
-        """Take over what the row says; raises CorruptSeenIds."""
+        """Takes over what the row says; raises CorruptSeenIds."""
         self.seen = SeenIds.from_bytes(seen)
         self.next_offset, self.version, self.stale = next_offset, version, False
 
@@ -103,13 +103,13 @@ class InboxPartition:
         return Judged(Novelty.NEW if new else Novelty.SENT_AGAIN, origin)
 
     def done(self, *, written: bool) -> None:
-        """The transaction is committed; whether the row was written in it."""
+        """Notes that the transaction was committed, and whether the row was written in it."""
         self.version += written
         if self._failed is not None and (self.next_offset or 0) > self._failed:
             self._failed = None
 
     def undone(self, offset: int) -> None:
-        """The transaction that began with this offset failed, or its end is not known."""
+        """Notes that the transaction beginning with this offset failed, or that its end is unknown."""
         self.stale = True
         self._failed = offset if self._failed is None else min(self._failed, offset)
 
@@ -128,7 +128,7 @@ def by_place(messages: Sequence[Message]) -> dict[Place, list[Message]]:
 
 
 def offset_of(message: Message) -> int:
-    """The offset of a message that `by_place` has let pass."""
+    """The offset of a message that `by_place` has checked."""
     offset = message.offset()
     assert offset is not None
     return offset
@@ -161,11 +161,11 @@ class OpenPartitions:
         self._open: dict[Place, InboxPartition] = {}
 
     def opening(self, place: Place, generation: int | None) -> Parameters:
-        """Of the statement that opens a row."""
+        """The parameters of the statement that opens a row."""
         return {**self.row(place), "generation": generation, "seen": SeenIds().to_bytes()}
 
     def opened(self, place: Place, row: Row) -> Position:
-        """Keep what the statement answered: generation, version, next offset, seen."""
+        """Keeps the answer of the statement: generation, version, next offset, seen."""
         generation, version, next_offset, seen = row
         partition = InboxPartition(place, generation, self._header)
         partition.load(next_offset, version, seen)
@@ -173,22 +173,19 @@ class OpenPartitions:
         return Position(*place, next_offset, generation)
 
     def close(self, place: Place) -> None:
-        """Forget a partition."""
         self._open.pop(place, None)
 
     def partition(self, place: Place) -> InboxPartition:
-        """Raises InboxError when it is not open."""
+        """The open partition; raises InboxError when it is not open."""
         partition = self._open.get(place)
         if partition is None:
             raise InboxError(f"{place[0]}[{place[1]}] is not open", hint="open it when it is assigned")
         return partition
 
     def row(self, place: Place) -> Parameters:
-        """What names one row."""
         return {"group": self.name, "topic": place[0], "partition": place[1]}
 
     def rows(self, partitions: Iterable[InboxPartition]) -> Parameters:
-        """What names several."""
         places = [partition.place for partition in partitions]
         return {
             "group": self.name,
@@ -218,7 +215,7 @@ class InboxTransaction:
         self._before: dict[Place, int | None] = {}
 
     def locking(self) -> Parameters:
-        """Of the statement that locks the rows."""
+        """The parameters of the statement that locks the rows."""
         partitions = self._partitions.values()
         versions = [None if partition.stale else partition.version for partition in partitions]
         return {**self._group.rows(partitions), "versions": versions, "idle": str(self._group.idle_ms)}
@@ -255,7 +252,7 @@ class InboxTransaction:
         return fresh
 
     def judge(self) -> list[tuple[Message, Judged]]:
-        """Each message with what it is, in the order given."""
+        """Each message with its judgement, in the order given."""
         judged = []
         for message in self._messages:
             topic, number = message.topic(), message.partition()
@@ -266,7 +263,7 @@ class InboxTransaction:
         return judged
 
     def write(self) -> Parameters | None:
-        """Of the statement that writes the rows; None when nothing was new here."""
+        """The parameters of the statement that writes the rows; None when nothing was new."""
         moved = [self._partitions[place] for place in self._moved()]
         if not moved:
             return None
@@ -303,7 +300,7 @@ class Batch(Generic[C]):
 
     @property
     def new(self) -> list[Message]:
-        """Those whose effect is still to be done, in the order given."""
+        """The messages whose effect is still to be done, in the order given."""
         return [message for message, (novelty, _) in self.judged if novelty is Novelty.NEW]
 
 

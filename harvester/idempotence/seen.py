@@ -5,7 +5,7 @@ mark would lose it. What has been seen is kept as intervals, for each incarnatio
 same id of another incarnation is another record. Where all ids from the first on have been seen, that is one
 interval, and its end is the high-water mark.
 
-The form in which seen ids are stored.
+They are stored as
 
     1 byte        version, 1
     varint        number of incarnations, which follow in the order of their bytes, each:
@@ -25,13 +25,16 @@ ids, and an id that only seems to have been seen is a record lost.
 from __future__ import annotations
 
 import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from uuid import UUID
 
 from harvester.errors import CorruptSeenIds
 from harvester.idempotence.intervals import Intervals
 
-_SMALLEST = -(2**63)
+_SMALLEST, _LARGEST = -(2**63), 2**63 - 1
+_VERSION = 1
+_CHECKSUM_BYTES = 4
+_MAX_VARINT_BYTES = 10
 _FIRST = 1  # where the ids of a new sequence begin
 
 
@@ -44,7 +47,7 @@ class SeenIds:
         self._sets: dict[UUID, Intervals] = {}
 
     def add(self, incarnation: UUID, record_id: int) -> bool:
-        """Whether it was new."""
+        """Adds an id; returns whether it was new."""
         found = self._sets.get(incarnation)
         if found is None:
             self._sets[incarnation] = Intervals([(record_id, record_id)])
@@ -72,7 +75,7 @@ class SeenIds:
 
     @property
     def incarnations(self) -> tuple[UUID, ...]:
-        """Those of which anything is known."""
+        """The incarnations of which any id was seen."""
         return tuple(self._sets)
 
     def forget(self, incarnation: UUID) -> bool:
@@ -97,27 +100,50 @@ class SeenIds:
         return excess - left
 
     def update(self, other: SeenIds) -> None:
-        """Add all that another has seen."""
+        """Adds everything that another has seen."""
         for incarnation, found in other._sets.items():
             ours = self._sets.setdefault(incarnation, Intervals())
             for first, last in found:
                 ours.add_range(first, last)
 
     def copy(self) -> SeenIds:
-        """One that changes by itself."""
         twin = SeenIds()
         twin.update(self)
         return twin
 
     def to_bytes(self) -> bytes:
-        """To be stored; equal sets give equal bytes."""
-        return pack(self._sets)
+        """The stored form; equal sets give equal bytes."""
+        out = bytearray((_VERSION,))
+        present = sorted((incarnation.bytes, found) for incarnation, found in self._sets.items() if len(found))
+        _put(out, len(present))
+        for raw, intervals in present:
+            out += raw
+            _put(out, len(intervals))
+            _put_intervals(out, intervals)
+        out += zlib.crc32(out).to_bytes(_CHECKSUM_BYTES, "big")
+        return bytes(out)
 
     @classmethod
     def from_bytes(cls, data: bytes) -> SeenIds:
-        """The reverse; raises CorruptSeenIds."""
+        """Reads the stored form; raises CorruptSeenIds for anything else."""
+        if not data:
+            raise CorruptSeenIds("they are empty")
+        if data[0] != _VERSION:
+            raise CorruptSeenIds(f"they have version {data[0]}, this harvester knows {_VERSION}")
+        body = bytes(data[:-_CHECKSUM_BYTES])
+        if len(body) < 2 or zlib.crc32(body) != int.from_bytes(data[-_CHECKSUM_BYTES:], "big"):
+            raise CorruptSeenIds("their checksum is wrong")
+        reader = _Reader(body)
         seen = cls()
-        seen._sets = unpack(bytes(data))
+        before = b""
+        for _ in range(reader.number()):
+            raw = reader.take(16)
+            if raw <= before:
+                raise CorruptSeenIds("their incarnations are not in order")
+            before = raw
+            seen._sets[UUID(bytes=raw)] = reader.intervals()
+        if reader.at != len(body):
+            raise CorruptSeenIds(f"{len(body) - reader.at} bytes are left over")
         return seen
 
     def __len__(self) -> int:
@@ -133,48 +159,6 @@ class SeenIds:
 
     def __repr__(self) -> str:
         return f"SeenIds({self._sets!r})"
-
-
-_VERSION = 1
-_CHECKSUM_BYTES = 4
-_MAX_VARINT_BYTES = 10
-_SEEN_BYTES_SMALLEST, _LARGEST = -(2**63), 2**63 - 1
-
-
-def pack(sets: Mapping[UUID, Intervals]) -> bytes:
-    """The same bytes for the same ids."""
-    out = bytearray((_VERSION,))
-    present = sorted((incarnation.bytes, found) for incarnation, found in sets.items() if len(found))
-    _put(out, len(present))
-    for raw, intervals in present:
-        out += raw
-        _put(out, len(intervals))
-        _put_intervals(out, intervals)
-    out += zlib.crc32(out).to_bytes(_CHECKSUM_BYTES, "big")
-    return bytes(out)
-
-
-def unpack(data: bytes) -> dict[UUID, Intervals]:
-    """The reverse; raises CorruptSeenIds for anything that `pack` has not made."""
-    if not data:
-        raise CorruptSeenIds("they are empty")
-    if data[0] != _VERSION:
-        raise CorruptSeenIds(f"they have version {data[0]}, this harvester knows {_VERSION}")
-    body = data[:-_CHECKSUM_BYTES]
-    if len(body) < 2 or zlib.crc32(body) != int.from_bytes(data[-_CHECKSUM_BYTES:], "big"):
-        raise CorruptSeenIds("their checksum is wrong")
-    reader = _Reader(body)
-    sets: dict[UUID, Intervals] = {}
-    before = b""
-    for _ in range(reader.number()):
-        raw = reader.take(16)
-        if raw <= before:
-            raise CorruptSeenIds("their incarnations are not in order")
-        before = raw
-        sets[UUID(bytes=raw)] = reader.intervals()
-    if reader.at != len(body):
-        raise CorruptSeenIds(f"{len(body) - reader.at} bytes are left over")
-    return sets
 
 
 def _put_intervals(out: bytearray, intervals: Intervals) -> None:
@@ -249,5 +233,5 @@ class _Reader:
 
     @staticmethod
     def _check(first: int, last: int) -> None:
-        if first < _SEEN_BYTES_SMALLEST or last > _LARGEST:
+        if first < _SMALLEST or last > _LARGEST:
             raise CorruptSeenIds("an id is out of range")

@@ -2,8 +2,9 @@
 
 - *Schema.* `tables` names the tables, `shape` says which forms of an outbox are accepted, `catalog` reads what is
   there, `schema` creates, checks and migrates; `sql` holds every statement as text.
-- *Sessions.* `connection` opens them, `libpq` reads without blocking, `term_session` is the base of the leader's
-  (`leader_session`) and its term; `purge_session` is a shard's; `term_loan` lends the term to a bulk drain.
+- *Sessions.* `connection` opens them and tells one outbox from another, `libpq` reads without blocking,
+  `leader_session` takes the term and reads rows, `purge_session` is a shard's; `term_loan` lends the term to a bulk
+  drain.
 - *Writers.* `stasher` and `async_stasher` write records within the application's transaction, `leases` and
   `lease_steps` number those that must be written once, `validation` refuses what could never be published.
 - *Operation.* `quarantine`, `redrive` and `key_order` for dead letters, `archive`, `overview`, `adoption` of other

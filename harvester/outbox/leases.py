@@ -54,12 +54,12 @@ class Stashed(NamedTuple):
 
     @property
     def repeated(self) -> bool:
-        """The record was in the outbox before; it may be published and purged by now."""
+        """Whether the record was in the outbox before; it may be published and purged by now."""
         return self.id is None
 
 
 class Run(NamedTuple):
-    """The numbers of what is stashed with one statement."""
+    """The numbers of the records in one statement."""
 
     first: int
     last: int
@@ -74,7 +74,7 @@ class Course:
 
     def __init__(self, lease: Lease) -> None:
         if not (lease.id >= 1 and lease.generation >= FIRST_GENERATION and 0 <= lease.sequence < _MAX_BIGINT):
-            raise LeaseError(f"{lease} at sequence {lease.sequence} is none that a database gives", lease=lease)
+            raise LeaseError(f"{lease} at sequence {lease.sequence} could not have come from a database", lease=lease)
         self.start = lease
         self.sequence = lease.sequence  # the last number given
         self.at: str | None = None  # where the row of the lease was seen last (its ctid)
@@ -82,24 +82,23 @@ class Course:
 
     @property
     def lease(self) -> Lease:
-        """As it is now."""
+        """The lease with the last number given."""
         return replace(self.start, sequence=self.sequence)
 
     def give(self, count: int) -> Run:
-        """The next `count` numbers."""
         run = Run(self.sequence + 1, self.sequence + count)
         self.sequence = run.last
         return run
 
     def seek(self, sequence: int) -> None:
-        """The next number is the one after this."""
+        """Makes the number after this one the next."""
         if sequence < 0:
             raise LeaseError(f"{self.start}: there is no sequence {sequence}", lease=self.lease)
         self.sequence = sequence
         self._accepted = False
 
     def hoped(self, run: Run, row: tuple[Any, ...]) -> list[Stashed]:
-        """Read what a hopeful step gave: all of the run is new."""
+        """Reads the answer to a hopeful step: all of the run is new."""
         self.at = row[0]
         return self._stashed(run, 0, row[1])
 
@@ -168,22 +167,26 @@ class Course:
 
 
 def lease_of(row: Sequence[Any]) -> Lease:
-    """From a row of `lease_queries.take`."""
+    """Reads a row of `lease_queries.take`."""
     name, identity, generation, sequence, position, expires_at = row
     return Lease(identity, generation, sequence, name, position, expires_at)
 
 
 def checked_names(names: Iterable[str]) -> list[str]:
-    """Names of leases, each once; raises LeaseError for what can be none."""
+    """Names of leases, each once; raises LeaseError for an invalid one."""
     asked = list(dict.fromkeys(names))
     for name in asked:
         if not isinstance(name, str) or not 1 <= len(name) <= MAX_NAME_CHARACTERS or "\x00" in name:
-            raise LeaseError(f"{name!r} is no name of a lease", hint=f"a str of 1 to {MAX_NAME_CHARACTERS} characters")
+            raise LeaseError(
+                f"{name!r} is not a valid lease name", hint=f"a str of 1 to {MAX_NAME_CHARACTERS} characters"
+            )
     return asked
 
 
 def checked_position(position: str | None) -> str | None:
-    """An upstream position; raises LeaseError for what cannot be stored."""
+    """Raises LeaseError for an upstream position that cannot be stored."""
     if position is not None and (not isinstance(position, str) or "\x00" in position):
-        raise LeaseError(f"{position!r} is no upstream position", hint="a str without NUL, such as str(offset) or JSON")
+        raise LeaseError(
+            f"{position!r} is not a valid upstream position", hint="a str without NUL, such as str(offset) or JSON"
+        )
     return position

@@ -64,7 +64,7 @@ class _Check:
             self.refuse(f"topic is {_article(topic)}, not a str")
         if not _TOPIC.fullmatch(topic) or topic in (".", ".."):
             self.refuse(
-                f"topic {_shown(topic)} is no topic name",
+                f"topic {_shown(topic)} is not a valid topic name",
                 hint="letters, digits, '.', '_' and '-' are allowed; not '.' or '..' alone",
             )
         self.length("topic", topic, min(self.shape.topic_max or MAX_TOPIC_CHARACTERS, MAX_TOPIC_CHARACTERS))

@@ -22,7 +22,6 @@ class Msgspec:
         self._encode = encoder(enc_hook=enc_hook).encode
 
     def serialize(self, topic: str, value: object) -> Serialized:
-        """See `Serializer`."""
         try:
             return Serialized(self._encode(value))
         except (TypeError, ValueError, OverflowError, RecursionError, msgspec.MsgspecError) as error:

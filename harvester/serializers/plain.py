@@ -1,7 +1,4 @@
-"""Serialisers: the protocol, and those that need nothing but Python (bytes, text, JSON).
-
-Serialisers that need nothing but Python: bytes, text, JSON.
-"""
+"""Serialisers: the protocol, and those that need nothing but Python (bytes, text, JSON)."""
 
 from __future__ import annotations
 
@@ -15,7 +12,7 @@ T_contra = TypeVar("T_contra", contravariant=True)
 
 
 class Serialized(NamedTuple):
-    """A value as a record holds it, with headers that readers need to understand it."""
+    """A value as a record holds it, with the headers that readers need to understand it."""
 
     value: str | bytes
     headers: tuple[tuple[str, str], ...] = ()
@@ -42,7 +39,6 @@ class Bytes:
         self.content_type = content_type
 
     def serialize(self, topic: str, value: bytes | bytearray | memoryview) -> Serialized:
-        """See `Serializer`."""
         if not isinstance(value, bytes | bytearray | memoryview):
             raise SerializationFailed(f"the value is a {type(value).__name__}, not bytes")
         return Serialized(bytes(value))
@@ -55,7 +51,6 @@ class Text:
         self.content_type = content_type
 
     def serialize(self, topic: str, value: str) -> Serialized:
-        """See `Serializer`."""
         if not isinstance(value, str):
             raise SerializationFailed(f"the value is a {type(value).__name__}, not a str")
         return Serialized(value)
@@ -75,10 +70,9 @@ class Json:
         )
 
     def serialize(self, topic: str, value: object) -> Serialized:
-        """See `Serializer`."""
         try:
             return Serialized(self._encoder.encode(value))
         except (TypeError, ValueError, RecursionError) as error:
             raise SerializationFailed(
-                f"the value cannot be written as JSON: {error}", hint="Json(default=…) is asked about other types"
+                f"the value cannot be written as JSON: {error}", hint="Json(default=…) handles other types"
             ) from error

@@ -1,9 +1,8 @@
 """Makes records of values: one serialiser, and the headers that all its records carry, CloudEvents' too.
 
-The headers of a CloudEvent 1.0 in Kafka's binary content mode. Each attribute but the data becomes a header
-`ce_<name>` with the attribute's canonical text in UTF-8; datacontenttype is `content-type`. Unlike the HTTP binding,
-this one does not percent-encode values: a reader would take "%20" literally. What is percent-encoded is what may not
-stand in a URI, where an attribute is one.
+A CloudEvent 1.0 is written in Kafka's binary content mode: each attribute but the data becomes a header `ce_<name>`
+with the attribute's canonical text in UTF-8; datacontenttype is `content-type`. Values are not percent-encoded, as the
+HTTP binding would: a reader would take "%20" literally. Only attributes that are URIs are, as far as a URI needs it.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ from uuid import uuid4
 
 from harvester.errors import RecordRejected
 from harvester.record import Headers, OutboxRecord
-from harvester.serializers.plain import Serialized, Serializer
+from harvester.serializers.plain import Serializer
 
 Value = str | int | bool | bytes | datetime
 
@@ -68,11 +67,13 @@ def cloud_event_headers(
         headers.append((f"{PREFIX}dataschema", _uri("dataschema", dataschema)))
     for name, value in sorted((extensions or {}).items()):
         if not isinstance(name, str) or not _NAME.fullmatch(name) or name in _CORE:
-            _refuse(repr(name), "is no name of an extension", "lower-case ASCII letters and digits; none of the spec's")
+            _refuse(
+                repr(name), "is not a valid extension name", "lower-case ASCII letters and digits; none of the spec's"
+            )
         headers.append((PREFIX + name, _canonical(name, value)))
     if datacontenttype is not None:
         if not _MEDIA_TYPE.fullmatch(_string("datacontenttype", datacontenttype)):
-            _refuse("datacontenttype", f"is {datacontenttype!r}, no media type")
+            _refuse("datacontenttype", f"is {datacontenttype!r}, not a media type")
         headers.append((CONTENT_TYPE, datacontenttype))
     return tuple(headers)
 
@@ -93,7 +94,7 @@ def uri_reference(text: str) -> str:
 
 def _uri(name: str, text: str) -> str:
     if not _SCHEME.match(_string(name, text)):
-        _refuse(name, f"is {text!r}, no absolute URI")
+        _refuse(name, f"is {text!r}, not an absolute URI")
     return uri_reference(text)
 
 
@@ -113,7 +114,7 @@ def _canonical(name: str, value: Value) -> str:
 
 def _timestamp(name: str, time: datetime) -> str:
     if not isinstance(time, datetime) or time.tzinfo is None:
-        _refuse(name, "is no datetime with a time zone")
+        _refuse(name, "is not a datetime with a time zone")
     # RFC 3339 has no offsets with seconds, which time zones of the past have.
     return time.astimezone(UTC).isoformat().replace("+00:00", "Z")
 
@@ -135,14 +136,6 @@ def _refuse(name: str, problem: str, hint: str | None = None) -> NoReturn:
 T = TypeVar("T")
 
 
-def _now() -> datetime:
-    return datetime.now(UTC)
-
-
-def _new_id() -> str:
-    return str(uuid4())
-
-
 @dataclass(frozen=True, slots=True)
 class CloudEvents:
     """Every record is a CloudEvent 1.0 in binary content mode.
@@ -154,8 +147,8 @@ class CloudEvents:
     source: str
     type: str | None = None
     dataschema: str | None = None
-    now: Callable[[], datetime] = _now
-    new_id: Callable[[], str] = _new_id
+    now: Callable[[], datetime] = lambda: datetime.now(UTC)
+    new_id: Callable[[], str] = lambda: str(uuid4())
 
 
 class Records(Generic[T]):
@@ -186,43 +179,28 @@ class Records(Generic[T]):
         """
         written = self._serializer.serialize(topic, value) if value is not None else None
         added = written.headers if written is not None else ()
-        event = (type, id, time, subject, extensions)
-        if self._events is not None:
-            _refuse_theirs((*headers, *added))
-            added += self._attributes(self._events, written, *event)
-        elif any(attribute is not None for attribute in event):
+        if (events := self._events) is not None:
+            for name, _ in (*headers, *added):
+                if name.lower() == CONTENT_TYPE or name.startswith(PREFIX):
+                    raise RecordRejected(
+                        f"header {name!r} belongs to the CloudEvent", hint="give it as an attribute instead"
+                    )
+            kind = type if type is not None else events.type
+            if kind is None:
+                raise RecordRejected("a CloudEvent has a type, and none was given", hint="make(…, type=…)")
+            added += cloud_event_headers(
+                id=id if id is not None else events.new_id(),
+                source=events.source,
+                type=kind,
+                time=time if time is not None else events.now(),
+                subject=subject,
+                datacontenttype=self._serializer.content_type if written is not None else None,
+                dataschema=events.dataschema,
+                extensions=extensions,
+            )
+        elif any(attribute is not None for attribute in (type, id, time, subject, extensions)):
             raise RecordRejected(
-                "attributes of a CloudEvent were given for a record that is to be none",
+                "attributes of a CloudEvent were given, but cloud_events was not",
                 hint="Records(…, cloud_events=CloudEvents(source))",
             )
         return OutboxRecord(topic, key, written.value if written is not None else None, (*headers, *added), partition)
-
-    def _attributes(
-        self,
-        events: CloudEvents,
-        written: Serialized | None,
-        type: str | None,  # noqa: A002
-        id: str | None,  # noqa: A002
-        time: datetime | None,
-        subject: str | None,
-        extensions: Mapping[str, Value] | None,
-    ) -> tuple[tuple[str, str], ...]:
-        kind = type if type is not None else events.type
-        if kind is None:
-            raise RecordRejected("a CloudEvent has a type, and none was given", hint="make(…, type=…)")
-        return cloud_event_headers(
-            id=id if id is not None else events.new_id(),
-            source=events.source,
-            type=kind,
-            time=time if time is not None else events.now(),
-            subject=subject,
-            datacontenttype=self._serializer.content_type if written is not None else None,
-            dataschema=events.dataschema,
-            extensions=extensions,
-        )
-
-
-def _refuse_theirs(headers: Headers) -> None:
-    for name, _ in headers:
-        if name.lower() == CONTENT_TYPE or name.startswith(PREFIX):
-            raise RecordRejected(f"header {name!r} belongs to the CloudEvent", hint="give it as an attribute instead")

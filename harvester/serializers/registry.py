@@ -65,13 +65,13 @@ class RegistrySerializer:
         self._write = write
 
     def serialize(self, topic: str, value: object) -> Serialized:
-        """See `Serializer`. Asks the registry, if this is news to it."""
+        """Writes one value; asks the registry with the first one of a topic."""
         context = SerializationContext(topic, MessageField.VALUE, [])
         try:
             written = self._write(value, context)
         except Exception as error:  # formats, rules and HTTP each raise what they like
             raise SerializationFailed(
-                f"the value for topic {topic!r} cannot be written by its schema: {error}",
+                f"the value for topic {topic!r} does not fit its schema: {error}",
                 hint="compare the value with the schema; if the registry could not be reached, try again",
             ) from error
         if context.headers:

@@ -1,5 +1,5 @@
-"""Stashers where applications are: over SQLAlchemy, Django and asyncpg (docs/writing.md).
+"""Stashers over SQLAlchemy, Django and asyncpg (docs/writing.md).
 
-Each module imports its library itself and is imported by nothing else here; each comes with the extra of its name.
-They share statements and validation with the stashers for psycopg, which are in `harvester.outbox`.
+Each module comes with the extra of its name, imports its library itself, and is imported by nothing else here. What
+they share with the stashers for psycopg is in `harvester.outbox`: `lease_steps`, `stasher` and `async_stasher`.
 """

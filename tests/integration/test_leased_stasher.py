@@ -162,7 +162,7 @@ def test_a_bad_record_takes_no_number(
             writer.stash(connection, OutboxRecord("no topic", "k"))
         with pytest.raises(RecordRejected):
             writer.stash_many(connection, [record(1), OutboxRecord("t", "\x00")])
-        with pytest.raises(LeaseError, match="no upstream position"):
+        with pytest.raises(LeaseError, match="not a valid upstream position"):
             writer.stash(connection, record(1), position=7)  # type: ignore[arg-type]
         writer.stash(connection, record("good"))
     connection.commit()

@@ -218,7 +218,7 @@ def test_columns_are_looked_up_once_per_connection(
 ) -> None:
     stasher = Stasher()
     stasher.stash(connection, PLAIN)
-    monkeypatch.setattr("harvester.outbox.stasher.CATALOG_SQL", "no SQL at all")
+    monkeypatch.setattr("harvester.outbox.lease_steps.CATALOG_SQL", "no SQL at all")
     stasher.stash(connection, PLAIN)
     with psycopg.connect(database) as other, pytest.raises(psycopg.errors.SyntaxError):
         stasher.stash(other, PLAIN)

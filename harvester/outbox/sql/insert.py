@@ -1,11 +1,11 @@
-"""The INSERTs of all stashers as text and parameters, whatever their driver (pure).
+"""The INSERTs of all stashers as text and parameters, for any driver (pure).
 
 A batch is one INSERT … SELECT FROM unnest(…) ORDER BY position: PostgreSQL takes the ids from the sequence above the
 sort, so they grow in the order of the records, and sorting what RETURNING gives in any order restores that order.
 Header arrays differ in length, which unnest would not keep apart, so they travel as array literals.
 
-How a driver wants parameters to stand in a statement. Statements are written once, as psycopg reads them: `%s`, `%b`
-(in binary form), `%(name)s`, and `%%` for a per cent sign. For another driver the finished text is rewritten.
+Statements are written once, as psycopg reads their parameters: `%s`, `%b` (in binary form), `%(name)s`, and `%%` for a
+per cent sign. For another driver the finished text is rewritten.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _PLACEHOLDER = re.compile(r"%(?:(%)|[sbt]|\((\w+)\)[sbt])")
 
 
 class Style(Enum):
-    """Of whom a statement is to be understood."""
+    """The driver that a statement is written for."""
 
     PSYCOPG = "psycopg"
     FORMAT = "format"  # psycopg2: no binary form, names are allowed
@@ -105,7 +105,7 @@ class Insertion:
         )
 
     def parameters(self, record: OutboxRecord) -> Sequence[Any]:
-        """Of `one_sql`; raises RecordRejected."""
+        """The parameters of `one_sql`; raises RecordRejected."""
         row = check(record, self.shape, encoding=self.encoding)
         fields = (row.topic, row.key, row.value, row.header_keys, row.header_values)
         return (*fields, row.partition) if self.shape.has_partition else fields
@@ -139,7 +139,7 @@ class Insertion:
         ]
         if self.shape.has_partition:
             arrays.append([row.partition for row in rows])
-        return arrays
+        return tuple(arrays)  # to SQLAlchemy a list would be many sets of parameters
 
 
 _SUPPRESSED = "a trigger or rule of the table suppressed it; roll the transaction back"

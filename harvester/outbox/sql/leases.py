@@ -75,7 +75,8 @@ def stash_one(table: OutboxTable, shape: ColumnShape, *, hopeful: bool) -> str:
     """
     values = f"now(), %(topic)s, %(key)s::{shape.key_type}, %(value)b::{shape.value_type}, %(header_keys)s::text[],"
     values = f"{values} %(header_values)s::text[]{', %(part)s::integer' if shape.has_partition else ''}"
-    return f"""WITH {_step(table, hopeful=hopeful)}, inserted AS (
+    step = _hope(table) if hopeful else _decide(table)
+    return f"""WITH {step}, inserted AS (
     INSERT INTO {doubled(table.sql)} ({written_columns(shape)}) SELECT {values} FROM step WHERE accepted RETURNING id
 ) SELECT place, (SELECT id FROM inserted){"" if hopeful else _FOUND} FROM step"""
 
@@ -87,7 +88,8 @@ def stash_many(table: OutboxTable, shape: ColumnShape, *, hopeful: bool) -> str:
     if shape.has_partition:
         fields, selected, part = f"{fields}, part", f"{selected}, part", ", %(parts)b::integer[]"
     new = "accepted" if hopeful else "accepted AND %(first)s::bigint + n - 1 > previous"
-    return f"""WITH {_step(table, hopeful=hopeful)}, inserted AS (
+    step = _hope(table) if hopeful else _decide(table)
+    return f"""WITH {step}, inserted AS (
     INSERT INTO {doubled(table.sql)} ({written_columns(shape)})
     SELECT {selected} FROM step, unnest(%(topics)b::text[], %(keys)b::{shape.key_type}[],
         %(values)b::{shape.value_type}[], %(header_keys)b::text[], %(header_values)b::text[]{part})
@@ -97,11 +99,6 @@ def stash_many(table: OutboxTable, shape: ColumnShape, *, hopeful: bool) -> str:
 
 
 _FOUND = ", previous, generation, expired"
-
-
-def _step(table: OutboxTable, *, hopeful: bool) -> str:
-    """Bring the numbers first … last under a generation, with an upstream position or NULL."""
-    return _hope(table) if hopeful else _decide(table)
 
 
 # In the second half of its time; what does not change costs nothing, in the index neither.

@@ -42,7 +42,7 @@ def signatures(table: OutboxTable, key_type: str, value_type: str) -> list[str]:
 
 
 def all_signatures(table: OutboxTable) -> list[str]:
-    """The functions with every type that they may have had, each once."""
+    """The signatures with all types that the columns may have had, each once."""
     found = [name for key, value in product(_KINDS, _KINDS) for name in signatures(table, key, value)]
     return list(dict.fromkeys(found))
 
@@ -77,7 +77,6 @@ def create_functions(table: OutboxTable, shape: ColumnShape) -> list[str]:
 
 
 def drop_functions(names: Iterable[str]) -> list[str]:
-    """Statements that remove the functions with these signatures."""
     return [f"DROP FUNCTION IF EXISTS {name}" for name in names]
 
 
@@ -87,7 +86,7 @@ def _problem(shape: ColumnShape) -> str:
     why = "is below 0" if shape.has_partition else "is given, but the outbox has no column kafka_partition"
     return f"""CASE
         WHEN topic IS NULL OR topic COLLATE "C" !~ '^{TOPIC_CHARACTERS}$' OR topic IN ('.', '..')
-            THEN format('topic %L is no topic name', topic)
+            THEN format('topic %L is not a valid topic name', topic)
         WHEN length(topic) > {MAX_TOPIC_CHARACTERS}
             THEN format('topic has %s characters, Kafka takes {MAX_TOPIC_CHARACTERS}', length(topic))
         WHEN header_keys IS NULL OR header_values IS NULL

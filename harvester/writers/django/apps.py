@@ -6,8 +6,6 @@ from django.apps import AppConfig
 
 
 class HarvesterConfig(AppConfig):
-    """Found by Django under the name `harvester.writers.django`."""
-
     name = "harvester.writers.django"
     label = "harvester"
     verbose_name = "Transactional outbox"

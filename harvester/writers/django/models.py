@@ -11,7 +11,7 @@ from django.db.backends.base.base import BaseDatabaseWrapper
 
 from harvester.errors import OutboxError
 from harvester.outbox.tables import OutboxTable
-from harvester.writers.django.stashing import outbox_table
+from harvester.writers.django import outbox_table
 
 if TYPE_CHECKING:
     _Field = models.Field[list[str], list[str]]
@@ -23,12 +23,11 @@ class TextArray(_Field):
     """A column TEXT[]; the one of django.contrib.postgres would ask for that app."""
 
     def db_type(self, connection: BaseDatabaseWrapper) -> str:
-        """The type in SQL."""
         return "text[]"
 
 
 def db_table(table: OutboxTable) -> str:
-    """Its name for Django, which quotes what is not yet quoted."""
+    """The table's name for Django, which quotes what is not yet quoted."""
     return table.sql if table.schema is not None else table.name
 
 
@@ -49,8 +48,6 @@ class WaitingRecord(models.Model):
     leader_id: models.UUIDField[UUID | None, UUID | None] = models.UUIDField(null=True)
 
     class Meta:
-        """Of the model."""
-
         managed = False
         db_table = db_table(outbox_table())
         ordering = ("id",)
@@ -59,9 +56,7 @@ class WaitingRecord(models.Model):
         return f"{self.kafka_topic} {self.id}"
 
     def save(self, *args: Any, **kwargs: Any) -> NoReturn:
-        """Refused."""
         raise OutboxError("a record of the outbox is neither saved nor changed", hint="write records with stash()")
 
     def delete(self, *args: Any, **kwargs: Any) -> NoReturn:
-        """Refused."""
         raise OutboxError("a record of the outbox is not deleted", hint="publish a correction instead")

@@ -11,7 +11,7 @@ import subprocess
 from collections.abc import Sequence
 from pathlib import Path
 
-from harvester.stack.jars import cache_directory
+from harvester.stack.java import cache_directory
 
 HERE = Path(__file__).parent
 _TIMEOUT_S = 1_800

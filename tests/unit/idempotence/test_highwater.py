@@ -107,5 +107,5 @@ def test_nothing_is_known_of_a_producer_that_is_not_there() -> None:
 
 @pytest.mark.parametrize(("first", "last"), [(0, 1), (-1, -1), (2, 1)])
 def test_a_run_has_numbers(first: int, last: int) -> None:
-    with pytest.raises(ValueError, match="no run"):
+    with pytest.raises(ValueError, match="not a run"):
         judge(HighWaterMark(), 1, first, last)

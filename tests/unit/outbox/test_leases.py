@@ -103,7 +103,7 @@ def test_what_was_saved_goes_on() -> None:
     assert str(saved) == "lease 7 (generation 3)"
     assert (Lease(7, 1, 0).resumed, saved.resumed) == (False, True)
     for bad in (Lease(0, 1, 0), Lease(1, 0, 0), Lease(1, 1, -1), Lease(1, 1, 2**63 - 1)):
-        with pytest.raises(LeaseError, match="none that a database gives"):
+        with pytest.raises(LeaseError, match="could not have come from a database"):
             Course(bad)
 
 
@@ -111,11 +111,11 @@ def test_names_and_positions() -> None:
     assert checked_names(["b", "a", "b"]) == ["b", "a"]
     assert checked_names(n for n in "xy") == ["x", "y"]
     for bad in ("", "x" * 256, "a\x00", 3):
-        with pytest.raises(LeaseError, match="no name of a lease"):
+        with pytest.raises(LeaseError, match="not a valid lease name"):
             checked_names([bad])  # type: ignore[list-item]
     assert (checked_position(None), checked_position("17")) == (None, "17")
     for position in (17, "a\x00"):
-        with pytest.raises(LeaseError, match="no upstream position"):
+        with pytest.raises(LeaseError, match="not a valid upstream position"):
             checked_position(position)  # type: ignore[arg-type]
 
 

@@ -61,12 +61,12 @@ def test_lengths_up_to_the_limit_pass() -> None:
 @pytest.mark.parametrize(
     ("shape", "fields", "said"),
     [
-        (TEXT, {"topic": ""}, "topic '' is no topic name"),
-        (TEXT, {"topic": "."}, "topic '.' is no topic name"),
-        (TEXT, {"topic": ".."}, "topic '..' is no topic name"),
-        (TEXT, {"topic": "a b"}, "topic 'a b' is no topic name"),
-        (TEXT, {"topic": "a\n"}, "topic 'a\\n' is no topic name"),
-        (TEXT, {"topic": "ü"}, "topic 'ü' is no topic name"),
+        (TEXT, {"topic": ""}, "topic '' is not a valid topic name"),
+        (TEXT, {"topic": "."}, "topic '.' is not a valid topic name"),
+        (TEXT, {"topic": ".."}, "topic '..' is not a valid topic name"),
+        (TEXT, {"topic": "a b"}, "topic 'a b' is not a valid topic name"),
+        (TEXT, {"topic": "a\n"}, "topic 'a\\n' is not a valid topic name"),
+        (TEXT, {"topic": "ü"}, "topic 'ü' is not a valid topic name"),
         (TEXT, {"topic": "x" * 250}, "topic has 250 characters, its column takes 249"),
         (dataclasses.replace(TEXT, topic_max=3), {"topic": "four"}, "topic has 4 characters, its column takes 3"),
         (TEXT, {"topic": None}, "topic is None, not a str"),

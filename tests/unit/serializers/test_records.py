@@ -112,7 +112,7 @@ BAD: dict[str, dict[str, Any]] = {
     "a noncharacter": {"type": "\uffff"},
     "a noncharacter beyond": {"type": "\U0010fffe"},
     "a naive time": {"time": datetime(2026, 4, 5)},  # noqa: DTZ001
-    "no media type": {"datacontenttype": "json"},
+    "not a media type": {"datacontenttype": "json"},
     "a relative schema": {"dataschema": "/schema"},
     "an upper-case name": {"extensions": {"traceParent": "x"}},
     "a name with a dash": {"extensions": {"trace-parent": "x"}},

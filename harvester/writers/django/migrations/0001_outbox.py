@@ -9,12 +9,11 @@ from django.db import migrations, models
 from django.db.backends.base.schema import BaseDatabaseSchemaEditor
 
 from harvester.outbox import schema
+from harvester.writers.django import outbox_table, psycopg_connection
 from harvester.writers.django.models import TextArray, db_table
-from harvester.writers.django.stashing import outbox_table, psycopg_connection
 
 
 def create(apps: Apps, editor: BaseDatabaseSchemaEditor) -> None:
-    """Within the migration's transaction."""
     schema.init(psycopg_connection(editor.connection), outbox_table())
 
 
