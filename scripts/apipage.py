@@ -206,7 +206,7 @@ def _source(member: griffe.Object | griffe.Alias) -> str:
     return "\n".join(member.lines).strip()
 
 
-def _field(field: griffe.Attribute) -> tuple[str, str]:
+def _field(field: griffe.Object | griffe.Alias) -> tuple[str, str]:
     """A field, and the comment at the end of its line."""
     shown, _, comment = _source(field).partition("  # ")
     return shown, comment
