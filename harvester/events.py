@@ -1,4 +1,4 @@
-"""The events that a harvester reports to its host.
+"""Events that a harvester reports to its host.
 
 Events are delivered one at a time, in order, on a separate thread. A handler's exception is logged and otherwise
 ignored. A slow handler delays only later events, never the relay. `LeaderRevoked` is the exception: the rebalance

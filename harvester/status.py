@@ -14,7 +14,7 @@ from uuid import UUID
 
 
 class State(StrEnum):
-    """The state of a harvester."""
+    """Where the supervisor stands."""
 
     CREATED = "created"
     STARTING = "starting"  # connecting, spawning shards

@@ -7,7 +7,7 @@ It is a file in the repository, not a page of mkdocstrings directives, so that i
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import cache
 from pathlib import Path
 from textwrap import indent
@@ -89,7 +89,7 @@ SECTIONS: tuple[tuple[str, str, tuple[str, ...]], ...] = (
         ),
     ),
 )
-_BASE = re.compile(r"(\w+(?:Base|Core))\b")
+_BASE = re.compile(r"\w+(?:Base|Core)")
 _SETTINGS = {"Config", "Limits"}  # whose fields are in docs/configuration.md
 _NOT_SHOWN = ("_", "Generic", "Protocol", "NamedTuple", "Settings", "StrEnum")  # bases that say nothing to a user
 
@@ -135,34 +135,78 @@ def entry(module: str, name: str) -> str:
 
 
 def _class(found: griffe.Class) -> Iterator[str]:
-    init = found.members.get("__init__")
-    if not isinstance(init, griffe.Function) or not init.lineno:  # that of a dataclass is not in the source
-        init = None
-    if init is not None and found.name not in _SETTINGS:
-        yield f"`{init.signature(name=found.name, return_type=False)}`"
-    bases = [str(base) for base in found.bases if not str(base).startswith(_NOT_SHOWN)]
-    if bases:
+    members = _members(found, {})
+    init, types = members.pop("__init__", (None, {}))
+    if isinstance(init, griffe.Function) and found.name not in _SETTINGS:
+        yield f"`{_filled(init.signature(name=found.name, return_type=False), types)}`"
+    if bases := list(_kinds(found)):
         yield f"A kind of {', '.join(f'`{base}`' for base in bases)}."
     yield _doc(found)
     if init is not None:
         yield _doc(init)
-    shown = [each for each in found.members.values() if not each.is_alias and each is not init and _is_public(each)]
-    fields = [each for each in shown if isinstance(each, griffe.Attribute) and "property" not in each.labels]
+    shown = [(member, types) for name, (member, types) in members.items() if _is_public(name)]
+    fields = [each for each in found.members.values() if _is_public(each.name) and _is_field(each)]
     declared = [_field(each) for each in fields if found.name not in _SETTINGS]
-    members = [_bullet(*each) for each in declared if not each[0].startswith("self.")]
-    members += [_bullet(_member(each), _doc(each)) for each in shown if each not in fields]
-    yield "\n".join(members)
+    lines = [_bullet(*each) for each in declared if not each[0].startswith("self.")]
+    lines += [_bullet(_filled(_member(each), types), _doc(each)) for each, types in shown if not _is_field(each)]
+    yield "\n".join(lines)
 
 
-def _is_public(member: griffe.Object | griffe.Alias) -> bool:
-    return not member.name.startswith("_") or member.name in ("__iter__", "__call__")
+def _members(
+    found: griffe.Class, types: dict[str, str]
+) -> dict[str, tuple[griffe.Object | griffe.Alias, dict[str, str]]]:
+    """The members of a class, then those of its bases named …Base or …Core, which are not on the page by themselves.
+
+    Each with the types that replace the type variables in it.
+    """
+    # Without a line number: that of a dataclass, which is not in the source.
+    members = {each.name: (each, types) for each in found.members.values() if each.lineno and not each.is_alias}
+    internal = {each.name: each for each in found.mro() if _BASE.fullmatch(each.name)}
+    for base in found.bases:
+        if (definition := internal.get(str(base).partition("[")[0])) is None:
+            continue
+        given = [_filled(str(each).strip("'\""), types) for each in _arguments(base)]
+        generic = next((str(each) for each in definition.bases if str(each).startswith("Generic[")), "Generic[]")
+        variables = generic.removeprefix("Generic[").removesuffix("]").split(", ")
+        for name, member in _members(definition, dict(zip(variables, given, strict=False))).items():
+            members.setdefault(name, member)
+    return members
+
+
+def _arguments(base: str | griffe.Expr) -> Sequence[str | griffe.Expr]:
+    """What stands in the brackets behind a base."""
+    if not isinstance(base, griffe.ExprSubscript):
+        return ()
+    return base.slice.elements if isinstance(base.slice, griffe.ExprTuple) else (base.slice,)
+
+
+def _kinds(found: griffe.Class) -> Iterator[str]:
+    internal = {definition.name: definition for definition in found.mro() if _BASE.fullmatch(definition.name)}
+    for base in found.bases:
+        name = str(base).partition("[")[0]
+        if name in internal:
+            yield from _kinds(internal[name])
+        elif not name.startswith(_NOT_SHOWN):
+            yield str(base)
+
+
+def _is_public(name: str) -> bool:
+    return not name.startswith("_") or name in ("__iter__", "__call__")
+
+
+def _is_field(member: griffe.Object | griffe.Alias) -> bool:
+    return member.is_attribute and "property" not in member.labels
+
+
+def _filled(text: str, types: dict[str, str]) -> str:
+    return re.sub(r"\w+", lambda word: types.get(word[0], word[0]), text) if types else text
 
 
 def _source(member: griffe.Object | griffe.Alias) -> str:
     return "\n".join(member.lines).strip()
 
 
-def _field(field: griffe.Attribute) -> tuple[str, str]:
+def _field(field: griffe.Object | griffe.Alias) -> tuple[str, str]:
     """A field, and the comment at the end of its line."""
     shown, _, comment = _source(field).partition("  # ")
     return shown, comment

@@ -1,6 +1,6 @@
 """The election: who leads, and until when that may be believed. Pure.
 
-Theory (Fast NELI, seed 000, with the proofs of rule P11). Kafka's group coordinator gives partition 0 of the leader
+Theory (Fast NELI, with the proofs of rule P11). Kafka's group coordinator gives partition 0 of the leader
 topic to at most one member of the group; its owner leads. Owning it is not enough: the owner may be cut off without
 knowing. So it proves its place again and again, and believes it only for a while:
 

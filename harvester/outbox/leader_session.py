@@ -89,7 +89,7 @@ class TermRow:
 
 
 class TermSession:
-    """See the module's text."""
+    """A session that reads and changes the term row."""
 
     def __init__(self, dsn: str, table: OutboxTable, application_name: str, statement_timeout_s: float) -> None:
         self._dsn, self.table, self._application = dsn, table, application_name
@@ -257,9 +257,9 @@ class TermSession:
         return Jsonb([{"pid": pid, "started": started} for pid, started in filter(None, sessions)])
 
     def renew_incarnation(self, *, went_back: bool = False) -> bool:
-        """Notice that ids may have started again since the last leader (design section 2).
+        """Renews the incarnation if ids may have started again since the last leader; returns whether it did.
 
-        So it is on another server or timeline than before, or where the term row has gone back (P9). True: renewed.
+        That is the case on another server or timeline than before, or if the term row has gone back (P9).
         """
         connection = self._open()
         renewed = refresh_incarnation(connection, self.table)
@@ -294,7 +294,7 @@ class Holders:
 
 
 class MarkSession(TermSession):
-    """See the module's text."""
+    """The session of a leader: marks and fetches rows, and waits for notifications."""
 
     def __init__(self, dsn: str, table: OutboxTable, application_name: str, statement_timeout_s: float) -> None:
         super().__init__(dsn, table, application_name, statement_timeout_s)

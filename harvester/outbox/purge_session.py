@@ -78,7 +78,7 @@ class QuarantineOutcome(Enum):
 
 
 class PurgeSession:
-    """See the module's text."""
+    """The session with which a shard purges and quarantines records."""
 
     def __init__(
         self,

@@ -57,9 +57,11 @@ class Patience:
 
 
 class Borrower:
-    """See the module's text. A context manager; one thread only. `highest_term`: that was seen in the leader topic.
+    """Borrows the term. A context manager; one thread only.
 
-    `owner`: whose the outbox has to be. Methods raise DatabaseUnavailable, SchemaError, TermLost; `take` ForeignLeader.
+    `settle` gets the row before, the new term, its holder and the incarnation. `highest_term`: that was seen in the
+    leader topic. `owner`: whose the outbox has to be. Methods raise DatabaseUnavailable, SchemaError, TermLost; `take`
+    ForeignLeader.
     """
 
     def __init__(

@@ -19,7 +19,7 @@ HISTORY_S = 60
 
 
 class Meter:
-    """Counts acknowledgements and reports their rate now and then (MeterRead).
+    """Counts acknowledgements and now and then says how fast they come.
 
     A reading is given at most every `interval_s` seconds, and only by `add`: a relay that acknowledges
     nothing reports nothing. The first reading after an idle time averages over the idle time too.

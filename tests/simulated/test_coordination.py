@@ -175,7 +175,7 @@ Judge = Callable[[Claim, Message, World], tuple[Claim, ClaimVerdict]]
 
 
 def _heartbeats_take_claims(patch: Patch) -> None:
-    """As in the seed's original: whoever sends a heartbeat holds the claim."""
+    """As in the original protocol: whoever sends a heartbeat holds the claim."""
     inner = worlds._under_claim
 
     def lenient(claim: Claim, message: Message, at: World) -> tuple[Claim, ClaimVerdict]:

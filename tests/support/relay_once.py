@@ -540,7 +540,7 @@ class OnceHarvester(SimHarvester):
 
 
 class OnceWorld(World):
-    """See the module's text."""
+    """A world whose leader delivers exactly once."""
 
     transaction_records = named = 1
 

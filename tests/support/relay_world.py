@@ -208,7 +208,7 @@ class Table:
 
 
 class World:
-    """See the module's text. `faults` names what may go wrong; all by default."""
+    """A harvester, its shards, outbox and log, driven by random choices. `faults`: which may occur."""
 
     def __init__(self, data: bytes, faults: tuple[str, ...] = FAULTS) -> None:
         self.script = Script(data)

@@ -277,3 +277,13 @@ def test_what_the_protocol_names_within_tests_exists() -> None:
     everything = "\n".join(defined)
     assert len(named) > 100
     assert {name for name in named if name not in everything} == set()
+
+
+@pytest.mark.parametrize("place", ["harvester", "cli", "scripts", "docs"])
+def test_nothing_cites_a_document_that_is_not_in_the_repository(place: str) -> None:
+    """Pages made of docstrings are not read again."""
+    cited = re.compile(r"\bseeds? 0\d\d|\bthe seed's\b|\bdesign section\b|\.\./shared|See the module's text")
+    files = [file for file in (ROOT / place).rglob("*") if file.suffix in (".py", ".md", ".sql")]
+    files = [file for file in files if file.name not in ("api.md", "map.md")]
+    assert len(files) > 20
+    assert [file for file in files if cited.search(file.read_text(encoding="utf-8"))] == []

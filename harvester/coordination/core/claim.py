@@ -216,7 +216,7 @@ class ClaimTiming:
 
     @property
     def beat_every_s(self) -> float:
-        """The seed's bound is one interval between two heartbeats in the log."""
+        """The bound is one interval between two heartbeats in the log."""
         return self.interval_s / 2
 
     @property

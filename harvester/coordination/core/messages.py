@@ -9,11 +9,11 @@ A message is one line that a person can read with a console consumer:
 order, each once. Names are percent-encoded (RFC 3986: all but letters, digits and `_.-~`, as UTF-8), so no name can
 contain a blank, a `=` or a `/`; numbers are decimal; `-` stands for a number that there is none of.
 
-All kinds carry the seed's fields and four more. `instance` tells apart two lives of one client id (P29). `number`
-counts the messages of an instance, so that it recognises each of them when it reads the log. `generation` is the
-offset of the claim under which the message is sent; with ClaimingPartition, the newest that its sender knows for
-certain. `confirmed` is the offset of the newest message under that claim which its sender has read back as accepted,
-at first the claim's own: from it a reader that came late learns what was true there (`world`).
+All kinds carry the fields of the original protocol and four more. `instance` tells apart two lives of one client id
+(P29). `number` counts the messages of an instance, so that it recognises each of them when it reads the log.
+`generation` is the offset of the claim under which the message is sent; with ClaimingPartition, the newest that its
+sender knows for certain. `confirmed` is the offset of the newest message under that claim which its sender has read
+back as accepted, at first the claim's own: from it a reader that came late learns what was true there (`world`).
 
 Text that is no message of a version known here is `Unreadable`, a value with the reason: it changes nothing, and the
 reader warns.

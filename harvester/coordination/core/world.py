@@ -1,6 +1,6 @@
 """The world as one partition of the coordination log tells it: who holds what, how fresh, up to where. Pure.
 
-Theory (seed 003, with rules P28 to P31). `World.read`, the seed's rationalizer, is the only way in which a world
+Theory (with rules P28 to P31). `World.read`, the rationalizer of the original design, is the only way in which a world
 changes, so two readers of the same records have the same world. A message is judged by the records before it and by
 its own place and time, never by a reader's clock:
 

@@ -29,7 +29,7 @@ WHO = UUID(int=1)
 
 
 class IntakeWorld:
-    """See the module's text."""
+    """An outbox, shards and a read planner, driven by random choices."""
 
     pipelined = False
 

@@ -45,7 +45,7 @@ class Transaction:
 
 
 class ScanWorld:
-    """See the module's text."""
+    """An outbox with concurrent writers and a scan of it, driven by `data`."""
 
     def __init__(self, data: bytes) -> None:
         self._data, self._at = data, 0
