@@ -1,8 +1,12 @@
-"""A transactional-outbox relay from PostgreSQL to Kafka: loses nothing, keeps the order of each key."""
+"""Relays a transactional outbox from PostgreSQL to Kafka: loses nothing, keeps the order of each key."""
 
 from __future__ import annotations
 
+import sys
+import warnings
 from importlib import import_module
+from importlib.machinery import ModuleSpec
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -34,34 +38,20 @@ if TYPE_CHECKING:
 
 # Loaded on first use: writers who only stash need no Kafka client, and `harvester --help` needs nothing at all.
 _HOMES = {
-    "AsyncLeasedStasher": "harvester.outbox.async_stasher",
-    "AsyncStasher": "harvester.outbox.async_stasher",
-    "Config": "harvester.config",
-    "ConfigurationError": "harvester.errors",
-    "Event": "harvester.events",
-    "FakeGroup": "harvester.neli.fake",
-    "Harvester": "harvester.harvester",
-    "HarvesterError": "harvester.errors",
-    "LeaderAcquired": "harvester.events",
-    "LeaderFenced": "harvester.events",
-    "LeaderRefreshed": "harvester.events",
-    "LeaderRevoked": "harvester.events",
-    "Lease": "harvester.outbox.leases",
-    "LeaseError": "harvester.errors",
-    "LeaseExpired": "harvester.errors",
-    "LeaseFenced": "harvester.errors",
-    "LeaseUnknown": "harvester.errors",
-    "LeasedStasher": "harvester.outbox.stasher",
-    "Limits": "harvester.config",
-    "MeterRead": "harvester.events",
-    "OutboxRecord": "harvester.record",
-    "SequenceGap": "harvester.errors",
-    "Stashed": "harvester.outbox.leases",
-    "Stasher": "harvester.outbox.stasher",
-    "State": "harvester.status",
-    "Status": "harvester.status",
-    "load_config": "harvester.config",
-}
+    "config": ("Config", "Limits", "load_config"),
+    "errors": (
+        "ConfigurationError", "HarvesterError", "LeaseError", "LeaseExpired", "LeaseFenced", "LeaseUnknown",
+        "SequenceGap",
+    ),
+    "events": ("Event", "LeaderAcquired", "LeaderFenced", "LeaderRefreshed", "LeaderRevoked", "MeterRead"),
+    "harvester": ("Harvester",),
+    "neli.fake": ("FakeGroup",),
+    "outbox.async_stasher": ("AsyncLeasedStasher", "AsyncStasher"),
+    "outbox.leases": ("Lease", "Stashed"),
+    "outbox.stasher": ("LeasedStasher", "Stasher"),
+    "record": ("OutboxRecord",),
+    "status": ("State", "Status"),
+}  # fmt: skip
 
 __all__ = [
     "AsyncLeasedStasher",
@@ -95,7 +85,37 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    home = _HOMES.get(name)
+    home = next((module for module, names in _HOMES.items() if name in names), None)
     if home is None:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(home), name)
+    return getattr(import_module(f"harvester.{home}"), name)
+
+
+# Modules that have moved are found under their former names for one release.
+_MOVED = {
+    "harvester.coordination.consumer_settings": "harvester.coordination.settings",
+    "harvester.coordination.figures": "harvester.coordination.settings",
+    "harvester.serializers.cloudevents": "harvester.serializers.records",
+}
+
+
+class _MovedModules:
+    """Imports a module from where it is now, with a DeprecationWarning; a finder and loader for `sys.meta_path`."""
+
+    @classmethod
+    def find_spec(cls, name: str, _path: object = None, _target: object = None) -> ModuleSpec | None:
+        loader: Any = cls
+        return ModuleSpec(name, loader) if name in _MOVED else None
+
+    @staticmethod
+    def create_module(_spec: ModuleSpec) -> None:
+        """The import system makes one."""
+
+    @staticmethod
+    def exec_module(module: ModuleType) -> None:
+        home = _MOVED[module.__name__]
+        warnings.warn(f"{module.__name__} is {home} now", DeprecationWarning, stacklevel=2)
+        module.__dict__.update({k: v for k, v in vars(import_module(home)).items() if not k.startswith("__")})
+
+
+sys.meta_path.append(_MovedModules)

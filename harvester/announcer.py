@@ -1,4 +1,4 @@
-"""Events to the host: one at a time, in order, on one thread; a handler's exception is logged and forgotten."""
+"""Delivers events to the host: one at a time, in order, on one thread; a handler's exception is logged and ignored."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ Log = logging.Logger | logging.LoggerAdapter[logging.Logger]
 
 
 class Announcer(threading.Thread):
-    """Queues events without limit, so that nobody who announces ever waits for a handler."""
+    """Queues events without limit, so that announcing an event never waits for a handler."""
 
     def __init__(self, handler: EventHandler | None, log: Log) -> None:
         super().__init__(name="harvester-events", daemon=True)
@@ -23,14 +23,14 @@ class Announcer(threading.Thread):
         self.counts: Counter[type[Event]] = Counter()  # of those that were announced, by kind
 
     def announce(self, event: Event) -> threading.Event:
-        """Queue it; the returned event is set when its handler has returned."""
+        """Queues the event; the returned `threading.Event` is set when its handler has returned."""
         done = threading.Event()
         self.counts[type(event)] += 1
         self._queue.put((event, done))
         return done
 
     def stop(self, timeout_s: float) -> None:
-        """Deliver what is queued, then end; a handler that hangs is left behind."""
+        """Delivers the queued events, then ends the thread; a handler that hangs is left behind."""
         done = threading.Event()
         self._queue.put((None, done))
         if threading.current_thread() is not self:

@@ -1,4 +1,4 @@
-"""The clock that trust is measured by: it runs through suspend, so a machine that slept trusts nothing (P12)."""
+"""Reads the clock that measures trust: it runs through suspend, so a machine that slept trusts nothing (P12)."""
 
 from __future__ import annotations
 

@@ -1,11 +1,24 @@
-"""The tree of errors that the harvester raises on purpose, and the exit codes they end a process with.
+"""Defines the errors that the harvester raises on purpose, and the exit codes that they end a process with.
 
-Every error carries `message` (what happened, to which record or server) and, where there is one, `hint`
-(what to do about it). The command line prints the two as one line each and exits with `exit_code`; nothing
-foreseeable reaches a user as a traceback. A branch that only one package grows is in that package's `errors`.
+Every error carries a `message` (what happened, to which record or server) and, if there is something to do, a `hint`.
+The command line prints one line for each and exits with `exit_code`; nothing foreseeable reaches a user as a traceback.
+Errors of a single package are in that package's `errors`.
 
-The codes follow sysexits.h where it has a fitting one, so that systemd can tell "do not restart"
-(configuration, schema) from "restart me" (everything else).
+The codes follow sysexits.h where one fits, so that systemd can tell "do not restart" (configuration, schema) from
+"restart me" (everything else).
+
+    HarvesterError
+      ConfigurationError
+      OutboxError        DatabaseUnavailable  SchemaError  TermLost  UndecodableRecord  PoisonRecord  OrderNotKept
+        RecordRejected   SerializationFailed
+        NoTransaction
+        LeaseError       LeaseExpired  LeaseFenced  LeaseUnknown  SequenceGap
+      BrokerError        BrokerUnavailable
+      LeadershipError    ForeignOutbox  ForeignLeader  TermContested
+      IdempotenceError   CorruptSeenIds
+        InboxError       InboxFenced
+      ShardError         CrashLoop
+      WireError  StackError  VerificationFailed
 """
 
 from __future__ import annotations
@@ -16,7 +29,7 @@ from enum import IntEnum
 
 
 class ExitCode(IntEnum):
-    """How a harvester process ends. The table in docs/operations.md is kept equal to this by a test."""
+    """How a harvester process ends. A test keeps the table in docs/operations.md equal to this."""
 
     OK = 0
     FAILED = 1  # the command ran and its answer is no (a verdict that does not hold, a record refused)
@@ -37,7 +50,7 @@ class ExitCode(IntEnum):
 
 
 class HarvesterError(Exception):
-    """Base of all; catching it catches everything foreseeable."""
+    """The base of all: catching it catches everything foreseeable."""
 
     exit_code: ExitCode = ExitCode.FAILED
 
@@ -79,17 +92,17 @@ class ConfigurationError(HarvesterError):
 
 
 class OutboxError(HarvesterError):
-    """Something about the database or a table of the outbox."""
+    """The database or a table of the outbox cannot be used as asked."""
 
 
 class DatabaseUnavailable(OutboxError):
-    """PostgreSQL cannot be reached, or ended the session. Retried with backoff wherever that is safe."""
+    """PostgreSQL cannot be reached, or ended the session. Retried with backoff wherever it is safe."""
 
     exit_code = ExitCode.UNAVAILABLE
 
 
 class SchemaError(OutboxError):
-    """The outbox, term or quarantine table is missing or does not fit."""
+    """The outbox, term or quarantine table is missing or has the wrong shape."""
 
     exit_code = ExitCode.SCHEMA
 
@@ -99,21 +112,21 @@ class TermLost(OutboxError):
 
 
 class RecordRejected(OutboxError):
-    """A record that could never be published was refused before it was written (stasher)."""
+    """A stasher refused a record that could never be published; nothing was written."""
 
 
 class SerializationFailed(RecordRejected):
-    """A value could not be turned into what a record holds: nothing was sent, the transaction can go on."""
+    """A value could not be serialized; nothing was sent, and the transaction can go on."""
 
 
 class NoTransaction(OutboxError):
-    """A record was to be written where nothing would tie it to the change that it announces."""
+    """A record was to be written outside a transaction, where nothing ties it to the change that it announces."""
 
 
 class LeaseError(OutboxError):
-    """A leased stasher wrote nothing; `lease` is what it brought (`harvester.Lease`), None while it is asked for one.
+    """A leased stasher wrote nothing; `lease` is the one it presented (`harvester.Lease`), None while it asks for one.
 
-    Raised for an answer of the database, not for an error in it: the caller's transaction can go on.
+    The database refused without failing: the caller's transaction can go on.
     """
 
     def __init__(self, message: str, *, lease: object = None, hint: str | None = None) -> None:
@@ -122,24 +135,24 @@ class LeaseError(OutboxError):
 
 
 class LeaseExpired(LeaseError):
-    """The lease's time is over, or its row was removed. Nothing can be stashed under it, resends neither.
+    """The lease has run out, or its row was removed. It stashes nothing any more, not even resends.
 
-    The name's next lease goes on with the last number and position.
+    The name's next lease continues from the last number and position.
     """
 
 
 class LeaseFenced(LeaseError):
-    """The lease was taken by another stasher, which alone may go on."""
+    """Another stasher took the lease; only that one may continue."""
 
 
 class LeaseUnknown(LeaseError):
-    """The database never gave out a generation this high: it is an older copy, or the generation is made up."""
+    """The database never issued a generation this high: it is an older copy, or the generation is made up."""
 
 
 class SequenceGap(LeaseError):
-    """A number came before the ones below it: `expected` is the next one for the database, `sequence` what came.
+    """A number skipped others: the database expects `expected` next, and `sequence` came.
 
-    Until the stasher goes back to `expected`, all that follows is refused as well.
+    Until the stasher goes back to `expected`, everything that follows is refused as well.
     """
 
     def __init__(self, message: str, *, sequence: int, expected: int, lease: object, hint: str | None = None) -> None:
@@ -148,22 +161,22 @@ class SequenceGap(LeaseError):
 
 
 class OrderNotKept(OutboxError):
-    """Records of the quarantine cannot go back without breaking the order of their keys."""
+    """Quarantined records cannot go back without breaking the order of their keys."""
 
     def __init__(self, blocked: int, chosen: int, reasons: str) -> None:
         self.blocked, self.chosen = blocked, chosen
         super().__init__(
             f"{blocked} of {chosen} records cannot keep the order of their keys ({reasons}); nothing was changed",
-            hint="--dry-run tells why, record by record; --out-of-order puts them back all the same",
+            hint="--dry-run gives the reason for each record; --out-of-order puts them back regardless",
         )
 
 
 class UndecodableRecord(OutboxError):
-    """A row that cannot be turned into a Kafka record; it goes to quarantine with this message."""
+    """A row cannot be turned into a Kafka record; it is quarantined with this message."""
 
 
 class PoisonRecord(OutboxError):
-    """A record that cannot be published, where the policy is to stop rather than to go on without it."""
+    """A record cannot be published, and the policy is to stop rather than go on without it."""
 
     exit_code = ExitCode.POISON
 
@@ -171,12 +184,12 @@ class PoisonRecord(OutboxError):
         self.record_id, self.error = record_id, error
         super().__init__(
             f"record {record_id} cannot be published: {error}",
-            hint='correct or delete the row, or set poison.policy to "quarantine"; nothing else was lost',
+            hint='correct or delete the row, or set poison.policy to "quarantine"; no other record is affected',
         )
 
 
 class BrokerError(HarvesterError):
-    """Something about Kafka."""
+    """Kafka refused something, or answered what cannot be."""
 
 
 class BrokerUnavailable(BrokerError):
@@ -192,12 +205,12 @@ class LeadershipError(HarvesterError):
 
 
 class ForeignOutbox(LeadershipError):
-    """A member of the same group serves another outbox; `theirs` and `ours` name the two."""
+    """A member of the same group serves another outbox: `theirs`, not `ours`."""
 
     def __init__(self, *, group: str, member: str, theirs: str, ours: str) -> None:
         self.group, self.member, self.theirs, self.ours = group, member, theirs, ours
         super().__init__(
-            f"group {group!r} is in use: its member {member!r} serves the outbox {theirs}, this one {ours}",
+            f"group {group!r} is in use: its member {member!r} serves the outbox {theirs}, this harvester {ours}",
             hint="give each outbox its own leader_group_id and leader_topic",
         )
 
@@ -208,40 +221,40 @@ class ForeignLeader(LeadershipError):
     def __init__(self, table: object, *, theirs: str, ours: str) -> None:
         self.theirs, self.ours = theirs, ours
         super().__init__(
-            f"the outbox {table} belongs to {theirs}; this harvester is of {ours}",
-            hint="set that leader_group_id and cluster; or move the outbox here: stop the harvesters that it belongs"
-            " to, then run `harvester move` with this configuration",
+            f"the outbox {table} belongs to {theirs}; this harvester belongs to {ours}",
+            hint="set that leader_group_id and cluster; or move the outbox here: stop the other group's harvesters,"
+            " then run `harvester move` with this configuration",
         )
 
 
 class TermContested(LeadershipError):
-    """The term goes to and fro between this harvester and another one of its group, and the group trusts both."""
+    """The term alternates between this harvester and another one of its group, and the group trusts both."""
 
     def __init__(self, table: object, *, group: str, holder: str, lost: int) -> None:
         self.holder, self.lost = holder, lost
         super().__init__(
             f"the term of {table} was lost {lost} times in a row, the last time to {holder!r}, although group"
-            f" {group!r} trusted this harvester all the time: the two are elected side by side",
-            hint="see that all harvesters of the group use the same Kafka cluster and the same leader_topic",
+            f" {group!r} trusted this harvester throughout: both were elected",
+            hint="check that all harvesters of the group use the same Kafka cluster and the same leader_topic",
         )
 
 
 class IdempotenceError(HarvesterError):
-    """Something about recognising what was written or seen before."""
+    """Records that were written or seen before cannot be recognised."""
 
 
 class CorruptSeenIds(IdempotenceError):
-    """Stored bytes are no set of seen ids."""
+    """Stored bytes are not a set of seen ids."""
 
     def __init__(self, what: str) -> None:
         super().__init__(
-            f"these are not the stored ids of a consumer: {what}",
-            hint="restore the row from a backup; without its ids, records that come twice are taken twice",
+            f"the stored ids of a consumer cannot be read: {what}",
+            hint="restore the row from a backup; without its ids, repeated records are processed twice",
         )
 
 
 class InboxError(IdempotenceError):
-    """The inbox cannot take a record; nothing was changed."""
+    """The inbox refused a record; nothing was changed."""
 
 
 class InboxFenced(InboxError):
@@ -251,12 +264,12 @@ class InboxFenced(InboxError):
         self.topic, self.partition, self.ours, self.theirs = topic, partition, ours, theirs
         super().__init__(
             f"{topic}[{partition}] is owned by generation {theirs}, this consumer has {ours}",
-            hint="stop consuming it; whoever is assigned it again opens it again",
+            hint="stop consuming the partition; open it again once it is assigned again",
         )
 
 
 class ShardError(HarvesterError):
-    """Something about a shard process."""
+    """A shard process failed."""
 
 
 class CrashLoop(ShardError):
@@ -266,13 +279,13 @@ class CrashLoop(ShardError):
 
 
 class WireError(HarvesterError):
-    """Bytes on a pipe that are no frame; always a bug or a broken peer."""
+    """Bytes on a pipe are not a frame: always a bug or a broken peer."""
 
     exit_code = ExitCode.SOFTWARE
 
 
 class StackError(HarvesterError):
-    """The embedded servers could not be started, found or stopped."""
+    """An embedded server could not be started, found or stopped."""
 
     exit_code = ExitCode.UNAVAILABLE
 

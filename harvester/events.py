@@ -1,9 +1,9 @@
-"""What a harvester tells its host (seeds 001/004, event handler).
+"""The events that a harvester reports to its host.
 
-Events are delivered one at a time, in order, on one thread of their own. A handler's exception is logged and
-otherwise ignored. A slow handler delays later events only, never the relay; `LeaderRevoked` is the exception:
-the rebalance that hands leadership to another process goes on only when its handler has returned, or when the
-time Kafka allows for it is up.
+Events are delivered one at a time, in order, on a separate thread. A handler's exception is logged and otherwise
+ignored. A slow handler delays only later events, never the relay. `LeaderRevoked` is the exception: the rebalance
+that hands leadership to another process continues only when its handler has returned, or when the time that Kafka
+allows for it is up.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from uuid import UUID
 
 @dataclass(frozen=True, slots=True)
 class LeaderAcquired:
-    """This process leads: work that only one process may do can begin."""
+    """This process leads: work that only one process may do can start."""
 
     leader_id: UUID
     term: int
@@ -32,12 +32,12 @@ class LeaderRefreshed:
 
 @dataclass(frozen=True, slots=True)
 class LeaderRevoked:
-    """The group takes leadership away in an orderly way; blocks the rebalance until the handler returns."""
+    """The group takes leadership away gracefully; the rebalance waits until the handler returns."""
 
 
 @dataclass(frozen=True, slots=True)
 class LeaderFenced:
-    """Trust ran out: another leader may exist already. Stop at once; nothing waits for the handler."""
+    """Trust expired: another leader may already exist. Stop at once; nothing waits for the handler."""
 
     reason: str
 

@@ -1,11 +1,11 @@
-"""The harvester as an object: what the command line runs and what applications embed.
+"""The harvester as an object, run by the command line and embedded by applications.
 
     with Harvester(load_config(), on_event=print) as harvester:
         harvester.wait()
 
-Starting is quick and does not need any server to be up: what is missing is waited for, and `status().problem` says
-what that is. A wrong schema, a group that serves another outbox, or a crash loop end the harvester; `wait` raises what
-did. It runs beside the host's threads, installs no signal handlers, and imports nothing of the host's main module.
+Starting is quick and needs no server to be up: the harvester waits for missing servers, and `status().problem` names
+them. A wrong schema, a group that serves another outbox, or a crash loop ends the harvester, and `wait` raises the
+error. It runs beside the host's threads, installs no signal handlers, and imports nothing of the host's main module.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _ANSWER_WITHIN_S = 5.0
 
 
 class Harvester:
-    """One harvester. Create it, `start` it, `stop` it; it cannot be started twice."""
+    """A harvester. Create it, `start` it, `stop` it; it cannot be started twice."""
 
     def __init__(
         self,
@@ -46,7 +46,7 @@ class Harvester:
         """`config` defaults to what `load_config()` finds; `logger` to the standard logger `harvester`.
 
         `group` replaces Kafka's election (`harvester.neli.fake.FakeGroup`, for tests). With `until_empty` the
-        harvester stops by itself when it leads and finds the outbox empty.
+        harvester stops by itself once it leads and finds the outbox empty.
         """
         self.config = config if config is not None else load_config()
         self._base_logger = logger if logger is not None else logging.getLogger("harvester")
@@ -63,22 +63,22 @@ class Harvester:
     # -- life
 
     def start(self) -> None:
-        """Start in the background; returns at once."""
+        """Starts in the background and returns at once."""
         self._life.start()
 
     def stop(self, *, force: bool = False) -> None:
-        """Finish what is on the wire, leave the group, end the shards; returns when all is done.
+        """Finishes what is on the wire, leaves the group and ends the shards; returns when all is done.
 
-        With `force` nothing is awaited: what is on the wire may be repeated by the next leader.
+        With `force` it waits for nothing: the next leader may repeat what is on the wire.
         """
         self._life.stop(force=force)
 
     def scale(self, shards: int, within_s: float = 10.0) -> bool:
-        """Change the number of shards while running; no record is repeated or reordered by it.
+        """Changes the number of shards while running, without repeating or reordering a record.
 
-        Marking stops, queues are dropped, and the switch is made when nothing is unsettled any more. False when
-        that did not come true within `within_s`, or when a shard that would end has a record whose delivery timed
-        out, which only that shard may send again: nothing has changed then.
+        Marking stops, queues are dropped, and the switch happens once nothing is unsettled. Returns False, with
+        nothing changed, if that takes longer than `within_s`, or if a shard that would end has a record whose delivery
+        timed out, which only that shard may send again.
         """
         parts = self._life.running()
         if not 1 <= shards <= 256:
@@ -87,9 +87,9 @@ class Harvester:
         return parts.supervisor.scale(shards, within_s)
 
     def pause(self) -> bool:
-        """Mark nothing more until `resume`, or until this object ends; False when it was paused already.
+        """Stops marking until `resume`, or until this object ends; returns False if it was already paused.
 
-        What was queued is given back to the outbox; what is on the wire is finished and purged. Leadership is kept;
+        Queued records go back to the outbox; what is on the wire is finished and purged. Leadership is kept;
         a paused standby that takes over publishes nothing until resumed. Other harvesters of the group are not paused.
         """
         changed: list[bool] = []
@@ -98,16 +98,16 @@ class Harvester:
         return changed[0]
 
     def resume(self) -> bool:
-        """The end of `pause`; False when it was not paused."""
+        """Ends a `pause`; returns False if it was not paused."""
         changed: list[bool] = []
         parts = self._life.running()
         _check(parts.supervisor.resume(_ANSWER_WITHIN_S, lambda: changed.append(self._recorder.paused(False))))
         return changed[0]
 
     def remark(self, reason: str = "asked for") -> None:
-        """Drop what is queued and mark it again from the head; what is on the wire is awaited, so nothing repeats.
+        """Drops what is queued and marks it again from the head; waits for what is on the wire, so nothing repeats.
 
-        Raises HarvesterError where there is nothing to mark anew: it does not lead, or is paused.
+        Raises HarvesterError if it does not lead or is paused.
         """
         parts = self._life.running()
         if self.state not in (State.LEADING, State.REMARKING):
@@ -115,25 +115,25 @@ class Harvester:
         _check(parts.supervisor.remark(reason, _ANSWER_WITHIN_S))
 
     def set_log_level(self, level: str) -> None:
-        """Log from this level on: trace, debug, info, warning or error. What shards say is logged here as well."""
+        """Sets the log level (trace, debug, info, warning or error), also for the messages of shards."""
         if level.lower() not in LEVELS:
             raise HarvesterError(f"{level!r} is no level", hint=f"one of {', '.join(LEVELS)}")
         self._base_logger.setLevel(LEVELS[level.lower()])
         self._log.info("logs from level %s on", level.lower())
 
     def key(self, key: str) -> KeyStatus:
-        """Everything about one key: what is under way, waits for a retry, stands in the outbox, is in quarantine.
+        """Everything about one key: records under way, waiting for a retry, in the outbox and in quarantine.
 
-        Takes a few seconds at most; the outbox has no index on keys. Raises HarvesterError when it does not run.
+        Takes a few seconds at most, since the outbox has no index on keys. Raises HarvesterError if it is not running.
         """
         from harvester.key_status import key_status
 
         return key_status(self._life.running().supervisor, self._life.login, key)
 
     def renew_logins(self, config: Config) -> None:
-        """Log in with the passwords of `config` from now on; connections that are open stay.
+        """Uses the passwords of `config` for new connections; open connections stay.
 
-        Nothing else of `config` is looked at: it must not differ in anything else.
+        The rest of `config` is ignored, and must not differ.
         """
         from harvester.wiring import renew_logins
 
@@ -142,11 +142,11 @@ class Harvester:
         renew_logins(parts, config)
 
     def stop_soon(self) -> None:
-        """Begin to `stop`, in the background; returns at once."""
+        """Begins to `stop` in the background and returns at once."""
         self._life.stop_soon()
 
     def wait(self, timeout_s: float | None = None) -> bool:
-        """Wait until it has ended; True when it has. Raises what ended it, if that was an error."""
+        """Waits until it has ended; returns whether it has. Raises the error that ended it, if there was one."""
         ended = self._life.stopped.wait(timeout_s)
         if ended and self._life.failure is not None:
             raise self._life.failure
@@ -165,7 +165,7 @@ class Harvester:
 
     @property
     def state(self) -> State:
-        """Where it stands."""
+        """The current state."""
         parts = self._life.parts
         if parts is None:
             return State.CREATED
@@ -186,16 +186,16 @@ class Harvester:
             case LeadershipPhase.TAKING if parts.supervisor.lent_to is not None:
                 return State.SUSPENDED
             case _:
-                return State.FENCED if self._life.fenced else State.STANDBY
+                return State.FENCED if self._life.is_fenced else State.STANDBY
 
     @property
     def is_leader(self) -> bool:
-        """Whether it leads and is trusted to, now."""
+        """Whether it leads, and is trusted to, at this moment."""
         return self.leader_id is not None
 
     @property
     def leader_id(self) -> UUID | None:
-        """The current leader id; None when it does not lead. Never reused."""
+        """The current leader id, never reused; None when it does not lead."""
         parts = self._life.parts
         if parts is None or not parts.supervisor.trust.trusted:
             return None
@@ -228,22 +228,22 @@ class Harvester:
         )
 
     def totals(self) -> Totals:
-        """What has happened since the start, for counters; never waits for the relay."""
+        """Totals since the start, for counters; never waits for the relay."""
         parts = self._life.parts
         return self._recorder.totals(list(parts.supervisor.pool.slots) if parts is not None else [])
 
     def is_working(self) -> bool:
-        """Whether its threads turn: false when one is stuck, and when it has not started or has failed."""
+        """Whether its threads make progress; false if one is stuck, or if it has not started or has failed."""
         parts = self._life.parts
         if parts is None or self._life.failure is not None:
             return False
         return not parts.joined.is_set() or self._life.stopping.is_set() or parts.supervisor.is_working()
 
     def progress(self) -> float:
-        """Something that changes when the mark loop has turned: the proof of life that a watchdog wants.
+        """A value that changes as the mark loop progresses: the proof of life for a watchdog.
 
-        Where that loop does not have to turn, because servers are waited for or the harvester stops, it changes with
-        the time. It stands still while `is_working` is false.
+        While the loop has nothing to do, because the harvester waits for servers or stops, the value changes with time.
+        It does not change while `is_working` is false.
         """
         parts = self._life.parts
         if parts is not None and self.is_working():

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from datetime import UTC, datetime
+from functools import partial
 
 import psycopg
 
@@ -10,13 +12,40 @@ from harvester.config import Config
 from harvester.errors import HarvesterError
 from harvester.outbox.connection import connect, one_line
 from harvester.outbox.overview import KeyRows, read_key
+from harvester.relay.core.state_machine import LeadershipPhase, StateMachine
 from harvester.relay.supervisor import Supervisor
 from harvester.status import KeyStatus
 
+_LEADING = (LeadershipPhase.LEADING, LeadershipPhase.REMARKING, LeadershipPhase.SCALING)
 _CONNECT_WITHIN_S = 3
 _LOOK_WITHIN_S = 3.0
 _RELAY_WITHIN_S = 3.0
 _TOO_LONG = f"it found no answer within {_LOOK_WITHIN_S:g} s: the outbox is large, or locked"
+
+
+@dataclass(frozen=True, slots=True)
+class _UnderWay:
+    """As in `KeyStatus`."""
+
+    leads: bool
+    shard: int
+    under_way: int
+    waiting: int
+    retry_in_s: float | None
+    held: bool
+
+
+def _look(key: bytes, machine: StateMachine, now: float) -> _UnderWay:
+    """What the relay knows of this key at `now`. On the supervisor's thread."""
+    queue = machine.planner.deferred.by_key.get(key)
+    return _UnderWay(
+        leads=machine.phase in _LEADING,
+        shard=machine.planner.dispatcher.shard_of(key),
+        under_way=machine.ledger.count_of(key),
+        waiting=len(queue) + queue.fetching if queue is not None else 0,
+        retry_in_s=max(0.0, queue.not_before - now) if queue is not None and queue.parked else None,
+        held=queue is not None and queue.held,
+    )
 
 
 def key_status(supervisor: Supervisor, config: Config, key: str) -> KeyStatus:
@@ -30,7 +59,7 @@ def key_status(supervisor: Supervisor, config: Config, key: str) -> KeyStatus:
         raise HarvesterError(f"{key!r} is no text", hint="keys that are no UTF-8 cannot be looked up") from error
     # First the database: what is settled meanwhile must not seem to be under way without a row.
     rows, trouble = _read(config, data)
-    known = supervisor.look_up(data, _RELAY_WITHIN_S)
+    known = supervisor.ask(partial(_look, data), _RELAY_WITHIN_S)
     if known is None:
         raise HarvesterError("the relay does not answer", hint="it is busy, or about to end; see its log")
     return KeyStatus(

@@ -1,10 +1,9 @@
-"""The life of a harvester: parts are started, it joins the group, leads, and ends; its endpoints.
+"""The life of a harvester: its parts are started, it joins the group, leads, and ends.
 
-What comes before a place in the group: tables that fit, an outbox that is known, and shards that can send.
-
-What the group says about leading, done to the relay.
-
-Where a running harvester can be reached: its pages over HTTP, and the control socket.
+`Life` owns that order. Before it asks for a place in the group it checks the tables, learns which outbox it serves and
+waits for shards that can send (`await_identity`, `await_shards`). Then it does to the relay what the group says about
+leading (`GroupListener`), and what the relay says may end it (`Host`). `Endpoints` is where a running harvester can be
+reached: its pages over HTTP, and the control socket.
 """
 
 from __future__ import annotations
@@ -30,9 +29,9 @@ from harvester.errors import (
     OutboxError,
 )
 from harvester.events import LeaderRevoked
-from harvester.neli.group import Group, GroupCallbacks, Identity
+from harvester.neli.group import Group, Identity
 from harvester.outbox.connection import one_line
-from harvester.outbox.term_session import Owner, TermSession
+from harvester.outbox.leader_session import Owner, TermSession
 from harvester.relay.supervisor import Supervisor
 from harvester.status_recorder import StatusRecorder
 from harvester.telemetry.extras import require_tracing
@@ -40,7 +39,8 @@ from harvester.wiring import Parts, assemble
 
 if TYPE_CHECKING:
     from harvester.control.server import Controlled, ControlServer
-    from harvester.http import StatusSource, WebServer
+    from harvester.http.pages import StatusSource
+    from harvester.http.server import WebServer
 
 Log = logging.Logger | logging.LoggerAdapter[logging.Logger]
 
@@ -53,6 +53,7 @@ class Life:
     - parts: what runs; None until it is started
     - stopping, stopped: its end has begun, and is done
     - failure: what ended it, if that was an error
+    - is_fenced: trust was over, and the group has neither elected this one again since, nor taken leadership away
     - login: what connections are made with; may be replaced
     """
 
@@ -71,20 +72,15 @@ class Life:
         self._logger_of, self._log = logger_of, logger_of(None)
         self._group, self._until_empty = group, until_empty
         self.parts: Parts | None = None
+        self.is_fenced = False
         self.failure: BaseException | None = None
         self.stopping = threading.Event()
         self.stopped = threading.Event()
         self.login = config
-        self._leading = Leading(announcer, recorder, self._drain_s, self._log)
         self._starter: threading.Thread | None = None
         self._forced = False
         self._lock = threading.Lock()
         self._stop_lock = threading.Lock()
-
-    @property
-    def fenced(self) -> bool:
-        """Whether it led, and may not any more, until the group says otherwise."""
-        return self._leading.fenced
 
     def running(self) -> Parts:
         """The parts; raises HarvesterError when they do not run."""
@@ -178,7 +174,7 @@ class Life:
                 parts.marker.start()
                 if parts.keeper is not None:
                     parts.keeper.start()
-                parts.join(identity, self._leading.callbacks(parts.supervisor, self.fail))
+                parts.join(identity, self)
 
     def _drain_s(self) -> float:
         """How long what is on the wire is waited for: not at all when the end is forced or an error is its cause."""
@@ -201,6 +197,48 @@ class Life:
                 self.failure.__cause__ = error
             self._log.error("%s", error, exc_info=None if isinstance(error, HarvesterError) else error)
             self.stop_soon()
+
+    # -- what the group says (`GroupListener`)
+
+    @property
+    def _supervisor(self) -> Supervisor:
+        assert self.parts is not None, "the group is joined after the parts are made"
+        return self.parts.supervisor
+
+    def acquired(self) -> None:
+        """Lead."""
+        self.is_fenced = False
+        self._supervisor.acquire()
+
+    def fenced(self, reason: str) -> None:
+        """Stop at once."""
+        self.is_fenced = True
+        self._supervisor.fence(reason)
+
+    def revoking(self, within_s: float) -> None:
+        """Finish what is on the wire, and tell the host."""
+        self.is_fenced = False
+        deadline = time.monotonic() + within_s
+        supervisor = self._supervisor
+        if supervisor.is_alive() and supervisor.drain(min(self._drain_s(), within_s)):
+            self._log.info("leadership is revoked")
+            self._announcer.announce(LeaderRevoked()).wait(max(0.0, deadline - time.monotonic()))
+
+    def trust(self, until_s: float) -> None:
+        """Shards may produce up to then, while this one leads."""
+        self._supervisor.trust.extend(until_s)
+
+    def trouble(self, text: str | None) -> None:
+        """What the group waits for."""
+        self._recorder.trouble("group", text)
+
+    def marker_alive(self) -> bool:
+        """Whether supervisor and mark loop turn."""
+        return self._supervisor.is_working()
+
+    def client_said(self, level: int, text: str) -> None:
+        """A line of the Kafka client."""
+        self._log.log(level, text)
 
     def _at_exit(self) -> None:
         """The host exits without having stopped us: leave no process behind."""
@@ -252,46 +290,6 @@ def await_shards(parts: Parts, stopping: threading.Event) -> None:
             return
 
 
-class Leading:
-    """`fenced`: trust was over, and the group has neither elected this one again since, nor taken leadership away.
-
-    `drain_s` says how long what is on the wire is waited for.
-    """
-
-    def __init__(self, announcer: Announcer, recorder: StatusRecorder, drain_s: Callable[[], float], log: Log) -> None:
-        self._announcer, self._recorder, self._drain_s, self._log = announcer, recorder, drain_s, log
-        self.fenced = False
-
-    def callbacks(self, supervisor: Supervisor, failed: Callable[[BaseException], None]) -> GroupCallbacks:
-        """What the group is given to call."""
-
-        def acquired() -> None:
-            self.fenced = False
-            supervisor.acquire()
-
-        def fenced(reason: str) -> None:
-            self.fenced = True
-            supervisor.fence(reason)
-
-        def revoking(within_s: float) -> None:
-            self.fenced = False
-            deadline = time.monotonic() + within_s
-            if supervisor.is_alive() and supervisor.drain(min(self._drain_s(), within_s)):
-                self._log.info("leadership is revoked")
-                self._announcer.announce(LeaderRevoked()).wait(max(0.0, deadline - time.monotonic()))
-
-        return GroupCallbacks(
-            acquired=acquired,
-            fenced=fenced,
-            revoking=revoking,
-            trust=supervisor.trust.extend,
-            failed=failed,
-            trouble=lambda text: self._recorder.trouble("group", text),
-            marker_alive=supervisor.is_working,
-            client_said=self._log.log,
-        )
-
-
 class Endpoints:
     """Each is open if the configuration says so. Opened once, in the order of the methods."""
 
@@ -319,10 +317,10 @@ class Endpoints:
 
     def open_control(self) -> None:
         """Listen on the control socket; the relay goes on without one where none can be had."""
-        from harvester.control import control_server
+        from harvester.control.server import ControlServer
 
         try:
-            server = control_server(self._config, self._controlled, self._log)
+            server = ControlServer.of(self._config, self._controlled, self._log)
         except HarvesterError as error:
             self._log.warning("%s", f"control: {error.message} ({error.hint})")
             self._recorder.note(f"control: {error.message}")

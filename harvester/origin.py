@@ -1,4 +1,4 @@
-"""The header that says where a record comes from: its codec, and the stamps of a shard.
+"""The header that says where a record comes from: its codec, and the stamps that a shard puts on its records.
 
 One header, named `harvester` unless configured otherwise; its value has 66 bytes, numbers in network byte order:
 
@@ -14,11 +14,11 @@ One header, named `harvester` unless configured otherwise; its value has 66 byte
     50    8    sequence, signed
     58    8    creation time, signed: microseconds since the UNIX epoch, or the nearest number that has room
 
-The first 42 bytes are the same for many records in a row. `head` makes them once, and `stamp` adds the rest.
+The first 42 bytes are the same for many records in a row: `head` makes them once, and `stamp` adds the rest.
 
-What a shard puts on its records: the header that says where each comes from, its number (P25); its timestamp. A
-sequence is dense within a *scope*: term, lane (which is the shard's index) and a number drawn at random for each
-producer, or for each remark, so that what a remark dropped leaves no hole in a scope that goes on.
+`Stamps` numbers a shard's records (P25). Sequences are dense within a *scope*: term, lane (the shard's index) and a
+number drawn at random for each producer, or for each remark, so that what a remark dropped leaves no hole in a scope
+that goes on.
 """
 
 from __future__ import annotations
@@ -50,11 +50,11 @@ _uuid = lru_cache(maxsize=64)(lambda raw: UUID(bytes=raw))
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """Where a record comes from. Only `incarnation` and `id` together name it: ids of another incarnation start again.
+    """The origin of a record. Only `incarnation` and `id` together identify it: ids start again in another one.
 
-    Sequences count from 1 without a hole within (incarnation, term, lane, producer); a record that is tried again
-    keeps its own. `low_water`: every id below it is settled and no new one can appear there (protocol P25); it never
-    exceeds `id`. None: the relay does not know one.
+    Sequences count from 1 without a hole within (incarnation, term, lane, producer); a retried record keeps its own.
+    `low_water`: every id below it is settled and no new one can appear there (protocol P25); it never exceeds `id`.
+    None: the relay does not know one.
     """
 
     incarnation: UUID
@@ -68,12 +68,12 @@ class Origin:
 
     @property
     def created_at(self) -> datetime:
-        """Aware, UTC; raises OverflowError for a time that no datetime can hold."""
+        """Aware, UTC; raises OverflowError for a time that a datetime cannot represent."""
         return _EPOCH + timedelta(microseconds=self.created_us)
 
 
 def head(incarnation: UUID, term: int, lane: int, producer: int, low_water: int | None = None) -> bytes:
-    """What a producer's records have in common until its low water moves."""
+    """The part that a producer's records have in common until its low water moves."""
     low = SMALLEST if low_water is None else low_water
     return _HEAD.pack(_BEGIN, incarnation.bytes, term, lane, producer, low)
 
@@ -87,7 +87,7 @@ def stamp(head: bytes, record_id: int, sequence: int, created_us: int) -> bytes:
 
 
 def encode(origin: Origin) -> bytes:
-    """The header's value, all at once; raises struct.error for a number that has no room."""
+    """The whole header value; raises struct.error for a number that does not fit."""
     return stamp(
         head(origin.incarnation, origin.term, origin.lane, origin.producer, origin.low_water),
         origin.id,
@@ -97,7 +97,7 @@ def encode(origin: Origin) -> bytes:
 
 
 def decode(value: bytes | None) -> Origin | None:
-    """Read a header's value; None for anything that is not of version 1 and sound. Raises nothing."""
+    """Reads a header's value; None for anything that is not valid and of version 1. Raises nothing."""
     if value is None or len(value) != SIZE or value[:2] != _BEGIN:
         return None
     incarnation, term, lane, producer, low, record_id, sequence, created_us = _ALL.unpack_from(value, 2)
@@ -109,7 +109,7 @@ def decode(value: bytes | None) -> Origin | None:
 
 
 def version(value: bytes | None) -> int | None:
-    """The version a value claims, if it begins as ours do: what `decode` does not read may be of a newer one."""
+    """The version that a value claims, if it begins like ours; `decode` does not read newer ones."""
     if value is None or len(value) < 2 or value[0] != _MARK:
         return None
     return value[1]
@@ -118,8 +118,8 @@ def version(value: bytes | None) -> int | None:
 def find(headers: Any, name: str = HEADER) -> bytes | None:
     """The value of the last header of this name; `headers` are pairs or None, as a consumed message has them.
 
-    The last, because the relay adds its own behind the writer's, among which there may be one that was copied from
-    a record of another outbox.
+    The last one counts because the relay adds its own behind the writer's, among which may be one copied from a record
+    of another outbox.
     """
     found: bytes | None = None
     for key, value in headers or ():
@@ -138,7 +138,7 @@ def timestamp_ms(created_us: int) -> int:
 
 
 class Stamps:
-    """Makes the value of the header `name`; "" makes none. `stamp` may be called by any thread, the rest by one."""
+    """Makes the values of the header `name`; none if it is "". Any thread may call `stamp`, only one the rest."""
 
     def __init__(self, name: str, lane: int) -> None:
         self.name = name

@@ -1,4 +1,4 @@
-"""The record: one row of the outbox, as writers give it and as shards publish it."""
+"""The record: a row of the outbox, as writers pass it and as shards publish it."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ Headers = Sequence[tuple[str, str]]
 
 @dataclass(frozen=True, slots=True)
 class OutboxRecord:
-    """What a writer stashes. `value=None` is a tombstone; `key=None` gives up any order among records.
+    """A record to be stashed by a writer. `value=None` is a tombstone; `key=None` gives up any order among records.
 
     Order is kept per key, across topics. `headers` are pairs in order; a name may occur more than once.
     """

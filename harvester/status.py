@@ -1,6 +1,6 @@
-"""A snapshot of a running harvester: what the dashboard draws and what hosts may ask for.
+"""Snapshots of a running harvester, for hosts, dashboards and monitoring, and their form in JSON.
 
-Frozen values only: taking a snapshot never waits for the relay, and rendering one needs nothing else.
+Frozen values: taking a snapshot never waits for the relay, and rendering one needs nothing else.
 """
 
 from __future__ import annotations
@@ -8,11 +8,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from datetime import datetime
 from enum import StrEnum
+from functools import cache
+from typing import Any
 from uuid import UUID
 
 
 class State(StrEnum):
-    """Where the supervisor stands (design section 4)."""
+    """The state of a harvester."""
 
     CREATED = "created"
     STARTING = "starting"  # connecting, spawning shards
@@ -28,7 +30,7 @@ class State(StrEnum):
 
 
 class ShardState(StrEnum):
-    """Where one shard process stands."""
+    """The state of a shard process."""
 
     STARTING = "starting"
     READY = "ready"
@@ -37,7 +39,7 @@ class ShardState(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class ShardStatus:
-    """One shard. Counters run since the process of the shard started."""
+    """A shard. Counters count from the start of its process."""
 
     index: int
     state: ShardState
@@ -56,7 +58,7 @@ class ShardStatus:
 
 @dataclass(frozen=True, slots=True)
 class Backlog:
-    """Rows that stand in the outbox. `records` stops counting at a bound; then `capped` is true."""
+    """Rows in the outbox. `records` stops counting at a bound; `capped` is then true."""
 
     records: int
     capped: bool
@@ -66,9 +68,9 @@ class Backlog:
 
 @dataclass(frozen=True, slots=True)
 class KeyStatus:
-    """What is known of one key: by the relay while it leads, and by the database, None where that was not to be had.
+    """Everything known about one key: from the relay while it leads, and from the database; None if it did not answer.
 
-    What the relay has under way or waiting are rows of the outbox, too: `rows` counts them as well.
+    Records that the relay has under way or waiting are still rows of the outbox: `rows` includes them.
     """
 
     at: datetime
@@ -90,7 +92,7 @@ class KeyStatus:
 
 @dataclass(frozen=True, slots=True)
 class LastEvent:
-    """A line for the event list: when (aware UTC) and what."""
+    """An entry of the event list: time (aware UTC) and text."""
 
     at: datetime
     text: str
@@ -98,7 +100,7 @@ class LastEvent:
 
 @dataclass(frozen=True, slots=True)
 class Status:
-    """Everything at one moment."""
+    """Everything about a harvester at one moment."""
 
     at: datetime
     name: str
@@ -122,3 +124,17 @@ class Status:
     problem: str | None  # what the harvester is waiting for, in words; None when all is well
     events: tuple[LastEvent, ...]  # newest last, at most 20
     paused_since_at: datetime | None = None  # set for a standby that is paused, too
+
+
+def to_json(status: Status | KeyStatus) -> dict[str, Any]:
+    """Plain values under the same names; times are ISO 8601, ids and states text."""
+    values: dict[str, Any] = adapter(type(status)).dump_python(status, mode="json")  # type: ignore[arg-type]
+    return values
+
+
+@cache
+def adapter(kind: type) -> Any:
+    """pydantic's TypeAdapter of one of these classes."""
+    from pydantic import TypeAdapter
+
+    return TypeAdapter(kind)

@@ -1,4 +1,4 @@
-"""What a harvester remembers about itself for people: troubles, last events, rates, latencies; the status snapshot."""
+"""Records what a harvester reports about itself: troubles, last events, rates and latencies; takes status snapshots."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _LOOK_EVERY_S = 1.0
 
 
 class StatusRecorder:
-    """Written by the relay's threads, read by anyone; a lock of its own, held briefly."""
+    """Written by the relay's threads and read by any thread, under its own briefly held lock."""
 
     def __init__(self, config: Config, announcer: Announcer, log: Log) -> None:
         self._config, self._announcer, self._log = config, announcer, log
@@ -69,7 +69,7 @@ class StatusRecorder:
             self._tally.latency.merge(latencies)
 
     def trouble(self, source: str, text: str | None) -> None:
-        """What this part waits for; None when that is over. Logged when it changes."""
+        """Records what this part waits for, or None when that is over; logs changes."""
         with self._lock:
             before = self._troubles.get(source)
             if text is None:
@@ -85,7 +85,7 @@ class StatusRecorder:
             self.note(f"{source}: recovered")
 
     def paused(self, paused: bool) -> bool:
-        """Marking was paused or resumed by whoever operates it; false when that was so already."""
+        """Records that an operator paused or resumed marking; False if nothing changed."""
         with self._lock:
             if paused == (self._paused_since_at is not None):
                 return False
@@ -96,11 +96,11 @@ class StatusRecorder:
         return True
 
     def note(self, text: str) -> None:
-        """Add a line to the last events."""
+        """Adds a line to the last events."""
         self._events.append(LastEvent(datetime.now(UTC), text))
 
     def totals(self, slots: Sequence[Slot]) -> Totals:
-        """The counters; `slots` are all that there have ever been."""
+        """The counters; `slots` are all shard slots that ever existed."""
         events = self._announcer.counts
         with self._lock:
             return Totals(
@@ -125,7 +125,7 @@ class StatusRecorder:
         queued: int,
         backlog: Backlog | None,
     ) -> Status:
-        """Put the snapshot together."""
+        """Takes a snapshot."""
         now = time.monotonic()
         at = datetime.now(UTC)
         with self._lock:

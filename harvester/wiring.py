@@ -1,6 +1,7 @@
-"""Puts a harvester together from its configuration: the one place that knows all parts.
+"""Assembles a harvester from its configuration: the one place that knows all parts.
 
-New passwords for a harvester that runs: connections that are open stay, new ones log in with what is given here.
+`assemble` makes them, unconnected. `renew_logins` hands new passwords to parts that run: connections that are open
+stay, new ones log in with them.
 """
 
 from __future__ import annotations
@@ -19,22 +20,19 @@ from harvester.delivery.lane import Lanes, LaneSettings
 from harvester.delivery.progress_topic import ProgressTopic, ensure_progress_topic, find_progress_topic
 from harvester.delivery.retries import Policy
 from harvester.neli.election import ElectionTiming
-from harvester.neli.group import Group, GroupCallbacks, Identity
+from harvester.neli.group import Group, GroupListener, Identity
 from harvester.neli.topic import ask_cluster_id
 from harvester.outbox.archive import ArchiveKeeper
-from harvester.outbox.leader_session import MarkSession
+from harvester.outbox.leader_session import MarkSession, Owner
 from harvester.outbox.overview import BacklogWatch
 from harvester.outbox.purge_session import PurgeSession, Rules
-from harvester.outbox.term_session import Owner
 from harvester.relay import failpoints
 from harvester.relay.core.frames import Login
-from harvester.relay.core.leadership import RelaySettings, max_unsettled
-from harvester.relay.core.supervision import HandOver, RestartBudget, RetryDelays
-from harvester.relay.marker import Marker
-from harvester.relay.performer import Host
+from harvester.relay.core.leadership import HandOver, RelaySettings, max_unsettled
+from harvester.relay.marker import Marker, RetryDelays
 from harvester.relay.shard import ShardSpec
-from harvester.relay.shard_pool import shared_memory
-from harvester.relay.supervisor import Supervisor
+from harvester.relay.shard_pool import RestartBudget, shared_memory
+from harvester.relay.supervisor import Host, Supervisor
 from harvester.relay.term import EXACTLY_ONCE, DeliveryHandover
 from harvester.status_recorder import StatusRecorder
 
@@ -64,9 +62,9 @@ class Parts:
             topic = _ensure_progress_topic(config, shards)
             self.supervisor.lanes_known(topic.lanes)
 
-    def join(self, identity: Identity, callbacks: GroupCallbacks) -> None:
+    def join(self, identity: Identity, listener: GroupListener) -> None:
         """Join the group."""
-        self.group.start(identity, callbacks)
+        self.group.start(identity, listener)
         self.joined.set()
 
     def end_marker(self, timeout_s: float) -> None:
@@ -131,7 +129,7 @@ def assemble(
         hand_over=HandOver(2 * heartbeat_s, _LONGEST_HAND_OVER_S),
     )
     statement_timeout_s = 6 * heartbeat_s
-    marker = Marker(
+    marker = supervisor.marker = Marker(
         MarkSession(config.dsn, config.table, f"harvester {config.name}", statement_timeout_s),
         RetryDelays(
             mark_backoff_s=limits.mark_backoff.total_seconds(),
@@ -141,14 +139,12 @@ def assemble(
             writes=config.marking == "table",
         ),
         config.name,
-        supervisor.report,
-        lambda: supervisor.trust.trusted,
-        lambda: kafka.highest_term,
+        supervisor,
+        kafka,
         points,
         take_over_mode(config, f"harvester {config.name}/lanes"),
-        lambda: Owner(config.leader_group_id, kafka.cluster()),
+        config.leader_group_id,
     )
-    supervisor.attach(marker)
     return Parts(
         supervisor=supervisor,
         marker=marker,
@@ -276,7 +272,7 @@ def kafka_group(config: Config) -> Group:
                 rebalance_limit_s=(config.rebalance_timeout - expiry).total_seconds(),
                 revoke_limit_s=(config.rebalance_timeout - config.group_heartbeat_interval).total_seconds(),
                 missed_heartbeats_s=timing.missed_heartbeats(limits.session_timeout).total_seconds(),
-                rejoin_delay_s=timing.rejoin_delay().total_seconds(),
+                rejoin_delay_s=timing.REJOIN_DELAY.total_seconds(),
             ),
             revoke_within_s=_revoke_within_s(config),
             foreign_live_s=limits.session_timeout.total_seconds(),

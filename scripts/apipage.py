@@ -1,20 +1,22 @@
 """The API reference, made from the sources: `python -m scripts.apipage` writes it to standard output (Markdown).
 
-Sources are read, not imported: the page is the same on every Python, whatever extras are installed.
+griffe reads the sources without importing them, so the page is the same on every Python, whatever extras are installed.
+It is a file in the repository, not a page of mkdocstrings directives, so that it can be read on a forge as well.
 """
 
 from __future__ import annotations
 
-import ast
-import inspect
 import re
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
+from textwrap import indent
+
+import griffe
 
 ROOT = Path(__file__).parents[1]
 
-# Title, what is to be said first, and the names: "module: name name"; a package's names are looked up where they live.
+# Title, introduction, and the names, as "module: name name". A package's names are followed to their modules.
 SECTIONS: tuple[tuple[str, str, tuple[str, ...]], ...] = (
     (
         "Run a harvester",
@@ -89,6 +91,7 @@ SECTIONS: tuple[tuple[str, str, tuple[str, ...]], ...] = (
 )
 _BASE = re.compile(r"(\w+(?:Base|Core))\b")
 _SETTINGS = {"Config", "Limits"}  # whose fields are in docs/configuration.md
+_NOT_SHOWN = ("_", "Generic", "Protocol", "NamedTuple", "Settings", "StrEnum")  # bases that say nothing to a user
 
 
 def page() -> str:
@@ -106,195 +109,84 @@ def page() -> str:
 
 
 def public_names() -> set[str]:
-    """`module.name` of everything that is on the page."""
+    """`module.name` of everything on the page."""
     groups = (group.partition(": ") for _, _, names in SECTIONS for group in names)
     return {f"{module}.{name}" for module, _, listed in groups for name in listed.split()}
 
 
-# -- sources
-
-
 @cache
-def _source(module: str) -> tuple[ast.Module, list[str]]:
-    path = ROOT / Path(*module.split("."))
-    file = path / "__init__.py" if path.is_dir() else path.with_suffix(".py")
-    text = file.read_text(encoding="utf-8")
-    return ast.parse(text), text.splitlines()
-
-
-def _find(module: str, name: str) -> tuple[str, ast.stmt]:
-    """Where a name is defined, and its definition; imports are followed."""
-    tree, _ = _source(module)
-    for node in ast.walk(tree):
-        if isinstance(node, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef) and node.name == name:
-            return module, node
-        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == name:
-            return module, node
-        if isinstance(node, ast.ImportFrom) and any((alias.asname or alias.name) == name for alias in node.names):
-            return _find(_absolute(module, node), name)
-    raise LookupError(f"{module} has no {name}")
-
-
-def _absolute(module: str, node: ast.ImportFrom) -> str:
-    if not node.level:
-        return str(node.module)
-    package = module if (ROOT / Path(*module.split("."))).is_dir() else module.rpartition(".")[0]
-    return ".".join([*package.split(".")[: len(package.split(".")) - node.level + 1], str(node.module)])
-
-
-# -- entries
+def _sources() -> griffe.Object | griffe.Alias:
+    return griffe.load("harvester", search_paths=[ROOT], allow_inspection=False)
 
 
 def entry(module: str, name: str) -> str:
-    """All about one name."""
-    home, node = _find(module, name)
+    """Everything about one name; imports are followed to its definition."""
+    found = _sources()[f"{module}.{name}".removeprefix("harvester.")]
+    found = found.final_target if isinstance(found, griffe.Alias) else found
     parts = [f"### {name}", f"`from {module} import {name}`"]
-    match node:
-        case ast.ClassDef():
-            parts += _class(home, node)
-        case ast.FunctionDef() | ast.AsyncFunctionDef():
-            parts += [f"`{_call(node, name)}`", _doc(home, node)]
-        case ast.Assign():
-            parts += [f"`{ast.unparse(node)}`"]
+    match found:
+        case griffe.Class():
+            parts += _class(found)
+        case griffe.Function():
+            parts += [f"`{_call(found)}`", _doc(found)]
         case _:
-            raise LookupError(f"{home}.{name} is neither class nor function")
+            parts += [f"`{_source(found).partition('  # ')[0]}`"]
     return "\n\n".join(part for part in parts if part)
 
 
-def _class(module: str, node: ast.ClassDef) -> Iterator[str]:
-    shown = list(_kinds(module, node))
-    functions = list(_methods(module, node, {}))
-    inits = ((home, each, types) for home, each, types in functions if each.name == "__init__")
-    home, init, types = next(inits, (module, None, {}))
-    if init is not None and node.name not in _SETTINGS:
-        yield f"`{_filled(_call(init, node.name), types).partition(' -> ')[0]}`"
-    if shown:
-        yield f"A kind of {', '.join(f'`{base}`' for base in shown)}."
-    yield _doc(module, node)
+def _class(found: griffe.Class) -> Iterator[str]:
+    init = found.members.get("__init__")
+    if not isinstance(init, griffe.Function) or not init.lineno:  # that of a dataclass is not in the source
+        init = None
+    if init is not None and found.name not in _SETTINGS:
+        yield f"`{init.signature(name=found.name, return_type=False)}`"
+    bases = [str(base) for base in found.bases if not str(base).startswith(_NOT_SHOWN)]
+    if bases:
+        yield f"A kind of {', '.join(f'`{base}`' for base in bases)}."
+    yield _doc(found)
     if init is not None:
-        yield _doc(home, init)
-    members = []
-    if node.name not in _SETTINGS:
-        members += [_bullet(*field) for field in _fields(module, node)]
-    members += [
-        _bullet(_filled(_member(each), types), _doc(home, each))
-        for home, each, types in functions
-        if not each.name.startswith("_") or each.name in ("__iter__", "__call__")
-        if not any(ast.unparse(decorator).endswith((".setter", "overload")) for decorator in each.decorator_list)
-    ]
+        yield _doc(init)
+    shown = [each for each in found.members.values() if not each.is_alias and each is not init and _is_public(each)]
+    fields = [each for each in shown if isinstance(each, griffe.Attribute) and "property" not in each.labels]
+    declared = [_field(each) for each in fields if found.name not in _SETTINGS]
+    members = [_bullet(*each) for each in declared if not each[0].startswith("self.")]
+    members += [_bullet(_member(each), _doc(each)) for each in shown if each not in fields]
     yield "\n".join(members)
 
 
-def _kinds(module: str, node: ast.ClassDef) -> Iterator[str]:
-    for base in node.bases:
-        if found := _BASE.match(ast.unparse(base)):
-            home, definition = _find(module, found[1])
-            assert isinstance(definition, ast.ClassDef)
-            yield from _kinds(home, definition)
-        elif not ast.unparse(base).startswith(("_", "Generic", "Protocol", "NamedTuple", "Settings", "StrEnum")):
-            yield ast.unparse(base)
+def _is_public(member: griffe.Object | griffe.Alias) -> bool:
+    return not member.name.startswith("_") or member.name in ("__iter__", "__call__")
 
 
-def _methods(
-    module: str, node: ast.ClassDef, types: dict[str, str]
-) -> Iterator[tuple[str, ast.FunctionDef | ast.AsyncFunctionDef, dict[str, str]]]:
-    """The functions of a class, then those of its bases named …Base or …Core, which are not on the page by themselves.
-
-    Each with its module, and what stands for the type variables in it.
-    """
-    own = _functions(node)
-    yield from ((module, each, types) for each in own)
-    seen = {each.name for each in own}
-    for base in node.bases:
-        if not (found := _BASE.match(ast.unparse(base))):
-            continue
-        home, definition = _find(module, found[1])
-        assert isinstance(definition, ast.ClassDef)
-        given: list[str] = []
-        if isinstance(base, ast.Subscript):
-            parts = base.slice.elts if isinstance(base.slice, ast.Tuple) else [base.slice]
-            given = [_filled(ast.unparse(part).strip("'"), types) for part in parts]
-        variables = [
-            ast.unparse(each)[8:-1].split(", ") for each in definition.bases if "Generic[" in ast.unparse(each)
-        ]
-        for inherited in _methods(home, definition, dict(zip(variables[0] if variables else [], given, strict=False))):
-            if inherited[1].name not in seen:
-                seen.add(inherited[1].name)
-                yield inherited
+def _source(member: griffe.Object | griffe.Alias) -> str:
+    return "\n".join(member.lines).strip()
 
 
-def _filled(text: str, types: dict[str, str]) -> str:
-    return re.sub(r"\w+", lambda word: types.get(word[0], word[0]), text) if types else text
+def _field(field: griffe.Attribute) -> tuple[str, str]:
+    """A field, and the comment at the end of its line."""
+    shown, _, comment = _source(field).partition("  # ")
+    return shown, comment
 
 
-def _functions(node: ast.ClassDef) -> list[ast.FunctionDef | ast.AsyncFunctionDef]:
-    return [each for each in node.body if isinstance(each, ast.FunctionDef | ast.AsyncFunctionDef)]
+def _member(member: griffe.Object | griffe.Alias) -> str:
+    if isinstance(member, griffe.Function):
+        return "".join(f"{word} " for word in ("classmethod", "staticmethod") if word in member.labels) + _call(member)
+    return f"{member.name}: {member.annotation}" if isinstance(member, griffe.Attribute) else member.name  # a property
 
 
-def _fields(module: str, node: ast.ClassDef) -> Iterator[tuple[str, str]]:
-    """Each with the comment at the end of its line."""
-    _, lines = _source(module)
-    for each in node.body:
-        if isinstance(each, ast.AnnAssign):
-            default = "" if each.value is None else f" = {ast.unparse(each.value)}"
-            shown = ast.unparse(each.target) + f": {ast.unparse(each.annotation)}" + default
-        elif isinstance(each, ast.Assign):
-            shown = ast.unparse(each)
-        else:
-            continue
-        if not shown.startswith("_"):
-            comment = re.search(r"  # (.+)$", lines[(each.end_lineno or each.lineno) - 1])
-            yield shown, comment[1] if comment else ""
-
-
-def _member(node: ast.FunctionDef | ast.AsyncFunctionDef) -> str:
-    decorators = [ast.unparse(each) for each in node.decorator_list]
-    if "property" in decorators:
-        return f"{node.name}: {ast.unparse(node.returns)}" if node.returns else node.name
-    prefix = "".join(f"{word} " for word in decorators if word in ("classmethod", "staticmethod"))
-    return prefix + _call(node, node.name)
-
-
-def _call(node: ast.FunctionDef | ast.AsyncFunctionDef, name: str) -> str:
-    """The signature in one line, without `self`."""
-    arguments = re.sub(r"^(self|cls)(, /)?(, |$)", "", _arguments(node.args))
-    returns = f" -> {ast.unparse(node.returns)}" if node.returns else ""
-    begin = "async " if isinstance(node, ast.AsyncFunctionDef) else ""
-    return f"{begin}{name}({arguments}){returns}"
-
-
-def _arguments(given: ast.arguments) -> str:
-    """As people write them: `ast` puts no spaces around the default of an argument that has a type."""
-    positional = [*given.posonlyargs, *given.args]
-    defaults = [None] * (len(positional) - len(given.defaults)) + given.defaults
-    shown = [_argument(*each) for each in zip(positional, defaults, strict=True)]
-    if given.posonlyargs:
-        shown.insert(len(given.posonlyargs), "/")
-    if given.vararg:
-        shown.append(f"*{_argument(given.vararg)}")
-    elif given.kwonlyargs:
-        shown.append("*")
-    shown += [_argument(*each) for each in zip(given.kwonlyargs, given.kw_defaults, strict=True)]
-    return ", ".join([*shown, f"**{_argument(given.kwarg)}"] if given.kwarg else shown)
-
-
-def _argument(argument: ast.arg, default: ast.expr | None = None) -> str:
-    typed = f": {ast.unparse(argument.annotation)}" if argument.annotation else ""
-    equals = " = " if typed else "="
-    return f"{argument.arg}{typed}" + ("" if default is None else f"{equals}{ast.unparse(default)}")
+def _call(function: griffe.Function) -> str:
+    return ("async " if "async" in function.labels else "") + function.signature(name=function.name)
 
 
 def _bullet(shown: str, text: str) -> str:
-    indented = "\n".join(f"  {line}" if line else "" for line in text.splitlines())
-    return f"- `{shown}`" + (f"\\\n{indented}" if "\n" in text or len(shown) > 60 else f": {text}" if text else "")
+    if text and ("\n" in text or len(shown) > 60):
+        return f"- `{shown}`\n\n{indent(text, '    ')}\n"
+    return f"- `{shown}`" + (f": {text}" if text else "")
 
 
-def _doc(module: str, node: ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef) -> str:
-    """Its docstring, or the module's where it says so; `<` outside of code would be HTML."""
-    text = ast.get_docstring(node) or ""
-    if text.startswith("See the module's text."):
-        rest = text.removeprefix("See the module's text.").strip()
-        text = "\n\n".join(filter(None, [inspect.cleandoc(ast.get_docstring(_source(module)[0]) or ""), rest]))
+def _doc(found: griffe.Object | griffe.Alias) -> str:
+    """Its docstring; `<` and `*` outside of code would be HTML and emphasis."""
+    text = found.docstring.value if found.docstring else ""
     return "\n".join(line if line.startswith("    ") else _escape(line) for line in text.splitlines())
 
 

@@ -1,6 +1,6 @@
 """The manual page, made from the commands: `python -m scripts.manpage` writes it to standard output (man(7)).
 
-What a command says of itself is all there is; exit codes are those of docs/operations.md.
+It contains the commands' own help texts; the exit codes come from docs/operations.md.
 """
 
 from __future__ import annotations
@@ -109,7 +109,7 @@ def _paragraphs(text: str) -> Iterator[str]:
 
 
 def _text(text: str) -> str:
-    """As troff shows it unchanged: no escapes, hyphens that can be copied, no request by accident."""
+    """The text escaped so that troff shows it unchanged, with hyphens that can be copied."""
     escaped = text.replace("\\", "\\e").replace("-", "\\-")
     return f"\\&{escaped}" if escaped[:1] in (".", "'") else escaped
 

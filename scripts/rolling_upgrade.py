@@ -1,9 +1,9 @@
-"""`scripts/rolling-upgrade COMMIT [MODE ...]`: an older and this version in one group, while records are written.
+"""`scripts/rolling-upgrade COMMIT [MODE ...]`: runs an older and this version in one group, under load.
 
-Two older harvesters run, and four sessions write. A newer one refuses to start until `init` of the newer version has
-migrated the tables under them; then the older ones give way one after the other, the one that stands by first, as
-docs/operations.md tells users to do. An older one that would start now is refused. The newer leader is killed at last,
-and the other one drains the outbox.
+Two older harvesters run while four sessions write. A newer one refuses to start until `init` of the newer version has
+migrated the tables beneath them; then the older ones are replaced one after the other, the standby first, as
+docs/operations.md instructs. Another older one is then refused. Finally the newer leader is killed, and the other one
+drains the outbox.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""What smokes of the installed command are made of: its processes, an outbox of their own, and the verdict of `verify`.
+"""The parts of smoke tests of the installed command: processes, a separate outbox, and the verdict of `verify`.
 
-Everything that is tried runs as `python -m harvester_cli …` of the interpreter in question, with one configuration
-file, beside which its log is kept.
+Everything runs as `python -m harvester_cli …` of the interpreter under test, with one configuration file, beside
+which its log is kept.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ LOAD = ("--keys", "40", "--writers", "4", "--late", "0.02", "--rollbacks", "0.02
 
 
 class Broken(Exception):
-    """The smoke could not be carried through."""
+    """The smoke test could not be completed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,7 +130,7 @@ def configuration(servers: Servers, name: str, *, control: bool = True, **settin
 
 @contextmanager
 def running(servers: Servers, config: Path, *arguments: str) -> Iterator[subprocess.Popen[bytes]]:
-    """A command that goes on; killed at the end, should it not have ended."""
+    """Runs a command in the background; kills it at the end if it still runs."""
     with config.with_suffix(".log").open("ab") as log:
         process = subprocess.Popen(
             _command(servers, config, arguments), stdin=subprocess.DEVNULL, stdout=log, stderr=log, cwd=servers.place
@@ -144,7 +144,7 @@ def running(servers: Servers, config: Path, *arguments: str) -> Iterator[subproc
 
 
 def run(servers: Servers, config: Path, *arguments: str, ends: int | None = 0) -> str:
-    """What a command said; Broken unless it ends with this exit code (None: any)."""
+    """The output of a command; Broken unless it exits with this code (None: any)."""
     command = _command(servers, config, arguments)
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=_WAIT_S, cwd=servers.place)
     if ends is not None and done.returncode != ends:
@@ -185,7 +185,7 @@ def verified(servers: Servers, config: Path, topic: str, records: int, left: int
 
 
 def judge(found: dict[str, Any], records: int, left: int, delivery: str) -> Verdict:
-    """Of verify's JSON; `left`: records that were still to be relayed at SIGKILL, written or not."""
+    """The verdict from verify's JSON; `left`: records still to be relayed at SIGKILL, written or not."""
     problems = [f"{name} {found[name]}" for name in ("lost", "order_violations", "quarantined", "unexpected", "pending")
                 if found[name]]  # fmt: skip
     if found["inserted"] != records:

@@ -1,8 +1,8 @@
-"""`scripts/versions`: a smoke (`scripts.version_smoke`) in each mode of delivery and marking of each version.
+"""`scripts/versions`: runs a smoke test (`scripts.version_smoke`) with each version, delivery and marking mode.
 
-One thing differs from the base at a time: the newest PostgreSQL and Kafka, and the oldest Python. Servers are this
-checkout's embedded ones with other programs. Each Python gets a fresh environment with the wheel and the newest
-libraries that its package index has, as `pip install harvester` would.
+One component at a time differs from the base: the newest PostgreSQL and Kafka, and the oldest Python. The servers are
+this checkout's embedded ones with other programs. Each Python gets a fresh environment with the wheel and the newest
+libraries of its package index, as with `pip install harvester`.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from pathlib import Path
 
 from harvester import stack
 from harvester.errors import HarvesterError, StackError
-from harvester.stack import jars
-from harvester.stack.jars import KAFKA_VERSION
+from harvester.stack import java
+from harvester.stack.java import KAFKA_VERSION
 from scripts.smoke_parts import Servers, Verdict
 from scripts.version_smoke import smoke
 
@@ -52,7 +52,7 @@ class Cell:
 
 
 class Missing(Exception):
-    """A version that cannot be had on this machine, and why."""
+    """A version that is not available on this machine, and the reason."""
 
 
 def cells() -> list[Cell]:
@@ -68,7 +68,7 @@ def cells() -> list[Cell]:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """0 when all that was asked for holds, else 1."""
+    """0 if every selected combination holds, else 1."""
     parser = argparse.ArgumentParser(prog="scripts/versions", description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("only", nargs="*", metavar="TEXT", help="only combinations with this text, such as 'Kafka 3.9'")
     parser.add_argument("--records", type=int, default=4000, help="records of each smoke [%(default)s]")
@@ -168,7 +168,7 @@ def kafka_jars(version: str) -> Path:
 """
     hint = "it is fetched from Maven Central, once"
     try:
-        return jars.cached(f"kafka-{version}", module, what=f"Kafka {version}", hints=(hint, hint))
+        return java.cached_jars(f"kafka-{version}", module, what=f"Kafka {version}", hints=(hint, hint))
     except StackError as error:
         raise Missing(str(error)) from error
 

@@ -1,4 +1,4 @@
-"""One smoke of `scripts/versions`: the installed command under load, stopped in order, killed, and judged.
+"""A smoke test of `scripts/versions`: the installed command under load, stopped gracefully, killed, and judged.
 
 While four sessions write records of the same keys, a first harvester is stopped by SIGTERM; while they write again, a
 second one is killed by SIGKILL, and a third one drains the outbox. `verify` compares what was committed with what Kafka

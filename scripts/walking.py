@@ -39,7 +39,7 @@ from harvester.relay.core.messages import Mark, TakeTerm
 from harvester.relay.exactly_once import Transactor
 from harvester.relay.failpoints import VARIABLE
 from harvester.relay.ipc import Channel, ShardPipe
-from harvester.relay.shard import _Shard
+from harvester.relay.shard import Shard
 from harvester.relay.transaction_intake import TransactionIntake
 from harvester.status_recorder import StatusRecorder
 from harvester.wiring import Parts, assemble, shard_specs
@@ -217,8 +217,8 @@ class Scene:
         to_supervisor, from_shard = os.pipe()
         shared = self.supervisor._shared
         self.supervisor.pool.slots[0].process = Process(Channel(to_supervisor, from_supervisor))  # type: ignore[assignment]
-        self.shard = _Shard(shard_specs(config)[0], ShardPipe(to_shard, from_shard), shared)
-        self.shard._session.close = lambda: None  # type: ignore[method-assign] # the purger's thread ends each time
+        self.shard = Shard(shard_specs(config)[0], ShardPipe(to_shard, from_shard), shared)
+        self.shard.session.close = lambda: None  # type: ignore[method-assign] # the purger's thread ends each time
 
     def turn(self) -> None:
         """What the supervisor's thread does when it is woken."""
@@ -236,12 +236,12 @@ class Scene:
     @property
     def transactor(self) -> Transactor:
         """The shard's."""
-        assert self.shard._transactor is not None
-        return self.shard._transactor
+        assert self.shard.transactor is not None
+        return self.shard.transactor
 
     def answer(self) -> None:
         """What the transactor does about a remark; its lane is open already."""
-        intake = self.shard._sender
+        intake = self.shard.records
         if not isinstance(intake, TransactionIntake):
             return
         frame = intake.pending
@@ -264,7 +264,7 @@ class Scene:
         self.shard._pipe.send(Ready(os.getpid()))
         self.hear()
         self.obey()
-        if isinstance(self.shard._sender, TransactionIntake):
+        if isinstance(self.shard.records, TransactionIntake):
             self.answer()
         self.hear()
         self.supervisor.acquire()
@@ -281,7 +281,8 @@ class Scene:
             self.obey()
             self.answer()
             self.hear()
-        self.shard._session.ready()
+        self.shard.session.ready()
+        self.hear()  # the session is named in the term row by the next mark, which is that of the first way
         self.marker._mark(self.command())
         self.turn()
 
@@ -309,7 +310,7 @@ def travel(scene: Scene, way: Way) -> None:
         scene.turn()
     with way.step("the shard takes it"):
         scene.obey()
-    sender = scene.shard._sender
+    sender = scene.shard.records
     if isinstance(sender, TransactionIntake):
         assert sender.lane is not None
         with way.step("the transactor publishes it"):
@@ -318,10 +319,9 @@ def travel(scene: Scene, way: Way) -> None:
         with way.step("the delivery thread hears that Kafka has it"):
             scene.shard._producer.poll()
             sender.collect()
-            scene.shard._purger.kick()
-    scene.shard._purger._ended = Turns(3)
+    scene.shard.purger._ended = Turns(3)
     with way.step("the purger deletes it"):
-        scene.shard._purger.run()
+        scene.shard.purger.run()
     with way.step("the supervisor hears that it is settled"):
         scene.hear()
     with psycopg.connect(scene.config.dsn) as connection:

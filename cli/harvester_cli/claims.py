@@ -251,7 +251,7 @@ def set_position(
     """
     _check_asking(yes=yes, json_=json_)
 
-    from harvester.coordination.core.offset_policy import positions
+    from harvester.coordination.core.overview import positions
 
     with _observer(config, set_, log_level, bootstrap, coordination_topic, heartbeat_interval) as observer:
         chosen = positions(observer.bounds([topic]), topic, partition or (), offset)

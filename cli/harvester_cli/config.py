@@ -73,8 +73,8 @@ def import_(
 
     Exits with 78 where the result is not right yet: it is written all the same, and what to mend is listed.
     """
+    from harvester.config.describe import to_toml
     from harvester.config.goharvest import convert
-    from harvester.config.toml_text import to_toml
 
     imported = convert(_read_yaml(file))
     comments = [f"Imported from goharvest's {file.name}.", *(f"note: {note}" for note in imported.notes)]

@@ -29,7 +29,7 @@ def move(
 
     from harvester.errors import LeadershipError
     from harvester.outbox.connection import database_errors
-    from harvester.outbox.term_session import TermSession
+    from harvester.outbox.leader_session import TermSession
     from harvester.wiring import expiry_s, owner_of
 
     ours = owner_of(settings)

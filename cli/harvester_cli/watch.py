@@ -94,15 +94,14 @@ def _ask(path: Path, key: str | None) -> Status | KeyStatus:
 def _print(path: Path, told: Status | KeyStatus, *, as_json: bool) -> None:
     import json
 
-    from harvester.control.protocol import key_to_json, to_json
-    from harvester.status import KeyStatus
+    from harvester.status import KeyStatus, to_json
 
     if isinstance(told, KeyStatus):
         from harvester_cli.dashboard.figures import one_line
         from harvester_cli.dashboard.lines import key_words
 
         plain = [f"key {one_line(told.key)}", *(f"  {one_line(line)}" for line in key_words(told))]
-        values = key_to_json(told)
+        values = to_json(told)
     else:
         from harvester_cli.dashboard.live import status_line
 

@@ -1,16 +1,17 @@
-"""Configuration: where it is found, what every setting means, and what each client is told.
+"""Finds and checks the configuration, and derives the options of each Kafka client from it.
 
-`load_config` reads a TOML file; `Config(...)` builds one in Python. Either gives effective values only, or raises
-ConfigurationError with everything that is wrong. All of it is pure but for reading the file, the environment and
-the process's name.
+`load_config` reads a TOML file; `Config(...)` builds a configuration in Python. Either one holds effective values only,
+or raises ConfigurationError with everything that is wrong.
+
+`model` declares the settings, with the kinds of values in `fields` and the rules between times in `timing`. `load`
+reads the file, overrides and the environment. `describe` serves `harvester config` and a reload.
 """
 
-from harvester.config.client_check import check_clients
-from harvester.config.describe import as_json, in_effect, settings_of
+from harvester.config.describe import as_json, check_clients, in_effect, settings_of
 from harvester.config.durations import format_duration, parse_duration
+from harvester.config.kafka_options import MASK, mask_options
 from harvester.config.load import DEFAULT_FILE, ENV_VARIABLE, Loaded, load, load_config
 from harvester.config.model import Config, Control, Http, Limits, Logging, PoisonSettings
-from harvester.config.secrets import MASK, mask_options
 
 __all__ = [
     "DEFAULT_FILE",

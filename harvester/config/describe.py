@@ -1,41 +1,21 @@
-"""Describes a configuration for printing, and the difference between two; no secret is shown.
-
-What differs between two configurations, in words that hold no secret, and what a running harvester can take over.
-"""
+"""Describes a configuration, has the Kafka client check it, and compares it with another; shows no secret."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import logging
+import re
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import tomli_w
+
 from harvester.config.dsn import without_password
 from harvester.config.durations import format_duration
+from harvester.config.kafka_options import canonical, get, mask_options, option_path, scrub
 from harvester.config.load import Loaded
 from harvester.config.model import Config
-from harvester.config.secrets import mask_options
-from harvester.config.toml_text import assignment
-
-# Defaults that are computed, and from what.
-DERIVED = {
-    "limits.max_poll_interval": "heartbeat_timeout / 2",
-    "limits.session_timeout": "3 x heartbeat_timeout",
-    "limits.drain_interval": "the lower of max_poll_interval and queue_timeout",
-    "leader_topic": "leader_group_id + .neli",
-    "leader_group_id": "the main script's name",
-    "name": "host, process and start time",
-}
-_TABLES = (
-    "base_kafka_config",
-    "producer_kafka_config",
-    "limits",
-    "poison",
-    "logging",
-    "http",
-    "tracing",
-    "control",
-    "oauth",
-)
+from harvester.errors import Problem
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,20 +28,47 @@ class Setting:
     origin: str
 
     @property
+    def path(self) -> str:
+        return f"{self.table}.{self.name}" if self.table else self.name
+
+    @property
     def toml(self) -> str:
         """`name = value`; a name with dots is quoted."""
-        return assignment(self.name, self.value)
+        return to_toml({self.name: self.value}).rstrip("\n")
+
+
+def to_toml(settings: Mapping[str, Any], comments: Sequence[str] = ()) -> str:
+    """Settings as TOML. `comments` stand at the top, one line each."""
+    one_line = (" ".join(re.sub(r"[\x00-\x1f\x7f]", " ", comment).split()) for comment in comments)
+    head = "".join(f"# {line}\n" for line in one_line)
+    return f"{head}\n{tomli_w.dumps(settings)}" if head else tomli_w.dumps(settings)
 
 
 def settings_of(loaded: Loaded) -> Iterator[Setting]:
     """Every setting, those at the top first, then table by table in the model's order."""
     shown = loaded.config.masked()
-    for name in Config.model_fields:
-        if name not in _TABLES:
-            yield Setting("", name, shown[name], _origin(loaded, name))
-    for table in _TABLES:
-        for name, value in shown[table].items():
-            yield Setting(table, name, value, _origin(loaded, f"{table}.{name}"))
+    described = {name: field.description for name, field in Config.model_fields.items()}
+    for table, kind in Config.tables().items():
+        described |= {f"{table}.{name}": field.description for name, field in kind.model_fields.items()}
+
+    def setting(table: str, name: str, value: Any) -> Setting:
+        path = f"{table}.{name}" if table else name
+        names = {path, "limits.send_concurrency"} if path == "limits.shards" else {path}
+        if names & loaded.overridden:
+            origin = "--set"
+        elif names & loaded.given:
+            origin = "file"
+        else:
+            origin = f"derived: {described[path]}" if described.get(path) else "default"
+        return Setting(table, name, value, origin)
+
+    for name, value in shown.items():
+        if not isinstance(value, Mapping):
+            yield setting("", name, value)
+    for table, values in shown.items():
+        if isinstance(values, Mapping):
+            for name, value in values.items():
+                yield setting(table, name, value)
 
 
 def in_effect(config: Config) -> dict[str, str]:
@@ -79,33 +86,83 @@ def as_json(loaded: Loaded) -> dict[str, Any]:
     return {
         "source": str(loaded.source) if loaded.source else None,
         "settings": config.masked(),
-        "origins": {
-            f"{setting.table}.{setting.name}" if setting.table else setting.name: setting.origin
-            for setting in settings_of(loaded)
-        },
+        "origins": {setting.path: setting.origin for setting in settings_of(loaded)},
         "in_effect": in_effect(config),
         "producer_options": mask_options(config.producer_options()),
         "consumer_options": mask_options(config.consumer_options()),
     }
 
 
-def _origin(loaded: Loaded, path: str) -> str:
-    names = {path, "limits.send_concurrency"} if path == "limits.shards" else {path}
-    if names & loaded.overridden:
-        return "--set"
-    if names & loaded.given:
-        return "file"
-    return f"derived: {DERIVED[path]}" if path in DERIVED else "default"
+_NAMED = re.compile(r'(?:No such configuration property: |for configuration property )"(?P<option>[^"]+)"')
+# A client without address and login starts no connection (SASL may fetch a token over HTTP), and one without `oauth_cb`
+# does not wait for a token.
+_PROTOCOLS = {"sasl_ssl": "ssl", "sasl_plaintext": "plaintext"}
+_LEFT_OUT = frozenset({"bootstrap.servers", "oauth_cb"})
 
 
-# What `harvester start` applies while it runs (cli/reload.py).
+def check_clients(config: Config) -> list[Problem]:
+    """What librdkafka refuses in the options of producers and of the leader group's member. Connects to nothing."""
+    problems: list[Problem] = []
+    for options, producer in ((config.producer_options(), True), (config.consumer_options(), False)):
+        for option, message in _refusals(options, producer=producer):
+            problem = Problem(_option_path(config, option), message)
+            if problem not in problems:
+                problems.append(problem)
+    return problems
+
+
+def _refusals(options: Mapping[str, str], *, producer: bool) -> list[tuple[str | None, str]]:
+    """(option or None, message) for each refusal: the client names one at a time, so each is taken out in turn."""
+    rest = {name: value for name, value in options.items() if canonical(name) not in _LEFT_OUT}
+    protocol = rest.get("security.protocol", "").lower()
+    if protocol in _PROTOCOLS:
+        rest["security.protocol"] = _PROTOCOLS[protocol]
+    found: list[tuple[str | None, str]] = []
+    while (message := _refusal(rest, producer=producer)) is not None:
+        named = _NAMED.search(message)
+        wrong = [name for name in rest if named and canonical(name) == canonical(named["option"])]
+        message = scrub(message, options)
+        if not wrong:
+            found.append((None, message))
+            break
+        unknown = "No such" in message
+        found.append((wrong[0], "the Kafka client does not know this option" if unknown else message))
+        for name in wrong:
+            del rest[name]
+    return found
+
+
+def _refusal(options: Mapping[str, str], *, producer: bool) -> str | None:
+    from confluent_kafka import Consumer, KafkaException, Producer
+
+    silent = logging.Logger("harvester.config.check")  # outside the tree: its warnings are nobody's
+    silent.addHandler(logging.NullHandler())
+    try:
+        client = (Producer if producer else Consumer)(dict(options), logger=silent)
+    except KafkaException as error:
+        return str(error.args[0].str())
+    except (TypeError, ValueError) as error:
+        return str(error)
+    if not producer:
+        client.close()
+    return None
+
+
+def _option_path(config: Config, option: str | None) -> str:
+    if option is None:
+        return "producer_kafka_config"
+    in_producer = get(config.producer_kafka_config, option) is not None
+    return option_path("producer_kafka_config" if in_producer else "base_kafka_config", option)
+
+
+# What `harvester start` applies to a running harvester when its configuration is read again.
 LIVE = frozenset({"limits.shards", "logging.level"})
 _KAFKA_PASSWORDS = frozenset(f"{table}.sasl.password" for table in ("base_kafka_config", "producer_kafka_config"))
 
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """One setting. `before` and `after` are masked; None: not given there. `password`: nothing else differs."""
+    """One setting that differs. `before` and `after` are masked, None if not given; `password`: only that differs."""
 
     path: str
     before: Any
@@ -124,7 +181,7 @@ class Change:
 
 
 def changes(before: Config, after: Config) -> list[Change]:
-    """Every setting that is another one in effect, in the order of the model."""
+    """Every setting whose value in effect differs, in the order of the model."""
     old, new = _flat(before.model_dump(mode="json")), _flat(after.model_dump(mode="json"))
     masked_old, masked_new = _flat(before.masked()), _flat(after.masked())
     paths = dict.fromkeys([*old, *new])
@@ -136,7 +193,7 @@ def changes(before: Config, after: Config) -> list[Change]:
 
 
 def _is_password(path: str, old: Any, new: Any) -> bool:
-    """Whether only a password differs, where there was one and is one."""
+    """Whether only a password differs, and both have one."""
     if path in _KAFKA_PASSWORDS:
         return bool(old and new)
     return path == "data_source" and without_password(old) == without_password(new)

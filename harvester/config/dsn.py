@@ -1,10 +1,10 @@
-"""The data source: a PostgreSQL connection string, as `key=value` pairs or as a URI, with one or several hosts.
+"""Reads the data source: a PostgreSQL connection string, as `key=value` pairs or as a URI, with one or several hosts.
 
-Nothing of the text is ever repeated in a message: in a broken string any piece may be part of the password.
+Messages never repeat any of the text: in a broken string any piece may be part of the password.
 
-One reading differs from libpq. The seeds' default holds `password= dbname=postgres`, where libpq (which skips
-blanks after `=`) finds the password "dbname=postgres" and no database name. Here a value that is itself
-`<known parameter>=…` after such a blank means that the value was left empty, as the writer meant it.
+One reading differs from libpq's. In the default, `password= dbname=postgres`, libpq skips the blank after `=` and finds
+the password "dbname=postgres" and no database name. Here a value after such a blank that is itself
+`<known parameter>=…` means that the value was left empty, as the writer meant.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from psycopg import ProgrammingError
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 from psycopg.pq import Conninfo
 
-from harvester.config.secrets import MASK
+from harvester.config.kafka_options import MASK
 
 CONNECT_TIMEOUT_S = 10
 _SECRETS = frozenset({"password", "sslpassword", "scram_client_key", "scram_server_key", "oauth_client_secret"})
@@ -66,7 +66,7 @@ def mask_dsn(text: str) -> str:
 
 
 def without_password(text: str) -> dict[str, str]:
-    """All that the string says besides the password, and the file that holds it: for comparing two of them."""
+    """Everything but the password and the file that holds it, for comparing two strings."""
     return {key: value for key, value in parse_dsn(text).items() if key not in ("password", "passfile")}
 
 

@@ -1,4 +1,4 @@
-"""Durations as text: `100ms`, `1.5s`, `5m`, `2h`, `7d`, and sums of them as the seeds' own format has it: `1m30s`.
+"""Reads and writes durations as text: `100ms`, `1.5s`, `5m`, `2h`, `7d`, and sums of them: `1m30s`.
 
 Exact: both directions go through whole microseconds, the resolution of `timedelta`; nothing is rounded.
 A bare number is no duration, because nobody can tell whether 5 means seconds or milliseconds.

@@ -1,11 +1,19 @@
-"""The kinds of values that settings have, each with what is allowed: durations, counts, names, tables of options."""
+"""The kinds of values that settings take, with what each allows, and the defaults that depend on the process.
+
+A kind is an annotated type, such as `Topic`, or a validator with bounds, such as `whole_number(1, 256)`.
+"""
 
 from __future__ import annotations
 
+import os
 import re
+import socket
+import sys
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import timedelta
+from pathlib import PurePath
 from typing import Annotated
 
 from pydantic import BeforeValidator, PlainSerializer
@@ -14,12 +22,11 @@ from harvester.config.dsn import FORM as DSN_FORM
 from harvester.config.dsn import parse_dsn
 from harvester.config.durations import FORM as DURATION_FORM
 from harvester.config.durations import bare_number_hint, format_duration, parse_duration
+from harvester.config.oauth import read_hook_name
 from harvester.config.problems import echo, refuse
 from harvester.errors import SchemaError
 from harvester.outbox.tables import OutboxTable
 
-MAX_DURATION = timedelta(hours=24)
-MAX_RETENTION = timedelta(days=3650)
 MAX_SESSION_TIMEOUT = timedelta(hours=1)  # librdkafka's bound
 _MAX_HEADER_BYTES = 255
 _TOPIC = re.compile(r"[A-Za-z0-9._-]{1,249}", re.ASCII)
@@ -28,10 +35,11 @@ _HIGHEST_PORT = 65_535
 _LONGEST_SOCKET_BYTES = 107  # unix(7)
 _LONGEST_NAME = 200
 _LONGEST_GROUP = 255
+_as_text = PlainSerializer(format_duration, return_type=str, when_used="json")
 
 
-def duration_up_to(longest: timedelta) -> Callable[[object], timedelta]:
-    """A validator: text with a unit, or a timedelta, above zero and no longer than `longest`."""
+def duration_up_to(longest: timedelta) -> BeforeValidator:
+    """Text with a unit, or a timedelta, above zero and no longer than `longest`."""
 
     def read(value: object) -> timedelta:
         if isinstance(value, timedelta):
@@ -49,7 +57,7 @@ def duration_up_to(longest: timedelta) -> Callable[[object], timedelta]:
             refuse(f"{echo(value)} is out of range", f"above 0, up to {format_duration(longest)}")
         return duration
 
-    return read
+    return BeforeValidator(read)
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,8 +67,8 @@ class Conflict:
     alias: str
 
 
-def whole_number(low: int, high: int) -> Callable[[object], int]:
-    """A validator: an integer within bounds; also as decimal text, so that `${SHARDS}` can give one."""
+def whole_number(low: int, high: int) -> BeforeValidator:
+    """An integer within bounds; also as decimal text, so that `${SHARDS}` can give one."""
 
     def read(value: object) -> int:
         allowed = f"a whole number from {low} to {high}"
@@ -74,6 +82,28 @@ def whole_number(low: int, high: int) -> Callable[[object], int]:
             refuse(f"{value if abs(value) < 10**18 else 'it'} is out of range", allowed)
         return value
 
+    return BeforeValidator(read)
+
+
+def one_of(*allowed: str) -> BeforeValidator:
+    """One of some words, in any case."""
+
+    def read(value: object) -> str:
+        text = _text(value).strip().lower()
+        if text not in allowed:
+            refuse(f"{echo(value)} is not known", ", ".join(allowed))
+        return text
+
+    return BeforeValidator(read)
+
+
+def _printable(longest: int) -> Callable[[object], str]:
+    def read(value: object) -> str:
+        text = _text(value)
+        if not text.strip() or len(text) > longest or not text.isprintable():
+            refuse("is empty, too long or not printable", f"1 to {longest} printable characters")
+        return text
+
     return read
 
 
@@ -83,62 +113,45 @@ def _text(value: object) -> str:
     return value
 
 
-def _printable(value: object, longest: int) -> str:
-    text = _text(value)
-    if not text.strip() or len(text) > longest or not text.isprintable():
-        refuse("is empty, too long or not printable", f"1 to {longest} printable characters")
-    return text
-
-
-def read_name(value: object) -> str:
-    """The instance's name: printable, for log lines."""
-    return _printable(value, _LONGEST_NAME)
-
-
-def read_group_id(value: object) -> str:
-    """A group id; empty when none could be derived from the main script."""
+def _group_id(value: object) -> str:
     if value == "":
         refuse(
-            "is not set, and this program's file name says nothing about the service",
-            "a name of the service, the same in all its processes",
+            "is not set, and cannot be derived: the program's file name does not name a service",
+            "a name for the service, the same in all its processes",
         )
-    return _printable(value, _LONGEST_GROUP)
+    return _printable(_LONGEST_GROUP)(value)
 
 
 def is_topic(text: str) -> bool:
-    """Whether Kafka takes this for the name of a topic."""
+    """Whether Kafka accepts this as the name of a topic."""
     return _TOPIC.fullmatch(text) is not None and text not in (".", "..")
 
 
-def read_topic(value: object) -> str:
-    """A legal Kafka topic name."""
+def _topic(value: object) -> str:
     text = _text(value)
     if not is_topic(text):
         refuse(
-            f"{echo(text)} is no Kafka topic name (unset, it is leader_group_id + '.neli')",
+            f"{echo(text)} is not a Kafka topic name (unset, it is leader_group_id + '.neli')",
             "1 to 249 of A-Z a-z 0-9 . _ -",
         )
     return text
 
 
-def read_notice_topic(value: object) -> str:
-    """A legal Kafka topic name, or nothing."""
+def _topic_or_none(value: object) -> str:
     text = _text(value)
     if text and not is_topic(text):
-        refuse(f"{echo(text)} is no Kafka topic name", '1 to 249 of A-Z a-z 0-9 . _ -, or "" for none')
+        refuse(f"{echo(text)} is not a Kafka topic name", '1 to 249 of A-Z a-z 0-9 . _ -, or "" for none')
     return text
 
 
-def read_header_name(value: object) -> str:
-    """The name of the harvester's own header, or nothing."""
+def _header_name(value: object) -> str:
     text = _text(value)
     if len(text.encode()) > _MAX_HEADER_BYTES or "\x00" in text:
         refuse(f"{echo(text)} cannot name a header", f'at most {_MAX_HEADER_BYTES} bytes, or "" for none')
     return text
 
 
-def read_table_name(value: object) -> str:
-    """A table name as in SQL."""
+def _table_name(value: object) -> str:
     text = _text(value)
     try:
         OutboxTable.parse(text)
@@ -147,31 +160,28 @@ def read_table_name(value: object) -> str:
     return text
 
 
-def read_listen(value: object) -> str:
-    """Where to listen: HOST:PORT, an IPv6 host in brackets, or "off"."""
+def _listen(value: object) -> str:
     text = _text(value).strip()
     if text.lower() in ("", "off"):
         return "off"
     found = _LISTEN.fullmatch(text)
     if found is None or int(found[1]) > _HIGHEST_PORT:
-        refuse(f"{echo(text)} is nowhere to listen", '"127.0.0.1:9464", "[::1]:9464", "0.0.0.0:9464" or "off"')
+        refuse(f"{echo(text)} is not an address", '"127.0.0.1:9464", "[::1]:9464", "0.0.0.0:9464" or "off"')
     return text
 
 
-def read_control_socket(value: object) -> str:
-    """Where the control socket is: "auto", "off", or a path."""
+def _control_socket(value: object) -> str:
     text = _text(value).strip()
     if text.lower() in ("", "off", "auto"):
         return text.lower() or "off"
     if not text.startswith("/") or text.endswith("/") or not text.isprintable():
-        refuse(f"{echo(text)} is no place for a socket", '"auto", "off", or an absolute path')
+        refuse(f"{echo(text)} is not a path for a socket", '"auto", "off", or an absolute path')
     if len(text.encode()) > _LONGEST_SOCKET_BYTES:
-        refuse("is too long for a socket", f"a path of {_LONGEST_SOCKET_BYTES} bytes at the most")
+        refuse("is too long for a socket", f"a path of at most {_LONGEST_SOCKET_BYTES} bytes")
     return text
 
 
-def read_switch(value: object) -> bool:
-    """True or false; also as text, so that `${TRACING:-false}` can give one."""
+def _switch(value: object) -> bool:
     if isinstance(value, bool):
         return value
     text = value.strip().lower() if isinstance(value, str) else ""
@@ -180,30 +190,67 @@ def read_switch(value: object) -> bool:
     return text == "true"
 
 
-def read_data_source(value: object) -> str:
-    """A connection string; no part of it is ever repeated."""
+def _data_source(value: object) -> str:
     text = _text(value)
     try:
         parse_dsn(text)
     except ValueError as error:
-        refuse(str(error), DSN_FORM)
+        refuse(str(error), DSN_FORM)  # holds no part of the text
     return text
 
 
-def one_of(*allowed: str) -> Callable[[object], str]:
-    """A validator: one of some words, in any case."""
-    listed = ", ".join(allowed)
+Duration = Annotated[timedelta, duration_up_to(timedelta(hours=24)), _as_text]
+SessionDuration = Annotated[timedelta, duration_up_to(MAX_SESSION_TIMEOUT), _as_text]
+Retention = Annotated[timedelta, duration_up_to(timedelta(days=3650)), _as_text]
+Switch = Annotated[bool, BeforeValidator(_switch)]  # also as text, so that `${TRACING:-false}` can give one
+Name = Annotated[str, BeforeValidator(_printable(_LONGEST_NAME))]
+GroupId = Annotated[str, BeforeValidator(_group_id)]
+Topic = Annotated[str, BeforeValidator(_topic)]
+TopicOrNone = Annotated[str, BeforeValidator(_topic_or_none)]
+HeaderName = Annotated[str, BeforeValidator(_header_name)]  # empty: none
+TableName = Annotated[str, BeforeValidator(_table_name)]  # as in SQL
+DataSource = Annotated[str, BeforeValidator(_data_source)]
+ListenAddress = Annotated[str, BeforeValidator(_listen)]  # HOST:PORT, an IPv6 host in brackets, or "off"
+SocketPath = Annotated[str, BeforeValidator(_control_socket)]  # "auto", "off", or a path
+FunctionName = Annotated[str, BeforeValidator(read_hook_name)]
 
-    def read(value: object) -> str:
-        text = _text(value).strip().lower()
-        if text not in allowed:
-            refuse(f"{echo(value)} is not known", listed)
-        return text
 
-    return read
+# A name that says nothing about the service (an interpreter, an application server) is no default: two services that
+# share a group id would starve each other.
+_SUFFIXES = frozenset({".py", ".pyw", ".pyz", ".pyc", ".exe"})
+_GENERIC = re.compile(
+    r"(python|pypy|ipython|bpython|ptpython)[0-9.]*t?|"
+    r"-c|-m|-|__main__|"
+    r"gunicorn|uvicorn|hypercorn|daphne|granian|uwsgi|mod_wsgi.*|waitress-serve|celery|rq|dramatiq|arq|huey_consumer|"
+    r"flask|django-admin|fastapi|airflow|spark-submit|"
+    r"jupyter.*|ipykernel.*|colab_kernel_launcher|pydevconsole|pydevd|debugpy|"
+    r"pytest|py\.test|nosetests|tox|nox|coverage|unittest|pdb|runpy|"
+    r"multiprocessing.*|multiprocess.*",
+    re.IGNORECASE,
+)
 
 
-_as_text = PlainSerializer(format_duration, return_type=str, when_used="json")
-Duration = Annotated[timedelta, BeforeValidator(duration_up_to(MAX_DURATION)), _as_text]
-SessionDuration = Annotated[timedelta, BeforeValidator(duration_up_to(MAX_SESSION_TIMEOUT)), _as_text]
-Retention = Annotated[timedelta, BeforeValidator(duration_up_to(MAX_RETENTION)), _as_text]
+def group_id_from(main_script: str, main_module: str | None) -> str:
+    """A group id from `sys.argv[0]` and the name of the module run with `-m`; empty where neither names a service.
+
+    The file name without its Python suffix, everything outside `A-Za-z0-9._-` turned into `_`.
+    """
+    if main_module:
+        name = main_module.removesuffix(".__main__").split(".")[0]
+        name = "harvester" if name == "harvester_cli" else name
+    else:
+        path = PurePath(main_script)
+        name = path.stem if path.suffix.lower() in _SUFFIXES else path.name
+    name = re.sub(r"[^A-Za-z0-9._-]", "_", name)[:_LONGEST_NAME]
+    return "" if not name.strip("._-") or _GENERIC.fullmatch(name) else name
+
+
+def default_group_id() -> str:
+    """`group_id_from` this process."""
+    spec = getattr(sys.modules.get("__main__"), "__spec__", None)
+    return group_id_from(sys.argv[0] if sys.argv else "", getattr(spec, "name", None))
+
+
+def default_name() -> str:
+    """`{hostname}_{pid}_{UNIX time in seconds}`."""
+    return f"{socket.gethostname()}_{os.getpid()}_{int(time.time())}"

@@ -1,15 +1,14 @@
-"""Converts a configuration of goharvest's `reaper` into ours, with notes on all that differs (pure).
+"""Converts a configuration of goharvest's `reaper` into ours, with notes on everything that differs (pure).
 
-The names are those of its user guide (`reaper.yaml`: `harvest`, `logging`). What guards an invariant here and was an
-option there is left out; a delivery timeout that is longer than the default session allows makes the session longer.
-
-Values of a goharvest configuration as ours: durations of Go, levels of Scribe, data sources of lib/pq.
+Names are those of goharvest's user guide (`reaper.yaml`: `harvest`, `logging`). Options that guard an invariant here
+are left out; a delivery timeout that is longer than the default session allows makes the session longer. Values change
+their form: durations are Go's, levels Scribe's, data sources lib/pq's.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import timedelta
 from fractions import Fraction
@@ -34,13 +33,13 @@ _KEYWORDS = frozenset(option.keyword.decode() for option in Conninfo.get_default
 # lib/pq's own; libpq has nothing like them.
 _PQ_ONLY = frozenset({"binary_parameters", "disable_prepared_binary_result", "sslinline", "krbspn"})
 _PLAIN = "/:,@"  # of a URL's parameters; all else is percent-encoded
-_NOT_UNDERSTOOD = "is no connection string that libpq understands"
+_NOT_UNDERSTOOD = "is not a connection string that libpq understands"
 
 
 def duration(value: object) -> str:
     """A duration as Go writes it (`1m30s`), or as it keeps it (nanoseconds); raises ValueError."""
     if isinstance(value, bool) or not isinstance(value, str | int):
-        raise ValueError(f"{value!r} is no duration")  # noqa: TRY004 - as for a text that is none
+        raise ValueError(f"{value!r} is not a duration")  # noqa: TRY004 - as for a text that is none
     if isinstance(value, int):
         return _format(Fraction(value))
     text, total, at = value.strip().removeprefix("+"), Fraction(0), 0
@@ -50,8 +49,14 @@ def duration(value: object) -> str:
         total += Fraction(term[1].rstrip(".") or "0") * _UNIT_NS[term[2]]
         at = term.end()
     if not text or at != len(text):
-        raise ValueError(f"{value!r} is no duration")
+        raise ValueError(f"{value!r} is not a duration")
     return _format(total)
+
+
+def _count(value: object) -> int:
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise ValueError(f"{value!r} is not a whole number")  # noqa: TRY004 - as for a text that is not one
+    return value
 
 
 def is_off(value: object) -> bool:
@@ -63,14 +68,14 @@ def level(value: object) -> str:
     """A level of logging; raises ValueError."""
     found = _LEVELS.get("off" if is_off(value) else str(value).lower())
     if found is None:
-        raise ValueError(f"{value!r} is no level")
+        raise ValueError(f"{value!r} is not a level")
     return found
 
 
 def data_source(text: str) -> tuple[str, list[str]]:
     """A data source of lib/pq as one that libpq understands alike, and notes on what was changed.
 
-    Raises ValueError, without any part of the text, where it is no connection string.
+    Raises ValueError, without any part of the text, where it is not a connection string.
     """
     text, notes = text.strip(), list[str]()
     if text.startswith(("postgres://", "postgresql://")):
@@ -84,7 +89,7 @@ def data_source(text: str) -> tuple[str, list[str]]:
     else:
         given, rest = _pairs(text, notes)
         if rest:
-            raise ValueError("is no connection string of the form key=value")
+            raise ValueError("is not a connection string of the form key=value")
         try:
             made = make_conninfo("", **_adapted(given, notes))
         except ProgrammingError:
@@ -185,6 +190,7 @@ _MEANINGS = {
 _TEXTS = {"leaderTopic": "leader_topic", "leaderGroupID": "leader_group_id", "outboxTable": "outbox_table",
           "name": "name"}  # fmt: skip
 _TABLES = {"baseKafkaConfig": "base_kafka_config", "producerKafkaConfig": "producer_kafka_config"}
+_NO_COUNTERPART = "left out: there is no such setting here"
 _DEFAULT_GROUP = "reaper"
 _H = timedelta(seconds=3)  # ours; theirs is 5 s
 _QUEUE = timedelta(seconds=30)
@@ -209,11 +215,6 @@ class Imported:
     notes: tuple[Note, ...]
 
 
-def convert(document: object) -> Imported:
-    """What a `reaper.yaml` that was read says. Raises ConfigurationError with all that cannot be understood."""
-    return _Conversion().run(document)
-
-
 @dataclass(slots=True)
 class _Conversion:
     settings: dict[str, Any] = field(default_factory=dict)
@@ -231,11 +232,12 @@ class _Conversion:
         if not any(canonical(name) == "partitioner" for options in tables.values() for name, _ in flatten(options)):
             text = "murmur2_random here, CRC32 there: a key may move to another partition (docs/migration.md)"
             self.notes.append(Note("harvest.producerKafkaConfig.partitioner", text))
-        self.take("harvest.limits", self.table("harvest.limits", harvest.pop("limits", {})), self.limit)
+        for name, value in self.table("harvest.limits", harvest.pop("limits", {})).items():
+            self.limit(f"harvest.limits.{name}", name, value)
         if "level" in logging:
-            self.value("logging.level", logging.pop("level"), self.level, "logging")
+            self.level(logging.pop("level"))
         for path, rest in (("", top), ("harvest.", harvest), ("logging.", logging)):
-            self.notes += [Note(f"{path}{name}", "left out: there is no such setting here") for name in rest]
+            self.notes += [Note(f"{path}{name}", _NO_COUNTERPART) for name in rest]
         self.times()
         if self.limits:
             self.settings["limits"] = self.limits
@@ -251,21 +253,6 @@ class _Conversion:
             return {}
         # A key without a value is as good as not given.
         return {str(name): inner for name, inner in value.items() if inner is not None}
-
-    def take(self, path: str, table: dict[str, Any], each: Callable[[str, object], None]) -> None:
-        for name, value in table.items():
-            each(f"{path}.{name}", value)
-
-    def value(self, path: str, given: object, read: Callable[[Any], dict[str, Any]], table: str = "") -> None:
-        try:
-            read_ = read(given)
-        except ValueError as error:
-            self.problems.append(Problem(path, str(error)))
-            return
-        if table:
-            self.settings.setdefault(table, {}).update(read_)
-        else:
-            self.settings.update(read_)
 
     def texts(self, harvest: dict[str, Any]) -> None:
         for theirs in (*_TEXTS, "dataSource"):
@@ -284,18 +271,26 @@ class _Conversion:
             text = f"not given: {_DEFAULT_GROUP!r}, the name of goharvest's program, unless yours had another"
             self.notes.append(Note("harvest.leaderGroupID", text))
         if "dataSource" in harvest:
-            self.value("harvest.dataSource", harvest.pop("dataSource"), self.data_source)
+            self.data_source(str(harvest.pop("dataSource")))
 
-    def level(self, given: object) -> dict[str, Any]:
-        found = level(given)
+    def level(self, given: object) -> None:
+        try:
+            found = level(given)
+        except ValueError as error:
+            self.problems.append(Problem("logging.level", str(error)))
+            return
+        self.settings["logging"] = {"level": found}
         if is_off(given):
             self.notes.append(Note("logging.level", f"{found} here, Off there: errors are logged at any level"))
-        return {"level": found}
 
-    def data_source(self, given: object) -> dict[str, Any]:
-        source, notes = data_source(str(given))
+    def data_source(self, given: str) -> None:
+        try:
+            source, notes = data_source(given)
+        except ValueError as error:
+            self.problems.append(Problem("harvest.dataSource", str(error)))
+            return
+        self.settings["data_source"] = plain(source)
         self.notes += [Note("harvest.dataSource", text) for text in notes]
-        return {"data_source": plain(source)}
 
     def kafka(self, tables: dict[str, dict[str, Any]]) -> None:
         names = {ours: theirs for theirs, ours in _TABLES.items()}
@@ -321,23 +316,16 @@ class _Conversion:
                     del options_there[alias]  # given for all clients, and once more for producers: the latter wins
                 options_there[option] = shown
 
-    def limit(self, path: str, given: object) -> None:
-        theirs = path.rpartition(".")[2]
+    def limit(self, path: str, theirs: str, given: object) -> None:
         ours = _LIMITS.get(theirs)
         if ours is None:
-            self.notes.append(Note(path, "left out: there is no such setting here"))
+            self.notes.append(Note(path, _NO_COUNTERPART))
             return
-        if theirs in _COUNTS:
-            if isinstance(given, bool) or not isinstance(given, int):
-                self.problems.append(Problem(path, f"{given!r} is no whole number"))
-                return
-            self.limits[ours] = given
-        else:
-            try:
-                self.limits[ours] = duration(given)
-            except ValueError as error:
-                self.problems.append(Problem(path, str(error)))
-                return
+        try:
+            self.limits[ours] = _count(given) if theirs in _COUNTS else duration(given)
+        except ValueError as error:
+            self.problems.append(Problem(path, str(error)))
+            return
         if theirs in _ZEROS and self.limits[ours] in (0, "0s"):
             self.limits[ours] = _ZEROS[theirs]
             self.notes.append(Note(path, f"{_ZEROS[theirs]}, the least here, for the 0 there"))
@@ -373,3 +361,8 @@ class _Conversion:
 def plain(text: str) -> str:
     """A text in which nothing stands for a variable."""
     return text.replace("$", "$$")
+
+
+def convert(document: object) -> Imported:
+    """Converts a parsed `reaper.yaml`. Raises ConfigurationError with everything that cannot be understood."""
+    return _Conversion().run(document)

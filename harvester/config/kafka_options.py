@@ -1,4 +1,4 @@
-"""Kafka client options: what passes through, what is refused and why, and what the harvester adds.
+"""Reads tables of Kafka client options: which ones pass through, which are refused and why, which are secret.
 
 Names are librdkafka's (its CONFIGURATION.md). Aliases count as the option they stand for, so that a refused one
 cannot come in under its other name.
@@ -125,7 +125,7 @@ def read_options(table: Mapping[str, object], name: Table) -> tuple[dict[str, st
         if reason:
             problems.append(Problem(path, f"cannot be set: {reason}"))
         elif not _NAME.fullmatch(option):
-            problems.append(Problem(path, "is no name of an option", "letters, digits, '.', '_' and '-'"))
+            problems.append(Problem(path, "is not the name of an option", "letters, digits, '.', '_' and '-'"))
         elif text is None:
             problems.append(Problem(path, "has the wrong type", "a string, a number or a boolean"))
         elif "\x00" in text:
@@ -199,3 +199,39 @@ def _out_of_range(option: str, text: str) -> tuple[str, str] | None:
         return None
     reason = _INTEGER_REASONS.get(option)
     return (f"is out of range: {reason}" if reason else "is out of range", f"a whole number from {low} to {high}")
+
+
+# The names follow librdkafka's own list of sensitive properties, widened to everything that is named like one: a
+# misspelt `sasl.pasword` gets past, and is refused before it is shown.
+MASK = "***"
+_ANYWHERE = re.compile(r"pass|secret|credential", re.IGNORECASE)
+_AT_END = re.compile(r"(\.pem|_pem|[._]key|^key|token|user\.info|sasl\.username|oauthbearer\.config)$", re.IGNORECASE)
+_PATHS = re.compile(r"(\.location|\.file|passfile|\.id)$", re.IGNORECASE)
+_URL_LOGIN = re.compile(r"(?<=://)[^/\s@]*@")
+
+
+def is_secret(option: str) -> bool:
+    """Whether the value of a Kafka option is a secret. Paths to key files are not."""
+    if _PATHS.search(option):
+        return False
+    return bool(_ANYWHERE.search(option) or _AT_END.search(option))
+
+
+def mask_option(option: str, value: str) -> str:
+    """The value as it may be shown; a login inside a URL is masked too."""
+    if is_secret(option):
+        return MASK if value else value
+    return _URL_LOGIN.sub(f"{MASK}@", value)
+
+
+def mask_options(options: Mapping[str, str]) -> dict[str, str]:
+    """Kafka options as they may be shown, in their order."""
+    return {option: mask_option(option, value) for option, value in options.items()}
+
+
+def scrub(text: str, options: Mapping[str, str]) -> str:
+    """Somebody else's message (librdkafka's) with every secret value taken out."""
+    for option, value in options.items():
+        if is_secret(option) and value:
+            text = text.replace(value, MASK)
+    return text

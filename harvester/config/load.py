@@ -1,10 +1,9 @@
-"""Finds, reads and completes a configuration: file, overrides, defaults; reports all problems at once.
+"""Loads a configuration from file, overrides and environment, and reports all problems at once.
 
-Environment variables in settings: `${VAR}`, `${VAR:-default}`; `$$` stands for one `$`. As in a shell, the default
-also replaces an empty variable. Only strings are looked into, never keys, and what a variable holds is not looked
-into again.
+Texts may refer to environment variables: `${VAR}`, `${VAR:-default}`; `$$` stands for one `$`. As in a shell, the
+default also replaces an empty variable. Keys are left alone, and so is what a variable holds.
 
-Overrides from the command line: `--set limits.shards=4`, `--set base_kafka_config.bootstrap.servers=db:9092`.
+Overrides come from the command line: `--set limits.shards=4`, `--set base_kafka_config.bootstrap.servers=db:9092`.
 """
 
 from __future__ import annotations
@@ -22,6 +21,13 @@ from harvester.config.model import Config, Limits
 from harvester.config.problems import UNKNOWN, path_part
 from harvester.errors import ConfigurationError, Problem
 
+ENV_VARIABLE = "HARVESTER_CONFIG"
+DEFAULT_FILE = Path("harvester.toml")
+_MAX_FILE_BYTES = 1_000_000
+_DURATIONS = frozenset(name for name, field in Limits.model_fields.items() if field.annotation is timedelta)
+_OPTION_TABLES = ("base_kafka_config", "producer_kafka_config")
+_ASSIGNMENT = 'SETTING=VALUE, such as limits.shards=4 or producer_kafka_config."linger.ms"=5'
+_SAME = {("limits", "shards"): "send_concurrency", ("limits", "send_concurrency"): "shards"}
 _REFERENCE = re.compile(r"\$\$|\$\{(?P<name>[A-Za-z_][A-Za-z0-9_]*)(?::-(?P<default>[^}]*))?\}|(?P<bad>\$\{)")
 _FORM = "${NAME} or ${NAME:-default}; $$ for a plain $"
 
@@ -32,57 +38,34 @@ def interpolate_table(table: Mapping[str, object], env: Mapping[str, str]) -> tu
     problems: list[Problem] = []
     for key, value in table.items():
         try:
-            result[key], more = _value(value, env, path_part(key))
+            result[key] = _interpolate(value, env, path_part(key), problems)
         except RecursionError:
-            result[key], more = None, [Problem(path_part(key), "is nested too deeply")]
-        problems += more
+            result[key] = None
+            problems.append(Problem(path_part(key), "is nested too deeply"))
     return result, problems
 
 
-def _value(value: object, env: Mapping[str, str], path: str) -> tuple[object, list[Problem]]:
-    problems: list[Problem] = []
-    if isinstance(value, str):
-        return _text(value, env, path)
-    if isinstance(value, Mapping):
-        table: dict[object, object] = {}
-        for key, inner in value.items():
-            table[key], more = _value(inner, env, f"{path}.{path_part(key)}")
-            problems += more
-        return table, problems
-    if isinstance(value, list):
-        items: list[object] = []
-        for index, inner in enumerate(value):
-            item, more = _value(inner, env, f"{path}[{index}]")
-            items.append(item)
-            problems += more
-        return items, problems
-    return value, problems
-
-
-def _text(text: str, env: Mapping[str, str], path: str) -> tuple[str, list[Problem]]:
-    problems: list[Problem] = []
-
+def _interpolate(value: object, env: Mapping[str, str], path: str, problems: list[Problem]) -> object:
     def replace(found: re.Match[str]) -> str:
+        name, default = found["name"], found["default"]
         if found["bad"]:
-            problems.append(Problem(path, "has a '${' that is no reference to a variable", _FORM))
-        elif found["name"]:
-            held = env.get(found["name"], "")
-            if held:
-                return held
-            if found["default"] is not None:
-                return found["default"]
-            if found["name"] not in env:
-                missing = f"the environment variable {found['name']} is not set"
-                problems.append(Problem(path, missing, f"set it, or write ${{{found['name']}:-default}}"))
-            return found[0] if found["name"] not in env else ""
-        return "$" if found[0] == "$$" else found[0]
+            problems.append(Problem(path, "has a '${' that does not refer to a variable", _FORM))
+            return found[0]
+        if not name:
+            return "$"
+        if default is None and name not in env:
+            missing = f"the environment variable {name} is not set"
+            problems.append(Problem(path, missing, f"set it, or write ${{{name}:-default}}"))
+            return found[0]
+        return env.get(name, "") or default or ""
 
-    return _REFERENCE.sub(replace, text), problems
-
-
-_OPTION_TABLES = ("base_kafka_config", "producer_kafka_config")
-_SAME = {("limits", "shards"): "send_concurrency", ("limits", "send_concurrency"): "shards"}
-_OVERRIDES_FORM = 'SETTING=VALUE, such as limits.shards=4 or producer_kafka_config."linger.ms"=5'
+    if isinstance(value, str):
+        return _REFERENCE.sub(replace, value)
+    if isinstance(value, Mapping):
+        return {key: _interpolate(inner, env, f"{path}.{path_part(key)}", problems) for key, inner in value.items()}
+    if isinstance(value, list):
+        return [_interpolate(inner, env, f"{path}[{index}]", problems) for index, inner in enumerate(value)]
+    return value
 
 
 def apply_overrides(
@@ -97,7 +80,13 @@ def apply_overrides(
         path = _path(name.strip())
         if not equals or path is None:
             # The text is not repeated: what stands before a missing '=' may be a password.
-            problems.append(Problem("--set", "is not an assignment", _OVERRIDES_FORM))
+            problems.append(
+                Problem(
+                    "--set",
+                    "is not an assignment",
+                    'SETTING=VALUE, such as limits.shards=4 or producer_kafka_config."linger.ms"=5',
+                )
+            )
             continue
         value = parse_value(raw)
         if len(path) == 1 and not isinstance(value, str | dict) and path[0] not in (*_OPTION_TABLES, "limits"):
@@ -148,16 +137,9 @@ def _without_same_option(table: Mapping[str, object], option: str) -> dict[str, 
     return {name: value for name, value in flatten(table) if canonical(name) != canonical(option)}
 
 
-ENV_VARIABLE = "HARVESTER_CONFIG"
-DEFAULT_FILE = Path("harvester.toml")
-_MAX_FILE_BYTES = 1_000_000
-_DURATIONS = frozenset(name for name, field in Limits.model_fields.items() if field.annotation is timedelta)
-
-
 @dataclass(frozen=True, slots=True)
 class Loaded:
-    """A configuration and where it comes from: the file (None: no file), and the dotted paths that were given at
-    all and those that were given by an override."""
+    """A configuration and its origin: the file, if any, all dotted paths that were given, and those from overrides."""
 
     config: Config
     source: Path | None
@@ -185,7 +167,8 @@ def load(
 ) -> Loaded:
     """`load_config`, and where each part came from."""
     variables = os.environ if env is None else env
-    source = find_file(path, variables)
+    named = path if path is not None else variables.get(ENV_VARIABLE) or None
+    source = Path(named) if named is not None else DEFAULT_FILE if DEFAULT_FILE.is_file() else None
     data = _read(source) if source is not None else {}
     data, overridden, problems = apply_overrides(data, overrides)
     resolved, unresolved = interpolate_table(data, variables)
@@ -200,14 +183,6 @@ def load(
         raise ConfigurationError(problems, source=str(source) if source else None, hint=hint)
     given = frozenset(path for path, _ in flatten(resolved))
     return Loaded(config=config, source=source, given=given, overridden=overridden)
-
-
-def find_file(path: str | os.PathLike[str] | None, env: Mapping[str, str]) -> Path | None:
-    """Which file counts; None when there is none. A file that was asked for and is missing is an error."""
-    named = path if path is not None else env.get(ENV_VARIABLE) or None
-    if named is None:
-        return DEFAULT_FILE if DEFAULT_FILE.is_file() else None
-    return Path(named)
 
 
 def build(data: Mapping[str, object]) -> Config:

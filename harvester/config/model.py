@@ -1,136 +1,107 @@
-"""The configuration: every setting with its type, default and rules (seeds 001/004, "Configuration").
+"""The configuration: every setting with its type and default, the rules between settings, and what follows from them.
 
-Constructing a model raises ConfigurationError with everything that is wrong. Defaults that follow from other settings
-are filled in, so a `Config` holds effective values only; `model_fields_set` tells what was given. A Config pickles
-whole; everything that prints it masks secrets.
-
-What every table of settings is: immutable, and refused with everything that is wrong with it.
-
-The tables of a configuration: limits, and what the parts of a harvester are told.
-
-Rules between settings, apart from those of `timing`. Each gives what is wrong; nothing: they go together.
+Constructing a `Config` raises ConfigurationError with everything that is wrong. Defaults that depend on other settings
+are filled in, so it holds effective values only; `model_fields_set` tells what was given. It pickles whole, and
+everything that prints it masks secrets.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from datetime import timedelta
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BeforeValidator, Field, model_validator
 
 from harvester.config import kafka_options, timing
-from harvester.config.clients import ClientSettings, hook_problems, read_hook_name
 from harvester.config.dsn import effective_dsn, mask_dsn
 from harvester.config.durations import format_duration, to_ms
 from harvester.config.fields import (
     Conflict,
+    DataSource,
     Duration,
+    FunctionName,
+    GroupId,
+    HeaderName,
+    ListenAddress,
+    Name,
     Retention,
     SessionDuration,
+    SocketPath,
+    Switch,
+    TableName,
+    Topic,
+    TopicOrNone,
+    default_group_id,
+    default_name,
     one_of,
-    read_control_socket,
-    read_data_source,
-    read_group_id,
-    read_header_name,
-    read_listen,
-    read_name,
-    read_notice_topic,
-    read_switch,
-    read_table_name,
-    read_topic,
     whole_number,
 )
-from harvester.config.identity import default_group_id, default_name
-from harvester.config.problems import problems_from, refuse, refuse_all, under
-from harvester.config.secrets import mask_options
-from harvester.errors import ConfigurationError, Problem
+from harvester.config.kafka_options import CONSUMER_ONLY, mask_options, merge, without
+from harvester.config.oauth import TokenHook, hook_problems
+from harvester.config.problems import SettingsTable, nested, refuse, refuse_all
+from harvester.errors import Problem
 from harvester.origin import HEADER
 from harvester.outbox.tables import OutboxTable
 
-
-def derived(compute: Any) -> Any:
-    """A default computed from the fields above it (pydantic skips it when one of those is invalid)."""
-    return Field(default_factory=compute)
-
-
-class SettingsTable(BaseModel):
-    """A table; its fields are the settings. `_aliases`: other names that may be given -> the setting's own."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", hide_input_in_errors=True, validate_default=True)
-    _aliases: ClassVar[Mapping[str, str]] = {}
-
-    if not TYPE_CHECKING:  # type checkers keep the signature that the fields give
-
-        def __init__(self, /, **data: Any) -> None:
-            try:
-                super().__init__(**data)
-            except ValidationError as error:
-                # Not chained: pydantic's error holds the input, secrets included.
-                raise ConfigurationError(problems_from(error, known_names(type(self)))) from None
+DEFAULT_BOOTSTRAP = "localhost:9092"
+DEFAULT_DATA_SOURCE = "host=localhost port=5432 user=postgres password= dbname=postgres sslmode=disable"
+LEADER_TOPIC_SUFFIX = ".neli"
+PROGRESS_TOPIC_SUFFIX = ".progress"
+WORTHWHILE_SHARDS_PER_CORE = 4  # more take memory and sessions, and move no more
+# Limits that have another default in exactly-once mode.
+TRANSACTIONS = {"max_in_flight_records": 10_000, "mark_query_records": 1_000}
+# librdkafka's `log_level`: syslog severities
+_LOG_LEVELS = {"trace": "7", "debug": "7", "info": "6", "warning": "4", "error": "3"}
+_MAX_PROPAGATION = timedelta(seconds=1)
+_MIN_TRANSACTION_MS = 10_000
+_MIN_PRODUCER_QUEUE_RECORDS = 100_000
 
 
-def nested(kind: type[SettingsTable], name: str) -> BeforeValidator:
-    """A table inside another: its problems are reported with their whole paths."""
+def derived(source: str, compute: Any) -> Any:
+    """A default computed from the settings above it; `source` tells users from what.
 
-    def read(value: object) -> object:
-        if isinstance(value, kind):
-            return value
-        if not isinstance(value, Mapping):
-            refuse(f"must be a table ([{name}])")
-        try:
-            return kind(**{str(key): inner for key, inner in value.items()})
-        except ConfigurationError as error:
-            refuse_all(under(name, error.problems))
-
-    return BeforeValidator(read)
-
-
-def known_names(kind: type[SettingsTable]) -> dict[str, str]:
-    """Every name that a user may have in mind -> the path that is right, seen from inside `kind`."""
-    known = {name: name for name in kind.model_fields}
-    for table, field in kind.model_fields.items():
-        inner = field.annotation
-        if isinstance(inner, type) and issubclass(inner, SettingsTable):
-            known |= {name: f"{table}.{path}" for name, path in known_names(inner).items()}
-    return known | dict(kind._aliases)
-
-
-LEVELS = ("trace", "debug", "info", "warning", "error")
+    Pydantic skips it when one of those settings is invalid.
+    """
+    return Field(default_factory=compute, description=source)
 
 
 class Limits(SettingsTable):
-    """Times and amounts. All durations are above zero; see docs/configuration.md for how they depend on each other."""
+    """Times and amounts; docs/configuration.md tells how they depend on each other."""
 
     _aliases: ClassVar[Mapping[str, str]] = {"send_concurrency": "shards"}
 
     poll_duration: Duration = timedelta(milliseconds=1)
     min_poll_interval: Duration = timedelta(milliseconds=100)
     heartbeat_timeout: Duration = timedelta(seconds=3)
-    max_poll_interval: Duration = derived(lambda given: given["heartbeat_timeout"] / 2)
-    session_timeout: SessionDuration = derived(lambda given: timing.default_session_timeout(given["heartbeat_timeout"]))
+    max_poll_interval: Duration = derived("heartbeat_timeout / 2", lambda given: given["heartbeat_timeout"] / 2)
+    session_timeout: SessionDuration = derived(
+        "2 x heartbeat_timeout, or 3s more than it",
+        lambda given: timing.default_session_timeout(given["heartbeat_timeout"]),
+    )
     queue_timeout: Duration = timedelta(seconds=30)
     drain_interval: Duration = derived(
+        "session_timeout - heartbeat_timeout - 500ms, at most queue_timeout",
         lambda given: timing.default_drain_interval(
             given["session_timeout"], given["heartbeat_timeout"], given["queue_timeout"]
-        )
+        ),
     )
     mark_backoff: Duration = timedelta(milliseconds=10)
     mark_backoff_max: Duration = timedelta(milliseconds=100)
     io_error_backoff: Duration = timedelta(milliseconds=500)
     head_scan_interval: Duration = timedelta(minutes=1)
-    max_in_flight_records: Annotated[int, BeforeValidator(whole_number(1, 1_000_000))] = 1000
-    shards: Annotated[int, BeforeValidator(whole_number(1, 256))] = 8
-    records_per_shard: Annotated[int, BeforeValidator(whole_number(0, 1_000_000))] = 200
-    send_buffer: Annotated[int, BeforeValidator(whole_number(1, 100_000))] = 10
-    max_queued_per_key: Annotated[int, BeforeValidator(whole_number(1, 1_000_000))] = 100
-    max_attempts: Annotated[int, BeforeValidator(whole_number(1, 1_000_000))] = 5
-    max_transaction_records: Annotated[int, BeforeValidator(whole_number(1, 50_000))] = 2_000
-    mark_query_records: Annotated[int, BeforeValidator(whole_number(1, 100_000))] = 100
+    max_in_flight_records: Annotated[int, whole_number(1, 1_000_000)] = 1000
+    shards: Annotated[int, whole_number(1, 256)] = 8
+    records_per_shard: Annotated[int, whole_number(0, 1_000_000)] = 200
+    send_buffer: Annotated[int, whole_number(1, 100_000)] = 10
+    max_queued_per_key: Annotated[int, whole_number(1, 1_000_000)] = 100
+    max_attempts: Annotated[int, whole_number(1, 1_000_000)] = 5
+    max_transaction_records: Annotated[int, whole_number(1, 50_000)] = 2_000
+    mark_query_records: Annotated[int, whole_number(1, 100_000)] = 100
     min_metrics_interval: Duration = timedelta(seconds=5)
     retry_backoff: Duration = timedelta(milliseconds=100)
     retry_backoff_max: Duration = timedelta(seconds=10)
-    restart_budget: Annotated[int, BeforeValidator(whole_number(0, 10_000))] = 5
+    restart_budget: Annotated[int, whole_number(0, 10_000)] = 5
     restart_window: Duration = timedelta(seconds=60)
 
     @model_validator(mode="before")
@@ -145,49 +116,46 @@ class Limits(SettingsTable):
 
 
 class PoisonSettings(SettingsTable):
-    """What becomes of a record that Kafka will not take; see docs/dead-letters.md."""
+    """What becomes of a record that Kafka refuses; see docs/dead-letters.md."""
 
-    policy: Annotated[Literal["quarantine", "hold", "stop"], BeforeValidator(one_of("quarantine", "hold", "stop"))] = (
-        "quarantine"
-    )
-    notice_topic: Annotated[str, BeforeValidator(read_notice_topic)] = ""
+    policy: Annotated[Literal["quarantine", "hold", "stop"], one_of("quarantine", "hold", "stop")] = "quarantine"
+    notice_topic: TopicOrNone = ""
 
 
 class Logging(SettingsTable):
     """What is logged."""
 
-    level: Annotated[str, BeforeValidator(one_of(*LEVELS))] = "info"
+    level: Annotated[str, one_of(*_LOG_LEVELS)] = "info"
 
 
 class Http(SettingsTable):
-    """What is said over HTTP; see docs/operations.md."""
+    """What is served over HTTP; see docs/operations.md."""
 
-    listen: Annotated[str, BeforeValidator(read_listen)] = "off"
+    listen: ListenAddress = "off"
 
 
 class Control(SettingsTable):
     """How a running harvester is controlled; see docs/operations.md."""
 
-    socket: Annotated[str, BeforeValidator(read_control_socket)] = "auto"
+    socket: SocketPath = "auto"
 
 
 class Tracing(SettingsTable):
-    """Whether traces go on with the records; see docs/operations.md."""
+    """Whether traces continue through the records; see docs/operations.md."""
 
-    enabled: Annotated[bool, BeforeValidator(read_switch)] = False
+    enabled: Switch = False
 
 
 class OAuth(SettingsTable):
     """Where tokens for Kafka come from (SASL OAUTHBEARER); see docs/security.md."""
 
-    token: Annotated[str, BeforeValidator(read_hook_name)] = ""
+    token: FunctionName = ""
 
 
-def order_problems(limits: Limits) -> list[Problem]:
-    """A backoff is no longer than the longest that it may become."""
-    pairs = (("mark_backoff", "mark_backoff_max"), ("retry_backoff", "retry_backoff_max"))
+def _order_problems(limits: Limits) -> list[Problem]:
+    """A backoff starts no higher than its ceiling."""
     found = []
-    for low, high in pairs:
+    for low, high in (("mark_backoff", "mark_backoff_max"), ("retry_backoff", "retry_backoff_max")):
         least, most = getattr(limits, low), getattr(limits, high)
         if least > most:
             text = f"is {format_duration(most)}, below {low} ({format_duration(least)})"
@@ -195,8 +163,8 @@ def order_problems(limits: Limits) -> list[Problem]:
     return found
 
 
-def linger_problems(producer_options: Mapping[str, str], delivery_timeout: timedelta) -> list[Problem]:
-    """Lingering leaves time to deliver."""
+def _linger_problems(producer_options: Mapping[str, str], delivery_timeout: timedelta) -> list[Problem]:
+    """Lingering must leave time to deliver."""
     linger = kafka_options.get(producer_options, "linger.ms")
     try:
         too_long = linger is not None and float(linger) >= to_ms(delivery_timeout)
@@ -208,20 +176,11 @@ def linger_problems(producer_options: Mapping[str, str], delivery_timeout: timed
     return [Problem(path, "is no shorter than the delivery timeout", f"below {to_ms(delivery_timeout)}")]
 
 
-def notice_problems(notice_topic: str, leader_topic: str) -> list[Problem]:
-    """Notices of poison do not go where members of the group read heartbeats."""
+def _notice_problems(notice_topic: str, leader_topic: str) -> list[Problem]:
+    """Notices must not go where members of the group read heartbeats."""
     if notice_topic != leader_topic:
         return []
-    return [Problem("poison.notice_topic", "is the leader topic, on which only heartbeats may be", "another topic")]
-
-
-DEFAULT_BOOTSTRAP = "localhost:9092"
-DEFAULT_DATA_SOURCE = "host=localhost port=5432 user=postgres password= dbname=postgres sslmode=disable"
-LEADER_TOPIC_SUFFIX = ".neli"
-PROGRESS_TOPIC_SUFFIX = ".progress"
-WORTHWHILE_SHARDS_PER_CORE = 4  # more take memory and sessions, and move no more
-# Limits that have another default in exactly-once mode.
-TRANSACTIONS = {"max_in_flight_records": 10_000, "mark_query_records": 1_000}
+    return [Problem("poison.notice_topic", "is the leader topic, which takes heartbeats only", "another topic")]
 
 
 def _kafka_table(name: kafka_options.Table) -> BeforeValidator:
@@ -245,30 +204,28 @@ class Config(SettingsTable):
     producer_kafka_config: Annotated[dict[str, str], _kafka_table("producer_kafka_config")] = Field(
         default_factory=dict
     )
-    leader_group_id: Annotated[str, BeforeValidator(read_group_id)] = Field(default_factory=default_group_id)
-    leader_topic: Annotated[str, BeforeValidator(read_topic)] = derived(
-        lambda given: given["leader_group_id"] + LEADER_TOPIC_SUFFIX
+    leader_group_id: GroupId = Field(default_factory=default_group_id, description="the main script's name")
+    leader_topic: Topic = derived(
+        "leader_group_id + .neli", lambda given: given["leader_group_id"] + LEADER_TOPIC_SUFFIX
     )
-    data_source: Annotated[str, BeforeValidator(read_data_source)] = DEFAULT_DATA_SOURCE
-    outbox_table: Annotated[str, BeforeValidator(read_table_name)] = "outbox"
-    name: Annotated[str, BeforeValidator(read_name)] = Field(default_factory=default_name)
-    delivery: Annotated[
-        Literal["at-least-once", "exactly-once"], BeforeValidator(one_of("at-least-once", "exactly-once"))
-    ] = "at-least-once"
-    record_header: Annotated[str, BeforeValidator(read_header_name)] = HEADER
-    record_timestamp: Annotated[
-        Literal["produce", "create_time"], BeforeValidator(one_of("produce", "create_time"))
-    ] = "produce"
-    marking: Annotated[Literal["memory", "table"], BeforeValidator(one_of("memory", "table"))] = "memory"
-    archive: Annotated[Literal["off", "ids", "rows"], BeforeValidator(one_of("off", "ids", "rows"))] = "off"
+    data_source: DataSource = DEFAULT_DATA_SOURCE
+    outbox_table: TableName = "outbox"
+    name: Name = Field(default_factory=default_name, description="host, process and start time")
+    delivery: Annotated[Literal["at-least-once", "exactly-once"], one_of("at-least-once", "exactly-once")] = (
+        "at-least-once"
+    )
+    record_header: HeaderName = HEADER
+    record_timestamp: Annotated[Literal["produce", "create_time"], one_of("produce", "create_time")] = "produce"
+    marking: Annotated[Literal["memory", "table"], one_of("memory", "table")] = "memory"
+    archive: Annotated[Literal["off", "ids", "rows"], one_of("off", "ids", "rows")] = "off"
     archive_retention: Retention = timedelta(days=7)
     limits: Annotated[Limits, nested(Limits, "limits")] = Field(default_factory=Limits)
-    poison: Annotated[PoisonSettings, nested(PoisonSettings, "poison")] = Field(default_factory=PoisonSettings)
-    logging: Annotated[Logging, nested(Logging, "logging")] = Field(default_factory=Logging)
-    http: Annotated[Http, nested(Http, "http")] = Field(default_factory=Http)
-    tracing: Annotated[Tracing, nested(Tracing, "tracing")] = Field(default_factory=Tracing)
-    control: Annotated[Control, nested(Control, "control")] = Field(default_factory=Control)
-    oauth: Annotated[OAuth, nested(OAuth, "oauth")] = Field(default_factory=OAuth)
+    poison: Annotated[PoisonSettings, nested(PoisonSettings, "poison")] = PoisonSettings()
+    logging: Annotated[Logging, nested(Logging, "logging")] = Logging()
+    http: Annotated[Http, nested(Http, "http")] = Http()
+    tracing: Annotated[Tracing, nested(Tracing, "tracing")] = Tracing()
+    control: Annotated[Control, nested(Control, "control")] = Control()
+    oauth: Annotated[OAuth, nested(OAuth, "oauth")] = OAuth()
 
     @model_validator(mode="before")
     @classmethod
@@ -285,9 +242,9 @@ class Config(SettingsTable):
     def _check_relations(self) -> Config:
         problems = [
             *self.timing.problems(),
-            *order_problems(self.limits),
-            *linger_problems(self.producer_kafka_config, self.delivery_timeout),
-            *notice_problems(self.poison.notice_topic, self.leader_topic),
+            *_order_problems(self.limits),
+            *_linger_problems(self.producer_kafka_config, self.delivery_timeout),
+            *_notice_problems(self.poison.notice_topic, self.leader_topic),
             *hook_problems(self.oauth.token, self.base_kafka_config),
         ]
         if problems:
@@ -352,28 +309,80 @@ class Config(SettingsTable):
         """What to connect with: `data_source`, only to a server that takes writes, named after this instance."""
         return effective_dsn(self.data_source, application_name=f"harvester {self.name}")
 
-    # The values of the options are all text; Any, because some of the client's signatures ask for a wider type.
-
-    def common_options(self) -> dict[str, Any]:
-        """Options of the admin client and of the election's producer; a consumer has more: `consumer_options`."""
-        return self._clients().common()
-
-    def producer_options(self) -> dict[str, Any]:
-        """Options of a shard's producer, guards applied."""
-        return self._clients().for_producer()
-
-    def lane_options(self) -> dict[str, Any]:
-        """Options of a shard's transactional producer in exactly-once mode, without the lane's own id."""
-        return self._clients().for_lane()
-
     @property
     def progress_topic(self) -> str:
         """Where lanes note what they have committed (exactly-once mode)."""
         return self.leader_group_id + PROGRESS_TOPIC_SUFFIX
 
+    # Options of each kind of client: the user's, between the harvester's defaults and what it enforces. The values are
+    # all text; Any, because some of the client's signatures ask for a wider type.
+
+    def common_options(self) -> dict[str, Any]:
+        """Options of the admin client and of the election's producer; a consumer has more: `consumer_options`."""
+        return merge(self._client_defaults(), without(self.base_kafka_config, CONSUMER_ONLY))
+
+    def producer_options(self) -> dict[str, Any]:
+        """Options of a shard's producer, guards applied."""
+        defaults = {
+            # Batches grow while the last ones are under way, and not by waiting: the barrier makes every key wait for
+            # its acknowledgement, so that each millisecond would be felt. More requests at a time would be smaller.
+            "linger.ms": "0",
+            "max.in.flight.requests.per.connection": "2",
+            # An unknown topic may not hold a record for longer than it may live.
+            "topic.metadata.propagation.max.ms": str(to_ms(min(self.delivery_timeout / 2, _MAX_PROPAGATION))),
+            # In-flight records are bounded by the harvester: the client's own queue must never be the bound.
+            "queue.buffering.max.messages": str(
+                max(2 * self.limits.max_in_flight_records, _MIN_PRODUCER_QUEUE_RECORDS)
+            ),
+            "queue.buffering.max.kbytes": "1048576",
+        }
+        return self._producer_options(defaults)
+
+    def lane_options(self) -> dict[str, Any]:
+        """Options of a shard's transactional producer in exactly-once mode, without the lane's own id."""
+        # A transaction waits for everything that it has sent in any case.
+        defaults = {"linger.ms": "5", "max.in.flight.requests.per.connection": "5"}
+        # A transaction outlives what it sends, though not by much.
+        timeout_ms = max(_MIN_TRANSACTION_MS, 2 * to_ms(self.delivery_timeout))
+        return merge(
+            self.producer_options(), self._producer_options(defaults), {"transaction.timeout.ms": str(timeout_ms)}
+        )
+
     def consumer_options(self) -> dict[str, Any]:
-        """Options of the member of the leader group, guards applied."""
-        return self._clients().for_consumer()
+        """Options of the member of the leader group, guards applied: the classic protocol, cooperative."""
+        limits = self.limits
+        defaults = {"fetch.wait.max.ms": str(max(1, to_ms(limits.min_poll_interval)))}
+        guards = {
+            "group.id": self.leader_group_id,
+            "group.protocol": "classic",
+            "partition.assignment.strategy": "cooperative-sticky",
+            "enable.auto.commit": "false",
+            "auto.offset.reset": "latest",
+            "session.timeout.ms": str(to_ms(limits.session_timeout)),
+            "heartbeat.interval.ms": str(to_ms(self.group_heartbeat_interval)),
+            "max.poll.interval.ms": str(to_ms(self.rebalance_timeout)),
+            "allow.auto.create.topics": "false",
+        }
+        return merge(self._client_defaults(), defaults, self.base_kafka_config, guards)
+
+    def _producer_options(self, defaults: Mapping[str, str]) -> dict[str, str]:
+        # delivery.report.only.error is refused in the tables and false by default: every record is reported.
+        guards = {
+            "acks": "all",
+            "enable.idempotence": "true",
+            "partitioner": "murmur2_random",
+            "delivery.timeout.ms": str(to_ms(self.delivery_timeout)),
+        }
+        base = without(self.base_kafka_config, CONSUMER_ONLY)
+        return merge(self._client_defaults(), defaults, base, self.producer_kafka_config, guards)
+
+    def _client_defaults(self) -> dict[str, str]:
+        return {
+            "client.id": self.name,
+            "log_level": _LOG_LEVELS[self.logging.level],
+            "socket.nagle.disable": "true",
+            **({"oauth_cb": TokenHook.of(self.oauth.token)} if self.oauth.token else {}),
+        }
 
     def masked(self) -> dict[str, Any]:
         """All settings as plain values for printing: durations as text, secrets masked."""
@@ -386,19 +395,3 @@ class Config(SettingsTable):
     def __repr_args__(self) -> Iterator[tuple[str, Any]]:
         """Pydantic builds repr, str and rich's form from this: the one place to mask them all."""
         yield from self.masked().items()
-
-    def _clients(self) -> ClientSettings:
-        return ClientSettings(
-            base=self.base_kafka_config,
-            producer=self.producer_kafka_config,
-            client_id=self.name,
-            log_level=self.logging.level,
-            delivery_timeout=self.delivery_timeout,
-            max_in_flight_records=self.limits.max_in_flight_records,
-            group_id=self.leader_group_id,
-            session_timeout=self.limits.session_timeout,
-            group_heartbeat_interval=self.group_heartbeat_interval,
-            rebalance_timeout=self.rebalance_timeout,
-            min_poll_interval=self.limits.min_poll_interval,
-            token_hook=self.oauth.token,
-        )

@@ -1,24 +1,21 @@
-"""From pydantic's errors to problems that a person can act on; nothing that was entered is repeated unasked."""
+"""Collects everything that is wrong with a configuration, in words that a user can act on.
+
+Tables of settings derive from `SettingsTable`; validators refuse a value with `refuse`. Values that were entered are
+never repeated unless a validator echoes one that cannot be a secret.
+"""
 
 from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Iterable, Mapping, Sequence
-from typing import NoReturn
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, ClassVar, NoReturn
 
-from pydantic import ValidationError
+from pydantic import BaseModel, BeforeValidator, ConfigDict, ValidationError
 from pydantic_core import PydanticCustomError
 
-from harvester.errors import Problem
+from harvester.errors import ConfigurationError, Problem
 
-_MESSAGES = {
-    "string_type": ("must be text", "a string in quotes"),
-    "string_unicode": ("must be text", "a string in quotes"),
-    "missing": ("is missing", None),
-    "model_type": ("must be a table", None),
-    "dict_type": ("must be a table", None),
-}
 UNKNOWN = "unknown setting"
 _DERIVED_FROM_INVALID = "default_factory_not_called"
 _LONGEST_ECHO = 40
@@ -34,8 +31,59 @@ def refuse_all(problems: Sequence[Problem]) -> NoReturn:
     raise PydanticCustomError("settings", "several problems", {"problems": tuple(problems)})
 
 
-def problems_from(error: ValidationError, known: Mapping[str, str]) -> list[Problem]:
-    """Every problem in the order of the fields. `known`: see `did_you_mean`."""
+class SettingsTable(BaseModel):
+    """An immutable table whose fields are the settings. Raises ConfigurationError with everything that is wrong.
+
+    `_aliases`: other names that may be given -> the setting's own.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid", hide_input_in_errors=True, validate_default=True)
+    _aliases: ClassVar[Mapping[str, str]] = {}
+
+    if not TYPE_CHECKING:  # type checkers keep the signature that the fields give
+
+        def __init__(self, /, **data: Any) -> None:
+            try:
+                super().__init__(**data)
+            except ValidationError as error:
+                # Not chained: pydantic's error holds the input, secrets included.
+                raise ConfigurationError(_problems_from(error, self.known_names())) from None
+
+    @classmethod
+    def known_names(cls) -> dict[str, str]:
+        """Every name that a user may have in mind -> the path that is right, seen from inside this table."""
+        known = {name: name for name in cls.model_fields}
+        for table, kind in cls.tables().items():
+            known |= {name: f"{table}.{path}" for name, path in kind.known_names().items()}
+        return known | dict(cls._aliases)
+
+    @classmethod
+    def tables(cls) -> dict[str, type[SettingsTable]]:
+        """The tables inside this one."""
+        kinds = {name: field.annotation for name, field in cls.model_fields.items()}
+        return {
+            name: kind for name, kind in kinds.items() if isinstance(kind, type) and issubclass(kind, SettingsTable)
+        }
+
+
+def nested(kind: type[SettingsTable], name: str) -> BeforeValidator:
+    """A table inside another: its problems are reported with their whole paths."""
+
+    def read(value: object) -> object:
+        if isinstance(value, kind):
+            return value
+        if not isinstance(value, Mapping):
+            refuse(f"must be a table ([{name}])")
+        try:
+            return kind(**{str(key): inner for key, inner in value.items()})
+        except ConfigurationError as error:
+            refuse_all([Problem(f"{name}.{each.path}", each.message, each.allowed) for each in error.problems])
+
+    return BeforeValidator(read)
+
+
+def _problems_from(error: ValidationError, known: Mapping[str, str]) -> list[Problem]:
+    """Every problem in the order of the fields. `known`: see `_did_you_mean`."""
     found: list[Problem] = []
     for detail in error.errors(include_url=False, include_input=False):
         path = ".".join(path_part(part) for part in detail["loc"])
@@ -46,19 +94,18 @@ def problems_from(error: ValidationError, known: Mapping[str, str]) -> list[Prob
             case "settings":
                 found.extend(context["problems"])
             case "extra_forbidden":
-                found.append(Problem(path, UNKNOWN + did_you_mean(path, known)))
-            case kind if kind == _DERIVED_FROM_INVALID:
-                continue
-            case kind:
-                found.append(Problem(path, *_MESSAGES.get(kind, (detail["msg"], None))))
+                found.append(Problem(path, UNKNOWN + _did_you_mean(path, known)))
+            case "string_unicode":  # a lone surrogate
+                found.append(Problem(path, "must be text", "a string in quotes"))
+            case kind if kind != _DERIVED_FROM_INVALID:
+                found.append(Problem(path, detail["msg"]))
     return found
 
 
-def did_you_mean(name: str, known: Mapping[str, str]) -> str:
+def _did_you_mean(name: str, known: Mapping[str, str]) -> str:
     """`; did you mean …?` with the closest of the known names, or nothing.
 
-    `known` maps each name that a user may have in mind to the right path. The seeds' own spellings
-    (`LeaderGroupID`, `minPollInterval`) lead to ours, and so does the beginning of a name.
+    goharvest's spellings (`LeaderGroupID`, `minPollInterval`) lead to ours, and so does the beginning of a name.
     """
     plain = {_plain(candidate): path for candidate, path in known.items()}
     leaf = _plain(name.rsplit(".", 1)[-1])
@@ -72,25 +119,17 @@ def did_you_mean(name: str, known: Mapping[str, str]) -> str:
     return f"; did you mean {plain[close[0]]!r}?" if close else ""
 
 
+def _plain(name: str) -> str:
+    return re.sub(r"[^a-z0-9]", "", name.lower())
+
+
 def path_part(part: object) -> str:
     """A key as it may be printed: keys come from a file and can hold anything."""
     text = str(part)
     return text if text.isprintable() and len(text) <= _LONGEST_ECHO else echo(text)
 
 
-def under(prefix: str, problems: Iterable[Problem]) -> list[Problem]:
-    """The problems of a table, with its name in front."""
-    return [
-        Problem(f"{prefix}.{problem.path}" if problem.path else prefix, problem.message, problem.allowed)
-        for problem in problems
-    ]
-
-
 def echo(value: object) -> str:
     """A short, printable form of a value that is known to be no secret."""
     text = repr(value)
     return text if len(text) <= _LONGEST_ECHO else f"{text[: _LONGEST_ECHO - 3]}..."
-
-
-def _plain(name: str) -> str:
-    return re.sub(r"[^a-z0-9]", "", name.lower())

@@ -1,17 +1,18 @@
-"""How the time limits depend on each other: the defaults that follow from others, and rules P12 and P13.
+"""Checks how the time limits depend on each other, and derives the defaults that follow from others (P12, P13, P39).
 
-A leader that was frozen and thaws must find that everything it could still send has expired before the group
-can have elected another one: heartbeat timeout + delivery timeout + 1 s <= session timeout (the Kafka client looks
-for expired records once a second). And a leader whose partition is revoked must be able to finish what is on the
-wire within the drain, and the drain within the time the group waits for it.
+Everything that a frozen leader could still send must have expired before the group can have elected another one:
+heartbeat timeout + delivery timeout + 1 s <= session timeout (the Kafka client looks for expired records once a
+second). A leader whose partition is revoked must be able to finish what is on the wire within the drain, and the drain
+must fit into the time for which the group waits.
 
-The group also removes a member that misses a rebalance, counted from its begin, which a commit that the group accepts
+The group also removes a member that misses a rebalance, counted from the rebalance's begin, which an accepted commit
 does not tell (`harvester.neli.election`). The rebalance timeout exceeds the session timeout by the time in which a
-leader notices a rebalance, so that this removal never comes before the one that the session timeout allows.
+leader notices a rebalance, so that this removal never precedes the one by the session timeout.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import timedelta
 
@@ -25,6 +26,7 @@ MIN_DELIVERY_TIMEOUT = timedelta(milliseconds=100)  # below, healthy brokers mis
 MIN_POLLS_PER_HEARTBEAT = 4
 HEARTBEATS_PER_TIMEOUT = 10  # what a leader says of itself, and commits, is that much more frequent than the timeout
 CLIENT_TICK = timedelta(seconds=1)  # the Kafka client does what is due at least that often
+REJOIN_DELAY = 2 * CLIENT_TICK  # the longest that the Kafka client waits before it answers a rebalance that it knows of
 _USUAL_DELIVERY = timedelta(seconds=2)
 _MIN_GROUP_HEARTBEAT = timedelta(milliseconds=100)
 _MAX_GROUP_HEARTBEAT = timedelta(milliseconds=500)
@@ -38,14 +40,9 @@ def group_heartbeat_interval(session_timeout: timedelta) -> timedelta:
 
 
 def missed_heartbeats(session_timeout: timedelta) -> timedelta:
-    """The longest that a rebalance goes unnoticed on a connection that works: two group heartbeats, since one may be
-    lost with a connection."""
+    """How long a rebalance can go unnoticed on a working connection: two group heartbeats, as a connection can take one
+    with it."""
     return 2 * (group_heartbeat_interval(session_timeout) + CLIENT_TICK)
-
-
-def rejoin_delay() -> timedelta:
-    """The longest that the Kafka client waits before it answers a rebalance that it knows of."""
-    return 2 * CLIENT_TICK
 
 
 def heartbeat_interval(heartbeat_timeout: timedelta, min_poll_interval: timedelta) -> timedelta:
@@ -55,7 +52,7 @@ def heartbeat_interval(heartbeat_timeout: timedelta, min_poll_interval: timedelt
 
 def rebalance_notice(session: timedelta, heartbeat: timedelta, min_poll: timedelta) -> timedelta:
     """How much older than an accepted commit a rebalance may be that its sender had not noticed."""
-    return missed_heartbeats(session) + rejoin_delay() + 2 * heartbeat_interval(heartbeat, min_poll)
+    return missed_heartbeats(session) + REJOIN_DELAY + 2 * heartbeat_interval(heartbeat, min_poll)
 
 
 def default_session_timeout(heartbeat: timedelta) -> timedelta:
@@ -99,123 +96,106 @@ class Timing:
     delivery_given: bool
     rebalance_timeout: timedelta
 
-    def problems(self) -> list[Problem]:
+    def problems(self) -> Iterator[Problem]:
         """Everything that breaks a rule, with the numbers and the setting to change."""
-        return [*self._polling(), *self._delivery(), *self._rebalance()]
+        yield from self._polling()
+        if not self.delivery_given:
+            yield from self._room_for_delivery()
+        else:
+            yield from self._delivery()
+        yield from self._rebalance()
 
-    def _polling(self) -> list[Problem]:
-        found = []
-        needed = self.min_poll_interval * MIN_POLLS_PER_HEARTBEAT
-        heartbeat = format_duration(self.heartbeat_timeout)
-        if self.heartbeat_timeout < needed:
-            found.append(
-                Problem(
-                    "limits.heartbeat_timeout",
-                    f"is {heartbeat}, less than {MIN_POLLS_PER_HEARTBEAT} times min_poll_interval "
-                    f"({format_duration(self.min_poll_interval)}); a late poll would cost the leadership",
-                    f"at least {format_duration(needed)}, or a lower limits.min_poll_interval",
-                )
+    def _polling(self) -> Iterator[Problem]:
+        least = self.min_poll_interval * MIN_POLLS_PER_HEARTBEAT
+        heartbeat, poll = format_duration(self.heartbeat_timeout), format_duration(self.min_poll_interval)
+        if self.heartbeat_timeout < least:
+            yield Problem(
+                "limits.heartbeat_timeout",
+                f"is {heartbeat}, less than {MIN_POLLS_PER_HEARTBEAT} times min_poll_interval ({poll}); one late poll"
+                " would cost the leadership",
+                f"at least {format_duration(least)}, or a lower limits.min_poll_interval",
             )
         if not self.min_poll_interval <= self.max_poll_interval < self.heartbeat_timeout:
-            found.append(
-                Problem(
-                    "limits.max_poll_interval",
-                    f"is {format_duration(self.max_poll_interval)}; heartbeats go out that often",
-                    f"at least min_poll_interval ({format_duration(self.min_poll_interval)}) "
-                    f"and below heartbeat_timeout ({heartbeat})",
-                )
+            yield Problem(
+                "limits.max_poll_interval",
+                f"is {format_duration(self.max_poll_interval)}; heartbeats go out that often",
+                f"at least min_poll_interval ({poll}) and below heartbeat_timeout ({heartbeat})",
             )
-        return found
 
-    def _delivery(self) -> list[Problem]:
-        heartbeat, session, drain, delivery = (
-            format_duration(max(value, timedelta(0)))
-            for value in (self.heartbeat_timeout, self.session_timeout, self.drain_interval, self.delivery_timeout)
-        )
-        if not self.delivery_given:
-            return [] if self.delivery_timeout >= MIN_DELIVERY_TIMEOUT else [self._no_room()]
-        found = []
+    def _delivery(self) -> Iterator[Problem]:
+        delivery, heartbeat = format_duration(self.delivery_timeout), format_duration(self.heartbeat_timeout)
         if self.delivery_timeout < MIN_DELIVERY_TIMEOUT:
-            found.append(
-                Problem(
-                    _DELIVERY_PATH,
-                    f"is {delivery}; 0 would mean for ever" if not self.delivery_timeout else f"is {delivery}",
-                    f"at least {format_duration(MIN_DELIVERY_TIMEOUT)}",
-                )
+            yield Problem(
+                _DELIVERY_PATH,
+                f"is {delivery}; 0 would mean forever" if not self.delivery_timeout else f"is {delivery}",
+                f"at least {format_duration(MIN_DELIVERY_TIMEOUT)}",
             )
-        needed = self.heartbeat_timeout + self.delivery_timeout + SCAN_INTERVAL
-        if needed > self.session_timeout:
-            longest = self.session_timeout - self.heartbeat_timeout - SCAN_INTERVAL
-            found.append(
-                Problem(
-                    "limits.session_timeout",
-                    f"is {session}, but heartbeat_timeout {heartbeat} + delivery timeout {delivery} + 1s = "
-                    f"{format_duration(needed)}: a leader that was frozen could still send after another was elected "
-                    f"(P12)",
-                    f"session_timeout of at least {format_duration(needed)}, or {_at_most(_DELIVERY_PATH, longest)}",
-                )
+        least = self.heartbeat_timeout + self.delivery_timeout + SCAN_INTERVAL
+        if self.session_timeout < least:
+            yield Problem(
+                "limits.session_timeout",
+                f"is {format_duration(self.session_timeout)}, but heartbeat_timeout {heartbeat} + delivery timeout"
+                f" {delivery} + 1s = {format_duration(least)}: a leader that was frozen could still send after another"
+                " was elected (P12)",
+                f"session_timeout of at least {format_duration(least)}, or "
+                f"{_at_most(_DELIVERY_PATH, self.session_timeout - self.heartbeat_timeout - SCAN_INTERVAL)}",
             )
-        needed = self.delivery_timeout + PURGE_MARGIN
-        if needed > self.drain_interval:
-            found.append(
-                Problem(
-                    "limits.drain_interval",
-                    f"is {drain}, but delivery timeout {delivery} + {format_duration(PURGE_MARGIN)} for the last "
-                    f"purge = {format_duration(needed)}: a drain could end with records on the wire (P13)",
-                    f"drain_interval of at least {format_duration(needed)}, or "
-                    f"{_at_most(_DELIVERY_PATH, self.drain_interval - PURGE_MARGIN)}",
-                )
+        least = self.delivery_timeout + PURGE_MARGIN
+        if self.drain_interval < least:
+            yield Problem(
+                "limits.drain_interval",
+                f"is {format_duration(self.drain_interval)}, but delivery timeout {delivery} +"
+                f" {format_duration(PURGE_MARGIN)} for the last purge = {format_duration(least)}: a drain could end"
+                " with records on the wire (P13)",
+                f"drain_interval of at least {format_duration(least)}, or "
+                f"{_at_most(_DELIVERY_PATH, self.drain_interval - PURGE_MARGIN)}",
             )
-        return found
 
-    def _no_room(self) -> Problem:
-        by_session = self.session_timeout - self.heartbeat_timeout - SCAN_INTERVAL
-        least = format_duration(MIN_DELIVERY_TIMEOUT)
-        if by_session < MIN_DELIVERY_TIMEOUT:
-            needed = self.heartbeat_timeout + SCAN_INTERVAL + MIN_DELIVERY_TIMEOUT
-            return Problem(
+    def _room_for_delivery(self) -> Iterator[Problem]:
+        """The derived delivery timeout is the longest that the others allow: they must allow one."""
+        shortest = format_duration(MIN_DELIVERY_TIMEOUT)
+        if self.delivery_timeout >= MIN_DELIVERY_TIMEOUT:
+            return
+        least = self.heartbeat_timeout + SCAN_INTERVAL + MIN_DELIVERY_TIMEOUT
+        if self.session_timeout < least:
+            yield Problem(
                 "limits.session_timeout",
                 f"is {format_duration(self.session_timeout)}; after heartbeat_timeout "
-                f"{format_duration(self.heartbeat_timeout)} and 1s, less than {least} is left for a delivery (P12)",
-                f"at least {format_duration(needed)}",
+                f"{format_duration(self.heartbeat_timeout)} and 1s, less than {shortest} is left for a delivery (P12)",
+                f"at least {format_duration(least)}",
             )
-        return Problem(
-            "limits.drain_interval",
-            f"is {format_duration(self.drain_interval)}; after {format_duration(PURGE_MARGIN)} for the last purge, "
-            f"less than {least} is left for a delivery (P13)",
-            f"at least {format_duration(PURGE_MARGIN + MIN_DELIVERY_TIMEOUT)} (it follows "
-            f"session_timeout, heartbeat_timeout and queue_timeout unless it is set)",
-        )
+        else:
+            yield Problem(
+                "limits.drain_interval",
+                f"is {format_duration(self.drain_interval)}; after {format_duration(PURGE_MARGIN)} for the last purge, "
+                f"less than {shortest} is left for a delivery (P13)",
+                f"at least {format_duration(PURGE_MARGIN + MIN_DELIVERY_TIMEOUT)} (unless set, it follows"
+                " session_timeout, heartbeat_timeout and queue_timeout)",
+            )
 
-    def _rebalance(self) -> list[Problem]:
+    def _rebalance(self) -> Iterator[Problem]:
         interval = group_heartbeat_interval(self.session_timeout)
-        session, rebalance = format_duration(self.session_timeout), format_duration(self.rebalance_timeout)
-        found = []
+        rebalance = format_duration(self.rebalance_timeout)
         notice = rebalance_notice(self.session_timeout, self.heartbeat_timeout, self.min_poll_interval)
-        needed = self.session_timeout + notice
-        if self.rebalance_timeout < needed:
-            found.append(
-                Problem(
-                    _REBALANCE_PATH,
-                    f"is {rebalance}, but session_timeout {session} + {format_duration(notice)} in which a leader"
-                    f" notices a rebalance = {format_duration(needed)}: a leader that missed one could still send"
-                    " after another was elected (P39)",
-                    f"at least {format_duration(needed)}",
-                )
+        least = self.session_timeout + notice
+        if self.rebalance_timeout < least:
+            yield Problem(
+                _REBALANCE_PATH,
+                f"is {rebalance}, but session_timeout {format_duration(self.session_timeout)} +"
+                f" {format_duration(notice)} in which a leader notices a rebalance = {format_duration(least)}: a leader"
+                " that missed one could still send after another was elected (P39)",
+                f"at least {format_duration(least)}",
             )
-        needed = self.drain_interval + interval + SCAN_INTERVAL
-        if needed > self.rebalance_timeout:
-            longest = self.rebalance_timeout - interval - SCAN_INTERVAL
-            found.append(
-                Problem(
-                    _REBALANCE_PATH,
-                    f"is {rebalance}, but drain_interval {format_duration(self.drain_interval)} + group heartbeat "
-                    f"{format_duration(interval)} + 1s = {format_duration(needed)}: the group would not "
-                    f"wait for the end of a drain (P13)",
-                    f"at least {format_duration(needed)}, or {_at_most('limits.drain_interval', longest)}",
-                )
+        least = self.drain_interval + interval + SCAN_INTERVAL
+        if self.rebalance_timeout < least:
+            yield Problem(
+                _REBALANCE_PATH,
+                f"is {rebalance}, but drain_interval {format_duration(self.drain_interval)} + group heartbeat"
+                f" {format_duration(interval)} + 1s = {format_duration(least)}: the group would not wait for the end of"
+                " a drain (P13)",
+                f"at least {format_duration(least)}, or "
+                f"{_at_most('limits.drain_interval', self.rebalance_timeout - interval - SCAN_INTERVAL)}",
             )
-        return found
 
 
 def _at_most(path: str, limit: timedelta) -> str:

@@ -1,33 +1,36 @@
-"""The client side of a control socket: finds running harvesters, asks them, follows their status.
+"""Finds running harvesters by their control sockets, asks them, and follows their status.
 
-The latest snapshots of running harvesters; a thread asks each of them, so that nobody waits for one that hangs.
+Each harvester that is followed has a thread of its own, so that one that hangs holds up no other.
 """
 
 from __future__ import annotations
 
+import contextlib
+import http.client
+import json
 import os
 import socket
 import stat
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from http import HTTPStatus
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
 from harvester.control.protocol import (
     MAX_ANSWER_BYTES,
+    PREFIX,
+    SAME_VERSION,
     ControlError,
-    Lines,
     NoHarvester,
-    Request,
+    NotUnderstood,
     SeveralHarvesters,
-    decode_answer,
-    encode_request,
     from_json,
-    key_from_json,
+    object_of,
 )
 from harvester.control.sockets import SUFFIX, file_name, is_believed, is_live, looked_through, may_answer, peer_of
 from harvester.status import KeyStatus, Status
@@ -42,11 +45,13 @@ class Connection:
     """A connection to one harvester; a context manager. Not for several threads at once."""
 
     def __init__(self, path: Path, timeout_s: float = ANSWERS_S) -> None:
-        """Raises NoHarvester when nobody listens there, or somebody who may not be believed (`peers`)."""
-        self.path, self._identified = path, False
-        self._lines = Lines(MAX_ANSWER_BYTES)
+        """Raises NoHarvester when nobody listens there, or somebody who may not be believed (`may_answer`)."""
+        self.path = path
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
         self._socket.settimeout(timeout_s)
+        self._http = http.client.HTTPConnection("localhost")
+        self._http.sock, self._http.auto_open = self._socket, 0
+        self._streamed: http.client.HTTPResponse | None = None
         deadline = time.monotonic() + timeout_s
         try:
             while not self._is_connected():
@@ -55,31 +60,37 @@ class Connection:
                 time.sleep(_QUEUES_S)
             self._identify()
         except OSError as error:
+            self._socket.close()
             raise self._gone(error) from error
-        finally:
-            if not self._identified:
-                self._socket.close()
+        except NoHarvester:
+            self._socket.close()
+            raise
 
     def ask(self, command: str, *, answers_s: float = ANSWERS_S, **arguments: Any) -> Mapping[str, Any]:
-        """What it answers. Raises ControlError when that is a refusal, NoHarvester when it does not answer."""
-        try:
-            self._socket.settimeout(answers_s)
-            self._socket.sendall(encode_request(Request(command, arguments)))
-        except OSError as error:
-            if not isinstance(error, ConnectionError):  # it may have said why before it hung up
-                raise self._gone(error) from error
-        answer = decode_answer(self._line(time.monotonic() + answers_s))
-        if answer.error is not None:
-            raise ControlError(answer.error, hint=answer.hint)
-        return answer.result
+        """Return the answer. Raises ControlError when that is a refusal, NoHarvester when there is none."""
+        with self._errors():
+            return self._checked(*self._send(command, answers_s, arguments))
 
     def status(self, answers_s: float = ANSWERS_S) -> Status:
-        """How it fares."""
-        return from_json(self.ask("status", answers_s=answers_s))
+        """Its latest snapshot."""
+        return from_json(Status, self.ask("status", answers_s=answers_s))
 
     def key(self, key: str, answers_s: float = ANSWERS_S) -> KeyStatus:
         """What it and its database know of this key."""
-        return key_from_json(self.ask("key", answers_s=answers_s, key=key))
+        return from_json(KeyStatus, self.ask("key", answers_s=answers_s, key=key))
+
+    def watch(self, every_s: float, answers_s: float = ANSWERS_S) -> Iterator[Status]:
+        """Yield a snapshot now and every so many seconds; raises NoHarvester when it ends. The connection's last use.
+
+        `answers_s`: the longest silence.
+        """
+        with self._errors():
+            self._streamed, code = self._send("watch", answers_s, {"every_s": every_s})
+            if code != HTTPStatus.OK:
+                self._checked(self._streamed, code)
+            while line := self._streamed.readline(MAX_ANSWER_BYTES):
+                yield from_json(Status, object_of(line))
+            raise self._ended()
 
     def wait_ended(self, within_s: float) -> bool:
         """Wait until it has ended, which it shows by hanging up; False when time is up."""
@@ -96,6 +107,9 @@ class Connection:
 
     def close(self) -> None:
         """Hang up."""
+        if self._streamed is not None:
+            self._streamed.close()
+        self._http.close()
         self._socket.close()
 
     def __enter__(self) -> Connection:
@@ -106,19 +120,41 @@ class Connection:
     ) -> None:
         self.close()
 
-    def _line(self, deadline: float) -> bytes:
+    def _send(
+        self, command: str, answers_s: float, arguments: Mapping[str, Any]
+    ) -> tuple[http.client.HTTPResponse, int]:
+        self._socket.settimeout(answers_s)
+        # A harvester that turns a client away hangs up before it has read the request, but answers it.
+        with contextlib.suppress(ConnectionError):
+            self._http.request("POST", PREFIX + command, json.dumps(arguments).encode())
+        response = self._http.getresponse()
+        return response, response.status
+
+    def _checked(self, response: http.client.HTTPResponse, code: int) -> Mapping[str, Any]:
+        if code == HTTPStatus.NOT_FOUND:
+            raise NotUnderstood(f"the harvester on {self.path} is of another version", hint=SAME_VERSION)
+        values = object_of(response.read(MAX_ANSWER_BYTES))
+        if code == HTTPStatus.OK:
+            return values
+        hint = values.get("hint")
+        raise ControlError(str(values.get("error")), hint=None if hint is None else str(hint))
+
+    @contextlib.contextmanager
+    def _errors(self) -> Iterator[None]:
+        """Turn errors of sockets and of HTTP into ours."""
         try:
-            while True:
-                self._socket.settimeout(max(0.01, deadline - time.monotonic()))
-                data = self._socket.recv(_READ_BYTES)
-                if not data:
-                    raise NoHarvester(f"the harvester on {self.path} has ended", hint="see its log")
-                for line in self._lines.feed(data):
-                    return line
+            yield
         except TimeoutError as error:
             raise self._silent() from error
+        except (http.client.RemoteDisconnected, http.client.IncompleteRead) as error:
+            raise self._ended() from error
         except OSError as error:
             raise self._gone(error) from error
+        except http.client.BadStatusLine as error:  # version 1
+            text = f"the harvester on {self.path} is older than this command: it does not speak HTTP"
+            raise NotUnderstood(text, hint=SAME_VERSION) from error
+        except http.client.HTTPException as error:
+            raise NotUnderstood(f"the answer of the harvester on {self.path} is no HTTP: {error!r}") from error
 
     def _is_connected(self) -> bool:
         """Try once; false when too many others wait to be let in."""
@@ -132,12 +168,14 @@ class Connection:
         pid, uid = peer_of(self._socket)
         if not may_answer(uid, os.geteuid(), self.path.parent.stat().st_uid):
             raise NoHarvester(
-                f"whoever listens on {self.path} is not believed: it runs as uid {uid} (pid {pid})",
+                f"the process that listens on {self.path} is not trusted: it runs as uid {uid} (pid {pid})",
                 hint=f"only a harvester of root's, or of uid {os.geteuid()}, may answer; {_SAME_USER}"
                 if os.geteuid()
-                else "only a harvester of root's, or of the user whose directory that is, may answer",
+                else "only a harvester of root's, or of the user who owns that directory, may answer",
             )
-        self._identified = True
+
+    def _ended(self) -> NoHarvester:
+        return NoHarvester(f"the harvester on {self.path} has ended", hint="see its log")
 
     def _silent(self) -> NoHarvester:
         return NoHarvester(
@@ -248,48 +286,45 @@ class Glimpse:
     at: float = 0.0
 
 
-class StatusPoller(threading.Thread):
-    """Asks one harvester again and again."""
+class StatusFeed(threading.Thread):
+    """Follows one harvester; connects again when that fails."""
 
     def __init__(self, path: Path, every_s: float, news: Callable[[], None]) -> None:
         super().__init__(name=f"feed {path.name}", daemon=True)
         self._every_s, self._news = every_s, news
-        self._ended = threading.Event()
+        self._stopped = threading.Event()
         self.latest = Glimpse(path)
 
     def run(self) -> None:
         """The thread."""
-        connection: Connection | None = None
-        while not self._ended.is_set():
-            before = self.latest
+        path = self.latest.path
+        while not self._stopped.is_set():
             try:
-                if connection is None:
-                    connection = Connection(before.path, _ANSWERS_S)
-                self.latest = Glimpse(before.path, connection.status(_ANSWERS_S), None, time.monotonic())
-                wait_s = self._every_s
+                with Connection(path, _ANSWERS_S) as connection:
+                    for status in connection.watch(self._every_s, _ANSWERS_S):
+                        self.latest = Glimpse(path, status, None, time.monotonic())
+                        self._news()
+                        if self._stopped.is_set():
+                            return
             except ControlError as error:
-                if connection is not None:
-                    connection.close()
-                connection, wait_s = None, _AGAIN_S
+                before = self.latest
                 since = time.monotonic() if before.trouble is None else before.at
-                self.latest = Glimpse(before.path, before.status, error.message, since)
+                self.latest = Glimpse(path, before.status, error.message, since)
             self._news()
-            self._ended.wait(wait_s)
-        if connection is not None:
-            connection.close()
+            self._stopped.wait(_AGAIN_S)
 
     def stop(self) -> None:
-        """End it; it is not waited for."""
-        self._ended.set()
+        """End it, without waiting for that."""
+        self._stopped.set()
 
 
 class Feeds:
-    """All harvesters that `find` names, looked for again now and then. One thread only, but for `news`."""
+    """Follows all harvesters that `find` names, and looks for new ones now and then. For one thread."""
 
     def __init__(self, find: Callable[[], Sequence[Path]], every_s: float, news: Callable[[], None]) -> None:
         """`news` is called from any thread when there is something to see."""
         self._find, self._every_s, self._news = find, every_s, news
-        self._feeds: dict[Path, StatusPoller] = {}
+        self._feeds: dict[Path, StatusFeed] = {}
         self._looked_at = -_LOOK_S
 
     def latest(self) -> list[Glimpse]:
@@ -299,7 +334,7 @@ class Feeds:
             self._looked_at = now
             for path in self._find():
                 if path not in self._feeds:
-                    self._feeds[path] = StatusPoller(path, self._every_s, self._news)
+                    self._feeds[path] = StatusFeed(path, self._every_s, self._news)
                     self._feeds[path].start()
         self._forget(now)
         return [self._feeds[path].latest for path in sorted(self._feeds)]

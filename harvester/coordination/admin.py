@@ -1,17 +1,4 @@
-"""Claims as seen from outside, and what an administrator may do about them. Thin.
-
-An observer reads all of the coordination log as the consumers do, and claims nothing. Two messages are all it writes:
-
-*Release* says ReleasingPartition in the holder's name, under the holder's generation. So it ends that claim and no
-later one, and positions are not touched: what the holder says before it in the log counts, what it says after it is
-refused. A position that is set in its place would take back what the holder commits in that moment, and at most once
-would not hold.
-
-*Setting a position* says SettingPosition, and is done when that was read back: whoever claims next begins there,
-whatever the group's offset in Kafka says (`starting`). That is written, too, for tools, and for the day on which
-retention has removed the log. A holder may write its own once more before it reads that its claim has ended; so it is
-looked at afterwards, as long as nobody has claimed the place.
-"""
+"""Shows claims from outside, and does what an administrator may do about them. Thin."""
 
 from __future__ import annotations
 
@@ -35,12 +22,11 @@ from harvester.coordination.core.messages import (
     Unreadable,
 )
 from harvester.coordination.core.overview import PartitionRow
-from harvester.coordination.core.rationalizer import ClaimVerdict, Reading, read
-from harvester.coordination.core.world import Claim, World
+from harvester.coordination.core.world import Claim, ClaimVerdict, Reading, World
 from harvester.coordination.errors import CoordinationTopicError
-from harvester.coordination.log import CoordinationLog, passes
+from harvester.coordination.log import CoordinationLog
 from harvester.coordination.settings import ConsumerSettings
-from harvester.coordination.topic import failed
+from harvester.coordination.topic import failed, passes
 from harvester.errors import BrokerError, BrokerUnavailable
 
 _TIMEOUT_S = 30.0
@@ -51,7 +37,19 @@ _TIMES = 5  # that a group offset is written against consumers that write theirs
 
 
 class Observer:
-    """See the module's text. The settings' interval has to be the consumers' own: verdicts depend on it."""
+    """Reads all of the coordination log as the consumers do, and claims nothing. Writes two messages:
+
+    *Release* says ReleasingPartition in the holder's name, under the holder's generation. So it ends that claim and no
+    later one, and leaves positions alone: what the holder says before it in the log counts, what it says after it is
+    refused. A position set instead would take back what the holder commits in that moment; at most once would not hold.
+
+    *Setting a position* says SettingPosition, and is done when that was read back: whoever claims next begins there,
+    whatever the group's offset in Kafka says. That is written, too, for tools, and for the day on which retention has
+    removed the log. A holder may write its own once more before it reads that its claim has ended; so it is looked at
+    afterwards, as long as nobody has claimed the partition.
+
+    The settings' interval has to be the consumers' own: verdicts depend on it.
+    """
 
     def __init__(self, settings: ConsumerSettings) -> None:
         self._settings = settings
@@ -138,7 +136,7 @@ class Observer:
     # -- parts
 
     def _say(self, messages: Sequence[Message]) -> dict[GroupPartition, ClaimVerdict]:
-        """Write these, one for a place, and read on until all have come back."""
+        """Write these, one for a partition, and read on until all have come back."""
         self._lost.clear()
         verdicts: dict[GroupPartition, ClaimVerdict] = {}
         awaited = {message.place: message for message in messages}
@@ -168,7 +166,7 @@ class Observer:
 
     def _readings(self, timeout_s: float) -> Iterator[Reading]:
         for partition, offset, at_ms, value in self._log.poll(timeout_s):
-            yield read(self.worlds[partition], offset, at_ms, value)
+            yield self.worlds[partition].read(offset, at_ms, value)
 
     def _offsets(self, places: Sequence[TopicPartition], spec: Any) -> dict[tuple[str, int], int]:
         deadline = clock_s() + _CALL_S

@@ -1,4 +1,4 @@
-"""A consumer that shares partitions with others through the coordination topic.
+"""Consumes partitions that are shared with other consumers through the coordination topic.
 
     settings = ConsumerSettings(kafka={"bootstrap.servers": "…"}, group="billing", topics=("orders",))
     with CoordinatedConsumer(settings) as consumer:
@@ -8,23 +8,10 @@
 
 or, with a function that is given each record, `CoordinatedConsumer(settings).run(function)`.
 
-The caller's thread fetches from Kafka and hands out (`feed`, `lots`): it asks the claim immediately before each
-record. All else is done by a thread of its own (`session`).
-
-At least once: a record counts as processed by `commit`. At most once (`at_most_once`): it counts before it is handed
-out, and `commit` does nothing. Kafka's own group offsets follow, for tools that show lag; they are one more than the
-last offset.
-
-Which lot is handed out next: each place in turn, as its claim allows. At least once all that was fetched of a place
-is a lot, as far as there is room for it (P43: `max_open_records`); it is handed out until the claim has to be
-renewed. At most once a lot is a batch that is ours for ever. A batch is proposed while the one before it is in hand,
-so that nobody waits for the coordination topic, and not earlier: what dies with the process is the rest of one batch
-of a place, and the next.
-
-How far the group is behind, and who cannot keep up. Belongs to the consumer's thread. A place is looked at once an
-interval; one that falls behind (`health`) is given up if another client that is present holds less, one at a time.
-Ends of partitions are those that came with the last fetch: to ask for one is to wait behind a fetch on the same
-connection, half a second each.
+The caller's thread fetches from Kafka (`fetcher`) and hands out; it asks the claim immediately before each record. All
+else is done by a thread of its own (`session`). At least once a record counts as processed by `commit`; at most once
+(`at_most_once`) it counts before it is handed out, and `commit` does nothing. Kafka's own group offsets follow, one
+more than the last offset, for tools that show lag.
 """
 
 from __future__ import annotations
@@ -35,24 +22,34 @@ from types import TracebackType
 from typing import Any
 from uuid import uuid4
 
-from confluent_kafka import Consumer, TopicPartition
+from confluent_kafka import TopicPartition
 
 from harvester.clock import clock_s
 from harvester.coordination.core.claim import BatchWaiting, ReleaseClaim
 from harvester.coordination.core.messages import Client, GroupPartition
 from harvester.coordination.core.partition_buffer import NOTHING, Health, RecordBatch
 from harvester.coordination.events import Event, EventHandler, Paused, Resumed
-from harvester.coordination.fetcher import Feed, connect
+from harvester.coordination.fetcher import Fetcher, connect
 from harvester.coordination.offsets import GroupOffsets
 from harvester.coordination.session import Session
 from harvester.coordination.settings import ConsumerSettings, Open, Statistics
 from harvester.coordination.topic import ensure_coordination_topic
 
-_OPEN_S = 0.1  # how long a lot is handed out before all else is looked after
+_OPEN_S = 0.1  # how long a batch is handed out before all else is looked after
+_IDLE_S = 0.1
+_SHORTEST_S = 0.001  # that the client waits
+_WAIT_S = 0.05  # for records, before the claims are looked at again
 
 
-class Lots:
-    """See the module's text. Belongs to the consumer's thread."""
+class Turns:
+    """Chooses the batch that is handed out next: each partition in turn, as its claim allows.
+
+    At least once a batch is all that was fetched of a partition, as far as there is room for it (P43:
+    `max_open_records`); it is handed out until the claim has to be renewed. At most once it is what has become ours for
+    ever. It is proposed while the one before it is in hand, so that nobody waits for the coordination topic, and not
+    earlier: what dies with the process is the rest of one batch of a partition, and the next. Belongs to the consumer's
+    thread.
+    """
 
     def __init__(
         self, settings: ConsumerSettings, session: Session, is_paused: Callable[[GroupPartition], bool]
@@ -64,35 +61,35 @@ class Lots:
         now = clock_s()
         with self._session.lock:
             if self._settings.at_most_once:
-                lot = self._owned(before)
+                batch = self._owned(before)
                 self._propose(now)
             else:
-                lot = self._held(before, now)
-            if lot is not NOTHING:
-                lot.until = min(lot.until, now + _OPEN_S)
-        return lot
+                batch = self._held(before, now)
+            if batch is not NOTHING:
+                batch.until = min(batch.until, now + _OPEN_S)
+        return batch
 
     def _held(self, before: RecordBatch, now: float) -> RecordBatch:
         """At least once."""
         session = self._session
         buffer = session.buffer.get(before.place)
         if buffer is not None:
-            buffer.close_lot()
+            buffer.close_batch()
         for place in sorted(session.buffer, key=lambda place: (place <= before.place, place)):
             buffer = session.buffer[place]
             until = session.holding(place).hand_out_until(self._settings.pace)
             room = self._settings.max_open_records - buffer.open_records
             if buffer.fetched and room > 0 and now < until and not self._is_paused(place):
-                lot = buffer.open_lot(room)
-                lot.until = until
-                return lot
+                batch = buffer.open_batch(room)
+                batch.until = until
+                return batch
         return NOTHING
 
     def _owned(self, before: RecordBatch) -> RecordBatch:
         """At most once."""
         session = self._session
         buffer = session.buffer.get(before.place)
-        if buffer is not None and buffer.lot is before:
+        if buffer is not None and buffer.batch is before:
             left = buffer.lay_down()
             if buffer.stopping_at is not None:
                 left = None  # it is given back
@@ -100,20 +97,20 @@ class Lots:
             left = RecordBatch(before.place, before.rest) if before.rest else None
         if left is not None:
             session.owned.appendleft(left)
-        for lot in tuple(session.owned):
-            if not self._is_paused(lot.place):
-                session.owned.remove(lot)
-                lot.until = math.inf
-                buffer = session.buffer.get(lot.place)
-                if buffer is not None and lot in buffer.owned:
-                    buffer.lot = lot
-                return lot
+        for batch in tuple(session.owned):
+            if not self._is_paused(batch.place):
+                session.owned.remove(batch)
+                batch.until = math.inf
+                buffer = session.buffer.get(batch.place)
+                if buffer is not None and batch in buffer.owned:
+                    buffer.batch = batch
+                return batch
         return NOTHING
 
     def _propose(self, now: float) -> None:
-        """At most once: of each place a batch, if none waits already."""
+        """At most once: of each partition a batch, if none waits already."""
         session = self._session
-        waiting = {lot.place for lot in session.owned}
+        waiting = {batch.place for batch in session.owned}
         for place, buffer in tuple(session.buffer.items()):
             if buffer.proposed or place in waiting or self._is_paused(place):
                 continue
@@ -126,54 +123,8 @@ class Lots:
                     buffer.proposed = 0
 
 
-class ConsumerParts:
-    """See the module's text. `data` fetches the records."""
-
-    def __init__(self, session: Session, data: Consumer) -> None:
-        self._session, self._data = session, data
-
-    def processed(self) -> dict[GroupPartition, int | None]:
-        """The last offset of what is processed without a hole, of each held partition."""
-        with self._session.lock:
-            return {place: buffer.last_offset for place, buffer in self._session.buffer.items()}
-
-    def lag(self) -> dict[GroupPartition, int]:
-        """Records that wait in each held partition, as of the last fetch; none once it is closed. Any thread."""
-        behind: dict[GroupPartition, int] = {}
-        for place, last_offset in self.processed().items():
-            partition = TopicPartition(place.topic, place.partition)
-            try:
-                low, high = self._data.get_watermark_offsets(partition, cached=True)
-            except RuntimeError:  # it is closed
-                return {}
-            behind[place] = max(0, high - max(low, 0 if last_offset is None else last_offset + 1))
-        return behind
-
-    def look(self, is_paused: Callable[[GroupPartition], bool]) -> None:
-        """Once an interval: see the module's text."""
-        for place, behind in self.lag().items():
-            buffer = self._session.buffer.get(place)
-            if buffer is None:
-                continue
-            if not behind or is_paused(place):
-                buffer.health = Health()
-                continue
-            with self._session.lock:
-                last_offset = buffer.last_offset
-                position = 0 if last_offset is None else last_offset + 1
-                buffer.health.look(position, position + behind)
-                if buffer.health.falls_behind and buffer.stopping_at is None and self._session.fewer_elsewhere():
-                    self._session.tell(place, ReleaseClaim("it falls behind"))
-                    return
-
-
-_IDLE_S = 0.1
-_SHORTEST_S = 0.001  # that the client waits
-_WAIT_S = 0.05  # for records, before the claims are looked at again
-
-
 class CoordinatedConsumer:
-    """See the module's text. All but `stop`, `claims`, `lag`, `open_records` and `statistics` belong to one thread.
+    """All but `stop`, `claims`, `lag`, `open_records` and `statistics` belong to one thread.
 
     `on_event` is told what happens to the claims (`events`), in that thread.
     """
@@ -189,11 +140,10 @@ class CoordinatedConsumer:
         self._session = Session(settings, self.client)
         self._offsets = GroupOffsets(settings)
         self._data = connect(settings)
-        self._standing = ConsumerParts(self._session, self._data)
-        self._feed = Feed(settings, self._session, self._data, self._offsets)
-        self._lots = Lots(settings, self._session, self._feed.is_paused)
-        self._lot = NOTHING
-        self._records = 0  # of the lots before this one
+        self._fetcher = Fetcher(settings, self._session, self._data, self._offsets)
+        self._turns = Turns(settings, self._session, self._fetcher.is_paused)
+        self._batch = NOTHING
+        self._records = 0  # of the batches before this one
         self._stopping = False
         self._mirror_at = self._look_at = 0.0
         self._session.start()
@@ -216,16 +166,16 @@ class CoordinatedConsumer:
             record = self._poll(_IDLE_S)
             if record is not None:
                 yield record
-                yield from self._lot.handed_out(clock_s)
+                yield from self._batch.handed_out(clock_s)
 
     def poll(self, timeout_s: float) -> Any:
         """The next record that may be processed, or None. Raises what ended the coordination."""
-        record = self._lot.take(clock_s())
+        record = self._batch.take(clock_s())
         return self._poll(timeout_s) if record is None else record
 
     def commit(self, record: Any) -> None:
         """The record is processed; in any order."""
-        if self._lot.finish(record) or self.settings.at_most_once:
+        if self._batch.finish(record) or self.settings.at_most_once:
             return
         with self._session.lock:
             buffer = self._session.buffer.get(self._place(record.topic(), record.partition()))
@@ -234,13 +184,13 @@ class CoordinatedConsumer:
 
     def pause(self, topic: str | None = None, partition: int | None = None) -> None:
         """Hand out nothing of a partition, a topic, or anything; the claims are kept. It outlasts the claim."""
-        self._feed.pause(topic, partition)
-        self._lot.end()
+        self._fetcher.pause(topic, partition)
+        self._batch.end()
         self._announce(Paused(topic, partition))
 
     def resume(self, topic: str | None = None, partition: int | None = None) -> None:
         """End what `pause` began with the same words; without any, all of it."""
-        self._feed.resume(topic, partition)
+        self._fetcher.resume(topic, partition)
         self._announce(Resumed(topic, partition))
 
     # -- claims
@@ -259,8 +209,8 @@ class CoordinatedConsumer:
                 self._session.tell(place, ReleaseClaim("on request"))
 
     def lag(self) -> dict[tuple[str, int], int]:
-        """Records that wait in each held partition, as of the last fetch."""
-        return {(place.topic, place.partition): behind for place, behind in self._standing.lag().items()}
+        """Records that wait in each held partition, as of the last fetch; none once it is closed."""
+        return {(place.topic, place.partition): behind for place, behind in self._lag().items()}
 
     def open_records(self) -> dict[tuple[str, int], Open]:
         """Of each held partition what is handed out and not committed, if anything is; at most once nothing ever."""
@@ -271,25 +221,26 @@ class CoordinatedConsumer:
 
     def statistics(self) -> Statistics:
         """What was done so far."""
-        return self._session.statistics(self._records + self._lot.given)
+        return self._session.statistics(self._records + self._batch.given)
 
     # -- the end
 
     def stop(self) -> None:
         """Let `run`, or a loop over the consumer, end after the record in hand. From any thread or signal handler."""
         self._stopping = True
-        self._lot.end()
+        self._batch.end()
 
     def close(self, *, release: bool = True) -> None:
-        """Stop. With `release` everything is handed over, as far as it is committed; else the claims run out, or are
-        taken up again by the next life of this client id. At most once, what is left of the last batches is never
-        processed.
+        """Stop. With `release` everything is handed over behind what is committed, or at most once was handed out.
+
+        Without it the claims run out, or are taken up by the next life of this client id; at most once, what is left of
+        the last batches is then never processed.
         """
         if self._session.ended.is_set():
             return
-        self._offsets.mirror(self._standing.processed(), unanswered=2)  # others may write them after the release
+        self._offsets.mirror(self._session.processed(), unanswered=2)  # others may write them after the release
         self._session.stop(release=release)
-        self._replace_lot(NOTHING)
+        self._replace_batch(NOTHING)
         self._offsets.close()
         self._data.close()
         while self._session.changes:
@@ -310,39 +261,67 @@ class CoordinatedConsumer:
         fetched = False
         while not (self._stopping or self._session.ended.is_set()):
             self._attend()
-            record = self._replace_lot(self._lots.after(self._lot)).take(clock_s())
+            record = self._replace_batch(self._turns.after(self._batch)).take(clock_s())
             left_s = deadline - clock_s()
             if record is not None or (fetched and left_s < _SHORTEST_S):
                 return record
-            self._feed.fetch(max(0.0, min(left_s, _WAIT_S)))
+            self._fetcher.fetch(max(0.0, min(left_s, _WAIT_S)))
             fetched = True
         return None
 
     def _attend(self) -> None:
         """What is due besides records."""
-        for event in self._feed.follow():
+        for event in self._fetcher.follow():
             self._announce(event)
         if self._session.error is not None:
             raise self._session.error
         now, interval_s = clock_s(), self.settings.heartbeat_interval_s
         if now >= self._look_at:
             self._look_at = now + interval_s
-            topics = self._feed.topics()  # partitions may have been added, and topics made
+            topics = self._fetcher.topics()  # partitions may have been added, and topics made
             if topics is not None:
                 self._session.consume(topics)
-            self._standing.look(self._feed.is_paused)
-            self._feed.look()
+            self._give_up_what_falls_behind()
+            self._fetcher.look()
         if now >= self._mirror_at:
             self._mirror_at = now + interval_s / 2
-            self._feed.pass_over()
-            self._offsets.mirror(self._standing.processed())
+            self._fetcher.pass_over()
+            self._offsets.mirror(self._session.processed())
 
-    def _replace_lot(self, lot: RecordBatch) -> RecordBatch:
-        self._records += self._lot.given
-        self._lot = lot
-        if self._stopping:  # `stop` ends the lot that it finds
-            lot.end()
-        return lot
+    def _lag(self) -> dict[GroupPartition, int]:
+        """By the ends that came with the last fetch: to ask for one is to wait half a second behind a fetch."""
+        behind: dict[GroupPartition, int] = {}
+        for place, last_offset in self._session.processed().items():
+            partition = TopicPartition(place.topic, place.partition)
+            try:
+                low, high = self._data.get_watermark_offsets(partition, cached=True)
+            except RuntimeError:  # it is closed
+                return {}
+            behind[place] = max(0, high - max(low, 0 if last_offset is None else last_offset + 1))
+        return behind
+
+    def _give_up_what_falls_behind(self) -> None:
+        """One partition at a time, if a client that holds less is present; else letting go would only make it wait."""
+        for place, behind in self._lag().items():
+            buffer = self._session.buffer.get(place)
+            if buffer is None:
+                continue
+            if not behind or self._fetcher.is_paused(place):
+                buffer.health = Health()
+                continue
+            with self._session.lock:
+                position = 0 if buffer.last_offset is None else buffer.last_offset + 1
+                buffer.health.look(position, position + behind)
+                if buffer.health.falls_behind and buffer.stopping_at is None and self._session.fewer_elsewhere():
+                    self._session.tell(place, ReleaseClaim("it falls behind"))
+                    return
+
+    def _replace_batch(self, batch: RecordBatch) -> RecordBatch:
+        self._records += self._batch.given
+        self._batch = batch
+        if self._stopping:  # `stop` ends the batch that it finds
+            batch.end()
+        return batch
 
     def _announce(self, event: Event | None) -> None:
         if self._on_event is not None and event is not None:

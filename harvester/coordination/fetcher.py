@@ -1,17 +1,8 @@
 """Fetches records of held partitions from Kafka, from the right offset on.
 
-Belongs to the consumer's thread. Where a place is begun and what is done when its position is gone is decided by
-`starting`; the client itself never moves a position.
-
-A question to the brokers that the consumer's thread does not wait for.
-
-Held places of which nothing comes, although there is something (see `standstill`). The ends of partitions that come
-with what is fetched say nothing here, so they are asked for, of all places that are silent at once, and by another
-client: a question on the connection of a fetch waits behind it.
-
-Where the group stands in Kafka, asked for the claims that begin. The group's coordinator may be slow, or away, while
-the brokers of all other places answer: so it is asked by a thread, and only the claims that begin wait for it. One
-question at a time, for all of them.
+Belongs to the consumer's thread, which waits neither for the group's coordinator nor for the ends of partitions: a
+thread of its own asks. Where a partition is begun, and what is done when its position is gone, is decided by
+`partition_buffer`; the client itself never moves a position.
 """
 
 from __future__ import annotations
@@ -28,22 +19,21 @@ from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaError, KafkaExcepti
 
 from harvester.clock import clock_s
 from harvester.coordination.core.messages import GroupPartition
-from harvester.coordination.core.offset_policy import resume, start
-from harvester.coordination.core.partition_buffer import PartitionBuffer
-from harvester.coordination.core.stall_detector import Standstill
+from harvester.coordination.core.partition_buffer import PartitionBuffer, resume
 from harvester.coordination.errors import OffsetOutOfRange
 from harvester.coordination.events import Blocked, Event, OutOfRange, Unblocked
-from harvester.coordination.log import passes
+from harvester.coordination.log import Standstill
 from harvester.coordination.offsets import GroupOffsets
 from harvester.coordination.session import Change, Session
 from harvester.coordination.settings import ConsumerSettings
+from harvester.coordination.topic import passes
 from harvester.errors import BrokerError, BrokerUnavailable
 
 T = TypeVar("T")
 
 
 class Question(Generic[T]):
-    """One at a time. Belongs to one thread; `ask` is called from another one."""
+    """A question to the brokers, one at a time. Belongs to one thread; `ask` is called from another one."""
 
     def __init__(self, ask: Callable[[Collection[GroupPartition]], T]) -> None:
         self._ask = ask
@@ -51,11 +41,9 @@ class Question(Generic[T]):
 
     @property
     def is_open(self) -> bool:
-        """Whether there is one whose answer was not taken yet."""
         return self._future is not None
 
     def put(self, places: Collection[GroupPartition]) -> None:
-        """Ask about them."""
         self._future = Future()
         threading.Thread(target=_answer, args=(self._future, self._ask, places), daemon=True).start()
 
@@ -80,7 +68,11 @@ _LEAST_S = 5.0
 
 
 class Stalls:
-    """See the module's text. `ends`: the offsets behind the last records; called from another thread."""
+    """Finds held partitions of which nothing comes, although there is something (`Standstill`).
+
+    The ends of partitions that come with what is fetched say nothing here, so `ends` asks for them, of all partitions
+    that are silent at once, and by another client: a question on the connection of a fetch waits behind it.
+    """
 
     def __init__(
         self, ends: Callable[[Collection[GroupPartition]], Mapping[GroupPartition, int]], interval_s: float
@@ -121,9 +113,9 @@ Committed = dict[GroupPartition, int | None]  # the next offset; None if the gro
 
 
 class Inquiry:
-    """See the module's text. Belongs to the consumer's thread; `ask` is called from the other one.
+    """Asks where the group stands in Kafka, for the claims that begin: only they wait while its coordinator is slow.
 
-    When a question had no answer, the next one is asked `again_s` later.
+    One question for all of them at a time. If it has no answer, the next one is asked `again_s` later.
     """
 
     def __init__(self, ask: Callable[[Collection[GroupPartition]], Committed], again_s: float) -> None:
@@ -165,7 +157,6 @@ _PARTITION: Any = Message.partition
 
 
 def connect(settings: ConsumerSettings) -> Consumer:
-    """To Kafka, for records."""
     return Consumer(
         {
             **settings.connection,
@@ -177,8 +168,8 @@ def connect(settings: ConsumerSettings) -> Consumer:
     )
 
 
-class Feed:
-    """See the module's text."""
+class Fetcher:
+    """Assigns what is held to the client `data`, and puts what comes into the buffers of the session."""
 
     def __init__(self, settings: ConsumerSettings, session: Session, data: Consumer, offsets: GroupOffsets) -> None:
         self._settings, self._session, self._data = settings, session, data
@@ -267,11 +258,8 @@ class Feed:
             return True
         if buffer not in committed:
             return False
-        offset = start(committed[buffer], buffer.progress.last_offset, positioned=buffer.positioned)
         with self._session.lock:
-            if offset is not None:
-                buffer.progress.last_offset = buffer.fetched_to = offset - 1 if offset > 0 else None
-            buffer.assigned = True
+            offset = buffer.begin(committed[buffer])
         self._assign(place, OFFSET_BEGINNING if offset is None else offset)
         return True
 
@@ -285,7 +273,7 @@ class Feed:
             first, end = self._data.get_watermark_offsets(_partition(place), _CALL_S)
         except KafkaException:
             return
-        offset = 0 if buffer.fetched_to is None else buffer.fetched_to + 1
+        offset = buffer.next_offset
         resumed_at = resume(offset, first, end, self._settings.out_of_range)
         if offset > end and clock_s() < since + 2 * self._settings.heartbeat_interval_s:
             return  # a new leader may not know its end yet
@@ -299,7 +287,7 @@ class Feed:
         _LOGGER.warning(
             "%s goes on at offset %d instead of %d: %d to %d are there", place, resumed_at, offset, first, end
         )
-        buffer.fetched_to = resumed_at - 1 if resumed_at > 0 else None
+        buffer.skip_to(resumed_at)
         self._unassign(place)
         self._assign(place, resumed_at)
 
@@ -332,7 +320,6 @@ class Feed:
             self._pace(place)
 
     def is_paused(self, place: GroupPartition) -> bool:
-        """By one of the three."""
         return not self._pauses.isdisjoint({(None, None), (place.topic, None), (place.topic, place.partition)})
 
     def _pace(self, place: GroupPartition) -> None:
@@ -354,7 +341,7 @@ class Feed:
     # -- records
 
     def fetch(self, timeout_s: float) -> None:
-        """Put what has come into the hands, after waiting for the first of it at most so long."""
+        """Put what has come into the buffers, after waiting for the first of it at most so long."""
         session = self._session
         with session.lock:
             self._make_room()
@@ -422,7 +409,7 @@ class Feed:
             buffer = self._session.buffer.get(place)
             if buffer is None or place not in self._assigned:
                 continue
-            offset = 0 if buffer.fetched_to is None else buffer.fetched_to + 1
+            offset = buffer.next_offset
             _LOGGER.warning("%s stood still, and goes on at offset %d", place, offset)
             self._unassign(place)
             self._assign(place, offset)

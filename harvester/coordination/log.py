@@ -1,21 +1,10 @@
 """Reads and writes the coordination topic.
 
 The reader is in no group: it is assigned all partitions. It begins with the first record that is kept, or in the tail
-where there are many: as long before the last record as makes a late reader certain of every place (P30). The writer
+where there are many: as long before the last record as makes a late reader certain of every partition (P30). The writer
 is idempotent and waits for all replicas in sync; what it gives up is reported by number, and may stand in the log all
 the same. Offsets only grow: a topic that was made anew under the same name would make every reader wait for offsets
 that it has read in the old one.
-
-What stands in the coordination log before the tail that is read: where places were that are silent for long. A claim
-that wins by silence does not bring its position along (see `rationalizer`). It stands in the log further back, and is
-found by reading the partition from the first record on; in a thread of its own, since heartbeats do not wait. What
-was read is kept: a claim that has run out meanwhile, and the other places of the partition, are answered at once.
-
-Which errors of the client pass by themselves. While brokers come and go, a client reports a great many: of the
-network, of partitions and groups that are led by somebody else, or by nobody yet. None of them is a reason to end a
-consumer: its claims run out by themselves when it lasts. What does not get better by waiting is a right that is
-missing, and a client that has given itself up. A password that is wrong is noticed at the start; later, an
-authentication that fails may be one that was cut short.
 """
 
 from __future__ import annotations
@@ -25,20 +14,18 @@ import logging
 import queue
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
-from typing import Any
+from collections.abc import Callable, Hashable, Iterator, Mapping
+from typing import Any, Generic, TypeVar
 
 from confluent_kafka import TIMESTAMP_LOG_APPEND_TIME, Consumer, KafkaError, KafkaException, Producer, TopicPartition
 
 from harvester.clock import clock_s
 from harvester.coordination.core.claim import PositionFound
 from harvester.coordination.core.messages import GroupPartition, Message, encode
-from harvester.coordination.core.rationalizer import miss, read
-from harvester.coordination.core.stall_detector import Standstill
 from harvester.coordination.core.world import World
 from harvester.coordination.errors import CoordinationTopicError
 from harvester.coordination.settings import ConsumerSettings
-from harvester.coordination.topic import failed, refused
+from harvester.coordination.topic import failed, passes, refused, refuses
 from harvester.errors import BrokerError, HarvesterError
 
 _LOGGER = logging.getLogger("harvester.coordination")
@@ -51,7 +38,51 @@ _RENEWED_AFTER = 2.0  # times what a message has to arrive
 _LEAST_STANDSTILL_S = 2.0
 _READY_S = 30.0  # a topic that has just been made is not led at once
 
+P = TypeVar("P", bound=Hashable)
 Record = tuple[int, int, int, bytes | None]  # partition, offset, append time in ms, value
+
+
+class Standstill(Generic[P]):
+    """Tells whether a reader of many partitions stands still though the brokers have more for it. Pure.
+
+    Kafka's client sometimes does not go on with a partition after its broker was away (librdkafka 5153), and says
+    nothing. What shows it: the brokers tell of a record twice, more than `limit_s` apart, and nothing of its partition
+    was read between. Times are in seconds of one clock.
+    """
+
+    def __init__(self, limit_s: float) -> None:
+        self._limit_s = limit_s
+        self._next: dict[P, int] = {}
+        self._there: dict[P, int] = {}  # the newest record that is known, where it is not read yet
+        self._moved_at: dict[P, float] = {}  # of the same: when something was read, or there was first more to read
+
+    def begin(self, positions: Mapping[P, int]) -> None:
+        """By partition the offset that is read next; what was known before is forgotten."""
+        self._next = dict(positions)
+        self._there.clear()
+
+    def forget(self, partition: P) -> None:
+        self._next.pop(partition, None)
+        self._there.pop(partition, None)
+
+    @property
+    def positions(self) -> Mapping[P, int]:
+        return self._next
+
+    def read(self, partition: P, offset: int, now: float) -> None:
+        self._next[partition] = offset + 1
+        self._moved_at[partition] = now
+        if self._there.get(partition, -1) <= offset:
+            self._there.pop(partition, None)
+
+    def is_there(self, partition: P, offset: int, now: float) -> bool:
+        """The brokers have told just now that they have this record; whether that shows the reader to stand still."""
+        if offset < self._next.get(partition, 0):
+            return False
+        if partition not in self._there:
+            self._moved_at[partition] = now
+        self._there[partition] = offset
+        return now - self._moved_at[partition] > self._limit_s
 
 
 class CoordinationLog:
@@ -106,7 +137,7 @@ class CoordinationLog:
                     self.tails.add(partition)
         for partition, start in starts.items():
             if start > worlds[partition].next_offset:
-                miss(worlds[partition], start)
+                worlds[partition].miss(start)
         self._assign([TopicPartition(self.topic, partition, start) for partition, start in starts.items()])
         return ends
 
@@ -309,7 +340,13 @@ Answer = Callable[[GroupPartition, PositionFound], None]
 
 
 class LogBackfill:
-    """See the module's text. `answer` is called from the thread; a question that fails has no answer."""
+    """Finds the position of a partition that was silent for long, in the log before the tail that is read.
+
+    A claim that wins by silence does not bring its position along (`world`). It stands further back, and is found by
+    reading from the first record on; in a thread of its own, since heartbeats do not wait. What was read is kept: a
+    claim that has run out meanwhile, and the other partitions of that log, are answered at once. `answer` is called
+    from the thread; a question that fails has no answer.
+    """
 
     def __init__(self, settings: ConsumerSettings, answer: Answer) -> None:
         self._settings, self._answer = settings, answer
@@ -326,7 +363,6 @@ class LogBackfill:
         self._questions.put((partition, place, generation))
 
     def close(self) -> None:
-        """End; nothing is answered any more."""
         self._closed = True
         if self._thread is not None:
             self._questions.put(None)
@@ -354,31 +390,7 @@ class LogBackfill:
             deadline = clock_s() + _LONGEST_S
             while world.next_offset <= generation and not self._closed and clock_s() < deadline:
                 for _, offset, at_ms, value in log.poll(_POLL_S):
-                    read(world, offset, at_ms, value)
+                    world.read(offset, at_ms, value)
         finally:
             log.close(0)
         return world
-
-
-_LASTING = frozenset({
-    KafkaError.TOPIC_AUTHORIZATION_FAILED, KafkaError.GROUP_AUTHORIZATION_FAILED,
-    KafkaError.CLUSTER_AUTHORIZATION_FAILED, KafkaError.INVALID_GROUP_ID, KafkaError.UNSUPPORTED_VERSION,
-    KafkaError._UNSUPPORTED_FEATURE, KafkaError._INVALID_ARG, KafkaError._FATAL,
-})  # fmt: skip
-
-
-# What a topic's own settings forbid: said of each message again, until somebody changes them.
-_REFUSED = frozenset({
-    KafkaError.MSG_SIZE_TOO_LARGE, KafkaError.INVALID_MSG, KafkaError.INVALID_RECORD, KafkaError.POLICY_VIOLATION,
-    KafkaError.TOPIC_EXCEPTION, KafkaError.INVALID_TIMESTAMP,
-})  # fmt: skip
-
-
-def refuses(error: KafkaError) -> bool:
-    """Whether the topic's settings are the reason that it does not take a message."""
-    return error.code() in _REFUSED
-
-
-def passes(error: KafkaError) -> bool:
-    """Whether it is worth while to wait and try again."""
-    return not error.fatal() and error.code() not in _LASTING

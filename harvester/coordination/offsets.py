@@ -1,12 +1,4 @@
-"""Kafka's own group offsets: where the group stands for tools, and where it stood before it coordinated. Thin.
-
-By clients of their own, one that reads and one that writes. A commit that the group's coordinator does not answer is
-repeated by the client for ever. Until it is answered the client neither starts to fetch what is assigned to it, nor
-tells where the group stands, nor lets itself be closed (librdkafka issue 3740); and once it was let go, its main thread
-takes a whole core until a broker is back. So a client that waits for an answer is kept until it has it: an outage of
-the brokers costs nothing. Requests of an administrator would end by themselves, but with a coordinator that moves they
-end the process (librdkafka issue 4605, and `rd_kafka_handle_OffsetFetch` of 2.16).
-"""
+"""Reads and writes Kafka's own group offsets: for tools, and where the group stood before it coordinated. Thin."""
 
 from __future__ import annotations
 
@@ -20,8 +12,8 @@ from confluent_kafka import OFFSET_END, Consumer, KafkaError, KafkaException, To
 
 from harvester.clock import clock_s
 from harvester.coordination.core.messages import GroupPartition
-from harvester.coordination.log import passes
 from harvester.coordination.settings import ConsumerSettings
+from harvester.coordination.topic import passes
 from harvester.errors import BrokerError, BrokerUnavailable
 
 _LOGGER = logging.getLogger("harvester.coordination")
@@ -33,8 +25,6 @@ _PATIENCE_S = 10.0  # with a commit; 2 intervals, if that is more
 
 
 class _Writer:
-    """A client that commits."""
-
     def __init__(self, options: Mapping[str, Any]) -> None:
         sent_at: deque[float] = deque()  # of commits that have no answer yet
 
@@ -55,17 +45,23 @@ class _Writer:
         self.sent_at.append(clock_s())
 
     def serve(self, timeout_s: float) -> None:
-        """Hear of answers, after waiting for one at most so long."""
         self._client.poll(timeout_s)
 
     def wait(self) -> None:
-        """Until all has an answer, however long that takes."""
         while self.sent_at:
             self.serve(_TURN_S)
 
 
 class GroupOffsets:
-    """See the module's text. Belongs to the consumer's thread, but for `committed` and `ends`, which any may call."""
+    """Belongs to the consumer's thread, but for `committed` and `ends`, which any may call.
+
+    It has a client that reads and one that writes. A commit that the group's coordinator does not answer is repeated by
+    the client for ever. Until it is answered the client neither starts to fetch what is assigned to it, nor tells where
+    the group stands, nor lets itself be closed (librdkafka issue 3740); and once it was let go, its main thread takes a
+    whole core until a broker is back. So a client that waits for an answer is kept until it has it: an outage of the
+    brokers costs nothing. Requests of an administrator would end by themselves, but with a coordinator that moves they
+    end the process (librdkafka issue 4605, and `rd_kafka_handle_OffsetFetch` of 2.16).
+    """
 
     def __init__(self, settings: ConsumerSettings) -> None:
         self._group = settings.group

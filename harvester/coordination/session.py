@@ -1,7 +1,7 @@
-"""The coordination's own thread: reads and writes the log, lets time pass, keeps what is held. Thin.
+"""Runs the coordination's own thread: reads and writes the log, lets time pass, keeps what is held. Thin.
 
 It runs however long the application takes over a record, so heartbeats never wait for it. The consumer's thread sees it
-through `hands`, `owned` and `changes`, under `lock`.
+through `buffer`, `owned` and `changes`, under `lock`.
 """
 
 from __future__ import annotations
@@ -27,12 +27,11 @@ from harvester.coordination.core.claim import (
     StopHandingOut,
 )
 from harvester.coordination.core.claim import Event as Signal
-from harvester.coordination.core.coordinator import Coordinator, Outcome, Refuse, RefuseMode, RefusePace, Warn
+from harvester.coordination.core.coordinator import Coordinator, Outcome, Refuse, Warn
 from harvester.coordination.core.fair_share import log_partition
 from harvester.coordination.core.messages import Client, GroupPartition
 from harvester.coordination.core.partition_buffer import PartitionBuffer, RecordBatch
 from harvester.coordination.core.world import World
-from harvester.coordination.errors import DuplicateClient, OtherInterval, OtherMode
 from harvester.coordination.events import Claimed, Event, Lost, Released
 from harvester.coordination.log import CoordinationLog, LogBackfill
 from harvester.coordination.settings import ConsumerSettings, Statistics
@@ -44,24 +43,24 @@ Change = tuple[GroupPartition, PartitionBuffer | None, Event | None]
 
 
 class Session:
-    """See the module's text."""
+    """What the coordination's thread and the consumer's share."""
 
     def __init__(self, settings: ConsumerSettings, client: Client) -> None:
         self.lock = threading.RLock()
         self.buffer: dict[GroupPartition, PartitionBuffer] = {}
-        self.changes: deque[Change] = deque()  # begun (with hands) or stopped, and what the application is told of it
+        self.changes: deque[Change] = deque()  # begun (with a buffer) or stopped, and what is told of it
         self.owned: deque[RecordBatch] = deque()  # at most once: batches that are ours
         self.news = threading.Event()  # there is one more
         self.error: BaseException | None = None
         self.ended = threading.Event()
-        self._settings, self._client = settings, client
+        self._settings = settings
         self._turn_s = min(_TURN * settings.heartbeat_interval_s, _LONGEST_TURN_S)
         self._counts: Counter[str] = Counter()
         self._written: Counter[str] = Counter()
         self._worlds = {
             partition: World.begin(settings.timing) for partition in range(settings.coordination_partitions)
         }
-        self._coordinator = Coordinator(settings.choice(client), self._worlds)
+        self._coordinator = Coordinator(settings, client, self._worlds)
         self._log = CoordinationLog(
             settings.coordination_topic, settings.kafka, self._not_sent, settings.pace.trust_s
         )  # what is older than trust proves nothing
@@ -69,25 +68,27 @@ class Session:
         self._thread = threading.Thread(target=self._run, name="coordination", daemon=True)
 
     def start(self) -> None:
-        """Begin to read, without waiting for it."""
         self._thread.start()
 
     def consume(self, topics: Mapping[str, int]) -> None:
-        """The topics, with the number of partitions that each has now."""
         with self.lock:
             self._coordinator.consume(topics)
 
     def tell(self, place: GroupPartition, signal: Signal) -> None:
-        """Something happened to a place; with the lock."""
+        """Something happened to a partition; with the lock."""
         self._perform(self._coordinator.tell(place, signal, clock_s()))
 
     def holding(self, place: GroupPartition) -> ClaimState:
-        """One's own claim; with the lock."""
         return self._coordinator.holdings[place]
+
+    def processed(self) -> dict[GroupPartition, int | None]:
+        """The last offset of what is processed without a hole, of each held partition."""
+        with self.lock:
+            return {place: buffer.last_offset for place, buffer in self.buffer.items()}
 
     def fewer_elsewhere(self) -> bool:
         """Whether another client that is present holds less; with the lock."""
-        return self._coordinator.fewer_elsewhere(clock_s())
+        return self._coordinator.choice.fewer_elsewhere(clock_s())
 
     def claims(self) -> dict[GroupPartition, int]:
         """What is held, with the fencing tokens; with the lock."""
@@ -212,14 +213,8 @@ class Session:
                     self._stop(place, generation, reason, lost=lost)
                 case Warn(text):
                     _LOGGER.warning("%s", text)
-                case Refuse(other):
-                    raise DuplicateClient(self._settings.group, self._client.id, other.instance)
-                case RefusePace(other, interval_ms):
-                    raise OtherInterval(
-                        self._settings.group, self._settings.heartbeat_interval_s, other.id, interval_ms / 1000
-                    )
-                case RefuseMode(other):
-                    raise OtherMode(self._settings.group, other.id, at_most_once=self._settings.at_most_once)
+                case Refuse(error):
+                    raise error
 
     def _look_back(self, place: GroupPartition, generation: int) -> None:
         partition = self._partition(place)
@@ -237,9 +232,9 @@ class Session:
         buffer = self.buffer.get(place)
         if buffer is not None and buffer.generation == generation:
             self._counts["batches"] += 1
-            lot = buffer.own()
+            batch = buffer.own()
             if buffer.stopping_at is None:
-                self.owned.append(lot)
+                self.owned.append(batch)
                 self.news.set()
 
     def _stop(self, place: GroupPartition, generation: int, reason: str, *, lost: bool) -> None:
@@ -251,9 +246,9 @@ class Session:
             self._change(place, None, None)
             if buffer is not None:
                 buffer.reason, buffer.stopping_at = reason, clock_s() + self._settings.heartbeat_interval_s
-                for lot in buffer.owned:
-                    if lot is not buffer.lot:
-                        self.owned.remove(lot)
+                for batch in buffer.owned:
+                    if batch is not buffer.batch:
+                        self.owned.remove(batch)
             return
         token = self.buffer.pop(place).token if buffer is not None else generation
         self._counts["losses"] += 1
@@ -267,5 +262,5 @@ class Session:
 
 
 def _hold_back(buffer: PartitionBuffer) -> None:
-    if buffer.lot is not None:
-        buffer.lot.end()
+    if buffer.batch is not None:
+        buffer.batch.end()

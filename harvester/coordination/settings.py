@@ -1,23 +1,18 @@
-"""The settings of a coordinated consumer, and its figures. Pure data.
-
-What a coordinated consumer has done so far, and has in hand.
-"""
+"""The settings of a coordinated consumer, and its figures. Pure data."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, get_args
+from typing import Any, Literal, get_args
 
 from harvester.coordination.core.claim import ClaimTiming
-from harvester.coordination.core.fair_share import ShareSettings
-from harvester.coordination.core.messages import Client
-from harvester.coordination.core.offset_policy import Policy
 from harvester.coordination.core.world import LogTiming
 from harvester.errors import ConfigurationError, Problem
 
 _LEAST_INTERVAL_S = 1.0  # a heartbeat has a quarter of it for its way: threads, network, replicas
 _LEAST_ANSWER_S = 2.0
+OutOfRangePolicy = Literal["earliest", "latest", "error"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,8 +27,8 @@ class ConsumerSettings:
     not committed. The partition waits then (`Blocked`). So a successor repeats no more than these, and the last
     interval's work.
 
-    `out_of_range`: where to go on when retention has removed the record that comes next (`starting`).
-    `shed_at_once`: the most places that are given up in one interval for those who have fewer; None: all of them.
+    `out_of_range`: where to go on when retention has removed the record that comes next.
+    `shed_at_once`: the most partitions that are given up in one interval for those who have fewer; None: all of them.
     """
 
     kafka: Mapping[str, Any] = field(repr=False)  # they hold passwords
@@ -46,7 +41,7 @@ class ConsumerSettings:
     at_most_once: bool = False
     batch_records: int = 2000
     max_open_records: int = 10_000
-    out_of_range: Policy = "error"
+    out_of_range: OutOfRangePolicy = "error"
     greedy: bool = True
     whole_topics: bool = False
     max_claims: int | None = None
@@ -66,8 +61,8 @@ class ConsumerSettings:
             )
             if value is not None and not value >= least
         ]
-        if self.out_of_range not in get_args(Policy):
-            problems.append(Problem("out_of_range", f"is {self.out_of_range!r}", ", ".join(get_args(Policy))))
+        if self.out_of_range not in get_args(OutOfRangePolicy):
+            problems.append(Problem("out_of_range", f"is {self.out_of_range!r}", ", ".join(get_args(OutOfRangePolicy))))
         if problems:
             raise ConfigurationError(problems)
 
@@ -86,7 +81,7 @@ class ConsumerSettings:
     @property
     def connection(self) -> dict[str, Any]:
         """Options of clients for records and offsets. A dead connection is noticed soon: with the client's own minute,
-        places would stay claimed that nobody reads.
+        partitions would stay claimed that nobody reads.
         """
         answer_s = max(_LEAST_ANSWER_S, 2 * self.heartbeat_interval_s)
         return {"socket.timeout.ms": round(answer_s * 1000), "reconnect.backoff.max.ms": 1000, **self.kafka}
@@ -106,14 +101,6 @@ class ConsumerSettings:
     def pace(self) -> ClaimTiming:
         """Of the claims. The margin has room for the brokers' clocks, and as much again for ours."""
         return ClaimTiming(self.heartbeat_interval_s, margin_s=self.heartbeat_interval_s / 2)
-
-    def choice(self, client: Client) -> ShareSettings:
-        """What the coordinator is told."""
-        return ShareSettings(
-            self.group, client, self.coordination_partitions, self.timing, self.pace, greedy=self.greedy,
-            whole_topics=self.whole_topics, max_claims=self.max_claims, shed_at_once=self.shed_at_once,
-            at_most_once=self.at_most_once,
-        )  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)

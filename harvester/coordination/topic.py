@@ -1,4 +1,4 @@
-"""The coordination topic: made if it is missing, refused if claims would not be safe in it. Thin."""
+"""Makes the coordination topic, or refuses one in which claims would not be safe; says what errors mean. Thin."""
 
 from __future__ import annotations
 
@@ -17,6 +17,16 @@ _TIMEOUT_S = 10.0
 _LEAST_INTERVALS = 100  # that the log is kept
 _LEAST_RETENTION_MS = 86_400_000
 _REPLICAS = 3
+_LASTING = frozenset({
+    KafkaError.TOPIC_AUTHORIZATION_FAILED, KafkaError.GROUP_AUTHORIZATION_FAILED,
+    KafkaError.CLUSTER_AUTHORIZATION_FAILED, KafkaError.INVALID_GROUP_ID, KafkaError.UNSUPPORTED_VERSION,
+    KafkaError._UNSUPPORTED_FEATURE, KafkaError._INVALID_ARG, KafkaError._FATAL,
+})  # fmt: skip
+# What a topic's own settings forbid: said of each message again, until somebody changes them.
+_REFUSED = frozenset({
+    KafkaError.MSG_SIZE_TOO_LARGE, KafkaError.INVALID_MSG, KafkaError.INVALID_RECORD, KafkaError.POLICY_VIOLATION,
+    KafkaError.TOPIC_EXCEPTION, KafkaError.INVALID_TIMESTAMP,
+})  # fmt: skip
 
 
 def ensure_coordination_topic(name: str, options: Mapping[str, Any], partitions: int, interval_ms: int) -> None:
@@ -87,6 +97,22 @@ def refused(name: str, error: KafkaError) -> CoordinationTopicError:
         f"the coordination topic {name!r} takes no messages: {error.str()}",
         hint="correct the topic's settings (max.message.bytes, message.timestamp.type), and start the consumer again",
     )
+
+
+def refuses(error: KafkaError) -> bool:
+    """Whether the topic's settings are the reason that it does not take a message."""
+    return error.code() in _REFUSED
+
+
+def passes(error: KafkaError) -> bool:
+    """Whether it is worth while to wait and try again.
+
+    While brokers come and go, a client reports many errors: of the network, of partitions and groups that are led by
+    somebody else, or by nobody yet. None of them is a reason to end a consumer: its claims run out by themselves when
+    it lasts. What does not get better by waiting is a missing right, and a client that has given itself up. A wrong
+    password is noticed at the start; later, an authentication that fails may be one that was cut short.
+    """
+    return not error.fatal() and error.code() not in _LASTING
 
 
 def _create(admin: AdminClient, name: str, partitions: int, brokers: int, interval_ms: int) -> None:

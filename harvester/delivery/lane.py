@@ -1,49 +1,33 @@
 """A lane: the transactional identity of one shard, as a producer and as a partition of the progress topic.
 
-`Lanes` opens them. Opening fences whoever had the lane before: `init_transactions` raises the producer's epoch and
-ends what was open under the old one, so that nothing of a predecessor can be committed any more. What it had
-committed then stands in the lane's last progress record (rules P19, P20).
-
-When a commit is clear (P23, P40)
----------------------------------
-An EndTxn request names a producer and its epoch, not a transaction: one that arrives late ends whatever transaction the
-producer has open by then. The broker's remedy (KIP-890, a new epoch after each transaction) needs version 5 of the
-request; librdkafka 2.16 sends version 1. So the next transaction begins only when no EndTxn of an earlier one can be
-under way.
+*When a commit is clear* (P23, P40). An EndTxn request names a producer and its epoch, not a transaction: one that
+arrives late ends whatever transaction the producer has open by then. The broker's remedy (KIP-890, a new epoch after
+each transaction) needs version 5 of the request; librdkafka 2.16 sends version 1. So the next transaction begins only
+when no EndTxn of an earlier one can be under way.
 
 librdkafka sends EndTxn once, and again only when the request has failed: the connection was closed, the request timed
-out, or the broker answered with a retriable error. Both the first failure and the resend stay inside of the client:
-no callback is called, and `commit_transaction` returns success. But each outcome passes through one function, which
-writes it to the debug log, and the resend waits for `retry.backoff.ms`, less 20 % of jitter. From that follow two
-proofs, and an outcome is clear by either:
+out, or the broker answered with a retriable error. No callback is called, and `commit_transaction` returns success. But
+each outcome is written to the debug log, and the resend waits for `retry.backoff.ms`, less 20 % of jitter. So an
+outcome is clear by either of two proofs:
 
 - by time: the call returned before the earliest possible resend. One request was sent, and it was answered.
 - by testimony: the debug lines (`Witness`) name every EndTxn as answered by the broker, the last one without an
-  error. A request that was answered on its connection is not under way any more. Any local error (`_TRANSPORT`,
-  `_TIMED_OUT`) names one that may be.
+  error. Any local error (`_TRANSPORT`, `_TIMED_OUT`) names a request that may still be under way.
 
-If every transaction of a producer was clear, no EndTxn of it is under way; and those of other producers that had the
-lane carry an older epoch, which the coordinator refuses. All else is *unclear*: the lane is closed and opened anew,
-which raises the epoch, and its progress says what was committed.
+All else is *unclear*: the lane is closed and opened anew, which raises the epoch, and its progress says what was
+committed. An abort needs more: the client drops records that wait to be sent again and gives their sequence numbers to
+the next ones, for which the bytes of the first attempt could be taken. It is clear only if no connection broke since
+the transaction began.
 
-An abort needs more than that. The client drops records that wait to be sent again, and gives their sequence numbers
-to the next ones; the bytes of the first attempt could be taken for those. So an abort is clear only if no connection
-broke since the transaction began. After a commit all records are acknowledged, and late copies of them are known
-duplicates.
+*Progress comes last* (P46). A transaction's progress record is produced when all its records are acknowledged, so that
+progress that becomes readable names no record that is not in its topic, whatever ends the transaction. The first record
+of a transaction, which makes the partition known to the coordinator, names what earlier ones committed.
 
-Progress comes last (P46)
--------------------------
-A transaction's progress record is produced when all its records are acknowledged. Whatever ends the transaction, the
-progress that becomes readable names no record that is not in its topic. The first record of a transaction, which makes
-the partition known to the coordinator, names what earlier ones committed, and nothing of its own.
-
-Opening a lane: fence whoever had it, find out what was committed on it, purge that, and have it ready. In this order,
-for one lane (rules P19, P20): the term row must be ours; `init_transactions` ends what was open under the lane, and
-from here on nothing of a predecessor can be committed; the term row must be ours still, or it was a zombie that has
-just fenced the shard that leads; the lane's progress is read up to the end; what it names is purged, unless ids have
-started again since (another incarnation); an empty progress record is committed.
-
-Whatever fails on the way is tried again, with a new producer, for as long as it takes, or until nobody wants it.
+*Opening a lane* (P19, P20, `Opener`). The term row must be ours; `init_transactions` ends what was open under the lane,
+after which nothing of a predecessor can be committed; the term row must be ours still, or it was a zombie that has just
+fenced the shard that leads; the lane's progress is read up to its end; what it names is purged, unless ids have started
+again since (another incarnation); an empty progress record is committed. Whatever fails on the way is tried again with
+a new producer, for as long as it takes, or until nobody wants the lane.
 """
 
 from __future__ import annotations
@@ -55,7 +39,7 @@ import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
-from typing import Any
+from typing import Any, Protocol
 from uuid import UUID
 
 from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
@@ -90,7 +74,6 @@ class TransactionOutcome(Enum):
 
 
 def judge(error: KafkaError) -> TransactionOutcome:
-    """What an error of a transactional call means."""
     if error.txn_requires_abort() and not error.fatal():
         return TransactionOutcome.REFUSED
     return TransactionOutcome.AGAIN if error.retriable() and not error.fatal() else TransactionOutcome.UNCLEAR
@@ -145,11 +128,9 @@ class Witness:
                 self._log.log(*line)
 
     def watch(self) -> None:
-        """A transaction begins."""
         self.broken = False
 
     def ask(self) -> None:
-        """It is about to end."""
         self.answers = []
 
 
@@ -179,11 +160,10 @@ class Lane:
         self.produce = producer.produce
 
     def init(self) -> TransactionOutcome:
-        """Fence the predecessor."""
+        """Fences the predecessor."""
         return self._call(lambda: self._producer.init_transactions(_INIT_S))
 
     def begin(self) -> TransactionOutcome:
-        """A transaction begins."""
         self.refused = None
         self._witness.watch()
         return self._call(self._producer.begin_transaction)
@@ -227,7 +207,6 @@ class Lane:
         self._left(FLUSH_S)
 
     def abort(self) -> TransactionOutcome:
-        """Give the transaction up."""
         outcome = self._ended(lambda: self._producer.abort_transaction(_END_S))
         return TransactionOutcome.UNCLEAR if self._witness.broken else outcome
 
@@ -254,7 +233,7 @@ class Lane:
         self._producer.poll(0)
 
     def log_in(self, user: str, password: str) -> None:
-        """What to log in with from now on. Safe from any thread."""
+        """From now on; safe from any thread."""
         producer = getattr(self, "_producer", None)
         if producer is not None:
             producer.set_sasl_credentials(user, password)
@@ -436,16 +415,15 @@ class Leadership:
     incarnation: UUID
 
 
-@dataclass(frozen=True, slots=True)
-class LaneEnvironment:
-    """What opening needs besides Kafka. Those of the database wait until they are done; None when the process ends."""
+class LaneHost(Protocol):
+    """Whoever has a lane opened. What is asked of the database is waited for; None or False when the process ends."""
 
-    term: Callable[[], tuple[int, str | None] | None]  # that the term row names, and its holder
-    delete: Callable[[Sequence[int]], bool | None]
-    is_over: Callable[[], bool]  # nobody wants it any more
-    pause: Callable[[float], None]
-    trouble: Callable[[str | None], None]
-    hit: Callable[..., None]
+    def term_row(self) -> tuple[int, str | None] | None: ...  # the term that the term row names, and its holder
+    def delete(self, ids: Sequence[int]) -> bool: ...  # purge these rows
+    def is_over(self) -> bool: ...  # nobody wants the lane any more
+    def pause(self, seconds: float) -> None: ...  # before the next attempt
+    def trouble(self, text: str | None) -> None: ...  # why the lane cannot be opened; None when that is over
+    def fenced(self, lane: int) -> None: ...  # the predecessor of this lane can commit nothing any more
 
 
 class Superseded(Exception):
@@ -457,10 +435,10 @@ class Deposed(Exception):
 
 
 class Opener:
-    """See the module's text. One thread only."""
+    """Opens lanes for a host: fences, compares the term, purges what the last owner committed. One thread only."""
 
-    def __init__(self, lanes: Lanes, around: LaneEnvironment) -> None:
-        self._lanes, self._around = lanes, around
+    def __init__(self, lanes: Lanes, host: LaneHost) -> None:
+        self._lanes, self._host = lanes, host
 
     def open(self, number: int, under: Leadership, published: Callable[[list[int]], None]) -> Lane:
         """`published` gets the ids that were committed, when they are purged; no others were.
@@ -478,12 +456,12 @@ class Opener:
                 raise
             if failure is None:
                 if reason is not None:
-                    self._around.trouble(None)
+                    self._host.trouble(None)
                 return lane
             lane.close()
             reason = failure
-            self._around.trouble(f"lane {number} cannot be opened: {reason}")
-            self._around.pause(_AGAIN_S)
+            self._host.trouble(f"lane {number} cannot be opened: {reason}")
+            self._host.pause(_AGAIN_S)
 
     def _try(self, lane: Lane, under: Leadership, published: Callable[[list[int]], None]) -> str | None:
         """One attempt; returns why it failed."""
@@ -491,7 +469,7 @@ class Opener:
         if failure is not None:
             return failure
         self._check(under)
-        self._around.hit("lane.fenced", lane=lane.number)
+        self._host.fenced(lane.number)
         try:
             progress = self._lanes.progress(lane.number, _READ_S)
             lane.room = self._lanes.room()
@@ -506,7 +484,7 @@ class Opener:
         elif progress.term > under.term:
             self._check(under)  # the term row is ours still: so it has gone back in time, and rather repeats than loses
             ids = []
-        if ids and not self._around.delete(ids):
+        if ids and not self._host.delete(ids):
             raise Superseded
         published(ids)
         empty = encode(Progress(under.term, under.incarnation))
@@ -519,17 +497,17 @@ class Opener:
             outcome = lane.init()
             if outcome is TransactionOutcome.DONE:
                 return None
-            if self._around.is_over():
+            if self._host.is_over():
                 raise Superseded
             if outcome is not TransactionOutcome.AGAIN:
                 break
         return lane.error
 
     def _check(self, under: Leadership) -> None:
-        if self._around.is_over():
+        if self._host.is_over():
             raise Superseded
-        row: Any = self._around.term()
-        if row is None or self._around.is_over():
+        row: Any = self._host.term_row()
+        if row is None or self._host.is_over():
             raise Superseded
         if row != (under.term, under.holder):
             raise Deposed(f"the term row says {row[0]} of {row[1]}, not {under.term} of {under.holder}")

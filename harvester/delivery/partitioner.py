@@ -1,14 +1,10 @@
 """Kafka's partitioning hash, and the choice of a record's shard by it. Pure.
 
 Java's default partitioner, and librdkafka's `murmur2_random`, which shards use, put a record with a key on partition
-`murmur2(key) % partitions`, the sign bit left out (Kafka, `Utils.murmur2`, `Utils.toPositive`).
-
-Which shard a record belongs to: a pure function of its key's bytes. The hash is the one that chooses the partition,
-so that shards and partitions go together as far as their numbers have a common divisor: with 8 shards and 4
-partitions each shard has the keys of one partition. What a shard sends at a time is then one batch and not one for
-every partition, for the broker a fraction of the work; and a partition that is away holds up its own shards. It is
-the same in every process and every version. Records without a key have no order among themselves; they are spread by
-id.
+`murmur2(key) % partitions`, the sign bit left out. The shard is chosen by the same hash, so that shards and partitions
+go together as far as their numbers have a common divisor: with 8 shards and 4 partitions each shard has the keys of one
+partition. What a shard sends at a time is then one batch and not one for every partition, and a partition that is away
+holds up its own shards only. Records without a key have no order among themselves; they are spread by id.
 """
 
 from __future__ import annotations

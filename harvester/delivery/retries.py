@@ -1,16 +1,15 @@
 """What a failed delivery means, what each failing record went through, and when it is tried again. Pure.
 
-Theory. Three things can be wrong. The *path*: broker away, leader moving, request timed out; the record is fine and
-its fate perhaps unknown, so it is retried by the same producer instance behind its barrier for as long as it takes
-(P15), and its attempts do not burn. The *record*: too large, refused, a topic or partition that is not there, no
-permission. It is tried `max_attempts` times and then goes to quarantine with its error: topics and permissions may be
-on their way, and what a broker refuses it refuses for a whole batch, innocent records of other keys included; their
-next attempts, spread by jitter, travel in other batches. Only what the client itself refuses before sending is
-certain: that is quarantined at once. The *producer*: a fatal error of the idempotent producer leaves the fate of
-everything it holds unknown; its process ends, and with it the producer.
+Theory. Three things can be wrong. The *path*: broker away, leader moving, request timed out. The record is fine, its
+fate perhaps unknown; it is retried by the same producer instance behind its barrier for as long as it takes (P15), and
+its attempts do not burn. The *record*: too large, refused, a topic or partition that is not there, no permission. It is
+tried `max_attempts` times and then goes to quarantine: topics and permissions may be on their way, and what a broker
+refuses it refuses for a whole batch, innocent records included, whose next attempts, spread by jitter, travel in other
+batches. Only what the client itself refuses before sending is certain: that is quarantined at once. The *producer*: a
+fatal error leaves the fate of everything it holds unknown; its process ends, and with it the producer.
 
-What each failing record of a shard went through, and what follows from it. Kept until the record is settled, over
-remarks and while it waits in the supervisor, within one term.
+What a record went through (`Attempts`) is kept until it is settled, over remarks and while it waits in the supervisor,
+within one term.
 """
 
 from __future__ import annotations
@@ -22,8 +21,6 @@ from enum import Enum
 
 
 class RetryVerdict(Enum):
-    """What to do with the record."""
-
     RETRY = "retry"
     QUARANTINE = "quarantine"
     FATAL = "fatal"
@@ -121,17 +118,13 @@ class RetryState:
 
 
 class Attempts:
-    """See the module's text."""
+    """What each failing record of a shard went through."""
 
     def __init__(self, policy: Policy) -> None:
         self.policy = policy
-        self._trials: dict[int, RetryState] = {}
-
-    def __len__(self) -> int:
-        return len(self._trials)
+        self.states: dict[int, RetryState] = {}  # by record id
 
     def failed(self, record_id: int, failure: Failure, at: datetime) -> tuple[RetryVerdict, RetryState]:
-        """An attempt has failed."""
         retry = self._trial(record_id, at)
         retry.failures += 1
         retry.attempts += burns_attempt(failure)
@@ -145,30 +138,24 @@ class Attempts:
 
     def origin_of(self, record_id: int) -> bytes | None:
         """The header that a record had at its first attempt, if it failed."""
-        retry = self._trials.get(record_id)
+        retry = self.states.get(record_id)
         return retry.origin if retry is not None else None
 
     def has_timed_out(self, record_id: int) -> bool:
         """Whether an earlier attempt failed without the record's fault."""
-        retry = self._trials.get(record_id)
+        retry = self.states.get(record_id)
         return retry is not None and retry.failures > retry.attempts
 
     def wait_s(self, retry: RetryState, jitter: float) -> float:
-        """How long to wait before the next attempt; `jitter` in [0, 1) spreads it."""
         return backoff_s(retry.failures, self.policy.retry_backoff_s, self.policy.retry_backoff_max_s, jitter)
 
     def settled(self, ids: Iterable[int]) -> None:
         """They are published, or gone for good."""
-        if self._trials:
-            for record_id in ids:
-                self._trials.pop(record_id, None)
-
-    def clear(self) -> None:
-        """Another term."""
-        self._trials.clear()
+        for record_id in ids:
+            self.states.pop(record_id, None)
 
     def _trial(self, record_id: int, at: datetime) -> RetryState:
-        retry = self._trials.get(record_id)
+        retry = self.states.get(record_id)
         if retry is None:
-            retry = self._trials[record_id] = RetryState(at)
+            retry = self.states[record_id] = RetryState(at)
         return retry

@@ -1,6 +1,7 @@
-"""`harvester doctor`: is everything as a harvester needs it? Facts are collected thinly, and judged purely.
+"""Checks whether machine, PostgreSQL and Kafka are as a harvester needs them.
 
-`examine` looks at this machine, PostgreSQL and Kafka, and returns a report of findings, each with what to do.
+`examine` collects facts (`database`, `kafka`), has them judged (`judge_*`, pure), and returns a report of findings,
+each with what to do.
 """
 
 from harvester.doctor.examine import examine

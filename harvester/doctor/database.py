@@ -1,6 +1,6 @@
-"""Examines PostgreSQL: one session for reading, a second one for a moment to see through poolers.
+"""Reads what the doctor judges of PostgreSQL: in one session, with a second one for a moment to detect poolers.
 
-The statements by which the database is looked at: reads only, each understood from PostgreSQL 13 on.
+All statements only read, and work from PostgreSQL 13 on.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ from harvester.outbox.connection import (
     one_line,
     server_identity,
 )
+from harvester.outbox.leader_session import ANYONE, Owner
 from harvester.outbox.schema import read_facts
 from harvester.outbox.tables import OutboxTable
-from harvester.outbox.term_session import ANYONE, Owner
 
 # What RESET would give: our session has set some of these for itself.
 SETTINGS = "SELECT name, coalesce(reset_val, '') FROM pg_catalog.pg_settings WHERE name = ANY(%s)"
@@ -40,8 +40,8 @@ WANTED_SETTINGS = (
 # The view's own rule for who may see what other roles do.
 SEES_ALL = "SELECT pg_catalog.pg_has_role(current_user, 'pg_read_all_stats', 'USAGE')"
 
-# Whoever does not see all sees of another role's session its user and database, and NULL for what it is: all that have
-# both are counted then. That may be a parallel worker too many, but a full server is not taken for an empty one.
+# A role that does not see everything sees only user and database of other roles' sessions, with NULL as their type: all
+# that have both are counted then. That may count a parallel worker, but never takes a full server for an empty one.
 CONNECTIONS = """
 WITH sessions AS (
     SELECT datid, usesysid FROM pg_catalog.pg_stat_activity
@@ -124,7 +124,7 @@ _CLOCK_LOOKS = 5
 
 
 def read_database(config: Config) -> DatabaseFacts:
-    """Everything that this role may see. Raises DatabaseUnavailable; what is denied stands in `unread`."""
+    """Everything that this role may see; `unread` names what is denied. Raises DatabaseUnavailable."""
     with (
         closing(connect(config.dsn, application_name=_APPLICATION)) as connection,
         database_errors("look at the database"),
@@ -239,7 +239,7 @@ def _indexes(connection: Connection, oid: int) -> tuple[Index, ...]:
 
 
 def _topics(connection: Connection, table: OutboxTable, facts: Facts) -> tuple[str, ...]:
-    """Which topics the rows at the head are for."""
+    """The topics of the rows at the head."""
     if facts.outbox is None or "kafka_topic" not in facts.outbox.columns:
         return ()
     query = f"""SELECT DISTINCT kafka_topic FROM (

@@ -1,8 +1,6 @@
-"""Facts and findings: what is collected, what a check concludes, and the report of all findings. Plain data.
+"""Holds what the doctor collects (facts), what a check concludes (findings), and the report of all findings.
 
 None stands for what could not be read; `unread` says why, by the name of the part.
-
-What a check comes to: a finding, and the report of them all.
 """
 
 from __future__ import annotations
@@ -13,11 +11,11 @@ from enum import Enum, StrEnum
 from typing import Any
 
 from harvester.outbox import catalog
-from harvester.outbox.term_session import ANYONE, Owner
+from harvester.outbox.leader_session import ANYONE, Owner
 
 
 class Pooling(Enum):
-    """What stands between us and the server, told from the pids of two sessions at once."""
+    """Whether a pooler stands between us and the server, told from the pids of two sessions at once."""
 
     NONE = "none"
     SESSION = "session"  # a pooler that has kept a server session for each of ours so far
@@ -173,14 +171,14 @@ class CheckLevel(StrEnum):
 
     OK = "ok"
     SKIPPED = "skipped"
-    """Was not looked at: nobody asked for it, a server is away, or the role may not see it."""
+    """Not examined: nobody asked for it, a server cannot be reached, or the role may not see it."""
     WARNING = "warning"
     PROBLEM = "problem"
 
 
 @dataclass(frozen=True, slots=True)
 class CheckResult:
-    """`check` is a stable name (`database.version`); `found` says what is, `advice` what to do about it."""
+    """`check` is a stable name (`database.version`); `found` is the state, `advice` what to do about it."""
 
     check: str
     level: CheckLevel
@@ -221,7 +219,7 @@ def ok(check: str, found: str) -> CheckResult:
 
 
 def skipped(check: str, found: str, advice: str | None = None) -> CheckResult:
-    """Not looked at."""
+    """Not examined."""
     return CheckResult(check, CheckLevel.SKIPPED, found, advice)
 
 

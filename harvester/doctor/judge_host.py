@@ -1,8 +1,8 @@
-"""What this machine gives to a harvester with this configuration (pure)."""
+"""Judges this machine for a harvester with this configuration, and the servers' clocks against its own (pure)."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from harvester.config import Config
 from harvester.config.model import WORTHWHILE_SHARDS_PER_CORE
@@ -13,57 +13,45 @@ _FILES, _FILES_PER_SHARD = 64, 8
 _NOTICEABLE_S = 1.0
 
 
-def judge_host(host: HostFacts, config: Config) -> list[CheckResult]:
+def judge_host(host: HostFacts, config: Config) -> Iterator[CheckResult]:
     """Versions, cores against shards, open files."""
-    found = [ok("host.versions", f"Python {host.python}, {host.kafka_client}, {host.postgres_client}")]
+    yield ok("host.versions", f"Python {host.python}, {host.kafka_client}, {host.postgres_client}")
     shards, most = config.limits.shards, WORTHWHILE_SHARDS_PER_CORE * host.cores
     text = f"{shards} shards on {host.cores} {'core' if host.cores == 1 else 'cores'}"
     if shards > most:
-        found.append(
-            warning(
-                "host.shards",
-                f"{text}: more than {WORTHWHILE_SHARDS_PER_CORE} for each core",
-                f"set limits.shards to {most} or less: more processes take memory and sessions, and move no more",
-            )
-        )
+        advice = f"set limits.shards to {most} or less: more processes take memory and sessions, and move no more"
+        yield warning("host.shards", f"{text}: more than {WORTHWHILE_SHARDS_PER_CORE} for each core", advice)
     else:
-        found.append(ok("host.shards", text))
+        yield ok("host.shards", text)
     wanted = _FILES + _FILES_PER_SHARD * shards
     if host.open_files is not None and host.open_files < wanted:
-        found.append(
-            warning(
-                "host.open_files",
-                f"a process may have {host.open_files} files open, about {wanted} are needed",
-                "raise the limit: LimitNOFILE= in the unit, or ulimit -n",
-            )
-        )
+        text = f"a process may open {host.open_files} files, about {wanted} are needed"
+        yield warning("host.open_files", text, "raise the limit: LimitNOFILE= in the unit, or ulimit -n")
     else:
         limit = "no limit" if host.open_files is None else f"{host.open_files} files"
-        found.append(ok("host.open_files", f"{limit}, about {wanted} are needed"))
-    return found
+        yield ok("host.open_files", f"{limit}, about {wanted} are needed")
 
 
-def judge_java(runtimes: Sequence[JavaFacts]) -> list[CheckResult]:
-    """Only for commands that were asked about: the relay itself needs none."""
-    found = []
+def judge_java(runtimes: Sequence[JavaFacts]) -> Iterator[CheckResult]:
+    """Only for commands that were asked about: the relay itself needs no Java."""
     for java in runtimes:
         check = f"java.{java.command}"
         if java.version is not None:
-            found.append(ok(check, f"`harvester {java.command}` runs on Java {java.version}"))
+            yield ok(check, f"`harvester {java.command}` runs on Java {java.version}")
         else:
-            found.append(problem(check, java.error or "there is no Java", java.hint or "install Java 17 or 21"))
-    return found
+            yield problem(check, java.error or "there is no Java", java.hint or "install Java 17 or 21")
 
 
 def judge_clock(check: str, whose: str, clock: Clock, matters: str) -> CheckResult:
-    """Nothing that the relay promises depends on clocks that agree; figures do."""
-    off = abs(clock.offset_s)
-    text = f"{whose} clock is {_ms(off)} {'ahead of' if clock.offset_s > 0 else 'behind'} this machine's"
-    if off - clock.uncertainty_s > _NOTICEABLE_S:
-        return warning(check, f"{text} (± {_ms(clock.uncertainty_s)})", f"synchronise both (NTP): {matters}")
+    """No guarantee of the relay depends on clocks that agree; its figures do."""
+    off, within = abs(clock.offset_s), _ms(clock.uncertainty_s)
     if off <= clock.uncertainty_s:
-        return ok(check, f"{whose} clock agrees with this machine's within {_ms(clock.uncertainty_s)}")
-    return ok(check, f"{text} (± {_ms(clock.uncertainty_s)})")
+        return ok(check, f"{whose} clock agrees with this machine's within {within}")
+    side = "ahead of" if clock.offset_s > 0 else "behind"
+    text = f"{whose} clock is {_ms(off)} {side} this machine's (± {within})"
+    if off - clock.uncertainty_s > _NOTICEABLE_S:
+        return warning(check, text, f"synchronise both (NTP): {matters}")
+    return ok(check, text)
 
 
 def _ms(seconds: float) -> str:

@@ -1,4 +1,4 @@
-"""Looking at Kafka: an admin client that reads, and for `--probe` a producer for a moment. Thin."""
+"""Reads what the doctor judges of Kafka, by an admin client; for `--probe` also by a producer."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from confluent_kafka.admin import AdminClient, ConfigResource, ResourceType
 from confluent_kafka.cimpl import NewTopic
 
 from harvester.config import Config
+from harvester.config.kafka_options import get
 from harvester.doctor.facts import Clock, GroupFacts, Kafka, PartitionFacts, TopicFacts
 from harvester.errors import BrokerError, BrokerUnavailable
 
@@ -52,7 +53,8 @@ def read_kafka(config: Config, topics: Sequence[str]) -> Kafka:
     except KafkaException as error:
         client.poll(0)  # a wrong password or certificate looks like silence to the one who asks
         reason = refusals[-1] if refusals else _text(error)
-        raise BrokerUnavailable(f"Kafka at {_servers(config)} cannot be used: {reason}") from error
+        servers = get(config.base_kafka_config, "bootstrap.servers")
+        raise BrokerUnavailable(f"Kafka at {servers} cannot be used: {reason}") from error
     found = {name: metadata.topics[name] for name in topics if name in metadata.topics}
     settings = part("topics' settings", lambda: _topic_settings(client, list(found)), nothing)
     rights = part("rights on topics", lambda: _topic_rights(client, list(found)), nothing)
@@ -130,10 +132,6 @@ def _admin(config: Config) -> tuple[list[str], AdminClient]:
 
     settings: dict[str, Any] = {**config.common_options(), "log_level": "0", "error_cb": note}
     return refusals, AdminClient(settings)
-
-
-def _servers(config: Config) -> str:
-    return str(config.common_options().get("bootstrap.servers", ""))
 
 
 def _wait(future: Future[T]) -> T:

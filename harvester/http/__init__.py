@@ -1,21 +1,22 @@
-"""What a harvester says over HTTP: metrics, health, its status, and a page that shows it. An extra: `[http]`.
+"""Serves a harvester's metrics, health, status and status page over HTTP, read-only: the extra `[http]`.
 
-`exposition` and `pages` turn snapshots into text; `server` is the thin part that listens. Read-only throughout: there
-is no request that changes anything.
+`server` is the server and its router, which the control socket shares; `pages` has the routes and the metrics of a
+harvester, `consumers` the metrics of a coordinated consumer. Only these two need prometheus-client.
 """
 
 from __future__ import annotations
 
 import importlib.util
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 from harvester.errors import ConfigurationError, Problem
-from harvester.http.pages import Pages, StatusSource
-from harvester.http.server import Trouble, WebServer
 
-OFF = "off"
+if TYPE_CHECKING:
+    from harvester.http.pages import StatusSource
+    from harvester.http.server import Trouble, WebServer
 
-__all__ = ["OFF", "StatusSource", "WebServer", "web_server"]
+__all__ = ["web_server"]
 
 
 def web_server(listen: str, source: StatusSource, trouble: Trouble, say: Callable[[str], None]) -> WebServer:
@@ -26,5 +27,8 @@ def web_server(listen: str, source: StatusSource, trouble: Trouble, say: Callabl
     if importlib.util.find_spec("prometheus_client") is None:
         problem = Problem("http.listen", "needs prometheus-client, which is not installed", 'or "off"')
         raise ConfigurationError([problem], hint="pip install 'harvester[http]'")
+    from harvester.http.pages import Pages
+    from harvester.http.server import Router, WebServer
+
     host, _, port = listen.rpartition(":")
-    return WebServer(host.strip("[]"), int(port), Pages(source).answer, trouble, say)
+    return WebServer(host.strip("[]"), int(port), Router(Pages(source).routes()), trouble, say)

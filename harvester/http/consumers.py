@@ -1,11 +1,11 @@
-"""Figures of a coordinated consumer as Prometheus reads them, for whatever serves the application's own metrics.
+"""Exposes a coordinated consumer's figures to Prometheus, beside the application's own metrics.
 
     from prometheus_client import REGISTRY
 
     REGISTRY.register(ConsumerMetrics(consumer))
 
-Counters begin anew with the consumer. Every sample carries its group and client id. Several consumers of one process
-need a registry each, or differ in these labels by collectors of their own.
+Counters begin anew with the consumer. Every sample carries its group and client id. Give each of several consumers in
+one process a registry of its own.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ Samples = Iterable[tuple[tuple[str, ...], float]]
 
 
 class ConsumerMetrics(Collector):
-    """See the module's text. It may be scraped from any thread; a closed consumer has no claims and no lag."""
+    """Collects the figures of one consumer, from any thread; a closed consumer has no claims and no lag."""
 
     def __init__(self, consumer: CoordinatedConsumer) -> None:
         self._consumer = consumer

@@ -1,20 +1,16 @@
-"""Answers HTTP requests from the harvester's snapshots: metrics, health, status, dashboard.
+"""Answers HTTP requests from a harvester's snapshots: metrics, health, status, status page.
 
-A snapshot as Prometheus reads it; docs/operations.md lists every metric. Base units (seconds, records, ratios),
-`_total` for what only grows. What is not known has no sample, so that a rule never takes it for zero. A figure of a
-shard carries its number as a label; counters of shards begin anew with their process, as Prometheus expects of
-counters.
+Metrics are in base units (seconds, records, ratios), with `_total` for what only grows. What is not known has no
+sample, so that a rule never takes it for zero. A shard's figures carry its number as a label; its counters begin anew
+with its process, as Prometheus expects of counters. docs/operations.md lists them all.
 """
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import asdict, dataclass
-from datetime import datetime
+from collections.abc import Iterable, Iterator
 from importlib.resources import files
-from typing import Any, Protocol
-from uuid import UUID
+from importlib.resources.abc import Traversable
+from typing import Protocol
 
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, ProcessCollector, generate_latest
 from prometheus_client.core import (
@@ -26,10 +22,9 @@ from prometheus_client.core import (
 )
 from prometheus_client.registry import Collector
 
-from harvester.status import ShardState, State, Status
+from harvester.http.server import Request, Response, Route
+from harvester.status import ShardState, State, Status, to_json
 from harvester.telemetry.metrics import SOURCES, Totals
-
-CONTENT_TYPE = CONTENT_TYPE_LATEST
 
 LATENCY_BOUNDS_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0)
 
@@ -157,8 +152,8 @@ def _labelled(
     return family
 
 
-# A member of the group that can lead or does: standing by is what most are there for.
-READY = frozenset({State.STANDBY, State.LEADING, State.REMARKING, State.PAUSED, State.SUSPENDED})
+# A member of the group that can lead or does: most of them stand by.
+_READY = frozenset({State.STANDBY, State.LEADING, State.REMARKING, State.PAUSED, State.SUSPENDED})
 _ENDED = frozenset({State.STOPPED, State.FAILED})
 
 
@@ -172,88 +167,51 @@ class StatusSource(Protocol):
     def is_working(self) -> bool: ...
 
 
-@dataclass(frozen=True, slots=True)
-class Response:
-    """A response."""
-
-    code: int
-    content_type: str
-    body: bytes
-
-    @classmethod
-    def text(cls, code: int, text: str) -> Response:
-        """A few words."""
-        return cls(code, "text/plain; charset=utf-8", text.encode())
-
-    @classmethod
-    def json(cls, code: int, value: object) -> Response:
-        """Values as JSON."""
-        return cls(code, "application/json", json.dumps(value, default=_plain).encode() + b"\n")
-
-
 class Pages:
-    """See the module's text."""
+    """The routes of a harvester: files of the status page, and answers made from its latest snapshot."""
 
     def __init__(self, source: StatusSource) -> None:
         self._source = source
+
+    def routes(self) -> dict[tuple[str, str], Route]:
+        """By method and path."""
         folder = files(__package__)
-        self._files = {
-            "/": Response(200, "text/html; charset=utf-8", (folder / "status.html").read_bytes()),
-            "/status.js": Response(200, "text/javascript; charset=utf-8", (folder / "status.js").read_bytes()),
-            "/status.css": Response(200, "text/css; charset=utf-8", (folder / "status.css").read_bytes()),
-        }
-        self._answers: Mapping[str, Callable[[], Response]] = {
+        routes = {
+            "/": _file(folder / "status.html", "text/html"),
+            "/status.js": _file(folder / "status.js", "text/javascript"),
+            "/status.css": _file(folder / "status.css", "text/css"),
             "/metrics": self._metrics,
             "/healthz": self._health,
             "/readyz": self._readiness,
             "/leader": self._leadership,
-            "/status": lambda: Response.json(200, status_as_json(self._source.status())),
+            "/status": lambda _request: Response.json(200, to_json(self._source.status())),
         }
+        return {("GET", path): route for path, route in routes.items()}
 
-    def answer(self, path: str) -> Response:
-        """What a GET of this path gets."""
-        if path in self._files:
-            return self._files[path]
-        answer = self._answers.get(path)
-        if answer is not None:
-            return answer()
-        return Response.text(404, "".join(f"{known}\n" for known in ("/", *self._answers)))
+    def _metrics(self, _request: Request) -> Response:
+        return Response(200, CONTENT_TYPE_LATEST, expose(self._source.status(), self._source.totals()))
 
-    def _metrics(self) -> Response:
-        # moved
-
-        return Response(200, CONTENT_TYPE, expose(self._source.status(), self._source.totals()))
-
-    def _health(self) -> Response:
-        """Whether a restart would help: its threads turn, or they do not."""
+    def _health(self, _request: Request) -> Response:
+        """Whether a restart would help: the relay's threads make progress, or they do not."""
         if self._source.is_working():
             return Response.text(200, "ok\n")
         state = self._source.status().state
         return Response.text(503, f"{state.value}\n" if state in _ENDED else "a thread of the relay is stuck\n")
 
-    def _readiness(self) -> Response:
+    def _readiness(self, _request: Request) -> Response:
         """Whether it can lead: it is a member of the group, and its servers were reached."""
         status = self._source.status()
         text = f"{status.state.value}: {status.problem}\n" if status.problem else f"{status.state.value}\n"
-        return Response.text(200 if status.state in READY else 503, text)
+        return Response.text(200 if status.state in _READY else 503, text)
 
-    def _leadership(self) -> Response:
+    def _leadership(self, _request: Request) -> Response:
         """Whether it leads, and is trusted to, now."""
         status = self._source.status()
         leads = status.leader_id is not None and status.term is not None
-        return Response.json(
-            200 if leads else 503, {"leader": leads, "term": status.term, "leader_id": status.leader_id}
-        )
+        leader_id = None if status.leader_id is None else str(status.leader_id)
+        return Response.json(200 if leads else 503, {"leader": leads, "term": status.term, "leader_id": leader_id})
 
 
-def status_as_json(status: Status) -> dict[str, Any]:
-    """All of it, by the names of `harvester.Status`; times are ISO 8601 in UTC."""
-    return asdict(status)
-
-
-def _plain(value: object) -> str:
-    if isinstance(value, datetime):
-        return value.isoformat().replace("+00:00", "Z")
-    if isinstance(value, UUID):
-        return str(value)
-    raise TypeError(f"{type(value).__name__} has no form in JSON")
+def _file(file: Traversable, kind: str) -> Route:
+    response = Response(200, f"{kind}; charset=utf-8", file.read_bytes())
+    return lambda _request: response

@@ -1,32 +1,32 @@
-"""A small HTTP server whose clients can hold up nobody but each other.
+"""Serves HTTP over TCP and over Unix sockets; clients can hold up nobody but each other.
 
-One thread accepts; each connection is served by a thread of its own, eight at most, and ended after ten seconds,
-whatever it does or does not do. Who comes when all are busy is sent away. An address that is taken is no reason for a
-relay to stop: it is reported as a trouble, and tried again.
+`Router` maps a request to a response. `HttpServer` accepts connections on one thread and serves each on a thread of
+its own. It bounds how many there are, how long a client may be idle or take to read, and, where that is wanted, how
+long a connection may last; clients beyond the limit are turned away at once. `WebServer` is the one that listens on
+`http.listen`; `harvester.control.server` has the one on the control socket.
 """
 
 from __future__ import annotations
 
 import contextlib
 import ipaddress
+import json
 import socket
 import threading
 import time
-from collections.abc import Callable
-from http.server import BaseHTTPRequestHandler, HTTPServer
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from http import HTTPStatus
+from http.server import BaseHTTPRequestHandler
 from typing import Any
 
-from harvester.http.pages import Response
-
 Trouble = Callable[[str | None], None]
-Respond = Callable[[str], Response]
 
-MOST_CONNECTIONS = 8
-LONGEST_S = 10.0
+MAX_BODY_BYTES = 1 << 14
 _TRY_AGAIN_S = 5.0
 _LOOK_S = 0.25
-_STOP_WITHIN_S = 2.0
-_BUSY = b"HTTP/1.0 503 Service Unavailable\r\nContent-Length: 0\r\nRetry-After: 1\r\nConnection: close\r\n\r\n"
+_ENDS_WITHIN_S = 2.0
+_LATER = "try again later"
 _HEADERS = {
     "Cache-Control": "no-store",
     "Content-Security-Policy": (
@@ -38,167 +38,309 @@ _HEADERS = {
 }
 
 
-class WebServer(threading.Thread):
-    """See the module's text. `respond` is called with a path, by many threads at once."""
+@dataclass(frozen=True, slots=True)
+class Request:
+    """A request; `path` without its query, `peer` as the log names the client."""
 
-    def __init__(
-        self,
-        host: str,
-        port: int,
-        respond: Respond,
-        trouble: Trouble,
-        say: Callable[[str], None] = lambda _text: None,
-        *,
-        longest_s: float = LONGEST_S,
-    ) -> None:
-        super().__init__(name="harvester-http", daemon=True)
-        self._host, self._port, self._longest_s = host, port, longest_s
-        self._respond, self._trouble, self._say = respond, trouble, say
-        self._ended = threading.Event()
-        self._server: _Server | None = None
-        self.listening = threading.Event()
+    method: str
+    path: str
+    body: bytes = b""
+    peer: str = ""
 
-    @property
-    def address(self) -> str | None:
-        """HOST:PORT where it listens; None while it does not."""
-        server = self._server
-        return _shown(server.server_address[0], server.server_port) if server is not None else None
+
+@dataclass(frozen=True, slots=True)
+class Response:
+    """A response. An iterator as body is sent piece by piece, and its end closes the connection."""
+
+    code: int
+    content_type: str
+    body: bytes | Iterator[bytes]
+    may_idle: bool = False  # the client waits on this connection for the server's end
+
+    @classmethod
+    def text(cls, code: int, text: str) -> Response:
+        """Plain text."""
+        return cls(code, "text/plain; charset=utf-8", text.encode())
+
+    @classmethod
+    def json(cls, code: int, value: object, *, may_idle: bool = False) -> Response:
+        """Plain values as one line of JSON."""
+        return cls(code, "application/json", json_line(value), may_idle)
+
+    @classmethod
+    def problem(cls, code: int, error: str, hint: str | None = None) -> Response:
+        """What went wrong, and what to do about it."""
+        return cls.json(code, {"error": error, "hint": hint})
+
+
+def json_line(value: object) -> bytes:
+    """One line of JSON, in ASCII: half a surrogate pair is escaped, too."""
+    return json.dumps(value, separators=(",", ":")).encode() + b"\n"
+
+
+Route = Callable[[Request], Response]
+
+
+class Router:
+    """Answers requests by method and path. Called by many threads at once."""
+
+    def __init__(self, routes: Mapping[tuple[str, str], Route]) -> None:
+        self._routes = routes
+
+    def answer(self, request: Request) -> Response:
+        """The route's response; 405 for another method, 404 with the paths that there are."""
+        route = self._routes.get((request.method, request.path))
+        if route is not None:
+            return route(request)
+        methods = sorted(method for method, path in self._routes if path == request.path)
+        if methods:
+            return Response.problem(405, f"{request.path} takes {' or '.join(methods)} only")
+        paths = dict.fromkeys(path for _, path in self._routes if "." not in path)
+        return Response.text(404, "".join(f"{path}\n" for path in paths))
+
+
+class HttpServer(threading.Thread):
+    """Serves the clients of one listening socket. Subclasses say where it comes from, and set the limits."""
+
+    most_clients = 8
+    idle_s = 10.0  # for the next request to arrive
+    takes_s = 10.0  # for a response to be read
+    longest_s: float | None = 10.0  # for a connection, whatever it does
+    protocol = "HTTP/1.0"
+    answer_to_json: bytes = b""  # to clients that send JSON instead of HTTP
+
+    def __init__(self, name: str, router: Router) -> None:
+        super().__init__(name=name, daemon=True)
+        self.router = router
+        self.ended = threading.Event()
+        self._clients: dict[socket.socket, tuple[threading.Thread, float]] = {}
+        self._lock = threading.Lock()
+
+    def admit(self, client: socket.socket) -> tuple[str, Response | None]:
+        """Who a client is, for the log, and the refusal that it gets instead of being served, if any."""
+        return "", None
+
+    def refusal_of_host(self, host: str) -> Response | None:
+        """The response to requests with this Host header, where they are not to be answered."""
+        return None
+
+    def cannot_accept(self, error: Exception) -> None:
+        """Called when a client could not be served for want of descriptors, threads or memory."""
+
+    def serve(self, listening: socket.socket) -> None:
+        """Accept clients until `stop`."""
+        look_s = None if self.longest_s is None else _LOOK_S
+        while not self.ended.is_set():
+            try:
+                listening.settimeout(look_s)
+                client, _ = listening.accept()
+            except TimeoutError:
+                pass
+            except OSError as error:
+                if not self.ended.wait(0.1):
+                    self.cannot_accept(error)
+            else:
+                self._let_in(client)
+            if self.longest_s is not None:
+                self._hang_up(self.longest_s)
+        self._hang_up(0.0)
 
     def stop(self) -> None:
-        """End it; connections that are open are cut."""
-        self._ended.set()
-        if self.is_alive():
-            self.join(_STOP_WITHIN_S)
+        """Hang up on everybody and end all threads."""
+        self.ended.set()
+        self._hang_up(0.0)
+        with self._lock:
+            threads = [self, *(thread for thread, _ in self._clients.values())]
+        deadline = time.monotonic() + _ENDS_WITHIN_S
+        for thread in threads:
+            if thread.ident is not None and thread is not threading.current_thread():
+                thread.join(max(0.0, deadline - time.monotonic()))
 
-    def run(self) -> None:
-        """The thread."""
-        while not self._ended.is_set():
-            try:
-                self._server = _Server(self._host, self._port, self._respond)
-            except OSError as error:
-                where = _shown(self._host, self._port)
-                self._trouble(f"cannot listen on {where}: {error.strerror or error}; the relay goes on without")
-                self._ended.wait(_TRY_AGAIN_S)
-                continue
-            self._trouble(None)
-            self._say(f"serves http://{self.address}/ and metrics, status, healthz, readyz, leader below it")
-            self.listening.set()
-            with self._server as server:
-                while not self._ended.is_set():
-                    server.handle_request()
-                    server.cut(self._longest_s)
-            server.cut(0.0)
-            self._server = None
+    def _let_in(self, client: socket.socket) -> None:
+        peer, refusal = self.admit(client)
+        with self._lock:
+            if refusal is None and len(self._clients) >= self.most_clients:
+                refusal = Response.problem(503, f"{self.most_clients} clients are connected already", _LATER)
+            if refusal is None:
+                thread = threading.Thread(
+                    target=self._serve_client, args=(client, peer), name=f"{self.name}-client", daemon=True
+                )
+                self._clients[client] = (thread, time.monotonic())
+                try:
+                    thread.start()
+                    return
+                except RuntimeError as error:  # no thread or memory left: the next client may be luckier
+                    del self._clients[client]
+                    self.cannot_accept(error)
+                    text = f"the harvester has no thread for one more client: {error}"
+                    refusal = Response.problem(503, text, _LATER)
+        client.setblocking(False)
+        with client, contextlib.suppress(OSError):
+            client.send(_unasked(refusal))
 
-
-class _Server(HTTPServer):
-    request_queue_size = 16
-    timeout = _LOOK_S  # of one wait for a connection
-
-    def __init__(self, host: str, port: int, respond: Respond) -> None:
-        self.respond = respond
-        self._room = threading.BoundedSemaphore(MOST_CONNECTIONS)
-        self._open: dict[socket.socket, float] = {}
-        family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
-        self.address_family = family
-        self.only_local = _is_loopback(str(address[0]))
-        super().__init__((str(address[0]), port), _Handler)
-
-    def server_bind(self) -> None:
-        """Without the look-up of the machine's name that HTTPServer makes, which may take long."""
-        self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        self.socket.bind(self.server_address)
-        self.server_address = self.socket.getsockname()
-        self.server_name, self.server_port = self.server_address[0], self.server_address[1]  # type: ignore[assignment]
-
-    def process_request(self, request: Any, client_address: Any) -> None:
-        """On the accepting thread: hand it to a thread of its own, or send it away."""
-        if not self._room.acquire(blocking=False):
-            request.setblocking(False)
-            with contextlib.suppress(OSError):
-                request.send(_BUSY)
-            self.shutdown_request(request)
-            return
-        self._open[request] = time.monotonic()
+    def _serve_client(self, client: socket.socket, peer: str) -> None:
         try:
-            threading.Thread(
-                target=self._serve, args=(request, client_address), name="harvester-http-client", daemon=True
-            ).start()
-        except RuntimeError:  # no thread to be had
-            self._over(request)
-
-    def _serve(self, request: Any, client_address: Any) -> None:
-        try:
-            self.finish_request(request, client_address)
-        except (OSError, ValueError):  # it went away, was too slow, or speaks no HTTP
+            _Handler(client, peer, self)  # type: ignore[arg-type]  # serves it in its constructor
+        except (OSError, ValueError):  # it has gone, was too slow, or speaks no HTTP
             pass
         finally:
-            self._over(request)
+            with self._lock:
+                self._clients.pop(client, None)
+            with contextlib.suppress(OSError):
+                client.shutdown(socket.SHUT_WR)
+            client.close()
 
-    def _over(self, request: Any) -> None:
-        self._open.pop(request, None)
-        self.shutdown_request(request)
-        self._room.release()
-
-    def cut(self, older_s: float) -> None:
-        """End connections that have been open for so long; their threads then see the end."""
+    def _hang_up(self, older_s: float) -> None:
+        """Shut down connections that have been open for so long; their threads then see the end."""
         now = time.monotonic()
-        for request, since in list(self._open.items()):
-            if now - since >= older_s:
-                with contextlib.suppress(OSError):
-                    request.shutdown(socket.SHUT_RDWR)
+        with self._lock:
+            old = [client for client, (_, since) in self._clients.items() if now - since >= older_s]
+        for client in old:
+            with contextlib.suppress(OSError):
+                client.shutdown(socket.SHUT_RDWR)
 
 
 class _Handler(BaseHTTPRequestHandler):
-    server: _Server
-    timeout = LONGEST_S
+    server: HttpServer  # type: ignore[assignment]
+    client_address: str  # type: ignore[assignment]
     server_version, sys_version = "harvester", ""
     error_content_type = "text/plain; charset=utf-8"
     error_message_format = "%(code)d %(message)s\n"
+    raw_requestline: bytes
+    _may_idle = False
+
+    def setup(self) -> None:
+        self.protocol_version = self.server.protocol
+        self.connection: socket.socket = self.request
+        self.connection.settimeout(self.server.idle_s)
+        super().setup()
+
+    def parse_request(self) -> bool:
+        if self.server.answer_to_json and self.raw_requestline.startswith(b"{"):
+            self.wfile.write(self.server.answer_to_json)
+            self.close_connection = True
+            return False
+        return super().parse_request()
 
     def do_GET(self) -> None:
-        """The whole answer."""
-        answer = self._answer()
-        self._begin(answer)
-        self.wfile.write(answer.body)
-
-    def do_HEAD(self) -> None:
-        """Its first part."""
-        self._begin(self._answer())
-
-    def _answer(self) -> Response:
-        # A page of the web could give its own name this machine's address, and read what is meant for this machine.
-        if self.server.only_local and not _is_local(self.headers.get("Host", "localhost")):
-            return Response.text(403, "this address answers to localhost and to addresses only\n")
-        try:
-            return self.server.respond(self.path.partition("?")[0])
-        except Exception as error:  # noqa: BLE001 - the top frame of a request; the relay has nothing to do with it
-            return Response.text(500, f"internal error: {error!r}\n")
-
-    def _begin(self, answer: Response) -> None:
-        self.send_response(answer.code)
-        self.send_header("Content-Type", answer.content_type)
-        self.send_header("Content-Length", str(len(answer.body)))
+        """Answer any request that is routed."""
+        response = self._response()
+        self.connection.settimeout(self.server.takes_s)
+        self.send_response(response.code)
+        self.send_header("Content-Type", response.content_type)
+        if isinstance(response.body, bytes):
+            self.send_header("Content-Length", str(len(response.body)))
+        if not isinstance(response.body, bytes) or self.close_connection:
+            self.send_header("Connection", "close")
         self.end_headers()
+        if self.command != "HEAD":
+            for part in [response.body] if isinstance(response.body, bytes) else response.body:
+                self.wfile.write(part)
+        self._may_idle |= response.may_idle
+        self.connection.settimeout(None if self._may_idle else self.server.idle_s)
+
+    do_HEAD = do_POST = do_GET  # noqa: N815 - the names that http.server looks for
+
+    def _response(self) -> Response:
+        length = self.headers.get("Content-Length", "0")
+        if len(length) > 8 or not length.isdecimal() or "Transfer-Encoding" in self.headers:
+            self.close_connection = True
+            return Response.problem(400, "a request's body needs a Content-Length")
+        if int(length) > MAX_BODY_BYTES:
+            self.close_connection = True
+            return Response.problem(413, f"a request's body is longer than {MAX_BODY_BYTES} bytes")
+        body = self.rfile.read(int(length))
+        refusal = self.server.refusal_of_host(self.headers.get("Host", "localhost"))
+        if refusal is not None:
+            return refusal
+        method = "GET" if self.command == "HEAD" else self.command
+        try:
+            return self.server.router.answer(Request(method, self.path.partition("?")[0], body, self.client_address))
+        except Exception as error:  # noqa: BLE001 - the top frame of a request; the relay has nothing to do with it
+            return Response.problem(500, f"internal error: {error!r}")
 
     def end_headers(self) -> None:
         for name, value in _HEADERS.items():
             self.send_header(name, value)
         super().end_headers()
 
-    def log_message(self, format: str, *args: Any) -> None:  # noqa: A002 - the name that it has
-        """Nothing: who asks is nobody's news."""
+    def log_message(self, format: str, *args: Any) -> None:  # noqa: A002 - the inherited name
+        """Log no requests."""
+
+
+def _unasked(response: Response) -> bytes:
+    """A whole response, to a client that has not been heard."""
+    assert isinstance(response.body, bytes)
+    head = (
+        f"HTTP/1.0 {response.code} {HTTPStatus(response.code).phrase}\r\nContent-Type: {response.content_type}\r\n"
+        f"Content-Length: {len(response.body)}\r\nRetry-After: 1\r\nConnection: close\r\n\r\n"
+    )
+    return head.encode() + response.body
+
+
+class WebServer(HttpServer):
+    """Listens on a TCP address, and tries again where it is taken: that is no reason for a relay to stop."""
+
+    def __init__(
+        self,
+        host: str,
+        port: int,
+        router: Router,
+        trouble: Trouble,
+        say: Callable[[str], None] = lambda _text: None,
+        *,
+        longest_s: float = 10.0,
+    ) -> None:
+        """`trouble` hears why it does not listen, and None when it does; `say` gets lines for the log."""
+        super().__init__("harvester-http", router)
+        self._host, self._port, self.longest_s = host, port, longest_s
+        self._trouble, self._say = trouble, say
+        self._only_local = False
+        self.address: str | None = None  # HOST:PORT while it listens
+        self.listening = threading.Event()
+
+    def run(self) -> None:
+        """The thread."""
+        while not self.ended.is_set():
+            try:
+                listening = self._listen()
+            except OSError as error:
+                where = _shown(self._host, self._port)
+                self._trouble(f"cannot listen on {where}: {error.strerror or error}; the relay goes on without")
+                self.ended.wait(_TRY_AGAIN_S)
+                continue
+            with listening:
+                host, port = listening.getsockname()[:2]
+                self.address, self._only_local = _shown(host, port), ipaddress.ip_address(host).is_loopback
+                self._trouble(None)
+                self._say(f"serves http://{self.address}/ and metrics, status, healthz, readyz, leader below it")
+                self.listening.set()
+                self.serve(listening)
+            self.address = None
+
+    def refusal_of_host(self, host: str) -> Response | None:
+        """A page on the web could resolve its own name to this machine's address, and read what is meant for it."""
+        if self._only_local and not _is_local(host):
+            return Response.text(403, "this address answers to localhost and to addresses only\n")
+        return None
+
+    def _listen(self) -> socket.socket:
+        family, _, _, _, address = socket.getaddrinfo(
+            self._host, self._port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )[0]
+        listening = socket.socket(family, socket.SOCK_STREAM)
+        try:
+            listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            listening.bind(address)
+            listening.listen(16)
+        except OSError:
+            listening.close()
+            raise
+        return listening
 
 
 def _shown(host: object, port: int) -> str:
     return f"[{host}]:{port}" if ":" in str(host) else f"{host}:{port}"
-
-
-def _is_loopback(host: str) -> bool:
-    try:
-        return ipaddress.ip_address(host.partition("%")[0]).is_loopback
-    except ValueError:
-        return False
 
 
 def _is_local(host: str) -> bool:

@@ -1,4 +1,4 @@
-"""Idempotence for writers and consumers (seed 002): high-water marks, leases, seen ids, the inbox.
+"""Idempotence for writers and consumers: high-water marks, leases, seen ids, the inbox.
 
 For consumers: `SeenIds` (pure) recognises records by the origin in their header, `harvester.origin`; `Inbox` keeps it
 in PostgreSQL together with the consumed offset and the application's effect. docs/consumers.md explains both.

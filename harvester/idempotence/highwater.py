@@ -1,4 +1,4 @@
-"""The high-water mark: which numbers of a producer a log already has, told by one number (seed 002; pure).
+"""The high-water mark: which numbers of a producer a log already has, told by one number (pure).
 
 A producer numbers what it sends 1, 2, 3, … without holes. Because the log takes a number only if it is the one after
 the last, "everything up to n is there, nothing above it" is all that has to be kept of a producer:

@@ -1,58 +1,43 @@
 """The election: who leads, and until when that may be believed. Pure.
 
-Theory (Fast NELI, seed 000, with the proofs of protocol rule P11). Kafka's group coordinator gives partition 0 of the
-leader topic to at most one member of the group; its owner leads. Owning it is not enough: the owner may be cut off
-without knowing. So it proves its place again and again, and believes it only for a while:
+Theory (Fast NELI, seed 000, with the proofs of rule P11). Kafka's group coordinator gives partition 0 of the leader
+topic to at most one member of the group; its owner leads. Owning it is not enough: the owner may be cut off without
+knowing. So it proves its place again and again, and believes it only for a while:
 
     OUTSIDE ──assigned──▶ CANDIDATE ──both proofs──▶ LEADER ──trust expired, foreign term, dead marker──▶ CANDIDATE
-       ▲                      │                        │                                     (Fence)
+       ▲                      │                        │                                     (FenceNow)
        └──────revoked─────────┴────────────────────────┴──revoke begins──▶ LEAVING ──revoked──▶ OUTSIDE
 
 *Proofs.* A heartbeat of our own, sent to partition 0, has come back; and an offset commit has succeeded under our
-member id and generation. Both are needed: a heartbeat alone says little about the group (the coordinator may be out
-of reach while the topic is not), a commit alone little about the topic. Each counts from when it was *sent*, and each
-has its own bound (P39). With H, S, R, D and g for heartbeat, session, rebalance and delivery timeout and the interval
-of the group's own heartbeats:
+member id and generation. A heartbeat alone says little about the group (the coordinator may be out of reach while the
+topic is not), a commit alone little about the topic. Each counts from when it was *sent*, and has its own bound (P39).
+With H, S, R, D and g for heartbeat, session, rebalance and delivery timeout and the group's own heartbeat interval,
 
-- The heartbeat counts for H: a leader that the topic does not hear gives up.
-- The commit counts until no other member can have been elected. Kafka elects another one only after it has removed
-  us, and it has two reasons to (seen in the coordinators of Kafka 3.9 and 4): 1. *Our session ran out.* An accepted
-  commit starts it anew, in the states Stable and PreparingRebalance, so we
-     stay for S after its sending at least. While our JoinGroup waits at the coordinator, the session does not run out.
-     (A transactional commit is checked as well and starts no session anew; it proves nothing.)
-  2. *We missed a rebalance.* Who has not sent a JoinGroup is removed R after its begin. A commit is accepted during
-     a rebalance, too, under the old generation: it does not say that none has begun. `stable_at` comes with the commit
-     and is a moment after which that rebalance began (`harvester.neli.member` has the derivation).
-- A record sent just before trust ends may be on the wire for D, and the client looks for expired records once a
-  second.
+    trust ends at min(heartbeat + H, commit + S − D − 1 s, stable_at + R − D − 1 s)
 
-So trust lasts until `min(heartbeat + H, commit + S − D − 1 s, stable_at + R − D − 1 s)`. With H + D + 1 s ≤ S (P12)
-and R ≥ S + what a rebalance may go unnoticed, a leader that is answered is bound by the first term alone.
+The commit counts until no other member can have been elected. Kafka elects one only after it has removed us, for one of
+two reasons (seen in the coordinators of Kafka 3.9 and 4). Our session ran out: an accepted commit starts it anew, so we
+stay for S after its sending at least. Or we missed a rebalance: who has not sent a JoinGroup is removed R after its
+begin, and `stable_at`, which comes with the commit, is a moment after which that rebalance began
+(`harvester.neli.member` derives it). D + 1 s go off because a record sent just before trust ends may be on the wire for
+D, and the client looks for expired records once a second. With H + D + 1 s ≤ S (P12) and R ≥ S + what a rebalance may
+go unnoticed, a leader that is answered is bound by the first term alone.
 
-*A JoinGroup that Kafka holds back* blocks the commits behind it, since a broker reads one request of a connection at
-a time. Kafka holds it back while a dead member is in the group, up to S, which no commit outlasts. So a member that
-joins lets D + 1 s and a little more pass where another standby may have died (`harvester.neli.member`): then the dead
-one is removed before the leader's last commit has lost its worth.
+*Local time ends trust and never extends it.* The clock is looked at before any other part of an event is: a proof that
+arrives after trust expired does not revive it. The machine fences, and only proofs sent after the fence make it lead
+again, under a new leader id and term.
 
-*Local time ends trust and never extends it.* The clock is looked at before any other part of an event is: a proof
-that arrives after trust expired does not revive it. The machine fences, and only fresh proofs, sent after the fence,
-make it lead again, under a new leader id and term.
+*From the beginning of a revoke* trust never exceeds that moment + R − g, and every revoke is treated as possibly lost:
+the client's own flag is not reliable. A leader's proofs still count while it leaves; those of a candidate do not.
 
-*From the beginning of a revoke* trust never exceeds that moment + rebalance_timeout − group heartbeat interval, and
-every revoke is treated as possibly lost: the client's own flag is not reliable. A leader's proofs still count while
-it leaves; those of a candidate, or of a leader whose trust has ended, do not.
-
-*A candidate that the coordinator never answers* may have a client that has lost its way (librdkafka issue 3740: a
-commit that a broken connection took along is never answered, nor any after it). It keeps its membership, and so
-nobody would lead. One whose heartbeats come back while no commit is answered, for three times heartbeat_timeout
+*A candidate that the coordinator never answers* may have a client that has lost its way (librdkafka issue 3740). It
+keeps its membership, and so nobody would lead. One whose heartbeats come back while no commit is answered, for 3 H
 without a break, joins anew.
 
-*A dead mark loop must not keep leadership*: `Tick` carries whether the loop is alive, and a leader whose loop is not
-is fenced, and proposes itself again only when it is.
+*A dead mark loop must not keep leadership*: `Tick` carries whether the loop is alive. A leader whose loop is not is
+fenced, and proposes itself again only when it is.
 
 Times are seconds of a clock that runs through suspend.
-
-What the election is told, and what it asks for: events and commands. Values only; times as in `election`.
 """
 
 from __future__ import annotations
@@ -107,8 +92,6 @@ class CommitSucceeded:
 
 @dataclass(frozen=True, slots=True)
 class LeadsUnderTerm:
-    """The relay leads under this term."""
-
     term: int
 
 
@@ -181,8 +164,6 @@ Command = SendHeartbeat | CommitOffset | Acquire | Trust | FenceNow | Rejoin
 
 
 class Role(Enum):
-    """See the module's text."""
-
     OUTSIDE = "outside"
     CANDIDATE = "candidate"
     LEADER = "leader"

@@ -14,54 +14,54 @@ import threading
 from uuid import UUID
 
 from harvester.clock import clock_s
-from harvester.neli.group import GroupCallbacks, Identity
+from harvester.neli.group import GroupListener, Identity
 
 _FOR_EVER_S = 1e6
 
 
 class FakeGroup:
-    """See the module's text. Its methods may be called from any thread of the test."""
+    """A `Group` that the test leads. Its methods may be called from any thread."""
 
     def __init__(self, *, elected: bool = False, revoke_within_s: float = 10.0) -> None:
         self._elected = elected
         self._within_s = revoke_within_s
-        self._callbacks: GroupCallbacks | None = None
+        self._listener: GroupListener | None = None
         self._started = threading.Event()
         self._led = threading.Event()
         self._leads = False
         self._highest_term = 0
 
-    def start(self, identity: Identity, callbacks: GroupCallbacks) -> None:
+    def start(self, identity: Identity, listener: GroupListener) -> None:
         """Called by the harvester when it joins."""
-        self._callbacks = callbacks
+        self._listener = listener
         self._started.set()
         if self._elected:
-            self._elect(callbacks)
+            self._elect(listener)
 
     def elect(self, timeout_s: float = 10.0) -> bool:
         """Make this harvester the leader; returns whether it leads (has taken its term) within that time."""
         self._elect(self._joined(timeout_s))
         return self._led.wait(timeout_s)
 
-    def _elect(self, callbacks: GroupCallbacks) -> None:
+    def _elect(self, listener: GroupListener) -> None:
         self._led.clear()
         self._leads = True
-        callbacks.trust(clock_s() + _FOR_EVER_S)
-        callbacks.acquired()
+        listener.trust(clock_s() + _FOR_EVER_S)
+        listener.acquired()
 
     def revoke(self, timeout_s: float = 10.0) -> None:
         """Take leadership away in good order; returns when it has been given up."""
-        callbacks = self._joined(timeout_s)
+        listener = self._joined(timeout_s)
         if self._leads:
             self._leads = False
-            callbacks.revoking(self._within_s)
+            listener.revoking(self._within_s)
 
     def fence(self, reason: str = "fenced by the test", timeout_s: float = 10.0) -> None:
         """Take leadership away at once."""
-        callbacks = self._joined(timeout_s)
+        listener = self._joined(timeout_s)
         if self._leads:
             self._leads = False
-            callbacks.fenced(reason)
+            listener.fenced(reason)
 
     def lead(self, leader_id: UUID, term: int) -> None:
         """Called by the harvester when it has taken its term."""
@@ -74,7 +74,6 @@ class FakeGroup:
 
     @property
     def highest_term(self) -> int:
-        """The highest term this group has seen."""
         return self._highest_term
 
     def cluster(self) -> str | None:
@@ -85,7 +84,7 @@ class FakeGroup:
         """Called by the harvester when it leaves."""
         self.revoke()
 
-    def _joined(self, timeout_s: float) -> GroupCallbacks:
-        if not self._started.wait(timeout_s) or self._callbacks is None:
+    def _joined(self, timeout_s: float) -> GroupListener:
+        if not self._started.wait(timeout_s) or self._listener is None:
             raise TimeoutError("the harvester has not joined the group")
-        return self._callbacks
+        return self._listener

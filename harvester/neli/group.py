@@ -2,34 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 from uuid import UUID
 
 
-@dataclass(frozen=True, slots=True)
-class GroupCallbacks:
-    """What a group tells the supervisor. All but `revoking` are quick and run on the group's own thread.
+class GroupListener(Protocol):
+    """Who is told what the group says. All but `revoking` are quick; all are called on the group's own thread."""
 
-    - acquired(): this process leads, as far as the group can tell
-    - fenced(reason): trust is over, at once
-    - revoking(within_s): the group takes leadership away and waits; returns when it is given up, or time is up
-    - trust(until_s): proven up to this moment of CLOCK_BOOTTIME
-    - failed(error): the group cannot be used; ends the harvester
-    - trouble(text): what it waits for; None when that is over
-    - marker_alive(): whether the mark loop is live (P14)
-    - client_said(level, text): a line of the client library for the log
-    """
-
-    acquired: Callable[[], None]
-    fenced: Callable[[str], None]
-    revoking: Callable[[float], None]
-    trust: Callable[[float], None]
-    failed: Callable[[BaseException], None]
-    trouble: Callable[[str | None], None]
-    marker_alive: Callable[[], bool]
-    client_said: Callable[[int, str], None]
+    def acquired(self) -> None: ...  # this process leads, as far as the group can tell
+    def fenced(self, reason: str) -> None: ...  # trust is over, at once
+    def revoking(self, within_s: float) -> None: ...  # returns when leadership is given up, or time is up
+    def trust(self, until_s: float) -> None: ...  # leadership is proven up to this moment of CLOCK_BOOTTIME
+    def fail(self, error: BaseException) -> None: ...  # the group cannot be used: the harvester ends
+    def trouble(self, text: str | None) -> None: ...  # what it waits for; None when that is over
+    def marker_alive(self) -> bool: ...  # whether the mark loop is live (P14)
+    def client_said(self, level: int, text: str) -> None: ...  # a line of the client library for the log
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +32,7 @@ class Identity:
 class Group(Protocol):
     """A place in an election."""
 
-    def start(self, identity: Identity, callbacks: GroupCallbacks) -> None:
+    def start(self, identity: Identity, listener: GroupListener) -> None:
         """Join, without waiting for it."""
 
     def lead(self, leader_id: UUID, term: int) -> None:

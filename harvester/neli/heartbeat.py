@@ -31,7 +31,6 @@ class MemberHeartbeat:
 
 
 def encode(heartbeat: MemberHeartbeat) -> bytes:
-    """The bytes of a heartbeat."""
     body: dict[str, Any] = {
         "v": VERSION,
         "member": str(heartbeat.member),

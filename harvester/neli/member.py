@@ -1,49 +1,37 @@
 """A member of the leader group: performs what the election decides, with Kafka's own group membership.
 
-One thread of its own polls the consumer, feeds the machine and performs its commands, so neither a slow query nor a
-slow event handler can delay a heartbeat. The group protocol is pinned to *classic*, the assignor is cooperative (a
-joining standby does not unseat the leader), membership is dynamic. The rebalance callback that takes partition 0 away
-blocks until the relay has drained. Nothing is marked or produced from its beginning on, so trust is closed there
-rather than renewed by synchronous commits as P13 has it: a drain only purges, which needs no trust, and a synchronous
-commit to a coordinator that has just gone away blocks for as long as that stays away (docs/adr/0006).
+One thread polls the consumer, feeds the machine and performs its commands, so neither a slow query nor a slow event
+handler can delay a heartbeat. The group protocol is pinned to *classic*, the assignor is cooperative (a joining standby
+does not unseat the leader), membership is dynamic. The rebalance callback that takes partition 0 away blocks until the
+relay has drained. Trust is closed there rather than renewed by synchronous commits as P13 has it: a drain only purges,
+which needs no trust, and a synchronous commit to a coordinator that has just gone away blocks for as long as that stays
+away (docs/adr/0006). On assignment the last few records of the partition are read again, so that a new leader knows the
+highest term that was announced.
 
-On assignment the last few records of the partition are read again, so that a new leader knows the highest term that
-was announced and notices a member that serves another outbox.
-
-The second proof: asking the group's coordinator to accept an offset, which shows that it still counts us in. *When a
-rebalance began.* A commit is accepted during a rebalance that we have not answered, too. What tells us of the
-rebalance is the client's own heartbeat to the group, whose answer nobody shows us; but it travels on the connection
-of the commits, in order, and one commit is under way at a time. So when commit k is accepted, every group heartbeat
-sent before commit k − 1 was sent is answered. One that had met a rebalance would have made the client send its
-JoinGroup, `rejoin_delay` later at most. A commit j sent after that stands behind the JoinGroup, and is accepted under
-the old generation only if there was none. Group heartbeats are sent at most `missed_heartbeats` apart; therefore
+*The second proof* (`Commits`, `Stability`) is an offset commit that the group's coordinator accepts: it still counts us
+in. But a commit is accepted during a rebalance that we have not answered, too. What tells us of the rebalance is the
+client's own heartbeat to the group, whose answer nobody shows us; it travels on the connection of the commits, in
+order, and one commit is under way at a time. So when commit k is accepted, every group heartbeat sent before commit
+k − 1 was sent is answered. One that had met a rebalance would have made the client send its JoinGroup, `rejoin_delay`
+later at most. A commit j sent after that stands behind the JoinGroup, and is accepted under the old generation only if
+there was none. Group heartbeats are sent at most `missed_heartbeats` apart; therefore
 
     sent(j) >= answered(k) + rejoin_delay   =>   rebalance began > sent(k − 1) - missed_heartbeats
 
 Before there are such commits, the assignment stands for them: the group was stable when it sent us that.
 
-Whether any broker can be reached, as a member of the group notices it.
+*Joining* (`await_dead`). A rebalance waits for every member, a dead one too, until its session has run out. Until then
+the leader's own JoinGroup is unanswered, and its commits behind it, for longer than its last commit proves its place
+(P39). So a member that finds another standby in the group, which may have died just now, lets some time pass before it
+joins. That costs nothing: nobody else can be elected before the dead are removed.
 
-Joining and leaving a group without holding it up. A rebalance waits for every member, a dead one too, until its
-session has run out. Until then the leader's own JoinGroup is unanswered, and its commits behind it; that lasts longer
-than its last commit proves its place (P39). So who joins a group in which another standby may have died just now lets
-some time pass first. It costs nothing: nobody else can be elected before the dead are removed, and what is left then
-is a rebalance that ends in time.
+*Leaving* (`await_stable`, `leave`). A broker reads no second request of a connection before it has answered the first,
+so a LeaveGroup sent during a rebalance is lost when the connection closes, and nobody leads until the session times
+out. A member that leaves first sees the rebalance through. Nor does the client always end: a commit that a broken
+connection took along may never be answered (librdkafka issue 3740). Such a client is left behind.
 
-Leaving has its own trap. While a rebalance is under way a member's JoinGroup is unanswered, and a broker reads no
-second request of a connection before it has answered the first. A LeaveGroup that is sent then is lost when the
-connection closes, and the group waits for the member until its session times out; nobody leads meanwhile. So a member
-that leaves first sees the rebalance through.
-
-Nor does the client always end: it waits for the answer to every commit, and one that a broken connection took along
-may never have any (librdkafka issue 3740). A client that does not end is left behind; its member goes by session
-timeout, or with the process.
-
-What was asked and is not answered yet, and when. An answer that comes late is credited to the moment at which *it*
-was asked, never to a later one: so each is numbered.
-
-Members of the same group that serve another outbox: found before joining, and refused. A standby hears nothing, and
-would wait for ever for a leadership that belongs to another outbox.
+*Strangers*, members of the same group that serve another outbox, are found before joining, and refused: a standby would
+wait for ever for a leadership that belongs to another outbox.
 """
 
 from __future__ import annotations
@@ -67,7 +55,7 @@ from harvester.clock import clock_s
 from harvester.errors import ForeignOutbox
 from harvester.neli import election as e
 from harvester.neli.election import Election, ElectionTiming, step
-from harvester.neli.group import GroupCallbacks, Identity
+from harvester.neli.group import GroupListener, Identity
 from harvester.neli.heartbeat import MemberHeartbeat, decode, encode
 from harvester.neli.topic import cluster_id, ensuring_leader_topic, refusal
 from harvester.telemetry.logging import ClientLog
@@ -94,7 +82,7 @@ class MemberSettings:
 
 
 class KafkaGroup:
-    """See the module's text."""
+    """A place in Kafka's group. Its thread starts with `start`; `stop` ends it."""
 
     def __init__(self, settings: MemberSettings) -> None:
         self._settings = settings
@@ -108,7 +96,7 @@ class KafkaGroup:
         self._thread = threading.Thread(target=self._run, name="neli", daemon=True)
         self._lock = threading.RLock()  # around the machine: the relay's thread tells it the term
         self._identity: Identity
-        self._callbacks: GroupCallbacks
+        self._listener: GroupListener
         self._reaching: Reaching
         self._producer: Producer
         self._consumer: Consumer
@@ -119,14 +107,12 @@ class KafkaGroup:
 
     # -- the interface
 
-    def start(self, identity: Identity, callbacks: GroupCallbacks) -> None:
-        """Join, without waiting for it."""
-        self._identity, self._callbacks = identity, callbacks
-        self._reaching = Reaching(self._settings.topic, callbacks.trouble)
+    def start(self, identity: Identity, listener: GroupListener) -> None:
+        self._identity, self._listener = identity, listener
+        self._reaching = Reaching(self._settings.topic, listener.trouble)
         self._thread.start()
 
     def lead(self, leader_id: UUID, term: int) -> None:
-        """The relay leads under this term: heartbeats carry it from now on."""
         self._leader = (leader_id, term)
         self._feed(e.LeadsUnderTerm(term))
 
@@ -136,11 +122,9 @@ class KafkaGroup:
 
     @property
     def highest_term(self) -> int:
-        """The highest term seen in the leader topic."""
         return self._state.highest_term
 
     def cluster(self) -> str | None:
-        """The id of the Kafka cluster, None when it has none. Raises BrokerUnavailable."""
         return cluster_id(self._producer, self._settings.topic)
 
     def log_in(self, consumer_options: Mapping[str, Any], producer_options: Mapping[str, Any], user: str) -> None:
@@ -151,7 +135,6 @@ class KafkaGroup:
             self._log_in(client)
 
     def stop(self) -> None:
-        """Leave the group, and wait until that is done."""
         self._ended.set()
         if self._thread.is_alive() and threading.current_thread() is not self._thread:
             self._thread.join()
@@ -167,7 +150,7 @@ class KafkaGroup:
 
     def _run(self) -> None:
         try:
-            log = ClientLog(self._callbacks.client_said)
+            log = ClientLog(self._listener.client_said)
             # A heartbeat that is older proves nothing, and a refusal that is retried is told after that time.
             patience = {"message.timeout.ms": str(round(self._settings.timing.heartbeat_timeout_s * 1000))}
             self._producer = Producer({**self._settings.producer_options, **patience, "logger": log})
@@ -176,7 +159,7 @@ class KafkaGroup:
                 if self._join():
                     self._serve()
         except Exception as error:  # noqa: BLE001 - the top frame of this thread; without it nobody would fence
-            self._callbacks.failed(error)
+            self._listener.fail(error)
 
     def _join(self) -> bool:
         settings = self._settings
@@ -186,13 +169,13 @@ class KafkaGroup:
                 return False
         error = ensuring.result()
         if error is not None:
-            self._callbacks.trouble(error)
+            self._listener.trouble(error)
             self._ended.wait(_RETRY_S)
             return False
-        options = {**settings.consumer_options, "logger": ClientLog(self._callbacks.client_said)}
+        options = {**settings.consumer_options, "logger": ClientLog(self._listener.client_said)}
         look_for_strangers(settings.topic, options, settings.poll_s, self._refuse_stranger, self._ended.is_set)
         until = self._alone_from + settings.join_wait_s
-        await_dead(settings.group, settings.producer_options, until, self._ended, self._callbacks.client_said)
+        await_dead(settings.group, settings.producer_options, until, self._ended, self._listener.client_said)
         self._joined = False
         self._consumer = Consumer({**options, "on_commit": self._committed, "error_cb": self._reaching.heard})
         self._log_in(self._consumer)
@@ -204,7 +187,7 @@ class KafkaGroup:
     def _ensure_topic(self) -> Future[str | None]:
         settings = self._settings
         return ensuring_leader_topic(
-            settings.topic, settings.producer_options, lambda text: self._callbacks.client_said(logging.WARNING, text)
+            settings.topic, settings.producer_options, lambda text: self._listener.client_said(logging.WARNING, text)
         )
 
     def _refuse_stranger(self, heartbeat: MemberHeartbeat, message: Any) -> None:
@@ -220,7 +203,7 @@ class KafkaGroup:
                 if message is not None:
                     self._read(message)
                 if self._ensuring is not None and self._ensuring.done():
-                    self._callbacks.trouble(self._ensuring.result())
+                    self._listener.trouble(self._ensuring.result())
                     self._ensuring = None
                 self._producer.poll(0)
                 self._reaching.look(self._consumer)
@@ -228,10 +211,10 @@ class KafkaGroup:
                 if asked is not None:
                     reason, rejoin_after_s = asked
                     self._feed(e.StepDown(reason))
-                self._feed(e.Tick(self._callbacks.marker_alive()))
+                self._feed(e.Tick(self._listener.marker_alive()))
             await_stable(self._settings.group, self._settings.producer_options, self._consumer.poll)
         finally:
-            leave(self._consumer, self._settings.revoke_within_s, self._callbacks.client_said)
+            leave(self._consumer, self._settings.revoke_within_s, self._listener.client_said)
             self._alone_from = clock_s()
             self._feed(e.Revoked())
         if rejoin_after_s is not None:
@@ -241,7 +224,7 @@ class KafkaGroup:
         error = message.error()
         if error is not None:
             if error.code() != KafkaError._PARTITION_EOF:
-                self._callbacks.trouble(f"leader topic: {error.str()}")
+                self._listener.trouble(f"leader topic: {error.str()}")
             if error.code() in _GONE and self._ensuring is None:
                 self._ensuring = self._ensure_topic()
             return
@@ -254,7 +237,7 @@ class KafkaGroup:
         if heartbeat.member == self._member:
             sent_at = self._sent.take(heartbeat.number)
             if sent_at is not None:
-                self._callbacks.trouble(None)
+                self._listener.trouble(None)
                 self._feed(e.HeartbeatReturned(sent_at))
             return
         if heartbeat.outbox != self._identity.outbox:
@@ -279,15 +262,15 @@ class KafkaGroup:
             case e.CommitOffset():
                 self._commits.ask(self._consumer)
             case e.Trust(until):
-                self._callbacks.trust(until)
+                self._listener.trust(until)
             case e.Acquire():
                 self._leader = None
-                self._callbacks.acquired()
+                self._listener.acquired()
             case e.FenceNow(reason):
                 self._leader = None
-                self._callbacks.fenced(reason)
+                self._listener.fenced(reason)
             case e.Rejoin(reason):
-                self._callbacks.client_said(logging.WARNING, f"{reason}: the group is joined anew")
+                self._listener.client_said(logging.WARNING, f"{reason}: the group is joined anew")
                 self._step_down = (reason, 0.0)
 
     def _beat(self) -> None:
@@ -302,14 +285,14 @@ class KafkaGroup:
                 self._settings.topic, value=encode(heartbeat), partition=0, on_delivery=self._delivered
             )
         except (BufferError, KafkaException) as error:
-            self._callbacks.trouble(f"leader topic: {error}")
+            self._listener.trouble(f"leader topic: {error}")
         self._producer.poll(0)
 
     def _delivered(self, error: KafkaError | None, _message: Any) -> None:
         """A heartbeat that Kafka refused proves nothing, and without one nobody leads."""
         if error is None or (error.code() == KafkaError._MSG_TIMED_OUT and self._reaching.is_lost):
             return  # that no broker can be reached is said already
-        self._callbacks.trouble(refusal(self._settings.topic, error))
+        self._listener.trouble(refusal(self._settings.topic, error))
 
     def _committed(self, error: KafkaError | None, partitions: Any) -> None:
         for sent_at, stable_at in self._commits.answered(error, partitions):
@@ -323,11 +306,11 @@ class KafkaGroup:
         for partition in partitions:
             partition.offset = OFFSET_TAIL_BASE - TAIL_RECORDS
         consumer.incremental_assign(partitions)
-        self._callbacks.trouble(None)
+        self._listener.trouble(None)
         elected = any(partition.partition == 0 for partition in partitions)
         if not self._joined:
             self._joined = True
-            self._callbacks.client_said(
+            self._listener.client_said(
                 logging.INFO, f"joined group {self._settings.group}, {'elected' if elected else 'stands by'}"
             )
         if elected:
@@ -340,7 +323,7 @@ class KafkaGroup:
             consumer.incremental_unassign(partitions)
             return
         self._feed(e.RevokeBegan())
-        self._callbacks.revoking(self._settings.revoke_within_s)
+        self._listener.revoking(self._settings.revoke_within_s)
         self._leader = None
         consumer.incremental_unassign(partitions)
         self._feed(e.Revoked())
@@ -417,7 +400,7 @@ _REACHING_LOOK_S = 0.2
 
 
 class Reaching:
-    """Where none could be reached, it looks until one answers: nothing else would show that to a standby."""
+    """Whether any broker can be reached. Where none could, it asks until one answers."""
 
     def __init__(self, topic: str, trouble: Callable[[str | None], None]) -> None:
         self._topic, self._trouble = topic, trouble
@@ -425,11 +408,9 @@ class Reaching:
 
     @property
     def is_lost(self) -> bool:
-        """No broker could be reached lately."""
         return self._look_at < math.inf
 
     def heard(self, error: KafkaError) -> None:
-        """The client reports an error."""
         if error.code() == KafkaError._ALL_BROKERS_DOWN:
             self._trouble("Kafka: no broker can be reached")
             self._look_at = clock_s() + _RETRY_S
@@ -497,7 +478,7 @@ def _describe(admin: AdminClient, group: str, deadline: float, meanwhile: Callab
 def leave(consumer: Consumer, revoke_within_s: float, said: Callable[[int, str], None]) -> None:
     """Leave the group and end the client, for as long as a revoke may take and a little longer.
 
-    Revoke callbacks run on another thread meanwhile. `said` is told, with a level of the log, what did not go well.
+    Revoke listener run on another thread meanwhile. `said` is told, with a level of the log, what did not go well.
     """
 
     def close() -> None:
@@ -515,7 +496,10 @@ def leave(consumer: Consumer, revoke_within_s: float, said: Callable[[int, str],
 
 
 class Asked:
-    """`number`: of the last one. What is asked for longer than `patience_s` is forgotten: its answer proves nothing."""
+    """Numbers what is asked, so that a late answer is credited to the moment at which *it* was asked.
+
+    What is asked for longer than `patience_s` is forgotten.
+    """
 
     def __init__(self, patience_s: float) -> None:
         self._patience_s = patience_s
@@ -535,7 +519,6 @@ class Asked:
         return self._at.pop(number, None)
 
     def clear(self) -> None:
-        """Forget all of them."""
         self._at.clear()
 
 

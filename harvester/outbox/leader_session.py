@@ -1,21 +1,279 @@
-"""The leader's database session: marks, fetches, wake-up. Thin.
+"""The leader's database session: the term row, marks and fetches, wake-up. Thin.
 
-Marks are autocommit, READ COMMITTED, one statement a transaction (P3). What `TermSession` says of errors holds here.
+`TermSession` does what can be done to the term row; `MarkSession` adds what only a leader does. One statement a
+method, each a transaction of its own, autocommit and READ COMMITTED (P3). Any method may raise psycopg.Error or
+OutboxError; after that the session is unusable and `open` makes a new one. Whether a failed statement took effect is
+not known then, and nobody here guesses.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from datetime import datetime
 from uuid import UUID
 
-from harvester.errors import TermLost
+import psycopg
+from psycopg import sql
+from psycopg.types.json import Jsonb
+
+from harvester.errors import ForeignLeader, SchemaError, TermLost
+from harvester.outbox.archive import check_archive
+from harvester.outbox.connection import (
+    LENT,
+    LENT_HINT,
+    OutboxIdentity,
+    connect,
+    lends_backends,
+    read_place,
+    read_session,
+    sequence_oid,
+    server_identity,
+)
 from harvester.outbox.libpq import copy_durable_rows, copy_rows, wait_readable
+from harvester.outbox.schema import inspect, refresh_incarnation
 from harvester.outbox.shape import OutboxShape
 from harvester.outbox.sql import queries
 from harvester.outbox.sql.queries import Row
 from harvester.outbox.tables import OutboxTable
-from harvester.outbox.term_session import SILENCE_MARGIN_S, TermSession
+
+SILENCE_MARGIN_S = 5.0  # beyond the time that the server gives a statement
+_LOCK_WAIT = "2s"  # for the term row, at a take-over
+
+Session = tuple[int, str]  # pid, backend_start
+
+# The scan goes by id, whatever the planner's statistics say: those of an outbox are as a rule out of date.
+_SETTINGS = "SET enable_seqscan = off; SET enable_bitmapscan = off; SET jit = off"
+
+
+@dataclass(frozen=True, slots=True)
+class Owner:
+    """The leader group that an outbox belongs to, and the id of its Kafka cluster (P37); None: not known."""
+
+    group: str | None = None
+    cluster: str | None = None
+
+    def __str__(self) -> str:
+        of_cluster = f" in Kafka cluster {self.cluster}" if self.cluster is not None else ""
+        return f"leader group {self.group!r}{of_cluster}" if self.group is not None else f"any leader group{of_cluster}"
+
+    def excludes(self, other: Owner) -> bool:
+        """Whether the two are known to differ."""
+        pairs = ((self.group, other.group), (self.cluster, other.cluster))
+        return any(None not in pair and pair[0] != pair[1] for pair in pairs)
+
+
+ANYONE = Owner()
+
+
+@dataclass(frozen=True, slots=True)
+class TermRow:
+    """The term table's row, as far as the relay needs it."""
+
+    term: int
+    holder: UUID | None
+    outbox_id: UUID
+    incarnation: UUID
+    delivery: str  # of the term
+    progress_topic: str | None  # of the last term that delivered exactly once
+    kind: str = "harvester"  # of the holder; "drain": it has the term on loan; "moved": it is of another group (P37)
+    lent_to: str | None = None  # who has the term on loan, or asks for it: nobody else may take it (P32)
+    name: str | None = None  # of the holder
+    leader_group: str | None = None
+    kafka_cluster: str | None = None
+
+    @property
+    def owner(self) -> Owner:
+        """Whose the outbox is."""
+        return Owner(self.leader_group, self.kafka_cluster)
+
+
+class TermSession:
+    """See the module's text."""
+
+    def __init__(self, dsn: str, table: OutboxTable, application_name: str, statement_timeout_s: float) -> None:
+        self._dsn, self.table, self._application = dsn, table, application_name
+        self._statement_timeout_s = statement_timeout_s
+        self._connection: psycopg.Connection | None = None
+        self.shape: OutboxShape | None = None
+        self.place: OutboxIdentity | None = None  # of this connection
+        self.session: Session | None = None
+
+    @property
+    def is_open(self) -> bool:
+        """Whether there is a session that has not failed."""
+        return self._connection is not None and not self._connection.closed and not self._connection.broken
+
+    def open(self) -> None:
+        """Connect, check the tables, listen for the optional trigger's notifications."""
+        self.close()
+        silence_s = self._statement_timeout_s + SILENCE_MARGIN_S
+        connection = connect(self._dsn, application_name=self._application, silence_s=silence_s)
+        try:
+            connection.execute(f"SET statement_timeout = {int(self._statement_timeout_s * 1000)}")
+            connection.execute(_SETTINGS)
+            self.session = read_session(connection)
+            self.shape = inspect(connection, self.table)
+            self.place = read_place(connection, self.table, sequence_oid(self.shape.sequence))
+            if self.shape.has_notify:
+                connection.execute(sql.SQL("LISTEN {}").format(sql.Identifier(self.table.channel)))
+        except BaseException:
+            connection.close()
+            raise
+        self._connection = connection
+
+    def log_in(self, dsn: str) -> None:
+        """Connect with this from now on."""
+        self._dsn = dsn
+
+    def close(self) -> None:
+        """End the session, if there is one."""
+        if self._connection is not None:
+            self._connection.close()
+            self._connection = None
+
+    def read_term(self) -> TermRow:
+        """The term row; raises SchemaError when there is none."""
+        row = self._open().execute(queries.read_term(self.table)).fetchone()
+        if row is None:
+            raise SchemaError(f"{self.table.term} has no row", hint="run `harvester init`")
+        return TermRow(*row)
+
+    def check_owner(self, row: TermRow, ours: Owner) -> None:
+        """Raise ForeignLeader when the outbox belongs to another leader group or Kafka cluster (P37)."""
+        if row.owner.excludes(ours):
+            raise ForeignLeader(self.table, theirs=str(row.owner), ours=str(ours))
+
+    def identity(self) -> str:
+        """What tells this outbox from any other, clones and restored copies included: server, database, table."""
+        connection = self._open()
+        server = server_identity(connection)
+        row = connection.execute("SELECT oid FROM pg_database WHERE datname = current_database()").fetchone()
+        database = row[0] if row is not None else 0
+        return f"{server[0] if server else 0}/{database}/{self.read_term().outbox_id}"
+
+    def refuse_pooler(self) -> None:
+        """Raises SchemaError where sessions are not our own: P1, P7 and LISTEN need that."""
+        if lends_backends(self._open(), self._dsn, self._application):
+            raise SchemaError(LENT, hint=LENT_HINT)
+
+    def check_archive(self) -> None:
+        """Raises SchemaError where purges could not write the archive."""
+        check_archive(self._open(), self.table)
+
+    def take_term(
+        self,
+        expected: int,
+        seen: int,
+        holder: UUID,
+        name: str,
+        ours: Sequence[Session] = (),
+        owner: Owner = ANYONE,
+    ) -> int | None:
+        """Compare and set (P8): the new term, or None when the row's term was not `expected`, or not the `owner`'s.
+
+        The sessions of the predecessor are ended first, and again when one of them still holds the row (P7); `ours`
+        are those of our own shards.
+        """
+        connection = self._open()
+        values = {
+            "expected": expected,
+            "seen": seen,
+            "holder": holder,
+            "name": name,
+            "sessions": self._named(ours),
+            "group": owner.group,
+            "cluster": owner.cluster,
+        }
+        own = {"expected": expected, "own": [pid for pid, _ in ours]}
+        connection.execute(queries.end_sessions(self.table), own)
+        connection.execute(f"SET lock_timeout = '{_LOCK_WAIT}'")
+        try:
+            row = connection.execute(queries.take_term(self.table), values).fetchone()
+        except psycopg.errors.LockNotAvailable:
+            connection.execute(queries.end_sessions(self.table), own)
+            return None
+        finally:
+            if not connection.broken:
+                connection.execute("SET lock_timeout = 0")
+        return row[0] if row is not None else None
+
+    def move(self, row: TermRow, owner: Owner) -> bool:
+        """Give the outbox to this group and cluster (P37); False when the term row is not as it was read any more."""
+        values = {"term": row.term, "holder": row.holder, "group": owner.group, "cluster": owner.cluster}
+        return self._open().execute(queries.move(self.table), values).fetchone() is not None
+
+    def want_term(self, name: str, patience_s: float) -> bool:
+        """Ask for the term, for so long (P32); False while somebody else asks for it."""
+        values = {"name": name, "patience_s": patience_s}
+        return self._open().execute(queries.want_term(self.table), values).fetchone() is not None
+
+    def borrow_term(
+        self, expected: int, seen: int, holder: UUID, name: str, lease_s: float, owner: Owner = ANYONE
+    ) -> tuple[int, datetime] | None:
+        """The new term and the end of its lease; None when the row has changed, or the term is lent (P32)."""
+        connection = self._open()
+        values = {
+            "expected": expected, "seen": seen, "holder": holder, "name": name, "lease_s": lease_s,
+            "sessions": self._named(()), "group": owner.group, "cluster": owner.cluster,
+        }  # fmt: skip
+        connection.execute(queries.end_sessions(self.table), {"expected": expected, "own": []})
+        row = connection.execute(queries.borrow_term(self.table), values).fetchone()
+        return (row[0], row[1]) if row is not None else None
+
+    def renew_loan(self, term: int, holder: UUID, lease_s: float) -> datetime:
+        """The end of the lease, by the database's clock; raises TermLost."""
+        values = {"lease_s": lease_s, "term": term, "holder": holder}
+        row = self._open().execute(queries.renew_loan(self.table), values).fetchone()
+        if row is None:
+            raise TermLost(f"term {term} of this drain has ended: somebody else has taken it")
+        until: datetime = row[0]
+        return until
+
+    def end_loan(self, term: int, holder: UUID) -> None:
+        """Nobody need wait for the end of the lease; the term stays unreleased."""
+        self._open().execute(queries.end_loan(self.table), {"term": term, "holder": holder})
+
+    def forget_wish(self, name: str) -> None:
+        """The end of `want_term`."""
+        self._open().execute(queries.forget_wish(self.table), {"name": name})
+
+    def note_delivery(self, term: int, holder: UUID, delivery: str, progress_topic: str | None) -> None:
+        """What the term before has left behind is settled; from now on the row speaks of this one."""
+        values = {"delivery": delivery, "progress_topic": progress_topic, "term": term, "holder": holder}
+        self._open().execute(queries.note_delivery(self.table), values)
+
+    def release(self, term: int, holder: UUID) -> None:
+        """Nothing of this term is on the wire or unpurged any more: its successor has nothing to wait for."""
+        self._open().execute(queries.release(self.table), {"term": term, "holder": holder})
+
+    def register(self, term: int, holder: UUID, others: Sequence[Session]) -> None:
+        """Name our sessions in the term row, this one and these, so that a successor can end them (P7)."""
+        values = {"sessions": self._named(others), "term": term, "holder": holder}
+        self._open().execute(queries.register(self.table), values)
+
+    def _named(self, others: Sequence[Session]) -> Jsonb:
+        sessions = [self.session, *others] if self.session is not None else others
+        return Jsonb([{"pid": pid, "started": started} for pid, started in filter(None, sessions)])
+
+    def renew_incarnation(self, *, went_back: bool = False) -> bool:
+        """Notice that ids may have started again since the last leader (design section 2).
+
+        So it is on another server or timeline than before, or where the term row has gone back (P9). True: renewed.
+        """
+        connection = self._open()
+        renewed = refresh_incarnation(connection, self.table)
+        known = self.place.server if self.place is not None else None
+        identifier, timeline = known if known is not None else (None, None)
+        values = {"identifier": identifier, "timeline": timeline, "went_back": went_back and not renewed}
+        row = connection.execute(queries.note_server(self.table), values).fetchone()
+        return renewed or bool(row is not None and row[0])
+
+    def _open(self) -> psycopg.Connection:
+        if self._connection is None:
+            self.open()
+        assert self._connection is not None
+        return self._connection
 
 
 @dataclass(frozen=True, slots=True)

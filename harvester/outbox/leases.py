@@ -1,4 +1,4 @@
-"""Leases as a stasher holds them, and the numbers it gives out under one (pure; seed 002, docs/adr/0013-leases.md)."""
+"""Leases as a stasher holds them, and the numbers it gives out under one (pure; docs/adr/0013-leases.md)."""
 
 from __future__ import annotations
 

@@ -18,10 +18,10 @@ import psycopg
 
 from harvester.errors import OutboxError
 from harvester.outbox.connection import connect, database_errors, fetch_row
+from harvester.outbox.leader_session import Owner
 from harvester.outbox.schema import inspect
 from harvester.outbox.shape import OutboxShape
 from harvester.outbox.tables import OutboxTable
-from harvester.outbox.term_session import Owner
 from harvester.status import Backlog
 
 Connection = psycopg.Connection[Any]

@@ -21,21 +21,21 @@ from psycopg import pq
 from psycopg.errors import error_from_result
 
 from harvester.errors import DatabaseUnavailable
-from harvester.outbox.connection import connect
-from harvester.outbox.libpq import execute_prepared, prepare
-from harvester.outbox.schema import inspect
-from harvester.outbox.shape import OutboxShape
-from harvester.outbox.sql import settle
-from harvester.outbox.sql.queries import IdSpace
-from harvester.outbox.tables import OutboxTable
-from harvester.outbox.term_session import (
+from harvester.outbox.connection import (
     OutboxIdentity,
+    connect,
     read_holder,
     read_place,
     read_session,
     sequence_oid,
     why_another,
 )
+from harvester.outbox.libpq import execute_prepared, prepare
+from harvester.outbox.schema import inspect
+from harvester.outbox.shape import OutboxShape
+from harvester.outbox.sql import settle
+from harvester.outbox.sql.queries import IdSpace
+from harvester.outbox.tables import OutboxTable
 
 _PURGE = b"harvester_purge"
 _ARRAY = Struct(">iiiii")  # dimensions, has NULLs, element type, elements, lower bound
@@ -116,8 +116,9 @@ class PurgeSession:
         """Have a session with the database that is meant; one that was given up on in a statement is of no use."""
         connection = self._connection
         if connection is not None and not connection.closed:
-            meant = self._meant is None or self._at is None or self._at.why_not(self._meant) is None
-            if meant and connection.info.transaction_status == pq.TransactionStatus.IDLE:
+            at, meant = self._at, self._meant
+            is_meant = at == meant or at is None or meant is None or at.why_not(meant) is None
+            if is_meant and connection.info.transaction_status == pq.TransactionStatus.IDLE:
                 return
             connection.close()
         connection = connect(self._dsn, application_name=self._application, silence_s=_SILENCE_S)

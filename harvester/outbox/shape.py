@@ -1,6 +1,6 @@
 """The shape of an outbox: which of the accepted forms a table has, and why others are refused.
 
-Accepted is the table of the original user guide (seeds 001/004) and, beyond it, kafka_value and kafka_key as
+Accepted is the table of goharvest's user guide and, beyond it, kafka_value and kafka_key as
 BYTEA, a nullable key, and a column kafka_partition. Everything is judged on facts of the catalog: no I/O.
 """
 

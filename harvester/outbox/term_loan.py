@@ -26,8 +26,8 @@ from uuid import UUID, uuid4
 import psycopg
 
 from harvester.outbox.connection import database_errors
+from harvester.outbox.leader_session import ANYONE, Owner, TermRow, TermSession
 from harvester.outbox.tables import OutboxTable
-from harvester.outbox.term_session import ANYONE, Owner, TermRow, TermSession
 
 _AT_LEAST_ONCE = "at-least-once"
 _LOOK_S = 0.2

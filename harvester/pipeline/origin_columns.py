@@ -3,18 +3,17 @@
 It is `harvester.origin.decode` once more, byte for byte; a property test keeps the two equal. Where they would differ
 a repeat would pass for new in one place and not in the other.
 
-Numbers and UUIDs that stand in a binary column, big-endian, as columns. SQL reads bytes as a number by way of their
-hexadecimal digits alone, which cost more than everything else that is done to a record. Java has a call for it, and
-code that Spark compiles can call Java: its own encoders of objects are made of that. It is no public interface of
-Spark. So `reader` offers it where it is as known, and SQL elsewhere; a property test holds the two equal. Neither
-needs anything on an executor but Spark.
-
-The bytes have to be there: who asks beyond the end gets an error of Java's, or NULL.
+SQL reads bytes as a number by way of their hexadecimal digits alone, which costs more than everything else that is
+done to a record. Java has a call for it, and code that Spark compiles can call Java: its own encoders of objects are
+made of that. It is no public interface of Spark, so `JavaBytes` is used where it works as known and `SqlBytes`
+elsewhere; the property test holds both equal. Neither needs anything on an executor but Spark. Both read big-endian
+numbers and UUIDs at a position that counts from 0. The bytes have to be there: who asks beyond the end gets an error
+of Java's, or NULL.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from pyspark.sql import functions as F  # noqa: N812 - Spark's own name for it
 
@@ -23,27 +22,12 @@ from harvester.pipeline import schemas
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
-    # moved
 
 _UUID_GROUPS = ((0, 4), (4, 2), (6, 2), (8, 2), (10, 6))
 _UNSIGNED_32 = 0xFFFF_FFFF
 
 
-class ColumnReader(Protocol):
-    """Reads a column of bytes at a position that counts from 0."""
-
-    def signed64(self, raw: Column, at: int) -> Column:
-        """Eight bytes as bigint."""
-
-    def unsigned32(self, raw: Column, at: int) -> Column:
-        """Four bytes as bigint."""
-
-    def uuid(self, raw: Column, at: int) -> Column:
-        """Sixteen bytes as lower-case text with hyphens."""
-
-
 def fastest_reader(spark: SparkSession) -> ColumnReader:
-    """The fastest one that this Spark has."""
     from py4j.protocol import Py4JError
 
     try:
@@ -56,23 +40,21 @@ def fastest_reader(spark: SparkSession) -> ColumnReader:
 
 
 class SqlBytes:
-    """By functions of Spark SQL."""
+    """Reads bytes by functions of Spark SQL."""
 
     def signed64(self, raw: Column, at: int) -> Column:
         """A negative base makes `conv` read 64 bits as signed. try_: of a value that is too short nothing is left."""
         return F.conv(_hex(raw, at, 8), 16, -10).try_cast("bigint")
 
     def unsigned32(self, raw: Column, at: int) -> Column:
-        """Fits `conv` as it is."""
         return F.conv(_hex(raw, at, 4), 16, 10).cast("bigint")
 
     def uuid(self, raw: Column, at: int) -> Column:
-        """The five groups, one by one."""
         return F.lower(F.concat_ws("-", *(_hex(raw, at + first, size) for first, size in _UUID_GROUPS)))
 
 
 class JavaBytes:
-    """By java.nio.ByteBuffer and java.util.UUID, called from code that Spark compiles. Py4JError where it cannot."""
+    """Reads bytes by java.nio.ByteBuffer and java.util.UUID, called from code that Spark compiles."""
 
     def __init__(self, spark: SparkSession) -> None:
         from pyspark.sql.classic.column import Column as ClassicColumn
@@ -95,7 +77,6 @@ class JavaBytes:
         )
 
     def signed64(self, raw: Column, at: int) -> Column:
-        """ByteBuffer.getLong."""
         return self._as_column(self._long(raw, at))
 
     def unsigned32(self, raw: Column, at: int) -> Column:
@@ -104,7 +85,6 @@ class JavaBytes:
         return self._as_column(found).cast("bigint").bitwiseAND(F.lit(_UNSIGNED_32))
 
     def uuid(self, raw: Column, at: int) -> Column:
-        """UUID.toString."""
         halves = self._sequence(self._long(raw, at), self._long(raw, at + 8))
         made = self._new(self._uuid_class, halves, self._empty, True, self._uuid, self._none)
         text = self._invoke(made, "toString", self._string)
@@ -143,6 +123,8 @@ def _java(column: Any) -> Any:
 def _hex(raw: Column, at: int, size: int) -> Column:
     return F.hex(F.substring(raw, at + 1, size))  # SQL counts from 1
 
+
+ColumnReader = SqlBytes | JavaBytes
 
 NO_HEADER, UNSOUND, NEWER = "no header", "unsound header", "newer header"
 """Why a record has no origin; the column `problem`."""

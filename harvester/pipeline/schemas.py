@@ -1,6 +1,6 @@
-"""The columns of every table, whether an existing table fits, and the statements that write tables.
+"""The columns of every table, whether an existing table fits, and the statements that write tables, as text.
 
-The statements that write Delta tables, as text. Each has the same effect whether it runs once or again.
+Each statement has the same effect whether it runs once or again.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from pyspark.sql.types import (
     BooleanType,
     DataType,
     DateType,
+    DoubleType,
     IntegerType,
     LongType,
     StringType,
@@ -23,62 +24,48 @@ from pyspark.sql.types import (
 )
 
 HEADERS = ArrayType(StructType([StructField("key", StringType()), StructField("value", BinaryType())]))
+_TYPES: Mapping[str, DataType] = {
+    "bigint": LongType(), "binary": BinaryType(), "boolean": BooleanType(), "date": DateType(), "double": DoubleType(),
+    "headers": HEADERS, "int": IntegerType(), "string": StringType(), "timestamp": TimestampType(),
+}  # fmt: skip
 
 
-def struct(*fields: tuple[str, DataType]) -> StructType:
-    """Columns in this order."""
-    return StructType([StructField(name, kind) for name, kind in fields])
+def struct(*columns: str | StructField) -> StructType:
+    """Columns in this order, each a field or a list such as `id bigint, key binary`. `headers` are those of Kafka.
 
+    Spark's own parser of such lists needs a running Java process.
+    """
+    fields: list[StructField] = []
+    for part in columns:
+        if isinstance(part, str):
+            named = (column.split() for column in part.split(","))
+            fields += [StructField(name, _TYPES[kind]) for name, kind in named]
+        else:
+            fields.append(part)
+    return StructType(fields)
+
+
+PLACE = "topic string, partition int, offset bigint, timestamp timestamp"
+_CONTENT = "key binary, value binary, headers headers"
+_ORIGIN = (
+    "incarnation string, id bigint, term bigint, lane bigint, producer bigint, sequence bigint, low_water bigint,"
+    " created_us bigint, created_at timestamp"
+)
 
 KAFKA = struct(
-    ("key", BinaryType()),
-    ("value", BinaryType()),
-    ("topic", StringType()),
-    ("partition", IntegerType()),
-    ("offset", LongType()),
-    ("timestamp", TimestampType()),
-    ("timestampType", IntegerType()),
-    ("headers", HEADERS),
+    "key binary, value binary, topic string, partition int, offset bigint, timestamp timestamp, timestampType int,"
+    " headers headers"
 )
 """What Spark's Kafka source gives, with its option includeHeaders."""
 
-PLACE = (
-    ("topic", StringType()),
-    ("partition", IntegerType()),
-    ("offset", LongType()),
-    ("timestamp", TimestampType()),
-)
-_ORIGIN = (
-    ("incarnation", StringType()),
-    ("id", LongType()),
-    ("term", LongType()),
-    ("lane", LongType()),
-    ("producer", LongType()),
-    ("sequence", LongType()),
-    ("low_water", LongType()),
-    ("created_us", LongType()),
-    ("created_at", TimestampType()),
-)
-_CONTENT = (("key", BinaryType()), ("value", BinaryType()), ("headers", HEADERS))
-
-BRONZE = struct(
-    ("day", DateType()), *PLACE, ("timestamp_type", IntegerType()), *_CONTENT, *_ORIGIN, ("problem", StringType())
-)
-SILVER = struct(("day", DateType()), *_ORIGIN, *PLACE, *_CONTENT, ("tombstone", BooleanType()))
+BRONZE = struct("day date", PLACE, "timestamp_type int", _CONTENT, _ORIGIN, "problem string")
+SILVER = struct("day date", _ORIGIN, PLACE, _CONTENT, "tombstone boolean")
 CURRENT = struct(
-    ("topic", StringType()),
-    ("key", BinaryType()),
-    ("value", BinaryType()),
-    ("headers", HEADERS),
-    ("deleted", BooleanType()),
-    ("since", TimestampType()),
-    ("incarnation", StringType()),
-    ("id", LongType()),
-    ("created_at", TimestampType()),
-    ("timestamp", TimestampType()),
-)
-INCARNATIONS = struct(("incarnation", StringType()), ("since", TimestampType()))
-REJECTS = struct(("day", DateType()), *PLACE, *_CONTENT, ("reason", StringType()), ("detail", StringType()))
+    "topic string", _CONTENT, "deleted boolean, since timestamp, incarnation string, id bigint",
+    "created_at timestamp, timestamp timestamp",
+)  # fmt: skip
+INCARNATIONS = struct("incarnation string, since timestamp")
+REJECTS = struct("day date", PLACE, _CONTENT, "reason string, detail string")
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,9 +83,11 @@ class Table:
 
 
 _BOUNDED = ("id", "created_at", "timestamp", "topic")
+BRONZE_TABLE = Table("bronze", BRONZE, ("day",), (*_BOUNDED, "partition", "offset"))
+SILVER_TABLE = Table("silver", SILVER, ("day",), _BOUNDED)
 TABLES = (
-    Table("bronze", BRONZE, ("day",), (*_BOUNDED, "partition", "offset")),
-    Table("silver", SILVER, ("day",), _BOUNDED),
+    BRONZE_TABLE,
+    SILVER_TABLE,
     Table("current", CURRENT, ("topic",), ("incarnation", "id", "created_at", "timestamp")),
     Table("incarnations", INCARNATIONS),
     Table("rejects", REJECTS, ("day",)),
@@ -148,7 +137,8 @@ def create(path: str, table: Table, properties: Mapping[str, str]) -> str:
     """The table, unless it is there."""
     columns = ", ".join(f"{quote(field.name)} {field.dataType.simpleString()}" for field in table.schema)
     partitioned = f" PARTITIONED BY ({', '.join(table.partitioned_by)})" if table.partitioned_by else ""
-    return f"CREATE TABLE IF NOT EXISTS {at(path)} ({columns}) USING DELTA{partitioned} {_properties(properties)}"
+    listed = ", ".join(f"{_text(name)} = {_text(value)}" for name, value in properties.items())
+    return f"CREATE TABLE IF NOT EXISTS {at(path)} ({columns}) USING DELTA{partitioned} TBLPROPERTIES ({listed})"
 
 
 def add_columns(path: str, additions: Iterable[Addition]) -> str:
@@ -162,10 +152,15 @@ def take_latest(path: str, topics: Iterable[str]) -> str:
     listed = ", ".join(_text(topic) for topic in topics)
     younger = " > ".join(f"struct({', '.join(f'{side}.{name}' for name in _AGE)})" for side in "st")
     changes = ", ".join(f"t.{quote(name)} = s.{quote(name)}" for name in CURRENT.names)
+    columns = ", ".join(map(quote, CURRENT.names))
+    values = ", ".join(f"s.{quote(name)}" for name in CURRENT.names)
+    # The statement's {source} is filled in later; other braces are to stay.
+    table = at(path).replace("{", "{{").replace("}", "}}")
     return (
-        f"MERGE INTO {_into(path)} t USING {{source}} s"
+        f"MERGE INTO {table} t USING {{source}} s"
         f" ON t.topic IN ({listed}) AND t.topic = s.topic AND t.key = s.key"
-        f" WHEN MATCHED AND {younger} THEN UPDATE SET {changes} {_insert(CURRENT.names)}"
+        f" WHEN MATCHED AND {younger} THEN UPDATE SET {changes}"
+        f" WHEN NOT MATCHED THEN INSERT ({columns}) VALUES ({values})"
     )
 
 
@@ -184,23 +179,5 @@ def quote(name: str) -> str:
     return "`" + name.replace("`", "``") + "`"
 
 
-def _into(path: str) -> str:
-    # The statement's {source} is filled in later; other braces are to stay.
-    return at(path).replace("{", "{{").replace("}", "}}")
-
-
-def _insert(columns: Iterable[str]) -> str:
-    names = list(columns)
-    return (
-        f"WHEN NOT MATCHED THEN INSERT ({', '.join(map(quote, names))})"
-        f" VALUES ({', '.join(f's.{quote(name)}' for name in names)})"
-    )
-
-
 def _text(value: str) -> str:
     return "'" + value.replace("\\", "\\\\").replace("'", "\\'") + "'"
-
-
-def _properties(properties: Mapping[str, str]) -> str:
-    listed = ", ".join(f"{_text(name)} = {_text(value)}" for name, value in properties.items())
-    return f"TBLPROPERTIES ({listed})"

@@ -1,7 +1,4 @@
-"""The Spark session of a job: its settings, its connectors' jars, and one clear error for what cannot work.
-
-The connectors' jars for the installed Spark, from the cache that the embedded broker's jars are in.
-"""
+"""The Spark session of a job: its settings, its connectors' jars, and one clear error for what cannot work."""
 
 from __future__ import annotations
 
@@ -18,7 +15,6 @@ from typing import TYPE_CHECKING
 from harvester.errors import StackError
 from harvester.pipeline import versions
 from harvester.pipeline.errors import PipelineError, SparkUnavailable
-from harvester.stack import jars as stack_jars
 from harvester.stack import java
 
 if TYPE_CHECKING:
@@ -44,7 +40,7 @@ def connector_jars(pyspark_version: str, *, progress: Callable[[str], None] = la
         versions.check(pyspark_version, (jar.name for jar in jars))
         return jars
     wanted = versions.connectors(pyspark_version)
-    home = stack_jars.cached(
+    home = java.cached_jars(
         "spark-" + "-".join((pyspark_version, *(coordinate.version for coordinate in wanted[1:]))),
         _module(wanted),
         what="the connectors of Spark",
@@ -98,6 +94,7 @@ _USUAL = {
     **{f"spark.hadoop.parquet.enable.dictionary#{column}": "false" for column in _UNALIKE},
 }
 _TASKS_PER_CORE = 4
+_GOES_ON = "nothing is lost: started again, it continues where it was"
 
 
 @dataclass(frozen=True, slots=True)
@@ -198,17 +195,15 @@ def session(settings: SessionSettings, *, progress: Callable[[str], None] = lamb
 
 
 @contextmanager
-def clear_errors(what: str) -> Iterator[None]:
-    """Whatever Spark or its Java process says becomes a PipelineError of one line, beginning with `what`."""
+def clear_errors(what: str, error_type: type[PipelineError] = PipelineError, hint: str = _GOES_ON) -> Iterator[None]:
+    """Turns whatever Spark or its Java process says into an error of one line, beginning with `what`."""
     from py4j.protocol import Py4JError
     from pyspark.errors import PySparkException
 
     try:
         yield
     except (PySparkException, Py4JError, OSError, EOFError) as error:
-        raise PipelineError(
-            f"{what}: {reason(error)}", hint="nothing is lost: started again, it goes on where it was"
-        ) from error
+        raise error_type(f"{what}: {reason(error)}", hint=hint) from error
 
 
 def reason(error: BaseException) -> str:

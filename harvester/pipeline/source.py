@@ -1,11 +1,9 @@
-"""Topics as a stream of Spark's own Kafka source, with the configuration's Kafka options.
-
-The configuration's Kafka options, which are librdkafka's, as Kafka's Java client names them.
-"""
+"""Reads topics through Spark's own Kafka source: the configuration's options for Java's client and its own."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from harvester.errors import BrokerUnavailable
@@ -78,8 +76,9 @@ def stream(spark: SparkSession, kafka: Mapping[str, str], topics: Iterable[str],
     return spark.readStream.format("kafka").options(**options(kafka), **range_).load()
 
 
-def require_topics(spark: SparkSession, kafka: Mapping[str, str], topics: Iterable[str]) -> None:
-    """InputMissing names the topics that are not there; BrokerUnavailable if nobody says. Asks as the source will."""
+@contextmanager
+def admin(spark: SparkSession, kafka: Mapping[str, str], wanted: str) -> Iterator[Any]:
+    """Kafka's admin client for Java, by way of py4j; what it raises becomes a BrokerUnavailable that names `wanted`."""
     from py4j.protocol import Py4JJavaError
 
     jvm: Any = spark.sparkContext._jvm
@@ -87,16 +86,22 @@ def require_topics(spark: SparkSession, kafka: Mapping[str, str], topics: Iterab
     for name, value in {**_WAIT, **kafka}.items():
         properties.setProperty(name, value)
     try:
-        admin = jvm.org.apache.kafka.clients.admin.AdminClient.create(properties)
+        client = jvm.org.apache.kafka.clients.admin.AdminClient.create(properties)
         try:
-            found = set(admin.listTopics().names().get())
+            yield client
         finally:
-            admin.close()
+            client.close()
     except Py4JJavaError as error:
         said = str(error.java_exception.getMessage() or error.java_exception.getClass().getName())
         raise BrokerUnavailable(
-            f"no topics from {kafka.get('bootstrap.servers')}: {said.splitlines()[0]}", hint="look after the brokers"
+            f"no {wanted} from {kafka.get('bootstrap.servers')}: {said.splitlines()[0]}", hint="check the brokers"
         ) from error
+
+
+def require_topics(spark: SparkSession, kafka: Mapping[str, str], topics: Iterable[str]) -> None:
+    """Raises InputMissing, which names the topics that do not exist, or BrokerUnavailable."""
+    with admin(spark, kafka, "topics") as client:
+        found = set(client.listTopics().names().get())
     if missing := [topic for topic in topics if topic not in found]:
         raise InputMissing(
             f"no topic {', '.join(missing)} at {kafka.get('bootstrap.servers')}",

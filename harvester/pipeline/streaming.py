@@ -1,25 +1,32 @@
-"""What every job that follows topics does: claim its checkpoint, begin, and report each batch until the end.
+"""Follows topics as a stream: claims its checkpoint, starts the query, reports each batch until the end.
 
-Whose a checkpoint is: a file of ours beside Spark's, so that a job never goes on from another one's position.
+Spark writes the offsets at which a batch ends into the checkpoint before the batch begins; `ranges` reads them. A file
+of ours beside Spark's, the manifest, says whose the checkpoint is, so that no job goes on from another one's position.
 """
 
 from __future__ import annotations
 
 import json
 import uuid
-from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
+
+from pyspark.sql import functions as F  # noqa: N812 - Spark's own name for it
 
 from harvester.pipeline import tables
 from harvester.pipeline.errors import CheckpointMismatch
 
 if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
+    from pyspark.sql import Column, SparkSession
     from pyspark.sql.streaming.query import StreamingQuery
 
 FILE = "harvester.json"
 _VERSION = 1
+_LOOK_S = 0.5
+
+Place = tuple[str, int]
+"""Topic and partition."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,20 +40,12 @@ class Manifest:
 
 
 def to_text(manifest: Manifest) -> str:
-    """As it is stored."""
-    return json.dumps(
-        {
-            "version": _VERSION,
-            "owner": manifest.owner,
-            "job": manifest.job,
-            "topics": list(manifest.topics),
-            "header": manifest.header,
-        }
-    )
+    """The manifest as it is stored."""
+    return json.dumps({"version": _VERSION, **asdict(manifest)})
 
 
 def from_text(text: str, where: str) -> Manifest:
-    """Read `to_text`; CheckpointMismatch for anything else."""
+    """Reads `to_text`; raises CheckpointMismatch for anything else."""
     try:
         stored = json.loads(text)
         if stored["version"] != _VERSION:
@@ -59,9 +58,9 @@ def from_text(text: str, where: str) -> Manifest:
 
 
 def decide(stored: Manifest | None, wanted: Manifest, where: str, *, used: bool) -> Manifest:
-    """What to store from now on. `used`: Spark has written there. CheckpointMismatch unless `wanted` can go on there.
+    """The manifest to store from now on; raises CheckpointMismatch unless `wanted` can go on there.
 
-    More topics than before are fine: the new ones are read from their beginning.
+    `used`: Spark has written there. Topics may be added; the new ones are read from their beginning.
     """
     if stored is None:
         if used:
@@ -78,24 +77,17 @@ def decide(stored: Manifest | None, wanted: Manifest, where: str, *, used: bool)
             f"the checkpoint {where} was made with the header {stored.header!r}, not {wanted.header!r}",
             hint="records before and after would be recognised by different names",
         )
-    if gone := _missing(stored.topics, wanted.topics):
+    if gone := [topic for topic in stored.topics if topic not in wanted.topics]:
         raise CheckpointMismatch(
-            f"the checkpoint {where} is for topics {', '.join(stored.topics)}; without {', '.join(gone)} it cannot"
-            " be gone on from",
+            f"the checkpoint {where} is for topics {', '.join(stored.topics)}; it cannot continue without"
+            f" {', '.join(gone)}",
             hint="name these topics as well, or another directory",
         )
     return Manifest(stored.owner, wanted.job, wanted.topics, wanted.header)
 
 
-def _missing(before: Collection[str], now: Collection[str]) -> list[str]:
-    return [topic for topic in before if topic not in set(now)]
-
-
-_LOOK_S = 0.5
-
-
 def claim(spark: SparkSession, where: str, job: str, topics: tuple[str, ...], header: str, table: str) -> Manifest:
-    """Whose the checkpoint `where` is from now on; CheckpointMismatch unless the job can go on with it.
+    """Claims the checkpoint `where`; raises CheckpointMismatch unless the job can go on with it.
 
     `table` is the path of one that the job fills: what was read before has to be there.
     """
@@ -115,24 +107,111 @@ def claim(spark: SparkSession, where: str, job: str, topics: tuple[str, ...], he
     return decided
 
 
+@dataclass(frozen=True, slots=True)
+class PlannedBatch:
+    """What Spark writes down before a batch begins: where it ends in each partition, and the watermark it has."""
+
+    watermark_ms: int
+    ends: Mapping[Place, int]
+
+
+@dataclass(frozen=True, slots=True)
+class Range:
+    """The offsets from `first`, or from the beginning, to before `end`."""
+
+    topic: str
+    partition: int
+    first: int | None
+    end: int
+
+
+def planned(spark: SparkSession, checkpoint: str, batch: int) -> PlannedBatch | None:
+    """What the checkpoint says of a batch; None where it says nothing (any more)."""
+    text = tables.read_text(spark, f"{checkpoint}/offsets/{batch}")
+    return None if text is None else parse(text, checkpoint)
+
+
+def parse(text: str, where: str) -> PlannedBatch:
+    """Reads an entry of the checkpoint's directory `offsets`; CheckpointMismatch, which names `where`, for others."""
+    # A line with the format's version, one about the batch, and one for each source of the stream (OffsetSeqLog).
+    try:
+        version, about, ends = text.strip().splitlines()
+        if version != "v1":
+            raise ValueError(version)
+        found = {
+            (topic, int(partition)): int(end)
+            for topic, partitions in json.loads(ends).items()
+            for partition, end in partitions.items()
+        }
+        return PlannedBatch(int(json.loads(about)["batchWatermarkMs"]), found)
+    except (ValueError, AttributeError, KeyError, TypeError) as error:
+        raise CheckpointMismatch(
+            f"the checkpoint {where} was not written by a Spark that this harvester knows",
+            hint="go on with the Spark that it was made with",
+        ) from error
+
+
+def ranges(before: PlannedBatch | None, now: PlannedBatch) -> list[Range]:
+    """The offsets of a batch, given the one before; None for the first batch."""
+    begun = {} if before is None else before.ends
+    return [
+        Range(*place, begun.get(place), end) for place, end in sorted(now.ends.items()) if end > begun.get(place, 0)
+    ]
+
+
+def most_records(found: Iterable[Range]) -> int:
+    """An upper bound of the records in these ranges; offsets may be without one."""
+    return sum(each.end - (each.first or 0) for each in found)
+
+
+def within(found: Sequence[Range]) -> Column:
+    """Whether a row of schemas.BRONZE is of one of these ranges."""
+    return any_of([_one(each) for each in found]) if found else F.lit(False)
+
+
+def inside(ranges: Iterable[Range], topic: str, partition: int, lowest: int, highest: int) -> bool:
+    """Whether all between these offsets, both included, is in one of the ranges."""
+    return any(
+        (each.topic, each.partition) == (topic, partition) and (each.first or 0) <= lowest and highest < each.end
+        for each in ranges
+    )
+
+
+def _one(found: Range) -> Column:
+    here = (F.col("topic") == found.topic) & (F.col("partition") == found.partition) & (F.col("offset") < found.end)
+    return here if found.first is None else here & (F.col("offset") >= found.first)
+
+
+def any_of(conditions: Sequence[Column]) -> Column:
+    """Whether one of these holds, as a tree: a chain of a thousand partitions would be too deep for Spark to walk."""
+    half = len(conditions) // 2
+    return any_of(conditions[:half]) | any_of(conditions[half:]) if half else conditions[0]
+
+
+def by_topic(offsets: Mapping[Place, int]) -> str:
+    """Offsets as options of Spark's Kafka source take them."""
+    found: dict[str, dict[str, int]] = {}
+    for (topic, partition), offset in offsets.items():
+        found.setdefault(topic, {})[str(partition)] = offset
+    return json.dumps(found)
+
+
 def start(writer: Any, *, once: bool, trigger_s: float) -> StreamingQuery:
-    """Begin a stream: `once` up to the ends that the topics have now, else a batch every `trigger_s` seconds."""
-    if once:
-        query: StreamingQuery = writer.trigger(availableNow=True).start()
-    else:
-        query = writer.trigger(processingTime=f"{round(trigger_s * 1000)} milliseconds").start()
+    """Starts a stream: `once` up to the ends that the topics have now, else a batch every `trigger_s` seconds."""
+    trigger = {"availableNow": True} if once else {"processingTime": f"{round(trigger_s * 1000)} milliseconds"}
+    query: StreamingQuery = writer.trigger(**trigger).start()
     return query
 
 
 def follow(query: StreamingQuery, stop: Callable[[], bool], take: Callable[[Mapping[str, Any]], None]) -> None:
-    """Give `take` each report of the query, in order, until it ends or `stop()`; raises what ended the query.
+    """Gives `take` the report of each batch, in order, until the query ends or `stop()`; raises what ended the query.
 
-    Reports are as Spark's manual shows them in JSON. There are some without a batch while nothing comes.
+    Reports are as Spark's manual shows them in JSON.
     """
     from py4j.protocol import Py4JError
     from pyspark.errors import PySparkException
 
-    reports, ended = Reports(query), False
+    reports, ended, last = Reports(query), False, -1
     try:
         while not ended:
             failed = None
@@ -144,7 +223,10 @@ def follow(query: StreamingQuery, stop: Callable[[], bool], take: Callable[[Mapp
                 query.stop()
                 ended = True
             for said in reports.new():
-                take(said)
+                # While nothing comes there are reports on a batch that has not been.
+                if said["batchId"] > last and "addBatch" in said["durationMs"]:
+                    last = said["batchId"]
+                    take(said)
             if failed is not None:
                 raise failed
     except (Py4JError, OSError, EOFError):

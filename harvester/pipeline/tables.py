@@ -1,19 +1,23 @@
-"""The Delta tables of a lake, and small files beside them: made, checked, and opened under one lake's name.
+"""Makes, checks and appends to the Delta tables of a lake, and keeps small files beside them.
 
-Small files where the lake is, by Hadoop's file systems: the same for a local disk, HDFS and object stores.
+The files go through Hadoop's file systems: the same for a local disk, HDFS and object stores.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
+from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
+from pyspark.sql import functions as F  # noqa: N812 - Spark's own name for it
+from pyspark.sql.types import TimestampType
+
 from harvester.pipeline import schemas
-from harvester.pipeline.errors import TableMismatch
+from harvester.pipeline.errors import InputMissing, TableMismatch
 from harvester.pipeline.schemas import Table
 
 if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
+    from pyspark.sql import DataFrame, SparkSession
 
 
 def listing(spark: SparkSession, path: str) -> list[str]:
@@ -65,24 +69,58 @@ def _jvm(spark: SparkSession) -> Any:
     return spark.sparkContext._jvm
 
 
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+
+
+def instant(microseconds: int | None) -> datetime | None:
+    """Microseconds since the epoch, UTC; the nearest that a datetime can hold."""
+    if microseconds is None:
+        return None
+    try:
+        return _EPOCH + timedelta(microseconds=microseconds)
+    except OverflowError:
+        return datetime(9999, 12, 31, tzinfo=UTC) if microseconds > 0 else datetime(1, 1, 1, tzinfo=UTC)
+
+
+def collected(frame: DataFrame) -> list[dict[str, Any]]:
+    """The rows, with timestamps in UTC; Spark's own would come back in the time zone of this machine."""
+    times = [field.name for field in frame.schema if isinstance(field.dataType, TimestampType)]
+    rows = frame.withColumns({name: F.unix_micros(name) for name in times}).collect()
+    return [row.asDict() | {name: instant(row[name]) for name in times} for row in rows]
+
+
 OWNER = "harvester.lake"
 """The table property that names the lake's checkpoint: what filled a table, alone may go on filling it."""
 
 _BOUNDED = "delta.dataSkippingStatsColumns"
-_LAYOUT = {"delta.enableDeletionVectors": "true"}
 
 
-def prepare(spark: SparkSession, root: str, tables: Iterable[Table], owner: str) -> None:
-    """Make what is missing, add columns that are new; TableMismatch for anything else, before anything is changed."""
+def prepare(spark: SparkSession, root: str, tables: Iterable[Table], owner: str | None = None) -> None:
+    """Makes what is missing, adds columns that are new; TableMismatch for anything else, before anything is changed.
+
+    Without an `owner`, anybody may add to the tables.
+    """
     wanted = list(tables)
     additions = {table.name: _check(spark, path_of(root, table.name), table, owner) for table in wanted}
     for table in wanted:
         path, missing = path_of(root, table.name), additions[table.name]
         if missing is None:
             bounded = {_BOUNDED: ",".join(table.bounded)} if table.bounded else {}
-            spark.sql(schemas.create(path, table, {**_LAYOUT, **bounded, OWNER: owner}))
+            shared = {"delta.autoOptimize.optimizeWrite": "true"}
+            owned = shared if owner is None else {"delta.enableDeletionVectors": "true", OWNER: owner}
+            spark.sql(schemas.create(path, table, {**owned, **bounded}))
         elif missing:
             spark.sql(schemas.add_columns(path, missing))
+
+
+def append(rows: DataFrame, root: str, name: str, transaction: tuple[str, int] | None = None) -> None:
+    """Adds rows to a table. `transaction`: the owner and a batch's number; repeated, the batch has no effect."""
+    writer = rows.write.format("delta").mode("append")
+    if transaction is not None:
+        # Delta leaves out a transaction whose application has committed this version, or a later one, before.
+        owner, number = transaction
+        writer = writer.options(txnAppId=f"{owner}-{name}", txnVersion=str(number))
+    writer.save(path_of(root, name))
 
 
 def path_of(root: str, name: str) -> str:
@@ -100,7 +138,20 @@ def exists(spark: SparkSession, path: str) -> bool:
     return False
 
 
-def _check(spark: SparkSession, path: str, table: Table, owner: str) -> list[schemas.Addition] | None:
+def load(spark: SparkSession, root: str, table: Table) -> DataFrame:
+    """A table that `pipeline lake` has made; raises InputMissing, or TableMismatch for one that lacks columns."""
+    path = path_of(root, table.name)
+    if not exists(spark, path):
+        raise InputMissing(f"no table {table.name} in {root}", hint="`harvester pipeline lake` makes it")
+    rows = spark.read.format("delta").load(path)
+    missing, problems = schemas.differences(rows.schema, table.schema)
+    if missing or problems:
+        said = "; ".join([*(f"no column {'.'.join(one.path)}" for one in missing), *problems])
+        raise TableMismatch(f"the table {path} has another schema: {said}", hint="run `harvester pipeline lake` first")
+    return rows
+
+
+def _check(spark: SparkSession, path: str, table: Table, owner: str | None) -> list[schemas.Addition] | None:
     """The columns to add; None where there is no table yet."""
     if not exists(spark, path):
         return None
@@ -115,7 +166,7 @@ def _check(spark: SparkSession, path: str, table: Table, owner: str) -> list[sch
             f"the table {path} has another schema: {'; '.join(problems)}",
             hint="write to another directory, or mend the table",
         )
-    if detail["properties"].get(OWNER) != owner:
+    if owner is not None and detail["properties"].get(OWNER) != owner:
         raise TableMismatch(
             f"the table {path} was filled through another checkpoint",
             hint="go on with that checkpoint; a new one would read the topics again, into a directory of its own",

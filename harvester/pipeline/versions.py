@@ -16,8 +16,6 @@ _DELTA_JAR = re.compile(r"delta-spark(?:_(\d+\.\d+))?_(\d+\.\d+)[-:](\d+\.\d+)")
 
 @dataclass(frozen=True, slots=True)
 class Coordinate:
-    """An artifact of Maven Central."""
-
     group: str
     artifact: str
     version: str

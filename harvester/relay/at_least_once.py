@@ -13,7 +13,10 @@ accepted a later one for the same partition: a broker that knows nothing of the 
 number (KAFKA-15591), so the record is in no log. Its fate is unknown, as after a timeout, and it is sent again.
 
 Whatever the work on a record raises breaks that record, never the shard (P33). A record that could not be sent is
-tried again, parked, held, quarantined or given back: `Retries`.
+tried again from here (held), handed back to the supervisor until its time has come (parked), quarantined, or given up.
+While nothing gets through at all it is held: nobody else could be sent either, and nothing more is taken from the
+table. Where others get through, or the record itself is at fault, it is parked, so that records that are stuck never
+use up what is shared.
 """
 
 from __future__ import annotations
@@ -23,8 +26,7 @@ import itertools
 import random
 import threading
 import time
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime
 from functools import partial
 from typing import Any
@@ -44,71 +46,69 @@ from harvester.delivery.retries import (
 )
 from harvester.origin import Stamps, timestamp_ms
 from harvester.outbox.purge_session import PoisonRow, QuarantineOutcome
+from harvester.relay.core import frames as f
 from harvester.relay.core.barrier import Barrier, BarrierEntry
-from harvester.relay.core.frames import (
-    Dropped,
-    FateUnknown,
-    InDoubt,
-    Parked,
-    Poisoned,
-    Quarantined,
-    QueueTimedOut,
-    Refused,
-    Remark,
-    Remarked,
-    Settled,
-    Stats,
-)
-from harvester.relay.purger import ShardOutlets
+from harvester.relay.purger import ShardHost
 from harvester.telemetry.latency import Histogram
 
 RESERVED = "its topic is one of the harvester's own, where a record could pass for the harvester's word"
 INFERRED = KafkaError(KafkaError._MSG_TIMED_OUT, "the client inferred its acknowledgement from a later record's")
 
+_BUFFER_RETRY_S = 0.05
+
+TooLarge = tuple[BarrierEntry, KafkaError, tuple[str, int]]  # with topic and partition
+
 
 class Sender:
-    """See the module's text."""
+    """A shard's records in at-least-once mode, and what becomes of them."""
 
     def __init__(
         self,
         producer: Any,
         policy: Policy,
-        outlets: ShardOutlets,
-        index: int = 0,
+        shard: ShardHost,
         header: str = "",
         reserved: frozenset[str] = frozenset(),
         dated: bool = False,
     ) -> None:
         """`dated`: a record's timestamp is its row's create_time; else the moment at which it is produced."""
         self._producer, self._reserved, self._dated = producer, reserved, dated
-        self._stamps = Stamps(header, index)
-        self._out = outlets
+        self._stamps = Stamps(header, shard.index)
+        self._shard = shard
         self._lock = threading.Lock()
         self._barrier = Barrier()
-        self._standing = SendingTerm()
-        self._retries = Retries(policy, self._barrier, self._standing, self._lock, outlets)
-        self._attempts = self._retries.attempts
-        self._acked: list[BarrierEntry] = []  # acknowledged, and not yet collected; of the delivery thread
-        self._too_large: list[TooLarge] = []  # refused as such, the same
+        # Under whom it sends, if it does.
+        self._epoch = 0
+        self._term: int | None = None
+        self._holder: str | None = None
+        self._blocked = True  # until the first Remark under a term
+        # What failed.
+        self._attempts = Attempts(policy)
+        self._timers: list[tuple[float, int, int]] = []  # due, tie-breaker, id of a held record
+        self._order = itertools.count()
+        self._acked_at = 0.0  # when the last acknowledgement came: the broker takes records
+        # Of the delivery thread alone: reports that are not yet collected.
+        self._acked: list[BarrierEntry] = []
+        self._too_large: list[TooLarge] = []
+        # Figures.
         self._latency = Histogram()
-        self._delivered = self._quarantined = 0
+        self._delivered = self._quarantined = self._errors = self._retried = 0
         self._seen = (0, 0, 0, 0, 0, 0)
 
     # -- frames
 
-    def dispatch(self, epoch: int, rows: bytes, low_water: int | None = None) -> None:
+    def dispatch(self, frame: f.Dispatch) -> None:
         """Rows in id order: send what may be sent, queue the rest."""
-        now, term = time.monotonic(), self._standing.term  # which this thread alone changes
-        entries = [BarrierEntry(record[0], record[1], record, now, term) for record in decode(rows)]
-        self._stamps.set_low_water(low_water)
-        if len(self._attempts):
+        now, term = time.monotonic(), self._term  # which this thread alone changes
+        entries = [BarrierEntry(record[0], record[1], record, now, term) for record in decode(frame.rows)]
+        self._stamps.set_low_water(frame.low_water)
+        if self._attempts.states:
             for entry in entries:
                 entry.origin = self._attempts.origin_of(entry.id)
         ready: list[BarrierEntry] = []
         refused: list[int] = []
-        standing = self._standing
         with self._lock:
-            stale = standing.blocked or epoch != standing.epoch
+            stale = self._blocked or frame.epoch != self._epoch
             offer = self._barrier.offer
             for entry in entries:
                 answer = None if stale else offer(entry)
@@ -117,66 +117,64 @@ class Sender:
                 elif answer is None:
                     refused.append(entry.id)
             if refused:
-                self._out.send(Dropped(refused) if standing.blocked else Refused(epoch, refused))
+                self._shard.send(f.Dropped(refused) if self._blocked else f.Refused(frame.epoch, refused))
         self._produce(ready)
 
-    def remark(self, frame: Remark) -> None:
+    def remark(self, frame: f.Remark) -> None:
         """Drop what is not on the wire and answer with what is; go on under the frame's term."""
         with self._lock:
-            standing = self._standing
-            if frame.term != standing.term:
-                self._attempts.clear()
-            standing.epoch = frame.epoch
-            standing.term, standing.holder = frame.term, frame.holder
+            if frame.term != self._term:
+                self._attempts.states.clear()
+            self._epoch, self._term, self._holder = frame.epoch, frame.term, frame.holder
             self._stamps.begin(frame.term, frame.incarnation, random.getrandbits(32))
-            standing.blocked = frame.term is None
-            self._retries.forget_retries()
+            self._blocked = frame.term is None
+            self._timers.clear()
             held = self._barrier.held > 0
             on_the_wire = self._barrier.remark()
-            self._out.send(Remarked(frame.epoch, on_the_wire, held))
+            self._shard.send(f.Remarked(frame.epoch, on_the_wire, held))
 
     def closed(self, epoch: int, record_id: int) -> None:
         """The supervisor knows of this parked record; its key may come again."""
         with self._lock:
-            if epoch == self._standing.epoch:
+            if epoch == self._epoch:
                 self._barrier.reopen(record_id)
 
     def stop(self) -> None:
         """Produce nothing from now on; what is queued is dropped without a word."""
         with self._lock:
-            self._standing.term = self._standing.holder = None
-            self._standing.blocked = True
-            self._retries.forget_retries()
+            self._term = self._holder = None
+            self._blocked = True
+            self._timers.clear()
             self._barrier.remark()
 
     @property
     def unsettled(self) -> int:
         """Records on the wire or not yet purged; one read, so no lock."""
-        return self._barrier.in_flight
+        return len(self._barrier.unsettled)
 
     @property
     def is_awaited(self) -> bool:
         """Whether anything here waits for records to be settled: one of their keys, or the end."""
-        return self._standing.blocked or self._barrier.queued > 0
+        return self._blocked or self._barrier.queued > 0
 
     # -- producing
 
     def _produce(self, entries: Iterable[BarrierEntry]) -> None:
-        produce, reported, trusted = self._producer.produce, self._reported, self._out.trusted
+        produce, reported, trusted = self._producer.produce, self._reported, self._shard.trusted
         now, name, stamp, reserved = time.monotonic(), self._stamps.name, self._stamps.stamp, self._reserved
-        dated, standing = self._dated, self._standing
+        dated = self._dated
         for entry in entries:
             record = entry.record
             if isinstance(record, Broken):
-                self._retries.poisoned(entry, record.reason)
+                self._poison(entry, record.reason)
                 continue
-            if entry.term != standing.term or not trusted():
+            if entry.term != self._term or not trusted():
                 self._run_out_of_trust(entry)
                 continue
             entry.sent_at = now
             record_id, key, topic, value, headers, partition, created_us = record
             if topic in reserved:
-                self._retries.poisoned(entry, RESERVED)
+                self._poison(entry, RESERVED)
                 continue
             try:
                 if name:
@@ -187,18 +185,18 @@ class Sender:
                 at_ms = timestamp_ms(created_us) if dated else 0
                 produce(topic, value, key, partition, partial(reported, entry), None, at_ms, headers)
             except BufferError:
-                self._retries.put_off(entry)
+                self._put_off(entry)
             except KafkaException as error:
-                self._retries.failed(entry, error.args[0], local=True)
+                self._failed(entry, error.args[0], local=True)
             except Exception as error:  # noqa: BLE001 - no record may end the shard (P33)
-                self._retries.poisoned(entry, f"the client refused it: {error}")
+                self._poison(entry, f"the client refused it: {error}")
 
     def _run_out_of_trust(self, entry: BarrierEntry) -> None:
         with self._lock:
             if entry.id not in self._barrier:
                 return
-            self._standing.blocked = True
-            self._out.send(Dropped(self._barrier.drop_unsent(entry.id)))
+            self._blocked = True
+            self._shard.send(f.Dropped(self._barrier.drop_unsent(entry.id)))
 
     # -- reports
 
@@ -211,27 +209,29 @@ class Sender:
         else:
             self.collect()
             try:
-                self._retries.failed(entry, error or INFERRED)
+                self._failed(entry, error or INFERRED)
             except Exception as unforeseen:  # noqa: BLE001 - no record may end the shard (P33)
-                self._retries.poisoned(entry, f"its delivery report cannot be handled: {unforeseen!r}")
+                self._poison(entry, f"its delivery report cannot be handled: {unforeseen!r}")
 
     def collect(self) -> None:
         """See to the acknowledgements and refusals that were served since the last call. Delivery thread."""
         acked, self._acked = self._acked, []
+        refused, self._too_large = self._too_large, []
         if acked:
-            self._collect(acked)
-        if self._too_large:
-            refused, self._too_large = self._too_large, []
-            self._retries.too_large(refused)
-
-    def _collect(self, acked: list[BarrierEntry]) -> None:
-        now_us = time.time_ns() // 1000
-        with self._lock:
-            self._latency.add_all([now_us - entry.record[6] for entry in acked if not isinstance(entry.record, Broken)])
-            self._delivered += len(acked)
-            self._retries.acked_at = time.monotonic()
-            self._barrier.acked(acked)
-        self._out.purge([entry.id for entry in acked])
+            now_us = time.time_ns() // 1000
+            with self._lock:
+                ages = [now_us - entry.record[6] for entry in acked if not isinstance(entry.record, Broken)]
+                self._latency.add_all(ages)
+                self._delivered += len(acked)
+                self._acked_at = time.monotonic()
+                self._barrier.acked(acked)
+            self._shard.purge([entry.id for entry in acked])
+        # Of the records of one batch the largest is at fault; the others have not failed.
+        largest: dict[tuple[str, int], int] = {}
+        for entry, _, where in refused:
+            largest[where] = max(_size(entry), largest.get(where, 0))
+        for entry, error, where in refused:
+            self._failed(entry, error, innocent=_size(entry) < largest[where])
 
     # -- commits
 
@@ -239,143 +239,75 @@ class Sender:
         """The DELETE of these ids has committed: lower their barriers, send what follows. Purger's thread."""
         with self._lock:
             ready = self._barrier.settle(ids, time.monotonic())
-            self._attempts.settled(ids)
-            self._out.send(Settled(ids))  # in order with the answer to a remark
+            if self._attempts.states:
+                self._attempts.settled(ids)
+            self._shard.send(f.Settled(ids))  # in order with the answer to a remark
         self._produce(ready)
 
     def quarantined(self, poison: PoisonRow, outcome: QuarantineOutcome) -> None:
         """The outcome of a quarantine has committed. Purger's thread."""
         if outcome is QuarantineOutcome.FENCED:
             with self._lock:
-                self._retries.give_up(poison.id)
+                self._give_up(poison.id)
             return
         if outcome is QuarantineOutcome.MOVED:
             self._quarantined += 1
-            self._out.send(Quarantined(poison.id, poison.error))
+            self._shard.send(f.Quarantined(poison.id, poison.error))
         self.purged([poison.id])
 
-    # -- time
+    # -- failures
 
-    def due(self, now: float) -> float | None:
-        """Send the retries that are due; returns when the next one is."""
-        return self._retries.due(now, self._produce)
-
-    def check_queues(self, now: float) -> None:
-        """Report the record that has been queued without progress for longer than queue_timeout."""
-        with self._lock:
-            waiting = self._barrier.longest_waiting()
-            epoch = self._standing.epoch
-        if waiting is not None and now - waiting.since >= self._attempts.policy.queue_timeout_s:
-            self._out.send(QueueTimedOut(epoch, waiting.id, now - waiting.since))
-
-    def stats(self) -> Stats | None:
-        """Figures for the supervisor; None while nothing has changed and nothing is unsettled."""
-        with self._lock:
-            barrier, errors = self._barrier, self._retries.errors
-            now = (barrier.queued, barrier.in_flight, barrier.held, self._delivered, errors, self._quarantined)
-            if now == self._seen and not barrier.in_flight:
-                return None
-            self._seen = now
-            latency, self._latency = self._latency, Histogram()
-        return Stats(*now[:4], self._retries.retried, *now[4:], latency.pack().hex())
-
-
-_BUFFER_RETRY_S = 0.05
-
-TooLarge = tuple[BarrierEntry, KafkaError, tuple[str, int]]  # with topic and partition
-
-
-@dataclass(slots=True)
-class SendingTerm:
-    """Under whom a sender sends, if it does; changed under its lock."""
-
-    epoch: int = 0
-    term: int | None = None
-    holder: str | None = None
-    blocked: bool = True  # until the first Remark under a term
-
-
-class Retries:
-    """See the module's text."""
-
-    def __init__(
-        self, policy: Policy, barrier: Barrier, standing: SendingTerm, lock: threading.Lock, outlets: ShardOutlets
-    ) -> None:
-        self.attempts = Attempts(policy)
-        self._barrier, self._standing, self._lock, self._out = barrier, standing, lock, outlets
-        self._timers: list[tuple[float, int, int]] = []  # due, tie-breaker, record id
-        self._order = itertools.count()
-        self.errors = self.retried = 0
-        self.acked_at = 0.0  # when the last acknowledgement came: the broker takes records
-
-    # -- what went wrong
-
-    def put_off(self, entry: BarrierEntry) -> None:
+    def _put_off(self, entry: BarrierEntry) -> None:
         """The producer's own queue is full: try again in a moment, without counting it as a failure."""
         with self._lock:
             if entry.id not in self._barrier:
                 return
             self._hold(entry.id, _BUFFER_RETRY_S)
 
-    def too_large(self, refused: Sequence[TooLarge]) -> None:
-        """Of the records of one batch the largest is at fault; the others have not failed."""
-        largest: dict[tuple[str, int], int] = {}
-        for entry, _, where in refused:
-            largest[where] = max(_size(entry), largest.get(where, 0))
-        for entry, error, where in refused:
-            self.failed(entry, error, innocent=_size(entry) < largest[where])
-
-    def failed(self, entry: BarrierEntry, error: KafkaError, *, local: bool = False, innocent: bool = False) -> None:
+    def _failed(self, entry: BarrierEntry, error: KafkaError, *, local: bool = False, innocent: bool = False) -> None:
         """The client, or the broker, says so of a record on the wire. `local`, `innocent`: as of `Failure`."""
         failure = Failure(error.name(), error.fatal(), local, innocent)
         text = f"{error.name()}: {error.str()}"
         with self._lock:
-            self.errors += 1
-            verdict, retry = self.attempts.failed(entry.id, failure, datetime.now(UTC))
+            self._errors += 1
+            verdict, retry = self._attempts.failed(entry.id, failure, datetime.now(UTC))
             retry.origin = entry.origin
             if verdict is RetryVerdict.FATAL:
-                self._out.send(FateUnknown(self._standing.epoch, [entry.id], text))
+                self._shard.send(f.FateUnknown(self._epoch, [entry.id], text))
             elif verdict is RetryVerdict.RETRY:
                 if entry.key is not None and may_arrive(failure):
-                    self._out.send(InDoubt(entry.id))
+                    self._shard.send(f.InDoubt(entry.id))
                 self._retry(entry, retry, text, counts=burns_attempt(failure))
                 return
         if verdict is RetryVerdict.FATAL:
-            self._out.fatal(text)
+            self._shard.die(text)
         else:
-            self.poisoned(entry, text)
+            self._poison(entry, text)
 
-    def poisoned(self, entry: BarrierEntry, text: str) -> None:
+    def _poison(self, entry: BarrierEntry, text: str) -> None:
         """No further attempt would help: do what the policy says."""
-        policy = self.attempts.policy
+        policy = self._attempts.policy
         if policy.poison == "quarantine":
             self._to_quarantine(entry, text)
             return
         with self._lock:
-            if self._standing.blocked:
-                self.give_up(entry.id)
+            if self._blocked:
+                self._give_up(entry.id)
                 return
-            retry = self.attempts.impossible(entry.id, datetime.now(UTC))
+            retry = self._attempts.impossible(entry.id, datetime.now(UTC))
             self._park(entry, retry, text, policy.retry_backoff_max_s, held=True)
             if policy.poison == "stop":
-                self._out.send(Poisoned(entry.id, text))
-
-    # -- what follows
+                self._shard.send(f.Poisoned(entry.id, text))
 
     def _retry(self, entry: BarrierEntry, retry: RetryState, text: str, *, counts: bool) -> None:
-        """Send it again later; the lock is held.
-
-        While nothing gets through at all it waits here, and with it its place in flight: nobody else could be sent
-        either, and nothing more is taken from the table. But where others get through, it goes back to the
-        supervisor, so that records that are stuck never use up what is shared.
-        """
-        if self._standing.blocked:
+        """Send it again later; the lock is held. `counts`: the record itself is at fault."""
+        if self._blocked:
             # Draining or fenced: no retry (P13). Its row is marked again by whoever leads next.
-            self.give_up(entry.id)
+            self._give_up(entry.id)
             return
-        wait_s = self.attempts.wait_s(retry, random.random())
-        self.retried += 1
-        if counts or self.acked_at > entry.sent_at:
+        wait_s = self._attempts.wait_s(retry, random.random())
+        self._retried += 1
+        if counts or self._acked_at > entry.sent_at:
             self._park(entry, retry, text, wait_s)
         else:
             self._hold(entry.id, wait_s)
@@ -384,37 +316,33 @@ class Retries:
         """Try it again from here; the lock is held."""
         self._barrier.hold(record_id)
         heapq.heappush(self._timers, (time.monotonic() + wait_s, next(self._order), record_id))
-        self._out.wake()
+        self._shard.wake()
 
     def _park(self, entry: BarrierEntry, retry: RetryState, text: str, wait_s: float, *, held: bool = False) -> None:
         """Give it back to the supervisor until it is time; the lock is held."""
         behind = self._barrier.park(entry.id)
-        self._out.send(Parked(self._standing.epoch, entry.id, behind, text, wait_s, retry.attempts, held))
+        self._shard.send(f.Parked(self._epoch, entry.id, behind, text, wait_s, retry.attempts, held))
 
-    def give_up(self, record_id: int) -> None:
+    def _give_up(self, record_id: int) -> None:
         """Lower its barrier unsent, with all that stands behind it; the lock is held, so that the supervisor hears of
         it in order with the answer to a remark."""
-        self._out.send(Dropped([record_id, *self._barrier.forget(record_id)]))
+        self._shard.send(f.Dropped([record_id, *self._barrier.forget(record_id)]))
 
     def _to_quarantine(self, entry: BarrierEntry, error: str) -> None:
         with self._lock:
-            retry = self.attempts.impossible(entry.id, datetime.now(UTC))
-            term, holder = self._standing.term, self._standing.holder
+            retry = self._attempts.impossible(entry.id, datetime.now(UTC))
+            term, holder = self._term, self._holder
             if term is None or holder is None:
-                self.give_up(entry.id)
+                self._give_up(entry.id)
                 return
             self._barrier.acked((entry,))
         origin = entry.origin or None
-        self._out.quarantine(PoisonRow(entry.id, error, retry.attempts, retry.first_failed_at, term, holder, origin))
+        self._shard.quarantine(PoisonRow(entry.id, error, retry.attempts, retry.first_failed_at, term, holder, origin))
 
     # -- time
 
-    def forget_retries(self) -> None:
-        """What waits here is not tried again; the lock is held."""
-        self._timers.clear()
-
-    def due(self, now: float, produce: Callable[[Iterable[BarrierEntry]], None]) -> float | None:
-        """Hand those whose time has come to `produce`, one by one; returns when the next one's comes."""
+    def due(self, now: float) -> float | None:
+        """Send the held records whose time has come; returns when the next one's comes."""
         while self._timers:
             with self._lock:
                 if not self._timers:
@@ -424,8 +352,26 @@ class Retries:
                 _, _, record_id = heapq.heappop(self._timers)
                 entry = self._barrier.release(record_id, now)
             if entry is not None:
-                produce((entry,))
+                self._produce((entry,))
         return None
+
+    def check_queues(self, now: float) -> None:
+        """Report the record that has been queued without progress for longer than queue_timeout."""
+        with self._lock:
+            waiting, epoch = self._barrier.longest_waiting(), self._epoch
+        if waiting is not None and now - waiting.since >= self._attempts.policy.queue_timeout_s:
+            self._shard.send(f.QueueTimedOut(epoch, waiting.id, now - waiting.since))
+
+    def stats(self) -> f.Stats | None:
+        """Figures for the supervisor; None while nothing has changed and nothing is unsettled."""
+        with self._lock:
+            barrier, unsettled = self._barrier, self.unsettled
+            now = (barrier.queued, unsettled, barrier.held, self._delivered, self._errors, self._quarantined)
+            if now == self._seen and not unsettled:
+                return None
+            self._seen = now
+            latency, self._latency = self._latency, Histogram()
+        return f.Stats(*now[:4], self._retried, *now[4:], latency.pack().hex())
 
 
 def _size(entry: BarrierEntry) -> int:

@@ -1,7 +1,7 @@
 """Publishes a shard's records exactly once: transactions, one after the other, on a lane of its own.
 
-One thread, the *transactor*, talks to Kafka. It finds what is queued, and what the supervisor wants, in the shard's
-`transaction_intake`.
+One thread, the *transactor*, does all work with Kafka. It finds what is queued, and what the supervisor wants, in the
+shard's `transaction_intake`.
 
 Theory. While a transaction is sent and committed, further records queue up and become the next one: batches size
 themselves by load. A transaction takes what is queued until nothing is left, it has `max_transaction_records`, or it
@@ -12,23 +12,20 @@ purged when its commit is *clear* (`harvester.delivery.lane`). Outcomes and what
     REFUSED   abort; find out who is at fault, by halves if need be (`core.transaction_queue`); go on
     UNCLEAR   close the lane, *open* it again; what its progress names was committed, the rest is sent again
 
-A transaction that is refused although none of its records failed is repeated: at once at first, then with pauses that
-grow to 30 s, while a trouble names the cause and its remedy. As a rule the progress record is refused.
+A transaction that is refused although none of its records failed is repeated, at first at once, then with pauses that
+grow to 30 s while a trouble names cause and remedy. As a rule the progress record is refused.
 
-*Opening* a lane fences its last owner. Then, before anything is sent, it compares the term row with our own term
-(P20: a producer initialised by a zombie would fence the one that leads), reads the lane's progress, purges what that
-names, and leaves an empty record behind. With a new term a shard opens its own lane and ends those of shards that are
-no more (P19). Until that is done it does not answer the supervisor's `Remark`, and nothing is marked. A shard's
-successor does the same before the supervisor lets go of the ids of the dead one (P21).
+*Opening* a lane fences its last owner and purges what that had committed (P20). With a new term a shard opens its own
+lane and ends those of shards that are no more (P19); until then it does not answer the supervisor's `Remark`, and
+nothing is marked. A shard's successor does the same before the supervisor lets go of the dead one's ids (P21).
 
 Trust is checked before a transaction begins and before it is committed. In between there is no need: what a zombie
 sends cannot be committed once its successor has opened the lane.
 
-*Filling* (`TransactionWriter`). A transaction's partitions are registered with its coordinator one millisecond after
-the first record, by one request; until that is answered nothing is sent. So a transaction that has taken all there is
-waits as long for more: what comes in time is sent with the first records, what comes later waits for the whole
-transaction. The partition of the lane's progress would need a second such request at the end, so a progress record
-that names earlier transactions only is sent first.
+*Filling* (`TransactionWriter`). Kafka's coordinator learns of a transaction's partitions one millisecond after the
+first record, by one request, and nothing is sent before it answers. So a transaction that has taken all there is waits
+as long for more. The partition of the lane's progress would need a second such request at the end, so a progress
+record that names earlier transactions only is sent first.
 """
 
 from __future__ import annotations
@@ -36,8 +33,7 @@ from __future__ import annotations
 import random
 import threading
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from functools import partial
 from typing import Any
 from uuid import UUID
@@ -49,7 +45,6 @@ from harvester.delivery.lane import (
     FLUSH_S,
     Deposed,
     Lane,
-    LaneEnvironment,
     Lanes,
     Leadership,
     Opener,
@@ -59,10 +54,9 @@ from harvester.delivery.lane import (
 from harvester.delivery.progress import Progress, encode
 from harvester.origin import Stamps, timestamp_ms
 from harvester.relay.at_least_once import INFERRED, RESERVED
-from harvester.relay.core.frames import Log, Remark, Remarked, Settled, Trouble
-from harvester.relay.core.transaction_queue import QueuedRecord, TransactionQueue
-from harvester.relay.failpoints import Failpoints
-from harvester.relay.purger import ShardOutlets
+from harvester.relay.core import frames as f
+from harvester.relay.core.transaction_queue import QueuedRecord
+from harvester.relay.purger import Purger, ShardHost
 from harvester.relay.transaction_intake import INNOCENT, Failed, TransactionIntake
 
 # Kafka answers a commit before it has written its markers. A transaction that begins sooner is put off by the broker,
@@ -74,56 +68,30 @@ _UNSAID = 2  # refusals in a row, with no record at fault, before anybody is tol
 _PAUSE_S, _LONGEST_PAUSE_S = 0.25, 30.0
 
 
-@dataclass(frozen=True, slots=True)
-class LaneDatabase:
-    """What opening a lane needs of the database. Each waits until it is done; None when the shard ends."""
-
-    term: Callable[[], tuple[int, str | None] | None]  # term and holder that the term row names
-    delete: Callable[[Sequence[int]], bool | None]
-
-
 class Transactor:
-    """See the module's text."""
+    """The thread that does all work with Kafka. As a `LaneHost` it says what opening a lane needs besides."""
 
     def __init__(
         self,
         intake: TransactionIntake,
-        index: int,
         lanes: Lanes,
+        shard: ShardHost,
+        purger: Purger,
         header: str,
         reserved: frozenset[str],
-        outlets: ShardOutlets,
-        database: LaneDatabase,
-        failpoints: Failpoints,
         dated: bool = False,
     ) -> None:
-        self._intake, self._index, self._out, self._failpoints = intake, index, outlets, failpoints
-        around = LaneEnvironment(
-            term=database.term,
-            delete=database.delete,
-            is_over=self._is_superseded,
-            pause=self._pause,
-            trouble=lambda text: outlets.send(Trouble(text)),
-            hit=partial(failpoints.hit, index=index),
-        )
-        self._lanes, self._opener = lanes, Opener(lanes, around)
+        self._intake, self._lanes, self._shard, self._index = intake, lanes, shard, shard.index
+        self.term_row, self.delete = purger.term, purger.delete
+        self._opener = Opener(lanes, self)
         self._refused = 0  # commits in a row, with no record at fault
-        self._wanted: Remark | None = None  # the one that is being answered
+        self._wanted: f.Remark | None = None  # the one that is being answered
         self._term: int | None = None  # of the last answer
         self._opened: tuple[int | None, int] | None = None  # term and lanes for which all is fenced
-        self._writer = TransactionWriter(
-            intake.batches,
-            Stamps(header, index),
-            reserved,
-            intake.changed,
-            intake.is_over,
-            lambda: intake.low_water,
-            dated,
-        )
+        self._writer = TransactionWriter(intake, Stamps(header, shard.index), reserved, dated)
         self._thread = threading.Thread(target=self._run, name="transactor", daemon=True)
 
     def start(self) -> None:
-        """Start the transactor."""
         self._thread.start()
 
     # -- transactions
@@ -147,12 +115,11 @@ class Transactor:
                 elif intake.lane is not None and intake.lane.poll(0) is not TransactionOutcome.DONE:
                     self._lose_lane()
         except Exception as error:  # noqa: BLE001 - the top frame of this thread; without it nothing would be sent
-            self._out.fatal(f"the transactor failed: {error!r}")
+            self._shard.die(f"the transactor failed: {error!r}")
 
     def _transact(self, lane: Lane) -> None:
-        """One transaction, from its beginning to its end."""
         intake = self._intake
-        if not self._out.trusted():
+        if not self._shard.trusted():
             intake.give_all_up()
             return
         if lane.begin() is not TransactionOutcome.DONE:
@@ -172,7 +139,7 @@ class Transactor:
             return
         with intake.changed:
             ids, alone = intake.batches.progress(), intake.batches.alone
-        if intake.is_over() or not self._out.trusted():
+        if intake.is_over() or not self._shard.trusted():
             self._abort(lane)
             return
         arrived = lane.flush(FLUSH_S if alone is None else _PATIENCE_S)  # all that failed is known then (P46)
@@ -181,9 +148,9 @@ class Transactor:
         if not arrived or self._writer.failed:
             self._abort(lane)
             return
-        self._failpoints.hit("shard.commit", index=self._index, ids=ids)
+        self._shard.failpoints.hit("shard.commit", index=self._index, ids=ids)
         outcome = lane.commit(_progress(under, ids), lambda: not self._writer.failed)
-        self._failpoints.hit("shard.committed", index=self._index, ids=ids, outcome=outcome.value)
+        self._shard.failpoints.hit("shard.committed", index=self._index, ids=ids, outcome=outcome.value)
         if outcome is TransactionOutcome.REFUSED:
             at_fault = bool(self._writer.failed)
             self._abort(lane)
@@ -200,17 +167,16 @@ class Transactor:
         self._refused += 1
         if self._refused <= _UNSAID:
             return
-        self._out.send(Trouble(f"nothing can be committed: {self._lanes.explain(lane)}"))
+        self.trouble(f"nothing can be committed: {self._lanes.explain(lane)}")
         with self._intake.changed:
             pause_s = min(_LONGEST_PAUSE_S, _PAUSE_S * 2.0 ** min(self._refused - _UNSAID, 20))
             self._intake.changed.wait_for(self._intake.is_over, pause_s)
 
     def _commit(self) -> None:
-        """The transaction is committed, for certain."""
         now_us = time.time_ns() // 1000
         intake = self._intake
         if self._refused > _UNSAID:
-            self._out.send(Trouble(None))
+            self.trouble(None)
         self._refused = 0
         with intake.changed:
             intake.commit(now_us)
@@ -241,7 +207,7 @@ class Transactor:
 
     # -- opening
 
-    def _answer(self, frame: Remark) -> None:
+    def _answer(self, frame: f.Remark) -> None:
         """Be ready for what the supervisor wants, and say what is still to be purged."""
         intake = self._intake
         intake.under = None
@@ -260,12 +226,12 @@ class Transactor:
             if intake.pending is not frame:
                 return
             if frame.term != self._term:
-                intake.refusals.attempts.clear()
+                intake.refusals.attempts.states.clear()
             intake.pending, self._term = None, frame.term
             intake.under = frame if intake.lane is not None and frame.term is not None else None
-            self._out.send(Remarked(frame.epoch, intake.batches.leaving()))
+            self._shard.send(f.Remarked(frame.epoch, intake.batches.leaving()))
 
-    def _open(self, frame: Remark, numbers: Sequence[int]) -> bool:
+    def _open(self, frame: f.Remark, numbers: Sequence[int]) -> bool:
         """Open these lanes, the last of which is our own and stays open. False: nobody wants that any more."""
         assert frame.term is not None
         assert frame.holder is not None
@@ -284,7 +250,7 @@ class Transactor:
         except Superseded:
             return False
         except Deposed as error:
-            self._out.send(Log(30, f"lane {self._index} is not opened: {error}"))
+            self._shard.send(f.Log(30, f"lane {self._index} is not opened: {error}"))
             with intake.changed:  # of an unclear outcome: else the supervisor waits for them, and never asks why
                 intake.batches.aborted()
             intake.give_all_up()
@@ -298,18 +264,25 @@ class Transactor:
                 self._judge()
             self._intake.refusals.attempts.settled(ids)
             if ids:
-                self._out.send(Settled(ids))
+                self._shard.send(f.Settled(ids))
 
-    def _is_superseded(self) -> bool:
-        """Whether the lane that is being opened is no longer wanted."""
+    # -- what opening needs
+
+    def is_over(self) -> bool:
         return self._intake.ended or self._intake.pending is not self._wanted
 
-    def _pause(self, seconds: float) -> None:
+    def pause(self, seconds: float) -> None:
         with self._intake.changed:
-            self._intake.changed.wait_for(self._is_superseded, seconds)
+            self._intake.changed.wait_for(self.is_over, seconds)
+
+    def trouble(self, text: str | None) -> None:
+        self._shard.send(f.Trouble(text))
+
+    def fenced(self, lane: int) -> None:
+        self._shard.failpoints.hit("lane.fenced", lane=lane, index=self._index)
 
 
-def _progress(under: Remark, ids: Sequence[int]) -> bytes:
+def _progress(under: f.Remark, ids: Sequence[int]) -> bytes:
     assert under.term is not None
     assert under.incarnation is not None
     return encode(Progress(under.term, UUID(under.incarnation), ids))
@@ -321,23 +294,12 @@ _SLICE = 256  # records taken under the lock at a time
 
 
 class TransactionWriter:
-    """See the module's text. `is_over`: the open transaction is not wanted any more; `dated` as a `Sender`'s.
-
-    `low_water` is asked under the lock.
-    """
+    """Fills transactions. `dated` as a `Sender`'s."""
 
     def __init__(
-        self,
-        batches: TransactionQueue,
-        stamps: Stamps,
-        reserved: frozenset[str],
-        changed: threading.Condition,
-        is_over: Callable[[], bool],
-        low_water: Callable[[], int | None],
-        dated: bool = False,
+        self, intake: TransactionIntake, stamps: Stamps, reserved: frozenset[str], dated: bool = False
     ) -> None:
-        self._batches, self._stamps, self._reserved = batches, stamps, reserved
-        self._changed, self._is_over, self._low_water, self._dated = changed, is_over, low_water, dated
+        self._intake, self._stamps, self._reserved, self._dated = intake, stamps, reserved, dated
         self._sequence = self._last = 0  # of the last record committed, and of the last one handed over
         self.failed: list[Failed] = []  # of the open transaction
 
@@ -355,13 +317,13 @@ class TransactionWriter:
         began = time.monotonic()
         self.failed, self._last = [], self._sequence
         self._stamps.rewind(self._sequence)
-        room = True
+        intake, room = self._intake, True
         while room:
-            with self._changed:
-                if self._last > self._sequence and not self._has_more():
-                    self._changed.wait_for(self._has_more, max(0.0, began + _JOIN_S - time.monotonic()))
-                entries = [] if self._is_over() else self._batches.take(_SLICE)
-                self._stamps.set_low_water(self._low_water())
+            with intake.changed:
+                if self._last > self._sequence and not intake.has_more():
+                    intake.changed.wait_for(intake.has_more, max(0.0, began + _JOIN_S - time.monotonic()))
+                entries = [] if intake.is_over() else intake.batches.take(_SLICE)
+                self._stamps.set_low_water(intake.low_water)
             for entry in entries:
                 try:
                     if not self._produce(lane, entry):
@@ -372,9 +334,6 @@ class TransactionWriter:
                 self._last += 1
             room = bool(entries) and time.monotonic() - began < _LONGEST_S
         return True
-
-    def _has_more(self) -> bool:
-        return self._is_over() or self._batches.is_ready
 
     def _produce(self, lane: Lane, entry: QueuedRecord) -> bool:
         """False: the transaction cannot go on, because of this record or for another reason."""
@@ -394,7 +353,7 @@ class TransactionWriter:
                 # By position: names cost a third of the call. They are: on_delivery, its alias, timestamp, headers.
                 lane.produce(topic, value, key, partition, partial(self._reported, entry), None, at_ms, headers)
             except BufferError:
-                if lane.poll(0.01) is not TransactionOutcome.DONE or self._is_over():
+                if lane.poll(0.01) is not TransactionOutcome.DONE or self._intake.is_over():
                     return False
             except KafkaException as error:
                 self._reported(entry, error.args[0], None)

@@ -16,11 +16,8 @@ VARIABLE = "HARVESTER_TEST_HOOKS"
 class Failpoints(Protocol):
     """What a test may provide."""
 
-    def hit(self, place: str, **facts: Any) -> None:
-        """Called when the named place is reached; may block."""
-
-    def producer(self, options: dict[str, Any]) -> Any:
-        """A producer with the interface of confluent_kafka.Producer."""
+    def hit(self, place: str, **facts: Any) -> None: ...  # the named place is reached; may block
+    def producer(self, options: dict[str, Any]) -> Any: ...  # with the interface of confluent_kafka.Producer
 
 
 class _Off:
@@ -28,7 +25,6 @@ class _Off:
         """Nothing."""
 
     def producer(self, options: dict[str, Any]) -> Any:
-        """The real one."""
         from confluent_kafka import Producer
 
         return Producer(options)

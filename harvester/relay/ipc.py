@@ -1,15 +1,17 @@
 """Between supervisor and shards: pipes, shared memory, and a waker for threads that wait for descriptors.
 
 *Pipes* (P16). The supervisor never blocks. It writes what the pipe takes and keeps the rest; when that is much
-(`Channel.congested`), the relay holds that shard's rows back. It reads whatever has arrived. So the shard, whose
+(it is congested), the relay holds that shard's rows back. It reads whatever has arrived. So the shard, whose
 writes do block, always finds its reader reading.
 
 *Shared memory*. Three numbers that the supervisor alone writes. No lock is shared: a shard killed while holding one
 would hang all others. Each number is one aligned 64-bit word, so a reader sees the old value or the new one and
 nothing between.
 
-Trust is a moment of CLOCK_BOOTTIME, which runs through suspend. Inside the supervisor several threads move it (the
-group member extends it, the relay opens and closes it); `TrustCell` orders them with a lock of its own process.
+Trust is a moment of CLOCK_BOOTTIME, which runs through suspend. `harvester.neli.election` proves it, and ends it;
+shards compare the moment before every record (`trust_check`), so that it also expires while nobody can tell them.
+Inside the supervisor several threads move it (the group member extends it, the relay opens and closes it); `TrustCell`
+orders them with a lock of its own process.
 """
 
 from __future__ import annotations
@@ -50,45 +52,39 @@ class Channel:
         for fd in (read_fd, write_fd):
             os.set_blocking(fd, False)
             widen(fd)
-        self._outbound: deque[memoryview] = deque()
+        self.outbound: deque[memoryview] = deque()  # waits until the pipe takes it
         self._waiting_bytes = 0
         self._splitter = Splitter(MAX_ANSWER_BYTES)
 
-    @property
-    def congested(self) -> bool:
-        """Whether so much waits until the pipe takes it that no more should come."""
-        return self._waiting_bytes > _SLACK_BYTES
+    def send(self, frame: Frame) -> bool:
+        """Write the frame, or keep what the pipe does not take; returns as `flush` does.
 
-    @property
-    def is_waiting(self) -> bool:
-        """Whether anything waits until the pipe takes it."""
-        return bool(self._outbound)
-
-    def send(self, frame: Frame) -> None:
-        """Write the frame, or keep what the pipe does not take. A broken pipe drops it: the shard is dead."""
+        A broken pipe drops it: the shard is dead.
+        """
         data = encode(frame)
-        self._outbound.append(memoryview(data))
+        self.outbound.append(memoryview(data))
         self._waiting_bytes += len(data)
-        self.flush()
+        return self.flush()
 
-    def flush(self) -> None:
-        """Write what the pipe takes now."""
-        outbound = self._outbound
+    def flush(self) -> bool:
+        """Write what the pipe takes now. Returns whether it is congested: so much waits that no more should come."""
+        outbound = self.outbound
         while outbound:
             data = outbound[0]
             try:
                 written = os.write(self.write_fd, data)
             except BlockingIOError:
-                return
+                break
             except BrokenPipeError:
                 outbound.clear()
                 self._waiting_bytes = 0
-                return
+                break
             self._waiting_bytes -= written
             if written == len(data):
                 outbound.popleft()
             else:
                 outbound[0] = data[written:]
+        return self._waiting_bytes > _SLACK_BYTES
 
     def receive(self) -> Iterator[Frame]:
         """Frames that have arrived; raises EOFError when the shard has closed its end and all is read."""
@@ -156,7 +152,6 @@ class Waker:
         self._closed = False
 
     def set(self) -> None:
-        """Make `fd` readable; from any thread."""
         with self._lock:
             if not self._closed:
                 os.eventfd_write(self.fd, 1)
@@ -169,7 +164,6 @@ class Waker:
             return
 
     def close(self) -> None:
-        """Nobody waits any more."""
         with self._lock:
             if not self._closed:
                 self._closed = True

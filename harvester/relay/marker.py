@@ -22,71 +22,86 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
 from uuid import UUID
 
 import psycopg
 
 from harvester.errors import BrokerError, OutboxError, TermLost
-from harvester.outbox.connection import one_line
-from harvester.outbox.leader_session import Holders, MarkSession
+from harvester.neli.group import Group
+from harvester.outbox.connection import one_line, why_another
+from harvester.outbox.leader_session import Holders, MarkSession, Owner, Session
 from harvester.outbox.sql.queries import Row
-from harvester.outbox.term_session import Owner, Session, why_another
-from harvester.relay.core.messages import (
-    DatabaseTrouble,
-    Fetch,
-    Fetched,
-    Look,
-    Looked,
-    LoopDied,
-    Mark,
-    Marked,
-    ReleaseTerm,
-    Report,
-    SaveBookmark,
-    ServerChanged,
-    StatementFailed,
-    TakeTerm,
-    TermGone,
-    TermWanted,
-)
+from harvester.relay.core import messages as m
 from harvester.relay.core.scan import Bookmark, Scan
-from harvester.relay.core.supervision import RetryDelays, idle_wait_s
 from harvester.relay.failpoints import Failpoints
-from harvester.relay.ipc import Waker
-from harvester.relay.term import AT_LEAST_ONCE, DeliveryHandover, TermReports, TermTaker
+from harvester.relay.ipc import TrustCell, Waker
+from harvester.relay.term import AT_LEAST_ONCE, DeliveryHandover, TermTaker
 
 _STALL_MARGIN_S = 10.0
 _GATHER_S = 0.001  # between marks that take all there is
 
-Work = Mark | Fetch | Look | SaveBookmark | TakeTerm | ReleaseTerm
+Work = m.Mark | m.Fetch | m.Look | m.SaveBookmark | m.TakeTerm | m.ReleaseTerm
+
+
+_NOTIFIED_CEILING_S = 1.0  # how long to wait between empty marks when the trigger wakes us anyway
+
+
+@dataclass(frozen=True, slots=True)
+class RetryDelays:
+    """Waiting times in seconds."""
+
+    mark_backoff_s: float
+    mark_backoff_max_s: float
+    io_error_backoff_s: float
+    statement_timeout_s: float
+    writes: bool = True  # marks are written into the table; else they are remembered here alone
+
+
+def idle_wait_s(idle: int, pace: RetryDelays, notified: bool) -> float:
+    """How long to wait before the next mark after `idle` empty ones in a row: doubling from floor to ceiling."""
+    if idle <= 0:
+        return 0.0
+    ceiling_s = max(pace.mark_backoff_max_s, _NOTIFIED_CEILING_S) if notified else pace.mark_backoff_max_s
+    return min(ceiling_s, pace.mark_backoff_s * 2.0 ** min(idle - 1, 40))
+
+
+class Relay(Protocol):
+    """Whom the marker works for: the supervisor."""
+
+    trust: TrustCell
+
+    def report(self, report: m.Report) -> None: ...
 
 
 class Marker(threading.Thread):
-    """See the module's text."""
+    """The mark loop. It lends itself to the term's taker (`TermHost`)."""
 
     def __init__(
         self,
         session: MarkSession,
         pace: RetryDelays,
         name: str,
-        report: Callable[[Report], None],
-        trusted: Callable[[], bool],
-        highest_term: Callable[[], int],
+        relay: Relay,
+        group: Group,
         failpoints: Failpoints,
         mode: DeliveryHandover | None = None,
-        owner: Callable[[], Owner] = Owner,
+        group_id: str | None = None,
     ) -> None:
+        """`group_id`: whose the outbox has to be; None: anybody's."""
         super().__init__(name="marker", daemon=True)
         self.mode = mode if mode is not None else DeliveryHandover(AT_LEAST_ONCE, 0.0)
-        self._session, self._pace, self._report, self._failpoints = session, pace, report, failpoints
+        self._relay, self._group, self._group_id = relay, group, group_id
+        self._session, self._pace, self._failpoints = session, pace, failpoints
+        self.report = relay.report
         self._commands: deque[Work] = deque()
         self._waker = Waker()
-        self._ended = threading.Event()
-        self._turned_at = time.monotonic()
-        voices = TermReports(report, trusted, highest_term, self._turned, owner)
-        self._taker = TermTaker(session, self.mode, name, voices, self._ended, failpoints)
+        self.ended = threading.Event()
+        self.turned_at = time.monotonic()  # when the loop last turned
+        self._taker = TermTaker(session, self.mode, name, self, failpoints)
         self._unreachable_since: float | None = None
-        self._reader = MarkReader(session, self._taker, report, failpoints, writes=pace.writes)
+        self._reader = MarkReader(session, self._taker, self.report, failpoints, writes=pace.writes)
         self._sessions: Sequence[Session] = ()
         self._unregistered = False
         self._doubted = False
@@ -111,28 +126,33 @@ class Marker(threading.Thread):
 
     def stop(self) -> None:
         """End the thread after what is running."""
-        self._ended.set()
+        self.ended.set()
         if self.ident is None:  # never started
             self._waker.close()
         self._waker.set()
 
     def is_working(self, now: float) -> bool:
-        """Whether the loop is live (P14)."""
         bound_s = self._pace.statement_timeout_s + _STALL_MARGIN_S
-        return self.is_alive() and now - self._turned_at < bound_s
+        return self.is_alive() and now - self.turned_at < bound_s
 
     @property
     def lent_to(self) -> str | None:
         """Who has the term, while we wait for it (P32)."""
         return self._taker.lent_to
 
-    def _turned(self) -> None:
-        self._turned_at = time.monotonic()
+    @property
+    def trusted(self) -> bool:
+        return self._relay.trust.trusted
 
     @property
-    def turned_at(self) -> float:
-        """When the loop last turned: a reading of the monotonic clock."""
-        return self._turned_at
+    def highest_term(self) -> int:
+        return self._group.highest_term
+
+    def owner(self) -> Owner:
+        return Owner(self._group_id, self._group.cluster()) if self._group_id is not None else Owner()
+
+    def turned(self) -> None:
+        self.turned_at = time.monotonic()
 
     def unreachable_s(self, now: float) -> float:
         """For how long the database has been out of reach; 0 when it is not."""
@@ -140,35 +160,34 @@ class Marker(threading.Thread):
         return 0.0 if since is None else now - since
 
     def run(self) -> None:
-        """The thread."""
         try:
             self._loop()
             for command in self._commands:
-                if isinstance(command, ReleaseTerm):
+                if isinstance(command, m.ReleaseTerm):
                     self._release(command)
         except Exception as error:  # noqa: BLE001 - the top frame of this thread
-            self._report(LoopDied(error))
+            self.report(m.LoopDied(error))
         finally:
             self._session.close()
             self._waker.close()
 
     def _loop(self) -> None:
-        while not self._ended.is_set():
-            self._turned_at = time.monotonic()
+        while not self.ended.is_set():
+            self.turned_at = time.monotonic()
             if not self._commands:
                 self._rest()
                 continue
             command = self._commands.popleft()
             match command:
-                case TakeTerm():
+                case m.TakeTerm():
                     self._take(command)
-                case ReleaseTerm():
+                case m.ReleaseTerm():
                     self._release(command)
-                case Mark():
+                case m.Mark():
                     self._mark(command)
-                case Fetch() | Look():
+                case m.Fetch() | m.Look():
                     self._read(command)
-                case SaveBookmark():
+                case m.SaveBookmark():
                     self._save(command)
 
     def _rest(self) -> None:
@@ -179,10 +198,10 @@ class Marker(threading.Thread):
             self._session.close()
         self._waker.clear()
 
-    def _take(self, command: TakeTerm) -> None:
+    def _take(self, command: m.TakeTerm) -> None:
         """Until the term is taken, or trust in us is over (P8)."""
         try:
-            while not self._ended.is_set() and self._connected():
+            while not self.ended.is_set() and self._connected():
                 try:
                     if self._taker.attempt(command.holder, self._sessions, command.lost):
                         self._unregistered = True
@@ -192,7 +211,7 @@ class Marker(threading.Thread):
         finally:
             self._taker.lent_to = None
 
-    def _release(self, release: ReleaseTerm) -> None:
+    def _release(self, release: m.ReleaseTerm) -> None:
         """Nothing of the term is left; whoever leads next need not wait. It is worth one attempt."""
         try:
             if self._session.is_open:
@@ -200,7 +219,7 @@ class Marker(threading.Thread):
         except (psycopg.Error, OutboxError) as error:
             self._lost(error)
 
-    def _save(self, command: SaveBookmark) -> None:
+    def _save(self, command: m.SaveBookmark) -> None:
         """Worth one attempt, on a session that is known to be with the database that is meant."""
         try:
             if self._session.is_open and self._checked:
@@ -208,33 +227,33 @@ class Marker(threading.Thread):
         except (psycopg.Error, OutboxError) as error:
             self._lost(error)
 
-    def _read(self, command: Mark | Fetch | Look) -> None:
+    def _read(self, command: m.Mark | m.Fetch | m.Look) -> None:
         """Perform a statement for the machine, on the database that is meant."""
         if not self._connected() or not self._is_meant(command):
             return
-        self._turned_at = time.monotonic()
+        self.turned_at = time.monotonic()
         try:
             self._register(command)
             self._reader.perform(command)
         except TermLost:
-            self._report(TermGone(command.holder))
+            self.report(m.TermGone(command.holder))
         except (psycopg.Error, OutboxError) as error:
             self._lost(error)
-            self._report(StatementFailed(command.number, one_line(error)))
+            self.report(m.StatementFailed(command.number, one_line(error)))
 
-    def _mark(self, mark: Mark) -> None:
+    def _mark(self, mark: m.Mark) -> None:
         if not self._connected():
             return
         self._pause(mark)
         self._failpoints.hit("marker.mark", number=mark.number)
         self._read(mark)
 
-    def _register(self, command: Mark | Fetch | Look) -> None:
+    def _register(self, command: m.Mark | m.Fetch | m.Look) -> None:
         if self._unregistered:
             self._unregistered = False
             self._session.register(command.term, command.holder, self._sessions)
 
-    def _is_meant(self, command: Mark | Fetch | Look) -> bool:
+    def _is_meant(self, command: m.Mark | m.Fetch | m.Look) -> bool:
         """P9: whether the session is with the database that the term was taken on."""
         taken = self._taker.taken
         if taken is None or taken.holder != command.holder or self._checked:
@@ -243,16 +262,16 @@ class Marker(threading.Thread):
             row = self._session.read_term()
         except (psycopg.Error, OutboxError) as error:
             self._lost(error)
-            self._report(StatementFailed(command.number, one_line(error)))
+            self.report(m.StatementFailed(command.number, one_line(error)))
             return False
         assert self._session.place is not None, "open() sets it"
         reason = why_another(self._session.place, row.term, taken.place, taken.term)
         self._checked = reason is None
         if reason is not None:
-            self._report(ServerChanged(reason))
+            self.report(m.ServerChanged(reason))
         return reason is None
 
-    def _pause(self, mark: Mark) -> None:
+    def _pause(self, mark: m.Mark) -> None:
         """Wait before a mark that follows empty ones; a notification or a new command ends the wait.
 
         With the trigger it waits for rows as soon as it has taken all there were. And marks do not follow each other
@@ -269,17 +288,17 @@ class Marker(threading.Thread):
         except psycopg.Error as error:
             self._lost(error)
             self._connected()
-        self._ended.wait(max(0.0, self._reader.marked_at + _GATHER_S - time.monotonic()))
+        self.ended.wait(max(0.0, self._reader.marked_at + _GATHER_S - time.monotonic()))
 
     def _connected(self) -> bool:
         """A session, however long it takes; False when the thread is to end."""
         if self._doubted:
             self._doubted = False
             self._session.close()
-        while not self._ended.is_set():
+        while not self.ended.is_set():
             if self._session.is_open:
                 return True
-            self._turned_at = time.monotonic()
+            self.turned_at = time.monotonic()
             try:
                 self._session.open()
             except (psycopg.Error, OutboxError) as error:
@@ -289,21 +308,21 @@ class Marker(threading.Thread):
                 self._checked = False
                 self._unregistered = True
                 self._reader.scan.restart()
-                self._report(DatabaseTrouble(None))
+                self.report(m.DatabaseTrouble(None))
                 return True
         return False
 
     def _lost(self, error: Exception) -> None:
         """Note the trouble, drop the session, wait a little."""
-        self._turned_at = time.monotonic()
+        self.turned_at = time.monotonic()
         self._session.close()
         if self._unreachable_since is None:
-            self._unreachable_since = self._turned_at
+            self._unreachable_since = self.turned_at
         if isinstance(error, OutboxError) and error.hint:
-            self._report(DatabaseTrouble(f"{one_line(error)} ({error.hint})"))
+            self.report(m.DatabaseTrouble(f"{one_line(error)} ({error.hint})"))
         else:
-            self._report(DatabaseTrouble(one_line(error)))
-        self._ended.wait(self._pace.io_error_backoff_s)
+            self.report(m.DatabaseTrouble(one_line(error)))
+        self.ended.wait(self._pace.io_error_backoff_s)
 
 
 _LIST_S = 0.05  # how often to list who could still fill a gap
@@ -314,13 +333,13 @@ _BOOKMARK_S = 0.5  # how often to report how far the scan has come
 
 
 class MarkReader:
-    """See the module's text. For the mark loop's thread, while the session is open; raises what the session raises."""
+    """Performs marks, fetches and looks, and owns the scan. Raises what the session raises."""
 
     def __init__(
         self,
         session: MarkSession,
         taker: TermTaker,
-        report: Callable[[Report], None],
+        report: Callable[[m.Report], None],
         failpoints: Failpoints,
         *,
         writes: bool,
@@ -334,23 +353,22 @@ class MarkReader:
         self._bookmarked_at = 0.0
         self._last_seen: Holders | None = None
 
-    def perform(self, command: Mark | Fetch | Look) -> None:
+    def perform(self, command: m.Mark | m.Fetch | m.Look) -> None:
         """One statement; its result is reported."""
         match command:
-            case Mark():
+            case m.Mark():
                 self._mark(command)
-            case Fetch(number, term, holder, ids):
-                self._report(Fetched(number, self._session.fetch(term=term, holder=holder, ids=ids)))
-            case Look():
+            case m.Fetch(number, term, holder, ids):
+                self._report(m.Fetched(number, self._session.fetch(term=term, holder=holder, ids=ids)))
+            case m.Look():
                 self._look(command)
 
-    def save(self, command: SaveBookmark) -> None:
-        """Keep a bookmark in the term row."""
+    def save(self, command: m.SaveBookmark) -> None:
         bookmark = command.bookmark
         ids = [edge for ends in bookmark.open for edge in ends]
         self._session.save_bookmark(command.term, command.holder, bookmark.high, ids)
 
-    def _mark(self, mark: Mark) -> None:
+    def _mark(self, mark: m.Mark) -> None:
         scan = self.scan
         if mark.leader_id != self._leader_id or not scan.is_listed:
             self._leader_id = mark.leader_id
@@ -366,7 +384,7 @@ class MarkReader:
         bookmark = None
         if now - self._bookmarked_at >= _BOOKMARK_S:
             self._bookmarked_at, bookmark = now, scan.bookmark()
-        self._report(Marked(mark.number, rows, scan.floor, bookmark))
+        self._report(m.Marked(mark.number, rows, scan.floor, bookmark))
         every_s = _LIST_S if scan.gaps else _WATCH_S if rows else _IDLE_WATCH_S
         if len(scan.gaps) > _MANY_GAPS or now - self.listed_at >= every_s:
             self._list_holders()
@@ -381,7 +399,7 @@ class MarkReader:
             self.scan.restart(Bookmark(high, tuple(zip(edges[::2], edges[1::2], strict=True))))
         self._list_holders()
 
-    def _ask(self, mark: Mark) -> list[Row]:
+    def _ask(self, mark: m.Mark) -> list[Row]:
         return self._session.mark(
             term=mark.term,
             holder=mark.holder,
@@ -401,7 +419,7 @@ class MarkReader:
         self._last_seen = found
         self.scan.listed(found.transactions, found.last_value)
         if found.wanted_by is not None and self._taker.taken is not None:
-            self._report(TermWanted(self._taker.taken.holder, found.wanted_by))
+            self._report(m.TermWanted(self._taker.taken.holder, found.wanted_by))
         if before is None:
             return
         if found.table != before.table:
@@ -415,10 +433,10 @@ class MarkReader:
     def _ids_restarted(self, reason: str) -> None:
         self.scan.restart()
         self._taker.ids_restarted = True
-        self._report(ServerChanged(reason))
+        self._report(m.ServerChanged(reason))
 
-    def _look(self, look: Look) -> None:
+    def _look(self, look: m.Look) -> None:
         scan, found = self.scan, []
         if scan.high is not None:
             found = scan.passed_over(self._session.all_ids(scan.high))
-        self._report(Looked(look.number, found))
+        self._report(m.Looked(look.number, found))

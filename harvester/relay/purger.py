@@ -17,7 +17,6 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from functools import partial
 from typing import Any, Protocol, TypeVar
 
@@ -26,20 +25,8 @@ import psycopg
 from harvester.errors import OutboxError
 from harvester.outbox.connection import one_line
 from harvester.outbox.purge_session import PoisonRow, PurgeSession, QuarantineOutcome
-from harvester.relay.core.frames import Frame
-
-
-@dataclass(frozen=True, slots=True)
-class ShardOutlets:
-    """All are quick and safe from any thread."""
-
-    send: Callable[[Frame], None]  # to the supervisor
-    purge: Callable[[Sequence[int]], None]
-    quarantine: Callable[[PoisonRow], None]
-    wake: Callable[[], None]  # the main thread, because a retry was scheduled
-    fatal: Callable[[str], None]  # the producer is unusable: end the process
-    trusted: Callable[[], bool]
-
+from harvester.relay.core.frames import Frame, Trouble
+from harvester.relay.failpoints import Failpoints
 
 _GATHER_FROM_RECORDS = 16
 _WORTH_RECORDS = 16
@@ -61,30 +48,41 @@ class _Call:
         self.result = self.action()
 
 
-class PurgeListener(Protocol):
-    """Hears, on the purger's thread, what became of rows: the shard."""
+class Records(Protocol):
+    """A shard's records, told what became of their rows, on the purger's thread: `Sender` or `TransactionIntake`."""
 
-    def purged(self, ids: Sequence[int]) -> None:
-        """Their DELETE has committed."""
-
+    @property
+    def unsettled(self) -> int: ...  # handed to the producer, and not settled
+    @property
+    def is_awaited(self) -> bool: ...  # whether anything here waits for a record to be settled
+    def purged(self, ids: Sequence[int]) -> None: ...  # their DELETE has committed
     def quarantined(self, poison: PoisonRow, outcome: QuarantineOutcome) -> None: ...
 
-    def trouble(self, text: str | None) -> None: ...
 
-    def in_flight(self) -> int: ...
+class ShardHost(Protocol):
+    """What the parts of a shard use of it: `harvester.relay.shard.Shard`. All is quick and safe from any thread."""
 
-    def is_awaited(self) -> bool:
-        """Whether anything waits for a record to be settled."""
+    index: int
+    failpoints: Failpoints
 
-    def died(self, error: Exception) -> None: ...
+    @property
+    def records(self) -> Records: ...
+    def trusted(self) -> bool: ...  # whether a record may be handed to the producer now; asked for every one
+    def send(self, frame: Frame, /) -> None: ...  # to the supervisor
+    def purge(self, ids: Sequence[int], /) -> None: ...  # as `Purger.purge`
+    def quarantine(self, poison: PoisonRow, /) -> None: ...  # as `Purger.quarantine`
+    def wake(self) -> None: ...  # the main thread, because a retry was scheduled
+    @property
+    def is_crowded(self) -> bool: ...  # so much is in flight over all shards that every purge lets something go on
+    def die(self, reason: str, /) -> None: ...  # nothing can be sent or settled any more: end the process
 
 
 class Purger(threading.Thread):
-    """See the module's text."""
+    """A shard's thread for purges and quarantines, and for what others ask of its session."""
 
-    def __init__(self, session: PurgeSession, backoff_s: float, listener: PurgeListener) -> None:
+    def __init__(self, session: PurgeSession, backoff_s: float, shard: ShardHost) -> None:
         super().__init__(name="purger", daemon=True)
-        self._session, self._backoff_s, self._listener = session, backoff_s, listener
+        self._session, self._backoff_s, self._shard = session, backoff_s, shard
         self._acked: deque[int] = deque()
         self._locked: list[int] = []  # somebody else holds these rows
         self._locked_due = 0.0
@@ -97,11 +95,8 @@ class Purger(threading.Thread):
         self.connected = threading.Event()
 
     def purge(self, ids: Sequence[int]) -> None:
-        """Delete these rows at the next `kick`; safe from any thread, cheap."""
+        """Delete these rows soon; safe from any thread, cheap."""
         self._acked.extend(ids)
-
-    def kick(self) -> None:
-        """There is something to purge."""
         if not self._work.is_set():
             self._work.set()
         self.hurry()
@@ -112,9 +107,10 @@ class Purger(threading.Thread):
             self._enough.set()
 
     def _is_worth_a_statement(self) -> bool:
-        if not self._listener.is_awaited():
+        records = self._shard.records
+        if not (self._shard.is_crowded or records.is_awaited):
             return len(self._acked) >= _WORTH_RECORDS
-        in_flight = self._listener.in_flight()
+        in_flight = records.unsettled
         return in_flight < _GATHER_FROM_RECORDS or 2 * len(self._acked) >= in_flight
 
     def quarantine(self, poison: PoisonRow) -> None:
@@ -134,6 +130,19 @@ class Purger(threading.Thread):
         result: T | None = call.result
         return result
 
+    def term(self) -> tuple[int, str | None] | None:
+        """Term and holder as the term row names them now, asked on this thread; None as of `ask`."""
+        return self.ask(self._session.term)
+
+    def delete(self, ids: Sequence[int]) -> bool:
+        """Delete these rows now, on this thread; False when it ends before."""
+
+        def delete() -> bool:
+            self._session.delete(ids)
+            return True
+
+        return self.ask(delete) is not None
+
     def stop(self) -> None:
         """End the thread once what is running has ended."""
         self._ended.set()
@@ -141,7 +150,6 @@ class Purger(threading.Thread):
         self._enough.set()
 
     def run(self) -> None:
-        """The thread."""
         try:
             if self._attempt(lambda: None):
                 self.connected.set()
@@ -155,7 +163,7 @@ class Purger(threading.Thread):
                 self._settle_poison()
                 self._serve_calls()
         except Exception as error:  # noqa: BLE001 - the top frame of this thread; without it nothing would settle
-            self._listener.died(error)
+            self._shard.die(f"the purger failed: {error!r}")
         finally:
             self._session.close()
 
@@ -193,7 +201,8 @@ class Purger(threading.Thread):
         self._note("locked", f"database: another session holds a lock on record {min(locked)}" if locked else None)
         settled = [record_id for record_id in batch if record_id not in locked] if locked else batch
         if settled:
-            self._listener.purged(settled)
+            self._shard.failpoints.hit("shard.purged", index=self._shard.index, ids=settled)
+            self._shard.records.purged(settled)
 
     # -- quarantine
 
@@ -213,7 +222,7 @@ class Purger(threading.Thread):
                 self._poison.append((poison, now + self._backoff_s))
                 continue
             self._note("quarantine", None)
-            self._listener.quarantined(poison, outcome)
+            self._shard.records.quarantined(poison, outcome)
 
     # -- calls
 
@@ -226,7 +235,6 @@ class Purger(threading.Thread):
     # -- attempts
 
     def _until_next_s(self) -> float | None:
-        """Until something has to be tried again."""
         due = [at for _, at in self._poison]
         if self._locked:
             due.append(self._locked_due)
@@ -250,8 +258,8 @@ class Purger(threading.Thread):
         """Say what is wrong; say that nothing is when the last trouble is over."""
         if trouble is not None:
             self._troubles.add(what)
-            self._listener.trouble(trouble)
+            self._shard.send(Trouble(trouble))
         elif what in self._troubles:
             self._troubles.discard(what)
             if not self._troubles:
-                self._listener.trouble(None)
+                self._shard.send(Trouble(None))

@@ -11,8 +11,6 @@ The end. On `Stop`, or when the supervisor is gone, nothing more is produced; wh
 purged, for at most the delivery timeout and a margin; then the process exits without flushing the producer, so that
 nothing leaves it later. A fatal producer error ends it the same way at once: a producer goes only with its process
 (P15), and the supervisor starts a new one when this one is certainly dead.
-
-`ShardSpec` is all that a shard is told at birth; it travels to the new process as bytes.
 """
 
 from __future__ import annotations
@@ -22,34 +20,21 @@ import select
 import signal
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from harvester.delivery.lane import Lanes, LaneSettings
 from harvester.delivery.retries import Policy
-from harvester.outbox.purge_session import PoisonRow, PurgeSession, QuarantineOutcome, Rules
+from harvester.outbox.purge_session import PurgeSession, Rules
 from harvester.outbox.tables import OutboxTable
 from harvester.relay import failpoints
 from harvester.relay.at_least_once import Sender
-from harvester.relay.core.frames import (
-    Dispatch,
-    Frame,
-    Log,
-    Login,
-    ParkAcknowledged,
-    Ready,
-    Remark,
-    ShardServerChanged,
-    ShardSession,
-    Stop,
-    Trouble,
-)
-from harvester.relay.exactly_once import LaneDatabase, Transactor
+from harvester.relay.core import frames as f
+from harvester.relay.exactly_once import Transactor
 from harvester.relay.failpoints import Failpoints
 from harvester.relay.ipc import ShardPipe, Shared, Waker, in_flight, trust_check, widen
-from harvester.relay.purger import Purger, ShardOutlets
+from harvester.relay.purger import Purger
 from harvester.relay.transaction_intake import TransactionIntake
 from harvester.telemetry.logging import ClientLog
 from harvester.telemetry.process import calm_collector
@@ -60,7 +45,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class ShardSpec:
-    """See the module's text."""
+    """All that a shard is told at birth; it travels to the new process as bytes."""
 
     index: int
     name: str
@@ -81,13 +66,17 @@ class ShardSpec:
 
 
 class Producers:
-    """See the module's text."""
+    """Makes the producers of this process: their client's lines go to the log, and traces are continued."""
 
     def __init__(self, failpoints: Failpoints, log: Callable[[int, str], None], traces: str | None) -> None:
         """`log` gets levels as of the module logging, and lines; `traces`: under which name to trace, if at all."""
         self._failpoints = failpoints
         self.log = ClientLog(log)
-        self._tracing = _start_tracing(traces) if traces is not None else None
+        self._tracing: Provider | None = None
+        if traces is not None:
+            from harvester.telemetry.tracing import make_provider
+
+            self._tracing = make_provider(traces)
 
     def make(self, options: Mapping[str, Any]) -> Any:
         """One more. Its client's lines go to the log, or to a logger among the options."""
@@ -99,17 +88,10 @@ class Producers:
         return TracingProducer(producer, self._tracing, transactional="transactional.id" in options)
 
     def flush_traces(self) -> None:
-        """Those that are not exported yet."""
         if self._tracing is not None:
             from harvester.telemetry.tracing import flush
 
             flush(self._tracing)
-
-
-def _start_tracing(name: str) -> Provider:
-    from harvester.telemetry.tracing import make_provider
-
-    return make_provider(name)
 
 
 _STATS_INTERVAL_S = 1.0
@@ -130,90 +112,65 @@ def main(spec: ShardSpec, inbound: Any, outbound: Any, shared: Shared) -> None:
     calm_collector()
     if spec.lanes is None:
         os.nice(_NICE)
-    code = _Shard(spec, ShardPipe(inbound.fileno(), outbound.fileno()), shared).run()
+    code = Shard(spec, ShardPipe(inbound.fileno(), outbound.fileno()), shared).run()
     os._exit(code)  # never wait for the producer: what it still holds must not leave after us
 
 
-class _Shard:
+class Shard:
+    """The process, and what its parts use of it (`ShardHost`)."""
+
     def __init__(self, spec: ShardSpec, pipe: ShardPipe, shared: Shared) -> None:
-        self._spec = spec
+        self.spec, self.index = spec, spec.index
         self._pipe, self._shared = pipe, shared
-        self._failpoints = failpoints.load()
+        self.failpoints = failpoints.load()
+        self.trusted = trust_check(shared)
+        self.send = pipe.send
         self._waker = Waker()
+        self.wake = self._waker.set
         self._ended = threading.Event()
         self._fatal: str | None = None
         self._end_deadline: float | None = None
-        self._session = PurgeSession(
+        self.session = PurgeSession(
             spec.dsn,
             OutboxTable.parse(spec.outbox),
             f"harvester {spec.name}/{spec.index}",
             spec.rules,
-            opened=lambda pid, started: pipe.send(ShardSession(pid, started)),
-            server_changed=lambda reason: pipe.send(ShardServerChanged(reason)),
+            opened=lambda pid, started: pipe.send(f.ShardSession(pid, started)),
+            server_changed=lambda reason: pipe.send(f.ShardServerChanged(reason)),
         )
-        self._purger = Purger(self._session, spec.io_error_backoff_s, self)
+        self.purger = Purger(self.session, spec.io_error_backoff_s, self)
+        self.purge, self.quarantine = self.purger.purge, self.purger.quarantine
         self._producers = Producers(
-            self._failpoints,
-            lambda level, text: pipe.send(Log(level, text)),
+            self.failpoints,
+            lambda level, text: pipe.send(f.Log(level, text)),
             spec.name if spec.tracing else None,
         )
-        self._sender: Sender | TransactionIntake
-        self._transactor: Transactor | None = None
+        self.records: Sender | TransactionIntake
+        self.transactor: Transactor | None = None
         self._lanes: Lanes | None = None
         if spec.lanes is None:
             self._producer = self._producers.make(spec.producer_options)
-            outlets = self._outlets(self._purger.purge)
-            self._sender = Sender(
-                self._producer, spec.policy, outlets, spec.index, spec.header, spec.reserved, spec.dated
-            )
+            self.records = Sender(self._producer, spec.policy, self, spec.header, spec.reserved, spec.dated)
         else:
-            self._sender = self._prepare_transactions(spec.lanes)
+            self._lanes = Lanes(spec.lanes, self._producers.make, self._producers.log)
+            self.records = TransactionIntake(spec.transaction_records, spec.policy, self)
+            self.transactor = Transactor(
+                self.records, self._lanes, self, self.purger, spec.header, spec.reserved, spec.dated
+            )
 
-    def _outlets(self, purge: Callable[[Sequence[int]], None]) -> ShardOutlets:
-        return ShardOutlets(
-            send=self._pipe.send,
-            purge=purge,
-            quarantine=self._purger.quarantine,
-            wake=self._waker.set,
-            fatal=self._die,
-            trusted=trust_check(self._shared),
-        )
-
-    def _prepare_transactions(self, lanes: LaneSettings) -> TransactionIntake:
-        purger, session, spec = self._purger, self._session, self._spec
-
-        def purge(ids: Sequence[int]) -> None:
-            purger.purge(ids)
-            purger.kick()
-
-        def delete(ids: Sequence[int]) -> bool:
-            session.delete(ids)
-            return True
-
-        self._lanes = Lanes(lanes, self._producers.make, self._producers.log)
-        database = LaneDatabase(lambda: purger.ask(session.term), lambda ids: purger.ask(partial(delete, ids)))
-        outlets = self._outlets(purge)
-        intake = TransactionIntake(spec.transaction_records, spec.policy, outlets)
-        self._transactor = Transactor(
-            intake,
-            spec.index,
-            self._lanes,
-            spec.header,
-            spec.reserved,
-            outlets,
-            database,
-            self._failpoints,
-            spec.dated,
-        )
-        return intake
+    @property
+    def is_crowded(self) -> bool:
+        """Whether half of what may be in flight, over all shards, is."""
+        records, limit = in_flight(self._shared)
+        return 2 * records >= limit
 
     def run(self) -> int:
         """The life of the process; returns its exit code."""
-        if self._transactor is not None:
-            self._transactor.start()
+        if self.transactor is not None:
+            self.transactor.start()
         else:
             threading.Thread(target=self._serve_reports, name="delivery", daemon=True).start()
-        self._purger.start()
+        self.purger.start()
         threading.Thread(target=self._report_ready, name="ready", daemon=True).start()
         poller = select.poll()
         poller.register(self._pipe.read_fd, select.POLLIN)
@@ -224,13 +181,13 @@ class _Shard:
         next_stats = time.monotonic() + _STATS_INTERVAL_S
         while not self._is_over():
             now = time.monotonic()
-            due = self._sender.due(now)
+            due = self.records.due(now)
             if now >= next_stats:
                 next_stats = now + _STATS_INTERVAL_S
-                self._sender.check_queues(now)
-                stats = self._sender.stats()
+                self.records.check_queues(now)
+                stats = self.records.stats()
                 if stats is not None:
-                    self._pipe.send(stats)
+                    self.send(stats)
             timeout_s = min(_POLL_S if self._end_deadline is None else 0.02, max(0.0, next_stats - now))
             if due is not None:
                 timeout_s = min(timeout_s, max(0.0, due - now))
@@ -239,12 +196,12 @@ class _Shard:
                     self._waker.clear()
                 elif fd == parent_fd or not self._read():
                     poller.unregister(fd)
-                    self._end(self._spec.linger_at_end_s)
+                    self._end(self.spec.linger_at_end_s)
         self._ended.set()
-        self._purger.stop()
+        self.purger.stop()
         self._producers.flush_traces()
         if self._fatal is not None:
-            self._pipe.send(Log(40, f"ends: {self._fatal}"))
+            self.send(f.Log(40, f"ends: {self._fatal}"))
             return EXIT_FATAL
         return 0
 
@@ -258,40 +215,40 @@ class _Shard:
             return False
         return True
 
-    def _obey(self, frame: Frame) -> None:
+    def _obey(self, frame: f.Frame) -> None:
         match frame:
-            case Dispatch(epoch, rows, low_water):
-                self._sender.dispatch(epoch, rows, low_water)
-                self._purger.hurry()
-            case Remark():
-                self._session.expect(frame.server, frame.term)
-                self._sender.remark(frame)
-                self._purger.hurry()
-            case ParkAcknowledged(epoch, record_id):
-                self._sender.closed(epoch, record_id)
-            case Login():
+            case f.Dispatch():
+                self.records.dispatch(frame)
+                self.purger.hurry()
+            case f.Remark():
+                self.session.expect(frame.server, frame.term)
+                self.records.remark(frame)
+                self.purger.hurry()
+            case f.ParkAcknowledged(epoch, record_id):
+                self.records.closed(epoch, record_id)
+            case f.Login():
                 self._log_in(frame)
-            case Stop(within_s):
+            case f.Stop(within_s):
                 self._end(within_s)
             case _:
-                self._pipe.send(Log(40, f"unexpected frame {type(frame).__name__}"))
+                self.send(f.Log(40, f"unexpected frame {type(frame).__name__}"))
 
-    def _log_in(self, login: Login) -> None:
-        self._session.log_in(login.dsn)
+    def _log_in(self, login: f.Login) -> None:
+        self.session.log_in(login.dsn)
         if login.user:
             clients = self._lanes.log_in if self._lanes is not None else self._producer.set_sasl_credentials
             clients(login.user, login.password)
 
     def _watch_parent(self) -> int | None:
         """A descriptor that becomes readable when the supervisor dies, however its pipe fares."""
-        if os.getppid() != self._spec.parent_pid:
+        if os.getppid() != self.spec.parent_pid:
             self._end(0)
             return None
-        return os.pidfd_open(self._spec.parent_pid)
+        return os.pidfd_open(self.spec.parent_pid)
 
     def _report_ready(self) -> None:
-        self._purger.connected.wait()
-        self._pipe.send(Ready(os.getpid()))
+        self.purger.connected.wait()
+        self.send(f.Ready(os.getpid()))
 
     # -- the end
 
@@ -299,57 +256,29 @@ class _Shard:
         if self._end_deadline is None:
             self._end_deadline = time.monotonic() + within_s
             self._pipe.give_up_after(within_s)
-            self._sender.stop()
+            self.records.stop()
 
-    def _die(self, text: str) -> None:
-        self._fatal = text
-        self._waker.set()
+    def die(self, reason: str) -> None:
+        """The producer is of no use any more, or a thread has ended by an error: end the process."""
+        self._fatal = reason
+        self.wake()
 
     def _is_over(self) -> bool:
         if self._fatal is not None:
             return True
         if self._end_deadline is None:
             return False
-        return time.monotonic() >= self._end_deadline or not self._sender.unsettled
+        return time.monotonic() >= self._end_deadline or not self.records.unsettled
 
     # -- other threads
 
     def _serve_reports(self) -> None:
-        assert isinstance(self._sender, Sender)
-        hit, poll, kick, collect = self._failpoints.hit, self._producer.poll, self._purger.kick, self._sender.collect
+        assert isinstance(self.records, Sender)
+        hit, poll, collect = self.failpoints.hit, self._producer.poll, self.records.collect
         try:
             while not self._ended.is_set():
                 if poll(_POLL_S):
-                    hit("shard.reports", index=self._spec.index)
+                    hit("shard.reports", index=self.index)
                     collect()
-                    kick()
         except Exception as error:  # noqa: BLE001 - the top frame of this thread; without it nothing would settle
-            self._die(f"a delivery report failed: {error!r}")
-
-    # -- the purger
-
-    def purged(self, ids: Sequence[int]) -> None:
-        """The DELETE of these rows has committed."""
-        self._failpoints.hit("shard.purged", index=self._spec.index, ids=ids)
-        self._sender.purged(ids)
-
-    def quarantined(self, poison: PoisonRow, outcome: QuarantineOutcome) -> None:
-        """What became of a record that cannot be published."""
-        self._sender.quarantined(poison, outcome)
-
-    def trouble(self, text: str | None) -> None:
-        """What the purger waits for; None when that is over."""
-        self._pipe.send(Trouble(text))
-
-    def in_flight(self) -> int:
-        """How many records this shard has that are not settled."""
-        return self._sender.unsettled
-
-    def is_awaited(self) -> bool:
-        """Whether a purge would let something go on: a record behind it, a drain, or the room in flight."""
-        records, limit = in_flight(self._shared)
-        return self._sender.is_awaited or 2 * records >= limit
-
-    def died(self, error: Exception) -> None:
-        """The purger's thread has ended by an error."""
-        self._die(f"the purger failed: {error!r}")
+            self.die(f"a delivery report failed: {error!r}")

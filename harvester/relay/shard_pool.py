@@ -11,7 +11,8 @@ import os
 import select
 import signal
 import time
-from dataclasses import dataclass, replace
+from collections import deque
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import multiprocess
@@ -45,14 +46,36 @@ class Slot:
 
     @property
     def state(self) -> ShardState:
-        """For the status."""
         if self.process is None:
             return ShardState.DEAD
         return ShardState.READY if self.ready else ShardState.STARTING
 
 
+@dataclass(slots=True)
+class RestartBudget:
+    """At most `budget` replacements of shards within `window_s`; beyond it the process ends, for systemd to act.
+
+    Only deaths that nobody asked for count.
+    """
+
+    budget: int
+    window_s: float
+    _deaths: deque[float] = field(default_factory=deque)
+
+    def spend(self, now: float) -> bool:
+        """A shard died unasked. False: the budget is spent."""
+        while self._deaths and now - self._deaths[0] >= self.window_s:
+            self._deaths.popleft()
+        self._deaths.append(now)
+        return len(self._deaths) <= self.budget
+
+    def pause_s(self) -> float:
+        """How long to wait before the next replacement: none after the first death, then longer each time."""
+        return min(5.0, 0.1 * 2.0 ** (len(self._deaths) - 2)) if len(self._deaths) > 1 else 0.0
+
+
 class ShardPool:
-    """See the module's text."""
+    """The fleet. A descriptor of the poller belongs to the shard that `owner` names."""
 
     def __init__(self, specs: list[ShardSpec], shared: Shared, poller: select.epoll) -> None:
         self._specs, self._shared, self._poller = specs, shared, poller
@@ -81,7 +104,6 @@ class ShardPool:
             self.send(index, login)
 
     def owner(self, fd: int) -> int | None:
-        """Which shard a descriptor belongs to."""
         return self._by_fd.get(fd)
 
     def resize(self, shards: int) -> None:
@@ -103,15 +125,16 @@ class ShardPool:
 
     @property
     def in_use(self) -> list[Slot]:
-        """The slots that count."""
         return [slot for slot in self.slots if not slot.retired]
 
-    def send(self, index: int, frame: Frame) -> None:
-        """Put a frame on its pipe; nothing happens when the shard is gone."""
+    def send(self, index: int, frame: Frame) -> bool:
+        """Put a frame on its pipe, unless the shard is gone. Returns whether it takes nothing more at the moment."""
         process = self.slots[index].process
-        if process is not None:
-            process.channel.send(frame)
-            self._watch_room(index)
+        if process is None:
+            return False
+        congested = process.channel.send(frame)
+        self._watch_room(index, process.channel)
+        return congested
 
     def receive(self, index: int) -> list[Frame]:
         """What the shard has said; empty also when it has closed its end."""
@@ -132,17 +155,11 @@ class ShardPool:
         process = self.slots[index].process
         if process is None:
             return False
-        process.channel.flush()
-        self._watch_room(index)
-        return not process.channel.congested
-
-    def congested(self, index: int) -> bool:
-        """Whether it takes nothing at the moment."""
-        process = self.slots[index].process
-        return process is not None and process.channel.congested
+        congested = process.channel.flush()
+        self._watch_room(index, process.channel)
+        return not congested
 
     def has_ended(self, index: int, fd: int) -> bool:
-        """Whether this descriptor says that the process has ended."""
         process = self.slots[index].process
         return process is not None and fd == process.sentinel
 
@@ -181,7 +198,6 @@ class ShardPool:
 
     @property
     def alive(self) -> list[int]:
-        """Indexes of the shards that have a process."""
         return [index for index, slot in enumerate(self.slots) if slot.process is not None]
 
     def kill_all(self) -> None:
@@ -193,18 +209,18 @@ class ShardPool:
             if time.monotonic() < deadline:
                 self.bury(index)
 
-    def _watch_room(self, index: int) -> None:
-        slot = self.slots[index]
-        assert slot.process is not None
-        fd = slot.process.channel.write_fd
-        if slot.process.channel.is_waiting and not slot.watched_for_room:
-            self._poller.register(fd, select.EPOLLOUT)
-            self._by_fd[fd] = index
-            slot.watched_for_room = True
-        elif not slot.process.channel.is_waiting and slot.watched_for_room:
-            self._poller.unregister(fd)
-            del self._by_fd[fd]
-            slot.watched_for_room = False
+    def _watch_room(self, index: int, channel: Channel) -> None:
+        """Be woken when the pipe takes more, as long as something waits for that."""
+        slot, waits = self.slots[index], bool(channel.outbound)
+        if waits == slot.watched_for_room:
+            return
+        slot.watched_for_room = waits
+        if waits:
+            self._poller.register(channel.write_fd, select.EPOLLOUT)
+            self._by_fd[channel.write_fd] = index
+        else:
+            self._poller.unregister(channel.write_fd)
+            del self._by_fd[channel.write_fd]
 
 
 _NAME = "harvester-shard-"
@@ -245,7 +261,6 @@ class ShardProcess:
         return fd
 
     def kill(self) -> None:
-        """SIGKILL, which also ends a stopped process."""
         self.process.kill()
 
     def reap(self) -> int | None:

@@ -2,74 +2,70 @@
 
 The thread owns the state machine and the shards' pipes and never blocks on a server or on a shard: the marker, the
 group member and the host's event handler have threads of their own and reach it through an inbox. All it waits for is
-one epoll. Everything a shard said before its death is heard before the death is. `performer` performs the commands and
-hears the answers.
+one epoll. Everything a shard said before its death is heard before the death is.
 
-All other methods are for other threads. Whoever wants to stop does the waiting (`Supervisor.drain`, then `end`), so
-that a drain can be part of a rebalance callback as well as of a signal.
+*In.* A frame of a shard (`_on_frame`) and a report of the marker (`_on_report`) become an event of the state machine,
+a line of the log, a trouble or a figure. *Out.* `_perform` performs the commands that follow: on the shards, the
+marker, the trust of this process and the group.
+
+Other threads call the public methods. Whoever wants to stop does the waiting (`drain`, then `end`), so that a drain
+can be part of a rebalance callback as well as of a signal. What takes a while, a drain or another number of shards, is
+awaited through a future that is resolved when it is over, however it ends.
 """
 
 from __future__ import annotations
 
+import logging
 import select
 import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from concurrent.futures import Future
+from typing import Protocol, TypeVar
 from uuid import UUID, uuid4
 
 from harvester.announcer import Announcer, Log
-from harvester.errors import CrashLoop, WireError
+from harvester.errors import CrashLoop, PoisonRecord, WireError
+from harvester.events import Event, LeaderAcquired, LeaderFenced, LeaderRefreshed
 from harvester.neli.group import Group
-from harvester.relay.core.frames import Login
-from harvester.relay.core.leadership import RelaySettings
-from harvester.relay.core.messages import (
-    Command,
-    Report,
-)
+from harvester.relay.core import frames as f
+from harvester.relay.core import messages as m
+from harvester.relay.core.leadership import HandOver, RelaySettings
 from harvester.relay.core.state_machine import LeadershipPhase, StateMachine
-from harvester.relay.core.supervision import HandOver, RestartBudget
 from harvester.relay.ipc import Shared, TrustCell, Waker, set_in_flight, trust_check
 from harvester.relay.marker import Marker
-from harvester.relay.performer import Host, Performer, Recorder
 from harvester.relay.shard import ShardSpec
-from harvester.relay.shard_pool import ShardPool
-
-_LEADING = (LeadershipPhase.LEADING, LeadershipPhase.REMARKING, LeadershipPhase.SCALING)
-
-
-@dataclass(frozen=True, slots=True)
-class KeyUnderWay:
-    """As in `harvester.status.KeyStatus`."""
-
-    leads: bool
-    shard: int
-    under_way: int
-    waiting: int
-    retry_in_s: float | None
-    held: bool
-
-
-def look_up(machine: StateMachine, key: bytes, now: float) -> KeyUnderWay:
-    """Where this key stands at `now`, the time of the machine's clock. Only on the thread of the relay."""
-    queue = machine.planner.deferred.by_key.get(key)
-    return KeyUnderWay(
-        leads=machine.phase in _LEADING,
-        shard=machine.planner.dispatcher.shard_of(key),
-        under_way=machine.ledger.count_of(key),
-        waiting=len(queue) + queue.fetching if queue is not None else 0,
-        retry_in_s=max(0.0, queue.not_before - now) if queue is not None and queue.parked else None,
-        held=queue is not None and queue.held,
-    )
-
+from harvester.relay.shard_pool import RestartBudget, ShardPool, Slot
+from harvester.telemetry.latency import Histogram
 
 TICK_S = 0.1
 _GAP_S = 1.0  # a turn that took longer means that this process did not run
+_CUT_S = 5.0  # within which killed shards are gone
+
+T = TypeVar("T")
+
+
+class Recorder(Protocol):
+    """Remembers what people are shown of a harvester: `harvester.status_recorder`. Every method is quick."""
+
+    def settled(self, count: int, now: float) -> None: ...
+    def latencies(self, latencies: Histogram, now: float) -> None: ...
+    def trouble(self, source: str, text: str | None) -> None: ...
+    def note(self, text: str) -> None: ...
+
+
+class Host(Protocol):
+    """Is told what may end the harvester: `harvester.lifecycle`. Every method is quick."""
+
+    def emptied(self) -> None: ...
+    def fail(self, error: BaseException) -> None: ...
 
 
 class Supervisor(threading.Thread):
-    """See the module's text."""
+    """The thread. `marker`, the mark loop that reports to it, is set before it starts."""
+
+    marker: Marker
 
     def __init__(
         self,
@@ -90,7 +86,8 @@ class Supervisor(threading.Thread):
         self.machine = StateMachine(settings, uuid4)
         self.trust = TrustCell(shared)
         self._trusted = trust_check(shared)  # as shards see it
-        self._shared, self._group, self._host, self._recorder = shared, group, host, recorder
+        self._shared, self._group, self._host = shared, group, host
+        self._recorder, self._announcer = recorder, announcer
         self._log_of, self._log = log_of, log_of(None)
         self._budget, self._hand_over = budget, hand_over
         self._poller = select.epoll()
@@ -98,72 +95,82 @@ class Supervisor(threading.Thread):
         self._waker = Waker()
         self._poller.register(self._waker.fd, select.EPOLLIN)
         self.pool = ShardPool(list(specs), shared, self._poller)
-        self._performer = Performer(self.machine, self.trust, self.pool, group, host, recorder, announcer, log_of)
-        self.shards_ready = self._performer.shards_ready  # every shard has been ready at once
+        self.shards_ready = threading.Event()  # every shard has been ready at once
+        self._renounced = False  # never lead again
+        self._drains: list[Future[None]] = []
+        self._wanted = False  # to lead again when the drain is over
+        self._scaling: Future[bool] | None = None
+        self._resized = False
         self._ending_deadline: float | None = None
         self._over = False
         self._broken = False  # nobody reads the inbox any more
         self._turned_at = time.monotonic()
-
-    def attach(self, marker: Marker) -> None:
-        """The mark loop, which could not be made before there was somebody to report to."""
-        self._performer.marker = marker
 
     def post(self, action: Callable[[float], None]) -> None:
         """Run this on the supervisor's thread soon; it is given the monotonic time."""
         self._inbox.append(action)
         self._waker.set()
 
+    def ask(self, question: Callable[[StateMachine, float], T], within_s: float) -> T | None:
+        """Its answer, on the supervisor's thread; None when that does not come to it in time."""
+        answer: Future[T] = Future()
+        self.post(lambda now: answer.set_result(question(self.machine, now)))
+        return _result(answer, within_s)
+
     # -- the group and the mark loop
 
     def is_working(self) -> bool:
         """Liveness for the election (P14): this loop and the mark loop turn."""
         now = time.monotonic()
-        marker = self._performer.marker
-        return now - self._turned_at < 5.0 and marker is not None and marker.is_working(now)
+        return now - self._turned_at < 5.0 and self.marker.is_working(now)
 
     def acquire(self) -> None:
-        """The group made us leader."""
-        self.post(self._performer.acquire)
+        self.post(self._acquire)
 
     def fence(self, reason: str) -> None:
         """The group no longer vouches for us. Trust ends here, before the thread gets to it."""
         self.trust.revoke()
-        self.post(lambda now: self._performer.fence(reason, now))
+
+        def fence(now: float) -> None:
+            self._wanted = False
+            self._perform(self.machine.fence(reason, now))
+
+        self.post(fence)
 
     def renounce(self) -> None:
         """Never lead again: the harvester stops."""
-        self._performer.renounced = True
+        self._renounced = True
 
-    def report(self, report: Report) -> None:
-        """The mark loop has something to say."""
-        self.post(lambda now: self._performer.on_report(report, now))
+    def report(self, report: m.Report) -> None:
+        self.post(lambda now: self._on_report(report, now))
 
     @property
     def lent_to(self) -> str | None:
         """Who has the term that this process would take (P32)."""
-        marker = self._performer.marker
-        return marker.lent_to if marker is not None else None
+        return self.marker.lent_to
 
     @property
     def leadership(self) -> tuple[UUID | None, int | None]:
         """(leader id, term); (None, None) while not leading. The id shows only with its term."""
-        machine = self.machine
-        term = machine.tenure.term
-        return (machine.tenure.leader_id, term) if term is not None else (None, None)
+        tenure = self.machine.tenure
+        term = tenure.term
+        return (tenure.leader_id, term) if term is not None else (None, None)
 
     # -- the end
 
     def drain(self, within_s: float) -> bool:
         """Finish what is on the wire. At the bound the shards are killed (P13). Returns whether we had led."""
-        done, led = threading.Event(), []
+        done: Future[None] = Future()
+        led: list[bool] = []
         self.trust.close()
         if self._broken:
             return False
 
         def begin(now: float) -> None:
             led.append(self.machine.tenure.term is not None)
-            self._performer.drain(done, now)
+            self._wanted = False  # whatever a loan of the term was to be followed by
+            self._drains.append(done)
+            self._perform(self.machine.drain(now))
 
         def cut(_now: float) -> None:
             late = [index for index in self.pool.alive if self.machine.ledger.unsettled_of(index)]
@@ -173,9 +180,10 @@ class Supervisor(threading.Thread):
                 self.pool.kill(index, asked=True)
 
         self.post(begin)
-        if not done.wait(within_s):
+        _result(done, within_s)
+        if not done.done():
             self.post(cut)
-            done.wait(5.0)
+            _result(done, _CUT_S)
         return bool(led and led[0])
 
     def kill_shards(self) -> None:
@@ -202,57 +210,55 @@ class Supervisor(threading.Thread):
 
     def scale(self, shards: int, within_s: float) -> bool:
         """Change the number of shards (P17); False when it was refused, as it is while another change is under way."""
-        done, changed = threading.Event(), [False]
+        changed: Future[bool] = Future()
         if self._broken:
             return False
-        self.post(lambda now: self._performer.scale(shards, now + within_s, done, changed, now))
-        done.wait(within_s + 5.0)
-        return changed[0]
+
+        def begin(now: float) -> None:
+            if self._scaling is not None:
+                changed.set_result(False)
+                return
+            self._scaling, self._resized = changed, False
+            self._perform(self.machine.scale(shards, now + within_s, now))
+
+        self.post(begin)
+        return _result(changed, within_s + 5.0) is True
 
     def pause(self, within_s: float, then: Callable[[], None]) -> bool:
         """Mark nothing until `resume`. True as soon as that holds, whatever is still on the wire by then.
 
         `then` is called when it holds, on the supervisor's thread, however late that is.
         """
-        return self._do(self.machine.pause, within_s, then)
+        return self._do(StateMachine.pause, within_s, then)
 
     def resume(self, within_s: float, then: Callable[[], None]) -> bool:
         """The end of `pause`; True when it has begun. `then` as there."""
-        return self._do(self.machine.resume, within_s, then)
+        return self._do(StateMachine.resume, within_s, then)
 
     def remark(self, reason: str, within_s: float) -> bool:
         """Drop what is queued and mark again, if this one leads; True when it has begun."""
-        return self._do(lambda now: self.machine.remark(reason, now), within_s)
+        return self._do(lambda machine, now: machine.remark(reason, now), within_s)
 
-    def look_up(self, key: bytes, within_s: float) -> KeyUnderWay | None:
-        """What the relay knows of this key; None when it does not answer in time."""
-        found: list[KeyUnderWay] = []
-        self._do(lambda _now: (), within_s, lambda: found.append(look_up(self.machine, key, time.monotonic())))
-        return found[0] if found else None
+    def _do(
+        self,
+        decide: Callable[[StateMachine, float], Sequence[m.Command]],
+        within_s: float,
+        then: Callable[[], None] = lambda: None,
+    ) -> bool:
+        def act(machine: StateMachine, now: float) -> bool:
+            self._perform(decide(machine, now))
+            then()
+            return True
+
+        return self.ask(act, within_s) is not None
 
     def lanes_known(self, lanes: int) -> None:
         """So many lanes exist, in exactly-once mode; for shards that are added later."""
         self.post(lambda _now: self.machine.lanes_known(lanes))
 
-    def log_in(self, spec: ShardSpec, login: Login) -> None:
+    def log_in(self, spec: ShardSpec, login: f.Login) -> None:
         """Shards log in with this from now on, new ones and those that there are."""
         self.post(lambda _now: self.pool.log_in(spec, login))
-
-    def _do(
-        self,
-        decide: Callable[[float], Sequence[Command]],
-        within_s: float,
-        then: Callable[[], None] = lambda: None,
-    ) -> bool:
-        done = threading.Event()
-
-        def act(now: float) -> None:
-            self._performer.perform(decide(now))
-            then()
-            done.set()
-
-        self.post(act)
-        return done.wait(within_s)
 
     # -- the thread
 
@@ -271,7 +277,9 @@ class Supervisor(threading.Thread):
                 if now >= next_tick:
                     next_tick = now + TICK_S
                     self._tick(now)
-                self._performer.end_scaling()
+                if self._scaling is not None and self.machine.phase is not LeadershipPhase.SCALING:
+                    self._scaling.set_result(self._resized)  # done, or refused
+                    self._scaling = None
                 set_in_flight(self._shared, self.machine.ledger.in_flight, self.machine.settings.max_in_flight_records)
         except Exception as error:  # noqa: BLE001 - the top frame of this thread: report it, leave nothing behind
             self._broken = True
@@ -279,9 +287,10 @@ class Supervisor(threading.Thread):
         finally:
             self.trust.revoke()
             self.pool.kill_all()
-            if self._performer.marker is not None:
-                self._performer.marker.stop()
-            self._performer.let_all_go()
+            self.marker.stop()
+            self._resolve_drains()
+            if self._scaling is not None:
+                self._scaling.set_result(self._resized)
             self.shards_ready.set()
             self._waker.close()
             self._poller.close()
@@ -299,34 +308,114 @@ class Supervisor(threading.Thread):
             self._shard_ended(index, now)
         elif self.pool.slots[index].watched_for_room and self.pool.flush(index):
             if not self.pool.slots[index].retired:
-                self._performer.perform(self.machine.uncongested(index, now))
+                self._perform(self.machine.uncongested(index, now))
         else:
             self._hear(index, now)
 
     def _tick(self, now: float) -> None:
         self.pool.start_due(now)
-        self._performer.perform(self.machine.tick(now, self._trusted()))
+        self._perform(self.machine.tick(now, self._trusted()))
         parked = self.machine.planner.deferred.parked
         for index, slot in enumerate(self.pool.slots):
             slot.parked = parked[index]
-        marker = self._performer.marker
         if self._ending_deadline is not None:
             if now >= self._ending_deadline:
                 for index in self.pool.alive:
                     self.pool.kill(index, asked=True)
             self._over = not self.pool.alive
-        elif marker is not None and self.machine.phase is not LeadershipPhase.IDLE:
-            unreachable_s = marker.unreachable_s(now)
+        elif self.machine.phase is not LeadershipPhase.IDLE:
+            unreachable_s = self.marker.unreachable_s(now)
             if self._hand_over.due(unreachable_s):
                 wait_s = self._hand_over.first_s
                 self._group.step_down(f"the database has been out of reach for {unreachable_s:.0f} s", wait_s)
+
+    # -- performing
+
+    def _perform(self, commands: Sequence[m.Command]) -> None:
+        for command in commands:
+            match command:
+                case m.Send(shard, frame):
+                    if self.pool.send(shard, frame):
+                        self.machine.congested(shard)
+                    elif self.machine.is_congested(shard):
+                        self._perform(self.machine.uncongested(shard, time.monotonic()))
+                case m.Mark() | m.Fetch() | m.Look() | m.SaveBookmark() | m.TakeTerm() | m.ReleaseTerm():
+                    self.marker.perform(command)
+                case m.OpenTrust():
+                    self.trust.open()
+                case m.CloseTrust():
+                    self.trust.close()
+                case m.Kill(shard, reason, own_fault):
+                    self._log_of(shard).error("is killed: %s", reason)
+                    self.pool.kill(shard, asked=not own_fault)
+                case m.Resize(shards):
+                    self.pool.resize(shards)
+                    self._say(logging.INFO, f"changed to {shards} shards")
+                    self._resized = True
+                case m.Announce(event):
+                    self._announce(event)
+                case m.Drained():
+                    self._resolve_drains()
+                    if self._wanted:
+                        self._acquire(time.monotonic())
+                case m.Emptied():
+                    self._host.emptied()
+
+    def _announce(self, event: Event) -> None:
+        match event:
+            case LeaderAcquired(leader_id, term):
+                self._group.lead(leader_id, term)
+                self._say(logging.INFO, f"leads as {leader_id} under term {term}")
+            case LeaderRefreshed(leader_id, term, reason):
+                self._say(logging.WARNING, f"marks again as {leader_id} under term {term}: {reason}")
+            case LeaderFenced(reason):
+                self._say(logging.WARNING, f"fenced: {reason}")
+        self._announcer.announce(event)
+
+    def _say(self, level: int, text: str) -> None:
+        self._log.log(level, "%s", text)
+        self._recorder.note(text)
+
+    def _resolve_drains(self) -> None:
+        drains, self._drains = self._drains, []
+        for done in drains:
+            done.set_result(None)
+
+    # -- leadership
+
+    def _acquire(self, now: float) -> None:
+        if not self._renounced:
+            self._wanted = self.machine.phase is LeadershipPhase.DRAINING  # then it is done when the drain is
+            self._perform(self.machine.acquire(now))
+
+    def _lend(self, holder: UUID, by: str, now: float) -> None:
+        """Give up the term in good order, and take it again, which waits until it is free (P32)."""
+        machine = self.machine
+        if holder != machine.tenure.holder or machine.phase not in (LeadershipPhase.LEADING, LeadershipPhase.REMARKING):
+            return
+        self._wanted = True
+        self._perform(machine.drain(now, trusted=True))
+        self._announce(LeaderFenced(f"the term is lent to {by}"))
+
+    def _lose_term(self, now: float) -> None:
+        """The database says that the term is another's."""
+        trusted = self.trust.trusted
+        self._perform(self.machine.term_lost(trusted, now))
+        if not trusted:  # only a new election, on fresh proofs, may try again
+            self._group.step_down("the term could not be kept")
+
+    def _change_server(self, reason: str, now: float) -> None:
+        """The database is another one than before (P9)."""
+        self._say(logging.ERROR, f"the database is another one than before: {reason}; shards start anew")
+        self.marker.doubt()
+        self._perform(self.machine.server_changed(f"the database has changed: {reason}", now))
 
     # -- shards
 
     def _hear(self, index: int, now: float) -> None:
         try:
             for frame in self.pool.receive(index):
-                self._performer.on_frame(index, frame, now)
+                self._on_frame(index, frame, now)
         except WireError as error:
             self._log_of(index).error("%s", error)
             self.pool.kill(index, asked=False)
@@ -340,7 +429,7 @@ class Supervisor(threading.Thread):
         code = self.pool.bury(index)
         self._recorder.trouble(f"shard {index}", None)
         if index < len(self.machine.planner.shards):
-            self._performer.perform(self.machine.shard_died(index, now))
+            self._perform(self.machine.shard_died(index, now))
         if self._ending_deadline is not None or (slot.retired and asked):
             return
         if not asked:
@@ -352,3 +441,116 @@ class Supervisor(threading.Thread):
                 )
         slot.restarts += 1
         slot.start_at = now + (0.0 if asked else self._budget.pause_s())
+
+    # -- what shards and the marker say
+
+    def _on_frame(self, index: int, frame: f.Frame, now: float) -> None:
+        """Raises WireError for what no shard says."""
+        slot = self.pool.slots[index]
+        if not slot.retired:
+            self._perform(self._after(slot, index, frame, now))
+
+    def _after(self, slot: Slot, index: int, frame: f.Frame, now: float) -> Sequence[m.Command]:
+        machine = self.machine
+        match frame:
+            case f.Settled(ids):
+                count, commands = machine.settled(index, ids, now)
+                slot.settled += count
+                self._recorder.settled(count, now)
+                return commands
+            case f.Stats():
+                machine.heard(index, now)
+                slot.stats = frame
+                if frame.latency:
+                    self._recorder.latencies(_latencies(frame.latency), now)
+            case f.Remarked(epoch, ids, in_doubt):
+                return machine.remarked(index, epoch, ids, now, in_doubt)
+            case f.Parked(epoch, record_id, given_back, error, wait_s, attempts, held):
+                what = "holds its key" if held else "will be retried"
+                self._log_of(index).warning(
+                    "record %d failed (attempts %d) and %s: %s", record_id, attempts, what, error
+                )
+                return machine.parked(index, epoch, record_id, given_back, wait_s, held, now)
+            case f.InDoubt(record_id):
+                machine.in_doubt(index, record_id, now)
+            case f.Refused(epoch, ids):
+                return machine.refused(index, epoch, ids, now)
+            case f.Dropped(ids):
+                return machine.dropped(index, ids, now)
+            case f.FateUnknown(epoch, ids, reason):
+                self._log_of(index).error("the fate of records %s is unknown: %s", list(ids), reason)
+                slot.suspected += len(ids)
+                return machine.fate_unknown(index, epoch, ids, f"fate unknown: {reason}", now)
+            case f.QueueTimedOut(epoch, record_id, waited_s):
+                return machine.queue_timed_out(index, epoch, record_id, waited_s, now)
+            case f.Ready(pid):
+                slot.ready = True
+                if all(each.ready for each in self.pool.in_use):
+                    self.shards_ready.set()
+                self._log_of(index).debug("ready (pid %d)", pid)
+                return machine.shard_ready(index, now)
+            case f.ShardSession(pid, started):
+                slot.session = (pid, started)
+                self._register()
+            case f.ShardServerChanged(reason):
+                self._change_server(reason, now)
+            case f.Quarantined(record_id, error):
+                slot.quarantined += 1
+                self._log_of(index).error("record %d went to quarantine: %s", record_id, error)
+            case f.Poisoned(record_id, error):
+                self._host.fail(PoisonRecord(record_id, error))
+            case f.Log(level, text):
+                self._log_of(index).log(level, "%s", text)
+            case f.Trouble(text):
+                self._recorder.trouble(f"shard {index}", text)
+            case _:
+                raise WireError(f"shard {index} sent {type(frame).__name__}, which only a supervisor sends")
+        return ()
+
+    def _register(self) -> None:
+        """Name the shards' sessions in the term row, so that a successor can end them (P7)."""
+        self.marker.register([slot.session for slot in self.pool.in_use if slot.session is not None])
+
+    def _on_report(self, report: m.Report, now: float) -> None:
+        machine, perform = self.machine, self._perform
+        match report:
+            case m.Marked(number, rows, floor, bookmark):
+                perform(machine.marked(number, rows, now, floor, bookmark))
+            case m.Fetched(number, rows):
+                perform(machine.fetched(number, rows, now))
+            case m.Looked(number, ids):
+                missed, commands = machine.looked(number, ids, now)
+                if missed:
+                    self._log.warning("a look at the whole table found %d rows that marks had not shown", missed)
+                perform(commands)
+            case m.StatementFailed(number, error):
+                perform(machine.statement_failed(number, error, now))
+            case m.ServerChanged(reason):
+                self._change_server(reason, now)
+            case m.TermTaken(holder, term, server, went_back, incarnation, lanes, in_doubt):
+                machine.lanes_known(lanes)
+                perform(machine.term_taken(holder, term, server, now, went_back, incarnation, in_doubt))
+            case m.TermGone(holder):
+                if holder == machine.tenure.holder:
+                    self._lose_term(now)
+            case m.TermWanted(holder, by):
+                self._lend(holder, by, now)
+            case m.DatabaseTrouble(text):
+                self._recorder.trouble("database", text)
+            case m.LoopDied(error):
+                self._host.fail(error)
+
+
+def _latencies(text: str) -> Histogram:
+    try:
+        return Histogram.unpack(bytes.fromhex(text))
+    except ValueError as error:
+        raise WireError("a shard's latencies are no histogram") from error
+
+
+def _result(future: Future[T], within_s: float) -> T | None:
+    """None when it takes longer."""
+    try:
+        return future.result(within_s)
+    except TimeoutError:
+        return None

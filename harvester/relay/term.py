@@ -23,14 +23,15 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, Protocol
 from uuid import UUID
 
-from harvester.delivery.lane import Deposed, LaneEnvironment, Lanes, Leadership, Opener, Superseded
+from harvester.delivery.lane import Deposed, Lanes, Leadership, Opener, Superseded
 from harvester.delivery.progress_topic import ProgressTopic
 from harvester.errors import LeadershipError, SchemaError, TermContested
+from harvester.outbox.connection import OutboxIdentity
+from harvester.outbox.leader_session import Owner, Session, TermRow, TermSession
 from harvester.outbox.purge_session import PurgeSession
-from harvester.outbox.term_session import OutboxIdentity, Owner, Session, TermRow, TermSession
 from harvester.relay.core.messages import DatabaseTrouble, LoopDied, Report, TermGone, TermTaken
 from harvester.relay.failpoints import Failpoints
 
@@ -39,15 +40,18 @@ _LENT_LOOK_S = 1.0
 _MOST_LOST = 3  # terms in a row, to others of the group
 
 
-@dataclass(frozen=True, slots=True)
-class TermReports:
-    """Whom the taker asks and tells. `trusted`: whether the group still vouches for us; `turned`: it is alive."""
+class TermHost(Protocol):
+    """Whom the taker asks and tells: the marker."""
 
-    report: Callable[[Report], None]
-    trusted: Callable[[], bool]
-    highest_term: Callable[[], int]  # that was seen in the leader topic
-    turned: Callable[[], None]
-    owner: Callable[[], Owner] = Owner  # whose this harvester is; raises BrokerError while the cluster does not say
+    ended: threading.Event
+
+    def report(self, report: Report, /) -> None: ...
+    @property
+    def trusted(self) -> bool: ...  # whether the group still vouches for us
+    @property
+    def highest_term(self) -> int: ...  # that was seen in the leader topic
+    def owner(self) -> Owner: ...  # whose this harvester is; raises BrokerError while the cluster does not say
+    def turned(self) -> None: ...  # the taker is alive
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,19 +64,13 @@ class TakenTerm:
 
 
 class TermTaker:
-    """See the module's text. For the mark loop's thread; `lent_to` may be read by any."""
+    """Takes the term. For the mark loop's thread; `lent_to` may be read by any."""
 
     def __init__(
-        self,
-        session: TermSession,
-        mode: DeliveryHandover,
-        name: str,
-        voices: TermReports,
-        ended: threading.Event,
-        failpoints: Failpoints,
+        self, session: TermSession, mode: DeliveryHandover, name: str, host: TermHost, failpoints: Failpoints
     ) -> None:
         self._session, self._mode, self._name = session, mode, name
-        self._voices, self._ended, self._failpoints = voices, ended, failpoints
+        self._host, self._failpoints = host, failpoints
         self.taken: TakenTerm | None = None  # the last one
         self.ids_restarted = False  # since then
         self.lent_to: str | None = None  # who has the term that is waited for
@@ -84,19 +82,19 @@ class TermTaker:
 
         Raises the database's errors and BrokerError, after which it is to be tried again as well.
         """
-        session, voices = self._session, self._voices
+        session, host = self._session, self._host
         row = session.read_term()
         self._failpoints.hit("marker.term_read", term=row.term)
-        if not voices.trusted():
-            voices.report(TermGone(holder))
+        if not host.trusted:
+            host.report(TermGone(holder))
             return True
         self.lent_to = row.lent_to
         if row.lent_to is not None:
             self._failpoints.hit("marker.term_lent", term=row.term)
-            voices.turned()
-            self._ended.wait(_LENT_LOOK_S)
+            host.turned()
+            host.ended.wait(_LENT_LOOK_S)
             return False
-        seen, owner = voices.highest_term(), voices.owner()
+        seen, owner = host.highest_term, host.owner()
         if not self._may_lead(row, owner, lost):
             return True
         term = session.take_term(row.term, seen, holder, self._name, ours, owner)
@@ -107,11 +105,11 @@ class TermTaker:
         self.ids_restarted = False
         incarnation = session.read_term().incarnation
         self.taken = TakenTerm(term, holder, session.place)
-        if self._settle_predecessor(row, term, holder, incarnation):
+        if self._settle_predecessor(row, Leadership(term, str(holder), incarnation)):
             mode, server = self._mode, str(session.place)
             session.note_delivery(term, holder, mode.delivery, mode.topic_id)
             in_doubt = mode.is_unreleased(row)
-            voices.report(TermTaken(holder, term, server, went_back, incarnation, mode.lanes_now, in_doubt))
+            host.report(TermTaken(holder, term, server, went_back, incarnation, mode.lanes_now, in_doubt))
         return True
 
     def _may_lead(self, row: TermRow, owner: Owner, lost: int) -> bool:
@@ -123,41 +121,73 @@ class TermTaker:
                 raise TermContested(self._session.table, group=group, holder=holder, lost=lost)
             self._mode.check(row)
         except (SchemaError, LeadershipError) as error:
-            self._voices.report(LoopDied(error))
+            self._host.report(LoopDied(error))
             return False
         return True
 
-    def _settle_predecessor(self, row: TermRow, term: int, holder: UUID, incarnation: UUID) -> bool:
+    def _settle_predecessor(self, row: TermRow, under: Leadership) -> bool:
         """What the mode of the term before calls for; False when the term is not ours any more."""
-        report, wait_s = self._voices.report, self._mode.wait_s(row)
-
-        def is_over() -> bool:
-            self._voices.turned()
-            return self._ended.is_set() or not self._voices.trusted()
-
-        def pause(seconds: float) -> None:
-            self._ended.wait(seconds)
-
+        wait_s = self._mode.wait_s(row)
         deadline = time.monotonic() + wait_s
         if wait_s > 0:
-            report(DatabaseTrouble(f"what the leader before may still send expires in {wait_s:.0f} s (P24, P37)"))
-        while time.monotonic() < deadline and not is_over():
-            pause(_TURN_S)
+            self.trouble(f"what the leader before may still send expires in {wait_s:.0f} s (P24, P37)")
+        while time.monotonic() < deadline and not self.is_over():
+            self.pause(_TURN_S)
         try:
-            self._mode.expect(self._session.place, term)
-            self._mode.fence(row, term, holder, incarnation, is_over, pause, lambda text: report(DatabaseTrouble(text)))
+            self._mode.expect(self._session.place, under.term)
+            self._mode.fence(row, under, self)
         except (Superseded, Deposed):
-            report(TermGone(holder))
+            self._host.report(TermGone(UUID(under.holder)))
             return False
-        report(DatabaseTrouble(None))
-        if is_over():
-            report(TermGone(holder))
+        self.trouble(None)
+        if self.is_over():
+            self._host.report(TermGone(UUID(under.holder)))
             return False
         return True
+
+    # -- while it waits (`TakeOver`)
+
+    def is_over(self) -> bool:
+        self._host.turned()
+        return self._host.ended.is_set() or not self._host.trusted
+
+    def pause(self, seconds: float) -> None:
+        self._host.ended.wait(seconds)
+
+    def trouble(self, text: str | None) -> None:
+        self._host.report(DatabaseTrouble(text))
 
 
 AT_LEAST_ONCE: Literal["at-least-once"] = "at-least-once"
 EXACTLY_ONCE: Literal["exactly-once"] = "exactly-once"
+
+
+class TakeOver(Protocol):
+    """Whoever takes a term, while it waits: `TermTaker`, or a bulk drain."""
+
+    def is_over(self) -> bool: ...
+    def pause(self, seconds: float) -> None: ...
+    def trouble(self, text: str | None) -> None: ...
+
+
+class _LaneOwner:
+    """Opens the lanes of a predecessor (a `LaneHost`): with a database session of its own."""
+
+    def __init__(self, session: PurgeSession, taker: TakeOver) -> None:
+        self._session = session
+        self.is_over, self.pause, self.trouble = taker.is_over, taker.pause, taker.trouble
+
+    def term_row(self) -> tuple[int, str | None]:
+        self._session.ready()
+        return self._session.term()
+
+    def delete(self, ids: Sequence[int]) -> bool:
+        self._session.ready()
+        self._session.delete(ids)
+        return True
+
+    def fenced(self, lane: int) -> None:
+        """Nothing waits for that."""
 
 
 @dataclass(slots=True)
@@ -178,7 +208,6 @@ class DeliveryHandover:
 
     @property
     def lanes_now(self) -> int:
-        """How many lanes shards have to fence."""
         return self.progress.lanes if self.progress is not None and self.delivery == EXACTLY_ONCE else 0
 
     def check(self, row: TermRow) -> None:
@@ -211,36 +240,16 @@ class DeliveryHandover:
         if self.session is not None and place is not None:
             self.session.expect(str(place), term)
 
-    def fence(
-        self,
-        row: TermRow,
-        term: int,
-        holder: UUID,
-        incarnation: UUID,
-        is_over: Callable[[], bool],
-        pause: Callable[[float], None],
-        trouble: Callable[[str | None], None],
-    ) -> None:
+    def fence(self, row: TermRow, under: Leadership, taker: TakeOver) -> None:
         """Fence and purge all lanes of an exactly-once predecessor. Raises Superseded, Deposed, or the database's."""
         if self.delivery == EXACTLY_ONCE or row.delivery != EXACTLY_ONCE or self.progress is None:
             return
         session, lanes = self.session, self.lanes
         assert session is not None
         assert lanes is not None
-
-        def known() -> tuple[int, str | None]:
-            session.ready()
-            return session.term()
-
-        def delete(ids: Sequence[int]) -> bool:
-            session.ready()
-            session.delete(ids)
-            return True
-
-        around = LaneEnvironment(known, delete, is_over, pause, trouble, lambda *_args, **_facts: None)
-        opener = Opener(lanes, around)
+        opener = Opener(lanes, _LaneOwner(session, taker))
         try:
             for number in range(self.progress.lanes):
-                opener.open(number, Leadership(term, str(holder), incarnation), lambda _ids: None).close()
+                opener.open(number, under, lambda _ids: None).close()
         finally:
             session.close()

@@ -23,36 +23,27 @@ from harvester.delivery.lane import Lane
 from harvester.delivery.retries import NEVER, Attempts, Failure, Policy, RetryVerdict, burns_attempt
 from harvester.outbox.purge_session import PoisonRow, QuarantineOutcome
 from harvester.record import KafkaRecord
-from harvester.relay.core.frames import (
-    Dropped,
-    Parked,
-    Poisoned,
-    Quarantined,
-    QueueTimedOut,
-    Refused,
-    Remark,
-    Settled,
-    Stats,
-)
+from harvester.relay.core import frames as f
 from harvester.relay.core.transaction_queue import QueuedRecord, TransactionQueue
-from harvester.relay.purger import ShardOutlets
+from harvester.relay.purger import ShardHost
 from harvester.telemetry.latency import Histogram
 
 _MOST_BYTES = 1 << 23  # a commit has to be over soon, or its outcome counts as unclear
 
 
 class TransactionIntake:
-    """See the module's text. Public attributes are for the transactor, under the lock but for single reads."""
+    """A shard's records in exactly-once mode. Public attributes are for the transactor, under the lock but for single
+    reads."""
 
-    def __init__(self, most: int, policy: Policy, outlets: ShardOutlets) -> None:
+    def __init__(self, most: int, policy: Policy, shard: ShardHost) -> None:
         """`most` records go into one transaction."""
-        self._out = outlets
+        self._shard = shard
         self.changed = threading.Condition(threading.Lock())
         self.batches = TransactionQueue(most, 0, _MOST_BYTES)
-        self.refusals = Refusals(self.batches, policy, outlets)
+        self.refusals = Refusals(self.batches, policy, shard)
         self._attempts = self.refusals.attempts
-        self.pending: Remark | None = None  # what the transactor has not answered yet
-        self.under: Remark | None = None  # the leadership that is obeyed
+        self.pending: f.Remark | None = None  # what the transactor has not answered yet
+        self.under: f.Remark | None = None  # the leadership that is obeyed
         self.ended = False
         self.lane: Lane | None = None  # the transactor's, while it is open
         self.low_water: int | None = None
@@ -63,17 +54,16 @@ class TransactionIntake:
 
     # -- frames; the shard's main thread
 
-    def dispatch(self, epoch: int, rows: bytes, low_water: int | None) -> None:
-        """Rows in id order: queue them."""
+    def dispatch(self, frame: f.Dispatch) -> None:
         now = time.monotonic()
-        entries = [QueuedRecord(record[0], record[1], record, now) for record in decode(rows)]
+        entries = [QueuedRecord(record[0], record[1], record, now) for record in decode(frame.rows)]
         refused: list[int] = []
         with self.changed:
             meant = self.pending or self.under
             blocked = meant is None or meant.term is None
-            stale = meant is None or blocked or epoch != meant.epoch
-            self.low_water = low_water
-            some_failed = len(self._attempts) > 0
+            stale = meant is None or blocked or frame.epoch != meant.epoch
+            self.low_water = frame.low_water
+            some_failed = bool(self._attempts.states)
             for entry in entries:
                 entry.alone = some_failed and self._attempts.has_timed_out(entry.id)
                 if isinstance(entry.record, KafkaRecord) and entry.record.value is not None:
@@ -81,10 +71,10 @@ class TransactionIntake:
                 if stale or not self.batches.offer(entry):
                     refused.append(entry.id)
             if refused:
-                self._out.send(Dropped(refused) if blocked else Refused(epoch, refused))
+                self._shard.send(f.Dropped(refused) if blocked else f.Refused(frame.epoch, refused))
             self.changed.notify()
 
-    def remark(self, frame: Remark) -> None:
+    def remark(self, frame: f.Remark) -> None:
         """Drop what is not committed; the transactor answers when the lane is ready for the frame's term."""
         with self.changed:
             self.pending = frame
@@ -115,7 +105,6 @@ class TransactionIntake:
         return self.under is None or self.pending is not None
 
     def due(self, _now: float) -> float | None:
-        """Nothing is retried by time here."""
         return None
 
     def check_queues(self, now: float) -> None:
@@ -126,9 +115,9 @@ class TransactionIntake:
                 return
             waited_s = now - max(oldest.since, self._committed_at)
             if waited_s >= self._attempts.policy.queue_timeout_s:
-                self._out.send(QueueTimedOut(under.epoch, oldest.id, waited_s))
+                self._shard.send(f.QueueTimedOut(under.epoch, oldest.id, waited_s))
 
-    def stats(self) -> Stats | None:
+    def stats(self) -> f.Stats | None:
         """Figures for the supervisor, and a sign of life; None while nothing has changed and nothing is awaited."""
         with self.changed:
             batches = self.batches
@@ -138,7 +127,7 @@ class TransactionIntake:
                 return None
             self._seen = now
             latency, self._latency = self._latency, Histogram()
-        return Stats(*now[:4], self.refusals.retried, *now[4:], latency.pack().hex())
+        return f.Stats(*now[:4], self.refusals.retried, *now[4:], latency.pack().hex())
 
     # -- commits; the purger's thread
 
@@ -146,8 +135,9 @@ class TransactionIntake:
         """The DELETE of these ids has committed."""
         with self.changed:
             self.batches.settle(ids)
-            self._attempts.settled(ids)
-            self._out.send(Settled(ids))  # in order with the answer to a remark
+            if self._attempts.states:
+                self._attempts.settled(ids)
+            self._shard.send(f.Settled(ids))  # in order with the answer to a remark
             self.changed.notify()  # there is room, and keys that were held
 
     def quarantined(self, poison: PoisonRow, outcome: QuarantineOutcome) -> None:
@@ -158,13 +148,12 @@ class TransactionIntake:
             return
         if outcome is QuarantineOutcome.MOVED:
             self._quarantined += 1
-            self._out.send(Quarantined(poison.id, poison.error))
+            self._shard.send(f.Quarantined(poison.id, poison.error))
         self.purged([poison.id])
 
     # -- the transactor
 
     def has_work(self) -> bool:
-        """Whether there is anything for it to do."""
         if self.ended or self.pending is not None:
             return True
         return self.under is not None and (self.lane is None or self.batches.is_ready)
@@ -173,13 +162,17 @@ class TransactionIntake:
         """Whether the open transaction is not wanted any more."""
         return self.pending is not None or self.under is None
 
+    def has_more(self) -> bool:
+        """Whether the open transaction need not wait: there is another record, or it is not wanted any more."""
+        return self.is_over() or self.batches.is_ready
+
     def commit(self, now_us: int) -> None:
         """The open transaction is committed, for certain: purge what it held. The lock is held."""
         entries = self.batches.committed()
         self._latency.add_all([now_us - entry.record[6] for entry in entries if not isinstance(entry.record, Broken)])
         self._delivered += len(entries)
         self._committed_at = time.monotonic()
-        self._out.purge([entry.id for entry in entries])
+        self._shard.purge([entry.id for entry in entries])
 
     def judge(self, failed: Sequence[Failed]) -> None:
         """The transaction is undone: see to the records that failed. The lock is held."""
@@ -193,7 +186,7 @@ class TransactionIntake:
         """Trust has run out: nothing is sent before the supervisor's next remark."""
         with self.changed:
             self.under = None
-            self._out.send(Dropped(self.batches.drop_queue()))
+            self._shard.send(f.Dropped(self.batches.drop_queue()))
 
 
 # What the client says of a record that was not at fault: its transaction failed.
@@ -205,14 +198,14 @@ Failed = tuple[QueuedRecord, KafkaError | str]  # a text: it can be no record, o
 
 
 class Refusals:
-    """See the module's text."""
+    """Finds out which record of a failed transaction is at fault, and sees to it. The lock is held."""
 
-    def __init__(self, batches: TransactionQueue, policy: Policy, outlets: ShardOutlets) -> None:
-        self._batches, self._out = batches, outlets
+    def __init__(self, batches: TransactionQueue, policy: Policy, shard: ShardHost) -> None:
+        self._batches, self._shard = batches, shard
         self.attempts = Attempts(policy)
         self.errors = self.retried = 0
 
-    def judge(self, failed: Sequence[Failed], under: Remark) -> None:
+    def judge(self, failed: Sequence[Failed], under: f.Remark) -> None:
         """These failed in one transaction.
 
         What a broker refuses it refuses for a whole batch: one of those records is at fault, and is found by halves.
@@ -234,7 +227,7 @@ class Refusals:
         for entry, error in others:
             self.fail(entry, error, under)
 
-    def fail(self, entry: QueuedRecord, error: KafkaError, under: Remark, *, local: bool = False) -> None:
+    def fail(self, entry: QueuedRecord, error: KafkaError, under: f.Remark, *, local: bool = False) -> None:
         """A queued record is at fault, or its partition is away; `local`: no other record can be meant."""
         if entry not in self._batches:
             return  # taken out with another of its key
@@ -248,7 +241,7 @@ class Refusals:
         self.retried += 1
         self._park(entry, text, self.attempts.wait_s(retry, random.random()), retry.attempts, under)
 
-    def poison(self, entry: QueuedRecord, text: str, under: Remark) -> None:
+    def poison(self, entry: QueuedRecord, text: str, under: f.Remark) -> None:
         """A queued record that no further attempt would help: do what the policy says."""
         if entry not in self._batches:
             return
@@ -257,20 +250,22 @@ class Refusals:
         if policy.poison != "quarantine":
             self._park(entry, text, policy.retry_backoff_max_s, retry.attempts, under, held=True)
             if policy.poison == "stop":
-                self._out.send(Poisoned(entry.id, text))
+                self._shard.send(f.Poisoned(entry.id, text))
             return
         assert under.term is not None
         assert under.holder is not None
         self._batches.remove(entry)
-        self._out.quarantine(PoisonRow(entry.id, text, retry.attempts, retry.first_failed_at, under.term, under.holder))
+        self._shard.quarantine(
+            PoisonRow(entry.id, text, retry.attempts, retry.first_failed_at, under.term, under.holder)
+        )
 
     def give_up(self, record_id: int) -> None:
         """It could not be moved to quarantine: the term is another's. Whoever leads then sees to it."""
-        self._out.send(Dropped(self._batches.give_up(record_id)))
+        self._shard.send(f.Dropped(self._batches.give_up(record_id)))
 
     def _park(
-        self, entry: QueuedRecord, text: str, wait_s: float, attempts: int, under: Remark, *, held: bool = False
+        self, entry: QueuedRecord, text: str, wait_s: float, attempts: int, under: f.Remark, *, held: bool = False
     ) -> None:
         """Give it back to the supervisor until it is time, with what is queued behind it of its key."""
         behind = self._batches.park(entry)
-        self._out.send(Parked(under.epoch, entry.id, behind, text, wait_s, attempts, held))
+        self._shard.send(f.Parked(under.epoch, entry.id, behind, text, wait_s, attempts, held))

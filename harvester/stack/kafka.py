@@ -1,4 +1,4 @@
-"""One Apache Kafka broker of a stack: a single KRaft node that is broker and controller at once."""
+"""Runs the Apache Kafka broker of a stack: a single KRaft node that is broker and controller at once."""
 
 from __future__ import annotations
 
@@ -185,7 +185,7 @@ def halt(process: ProcessId, *, kill: bool) -> None:
 
 def _check(process: ProcessId, home: Path, deadline: float) -> None:
     if not is_alive(process):
-        raise StackError(f"the Kafka broker ended as it started:\n{tail(log(home))}")
+        raise StackError(f"the Kafka broker exited during startup:\n{tail(log(home))}")
     if time.monotonic() > deadline:
         raise StackError(f"the Kafka broker does not answer:\n{tail(log(home))}")
 

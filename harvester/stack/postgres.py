@@ -1,4 +1,4 @@
-"""One PostgreSQL server of a stack: its programs, its data directory, its start and its stop.
+"""Runs the PostgreSQL server of a stack: finds its programs, creates its data directory, starts and stops it.
 
 PostgreSQL refuses to run as root. Started by root it runs as `postgres`, or `nobody` where there is no such
 account; whatever that account cannot reach (a stack or a virtual environment below /root) is put into a
@@ -155,7 +155,7 @@ def wait_ready(process: ProcessId, place: ServerHome, port: int, deadline: float
                 return
         except psycopg.OperationalError as error:
             if not is_alive(process):
-                raise StackError(f"PostgreSQL ended as it started:\n{tail(place.log)}") from error
+                raise StackError(f"PostgreSQL exited during startup:\n{tail(place.log)}") from error
             if time.monotonic() > deadline:
                 raise StackError(f"PostgreSQL does not answer:\n{tail(place.log)}") from error
         time.sleep(0.03)

@@ -1,4 +1,4 @@
-"""Processes that outlive us: started in a session of their own, and recognised later without mistake.
+"""Starts processes that outlive this one, each in its own session, and recognises them later without mistake.
 
 A pid alone names nothing, since the kernel hands it out again. Together with the boot and the moment of its start
 (`/proc/PID/stat`, field 22, in clock ticks since boot; proc(5)) it names one process for ever.
@@ -112,7 +112,7 @@ def spawn(command: Sequence[str], *, log: Path, env: Mapping[str, str], cwd: Pat
     _children[child.pid] = child
     identity = identify(child.pid)
     if identity is None:  # cannot be: an unreaped child keeps its entry in /proc
-        raise StackError(f"{command[0]} vanished as it started", hint=f"see {log}")
+        raise StackError(f"{command[0]} vanished during startup", hint=f"see {log}")
     return identity
 
 
@@ -164,7 +164,7 @@ def end(process: ProcessId, signals: Sequence[tuple[signal.Signals, float]]) -> 
             if not is_alive(process):
                 return
             time.sleep(0.02)
-    raise StackError(f"process {process.pid} does not end, not even by SIGKILL")
+    raise StackError(f"process {process.pid} survived SIGKILL")
 
 
 def send(process: ProcessId, number: signal.Signals) -> bool:

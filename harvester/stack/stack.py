@@ -1,4 +1,4 @@
-"""The two servers together: `up`, `down`, `status`, and stopping or starting one of them for fault tests."""
+"""Runs both servers together: `up`, `down`, `status`, and stopping or starting one of them for fault tests."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from pathlib import Path
 
 from harvester.errors import StackError
 from harvester.stack import java, kafka, postgres
-from harvester.stack.jars import broker_jars
-from harvester.stack.processes import ProcessId, end, is_alive
+from harvester.stack.java import broker_jars
+from harvester.stack.processes import ProcessId, end
 from harvester.stack.state import (
     SERVERS,
     Server,
@@ -104,8 +104,8 @@ def info(directory: Path, state: StackState) -> StackInfo:
         socket_dir=socket_dir if socket_dir and socket_dir.is_dir() else None,
         postgres_pid=pg.process.pid if pg.process else None,
         kafka_pid=broker.process.pid if broker.process else None,
-        postgres_log=_log(pg),
-        kafka_log=_log(broker),
+        postgres_log=pg.log,
+        kafka_log=broker.log,
         secure_bootstrap=kafka.bootstrap(broker.ports[2]) if state.tls and len(broker.ports) > 2 else None,
     )
 
@@ -136,13 +136,13 @@ class _PortTaken(StackError):
 
 
 def _adopt_given(state: StackState, options: StackOptions) -> None:
-    for name, given in (("postgres", options.dsn), ("kafka", options.bootstrap)):
-        server = state.servers["postgres" if name == "postgres" else "kafka"]
-        if given is None:
-            continue
-        if server.process is not None and is_alive(server.process):
-            raise StackError(f"the stack already runs a {name} of its own", hint="harvester stack down first")
-        server.given, server.process = given, None
+    given: dict[ServerName, str | None] = {"postgres": options.dsn, "kafka": options.bootstrap}
+    for name, address in given.items():
+        server = state.servers[name]
+        if address is not None and server.alive:
+            raise StackError(f"the stack already runs a {name} of its own", hint="run `harvester stack down` first")
+        if address is not None:
+            server.given, server.process = address, None
 
 
 def _address(name: ServerName, server: Server) -> str | None:
@@ -153,22 +153,17 @@ def _address(name: ServerName, server: Server) -> str | None:
     return postgres.dsn(server.ports[0]) if name == "postgres" else kafka.bootstrap(server.ports[0])
 
 
-def _log(server: Server) -> Path | None:
-    return Path(server.home) / "server.log" if server.home and server.given is None else None
-
-
 def _server_status(name: ServerName, server: Server) -> ServerStatus:
     if server.given is not None:
         return ServerStatus(name, "given", server.given, None, None)
-    alive = server.process is not None and is_alive(server.process)
-    pid = server.process.pid if alive and server.process is not None else None
-    return ServerStatus(name, "running" if alive else "stopped", _address(name, server), pid, _log(server))
+    pid = server.process.pid if server.process is not None and server.alive else None
+    return ServerStatus(name, "stopped" if pid is None else "running", _address(name, server), pid, server.log)
 
 
 def _existing(directory: Path) -> StackState:
     state = read(directory)
     if state is None:
-        raise StackError(f"there is no stack in {directory}", hint="harvester stack up")
+        raise StackError(f"there is no stack in {directory}", hint="start one with `harvester stack up`")
     return state
 
 
@@ -183,7 +178,7 @@ def _start(
 
     def start_one(name: ServerName) -> None:
         server = state.servers[name]
-        if server.given is not None or (server.process is not None and is_alive(server.process)):
+        if server.given is not None or server.alive:
             return
         # A free port can be taken before the server binds it; new ones are chosen then.
         for attempt in range(1, _ATTEMPTS + 1):
@@ -263,11 +258,7 @@ def _await(server: Server, wait: Callable[[ProcessId], None]) -> None:
 
 def _stop(directory: Path, state: StackState, names: tuple[ServerName, ...], *, kill: bool) -> list[ServerName]:
     halts = {"postgres": postgres.halt, "kafka": kafka.halt}
-    running: list[tuple[ServerName, ProcessId]] = []
-    for name in names:
-        process = state.servers[name].process
-        if process is not None and is_alive(process):
-            running.append((name, process))
+    running = [(name, each.process) for name in names if (each := state.servers[name]).process and each.alive]
     with ThreadPoolExecutor(max_workers=len(names), thread_name_prefix="stack") as pool:
         for done in [pool.submit(halts[name], process, kill=kill) for name, process in running]:
             done.result()

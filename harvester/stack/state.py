@@ -1,4 +1,4 @@
-"""What a stack is asked to be, what it is, and the file that remembers it.
+"""Describes what a stack is asked to be and what it is, and keeps that in a file.
 
 `state.json` is written atomically and only under the directory's lock, right after each process is started, so
 that a stack can be found again whatever happened to the one who started it.
@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Literal
 
 from harvester.errors import StackError
-from harvester.stack.processes import ProcessId
+from harvester.stack.processes import ProcessId, is_alive
 
 ServerName = Literal["postgres", "kafka"]
 SERVERS: tuple[ServerName, ...] = ("postgres", "kafka")
@@ -103,6 +103,15 @@ class Server:
     ports: list[int] = field(default_factory=list)
     home: str | None = None
     given: str | None = None
+
+    @property
+    def alive(self) -> bool:
+        """Whether the process that we started runs."""
+        return self.process is not None and is_alive(self.process)
+
+    @property
+    def log(self) -> Path | None:
+        return Path(self.home) / "server.log" if self.home and self.given is None else None
 
 
 @dataclass(slots=True)

@@ -21,7 +21,7 @@ HISTORY_S = 60
 
 
 class Meter:
-    """Counts acknowledgements and now and then says how fast they come (seeds 001/004, MeterRead).
+    """Counts acknowledgements and reports their rate now and then (MeterRead).
 
     A reading is given at most every `interval_s` seconds, and only by `add`: a relay that acknowledges
     nothing reports nothing. The first reading after an idle time averages over the idle time too.

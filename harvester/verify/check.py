@@ -1,8 +1,8 @@
-"""Verification as a whole: the truth from the database, the history from Kafka, the judge's verdict on both.
+"""Verifies a harvester: reads the truth from the database and the history from Kafka, and judges both.
 
-The order of the steps lets it be right while pump and harvester still run: first the truth (whatever is purged
-there was acknowledged before), then the ends of the topics, their records, and last the counts again, because what
-was committed in between may have been delivered as well.
+The order of the steps makes it right even while pump and harvester still run: first the truth (whatever is purged by
+then was acknowledged before), then the ends of the topics and their records, last the counts again, because what was
+committed in between may have been delivered as well.
 """
 
 from __future__ import annotations
@@ -11,13 +11,16 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from harvester.origin import HEADER
-from harvester.outbox.connection import connect
+from harvester.errors import SchemaError
+from harvester.origin import HEADER, decode
+from harvester.outbox.connection import Connection, connect, database_errors
 from harvester.outbox.schema import inspect
+from harvester.outbox.shape import OutboxShape
 from harvester.outbox.tables import OutboxTable
+from harvester.verify.load import ROLLED_BACK, parse
+from harvester.verify.pump import one, prefix_sql, side_table
 from harvester.verify.reader import Isolation, LogTimes, read
-from harvester.verify.sequences import Sequenced, Sequences
-from harvester.verify.truth import read_counts, read_truth
+from harvester.verify.sequences import Sequenced, Sequences, Stream
 from harvester.verify.verdict import Verdict, judge
 
 
@@ -108,3 +111,80 @@ def verify(
         examples=tuple(examples),
         sequenced=history.sequences.judge(truth.given_up),
     )
+
+
+@dataclass(frozen=True, slots=True)
+class Truth:
+    """One snapshot of the database. `pending` and `quarantined`: key -> numbers found there.
+
+    `given_up`: streams and sequence numbers of what is in quarantine, for `sequences`.
+    `foreign` says which rows of outbox and quarantine are not the pump's, at most a few of them, and
+    `foreign_rows` how many there are.
+    """
+
+    counts: Mapping[str, int]
+    topics: tuple[str, ...]
+    pending: Mapping[str, set[int]]
+    quarantined: Mapping[str, set[int]]
+    foreign_rows: int
+    foreign: tuple[str, ...]
+    given_up: tuple[tuple[Stream, int], ...] = ()
+
+
+def read_truth(connection: Connection, table: OutboxTable, shape: OutboxShape) -> Truth:
+    """Everything the judge needs from the database, in one snapshot; needs an autocommit connection.
+
+    Raises SchemaError when no pump has run on this outbox.
+    """
+    side = side_table(table, shape)
+    pending, quarantined = _Rows(), _Rows()
+    with database_errors(f"read {side.sql}"), connection.transaction():
+        connection.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ READ ONLY")
+        if one(connection, "SELECT to_regclass(%s)", side.sql)[0] is None:
+            raise SchemaError(
+                f"there is no table {side.sql}: no pump has written to this outbox",
+                hint="`harvester pump` writes records that can be verified",
+            )
+        rows = connection.execute(f"SELECT key, count, topic FROM {side.sql}").fetchall()
+        for name, found in ((table.sql, pending), (table.quarantine, quarantined)):
+            with connection.cursor(name="pumped") as cursor:
+                cursor.itersize = 20_000
+                cursor.execute(f"SELECT id, kafka_key, {prefix_sql(shape)} FROM {name}")
+                for row in cursor:
+                    found.add(name, *row)
+        origins = connection.execute(f"SELECT origin FROM {table.quarantine} WHERE origin IS NOT NULL").fetchall()
+    return Truth(
+        counts={key: count for key, count, _ in rows},
+        topics=tuple(sorted({topic for _, count, topic in rows if count})),
+        pending=pending.numbers,
+        quarantined=quarantined.numbers,
+        foreign_rows=pending.foreign_rows + quarantined.foreign_rows,
+        foreign=tuple((pending.foreign + quarantined.foreign)[:10]),
+        given_up=tuple((Stream.of(origin), origin.sequence) for (raw,) in origins if (origin := decode(raw))),
+    )
+
+
+def read_counts(connection: Connection, table: OutboxTable, shape: OutboxShape) -> dict[str, int]:
+    """Only the counts, as they are now."""
+    side = side_table(table, shape)
+    with database_errors(f"read {side.sql}"):
+        return dict(connection.execute(f"SELECT key, count FROM {side.sql}").fetchall())
+
+
+class _Rows:
+    """What stands in one table, sorted into the pump's and others'."""
+
+    def __init__(self) -> None:
+        self.numbers: dict[str, set[int]] = {}
+        self.foreign: list[str] = []
+        self.foreign_rows = 0
+
+    def add(self, table: str, row_id: int, key: str | bytes | None, prefix: str | bytes | None) -> None:
+        pumped = parse(prefix.encode() if isinstance(prefix, str) else prefix)
+        if pumped is None or key is None or pumped.kind == ROLLED_BACK:
+            self.foreign_rows += 1
+            if len(self.foreign) < 10:
+                self.foreign.append(f"row {row_id} of {table}")
+            return
+        name = key.decode(errors="replace") if isinstance(key, bytes) else key
+        self.numbers.setdefault(name, set()).add(pumped.seq)

@@ -1,7 +1,7 @@
-"""The plan of a load, and the form of its records. A seed gives the same plan.
+"""Plans a load from a seed, and defines the form of its records.
 
 The plan fixes how many records each key gets in total; which writer performs which transaction, and so which of two
-concurrent ones commits first, is left to chance, as it is in life.
+concurrent ones commits first, is left to chance.
 
 The form of a pumped record: key `k-000123`, value `<number>:<microseconds>:<kind>:` padded with `.`. The number
 counts the key's records from 1. The microseconds are the server's clock since the UNIX epoch, read when the row was
@@ -13,12 +13,12 @@ from __future__ import annotations
 
 import itertools
 import random
-import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import NamedTuple
 
+from harvester.config.fields import is_topic
 from harvester.errors import ConfigurationError, Problem
 
 MIN_VALUE_BYTES = 40  # 18 digits of number, 16 of time, one of kind, three colons
@@ -88,7 +88,7 @@ class Load:
         """Raises ConfigurationError with everything that is wrong."""
         rules = (
             (self.records >= 0, "records", "0 or more"),
-            (bool(self.topics) and all(map(_is_topic, self.topics)), "topic", "names of 1 to 249 of A-Z a-z 0-9 . _ -"),
+            (bool(self.topics) and all(map(is_topic, self.topics)), "topic", "names of 1 to 249 of A-Z a-z 0-9 . _ -"),
             (1 <= self.keys <= 10_000_000, "keys", "1 to 10,000,000"),
             (self.rate_per_s is None or self.rate_per_s > 0, "rate", "above 0 (leave it out for no limit)"),
             (self.value_bytes >= MIN_VALUE_BYTES, "size", f"{MIN_VALUE_BYTES} bytes or more"),
@@ -110,7 +110,6 @@ class Load:
             raise ConfigurationError(problems, hint="--help lists the options")
 
 
-_TOPIC = re.compile(r"[A-Za-z0-9._-]{1,249}", re.ASCII)
 _FIELDS = {
     "topic": "topics",
     "rate": "rate_per_s",
@@ -147,10 +146,6 @@ def plan(load: Load) -> Iterator[PlannedTransaction]:
 def due_s(load: Load, transaction: PlannedTransaction) -> float:
     """When a transaction should begin, in seconds after the start of the load."""
     return transaction.first / load.rate_per_s if load.rate_per_s else 0.0
-
-
-def _is_topic(name: str) -> bool:
-    return _TOPIC.fullmatch(name) is not None and name not in {".", ".."}
 
 
 def _ending(load: Load, draw: float) -> Ending:

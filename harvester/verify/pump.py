@@ -1,8 +1,12 @@
-"""The pump: performs a planned load with several writers, each a thread with a connection of its own.
+"""Writes a planned load into the outbox with several writers, and counts it: the side table `<outbox>_pump`.
 
 A transaction is one statement: it locks the rows of its keys in the side table in the order of the keys (so two
 transactions never wait for each other in a circle), counts them up and inserts the records, numbered from there, in
 the order of the plan. The server builds the values, so little goes over the connection.
+
+The side table (key, topic, count) is the ground truth. A count is raised in the transaction that inserts the records it
+counts, under a lock on its row; so the records of one key are serial, and the table is right whatever happens to the
+pump.
 """
 
 from __future__ import annotations
@@ -11,15 +15,16 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import psycopg
 
+from harvester.errors import ConfigurationError, OutboxError, Problem, SchemaError
 from harvester.outbox.connection import Connection, connect, database_errors
 from harvester.outbox.schema import inspect
 from harvester.outbox.shape import OutboxShape
 from harvester.outbox.tables import OutboxTable
-from harvester.verify.load import COMMITTED, LATE, ROLLED_BACK, Ending, Load, due_s, key_name, plan
-from harvester.verify.truth import prepare, side_table
+from harvester.verify.load import COMMITTED, LATE, PREFIX_BYTES, ROLLED_BACK, Ending, Load, due_s, key_name, plan
 
 # Others may be waiting for the keys of a late transaction and so be unable to overtake it: then it gives up.
 LATE_BOUND_S = 0.05
@@ -56,7 +61,7 @@ def pump(
     """Write a load; returns early, with a true report, when `stop` is set.
 
     `on_progress` is called with the number of committed records on the calling thread, some 20 times a second.
-    Raises what `truth.prepare` raises, SchemaError, and DatabaseUnavailable; records committed before an error
+    Raises what `prepare` raises, SchemaError, and DatabaseUnavailable; records committed before an error
     stay and are counted, and another pump with `append` can go on from there.
     """
     with connect(dsn, application_name="harvester pump") as connection:
@@ -64,6 +69,100 @@ def pump(
         prepare(connection, table, shape, load, append=append)
     run = _Run(dsn, table, shape, load, stop or threading.Event())
     return run.perform(on_progress)
+
+
+def side_table(table: OutboxTable, shape: OutboxShape) -> OutboxTable:
+    """The name of the side table; it stands in the schema in which the outbox was found."""
+    return OutboxTable(schema=shape.schema, name=f"{table.name}_pump")
+
+
+def prepare(connection: Connection, table: OutboxTable, shape: OutboxShape, load: Load, *, append: bool) -> None:
+    """Make the side table ready for a load, or refuse; needs an autocommit connection.
+
+    Raises OutboxError when the outbox holds records that no pump wrote, when an earlier pump's counts are there and
+    `append` is false, or when a key would change its topic; ConfigurationError when the values do not fit.
+    """
+    _check_sizes(shape, load)
+    side = side_table(table, shape)
+    with database_errors(f"prepare {side.sql}"), connection.transaction():
+        connection.execute("SELECT pg_advisory_xact_lock(hashtextextended(%s, 0))", (side.sql,))
+        # fillfactor leaves room on each page, so that counting up stays within it (heap-only updates).
+        connection.execute(
+            f"CREATE TABLE IF NOT EXISTS {side.sql} (key text PRIMARY KEY, topic text NOT NULL,"
+            " count bigint NOT NULL DEFAULT 0) WITH (fillfactor = 50)"
+        )
+        counted = one(connection, f"SELECT coalesce(sum(count), 0) FROM {side.sql}")[0]
+        if counted and not append:
+            raise OutboxError(
+                f"{side.sql} counts {counted} records of an earlier pump",
+                hint=f"continue it with --append, or begin anew: empty {table.sql} and DROP TABLE {side.sql}",
+            )
+        strangers, first = one(connection, _strangers_sql(table, side, shape))
+        if strangers:
+            raise OutboxError(
+                f"{table.sql} holds {strangers} records that no pump has counted (the first has id {first})",
+                hint="drain it, or give the pump an outbox_table of its own",
+            )
+        keys = [key_name(index) for index in range(load.keys)]
+        topics = [load.topics[index % len(load.topics)] for index in range(load.keys)]
+        connection.execute(
+            f"INSERT INTO {side.sql} (key, topic) SELECT * FROM unnest(%s::text[], %s::text[]) ON CONFLICT DO NOTHING",
+            (keys, topics),
+        )
+        moved = connection.execute(
+            f"SELECT s.key, s.topic, w.topic FROM {side.sql} s"
+            " JOIN unnest(%s::text[], %s::text[]) AS w(key, topic) USING (key) WHERE s.topic <> w.topic LIMIT 1",
+            (keys, topics),
+        ).fetchone()
+        if moved:
+            raise OutboxError(
+                f"key {moved[0]} went to topic {moved[1]!r} so far and would now go to {moved[2]!r}",
+                hint="name the same topics in the same order as before",
+            )
+    # Without statistics the plan of the writers' statement is a guess that suits no size.
+    with database_errors(f"analyze {side.sql}"):
+        connection.execute(f"ANALYZE {side.sql}")
+
+
+def _check_sizes(shape: OutboxShape, load: Load) -> None:
+    problems = []
+    if shape.value_max is not None and load.value_bytes > shape.value_max:
+        problems.append(Problem("--size", f"{load.value_bytes} bytes do not fit", f"up to {shape.value_max}"))
+    longest = len(key_name(load.keys - 1))
+    if shape.key_max is not None and longest > shape.key_max:
+        problems.append(Problem("--keys", f"keys of {longest} characters do not fit", f"up to {shape.key_max}"))
+    if problems:
+        raise ConfigurationError(problems, hint="the outbox's columns limit key and value")
+
+
+def prefix_sql(shape: OutboxShape) -> str:
+    """The beginning of a value, by which `parse` knows it."""
+    if shape.value_type == "bytea":
+        return f"substring(kafka_value from 1 for {PREFIX_BYTES})"
+    return f"left(kafka_value, {PREFIX_BYTES})"
+
+
+def _strangers_sql(table: OutboxTable, side: OutboxTable, shape: OutboxShape) -> str:
+    key = "encode(o.kafka_key, 'escape')" if shape.key_type == "bytea" else "o.kafka_key"
+    prefix = prefix_sql(shape)
+    if shape.value_type == "bytea":
+        prefix = f"encode({prefix}, 'escape')"
+    # CASE, not OR: the cast must not see what the pattern has not approved.
+    return f"""
+        SELECT count(*), min(id) FROM (
+            SELECT o.id, p.count, {key} AS key, p.key AS known, coalesce({prefix}, '') AS prefix
+            FROM {table.sql} o LEFT JOIN {side.sql} p ON p.key = {key}) AS found
+        WHERE CASE WHEN known IS NULL THEN true
+                   WHEN prefix !~ '^[0-9]{{1,18}}:[0-9]+:[cl]:' THEN true
+                   ELSE split_part(prefix, ':', 1)::bigint > count END"""
+
+
+def one(connection: Connection, query: str, *parameters: object) -> tuple[Any, ...]:
+    """The only row of the answer."""
+    row = connection.execute(query, parameters or None).fetchone()
+    if row is None:
+        raise SchemaError(f"no answer to: {query}")
+    return tuple(row)
 
 
 class _Run:

@@ -1,9 +1,7 @@
-"""Reads topics from their first record to the end they had at the start, and keeps what matters of each record.
+"""Reads topics from their first record to the end they had at the start, into a compact `History` of each key.
 
-The end is recognised by what arrives, a record at it or the client's end-of-partition event past it, never by
-counting offsets: markers of transactions and aborted records leave holes, also at the very end.
-
-What the reader has found in the log: per key its numbers in log order, compact enough for millions of records.
+The end is recognised by what arrives, a record at it or the client's end-of-partition event past it, never by counting
+offsets: transaction markers and aborted records leave holes, also at the very end.
 """
 
 from __future__ import annotations
@@ -15,13 +13,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from confluent_kafka import (
-    TIMESTAMP_NOT_AVAILABLE,
-    Consumer,
-    KafkaError,
-    KafkaException,
-    TopicPartition,
-)
+from confluent_kafka import TIMESTAMP_NOT_AVAILABLE, Consumer, KafkaError, KafkaException, TopicPartition
 
 from harvester.errors import BrokerError, BrokerUnavailable
 from harvester.origin import HEADER, decode, find
@@ -29,7 +21,7 @@ from harvester.verify.load import COMMITTED, ROLLED_BACK, parse
 from harvester.verify.sequences import Sequences
 from harvester.verify.verdict import MAX_FINDINGS, Delivery
 
-Place = tuple[str, int]  # topic, partition
+Partition = tuple[str, int]  # topic, number
 
 
 class _KeyLog:
@@ -74,7 +66,7 @@ class History:
         self.foreign_records = 0
         self.foreign: list[str] = []
         self.sequences = Sequences()
-        self._places: list[Place] = []
+        self._places: list[Partition] = []
         self._keys: dict[bytes, _KeyLog] = {}
         self._latencies_us = array("q")
         self._first_ms: int | None = None
@@ -273,7 +265,7 @@ class _Reader:
             self._on_progress(self._history.records)
         return self._history
 
-    def _bounds(self, topics: list[str]) -> dict[Place, tuple[int, int]]:
+    def _bounds(self, topics: list[str]) -> dict[Partition, tuple[int, int]]:
         """The first offset and the one after the last of each partition that is not empty; of existing topics only."""
         # A read_committed client is told the end of what it may read; here the true end is wanted.
         asking = Consumer({**self._options, "isolation.level": "read_uncommitted"}, logger=_silent)
@@ -293,13 +285,13 @@ class _Reader:
         finally:
             asking.close()
 
-    def _watermarks(self, consumer: Consumer, place: Place) -> tuple[int, int]:
+    def _watermarks(self, consumer: Consumer, place: Partition) -> tuple[int, int]:
         bounds = consumer.get_watermark_offsets(TopicPartition(*place), self._timeout_s)
         if bounds is None:
             raise self.unavailable(f"Kafka did not tell the end of {_name(place)}")
         return bounds
 
-    def _silence(self, left: Mapping[Place, int]) -> BrokerError:
+    def _silence(self, left: Mapping[Partition, int]) -> BrokerError:
         """Why nothing comes any more."""
         for place, end in sorted(left.items()):
             readable = self._watermarks(self._consumer, place)[1]
@@ -316,7 +308,7 @@ class _Reader:
             self._complaint = error.str()
 
 
-def _name(place: Place) -> str:
+def _name(place: Partition) -> str:
     return f"{place[0]}[{place[1]}]"
 
 

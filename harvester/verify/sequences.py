@@ -1,4 +1,4 @@
-"""Sequences: what the records of all topics say about records that are missing, without the database.
+"""Finds missing records from the sequence numbers of all others, without the database.
 
 A *stream* is what one producer of one lane sent under one term. It numbers its records 1, 2, 3, … when each is sent
 for the first time; a record that is tried again keeps its number. So a number missing below the highest one seen is a
@@ -31,8 +31,7 @@ from uuid import UUID
 from harvester.idempotence.intervals import Intervals
 from harvester.idempotence.seen import SeenIds
 from harvester.origin import Origin
-
-MAX_FINDINGS = 10
+from harvester.verify.verdict import MAX_FINDINGS
 
 
 class Stream(NamedTuple):

@@ -1,4 +1,4 @@
-"""The judge: what was committed against what the log holds, key by key (invariants I1 and I2).
+"""Compares what was committed with what the log holds, key by key (invariants I1 and I2).
 
 Records of a key are numbered 1, 2, 3, … in the order of their commits, so the number alone tells everything. Going
 through the log of a key, with `top` the highest number so far, a record is

@@ -1,4 +1,4 @@
-"""Filling an outbox, and reading what came of it.
+"""Fills an outbox, and reads the resulting log.
 
 Every value begins with the row's number in its backlog, and rows are inserted in that order; so in a topic the
 numbers of each key must grow: a lost, repeated or late record shows.

@@ -1,8 +1,8 @@
-"""The least that a relay in Python can do: read rows, produce them, delete what was acknowledged. In a worker.
+"""A minimal relay in Python: reads rows, produces them, deletes acknowledged ones. Runs in a worker.
 
-One process and three threads, everything pipelined: no order of keys, no leader, no retries, and nothing that would
-survive a crash. It says what this machine has left for a relay once both servers have taken their share, for as many
-records in flight as the harvester may have; what the harvester is slower by is the price of its guarantees.
+One process and three threads, fully pipelined: no order of keys, no leader, no retries, and nothing that would survive
+a crash. It shows what this machine can do beside both servers, with as many records in flight as the harvester may
+have; the difference to the harvester is the price of its guarantees.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
-"""What PostgreSQL and Kafka do alone: the strongest loops we can write, each over one connection, in a worker.
+"""PostgreSQL and Kafka alone: the strongest loops that we can write, each over one connection, in a worker.
 
-Marking and reading come in two forms, and the better one counts: rows as a COPY in binary (which cannot be prepared
-or pipelined), and a prepared statement with binary results in libpq's pipeline, where the server works on the next
-batch while this process looks at the last. Deletes are prepared, `= ANY($1)`, and committed one by one, as purges are.
-These loops fetch whole rows and look at nothing but the id. A third form, `cursor`, is what a program in Python would
-write: the driver's cursor, prepared and binary, all columns as Python values, one statement after the other.
+Marking and reading come in two forms, of which the better one counts: a binary COPY (which cannot be prepared or
+pipelined), and a prepared statement with binary results in libpq's pipeline, where the server works on the next batch
+while this process looks at the last. Deletes are prepared, `= ANY($1)`, and committed one by one, as purges are. These
+loops fetch whole rows and look only at the id. A third form, `cursor`, is an ordinary Python program: the driver's
+cursor, prepared and binary, all columns as Python values, one statement after the other.
 
 A loop returns its progress, [[seconds of CLOCK_MONOTONIC, records so far], …], from its start to its end.
 """

@@ -1,7 +1,7 @@
-"""Consumers to be compared, each in a worker: a bare one, one that reads batches, and those that hold claims.
+"""Consumers to compare, each in a worker: a bare one, one that reads batches, and those that hold claims.
 
-A loop reads a topic of so many records to its end and returns [[seconds of CLOCK_MONOTONIC, records so far], …]. All of
-them have their partitions before the clock starts, and have them paused, so that the client has fetched nothing yet.
+A loop reads a topic of a known size to its end and returns [[seconds of CLOCK_MONOTONIC, records so far], …]. All of
+them own their partitions, paused, before the clock starts, so that the client has fetched nothing yet.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""The job `drain` on a filled outbox, in a Spark of its own, and beside it the relay on the same rows.
+"""The job `drain` on a filled outbox, in its own Spark, and for comparison the relay on the same rows.
 
-Both rates are from the first record in Kafka to the last by the broker's clock, so neither has a start in it, of Spark
-or of an election; and of both the topic is read, to see that it holds each record once and each key's in order.
+Both rates count from the first record in Kafka to the last by the broker's clock, and so exclude the start of Spark
+and the election; both topics are read back to verify that they hold each record once and each key's in order.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The job `lake`, and beside it the least that Spark can do with the same topic: copy it into one Delta table.
+"""The job `lake`, and for comparison the least that Spark can do with the same topic: copy it into one Delta table.
 
 Between the two: the lake's two tables that hold every value, filled without looking for repeats or states. Each runs in
 a Spark of its own, in a process of its own, and has it to itself. All read with the same source, as many records in a

@@ -1,7 +1,7 @@
-"""Where one measurement takes place: a database with an outbox, a topic and a configuration of its own.
+"""The environment of one measurement: its own database with an outbox, topic and configuration.
 
-The outbox is the one that `harvester init` makes; it is made once and cloned. All topics have 4 partitions and the
-broker's time of append, so that a log tells when each record was in it.
+The outbox is created once by `harvester init` and then cloned. All topics have 4 partitions and LogAppendTime, so that
+a log shows when each record was appended.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What a tree of processes uses, read from /proc: CPU with that of exited children, memory as PSS, wake-ups, files."""
+"""Resource usage of a process tree from /proc: CPU including exited children, memory as PSS, wake-ups, files."""
 
 from __future__ import annotations
 

@@ -1,8 +1,7 @@
-"""The harvester as people run it, a process with the real command line, and one drain measured from outside.
+"""The harvester as a process with the real command line, and a drain measured from outside.
 
-CPU counts from the first settled record until the outbox is empty, so that starting and the election are not in it.
-Both moments are seen by looking at the two ends of the table: a few index probes a second, while nothing else of the
-benchmark runs.
+CPU counts from the first settled record until the outbox is empty, which excludes start and election. Both moments are
+detected at the two ends of the table, by a few index probes a second, while nothing else of the benchmark runs.
 """
 
 from __future__ import annotations

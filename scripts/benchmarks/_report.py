@@ -81,7 +81,7 @@ def _postgresql(dsn: str) -> str | None:
 
 
 def _kafka() -> str:
-    from harvester.stack.jars import KAFKA_VERSION
+    from harvester.stack.java import KAFKA_VERSION
 
     return os.environ.get("HARVESTER_KAFKA_JARS") or KAFKA_VERSION
 

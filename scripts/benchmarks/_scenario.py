@@ -1,4 +1,4 @@
-"""What a scenario is, what it is given, and where its figures go.
+"""Scenarios, their input, and their figures.
 
 A scenario is a function `(bench, samples)`; it measures `bench.rounds` times and adds each figure to `samples`, which
 makes the medians. A module of this directory whose name does not begin with an underscore offers its scenarios in

@@ -1,4 +1,4 @@
-"""Steady traffic: writers at a rate, and a consumer that takes the time of each record. Both run in workers.
+"""Steady traffic: writers at a fixed rate, and a consumer that records the time of each record. Both run in workers.
 
 A value is `<number>:<nanoseconds>:` and dots. The nanoseconds are this machine's clock immediately before the INSERT
 was sent, which is a transaction of its own; so the time until a record is received holds the statement, its commit and

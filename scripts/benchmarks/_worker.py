@@ -1,4 +1,4 @@
-"""A part of a measurement in a process of its own, so that it competes like a stranger and not for one interpreter.
+"""Runs a part of a measurement in a separate process, so that it does not compete for one interpreter.
 
 `python -m scripts.benchmarks._worker module:function JSON` calls the function with the JSON's values and a `Gate`, and
 prints what it returns as JSON.

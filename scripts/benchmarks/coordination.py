@@ -1,4 +1,4 @@
-"""`coordination`: consumers that hold claims beside a bare one, on the same topic, in turn; and what claims cost."""
+"""`coordination`: consumers with claims and a bare one, alternating on the same topic; and the cost of claims."""
 
 from __future__ import annotations
 

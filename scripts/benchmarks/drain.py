@@ -1,4 +1,4 @@
-"""`drain` and what varies it: the number of shards, of keys, the size of values."""
+"""`drain` and its variations: the number of shards and keys, the size of values."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`gaps` and `dead-head`: what a forgotten writing transaction costs, beside the same without it, in alternation.
+"""`gaps` and `dead-head`: the cost of a forgotten writing transaction, measured in alternation with and without it.
 
 While it lasts no gap in the ids closes, and vacuum removes no row that was deleted after it began. Autovacuum, which
 would try each minute all the same, is off for the outbox in both cases: what it takes is not the relay's.

@@ -1,4 +1,4 @@
-"""`growth` and `held`: whether a large backlog, or one that cannot be vacuumed, slows the harvester down."""
+"""`growth` and `held`: show whether a large backlog, or one that cannot be vacuumed, slows the harvester down."""
 
 from __future__ import annotations
 

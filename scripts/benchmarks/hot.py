@@ -1,4 +1,4 @@
-"""`cold`, `hot-key` and `stuck`: what one key costs itself, and what it costs the others."""
+"""`cold`, `hot-key` and `stuck`: the cost of one key for itself and for the others."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`latency`, `idle` and `writers`: what a record, the machine and the application notice when there is no backlog."""
+"""`latency`, `idle` and `writers`: latency, idle load and the writers' overhead without a backlog."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`limits`: what the two servers do without us, each alone and all three at once."""
+"""`limits`: the two servers without a relay, each loop alone and all three at once."""
 
 from __future__ import annotations
 

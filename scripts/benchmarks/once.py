@@ -1,4 +1,4 @@
-"""`exactly-once`: transactions beside single acknowledgements, in the same rounds."""
+"""`exactly-once`: transactions compared with single acknowledgements, in the same rounds."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`resume`: how soon publishing resumes when the leader goes, stopped in good order or killed with all its processes.
+"""`resume`: the time until publishing resumes after the leader was stopped gracefully or killed with all its processes.
 
 Two harvesters under a steady load (`harvester pump --rate`). In each round the leader gets SIGTERM, or its process
 group SIGKILL, and the time counts from its exit to the next record in Kafka; then a new harvester takes the place

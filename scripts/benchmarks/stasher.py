@@ -1,4 +1,4 @@
-"""`stasher`: what it costs a writer to number its records under a lease."""
+"""`stasher`: the cost of numbering records under a lease."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""`scripts/spark-cluster`: a Spark standalone cluster of separate processes on loopback, out of PySpark's own jars."""
+"""`scripts/spark-cluster`: a standalone Spark cluster of separate processes on loopback, from PySpark's own jars."""

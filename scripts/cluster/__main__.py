@@ -1,4 +1,4 @@
-"""`scripts/spark-cluster up|down|status`. Exit code 1 where `status` finds no whole cluster, or something failed."""
+"""`scripts/spark-cluster up|down|status`. Exits with 1 if `status` finds no complete cluster, or on failure."""
 
 from __future__ import annotations
 

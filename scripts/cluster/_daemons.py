@@ -1,4 +1,4 @@
-"""The command lines of Spark's daemons, and what the master says of the cluster."""
+"""The command lines of Spark's daemons, and the cluster as its master reports it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The file that remembers a cluster, so that it is found again whatever happened to the one who started it."""
+"""The file that records a cluster, so that it can be found again whatever happened to the process that started it."""
 
 from __future__ import annotations
 

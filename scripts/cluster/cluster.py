@@ -1,7 +1,7 @@
-"""A cluster in a directory: started, looked at, hurt and ended.
+"""A cluster in a directory: starts, inspects, kills and ends it.
 
-Every process is found again by its pid together with the moment of its start, so nothing else is ever ended. All that
-changes a cluster is done under the directory's lock, and may be called from several processes at once.
+Every process is identified by its pid and start time, so no other process is ever ended. All changes to a cluster
+happen under the directory's lock, and several processes may make them at once.
 """
 
 from __future__ import annotations

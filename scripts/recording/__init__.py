@@ -1,1 +1,1 @@
-"""A session on a terminal, played and checked by `scripts/record`."""
+"""Plays and checks a session on a terminal, for `scripts/record`."""

@@ -1,4 +1,4 @@
-"""`scripts/record`: play, check, write. Exit code 1 where a screen was not as it has to be; it is shown then."""
+"""`scripts/record`: plays, checks and saves the session. Shows a screen that is not as expected, and exits with 1."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ PICTURES = ("dashboard", "watch")  # those that the documentation shows
 
 
 def main() -> int:
-    """Play it once."""
+    """Plays the session once."""
     options = _options()
     if shutil.which("tmux") is None:
         return _fail("there is no tmux\nhint: scripts/tmux installs it where it can")

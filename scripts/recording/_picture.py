@@ -1,4 +1,4 @@
-"""Screens as files: text, and SVG as rich draws it."""
+"""Saves screens as text, and as SVG drawn by rich."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _FONT_FACE = re.compile(r"\s*@font-face \{.*?\}", re.DOTALL)
 
 
 def save(screen: Text, folder: Path, name: str, title: str, width: int) -> None:
-    """`name`.txt and `name`.svg."""
+    """Writes `name`.txt and `name`.svg."""
     lines = [line.rstrip() for line in screen.plain.split("\n")]
     (folder / f"{name}.txt").write_text("\n".join(lines).rstrip() + "\n", encoding="utf-8")
     (folder / f"{name}.svg").write_text(svg(screen, title, width), encoding="utf-8")

@@ -1,4 +1,4 @@
-"""Where it is played: servers, an empty database, two topics and a configuration, all its own."""
+"""The environment of the session: its own servers, empty database, two topics and configuration."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _LOOK_S = 0.1
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """`folder` has a short path. Records of `orders` are published, those of `invoices` are too large at first."""
+    """`folder` has a short path. Records of `orders` are published; those of `invoices` are too large at first."""
 
     folder: Path
     config: Path
@@ -58,7 +58,7 @@ class Place:
             )
 
     def permit_large_invoices(self) -> None:
-        """What was wrong with the topic is mended."""
+        """Fixes the topic's configuration."""
         entry = ConfigEntry("max.message.bytes", str(_LARGE), incremental_operation=AlterConfigOpType.SET)
         resource = ConfigResource(ResourceType.TOPIC, self.invoices, incremental_configs=[entry])
         admin = self.admin()
@@ -73,7 +73,7 @@ class Place:
             time.sleep(_LOOK_S)
 
     def published_invoices(self) -> int:
-        """How many records the topic has; none of them is removed meanwhile."""
+        """The number of records in the topic, from which none is removed meanwhile."""
         consumer = Consumer({**self.client(), "group.id": "nobody"})
         try:
             first, end = consumer.get_watermark_offsets(TopicPartition(self.invoices, 0), timeout=60)
@@ -83,7 +83,7 @@ class Place:
 
 
 def _produced(producer: Producer, topic: str, value: bytes) -> KafkaError | None:
-    """Produce a record, and wait for its report: None, or why it was refused."""
+    """Produces a record and waits for its report: None, or the reason for a refusal."""
     reports: list[KafkaError | None] = []
     producer.produce(topic, value, on_delivery=lambda error, _: reports.append(error))
     producer.flush(_APPLIED_S)
@@ -92,7 +92,7 @@ def _produced(producer: Producer, topic: str, value: bytes) -> KafkaError | None
 
 @contextmanager
 def prepared(dsn: str | None, bootstrap: str | None, say: Callable[[str], None]) -> Iterator[Place]:
-    """Servers are started unless they are given; in given ones only what was made here is removed."""
+    """Starts servers unless they are given; in given ones, it removes only what it created."""
     unique = uuid.uuid4().hex[:6]
     name = f"recording-{unique}"
     folder = Path(tempfile.mkdtemp(prefix="hv-", dir="/tmp"))
@@ -141,7 +141,7 @@ def _create(place: Place, dsn: str, name: str) -> None:
 
 
 def _remove(place: Place, dsn: str, name: str) -> None:
-    """As far as it goes: what cannot be removed is harmless."""
+    """Best effort: leftovers are harmless."""
     with suppress(psycopg.Error), psycopg.connect(dsn, autocommit=True) as connection:
         connection.execute(sql.SQL("DROP DATABASE IF EXISTS {} WITH (FORCE)").format(sql.Identifier(name)))
     with suppress(KafkaException):

@@ -1,6 +1,6 @@
-"""The session: what an operator types and presses, and what has to be on his screens each time.
+"""The session: an operator's commands and keys, and the expected screen after each.
 
-Nothing is waited for by time: each step goes on once the screen shows it.
+No step waits for a fixed time: each continues once the screen shows its result.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ _ALL_RATES = r"^ *[1-9][\d,.k]*/s "
 
 
 class Story:
-    """`keep` is given each screen once it is as it has to be."""
+    """`keep` receives each screen once it is as expected."""
 
     def __init__(self, tmux: Tmux, place: Place, keep: Keep) -> None:
         self._tmux, self._place, self._keep = tmux, place, keep
 
     def play(self) -> None:
-        """Raises Unseen at the first screen that is not as it has to be."""
+        """Raises Unseen at the first screen that is not as expected."""
         self._ask("init", "harvester init", r'^created table "outbox"$')
         self._ask("init-again", "harvester init", "nothing to do: the schema is complete")
         with ExitStack() as later:
@@ -64,7 +64,7 @@ class Story:
         self._see("dashboard", relay, "quarantined 1$", "LEADING for", _ALL_RATES)
 
     def _scale_by_key(self, watch: Window, key: str, shards: int) -> None:
-        """A key may be refused where the machine is busy; then it is pressed again."""
+        """A busy machine may refuse a key, which is then pressed again."""
         words = f"changing to {shards} shards: "
         watch.press(key)
         while f"{words}done" not in (seen := watch.see(f"{words}(?!…)")).plain:
@@ -94,7 +94,7 @@ class Story:
         self._keep(name, title, window.see(*patterns))
 
     def _ask(self, name: str, command: str, *patterns: str) -> None:
-        """A command that ends by itself, with exit code 0."""
+        """Runs a command that must end by itself with exit code 0."""
         window = self._tmux.window()
         code = window.wait_for_prompt(window.type(command))
         seen = window.see(*patterns)
@@ -103,7 +103,7 @@ class Story:
 
     @contextmanager
     def _running(self, command: str, code: int, key: str = "C-c") -> Iterator[Window]:
-        """A command that goes on until this key is pressed, and ends with this code, the terminal as it was."""
+        """Runs a command until this key ends it; checks its exit code, and that it restores the terminal."""
         window = self._tmux.window()
         before = window.type(command)
         try:

@@ -1,4 +1,4 @@
-"""Terminals of 100×30 in a tmux server of their own: what is typed, what is seen, and how commands ended."""
+"""Terminals of 100×30 in a separate tmux server: types commands, reads screens and exit codes."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ _UNWANTED = ("TMUX", "TMUX_PANE", "NO_COLOR", "COLUMNS", "LINES", "PS1", "BASH_E
 
 
 class Unseen(Exception):
-    """Something was not on the screen, or did not end, in time, or ended otherwise; tells what was seen instead."""
+    """Something did not appear or end in time, or ended differently; the message shows the screen."""
 
 
 class Tmux:
     """The server. `folder`: a short path, since that of a Unix socket may have 107 bytes only."""
 
     def __init__(self, folder: Path, extra: Mapping[str, str], within_s: float) -> None:
-        """`extra`: more environment for the shells; `within_s`: how long everything may take that is waited for."""
+        """`extra`: further environment of the shells; `within_s`: the timeout of every wait."""
         self.within_s = within_s
         self.codes = folder / "codes"
         self.codes.mkdir()
@@ -51,7 +51,7 @@ class Tmux:
         self.call("set-option", "-g", "status", "off")
 
     def call(self, *arguments: str) -> str:
-        """A command of tmux; its output."""
+        """Runs a tmux command; returns its output."""
         done = subprocess.run(
             [*self._command, *arguments], env=self._environment, check=False, capture_output=True, text=True
         )
@@ -60,7 +60,7 @@ class Tmux:
         return done.stdout
 
     def window(self) -> Window:
-        """A terminal with a shell, whose prompt is there."""
+        """Opens a terminal with a shell, and waits for its prompt."""
         shell = ("bash", "--norc", "--noprofile", "-i")
         pane = self.call("new-window", "-d", "-P", "-F", "#{pane_id}", *shell).strip()
         opened = Window(self, pane)
@@ -68,7 +68,7 @@ class Tmux:
         return opened
 
     def close(self) -> None:
-        """End the server; what still runs in a window gets SIGHUP."""
+        """Ends the server; programs still running in a window get SIGHUP."""
         with suppress(Unseen):  # it is gone already
             self.call("kill-server")
 
@@ -83,24 +83,24 @@ class Window:
     # -- typing
 
     def type(self, command: str) -> int:
-        """A line, and Enter; returns how many prompts were there before, for `wait_for_prompt`."""
+        """Types a line and Enter; returns the number of prompts before, for `wait_for_prompt`."""
         self._typed_at = before = len(self._prompts())
         self._tmux.call("send-keys", "-t", self._pane, "-l", command)
         self._tmux.call("send-keys", "-t", self._pane, "Enter")
         return before
 
     def press(self, key: str) -> None:
-        """One key, by tmux's name for it."""
+        """Presses a key, given by its tmux name."""
         self._tmux.call("send-keys", "-t", self._pane, key)
 
     # -- seeing
 
     def screen(self) -> Text:
-        """What is to be seen now, colours included."""
+        """The current screen, including colours."""
         return Text.from_ansi(self._tmux.call("capture-pane", "-e", "-p", "-t", self._pane))
 
     def see(self, *patterns: str) -> Text:
-        """The first screen on which all of these are (regular expressions; `^` and `$` mean a line's)."""
+        """Waits for a screen with all of these regular expressions (`^` and `$` match at lines), and returns it."""
         deadline = time.monotonic() + self._tmux.within_s
         while True:
             ended = len(self._prompts()) > self._typed_at
@@ -123,7 +123,7 @@ class Window:
     # -- how commands end
 
     def wait_for_prompt(self, before: int, within_s: float | None = None) -> int:
-        """Until there are more prompts than that; the exit code of the last command."""
+        """Waits for more prompts than `before`; returns the exit code of the last command."""
         within_s = self._tmux.within_s if within_s is None else within_s
         deadline = time.monotonic() + within_s
         while len(codes := self._prompts()) <= before:
@@ -133,7 +133,7 @@ class Window:
         return codes[-1]
 
     def _prompts(self) -> list[int]:
-        """An exit code for each."""
+        """The exit code at each prompt."""
         try:
             written = (self._tmux.codes / self._pane).read_text()
         except FileNotFoundError:

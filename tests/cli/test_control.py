@@ -179,8 +179,8 @@ def test_the_mark_loop_is_live_during_a_pause(scene: Scene) -> None:
         parts = harvester._life.parts
         assert parts is not None
         for _ in range(2):
-            turned_at = parts.marker._turned_at
-            eventually(lambda before=turned_at: parts.marker._turned_at > before, 60, "a turn of the mark loop")  # type: ignore[misc]
+            turned_at = parts.marker.turned_at
+            eventually(lambda before=turned_at: parts.marker.turned_at > before, 60, "a turn of the mark loop")  # type: ignore[misc]
             assert parts.supervisor.is_working()
         scene.add(("a", "1"))
         assert harvester.resume()

@@ -18,7 +18,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from harvester.http import web_server
-from harvester.http.server import MOST_CONNECTIONS
+from harvester.http.server import WebServer
 from harvester.status import LastEvent, Status
 from tests.support.browser import dump_dom
 from tests.support.cli import RunningCli
@@ -136,7 +136,7 @@ def test_clients_that_are_stuck_do_not_hold_up_the_relay(scene: Scene) -> None:
     with scene.cli(http=HTTP) as running, ExitStack() as stuck:
         address = base_url(running).removeprefix("http://").split(":")
         wait_leads(running)
-        for _ in range(3 * MOST_CONNECTIONS):
+        for _ in range(3 * WebServer.most_clients):
             client = stuck.enter_context(socket.create_connection((address[0], int(address[1]))))
             client.sendall(b"GET /metrics HTTP/1.0\r\n")
         scene.add(*((f"k{number}", "1") for number in range(50)))

@@ -11,7 +11,8 @@ import pytest
 from harvester_cli.dashboard.lines import key_words
 from harvester_cli.dashboard.live import status_line
 
-from harvester.control.protocol import from_json, key_from_json
+from harvester.control.protocol import from_json
+from harvester.status import KeyStatus, Status
 from tests.support.cli import RunningCli, run_cli
 from tests.support.control import Dummy, at, serving
 from tests.support.statuses import KEY
@@ -140,7 +141,7 @@ def test_once_for_scripts_and_for_people(sockets: Path) -> None:
     with serving(sockets / "one.sock", one), serving(sockets / "two.sock", two):
         said = [json.loads(line) for line in run_cli("watch", "--once", "--json", env=at(sockets)).stdout.splitlines()]
         assert [values.pop("socket") for values in said] == [str(sockets / "one.sock"), str(sockets / "two.sock")]
-        assert [from_json(values) for values in said] == [one.now, two.now]
+        assert [from_json(Status, values) for values in said] == [one.now, two.now]
         assert run_cli("watch", "--once", "--name", "two", env=at(sockets)).stdout == f"{status_line(two.now)}\n"
         path = str(sockets / "one.sock")
         assert run_cli("watch", "--once", "--socket", path).stdout == f"{status_line(one.now)}\n"
@@ -150,7 +151,7 @@ def test_one_key_for_scripts_and_for_people(sockets: Path) -> None:
     with serving(sockets / "x.sock"):
         said = json.loads(run_cli("watch", "--key", "a", "--once", "--json", env=at(sockets)).stdout)
         assert said.pop("socket") == str(sockets / "x.sock")
-        assert key_from_json(said) == replace(KEY, key="a")
+        assert from_json(KeyStatus, said) == replace(KEY, key="a")
         plain = run_cli("watch", "--key", "a", "--once", env=at(sockets)).stdout.splitlines()
         assert plain == ["key a", *(f"  {line}" for line in key_words(KEY))]
 

@@ -96,8 +96,8 @@ def test_a_process_of_somebody_else_is_not_believed(sockets: Path) -> None:
     """Root believes it in a directory of its user's only, as a service has one."""
     sockets.chmod(0o777)
     with somebody_listens(sockets / "x.sock"):
-        with pytest.raises(NoHarvester, match=rf"is not believed: it runs as uid {SOMEBODY}") as doubted:
+        with pytest.raises(NoHarvester, match=rf"is not trusted: it runs as uid {SOMEBODY}") as doubted:
             Connection(sockets / "x.sock")
-        assert "of the user whose directory that is" in str(doubted.value.hint)
+        assert "of the user who owns that directory" in str(doubted.value.hint)
         os.chown(sockets, SOMEBODY, SOMEBODY)
         Connection(sockets / "x.sock").close()

@@ -17,19 +17,16 @@ from pathlib import Path
 
 import pytest
 
-from harvester.control import server
 from harvester.control import sockets as control_sockets
 from harvester.control.client import Connection, find, running
 from harvester.control.protocol import (
-    MAX_REQUEST_BYTES,
     ControlError,
     NoHarvester,
     NoPlace,
-    Request,
+    NotUnderstood,
     SeveralHarvesters,
-    encode_request,
 )
-from harvester.control.server import MAX_CLIENTS, may_control
+from harvester.control.server import ControlServer, may_control
 from harvester.control.sockets import Listener, is_live, listen, listen_in_first
 from tests.support.control import Dummy, at, serving
 from tests.support.wait import eventually
@@ -131,12 +128,11 @@ def test_another_user_is_turned_away_even_where_the_directory_lets_him_in(socket
             "import os, socket, sys\n"
             "os.setgroups([]); os.setgid(65534); os.setuid(65534)\n"
             "s = socket.socket(socket.AF_UNIX); s.connect(sys.argv[1])\n"
-            "try: s.sendall(bytes.fromhex(sys.argv[2]))\n"
+            "try: s.sendall(b'POST /v2/pause HTTP/1.1\\r\\n\\r\\n')\n"
             "except BrokenPipeError: pass\n"
             "print(s.recv(65536).decode())"
         )
-        asked = encode_request(Request("pause")).hex()
-        command = [sys.executable, "-c", program, str(path), asked]
+        command = [sys.executable, "-c", program, str(path)]
         done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert "uid 65534 may not control this harvester" in done.stdout
     assert dummy.asked == []
@@ -145,21 +141,111 @@ def test_another_user_is_turned_away_even_where_the_directory_lets_him_in(socket
 # -- what is bounded
 
 
+def exchange(path: Path, sent: bytes) -> bytes:
+    """What comes back until the other side hangs up."""
+    with socket.socket(socket.AF_UNIX) as client:
+        client.settimeout(30)
+        client.connect(str(path))
+        client.sendall(sent)
+        return client.makefile("rb").read()
+
+
 def test_a_client_that_sends_nonsense_is_told_and_hung_up_on(sockets: Path) -> None:
+    path = sockets / "x.sock"
+    with serving(path):
+        assert exchange(path, b"hello\n").startswith(b"400 ")
+        assert b" 414 " in exchange(path, b"x" * 70_000)
+        long = b"POST /v2/pause HTTP/1.1\r\nContent-Length: 99999\r\n\r\n"
+        assert exchange(path, long).startswith(b"HTTP/1.1 413 ")
+        close = b"Connection: close\r\nContent-Length: 5\r\n\r\n"
+        assert exchange(path, b"POST /v2/scale HTTP/1.1\r\n" + close + b"hello").startswith(b"HTTP/1.1 400 ")
+        assert exchange(path, b"GET /v2/pause HTTP/1.1\r\nConnection: close\r\n\r\n").startswith(b"HTTP/1.1 405 ")
+
+
+def test_curl_can_ask(sockets: Path) -> None:
+    dummy = Dummy()
+    with serving(sockets / "x.sock", dummy):
+        curl = ["curl", "--silent", "--fail", "--unix-socket", str(sockets / "x.sock")]
+        shown = subprocess.run([*curl, "http://localhost/v2/status"], capture_output=True, check=True)
+        assert json.loads(shown.stdout)["name"] == "billing-1"
+        told = subprocess.run(
+            [*curl, "--json", '{"shards": 6, "within_s": 2}', "http://localhost/v2/scale"],
+            capture_output=True,
+            check=True,
+        )
+        assert json.loads(told.stdout)["shards"] == 6
+    assert dummy.asked == [("scale", 6, 2.0)]
+
+
+# -- other versions
+
+
+def test_an_older_command_gets_an_answer_that_it_can_read(sockets: Path) -> None:
+    """As version 1 sent it: an object a line."""
     with serving(sockets / "x.sock"):
-        for nonsense in (b"hello\n", b"x" * (MAX_REQUEST_BYTES + 1), b'{"v":7,"command":"status"}\n'):
-            with socket.socket(socket.AF_UNIX) as client:
-                client.settimeout(30)
-                client.connect(str(sockets / "x.sock"))
-                client.sendall(nonsense)
-                said = client.makefile().read()
-                assert json.loads(said)["ok"] is False
+        said = json.loads(exchange(sockets / "x.sock", b'{"v":1,"command":"status","arguments":{}}\n'))
+    assert (said["v"], said["ok"]) == (1, False)
+    assert "newer than the command" in said["error"]
+
+
+def test_an_older_harvester_is_recognized(sockets: Path) -> None:
+    """It takes the first line of the request for a request, refuses that, and hangs up."""
+    answer = b'{"v":1,"ok":false,"error":"a line is no JSON","hint":null}\n'
+
+    def serve(listener: Listener) -> None:
+        client, _ = listener.socket.accept()
+        with client:
+            client.recv(65_536)
+            client.sendall(answer)
+
+    listener = listen(sockets / "x.sock", UID)
+    thread = threading.Thread(target=serve, args=(listener,))
+    thread.start()
+    with Connection(sockets / "x.sock") as connection, pytest.raises(NotUnderstood, match="older than this command"):
+        connection.status()
+    thread.join()
+    listener.close()
+
+
+def test_another_version_of_the_protocol_is_named(sockets: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("harvester.control.client.PREFIX", "/v3/")
+    with (
+        serving(sockets / "x.sock"),
+        Connection(sockets / "x.sock") as connection,
+        pytest.raises(NotUnderstood, match="of another version"),
+    ):
+        connection.status()
+
+
+# -- following
+
+
+def test_a_snapshot_now_and_then_until_it_ends(sockets: Path) -> None:
+    dummy = Dummy()
+    with serving(sockets / "x.sock", dummy) as serves, Connection(sockets / "x.sock") as connection:
+        snapshots = connection.watch(0.05)
+        assert next(snapshots) == dummy.now
+        dummy.pause()
+        changed = dummy.now
+        while next(snapshots) != changed:
+            pass
+        serves.stop()
+        with pytest.raises(NoHarvester, match="has ended"):
+            list(snapshots)
+
+
+def test_who_follows_and_leaves_frees_its_place(sockets: Path) -> None:
+    with serving(sockets / "x.sock") as serves:
+        with Connection(sockets / "x.sock") as connection:
+            next(connection.watch(0.05))
+            assert len(serves._clients) == 1
+        eventually(lambda: not serves._clients, what="its thread's end")
 
 
 def test_clients_that_never_say_anything_hold_nobody_up(sockets: Path) -> None:
     path = sockets / "x.sock"
     with serving(path):
-        silent = [Connection(path) for _ in range(MAX_CLIENTS - 1)]
+        silent = [Connection(path) for _ in range(ControlServer.most_clients - 1)]
         with Connection(path) as last:
             assert last.status()
             with pytest.raises(ControlError, match="clients are connected already"):
@@ -179,12 +265,12 @@ def test_clients_that_never_say_anything_hold_nobody_up(sockets: Path) -> None:
 
 
 def test_a_client_that_does_not_read_is_hung_up_on(sockets: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(server, "TAKES_S", 0.2)
+    monkeypatch.setattr(ControlServer, "takes_s", 0.2)
     path = sockets / "x.sock"
     with serving(path) as serves, socket.socket(socket.AF_UNIX) as stuck, Connection(path) as other:
         stuck.settimeout(30)
         stuck.connect(str(path))
-        asked = encode_request(Request("status"))
+        asked = b"GET /v2/status HTTP/1.1\r\n\r\n"
         with pytest.raises((BrokenPipeError, ConnectionResetError)):  # noqa: PT012 - when its buffers are full
             while True:
                 stuck.sendall(asked * 100)
@@ -196,7 +282,7 @@ def test_who_says_nothing_is_hung_up_on_but_not_who_has_stopped_it(
     sockets: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """That one waits for the end, and would take it for that."""
-    monkeypatch.setattr(server, "IDLE_S", 0.2)
+    monkeypatch.setattr(ControlServer, "idle_s", 0.2)
     path = sockets / "x.sock"
     with serving(path), Connection(path) as stops, Connection(path) as silent:
         stops.ask("stop")
@@ -225,7 +311,7 @@ def test_a_stop_ends_every_thread_and_hangs_up(sockets: Path) -> None:
         connections = [Connection(path) for _ in range(3)]
         for connection in connections:
             connection.status()
-        threads = [serves, *serves._clients.values()]
+        threads = [serves, *(thread for thread, _ in serves._clients.values())]
         assert not connections[0].wait_ended(0.05)
     assert all(connection.wait_ended(30) for connection in connections)
     for thread in threads:
@@ -270,7 +356,7 @@ def test_a_stopped_process_still_has_its_socket(sockets: Path) -> None:
                 with pytest.raises(NoPlace, match="another harvester listens"):
                     listen(sockets / "x.sock", UID)
             with pytest.raises(NoHarvester, match="does not answer"):
-                Connection(sockets / "x.sock", 0.2).ask("status", within_s=0.2)
+                Connection(sockets / "x.sock", 0.2).status(0.2)
         finally:
             process.kill()
 

@@ -11,8 +11,7 @@ import pytest
 from confluent_kafka import Consumer, TopicPartition
 
 from harvester.coordination.core.messages import ClaimingPartition, Heartbeat, decode
-from harvester.coordination.core.rationalizer import ClaimVerdict, read
-from harvester.coordination.core.world import Freshness, LogTiming, World
+from harvester.coordination.core.world import ClaimVerdict, Freshness, LogTiming, World
 from harvester.coordination.errors import CoordinationTopicError, DuplicateClient, OtherInterval, OtherMode
 from harvester.coordination.settings import ConsumerSettings
 from harvester.coordination.topic import ensure_coordination_topic
@@ -86,7 +85,7 @@ def _found_when_won(settings: ConsumerSettings, timing: LogTiming, by: Member) -
     found = []
     for record in read_topic(str(settings.kafka["bootstrap.servers"]), settings.coordination_topic):
         world = worlds[record.partition]
-        reading = read(world, record.offset, record.created_ms, record.value)
+        reading = world.read(record.offset, record.created_ms, record.value)
         message, before = reading.message, reading.before
         ours = isinstance(message, ClaimingPartition) and message.client == by.consumer.client
         if ours and before is not None and reading.verdict is ClaimVerdict.WON:

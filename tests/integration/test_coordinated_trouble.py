@@ -61,7 +61,7 @@ def test_an_error_among_records_loses_none_for_who_goes_on(settings: ConsumerSet
     seen: list[int] = []
     consumer = CoordinatedConsumer(settings)
     client: Any = Denied(consumer._data, settings.topics[0])
-    consumer._feed._data = client
+    consumer._fetcher._data = client
 
     def denied() -> bool:
         try:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import http.client
 import socket
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 
 import pytest
@@ -13,17 +13,23 @@ import pytest
 from harvester.config import Http
 from harvester.errors import ConfigurationError
 from harvester.http import web_server
-from harvester.http.pages import Pages, Response
-from harvester.http.server import MOST_CONNECTIONS, WebServer
+from harvester.http.pages import Pages
+from harvester.http.server import Request, Response, Route, Router, WebServer
 from tests.support.wait import eventually
 from tests.unit.http.test_pages import Shown
 
 
+def router(route: Route | None = None) -> Router:
+    """To the pages, or to this for some paths."""
+    routes = Pages(Shown()).routes()
+    if route is not None:
+        routes |= dict.fromkeys([("GET", "/"), ("GET", "/bad"), ("GET", "/healthz")], route)
+    return Router(routes)
+
+
 @contextmanager
-def serving(
-    respond: Callable[[str], Response] | None = None, *, host: str = "127.0.0.1", longest_s: float = 60.0
-) -> Iterator[WebServer]:
-    server = WebServer(host, 0, respond or Pages(Shown()).answer, lambda _text: None, longest_s=longest_s)
+def serving(route: Route | None = None, *, host: str = "127.0.0.1", longest_s: float = 60.0) -> Iterator[WebServer]:
+    server = WebServer(host, 0, router(route), lambda _text: None, longest_s=longest_s)
     server.start()
     try:
         assert server.listening.wait(30)
@@ -67,7 +73,8 @@ def test_it_only_answers() -> None:
     with serving() as server:
         assert ask(server)[0] == 200
         assert ask(server, method="HEAD")[2] == b""
-        for method in ("POST", "PUT", "DELETE", "PATCH"):
+        assert ask(server, method="POST")[0] == 405
+        for method in ("PUT", "DELETE", "PATCH"):
             assert ask(server, method=method)[0] == 501
 
 
@@ -99,7 +106,7 @@ def test_any_name_will_do_where_everybody_may_ask() -> None:
 def test_silent_clients_hold_up_nobody() -> None:
     """All places are taken: the next is sent away at once; later the places are free again."""
     with serving() as server, ExitStack() as clients:
-        for _ in range(MOST_CONNECTIONS):
+        for _ in range(WebServer.most_clients):
             clients.enter_context(connect(server, b"GET /metrics HT"))
 
         def is_sent_away() -> bool:
@@ -137,23 +144,24 @@ def test_a_client_that_sends_a_byte_now_and_then_is_cut() -> None:
 
 
 def test_a_client_that_does_not_read_is_cut() -> None:
-    big = Response.text(200, "x" * 50_000_000)
+    size = 50_000_000
+    big = Response.text(200, "x" * size)
     asked = threading.Event()
 
-    def respond(_path: str) -> Response:
+    def respond(_request: Request) -> Response:
         asked.set()
         return big
 
     with serving(respond, longest_s=0.5) as server, connect(server, b"GET / HTTP/1.0\r\n\r\n") as client:
         assert asked.wait(30)
-        eventually(lambda: not server._server._open, what="the end of the connection")  # type: ignore[union-attr]
+        eventually(lambda: not server._clients, what="the end of the connection")
         received = 0
         try:
             while part := client.recv(1 << 20):
                 received += len(part)
         except OSError:
             pass
-        assert received < len(big.body)
+        assert received < size
 
 
 @pytest.mark.parametrize(
@@ -171,11 +179,25 @@ def test_what_is_no_http_does_no_harm(garbage: bytes) -> None:
         assert ask(server)[0] == 200
 
 
+@pytest.mark.parametrize(
+    ("headers", "code"),
+    [
+        ({"Content-Length": "-1"}, 400),
+        ({"Content-Length": "1" * 20}, 400),
+        ({"Transfer-Encoding": "chunked"}, 400),
+        ({"Content-Length": "99999"}, 413),
+    ],
+)
+def test_a_body_without_a_length_or_too_long_is_refused(headers: dict[str, str], code: int) -> None:
+    with serving() as server:
+        assert ask(server, method="GET", **headers)[0] == code
+
+
 def test_an_error_of_a_page_is_its_own() -> None:
-    def respond(path: str) -> Response:
-        if path == "/healthz":
+    def respond(request: Request) -> Response:
+        if request.path == "/healthz":
             return Response.text(200, "ok")
-        raise KeyError(path)
+        raise KeyError(request.path)
 
     with serving(respond) as server:
         assert ask(server, "/bad")[0] == 500
@@ -186,7 +208,7 @@ def test_an_address_that_is_taken_is_tried_again() -> None:
     troubles: list[str | None] = []
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-        server = WebServer("127.0.0.1", port, Pages(Shown()).answer, troubles.append)
+        server = WebServer("127.0.0.1", port, router(), troubles.append)
         server.start()
         eventually(lambda: troubles, what="the trouble")
         assert server.address is None
@@ -201,7 +223,7 @@ def test_an_address_that_is_taken_is_tried_again() -> None:
 
 def test_a_server_that_cannot_listen_ends_all_the_same() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
-        server = WebServer("127.0.0.1", taken.getsockname()[1], Pages(Shown()).answer, lambda _text: None)
+        server = WebServer("127.0.0.1", taken.getsockname()[1], router(), lambda _text: None)
         server.start()
         server.stop()
         assert not server.is_alive()
@@ -218,7 +240,7 @@ def test_where_to_listen(listen: str) -> None:
     "listen", ["9464", ":9464", "127.0.0.1", "::1:9464", "127.0.0.1:65536", "http://127.0.0.1:1", "a b:1"]
 )
 def test_nowhere_to_listen(listen: str) -> None:
-    with pytest.raises(ConfigurationError, match=r"listen: .* is nowhere to listen"):
+    with pytest.raises(ConfigurationError, match=r"listen: .* is not an address"):
         Http(listen=listen)
 
 

@@ -16,10 +16,9 @@ from harvester import Harvester, HarvesterError, State, wiring
 from harvester.doctor import CheckLevel, examine
 from harvester.errors import ExitCode, ForeignLeader, TermContested
 from harvester.neli.topic import ask_cluster_id
-from harvester.outbox.leader_session import MarkSession
+from harvester.outbox.leader_session import MarkSession, Owner
 from harvester.outbox.tables import OutboxTable
 from harvester.outbox.term_loan import Borrower, Patience
-from harvester.outbox.term_session import Owner
 from tests.support.cli import run_cli
 from tests.support.harvesting import Scene, causal, shards_of, wait_leads
 from tests.support.wait import eventually

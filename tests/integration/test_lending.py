@@ -14,10 +14,9 @@ import pytest
 
 from harvester import LeaderAcquired, LeaderFenced, State
 from harvester.errors import TermLost
-from harvester.outbox.leader_session import MarkSession
+from harvester.outbox.leader_session import MarkSession, TermRow
 from harvester.outbox.tables import OutboxTable
 from harvester.outbox.term_loan import Borrower, Loan, Patience
-from harvester.outbox.term_session import TermRow
 from tests.support.harvesting import Embedded, Scene, causal
 from tests.support.wait import eventually
 

@@ -6,7 +6,6 @@ import json
 import socket
 import threading
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from datetime import timedelta
 from typing import Any
 from uuid import uuid4
@@ -132,7 +131,7 @@ def test_a_successor_leads_only_after_the_trust_of_a_member_that_vanished(join: 
         leader.trusted_until = _until
         frozen.wait(30)
 
-    leader.group._callbacks = replace(leader.group._callbacks, trust=hang)
+    leader.group._listener.trust = hang  # type: ignore[assignment]
     try:
         eventually(lambda: standby.said, what="the take-over")
         assert standby.said == ["acquired"]

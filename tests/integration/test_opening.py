@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Callable, Iterator, Sequence
 from uuid import uuid4
 
 import pytest
 
-from harvester.delivery.lane import Deposed, LaneEnvironment, Lanes, Leadership, Opener, Superseded, TransactionOutcome
+from harvester.delivery.lane import Deposed, Lanes, Leadership, Opener, Superseded, TransactionOutcome
 from harvester.delivery.progress import Progress, encode
 from tests.support.lanes import opened
 
@@ -23,27 +22,29 @@ class Database:
     def __init__(self) -> None:
         self.row: tuple[int, str | None] | None = (OURS.term, OURS.holder)
         self.deleted: list[int] = []
-        self.over = False
+        self.rows: Iterator[tuple[int, str | None]] | None = None  # what it says each time, if that changes
+        self.over = self.ends = False
         self.troubles: list[str | None] = []
-        self.fenced: Callable[[], None] = lambda: None
+        self.then: Callable[[], None] = lambda: None  # when the lane is fenced
 
-    def around(self) -> LaneEnvironment:
-        return LaneEnvironment(
-            term=lambda: self.row,
-            delete=self._delete,
-            is_over=lambda: self.over,
-            pause=lambda _: None,
-            trouble=self.troubles.append,
-            hit=self._hit,
-        )
+    def term_row(self) -> tuple[int, str | None] | None:
+        return next(self.rows) if self.rows is not None else self.row
 
-    def _delete(self, ids: Sequence[int]) -> bool:
-        self.deleted += ids
-        return True
+    def delete(self, ids: Sequence[int]) -> bool:
+        self.deleted += [] if self.ends else ids
+        return not self.ends
 
-    def _hit(self, place: str, **_facts: Any) -> None:
-        assert place == "lane.fenced"
-        self.fenced()
+    def is_over(self) -> bool:
+        return self.over
+
+    def pause(self, _seconds: float) -> None:
+        """At once."""
+
+    def trouble(self, text: str | None) -> None:
+        self.troubles.append(text)
+
+    def fenced(self, _lane: int) -> None:
+        self.then()
 
 
 @pytest.fixture
@@ -67,7 +68,7 @@ def commit(lanes: Lanes, progress: Progress) -> None:
 def open_lane(lanes: Lanes, database: Database) -> list[list[int]]:
     """Open lane 0; what was published by then."""
     found: list[list[int]] = []
-    Opener(lanes, database.around()).open(0, OURS, found.append).close()
+    Opener(lanes, database).open(0, OURS, found.append).close()
     return found
 
 
@@ -101,24 +102,19 @@ def test_nothing_is_fenced_under_a_term_that_is_not_ours(lanes: Lanes, database:
 
 def test_a_term_that_ends_while_the_lane_is_fenced_is_noticed_after_that(lanes: Lanes, database: Database) -> None:
     """P20: else a zombie would go on with a producer that has just fenced the one that leads."""
-    asked = iter([(OURS.term, OURS.holder), (6, "another")])
-    around = database.around()
-    zombie = LaneEnvironment(
-        lambda: next(asked), around.delete, around.is_over, around.pause, around.trouble, around.hit
-    )
+    database.rows = iter([(OURS.term, OURS.holder), (6, "another")])
     with pytest.raises(Deposed, match="6 of another"):
-        Opener(lanes, zombie).open(0, OURS, lambda _: None)
-    assert next(asked, None) is None
+        open_lane(lanes, database)
+    assert next(database.rows, None) is None
 
 
 def test_the_progress_of_a_higher_term_says_that_the_term_row_has_gone_back(lanes: Lanes, database: Database) -> None:
     """P9: the rows are those of then, and are rather repeated than lost; the row being another's would be noticed."""
     commit(lanes, Progress(6, OURS.incarnation, (3,)))
-    asked = iter([(OURS.term, OURS.holder), (OURS.term, OURS.holder), (6, "another")])
-    around = database.around()
-    late = LaneEnvironment(lambda: next(asked), around.delete, around.is_over, around.pause, around.trouble, around.hit)
+    database.rows = iter([(OURS.term, OURS.holder), (OURS.term, OURS.holder), (6, "another")])
     with pytest.raises(Deposed, match="6 of another"):
-        Opener(lanes, late).open(0, OURS, lambda _: None)
+        open_lane(lanes, database)
+    database.rows = None
     assert open_lane(lanes, database) == [[]]
     assert database.deleted == []
     assert lanes.progress(0, 5.0) == Progress(OURS.term, OURS.incarnation)
@@ -132,7 +128,7 @@ def test_a_lane_that_is_fenced_meanwhile_is_opened_again(lanes: Lanes, database:
         if not stolen:
             stolen.append(opened(lanes))
 
-    database.fenced = steal
+    database.then = steal
     assert open_lane(lanes, database)[-1] == [3]
     assert database.troubles[-1] is None
     assert len(database.troubles) > 1
@@ -143,10 +139,9 @@ def test_opening_ends_when_nobody_wants_the_lane(lanes: Lanes, database: Databas
     def supersede() -> None:
         database.over = True
 
-    database.fenced = supersede
+    database.then = supersede
     commit(lanes, Progress(4, OURS.incarnation, (3,)))
-    around = database.around()
-    ending = LaneEnvironment(around.term, lambda _: None, around.is_over, around.pause, around.trouble, around.hit)
+    database.ends = True
     with pytest.raises(Superseded):
-        Opener(lanes, ending).open(0, OURS, lambda _: None)
+        open_lane(lanes, database)
     assert lanes.progress(0, 5.0) == Progress(4, OURS.incarnation, (3,))

@@ -11,9 +11,9 @@ import pytest
 from harvester.errors import ConfigurationError, DatabaseUnavailable, OutboxError, SchemaError
 from harvester.outbox.schema import init, inspect
 from harvester.outbox.tables import OutboxTable
+from harvester.verify.check import Truth, read_truth
 from harvester.verify.load import Load, parse
 from harvester.verify.pump import pump
-from harvester.verify.truth import Truth, read_truth
 
 pytestmark = pytest.mark.servers
 

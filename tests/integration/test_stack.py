@@ -75,7 +75,7 @@ def test_a_server_that_does_not_come_up_says_why(directory: Path, servers: Serve
     stack.stop(directory, "postgres")
     assert info.postgres_log is not None
     (info.postgres_log.parent / "data" / "postgresql.auto.conf").write_text("nonsense = 1\n")
-    with pytest.raises(StackError, match=r"(?s)ended as it started.*nonsense"):
+    with pytest.raises(StackError, match=r"(?s)exited during startup.*nonsense"):
         stack.up(directory, options)
     assert not stack.status(directory).running
 

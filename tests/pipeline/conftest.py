@@ -11,13 +11,13 @@ from harvester.pipeline.errors import SparkUnavailable
 from harvester.pipeline.session import SessionSettings, session, use_java
 from tests.support.drains import slice_drain
 from tests.support.spark_cluster import cluster
-from tests.support.sparks import SMALL
+from tests.support.sparks import SMALL, interpreted
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 
-__all__ = ["cluster", "slice_drain", "spark"]
+__all__ = ["cluster", "interpreted_queries", "slice_drain", "spark"]
 
 
 @pytest.fixture(scope="session")
@@ -29,3 +29,10 @@ def spark() -> Iterator[SparkSession]:
         pytest.skip(error.message)
     with session(SessionSettings("tests", "local[2]", SMALL)) as running:
         yield running
+
+
+@pytest.fixture(scope="module")
+def interpreted_queries(spark: SparkSession) -> Iterator[None]:
+    """Queries are interpreted, and planned once. What is not tested this way runs with the settings of production."""
+    with interpreted(spark):
+        yield

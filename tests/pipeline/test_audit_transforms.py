@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 from uuid import UUID
@@ -17,26 +16,20 @@ from harvester.origin import decode
 from harvester.pipeline.audit import checks
 from harvester.pipeline.audit import sequences as audit_sequences
 from harvester.pipeline.audit import skew as audit_skew
-from harvester.pipeline.audit.collect import collect_findings, collect_hot_keys, collect_latency, collect_streams
+from harvester.pipeline.audit.job import collect_findings, collect_hot_keys, collect_latency, collect_streams
 from harvester.pipeline.audit.schemas import FINDINGS, MARKED, RECORDS, FindingKind, Severity
 from harvester.pipeline.audit.sequences import SequenceHole
 from harvester.pipeline.audit.skew import murmur2
 from harvester.verify import sequences as plain
-from tests.support.audits import A, Sent, at, history, interpreted, numbered, records
+from tests.support.audits import A, Sent, at, history, numbered, records
 from tests.support.sparks import assert_rows, assert_same_columns
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-pytestmark = pytest.mark.timeout(600)  # the first one starts Spark, maybe beside all other workers
+pytestmark = [pytest.mark.timeout(600), pytest.mark.usefixtures("interpreted_queries")]
 
 B = UUID(int=2)
-
-
-@pytest.fixture(autouse=True, scope="module")
-def _interpreted(spark: SparkSession) -> Iterator[None]:
-    with interpreted(spark):
-        yield
 
 
 def marked(spark: SparkSession, *sent: Sent) -> DataFrame:

@@ -11,17 +11,17 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from harvester.origin import HEADER, Origin, encode
-from harvester.pipeline import offsets
+from harvester.pipeline import streaming
 from harvester.pipeline.errors import CheckpointMismatch
 from harvester.pipeline.lake import silver
-from harvester.pipeline.offsets import Range
 from harvester.pipeline.origin_columns import bronze_columns
+from harvester.pipeline.streaming import Range, parse
 from tests.support.sparks import assert_rows, kafka_rows
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-pytestmark = pytest.mark.timeout(600)
+pytestmark = [pytest.mark.timeout(600), pytest.mark.usefixtures("interpreted_queries")]
 
 A = UUID(int=2**127)
 LAST = 2**63 - 1
@@ -34,28 +34,28 @@ def written(ends: Any, version: str = "v1") -> str:
 
 
 def test_a_batch_is_what_lies_between_two_ends() -> None:
-    before = written({"orders": {"0": 5, "1": 7}})
-    now = written({"orders": {"0": 9, "1": 7, "2": 1}, "payments": {"0": 0, "1": 3}})
-    assert offsets.ranges(before, now, "there") == [
+    before = parse(written({"orders": {"0": 5, "1": 7}}), "there")
+    now = parse(written({"orders": {"0": 9, "1": 7, "2": 1}, "payments": {"0": 0, "1": 3}}), "there")
+    assert streaming.ranges(before, now) == [
         Range("orders", 0, 5, 9), Range("orders", 2, None, 1), Range("payments", 1, None, 3)
     ]  # fmt: skip
-    assert offsets.ranges(None, before, "there") == [Range("orders", 0, None, 5), Range("orders", 1, None, 7)]
-    assert offsets.ranges(now, now, "there") == []
+    assert streaming.ranges(None, before) == [Range("orders", 0, None, 5), Range("orders", 1, None, 7)]
+    assert streaming.ranges(now, now) == []
 
 
 @pytest.mark.parametrize("text", ["", "v1", written({}, "v2"), written([]), written({"orders": 3}), "v1\n{}\n{"])
 def test_an_unknown_way_of_writing_offsets_is_told(text: str) -> None:
     with pytest.raises(CheckpointMismatch, match="there was not written by a Spark"):
-        offsets.ranges(None, text, "there")
+        parse(text, "there")
 
 
 def test_rows_of_the_ranges_and_no_others(spark: SparkSession) -> None:
     rows = kafka_rows(spark, ({"partition": one % 3, "offset": one} for one in range(12)))
     found = [Range("orders", 0, 3, 9), Range("orders", 1, None, 4), Range("payments", 2, None, 99)]
-    assert_rows(rows.where(offsets.within(found)), [{"offset": 1}, {"offset": 3}, {"offset": 6}])
-    assert rows.where(offsets.within([])).isEmpty()
+    assert_rows(rows.where(streaming.within(found)), [{"offset": 1}, {"offset": 3}, {"offset": 6}])
+    assert rows.where(streaming.within([])).isEmpty()
     many = [Range("orders", one, one, one + 2) for one in range(200)]
-    assert rows.where(offsets.within(many)).count() == 3
+    assert rows.where(streaming.within(many)).count() == 3
 
 
 @pytest.mark.parametrize(
@@ -71,7 +71,7 @@ def test_rows_of_the_ranges_and_no_others(spark: SparkSession) -> None:
 )
 def test_whether_a_stretch_of_offsets_is_all_in_a_range(place: tuple[str, int, int, int], expected: bool) -> None:
     found = [Range("orders", 0, 3, 9), Range("orders", 1, None, 4)]
-    assert offsets.inside(found, *place) is expected
+    assert streaming.inside(found, *place) is expected
 
 
 @settings(max_examples=5, deadline=None, suppress_health_check=list(HealthCheck))

@@ -12,10 +12,11 @@ from confluent_kafka.admin import AdminClient
 
 from harvester.pipeline.errors import CheckpointMismatch, PipelineError, TableMismatch
 from harvester.pipeline.lake.batch import LakeBatch
-from harvester.pipeline.lake.payloads import from_ddl
+from harvester.pipeline.lake.silver import from_ddl
 from harvester.relay.failpoints import VARIABLE
 from tests.support.harvested import DAY_US, KEPT, SENT_MS, A, B, Sent, Writer
 from tests.support.lakes import Lake, Oracle, assert_same, moment_ms
+from tests.support.sparks import interpreted
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -151,10 +152,11 @@ def test_a_batch_that_is_cut_off_between_any_two_writes_is_as_if_it_had_not_been
     monkeypatch.setenv(VARIABLE, f"{__name__}:hooks")
     monkeypatch.setattr("harvester.pipeline.lake.job.LakeBatch", InterruptedBatch)
     interrupter.places.clear()
-    for batch in (FIRST, SECOND):
-        sent = writer.send(topic, batch)
-        oracle.take(sent)
-        lake.once(topic, payloads={topic: from_ddl("n INT")}, compact_every=1)
+    with interpreted(lake.spark):
+        for batch in (FIRST, SECOND):
+            sent = writer.send(topic, batch)
+            oracle.take(sent)
+            lake.once(topic, payloads={topic: from_ddl("n INT")}, compact_every=1)
     places = ["bronze", "incarnations", "rejects", "json", "current", "silver", "compaction", "end"]
     assert sorted(set(interrupter.places)) == sorted(f"lake.{place}" for place in places)
     assert interrupter.places.count("lake.bronze") > len(places)

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from tests.conftest import MakeTopic
     from tests.support.servers import Servers
 
-pytestmark = pytest.mark.timeout(600)
+pytestmark = [pytest.mark.timeout(600), pytest.mark.usefixtures("interpreted_queries")]
 
 Command = Callable[..., tuple[int, list[str]]]
 

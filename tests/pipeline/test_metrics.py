@@ -22,7 +22,7 @@ from harvester.origin import HEADER, Origin
 from harvester.pipeline import session as sessions
 from harvester.pipeline import tables
 from harvester.pipeline.errors import CheckpointMismatch, PipelineError
-from harvester.pipeline.metrics.job import MetricsBatch, MetricsBatchDone, MetricsSettings, run
+from harvester.pipeline.metrics.job import MetricsBatchDone, MetricsSettings, run
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -91,14 +91,14 @@ def test_windows_close_once_and_whole_and_late_records_are_told(
     sender.send(idle, 59.999)
     sender.send(busy, 120, 121, partition=1)
     sender.send(busy, 500, partition=0)
-    append = MetricsBatch._append
+    append = tables.append
 
-    def fail(self: MetricsBatch, rows: Any, name: str, number: int) -> None:
+    def fail(rows: Any, root: str, name: str, transaction: tuple[str, int]) -> None:
         if name == "metrics_keys":
             raise OSError("gone")
-        append(self, rows, name, number)
+        append(rows, root, name, transaction)
 
-    monkeypatch.setattr(MetricsBatch, "_append", fail)
+    monkeypatch.setattr(tables, "append", fail)
     reports: list[MetricsBatchDone] = []
     with pytest.raises(PipelineError, match="the metrics"):
         run(spark, settings, progress=reports.append)

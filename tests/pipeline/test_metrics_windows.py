@@ -16,9 +16,9 @@ from pyspark.sql import functions as F  # noqa: N812 - Spark's own name for it
 from harvester import origin
 from harvester.origin import HEADER, Origin
 from harvester.pipeline.errors import CheckpointMismatch
-from harvester.pipeline.metrics import job, windows
-from harvester.pipeline.metrics.job import PlannedBatch, beginnings, parse
+from harvester.pipeline.metrics import windows
 from harvester.pipeline.origin_columns import bronze_columns
+from harvester.pipeline.streaming import PlannedBatch, Range, parse, ranges
 from harvester.telemetry.latency import Histogram
 from tests.support.sparks import assert_rows, assert_same_columns, kafka_rows
 
@@ -159,8 +159,11 @@ def test_late_is_what_falls_into_a_window_that_is_closed(spark: SparkSession) ->
 
 def test_a_batch_begins_where_the_one_before_ended() -> None:
     text = 'v1\n{"batchWatermarkMs":5,"conf":{}}\n{"orders":{"0":7,"1":2},"new":{"0":3}}'
-    assert parse(text) == PlannedBatch(5, {"orders": {"0": 7, "1": 2}, "new": {"0": 3}})
-    assert beginnings(parse(text).ends, {"orders": {"0": 4}}) == {"orders": {"0": 4, "1": -2}, "new": {"0": -2}}
+    here = parse(text, "there")
+    assert here == PlannedBatch(5, {("orders", 0): 7, ("orders", 1): 2, ("new", 0): 3})
+    assert ranges(PlannedBatch(0, {("orders", 0): 4}), here) == [
+        Range("new", 0, None, 3), Range("orders", 0, 4, 7), Range("orders", 1, None, 2)
+    ]  # fmt: skip
     for bad in ("", "v1", "v1\n{}\n{}", text.replace("5", '"x"')):
         with pytest.raises(CheckpointMismatch):
-            job.parse(bad)
+            parse(bad, "there")

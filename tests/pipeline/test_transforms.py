@@ -14,7 +14,7 @@ from pyspark.sql import functions as F  # noqa: N812 - Spark's own name for it
 from harvester import origin
 from harvester.origin import HEADER, Origin
 from harvester.pipeline import origin_columns, schemas
-from harvester.pipeline.lake import payloads, silver
+from harvester.pipeline.lake import silver
 from harvester.pipeline.origin_columns import NEWER, NO_HEADER, UNSOUND, JavaBytes, SqlBytes, bronze_columns
 from tests.support.sparks import assert_rows, assert_same_columns, kafka_rows
 
@@ -33,6 +33,11 @@ origins = st.builds(
     Origin, incarnation=st.uuids(), id=numbers, term=numbers, lane=short, producer=short,
     sequence=st.integers(-1, 3) | numbers, created_us=numbers, low_water=st.none() | numbers,
 )  # fmt: skip
+
+
+def first_deliveries(bronze: DataFrame, most: int) -> DataFrame:
+    """As a batch has them, but for what was there before."""
+    return silver.without(silver.deliveries(bronze), silver.later_deliveries(bronze, most))
 
 
 def damaged(value: bytes, at: int, byte: int) -> bytes:
@@ -59,7 +64,7 @@ def sent(number: int, incarnation: UUID = A, created_us: int = 1_700_000_000_000
 
 
 def silver_of(spark: SparkSession, *rows: dict[str, Any]) -> DataFrame:
-    return silver.first_deliveries(bronze_columns(kafka_rows(spark, rows)), len(rows))
+    return first_deliveries(bronze_columns(kafka_rows(spark, rows)), len(rows))
 
 
 @pytest.mark.parametrize("kind", [JavaBytes, SqlBytes])
@@ -98,9 +103,7 @@ def test_times_are_of_utc_and_null_where_no_calendar_has_them(spark: SparkSessio
     assert_rows(bronze, [{"id": number, "created": one} for number, one in enumerate(usual)])
     days = [date(1970, 1, 1), date(1969, 12, 31), date(1970, 1, 2), date(1969, 12, 30)]
     days += [date(1970, 1, 1), date(1970, 1, 1), date(9999, 12, 31)]
-    assert_rows(
-        silver.first_deliveries(bronze, len(days)), [{"id": number, "day": day} for number, day in enumerate(days)]
-    )
+    assert_rows(first_deliveries(bronze, len(days)), [{"id": number, "day": day} for number, day in enumerate(days)])
 
 
 def test_of_repeats_the_first_delivery_is_kept(spark: SparkSession) -> None:
@@ -157,13 +160,13 @@ def test_the_last_state_is_of_the_highest_id_of_the_latest_incarnation(spark: Sp
 
 
 def test_values_that_fit_become_columns_and_the_others_rejects(spark: SparkSession) -> None:
-    kinds = payloads.from_ddl("total INT, note STRING")
+    kinds = silver.from_ddl("total INT, note STRING")
     bad = [b"", b"{", b"7", b'{"total": "many"}', b'{"note": "\xff"}', b"\x00\x00\x00{", b'{"total": 99999999999}']
     good = [b'{"total": 1, "note": "x", "more": [1]}', b"{}"]
     rows = [sent(number, value=value) for number, value in enumerate([*good, None, *bad])]
     found = silver_of(spark, *rows, sent(50, topic="payments", value=b"{}"))
-    expanded = payloads.expanded(found, "orders", kinds)
-    assert_same_columns(expanded, payloads.table("orders", kinds).schema)
+    expanded = silver.expanded(found, "orders", kinds)
+    assert_same_columns(expanded, silver.payload_table("orders", kinds).schema)
     assert_rows(
         expanded.withColumns({"total": F.col("data.total"), "note": F.col("data.note"), "has": F.isnotnull("data")}),
         [
@@ -172,7 +175,7 @@ def test_values_that_fit_become_columns_and_the_others_rejects(spark: SparkSessi
             {"id": 2, "total": None, "note": None, "has": False, "tombstone": True},
         ],
     )
-    rejected = payloads.bad_payloads(found, "orders", kinds)
+    rejected = silver.bad_payloads(found, "orders", kinds)
     assert_same_columns(rejected, schemas.REJECTS)
     assert_rows(rejected, [{"value": value, "reason": "bad payload"} for value in bad])
 
@@ -180,13 +183,13 @@ def test_values_that_fit_become_columns_and_the_others_rejects(spark: SparkSessi
 @settings(max_examples=3, deadline=None, suppress_health_check=list(HealthCheck))
 @given(batch=st.lists(st.binary(max_size=12) | st.text(max_size=9).map(str.encode), min_size=1, max_size=40))
 def test_no_value_stops_the_stream(spark: SparkSession, batch: list[bytes]) -> None:
-    kinds = payloads.from_ddl("total INT")
+    kinds = silver.from_ddl("total INT")
     rows = silver_of(spark, *(sent(number, value=value) for number, value in enumerate(batch)))
-    taken = payloads.expanded(rows, "orders", kinds).count() + payloads.bad_payloads(rows, "orders", kinds).count()
+    taken = silver.expanded(rows, "orders", kinds).count() + silver.bad_payloads(rows, "orders", kinds).count()
     assert taken == len(batch)
 
 
 @pytest.mark.parametrize("ddl", ["total", "total WHAT", "", "_corrupt_record STRING"])
 def test_a_schema_that_is_none_is_told(spark: SparkSession, ddl: str) -> None:
     with pytest.raises(ValueError, match=r"no list of columns|Spark's own"):
-        payloads.from_ddl(ddl)
+        silver.from_ddl(ddl)

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from harvester.coordination.core import claim as claims
-from harvester.coordination.core import rationalizer
+from harvester.coordination.core import world as worlds
 from harvester.coordination.core.claim import ClaimedBatch, ClaimState, ClaimTiming, Process, ReleaseClaim
 from harvester.coordination.core.messages import (
     ClaimingPartition,
@@ -23,8 +23,7 @@ from harvester.coordination.core.messages import (
     Unreadable,
     decode,
 )
-from harvester.coordination.core.rationalizer import At, ClaimVerdict, read
-from harvester.coordination.core.world import Claim, Freshness, World
+from harvester.coordination.core.world import Claim, ClaimVerdict, Freshness, World
 from tests.support.coordination import TIMING, Broken, Sim, scheduled, seen
 
 Patch = pytest.MonkeyPatch
@@ -117,7 +116,7 @@ def compare_readers(sim: Sim) -> int:
         for start in range(1, len(log)):
             world = World.begin(TIMING, start)
             for offset in range(start, min(len(log), start + 60)):
-                message = read(world, offset, *log[offset]).message
+                message = world.read(offset, *log[offset]).message
                 assert message is not None
                 assert not isinstance(message, Unreadable)
                 claim, truth = world.claim(message.place), truths[offset][message.place]
@@ -172,29 +171,29 @@ def test_the_world_is_what_the_plain_rules_say(data: bytes) -> None:
 
 # -- a test that cannot fail is a defect
 
-Judge = Callable[[Claim, Message, At], tuple[Claim, ClaimVerdict]]
+Judge = Callable[[Claim, Message, World], tuple[Claim, ClaimVerdict]]
 
 
 def _heartbeats_take_claims(patch: Patch) -> None:
     """As in the seed's original: whoever sends a heartbeat holds the claim."""
-    inner = rationalizer._under_claim
+    inner = worlds._under_claim
 
-    def lenient(claim: Claim, message: Message, at: At) -> tuple[Claim, ClaimVerdict]:
+    def lenient(claim: Claim, message: Message, at: World) -> tuple[Claim, ClaimVerdict]:
         if isinstance(message, Heartbeat):
             claim = replace(claim, holder=message.client, generation=message.generation or 0)
         return inner(claim, message, at)
 
-    patch.setattr(rationalizer, "_under_claim", lenient)
+    patch.setattr(worlds, "_under_claim", lenient)
 
 
 def _late_readers_judge(patch: Patch) -> None:
     """A reader without the beginning judges claims by what it happens to know."""
-    inner = rationalizer._claiming
-    patch.setattr(rationalizer, "_claiming", lambda claim, message, at: inner(replace(claim, exact=True), message, at))
+    inner = worlds._claiming
+    patch.setattr(worlds, "_claiming", lambda claim, message, at: inner(replace(claim, exact=True), message, at))
 
 
 def _anything_confirms(patch: Patch) -> None:
-    patch.setattr(rationalizer, "_is_confirmed", lambda claim, message, at: True)
+    patch.setattr(worlds, "_is_confirmed", lambda claim, message, at: True)
 
 
 def _unknown_is_stale(patch: Patch) -> None:

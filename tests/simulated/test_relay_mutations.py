@@ -5,20 +5,19 @@ from __future__ import annotations
 import random
 from collections import deque
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from harvester.relay.at_least_once import Retries, Sender
+from harvester.relay.at_least_once import Sender
 from harvester.relay.core.barrier import Barrier, BarrierEntry, EntryState
 from harvester.relay.core.deferred import DeferredQueue, DeferredRows
 from harvester.relay.core.dispatcher import Dispatcher
-from harvester.relay.core.leadership import LowWatermark, Tenure
+from harvester.relay.core.leadership import Tenure
 from harvester.relay.core.ledger import Ledger
 from harvester.relay.core.messages import Drained
 from harvester.relay.core.read_planner import ReadPlanner
-from harvester.relay.core.scan import Bookmark, Scan
+from harvester.relay.core.scan import Bookmark, LowWatermark, Scan
 from harvester.relay.core.state_machine import LeadershipPhase, StateMachine
 from tests.support.relay_actors import SimHarvester
 from tests.support.relay_shard import Delivered, SimShard
@@ -168,7 +167,7 @@ def _switch_before_all_is_settled(patch: pytest.MonkeyPatch) -> None:
 
 def _remark_keeps_queues(patch: pytest.MonkeyPatch) -> None:
     """P5: a remark drops what is queued."""
-    patch.setattr(Barrier, "remark", lambda self: sorted(self._unsettled))
+    patch.setattr(Barrier, "remark", lambda self: sorted(self.unsettled))
 
 
 def _barrier_of_two(patch: pytest.MonkeyPatch) -> None:
@@ -178,7 +177,7 @@ def _barrier_of_two(patch: pytest.MonkeyPatch) -> None:
         if entry.key is not None:
             self._queues.setdefault(entry.key, deque())
         entry.step = EntryState.WIRE
-        self._unsettled[entry.id] = entry
+        self.unsettled[entry.id] = entry
         return True
 
     patch.setattr(Barrier, "offer", offer)
@@ -399,12 +398,13 @@ def _trust_is_asked_once_a_frame(patch: pytest.MonkeyPatch) -> None:
     """P12: it may end in the middle of a frame."""
     dispatch = Sender.dispatch
 
-    def hasty(self: Sender, epoch: int, rows: Any) -> None:
-        out = self._out
-        trusted = out.trusted()
-        self._out = replace(out, trusted=lambda: out.trusted() or trusted)  # asked, so that time passes as before
-        dispatch(self, epoch, rows)
-        self._out = out
+    def hasty(self: Sender, frame: Any) -> None:
+        shard: Any = self._shard
+        ask = shard.trusted
+        trusted = ask()
+        shard.trusted = lambda: ask() or trusted  # asked, so that time passes as before
+        dispatch(self, frame)
+        shard.trusted = ask
 
     patch.setattr(Sender, "dispatch", hasty)
 
@@ -414,10 +414,11 @@ def _followers_are_sent_without_trust(patch: pytest.MonkeyPatch) -> None:
     purged = Sender.purged
 
     def careless(self: Sender, ids: Any) -> None:
-        out = self._out
-        self._out = replace(out, trusted=lambda: True)
+        shard: Any = self._shard
+        ask = shard.trusted
+        shard.trusted = lambda: True
         purged(self, ids)
-        self._out = out
+        shard.trusted = ask
 
     patch.setattr(Sender, "purged", careless)
 
@@ -427,10 +428,11 @@ def _retries_are_sent_without_trust(patch: pytest.MonkeyPatch) -> None:
     due = Sender.due
 
     def careless(self: Sender, now: float) -> float | None:
-        out = self._out
-        self._out = replace(out, trusted=lambda: True)
+        shard: Any = self._shard
+        ask = shard.trusted
+        shard.trusted = lambda: True
         following = due(self, now)
-        self._out = out
+        shard.trusted = ask
         return following
 
     patch.setattr(Sender, "due", careless)
@@ -517,11 +519,11 @@ def _nobody_resumes(patch: pytest.MonkeyPatch) -> None:
 def _a_held_record_is_given_up(patch: pytest.MonkeyPatch) -> None:
     """I1."""
 
-    def lax(self: Retries, entry: BarrierEntry, _text: str) -> None:
+    def lax(self: Sender, entry: BarrierEntry, _text: str) -> None:
         self._barrier.acked((entry,))
-        self._out.purge([entry.id])
+        self._shard.purge([entry.id])
 
-    patch.setattr(Retries, "poisoned", lax)
+    patch.setattr(Sender, "_poison", lax)
 
 
 KAFKA = ("kafka",)

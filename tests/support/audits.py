@@ -22,27 +22,6 @@ START = datetime(2026, 3, 1, 10, tzinfo=UTC)
 A = UUID(int=1)
 
 
-# The audit asks many small questions; to compile each of them takes longer than to answer it.
-_INTERPRETED = {
-    "spark.sql.codegen.wholeStage": "false",
-    "spark.sql.codegen.factoryMode": "NO_CODEGEN",
-    "spark.sql.adaptive.enabled": "false",
-}
-
-
-@contextmanager
-def interpreted(spark: SparkSession) -> Iterator[None]:
-    """Queries are interpreted, and planned once; for as long as this lasts."""
-    before = {name: spark.conf.get(name) for name in _INTERPRETED}
-    for name, value in _INTERPRETED.items():
-        spark.conf.set(name, value)
-    try:
-        yield
-    finally:
-        for name, old in before.items():
-            spark.conf.set(name, str(old))
-
-
 def at(seconds: float) -> datetime:
     """A moment of the audited day."""
     return START + timedelta(seconds=seconds)
@@ -103,7 +82,7 @@ def numbered(sent: Iterable[Sent]) -> list[Sent]:
 
 
 def records(spark: SparkSession, sent: Iterable[Sent], notices: str = "", **bounds: datetime | None) -> DataFrame:
-    """audit_schemas.RECORDS, by the transforms themselves."""
+    """audit.schemas.RECORDS, by the transforms themselves."""
     from harvester.pipeline.audit.inputs import trimmed
     from harvester.pipeline.origin_columns import bronze_columns
 
@@ -112,7 +91,7 @@ def records(spark: SparkSession, sent: Iterable[Sent], notices: str = "", **boun
 
 
 def history(spark: SparkSession, *rows: Mapping[str, Any]) -> DataFrame:
-    """audit_schemas.HISTORY; what a row does not say is that of a purged record."""
+    """audit.schemas.HISTORY; what a row does not say is that of a purged record."""
     from harvester.pipeline.audit.schemas import HISTORY
 
     usual = {

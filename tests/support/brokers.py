@@ -16,7 +16,7 @@ from pathlib import Path
 
 from harvester.stack import java
 from harvester.stack import kafka as stack_kafka
-from harvester.stack.jars import broker_jars
+from harvester.stack.java import broker_jars
 from harvester.stack.processes import ProcessId
 from harvester.stack.stack import free_ports
 

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
-from harvester.control.server import ControlServer, Desk
+from harvester.control.server import ControlServer
 from harvester.control.sockets import listen
 from harvester.errors import HarvesterError
 from harvester.status import KeyStatus, State, Status
@@ -91,8 +91,7 @@ class Dummy:
 def serving(path: Path, dummy: Dummy | None = None, own_uid: int | None = None) -> Iterator[ControlServer]:
     """A server on this socket."""
     log = logging.getLogger("test.control")
-    desk = Desk(dummy if dummy is not None else Dummy(), log)
-    server = ControlServer(listen(path, os.geteuid()), desk, log, own_uid)
+    server = ControlServer(listen(path, os.geteuid()), dummy or Dummy(), log, own_uid)
     server.start()
     try:
         yield server

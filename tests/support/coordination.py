@@ -27,12 +27,13 @@ from harvester.coordination.core.claim import (
     Progressed,
     StopHandingOut,
 )
-from harvester.coordination.core.coordinator import Coordinator, Outcome, Refuse, RefuseMode, RefusePace, Warn
-from harvester.coordination.core.fair_share import ShareSettings, log_partition
+from harvester.coordination.core.coordinator import Coordinator, Outcome, Refuse, Warn
+from harvester.coordination.core.fair_share import log_partition
 from harvester.coordination.core.messages import Client, GroupPartition, Message, ReturningMessages, encode
 from harvester.coordination.core.partition_buffer import PartitionProgress
-from harvester.coordination.core.rationalizer import ClaimVerdict, read
-from harvester.coordination.core.world import Claim, LogTiming, World
+from harvester.coordination.core.world import Claim, ClaimVerdict, LogTiming, World
+from harvester.coordination.errors import DuplicateClient
+from harvester.coordination.settings import ConsumerSettings
 
 INTERVAL_S, STEP_S = 1.0, 0.25
 TIMING = LogTiming(interval_ms=1000, clock_step_ms=250)
@@ -114,11 +115,15 @@ class Sim:
     def born(self, index: int, worlds: dict[int, World] | None = None, client_id: str | None = None) -> Actor:
         self.lives += 1
         client = Client(client_id or f"c{index if self.stable else self.lives}", f"{self.lives:04}")
-        settings = ShareSettings(
-            GROUP, client, self.log_partitions, TIMING, PACE, greedy=self.greedy, whole_topics=self.whole_topics,
+        settings = ConsumerSettings(
+            kafka={}, group=GROUP, topics=tuple(self.topics), coordination_partitions=self.log_partitions,
+            heartbeat_interval_s=INTERVAL_S, greedy=self.greedy, whole_topics=self.whole_topics,
             max_claims=self.max_claims, shed_at_once=self.shed_at_once, at_most_once=self.at_most_once,
         )  # fmt: skip
-        coordinator = Coordinator(settings, worlds or {partition: World.begin(TIMING) for partition in self.logs})
+        assert (settings.timing, settings.pace) == (TIMING, PACE)
+        coordinator = Coordinator(
+            settings, client, worlds or {partition: World.begin(TIMING) for partition in self.logs}
+        )
         actor = Actor(client, coordinator, skew_s=(index % 3 - 1) * 3600.0)
         coordinator.consume(self.topics)
         coordinator.begin({partition: len(log) for partition, log in self.logs.items()}, self.local(actor))
@@ -152,7 +157,7 @@ class Sim:
         at_ms = int((self.now - self.broker_behind_s) * 1000)
         value = encode(message)
         before = world.claim(message.place)
-        reading = read(world, len(log), at_ms, value)
+        reading = world.read(len(log), at_ms, value)
         log.append((at_ms, value))
         self.truths[partition].append(dict(world.claims))
         if reading.verdict in (ClaimVerdict.WON, ClaimVerdict.ACCEPTED):
@@ -189,7 +194,7 @@ class Sim:
             world = World.begin(TIMING)
             for offset, (at_ms, value) in enumerate(self.logs[log_partition(asked.place, self.log_partitions)]):
                 if offset <= asked.generation:
-                    read(world, offset, at_ms, value)
+                    world.read(offset, at_ms, value)
             found = PositionFound(asked.generation, world.claim(asked.place).last_offset)
             self.perform(actor, actor.coordinator.tell(asked.place, found, self.local(actor)))
 
@@ -288,11 +293,11 @@ class Sim:
                         actor.draining.add(place)
                         kept = [each for each in actor.to_process if each[:2] != (place, generation)]
                         actor.to_process = deque(kept)  # the rest is returned
-                case Refuse():
+                case Refuse(DuplicateClient()):
                     actor.refused = True
                     self.refusals += 1
-                case RefusePace(other) | RefuseMode(other):
-                    raise Broken(f"{other.id} counts otherwise")
+                case Refuse(error):
+                    raise Broken(str(error))
                 case Warn(text):
                     raise Broken(text)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any
 
@@ -94,7 +95,7 @@ KAFKA = Kafka(
 )
 
 
-def worst(findings: list[CheckResult]) -> dict[str, CheckLevel]:
+def worst(findings: Iterable[CheckResult]) -> dict[str, CheckLevel]:
     """What is not ok, by check; the worst of each."""
     order = list(CheckLevel)
     found: dict[str, CheckLevel] = {}
@@ -104,7 +105,7 @@ def worst(findings: list[CheckResult]) -> dict[str, CheckLevel]:
     return found
 
 
-def text_of(findings: list[CheckResult], check: str) -> str:
+def text_of(findings: Iterable[CheckResult], check: str) -> str:
     return " ".join(f"{each.found} | {each.advice}" for each in findings if each.check == check)
 
 

@@ -8,10 +8,12 @@ import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from types import SimpleNamespace
+from typing import cast
 
 from harvester.clock import clock_s
 from harvester.config import Config
-from harvester.neli.group import GroupCallbacks, Identity
+from harvester.neli.group import GroupListener, Identity
 from harvester.neli.member import KafkaGroup
 from harvester.outbox.leader_session import MarkSession
 from harvester.outbox.tables import OutboxTable
@@ -42,15 +44,18 @@ class Member:
     def start(self) -> None:
         self.group.start(
             self.identity,
-            GroupCallbacks(
-                acquired=lambda: self.said.append("acquired"),
-                fenced=lambda reason: self.said.append(f"fenced: {reason}"),
-                revoking=self._revoking,
-                trust=self._trust,
-                failed=self._failed,
-                trouble=self._trouble,
-                marker_alive=lambda: self.marker_alive,
-                client_said=lambda level, text: self.lines.append(text),
+            cast(
+                GroupListener,
+                SimpleNamespace(
+                    acquired=lambda: self.said.append("acquired"),
+                    fenced=lambda reason: self.said.append(f"fenced: {reason}"),
+                    revoking=self._revoking,
+                    trust=self._trust,
+                    fail=self._failed,
+                    trouble=self._trouble,
+                    marker_alive=lambda: self.marker_alive,
+                    client_said=lambda level, text: self.lines.append(text),
+                ),
             ),
         )
 

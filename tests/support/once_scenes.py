@@ -82,7 +82,7 @@ def a_shard_dies_before_anything_was_purged(play: Play) -> None:
     both = {play.row(1, b"k0"), play.row(2, b"k0")}
     play.lead(play.first)
     play.let("A", "A0", "lane 0", until=lambda: both <= play.world.appended.keys(), but=_is_purge)
-    play.shard(play.first, 0).die()
+    play.shard(play.first, 0).kill()
 
 
 def a_zombies_lane_belongs_to_no_shard_of_its_successor(play: Play) -> None:
@@ -130,7 +130,7 @@ def the_number_of_shards_changes_while_a_dead_ones_commit_is_on_its_way(play: Pl
     play.lead(play.first)
     shard = play.shard(play.first, 1)
     play.sends(shard, "A", "A0")
-    shard.die()
+    shard.kill()
     machine, world = play.first.machine, play.world
     play.first._post("scale", lambda: machine.scale(1, 1e9, world.now))
     starting = ("A1", "ready")
@@ -165,7 +165,7 @@ def _refuses_the_first_of_two(play: Play) -> OnceShard:
 
 def a_record_is_taken_after_all_that_was_to_be_quarantined(play: Play) -> None:
     """P1, I2: the shard dies before the quarantine commits."""
-    _refuses_the_first_of_two(play).die()
+    _refuses_the_first_of_two(play).kill()
 
 
 def a_zombies_quarantine_comes_to_nothing(play: Play) -> None:

@@ -14,7 +14,7 @@ from psycopg.rows import dict_row, tuple_row
 
 
 def seed_ddl(table: str = "outbox", *, leader_id: str = "UUID", value: str = "VARCHAR(10000)") -> str:
-    """The table of the original user guide (seeds 001/004)."""
+    """The table of goharvest's user guide."""
     return f"""CREATE TABLE IF NOT EXISTS {table} (
         id                  BIGSERIAL PRIMARY KEY,
         create_time         TIMESTAMP WITH TIME ZONE NOT NULL,

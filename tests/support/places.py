@@ -12,7 +12,7 @@ import os
 from pathlib import Path
 from typing import Any
 
-from harvester.outbox import connection, term_session
+from harvester.outbox import connection
 from harvester.relay.failpoints import VARIABLE
 
 from . import hooks
@@ -36,11 +36,13 @@ def make() -> Any:
     """The factory that `harvester.relay.failpoints` calls: the plan's hooks, and the claim."""
     file = Path(os.environ[hooks.PLAN]) / _FILE
 
+    real = connection.server_identity
+
     def claimed(session: Any) -> tuple[int, int] | None:
-        identity = connection.server_identity(session)
+        identity = real(session)
         if identity is None or not file.exists():
             return identity
         return identity[0], int(file.read_text())
 
-    vars(term_session)["server_identity"] = claimed
+    vars(connection)["server_identity"] = claimed
     return hooks.make()

@@ -133,7 +133,7 @@ class SimHarvester:
         """The drain takes too long."""
         for shard in self.living:
             if self.machine.ledger.unsettled_of(shard.index):
-                shard.die()
+                shard.kill()
 
     # -- state
 
@@ -149,7 +149,7 @@ class SimHarvester:
     def is_calm(self) -> bool:
         return (
             not len(self.machine.ledger)
-            and not len(self.machine.planner.deferred)
+            and not self.machine.planner.deferred.rows
             and all(shard.alive and shard.ready and not shard.unsettled for shard in self.shards)
             and not any(shard.to_shard or shard.to_supervisor for shard in self.shards)
             and not self.revoking
@@ -161,7 +161,7 @@ class SimHarvester:
             shard.end()
         ledger = self.machine.ledger
         waiting = self.machine.planner.deferred
-        kept = ledger.in_flight or ledger.queued or len(waiting) or waiting.by_key or waiting.by_shard or ledger.watched
+        kept = ledger.in_flight or ledger.queued or waiting.rows or waiting.by_key or waiting.by_shard or ledger.watched
         if kept or any(shard.keeps_something for shard in self.shards):
             self.world.fail(f"{self.name} keeps something in calm")
 
@@ -331,7 +331,7 @@ class SimHarvester:
                     self.word = False
                 case c.Kill(index, _, _):
                     if self.shards[index].alive:
-                        self.shards[index].die()
+                        self.shards[index].kill()
                 case c.Announce(event):
                     leader_id = getattr(event, "leader_id", None)
                     if isinstance(event, LeaderRefreshed) and "trust" in event.reason and not self._saw_trust:

@@ -128,7 +128,7 @@ class OnceShard(SimProcess):
         super().__init__(owner, index)
         self.world = world
         self.batches = TransactionQueue(world.transaction_records, world.named)
-        self.refusals = Refusals(self.batches, self.policy, self.outlets)
+        self.refusals = Refusals(self.batches, self.policy, self)
         self.pending: f.Remark | None = None
         self.under: f.Remark | None = None
         self.wanted: f.Remark | None = None
@@ -184,7 +184,7 @@ class OnceShard(SimProcess):
     def mishaps(self) -> list[tuple[str, Note, Action]]:
         name = self.name
         found: list[tuple[str, Note, Action]] = [
-            ("shard death", (name, "dies"), self.die),
+            ("shard death", (name, "dies"), self.kill),
             ("timeouts", (name, "checks its queues"), self._check_queues),
         ]
         if self.at == "awaits the commit":
@@ -286,13 +286,13 @@ class OnceShard(SimProcess):
         return self.pending is not None or self.under is None
 
     def _transact(self, producer: SimProducer) -> Steps:
-        if not self.outlets.trusted():
+        if not self.trusted():
             self._give_all_up()
             return
         self.failed = []
         sound = yield from self._fill(producer)
         ids, under, alone = self.batches.progress(), self.under, self.batches.alone
-        if not sound or self._is_over() or under is None or not self.outlets.trusted():
+        if not sound or self._is_over() or under is None or not self.trusted():
             yield from self._abort(producer)
             return
         yield "commits"
@@ -340,7 +340,7 @@ class OnceShard(SimProcess):
 
     def _commit(self) -> None:
         """It is certain."""
-        self.outlets.purge([entry.id for entry in self.batches.committed()])
+        self.purge([entry.id for entry in self.batches.committed()])
 
     def _not_committed(self) -> None:
         """Or it was, and nobody knows."""
@@ -386,7 +386,7 @@ class OnceShard(SimProcess):
         if self.pending is not frame:
             return
         if frame.term != self.answered_term:
-            self.refusals.attempts.clear()
+            self.refusals.attempts.states.clear()
         self.pending, self.answered_term, self.answered = None, frame.term, frame.epoch
         self.under = frame if self.producer is not None and frame.term is not None else None
         self.to_supervisor.append(f.Remarked(frame.epoch, self.batches.leaving()))
@@ -515,7 +515,7 @@ class OnceHarvester(SimHarvester):
 
     def _be_killed(self) -> None:
         for shard in self.living:
-            shard.die()
+            shard.kill()
         self._step_down()
         self.is_zombie = False
         self._begin_life(self.machine.settings)

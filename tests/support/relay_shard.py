@@ -17,7 +17,7 @@ from harvester.delivery.retries import Policy
 from harvester.outbox.purge_session import PoisonRow, QuarantineOutcome
 from harvester.relay.at_least_once import Sender
 from harvester.relay.core import frames as f
-from harvester.relay.purger import ShardOutlets
+from harvester.relay.failpoints import load
 from tests.support.rows import row
 
 if TYPE_CHECKING:
@@ -86,20 +86,27 @@ class SimProcess(ABC):
         self.policy = Policy(
             2, retry_backoff_s=1.0, retry_backoff_max_s=4.0, queue_timeout_s=0.0, poison=owner.world.policy
         )
-        self.outlets = ShardOutlets(
-            send=self.to_supervisor.append,
-            purge=self.acked.extend,
-            quarantine=self.poison.append,
-            wake=lambda: None,
-            fatal=self._fatal,
-            trusted=owner.is_trusted,
-        )
+        # What the parts of a shard use of it (`ShardHost`).
+        self.send: Callable[[f.Frame], None] = self.to_supervisor.append
+        self.purge: Callable[[Sequence[int]], None] = self.acked.extend
+        self.quarantine: Callable[[PoisonRow], None] = self.poison.append
+        self.trusted: Callable[[], bool] = owner.is_trusted
+        self.failpoints, self.is_crowded = load(), False
 
     @property
     def name(self) -> str:
         return f"{self.owner.name}{self.index}"
 
-    def _fatal(self, _text: str) -> None:
+    @property
+    def records(self) -> Any:
+        """The purger, which would ask for them, is simulated."""
+        raise AssertionError
+
+    def wake(self) -> None:  # noqa: B027 - all there is to do
+        """A retry was scheduled; it is made when the script says so."""
+
+    def die(self, _reason: str) -> None:
+        """As the shard's own: the process is about to end."""
         self.doomed = True
 
     # -- what the kinds differ in
@@ -180,7 +187,7 @@ class SimProcess(ABC):
         """Everything that goes on by itself."""
         name = self.name
         if self.doomed:
-            return [((name, "exits"), self.die)]
+            return [((name, "exits"), self.kill)]
         found: list[tuple[Note, Action]] = []
         if not self.ready:
             found.append(((name, "ready"), self._become_ready))
@@ -253,7 +260,7 @@ class SimProcess(ABC):
             table.quarantine(row)
         self._quarantined(poison, outcome)
 
-    def die(self) -> None:
+    def kill(self) -> None:
         """SIGKILL: what is on the wire arrives or not, what was said stays readable."""
         self.alive = False
         world = self.owner.world
@@ -270,25 +277,25 @@ class SimShard(SimProcess):
         super().__init__(owner, index)
         self.wire: dict[int, Sent] = {}
         self.full = 0  # how many produces the producer refuses for lack of room
-        self.sender = Sender(self, self.policy, self.outlets)
+        self.sender = Sender(self, self.policy, self)
 
     # -- what it holds
 
     @property
     def unsettled(self) -> list[int]:
         """Ids handed to the producer and not settled."""
-        return [*self.sender._barrier._unsettled]
+        return [*self.sender._barrier.unsettled]
 
     @property
     def unsettled_uids(self) -> list[int]:
         """The same rows, told from others that had their ids on another server."""
-        return [uid_of(entry.record) for entry in self.sender._barrier._unsettled.values()]
+        return [uid_of(entry.record) for entry in self.sender._barrier.unsettled.values()]
 
     @property
     def inside(self) -> list[tuple[int, bytes | None]]:
         barrier = self.sender._barrier
         queued = [entry for queue in barrier._queues.values() for entry in queue or ()]
-        return [(entry.id, entry.key) for entry in (*barrier._unsettled.values(), *queued)]
+        return [(entry.id, entry.key) for entry in (*barrier.unsettled.values(), *queued)]
 
     @property
     def keeps_something(self) -> bool:
@@ -342,14 +349,14 @@ class SimShard(SimProcess):
 
     def actions(self) -> list[tuple[Note, Action]]:
         found = super().actions()
-        if self.sender._retries._timers and not self.doomed:
+        if self.sender._timers and not self.doomed:
             found.append(((self.name, "retries"), lambda: self.sender.due(_FOR_EVER)))
         return found
 
     def mishaps(self) -> list[tuple[str, Note, Action]]:
         name = self.name
         found: list[tuple[str, Note, Action]] = [
-            ("shard death", (name, "dies"), self.die),
+            ("shard death", (name, "dies"), self.kill),
             ("kafka", (name, "producer full"), self._fill),
             ("timeouts", (name, "checks its queues"), lambda: self.sender.check_queues(_FOR_EVER)),
         ]
@@ -371,8 +378,8 @@ class SimShard(SimProcess):
     def _read(self) -> None:
         frame = self.to_shard.popleft()
         match frame:
-            case f.Dispatch(epoch, rows):
-                self.sender.dispatch(epoch, rows)
+            case f.Dispatch():
+                self.sender.dispatch(frame)
             case f.Remark():
                 self.server, self.term = frame.server or self.server, frame.term or self.term
                 self.sender.remark(frame)

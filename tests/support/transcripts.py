@@ -33,8 +33,7 @@ from harvester.coordination.core.messages import (
     Unreadable,
     encode,
 )
-from harvester.coordination.core.rationalizer import Reading, read
-from harvester.coordination.core.world import SET_TO_START, Claim, LogTiming, World
+from harvester.coordination.core.world import SET_TO_START, Claim, LogTiming, Reading, World
 
 TIMING = LogTiming(interval_ms=1000, clock_step_ms=250)
 Record = tuple[int, int, bytes]  # offset, append time, value
@@ -67,14 +66,14 @@ class Transcript:
             value = what.encode() if who == "raw" else encode(_message(who, what))
             record = (len(self.log), int(at), value)
             self.log.append(record)
-            said.append(_line(record, read(self.world, *record)))
+            said.append(_line(record, self.world.read(*record)))
         return said + _known(self.world)
 
     @staticmethod
     def _replay(world: World, log: list[Record]) -> World:
         for record in log:
             if record[0] >= world.next_offset:
-                read(world, *record)
+                world.read(*record)
         return world
 
 

@@ -39,7 +39,7 @@ def test_what_is_on_it_can_be_imported() -> None:
     [
         ("harvester: Stasher", "`Stasher(table: str | OutboxTable = 'outbox', *, lease_time: timedelta = "),
         ("harvester.status: ShardStatus", "- `in_flight: int`: sent, not settled\n"),
-        ("harvester: AsyncStasher", "- `async stash(target: AsyncTarget, record: OutboxRecord) -> int`\\\n  Write one"),
+        ("harvester: AsyncStasher", "- `async stash(target: AsyncTarget, record: OutboxRecord) -> int`\n\n    W"),
         ("harvester.idempotence: SeenIds", "- `classmethod from_bytes(data: bytes) -> SeenIds`: "),
         ("harvester: LeaseExpired", "A kind of `LeaseError`."),
         ("harvester.origin: find", "`find(headers: Any, name: str = HEADER) -> bytes | None`"),

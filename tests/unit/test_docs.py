@@ -25,6 +25,7 @@ from typer.main import get_command
 
 from harvester.config.load import build, interpolate_table
 from harvester.errors import ConfigurationError
+from scripts import docsite
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
@@ -113,11 +114,27 @@ def test_links_and_anchors_lead_somewhere(page: Path) -> None:
     assert broken == []
 
 
-def test_every_page_is_in_the_index() -> None:
-    index = (DOCS / "README.md").read_text(encoding="utf-8")
-    linked = {(DOCS / link.partition("#")[0]).resolve() for link in re.findall(r"\]\(([^)]+)\)", index)}
-    missing = [page for page in DOCS.rglob("*.md") if page.parent != DOCS / "adr" and page not in linked]
-    assert missing == [DOCS / "README.md"]
+def test_every_page_is_in_an_index() -> None:
+    indexes = [DOCS / "README.md", DOCS / "adr" / "README.md"]
+    linked = {
+        (index.parent / link.partition("#")[0]).resolve()
+        for index in indexes
+        for link in re.findall(r"\]\(([^)]+)\)", index.read_text(encoding="utf-8"))
+    }
+    assert set(DOCS.rglob("*.md")) - linked == {DOCS / "README.md"}
+
+
+@pytest.mark.parametrize(
+    ("page", "text", "expected"),
+    [
+        ("adr/0001.md", "[a](../faq.md#b) [c](#d) [e](https://f)", "[a](../faq.md#b) [c](#d) [e](https://f)"),
+        ("README.md", "[a](../README.md) [b](adr)", "[a](project/README.md) [b](adr/README.md)"),
+        ("project/README.md", "![a](docs/images/b.svg) [c](LICENSE)", "![a](../images/b.svg) [c](LICENSE)"),
+        ("faq.md", "```\n[a](../README.md)\n```\n[b](../nowhere)", "```\n[a](../README.md)\n```\n[b](../nowhere)"),
+    ],
+)
+def test_links_lead_to_the_same_place_on_the_site(page: str, text: str, expected: str) -> None:
+    assert docsite.rewritten(text, page) == expected
 
 
 def test_anchors_are_made_as_github_makes_them() -> None:
@@ -246,3 +263,17 @@ def test_the_modules_and_tests_that_the_protocol_names_exist() -> None:
     assert [name for name in sorted(modules) if not (ROOT / "harvester" / name).exists()] == []
     tests = {file.stem for file in (ROOT / "tests").rglob("test_*.py")}
     assert set(re.findall(r"`(test_\w+)`", page)) - tests == set()
+
+
+def test_what_the_protocol_names_within_tests_exists() -> None:
+    """Tests, breaks and transcripts, each as a whole or, with an ellipsis, in part."""
+    page = re.sub(r"`[^`]*`", "", (DOCS / "protocol" / "relay.md").read_text(encoding="utf-8"))
+    named = {name.strip("…") for name in re.findall(r"…?[a-z]\w*_\w+…?", page)}
+    files = list((ROOT / "tests").rglob("*.*"))
+    defined = {file.stem for file in files}
+    for file in files:
+        if file.suffix == ".py":
+            defined |= set(re.findall(r'(?:def |class |")(\w+)', file.read_text(encoding="utf-8")))
+    everything = "\n".join(defined)
+    assert len(named) > 100
+    assert {name for name in named if name not in everything} == set()

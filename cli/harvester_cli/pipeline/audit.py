@@ -6,41 +6,23 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from harvester_cli.coordination_options import BootstrapOption
-from harvester_cli.options import ConfigOption, JsonOption, LogLevelOption, SetOption
-from harvester_cli.pipeline.options import (
-    ConfOption,
-    KafkaOption,
-    MasterOption,
-    SinceOption,
-    UntilOption,
-    absolute,
-    configuration,
-    java_options,
-    moment,
-    say,
-    spark_settings,
-)
+from harvester_cli.options import JsonOption
+from harvester_cli.pipeline import options
+from harvester_cli.pipeline.options import Job, say, with_job
 
 if TYPE_CHECKING:
     from harvester.pipeline.audit.report import AuditReport
 
 
+@with_job
 def audit(
+    job: Job,
     topic: Annotated[
-        list[str] | None,
-        typer.Option(help="Every topic that the outbox writes to; may be given several times.", show_default=False),
+        list[str] | None, typer.Option(help="Every topic that the outbox writes to; may be given several times.")
     ] = None,
-    lake: Annotated[
-        str | None,
-        typer.Option(metavar="DIRECTORY", help="The tables of `pipeline lake`, instead of topics.", show_default=False),
-    ] = None,
-    config: ConfigOption = None,
-    set_: SetOption = None,
-    log_level: LogLevelOption = None,
-    bootstrap: BootstrapOption = None,
-    since: SinceOption = None,
-    until: UntilOption = None,
+    lake: Annotated[str | None, options.directory("The tables of `pipeline lake`, instead of topics.")] = None,
+    since: options.SinceOption = None,
+    until: options.UntilOption = None,
     margin: Annotated[
         str, typer.Option(metavar="DURATION", help="How far before --from reading begins, for what was under way.")
     ] = "1h",
@@ -57,59 +39,41 @@ def audit(
     strict: Annotated[
         bool, typer.Option("--strict", help="No repeats [default: where delivery is exactly-once].")
     ] = False,
-    to: Annotated[
-        str | None,
-        typer.Option(metavar="DIRECTORY", help="Add the findings to Delta tables there.", show_default=False),
-    ] = None,
-    html: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Write a page with plots.", show_default=False)
-    ] = None,
-    json_file: Annotated[
-        Path | None, typer.Option("--json-file", metavar="FILE", help="Write the JSON there.", show_default=False)
-    ] = None,
+    to: Annotated[str | None, options.directory("Add the findings to Delta tables there.")] = None,
+    html: Annotated[Path | None, typer.Option(metavar="FILE", help="Write a page with plots.")] = None,
+    json_file: Annotated[Path | None, typer.Option("--json-file", metavar="FILE", help="Write the JSON there.")] = None,
     json_: JsonOption = False,
-    master: MasterOption = None,
-    conf: ConfOption = None,
-    kafka: KafkaOption = None,
 ) -> None:
     """Prove delivery: what the database knows against what the topics have.
 
     Looks for lost, repeated and swapped records and for gaps in lanes; measures latency, keys, shards and terms.
     Exits with 0 only if no guarantee was broken.
     """
-    from datetime import UTC, datetime
+    from importlib.util import find_spec
 
-    from harvester.config import parse_duration
     from harvester.errors import VerificationFailed
-    from harvester.pipeline.session import session
 
     if bool(topic) == bool(lake):
         raise typer.BadParameter("either topics or a lake", param_hint="--topic, --lake")
-    now = datetime.now(UTC)
-    begin, end = moment(since, now, "--from"), moment(until, now, "--until")
-    if begin is not None and end is not None and begin >= end:
-        raise typer.BadParameter("is not after --from", param_hint="--until")
-    try:
-        margin_s = parse_duration(margin)
-    except ValueError as error:
-        raise typer.BadParameter(str(error), param_hint="--margin") from error
+    if html is not None and not (find_spec("jinja2") and find_spec("pygal")):
+        raise typer.BadParameter("needs Jinja2 and Pygal: pip install 'harvester[spark]'", param_hint="--html")
+    begin, end = options.period(since, until)
+    reach = options.duration(margin, "--margin")
     for file in (html, json_file):
         if file is not None and not file.absolute().parent.is_dir():
             raise typer.BadParameter(
                 f"there is no directory {file.absolute().parent}", param_hint="--html, --json-file"
             )
-    loaded = configuration(config, set_, bootstrap)
-    options = java_options(loaded, kafka)
 
-    with session(spark_settings("audit", master, conf, log_level), progress=say) as spark:
+    with job.spark("audit") as spark:
         from harvester.pipeline.audit.job import AuditSettings, run, stages_told
 
         settings = AuditSettings(
-            topics=tuple(dict.fromkeys(topic or ())), lake=None if lake is None else absolute(lake), kafka=options,
-            header=loaded.record_header, dsn=loaded.data_source if history else None, table=loaded.table,
-            since=begin, until=end, margin=margin_s, serial_keys=serial_keys,
-            once=strict or loaded.delivery == "exactly-once", notice_topic=loaded.poison.notice_topic,
-            record_timestamps=loaded.record_timestamp == "create_time", to=None if to is None else absolute(to),
+            topics=tuple(dict.fromkeys(topic or ())), lake=lake, kafka=job.kafka,
+            header=job.config.record_header, dsn=job.config.data_source if history else None, table=job.config.table,
+            since=begin, until=end, margin=reach, serial_keys=serial_keys,
+            once=strict or job.config.delivery == "exactly-once", notice_topic=job.config.poison.notice_topic,
+            record_timestamps=job.config.record_timestamp == "create_time", to=to,
         )  # fmt: skip
         with stages_told(spark, say):
             report = run(spark, settings, progress=say)

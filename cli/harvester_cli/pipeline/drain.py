@@ -7,24 +7,14 @@ from contextlib import contextmanager
 from typing import Annotated
 
 import typer
-from harvester_cli.coordination_options import BootstrapOption
-from harvester_cli.options import ConfigOption, LogLevelOption, SetOption
-from harvester_cli.pipeline.options import (
-    ConfOption,
-    KafkaOption,
-    MasterOption,
-    configuration,
-    java_options,
-    say,
-    spark_settings,
-)
+from harvester_cli.pipeline import options
+from harvester_cli.pipeline.options import Job, say, with_job
+from harvester_cli.pump import stop_on_signal
 
 
+@with_job
 def drain(
-    config: ConfigOption = None,
-    set_: SetOption = None,
-    log_level: LogLevelOption = None,
-    bootstrap: BootstrapOption = None,
+    job: Job,
     tasks: Annotated[
         int | None, typer.Option(min=1, help="Read and send in so many [default: the cores of the cluster].")
     ] = None,
@@ -33,14 +23,9 @@ def drain(
     ] = "60s",
     slice_records: Annotated[int, typer.Option(min=1, help="Most records of a slice.")] = 500_000,
     slice_mb: Annotated[int, typer.Option("--slice-mb", min=1, help="Most megabytes of a slice, about.")] = 1024,
-    max_records: Annotated[
-        int | None, typer.Option(min=1, help="End after so many records.", show_default=False)
-    ] = None,
+    max_records: Annotated[int | None, typer.Option(min=1, help="End after so many records.")] = None,
     leave: Annotated[int, typer.Option(min=0, help="End when no more than so many are left.")] = 0,
     purgers: Annotated[int, typer.Option(min=1, max=32, help="Sessions that purge what was sent.")] = 2,
-    master: MasterOption = None,
-    conf: ConfOption = None,
-    kafka: KafkaOption = None,
 ) -> None:
     """Move a backlog to Kafka by a cluster, in the place of the harvesters, which wait meanwhile.
 
@@ -48,23 +33,12 @@ def drain(
     each key keeps its order; started again it goes on, and repeats no more than the slice it was at. SIGTERM and
     Ctrl-C end it after that slice.
     """
-    from harvester.config import parse_duration
-    from harvester.pipeline.session import session
-
-    loaded = configuration(config, set_, bootstrap)
-    try:
-        duration = parse_duration(lease)
-    except ValueError as error:
-        raise typer.BadParameter(str(error), param_hint="--lease") from error
-    options = java_options(loaded, kafka)
-
-    with session(spark_settings("drain", master, conf, log_level), progress=say) as spark:
-        from harvester_cli.pump import stop_on_signal
-
+    lasts = options.duration(lease, "--lease")
+    with job.spark("drain") as spark:
         from harvester.pipeline.drain.job import DrainSettings, DrainSliceDone, run
 
         settings = DrainSettings(
-            loaded, options, lease=duration, tasks=tasks, slice_records=slice_records, slice_bytes=slice_mb << 20,
+            job.config, job.kafka, lease=lasts, tasks=tasks, slice_records=slice_records, slice_bytes=slice_mb << 20,
             records=max_records, leave=leave, purgers=purgers,
         )  # fmt: skip
         with stop_on_signal() as stop, _bar() as advance:

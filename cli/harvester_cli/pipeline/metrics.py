@@ -5,38 +5,21 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from harvester_cli.coordination_options import BootstrapOption
-from harvester_cli.options import ConfigOption, LogLevelOption, SetOption
-from harvester_cli.pipeline.options import (
-    CompactOption,
-    ConfOption,
-    EveryOption,
-    KafkaOption,
-    MasterOption,
-    OnceOption,
-    TablesOption,
-    TopicsOption,
-    absolute,
-    configuration,
-    java_options,
-    say,
-    seconds,
-    spark_settings,
-)
+from harvester_cli.pipeline import options
+from harvester_cli.pipeline.options import Job, say, with_job
+from harvester_cli.pump import stop_on_signal
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
 
+@with_job
 def metrics(
-    topic: TopicsOption,
-    to: TablesOption,
-    config: ConfigOption = None,
-    set_: SetOption = None,
-    log_level: LogLevelOption = None,
-    bootstrap: BootstrapOption = None,
-    once: OnceOption = False,
-    every: EveryOption = "10s",
+    job: Job,
+    topic: options.TopicsOption,
+    to: options.TablesOption,
+    once: options.OnceOption = False,
+    every: options.EveryOption = "10s",
     window: Annotated[str, typer.Option(metavar="DURATION", help="Length of a window, whole seconds.")] = "1m",
     late: Annotated[
         str, typer.Option(metavar="DURATION", help="How far a record may be behind the newest one and be counted.")
@@ -45,40 +28,30 @@ def metrics(
         int, typer.Option(min=0, help="Hottest keys of a window to write; 0: do not tell keys apart.")
     ] = 10,
     max_records: Annotated[
-        int | None,
-        typer.Option(min=1, show_default=False, help="In a batch; cuts a backlog, which makes records late."),
+        int | None, typer.Option(min=1, help="In a batch; cuts a backlog, which makes records late.")
     ] = None,
-    compact_every: CompactOption = 50,
+    compact_every: options.CompactOption = 50,
     checkpoint: Annotated[
-        str | None,
-        typer.Option(metavar="DIRECTORY", help="Of the stream [default: checkpoint-metrics, beside the tables]."),
+        str | None, options.directory("Of the stream [default: checkpoint-metrics, beside the tables].")
     ] = None,
-    master: MasterOption = None,
-    conf: ConfOption = None,
-    kafka: KafkaOption = None,
 ) -> None:
     """Keep a Delta table of what happens in topics, by window: throughput, latency, lanes and the hottest keys.
 
     Each window once, when it is closed. Start it again with the same directory; SIGTERM and Ctrl-C stop it.
     """
-    from harvester.pipeline.session import session
-
     trigger_s, window_s, late_s = (
-        seconds(text, option) for text, option in ((every, "--every"), (window, "--window"), (late, "--late"))
+        options.duration(text, option).total_seconds()
+        for text, option in ((every, "--every"), (window, "--window"), (late, "--late"))
     )
     if window_s < 1 or window_s != int(window_s):
         raise typer.BadParameter("has to be whole seconds, at least one", param_hint="--window")
-    loaded = configuration(config, set_, bootstrap)
-    options = java_options(loaded, kafka)
 
-    with session(spark_settings("metrics", master, conf, log_level), progress=say) as spark:
-        from harvester_cli.pump import stop_on_signal
-
+    with job.spark("metrics") as spark:
         from harvester.pipeline.metrics.job import ALL, MetricsBatchDone, MetricsSettings, run
 
         settings = MetricsSettings(
-            topics=tuple(dict.fromkeys(topic)), root=absolute(to), kafka=options,
-            checkpoint=None if checkpoint is None else absolute(checkpoint), header=loaded.record_header, once=once,
+            topics=tuple(dict.fromkeys(topic)), root=to, kafka=job.kafka,
+            checkpoint=checkpoint, header=job.config.record_header, once=once,
             trigger_s=trigger_s, window_s=int(window_s), late_s=late_s, most_keys=keys,
             most_records=max_records or ALL, compact_every=compact_every,
         )  # fmt: skip

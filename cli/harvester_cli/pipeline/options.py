@@ -2,70 +2,111 @@
 
 from __future__ import annotations
 
+import functools
+import inspect
 import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from harvester_cli.options import load
+from harvester_cli.coordination_options import BootstrapOption
+from harvester_cli.options import ConfigOption, LogLevelOption, SetOption, load
 
 if TYPE_CHECKING:
-    from datetime import datetime
+    from datetime import datetime, timedelta
+
+    from pyspark.sql import SparkSession
 
     from harvester.config import Config
-    from harvester.pipeline.session import SessionSettings
 
-MasterOption = Annotated[
-    str | None,
-    typer.Option(help="As for spark-submit: local[2], spark://HOST:PORT, yarn, k8s://… [default: local[*]]."),
-]
-ConfOption = Annotated[
-    list[str] | None,
-    typer.Option("--conf", metavar="NAME=VALUE", help="A setting of Spark, as for spark-submit.", show_default=False),
-]
-KafkaOption = Annotated[
-    list[str] | None,
-    typer.Option("--kafka", metavar="NAME=VALUE", help="An option of Kafka's Java client.", show_default=False),
-]
+
+def absolute(path: str) -> str:
+    """A path or URL for Spark: a table's name in SQL is not resolved against the working directory."""
+    return path if "://" in path else str(Path(path).absolute())
+
+
+def directory(help_: str, *names: str) -> Any:
+    """An option that names one."""
+    return typer.Option(*names, metavar="DIRECTORY", parser=absolute, help=help_)
+
+
 SinceOption = Annotated[
     str | None,
-    typer.Option("--from", metavar="TIME", help="From then on: ISO 8601, or so long ago: 2h.", show_default=False),
+    typer.Option("--from", metavar="TIME", help="From then on: ISO 8601, or so long ago: 2h."),
 ]
-UntilOption = Annotated[
-    str | None, typer.Option("--until", metavar="TIME", help="Up to then, without it.", show_default=False)
-]
+UntilOption = Annotated[str | None, typer.Option("--until", metavar="TIME", help="Up to then, without it.")]
 TopicsOption = Annotated[list[str], typer.Option("--topic", help="May be given several times.")]
-TablesOption = Annotated[str, typer.Option("--to", metavar="DIRECTORY", help="Where the tables are: a path or a URL.")]
+TablesOption = Annotated[str, directory("Where the tables are: a path or a URL.", "--to")]
 OnceOption = Annotated[bool, typer.Option("--once", help="Up to where the topics end now, then exit.")]
 EveryOption = Annotated[str, typer.Option("--every", metavar="DURATION", help="Begin a batch this often.")]
 CompactOption = Annotated[
     int, typer.Option("--compact-every", min=0, help="Join small files after so many batches; 0: never.")
 ]
-LakeOption = Annotated[str, typer.Option("--lake", metavar="DIRECTORY", help="The tables of `pipeline lake`.")]
 
 
-def configuration(config: Path | None, set_: list[str] | None, bootstrap: str | None = None) -> Config:
-    """The configuration; without a header, by which records are recognised, it is refused."""
-    overrides = [*(set_ or ()), *([] if bootstrap is None else [f"base_kafka_config.bootstrap.servers={bootstrap}"])]
-    loaded = load(config, overrides)
-    if not loaded.record_header:
-        raise typer.BadParameter("is empty: records do not say where they come from", param_hint="record_header")
-    return loaded
+@dataclass
+class Job:
+    """The options that every job has, and what follows from them."""
+
+    config_file: ConfigOption = None
+    set_: SetOption = None
+    log_level: LogLevelOption = None
+    bootstrap: BootstrapOption = None
+    master: Annotated[
+        str | None,
+        typer.Option(help="As for spark-submit: local[2], spark://HOST:PORT, yarn, k8s://… [default: local[*]]."),
+    ] = None
+    conf: Annotated[
+        list[str] | None, typer.Option("--conf", metavar="NAME=VALUE", help="A setting of Spark, as for spark-submit.")
+    ] = None
+    kafka_options: Annotated[
+        list[str] | None, typer.Option("--kafka", metavar="NAME=VALUE", help="An option of Kafka's Java client.")
+    ] = None
+
+    @cached_property
+    def config(self) -> Config:
+        """The configuration; without a header, by which records are recognised, it is refused."""
+        servers = [] if self.bootstrap is None else [f"base_kafka_config.bootstrap.servers={self.bootstrap}"]
+        loaded = load(self.config_file, [*(self.set_ or ()), *servers])
+        if not loaded.record_header:
+            raise typer.BadParameter("is empty: records do not say where they come from", param_hint="record_header")
+        return loaded
+
+    @cached_property
+    def kafka(self) -> dict[str, str]:
+        """Options for Kafka's Java client: those of the configuration, then those of --kafka."""
+        from harvester.pipeline.source import for_java
+
+        return {**for_java(self.config.common_options()), **pairs(self.kafka_options, "--kafka")}
+
+    @contextmanager
+    def spark(self, name: str, *conf: str) -> Iterator[SparkSession]:
+        """Spark, running for as long as this lasts; `conf` wins over --conf."""
+        from harvester.pipeline import session
+
+        level = (self.log_level or "FATAL").upper().replace("WARNING", "WARN")
+        given = pairs([*(self.conf or ()), *conf], "--conf")
+        settings = session.SessionSettings(f"harvester {name}", self.master, given, level)
+        assert self.kafka is not None  # what is wrong with the options is told before Spark starts
+        with session.session(settings, progress=say) as running:
+            yield running
 
 
-def spark_settings(job: str, master: str | None, conf: list[str] | None, log_level: str | None) -> SessionSettings:
-    """The Spark session of a job."""
-    from harvester.pipeline.session import SessionSettings
+def with_job(command: Callable[..., None]) -> Callable[..., None]:
+    """Gives a command the options of `Job` behind its own; it is called with the Job that they make."""
+    shared = inspect.signature(Job, eval_str=True).parameters
+    _, *own = inspect.signature(command, eval_str=True).parameters.values()
 
-    level = (log_level or "FATAL").upper().replace("WARNING", "WARN")
-    return SessionSettings(f"harvester {job}", master, pairs(conf, "--conf"), level)
+    @functools.wraps(command)
+    def run(**given: Any) -> None:
+        command(Job(**{name: given.pop(name) for name in shared}), **given)
 
-
-def java_options(loaded: Config, kafka: list[str] | None) -> dict[str, str]:
-    """Kafka's options for the Java client: those of the configuration, then those of --kafka."""
-    from harvester.pipeline.source import for_java
-
-    return {**for_java(loaded.common_options()), **pairs(kafka, "--kafka")}
+    run.__signature__ = inspect.Signature([*own, *shared.values()])  # type: ignore[attr-defined]
+    return run
 
 
 def pairs(given: list[str] | None, option: str) -> dict[str, str]:
@@ -79,38 +120,40 @@ def pairs(given: list[str] | None, option: str) -> dict[str, str]:
     return found
 
 
-def seconds(text: str, option: str) -> float:
-    """A duration, in seconds."""
+def duration(text: str, option: str) -> timedelta:
+    """Such as 90s or 2h."""
     from harvester.config import parse_duration
 
     try:
-        return parse_duration(text).total_seconds()
+        return parse_duration(text)
     except ValueError as error:
         raise typer.BadParameter(str(error), param_hint=option) from error
 
 
-def moment(text: str | None, now: datetime, option: str) -> datetime | None:
-    """A time, or so long before `now`; UTC if it does not say another zone."""
+def period(since: str | None, until: str | None) -> tuple[datetime | None, datetime | None]:
+    """The times that --from and --until name, each a time or a duration before now; UTC unless it says otherwise."""
     from datetime import UTC, datetime
 
     from harvester.config import parse_duration
 
-    if text is None:
-        return None
-    try:
-        return now - parse_duration(text)
-    except (ValueError, OverflowError):
-        pass
-    try:
-        found = datetime.fromisoformat(text)
-    except ValueError as error:
-        raise typer.BadParameter("is neither a duration (2h, 7d) nor a time (ISO 8601)", param_hint=option) from error
-    return found if found.tzinfo is not None else found.replace(tzinfo=UTC)
+    now = datetime.now(UTC)
 
+    def moment(text: str | None, option: str) -> datetime | None:
+        if text is None:
+            return None
+        with suppress(ValueError, OverflowError):
+            return now - parse_duration(text)
+        try:
+            found = datetime.fromisoformat(text)
+        except ValueError as error:
+            said = "is neither a duration (2h, 7d) nor a time (ISO 8601)"
+            raise typer.BadParameter(said, param_hint=option) from error
+        return found if found.tzinfo is not None else found.replace(tzinfo=UTC)
 
-def absolute(path: str) -> str:
-    """A path or URL for Spark: a table's name in SQL is not resolved against the working directory."""
-    return path if "://" in path else str(Path(path).absolute())
+    begin, end = moment(since, "--from"), moment(until, "--until")
+    if begin is not None and end is not None and begin >= end:
+        raise typer.BadParameter("is not later than --from", param_hint="--until")
+    return begin, end
 
 
 def say(line: str) -> None:

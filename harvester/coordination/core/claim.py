@@ -1,40 +1,32 @@
 """One claim, as seen by the client that wants it or holds it: events in, commands out. Pure.
 
-Theory. The log decides who holds a place (`rationalizer`); this machine decides what a client says there, and how
-long it may believe what it has read:
+Theory (proofs: docs/protocol/coordination.md). The log decides who holds a partition (`world`); this machine decides
+what a client says there, and how long it may believe what it has read:
 
     IDLE ──try──▶ CLAIMING ──read back: won──▶ HELD ──release──▶ LEAVING ──drained──▶ IDLE
      ▲               │             │            ▲  │                │       (ReleasingPartition)
      │               │             └▶ FINDING ──┘  │                │
-     └──lost, late───┘     (position not known)    └──taken, expired┴──▶ IDLE (Stop)
+     └──lost, late───┘     (position not known)    └──taken, expired┴──▶ IDLE (StopHandingOut)
 
-*Winning.* The claim is appended and the log is read up to it; the verdict at its own offset is the answer (seed 003).
+*Winning.* The claim is appended and the log is read up to it; the verdict at its own offset is the answer.
 A claim that won and is not awaited any more is released. The winner sends a heartbeat at once, begins behind the
 position the log knows, and sends a heartbeat every half interval: so one that is lost leaves the claim fresh.
 
-*Belief* (P28). A holder believes in its claim until 2 intervals minus a margin after it *sent* the newest of its
-messages that it has read back as accepted. Nobody can win earlier: the claim is stale 2 intervals after that message
-was *appended*, which is later. The clock is looked at before anything else, and it runs through suspend.
+*Belief* (P28). A holder believes in its claim until 2 intervals minus a margin after it *sent* the newest message that
+it has read back as accepted: the claim is stale, and another can win, 2 intervals after that message was *appended*.
+The clock runs through suspend and is looked at before anything else. At least once, new records are handed out for one
+interval after that sending, so that a crash repeats one interval's work at most.
 
-*At least once.* A heartbeat carries the processed prefix (`progress`). New records are handed out for one interval
-after the newest accepted message was sent, no longer: so what a crash repeats is one interval's work at most.
-
-*At most once* (P27). A batch of records up to L is not touched before its fate is in the log:
+*At most once* (P27) a batch of records up to L is not touched before its fate is in the log:
 
     fetched ──ClaimingMessages L──▶ read back: accepted ──Heartbeat L──▶ read back: accepted ──▶ Process
 
-Whoever wins the claim afterwards begins behind L, and nobody else of this generation takes L. Until then nothing was
-processed, so a claimer that is frozen anywhere leaves the batch to its successor, or takes it alone. A send whose
-outcome is unknown is repeated; only what is read back counts. Other heartbeats wait meanwhile: they would end the
-message claim.
+Whoever wins the claim afterwards begins behind L. A send whose outcome is unknown is repeated; only what is read back
+counts. Other heartbeats wait meanwhile: they would end the message claim.
 
 *A release returns what was not handed out* (P42). Nothing more is proposed, and a batch whose heartbeat is not sent
 yet is dropped. What is ours behind the last record that was handed out goes back by ReturningMessages, immediately
 before ReleasingPartition. It is never handed out here, so the successor takes it: in order, and once.
-
-What happens to a claim, and what its machine (`claims`) wants done.
-
-What a client knows of one claim of its own: the state of the machine in `claims`.
 """
 
 from __future__ import annotations
@@ -53,15 +45,14 @@ from harvester.coordination.core.messages import (
     ReleasingPartition,
     ReturningMessages,
 )
-from harvester.coordination.core.rationalizer import ClaimVerdict
-from harvester.coordination.core.world import NO_GENERATION, SET_TO_START
+from harvester.coordination.core.world import NO_GENERATION, SET_TO_START, ClaimVerdict
 
 # -- events
 
 
 @dataclass(frozen=True, slots=True)
 class TryClaim:
-    """Claim the place. `known`: the newest generation that the log certainly has, None if that is not certain."""
+    """Claim the partition. `known`: the newest generation that the log certainly has, None if that is not certain."""
 
     known: int | None
 
@@ -117,14 +108,14 @@ class BatchWaiting:
 
 @dataclass(frozen=True, slots=True)
 class ReleaseClaim:
-    """Give the place up, in good order."""
+    """Give the partition up, in good order."""
 
     reason: str
 
 
 @dataclass(frozen=True, slots=True)
 class PartitionDrained:
-    """Nothing of the place is handed out any more. At most once, what is ours behind `last_offset` never was."""
+    """Nothing of it is handed out any more. At most once, what is ours behind `last_offset` never was."""
 
     last_offset: int | None
 
@@ -152,14 +143,12 @@ Event = (
 
 @dataclass(frozen=True, slots=True)
 class Append:
-    """Write this to the log."""
-
     message: Message
 
 
 @dataclass(frozen=True, slots=True)
 class LookBack:
-    """Find the position in the log before this offset; answer with Found."""
+    """Find the position in the log before this offset; answer with PositionFound."""
 
     place: GroupPartition
     generation: int
@@ -167,7 +156,7 @@ class LookBack:
 
 @dataclass(frozen=True, slots=True)
 class Begin:
-    """The place is held: consume behind `last_offset`, or further if that is not certain (`positioned`)."""
+    """The partition is held: consume behind `last_offset`, or further if that is not certain (`positioned`)."""
 
     place: GroupPartition
     generation: int
@@ -186,7 +175,7 @@ class Process:
 
 @dataclass(frozen=True, slots=True)
 class StopHandingOut:
-    """Hand out nothing more of the place. `lost`: it may be another's already; else answer with Drained."""
+    """Hand out nothing more. `lost`: it may be another's already; else answer with PartitionDrained."""
 
     place: GroupPartition
     generation: int
@@ -196,8 +185,6 @@ class StopHandingOut:
 
 @dataclass(frozen=True, slots=True)
 class Missed:
-    """The claim was not won."""
-
     place: GroupPartition
 
 
@@ -205,8 +192,6 @@ Command = Append | LookBack | Begin | Process | StopHandingOut | Missed
 
 
 class ClaimPhase(Enum):
-    """See `claims`."""
-
     IDLE = "idle"
     CLAIMING = "claiming"
     FINDING = "finding"
@@ -227,7 +212,6 @@ class ClaimTiming:
 
     @property
     def interval_ms(self) -> int:
-        """As messages say it."""
         return round(self.interval_s * 1000)
 
     @property
@@ -290,7 +274,7 @@ class ClaimState:
         return any(known == number for known, _ in self.sent)
 
     def trusted_until(self, pace: ClaimTiming) -> float:
-        """The moment at which another may hold the place."""
+        """The moment at which another may hold the partition."""
         return self.proof_at + pace.trust_s if self.phase in HOLDING else -math.inf
 
     def hand_out_until(self, pace: ClaimTiming) -> float:
@@ -387,9 +371,8 @@ def _claim_read(state: ClaimState, event: ReadBack, sent_at: float, now: float, 
     state, missed = _missed(state) if awaited else (state, ())
     if not event.positioned:
         return state, missed  # a release would report a position; the claim goes stale by itself
-    release = ReleasingPartition(
-        state.place, state.client, state.number + 1, event.offset, event.offset, event.last_offset
-    )
+    number, offset = state.number + 1, event.offset
+    release = ReleasingPartition(state.place, state.client, number, offset, offset, event.last_offset)
     state, appended = _append(state, release, now, pace)
     return state, (*missed, *appended)
 
@@ -401,9 +384,7 @@ def _begin(state: ClaimState, now: float, pace: ClaimTiming, *, positioned: bool
 
 
 def _claim_messages(state: ClaimState, last_offset: int, now: float, pace: ClaimTiming) -> Next:
-    message = ClaimingMessages(
-        state.place, state.client, state.number + 1, state.generation, state.confirmed, last_offset
-    )
+    message = ClaimingMessages(*_under_claim(state), last_offset)
     state = replace(state, batch=ClaimedBatch(last_offset, BatchStep.CLAIMED, message.number))
     return _append(state, message, now, pace)
 
@@ -454,13 +435,9 @@ def _left(state: ClaimState, last_offset: int | None, now: float, pace: ClaimTim
     """Return what is ours behind this offset, and release."""
     returned: tuple[Command, ...] = ()
     if state.last_offset is not None and state.last_offset > (SET_TO_START if last_offset is None else last_offset):
-        message = ReturningMessages(
-            state.place, state.client, state.number + 1, state.generation, state.confirmed, last_offset
-        )
+        message = ReturningMessages(*_under_claim(state), last_offset)
         state, returned = _append(replace(state, last_offset=last_offset), message, now, pace)
-    release = ReleasingPartition(
-        state.place, state.client, state.number + 1, state.generation, state.confirmed, state.last_offset
-    )
+    release = ReleasingPartition(*_under_claim(state), state.last_offset)
     state, released = _append(replace(state, phase=ClaimPhase.IDLE), release, now, pace)
     return state, (*returned, *released)
 
@@ -478,11 +455,12 @@ def _missed(state: ClaimState) -> Next:
 
 
 def _heartbeat(state: ClaimState, last_offset: int | None, pace: ClaimTiming) -> Heartbeat:
-    number = state.number + 1
-    return Heartbeat(
-        state.place, state.client, number, state.generation, state.confirmed, last_offset, pace.interval_ms,
-        state.at_most_once,
-    )  # fmt: skip
+    return Heartbeat(*_under_claim(state), last_offset, pace.interval_ms, state.at_most_once)
+
+
+def _under_claim(state: ClaimState) -> tuple[GroupPartition, Client, int, int, int]:
+    """The fields with which the next message of the claim begins."""
+    return state.place, state.client, state.number + 1, state.generation, state.confirmed
 
 
 def _append(state: ClaimState, message: Message, now: float, pace: ClaimTiming) -> Next:

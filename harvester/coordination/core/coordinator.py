@@ -1,28 +1,24 @@
 """All claims of one consumer, over the worlds of all partitions of the log: records and time in, commands out. Pure.
 
-Theory. The coordinator keeps a world for each partition of the coordination topic and a machine (`claims`) for each
-place it deals with. A record changes its world first; then the machine of its place hears of it: its own messages
-with their verdict, everybody else's if they have ended its claim. Time makes it send heartbeats, claim, ask and shed
-(`choice`). Its stage bounds what it may do:
+Theory. The coordinator keeps a world for each partition of the coordination topic and a machine (`claim`) for each
+partition it deals with. A record changes its world first; then the machine of its partition hears of it: its own
+messages with their verdict, everybody else's if they have ended its claim. Time makes it send heartbeats, claim, ask
+and shed (`fair_share`). Its stage bounds what it may do:
 
     READING ──all partitions read to the end they had──▶ LISTENING ──nobody else has this id──▶ ACTIVE ──▶ CLOSING
                                                              └──another process has it──▶ REFUSED ◀──┘
 
-*One process for a client id.* An id that holds claims shows itself every half interval. So who finds that its id
+*One process for a client id.* An id that holds claims shows itself every half interval. So whoever finds that its id
 holds some listens for three quarters of one before it takes them over; a message of another instance in that time
-refuses the newcomer. A process that was taken for dead and was not loses its claims to its successor in the log, and
-is refused when it reads that. Of two that begin in the same moment, the one is refused that loses a claim to the
-other.
+refuses the newcomer. A process that was wrongly taken for dead is refused when it reads that its successor has its
+claims. Of two that begin in the same moment, the one is refused that loses a claim to the other.
 
-Whether others of the group count by another HeartbeatInterval, or consume in the other mode. Whether a claim is stale
-depends on the interval, and each reader takes its own: two clients with different ones would not agree who holds a
-place. And a record is not processed at most once if some of those who share the partitions repeat what was not
-committed. So claims and heartbeats say by which interval their sender counts, and in which mode it is. Who begins,
-and finds that a client which may still live differs, ends before it has claimed anything. Of those that begin in the
-same moment with different modes the one at least once ends; with different intervals they warn.
-
-A client may live for 2 of *its* intervals after its last heartbeat, unless it has released the place. Log time tells
-if it goes on; where it stands still, since nobody writes, the newcomer listens for as long.
+*One interval and one mode for a group.* Clients that count by different intervals would not agree on which claims are
+stale, and a record is not processed at most once if some repeat what was not committed. So claims and heartbeats carry
+their sender's interval and mode (`GroupCheck`). A newcomer that finds a client which differs and may still live ends
+before it has claimed anything. Of those that begin in the same moment with different modes the one at least once ends;
+with different intervals they warn. A client may live for 2 of *its* intervals after its last heartbeat, unless it has
+released the partition. Log time tells if it goes on; where it stands still, the newcomer listens for as long.
 """
 
 from __future__ import annotations
@@ -46,7 +42,7 @@ from harvester.coordination.core.claim import (
     ReleaseClaim,
     TryClaim,
 )
-from harvester.coordination.core.fair_share import Choice, LogView, ShareSettings
+from harvester.coordination.core.fair_share import Choice
 from harvester.coordination.core.messages import (
     ClaimingMessages,
     ClaimingPartition,
@@ -59,8 +55,9 @@ from harvester.coordination.core.messages import (
     SettingPosition,
     Unreadable,
 )
-from harvester.coordination.core.rationalizer import ClaimVerdict, Reading, read
-from harvester.coordination.core.world import NO_GENERATION, World
+from harvester.coordination.core.world import NO_GENERATION, ClaimVerdict, Reading, World
+from harvester.coordination.errors import CoordinationError, DuplicateClient, OtherInterval, OtherMode
+from harvester.coordination.settings import ConsumerSettings
 
 _LISTEN = 0.75  # of an interval
 _CHOOSE = 0.05  # of an interval: how often all places are looked at
@@ -75,31 +72,16 @@ class Warn:
 
 @dataclass(frozen=True, slots=True)
 class Refuse:
-    """Another live process has this client id; this one must end."""
+    """This consumer must end, since another live one has its client id, or counts or consumes otherwise."""
 
-    other: Client
-
-
-@dataclass(frozen=True, slots=True)
-class RefusePace:
-    """A live client of the group counts by another interval, in ms; this one must end."""
-
-    other: Client
-    interval_ms: int
+    error: CoordinationError
 
 
-@dataclass(frozen=True, slots=True)
-class RefuseMode:
-    """A live client of the group consumes in the other mode; this one must end."""
-
-    other: Client
-
-
-Outcome = Command | Warn | Refuse | RefusePace | RefuseMode
+Outcome = Command | Warn | Refuse
 
 
 class Stage(Enum):
-    """See the module's text."""
+    """Bounds what the coordinator may do."""
 
     READING = "reading"
     LISTENING = "listening"
@@ -109,16 +91,16 @@ class Stage(Enum):
 
 
 class Coordinator:
-    """See the module's text. Every method returns what is to be done, in order. One thread only."""
+    """Every method returns what is to be done, in order. One thread at a time."""
 
-    def __init__(self, settings: ShareSettings, worlds: Mapping[int, World]) -> None:
-        self.settings = settings
+    def __init__(self, settings: ConsumerSettings, client: Client, worlds: Mapping[int, World]) -> None:
+        self.settings, self.client = settings, client
         self.stage = Stage.READING
         self.worlds = dict(worlds)
         self.holdings: dict[GroupPartition, ClaimState] = {}
-        self._look = LogView(settings, (), self.worlds, self.holdings)
-        self._choice = Choice(settings)
-        self._paces = IntervalCheck(settings.timing.interval_ms, at_most_once=settings.at_most_once)
+        self._pace = settings.pace
+        self.choice = Choice(settings, client, self.worlds, self.holdings)
+        self._group = GroupCheck(settings.timing.interval_ms, at_most_once=settings.at_most_once)
         self._ends: Mapping[int, int] = {}
         self._unread = set(self.worlds)  # partitions of the log that are not read to the end they had
         self._ready_at = self._next_choice_at = -math.inf
@@ -133,10 +115,9 @@ class Coordinator:
             self._check_end(partition, now)
 
     def read(self, partition: int, offset: int, timestamp_ms: int, value: bytes | None, now: float) -> list[Outcome]:
-        """The next record of a partition of the log."""
         world = self.worlds[partition]
-        reading = read(world, offset, timestamp_ms, value)
-        self._choice.read(partition, world.now_ms, now)
+        reading = world.read(offset, timestamp_ms, value)
+        self.choice.read(partition, world.now_ms, now)
         message = reading.message
         said: list[Outcome] = []
         if isinstance(message, Unreadable):
@@ -153,14 +134,14 @@ class Coordinator:
             self._unread.discard(partition)
             if not self._unread and self.stage is Stage.READING:
                 self.stage, self._ready_at = Stage.LISTENING, now
-                self._choice.ready(now)
+                self.choice.ready(now)
 
     def _heard(self, world: World, offset: int, message: Message, reading: Reading, now: float) -> list[Outcome]:
-        place, us, verdict = message.place, self.settings.client, reading.verdict
-        self._choice.heard(place, now)
+        place, us, verdict = message.place, self.client, reading.verdict
+        self.choice.heard(place, now)
         claim = world.claim(place)
         said: list[Outcome] = []
-        other = self._paces.heard(message, verdict, world.now_ms)
+        other = self._group.heard(message, verdict, world.now_ms)
         if other is not None:
             said += self._differs(other, now)
         if message.client == us:
@@ -168,7 +149,8 @@ class Coordinator:
             said += self._step(place, event, now)
         rival = self._rival(message, reading, claim.holder)
         if rival is not None:
-            said += self._end(Refuse(rival), "another process has this client id", now)
+            duplicate = DuplicateClient(self.settings.group, us.id, rival.instance)
+            said += self._end(duplicate, "another process has this client id", now)
         holding = self.holdings.get(place)
         if holding is None or holding.phase not in HOLDING:
             return said
@@ -182,17 +164,14 @@ class Coordinator:
     def consume(self, topics: Mapping[str, int]) -> None:
         """The topics, with the number of partitions that each has now; call it again when that grows."""
         group = self.settings.group
-        places = tuple(
-            GroupPartition(group, topic, partition)
-            for topic, count in sorted(topics.items())
-            for partition in range(count)
+        self.choice.consume(
+            GroupPartition(group, topic, partition) for topic, count in topics.items() for partition in range(count)
         )
-        self._look = LogView(self.settings, places, self.worlds, self.holdings)
 
     def tell(self, place: GroupPartition, event: Event, now: float) -> list[Outcome]:
-        """What concerns one claim: Found, NotSent, Progressed, Fetched, Drained, Release."""
+        """What the consumer knows of one of its claims."""
         if isinstance(event, ReleaseClaim):
-            self._choice.let_go(place, now)
+            self.choice.let_go(place, now)
         return list(self._step(place, event, now))
 
     def close(self, now: float, *, release: bool = True) -> list[Outcome]:
@@ -210,7 +189,6 @@ class Coordinator:
         return said
 
     def tick(self, now: float) -> list[Outcome]:
-        """Time passes."""
         said: list[Outcome] = []
         if self.stage is Stage.REFUSED:
             return said
@@ -218,69 +196,69 @@ class Coordinator:
             said += self._step(place, ClaimTick(), now)
         if self.stage is Stage.LISTENING and self._has_listened(now):
             self.stage = Stage.ACTIVE
-            self._choice.active(now)
+            self.choice.active(now)
         if self.stage is Stage.ACTIVE and now >= self._next_choice_at:
-            self._next_choice_at = now + _CHOOSE * self.settings.pace.interval_s
+            self._next_choice_at = now + _CHOOSE * self._pace.interval_s
             said += self._choose(now)
         return said
 
     @property
     def holds(self) -> tuple[GroupPartition, ...]:
-        """The places that are held, those that are being given up included."""
+        """The partitions that are held, those that are being given up included."""
         return tuple(place for place, holding in self.holdings.items() if holding.phase in HOLDING)
 
     @property
     def left(self) -> bool:
-        """Once it is closed: nothing is held, and no claim is under way that may still win and block its place."""
+        """Once it is closed: nothing is held, and no claim is under way that may still win and block others."""
         return not self.holds and not any(
             self.holdings[place].awaits(number) for place, number in self._claiming.items()
         )
-
-    def fewer_elsewhere(self, now: float) -> bool:
-        """Whether another client that is present has less than this one: who could take something over."""
-        return self._choice.fewer_elsewhere(self._look, now)
 
     # -- parts
 
     def _choose(self, now: float) -> list[Outcome]:
         said: list[Outcome] = []
-        for place, holding in tuple(self.holdings.items()):
-            if holding.phase is ClaimPhase.HELD and self._look.is_orphan(place):
-                said += self._step(place, ReleaseClaim("the first partition of its topic is not held"), now)
-        for place in self._choice.to_shed(self._look, now):
+        for place in self.choice.orphans():
+            said += self._step(place, ReleaseClaim("the first partition of its topic is not held"), now)
+        for place in self.choice.to_shed(now):
             said += self._step(place, ReleaseClaim("others have fewer"), now)
-        for place in self._choice.to_claim(self._look, now):
-            claim = self._look.world(place).claim(place)
+        for place in self.choice.to_claim(now):
+            claim = self.choice.world(place).claim(place)
             certain = claim.exact and claim.generation != NO_GENERATION
             said += self._step(place, TryClaim(claim.generation if certain else None), now)
         return said
 
     def _has_listened(self, now: float) -> bool:
-        us = self.settings.client
+        us = self.client
         in_use = any(
             client.id == us.id and client != us
             for world in self.worlds.values()
             for _, client in world.held(self.settings.group)
         )
-        own_s = _LISTEN * self.settings.pace.interval_s if in_use else 0.0
-        others_s = self._paces.silence_ms(lambda place: self._look.world(place).now_ms) / 1000
+        own_s = _LISTEN * self._pace.interval_s if in_use else 0.0
+        others_s = self._group.silence_ms(lambda place: self.choice.world(place).now_ms) / 1000
         return now >= self._ready_at + max(own_s, others_s)
 
     def _differs(self, other: Other, now: float) -> list[Outcome]:
         """Somebody has another interval or mode, and lives if that was not read from the past."""
         paced = other.interval_ms != self.settings.timing.interval_ms
-        refusal = RefusePace(other.client, other.interval_ms) if paced else RefuseMode(other.client)
+        group, client, interval_s = self.settings.group, other.client.id, other.interval_ms / 1000
+        error = (
+            OtherInterval(group, self._pace.interval_s, client, interval_s)
+            if paced
+            else OtherMode(group, client, at_most_once=self.settings.at_most_once)
+        )
         yields = not paced and other.at_most_once
         if self.stage is Stage.LISTENING or (self.stage is Stage.ACTIVE and yields):
-            return self._end(refusal, "others of the group consume at most once", now)
-        if self.stage is Stage.ACTIVE and self._paces.is_new(other.client):
-            what = f"counts by a heartbeat interval of {other.interval_ms / 1000:g} s" if paced else "repeats records"
-            return [Warn(f"client {other.client.id} {what}, which must not be")]
+            return self._end(error, "others of the group consume at most once", now)
+        if self.stage is Stage.ACTIVE and self._group.is_new(other.client):
+            what = f"counts by a heartbeat interval of {interval_s:g} s" if paced else "repeats records"
+            return [Warn(f"client {client} {what}, which must not be")]
         return []
 
     def _rival(self, message: Message, reading: Reading, holder: Client | None) -> Client | None:
         """Another live process of our client id that goes before us, if this message shows one."""
-        us, client = self.settings.client, message.client
+        us, client = self.client, message.client
         if self.stage is Stage.LISTENING and client.id == us.id and client != us:
             return client
         if self.stage is not Stage.ACTIVE or not isinstance(message, ClaimingPartition):
@@ -291,20 +269,20 @@ class Coordinator:
         beaten = reading.verdict is ClaimVerdict.LOST and client == us
         return holder if beaten and holder is not None and holder.id == us.id and holder != us else None
 
-    def _end(self, refusal: Outcome, reason: str, now: float) -> list[Outcome]:
+    def _end(self, error: CoordinationError, reason: str, now: float) -> list[Outcome]:
         self.stage = Stage.REFUSED
         said: list[Outcome] = []
         for place in self.holds:
             said += self._step(place, ClaimTaken(reason), now)
-        return [*said, refusal]
+        return [*said, Refuse(error)]
 
     def _step(self, place: GroupPartition, event: Event, now: float) -> tuple[Command, ...]:
         holding = self.holdings.get(place)
         if holding is None:
-            holding = ClaimState(place, self.settings.client, at_most_once=self.settings.at_most_once)
-        self.holdings[place], commands = claims.step(holding, event, now, self.settings.pace)
+            holding = ClaimState(place, self.client, at_most_once=self.settings.at_most_once)
+        self.holdings[place], commands = claims.step(holding, event, now, self._pace)
         if any(isinstance(command, Missed) for command in commands):
-            self._choice.missed(self._look, place, now)
+            self.choice.missed(place, now)
         return commands
 
 
@@ -320,8 +298,8 @@ class Other:
     at_most_once: bool
 
 
-class IntervalCheck:
-    """See the module's text."""
+class GroupCheck:
+    """Watches for clients of the group that count by another interval or consume in the other mode."""
 
     def __init__(self, interval_ms: int, *, at_most_once: bool = False) -> None:
         self._interval_ms, self._at_most_once = interval_ms, at_most_once
@@ -351,7 +329,6 @@ class IntervalCheck:
         return None if same else other
 
     def is_new(self, client: Client) -> bool:
-        """Whether this is asked for the first time."""
         new = client not in self._known
         self._known.add(client)
         return new

@@ -2,52 +2,29 @@
 
 Nobody assigns anything. Each client looks at the same log and does its own part of what follows from it (P31):
 
-*Present* is who holds a place, and who lost a claim within 2 intervals. A client that has less than others and finds
-nothing free claims a held place all the same, once an interval. It loses, and is heard by that: it *asks*.
+*Present* is who holds a partition, and who lost a claim within 2 intervals. A client that has less than others and
+finds nothing free claims a held partition all the same, once an interval. It loses, and is heard by that: it *asks*.
 
-*Fair* is when those who ask have at most one place less than anybody else. `moves` says how many places each holder
-has to give for that: one after the other from whoever has most to the asking client that has least. All holders
-compute the same, so together they give as many as are needed, and no two of them the same one. What is free, or
-*doubtful* (its holder was not heard of for an interval, which a live one is twice), goes to those who ask first: if
-others gave places for what the dead are about to leave, they would claim nothing at the moment when it is left.
+*Fair* is when those who ask have at most one partition less than anybody else. All holders compute the same `moves`, so
+together they give as many as are needed, and no two of them the same one. What is free, or *doubtful* (its holder was
+not heard of for an interval, which a live one is twice), goes to those who ask first: else others would give partitions
+for what the dead are about to leave, and claim nothing at the moment when it is left.
 
-*Shedding.* A holder that has to give something, for a full interval without a break, releases all of it, or as many
-as it was told are the most; then no sooner than an interval later the next ones. Meanwhile it claims nothing.
+*Shedding.* A holder that has had to give something for a full interval releases all of it, or as many as its settings
+allow at once; the next ones no sooner than an interval later. Meanwhile it claims nothing.
 
-*Claiming.* What is free is taken up to floor(places / present), which there is for everybody; and up to the fair
-share, ceil(places / present), unless somebody who asks has less. Beyond it one place an interval, and only while
-nobody asks: others may be bounded to fewer than their share.
-
-Each client has its own order of the places (rendezvous hashing), so that several rarely reach for the same one.
-
-Which partition of the coordination topic speaks of a place.
-
-    murmur2(topic as UTF-8, then the partition as four bytes, most significant first) mod N
-
-The hash is the one of Kafka's default partitioner, its sign bit left out. The group is not part of it: all groups'
-claims of one partition of a topic lie in one partition of the log. N is fixed for the life of the coordination topic;
-with another N two clients would look for the same claim in different places, and both would win it.
-
-What time it is in the log, between its records. Log time stands still while nobody writes, and a claim may become
-stale in that silence (P28). Its candidates need to know when. A record is read after it was appended, so its log time
-plus the local time since it was read is never ahead of the clock of the broker that appended it. The best such
-estimate of all partitions is taken: where only the dead wrote, those who write elsewhere tell the time; and who has
-just read the log goes on from where it ended, instead of from now.
-
-It is an estimate: brokers' clocks differ, by `clock_step` at most where all is well, and a local clock has its own
-rate. So it says when to try. Whether a claim wins is said by the log alone.
-
-Which places a consumer claims, asks for and gives up now. Theory. A place is *open* (P28) when a claim would win now:
-by what the log says, or will say if it has gone on since its last record as `logtime` estimates; or when the client
-id that holds it is ours, from an earlier life (the fast path of the seed, P29); or when nothing was heard of it for 2
-intervals of the *local* clock, for a log from which no time can be told. The claim brings the time by which it is
-judged, and loses if the estimate was wrong; then it is tried again when the log allows it. A reader that is not
-certain about a place allows for `clock_step` besides (P30).
-
-How many of the open places are taken, and when one is given up, follows from `share`. Shares are counted in *units*:
-places, or with whole topics their first partitions, whose holder alone claims the others. For its first half interval
-a client takes no more than one unit, besides what its id held already: so that those who start together hear of each
+*Claiming.* A partition is *open* (P28) when a claim would win now: by what the log says, or will say if its time has
+gone on as `LogTime` estimates; or when the client id that holds it is ours, from an earlier life (P29); or when nothing
+was heard of it for 2 intervals of the *local* clock. If the estimate was wrong the claim loses, and is tried again. A
+reader that is not certain about a partition allows for `clock_step` besides (P30). What is open is taken up to
+floor(partitions / present), and up to ceil(partitions / present) unless somebody who asks has less. Beyond it one
+partition an interval, and only while nobody asks: others may be bounded to fewer than their share. For its first half
+interval a client takes one at most, besides what its id held already, so that those who start together hear of each
 other before the first of them has taken everything.
+
+Shares are counted in *units*: partitions, or with whole topics their first partitions, whose holder alone claims the
+others. Each client prefers the partitions in an order of its own (rendezvous hashing), so that several rarely reach for
+the same one.
 """
 
 from __future__ import annotations
@@ -56,21 +33,34 @@ import math
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
+from functools import lru_cache
 from struct import pack
 
-from harvester.coordination.core.claim import ClaimPhase, ClaimState, ClaimTiming
+from harvester.coordination.core.claim import ClaimPhase, ClaimState
 from harvester.coordination.core.messages import Client, GroupPartition
-from harvester.coordination.core.world import Freshness, LogTiming, World
+from harvester.coordination.core.world import Freshness, World
+from harvester.coordination.settings import ConsumerSettings
 from harvester.delivery.partitioner import murmur2
 
 
+@lru_cache(maxsize=1 << 16)
 def log_partition(place: GroupPartition, partitions: int) -> int:
-    """Of a coordination topic with so many partitions."""
+    """Which of the coordination topic's `partitions` speaks of a partition.
+
+    The hash of Kafka's default partitioner, its sign bit left out, over the topic as UTF-8 and the partition as four
+    bytes, most significant first. The group is not part of it. The number is fixed for the life of the coordination
+    topic: with another one two clients would look for the same claim in different places, and both would win it.
+    """
     return murmur2(place.topic.encode() + pack(">i", place.partition)) % partitions
 
 
 class LogTime:
-    """See the module's text."""
+    """Estimates what time it is in the log between its records: log time stands still while nobody writes (P28).
+
+    A record is read after it was appended, so its log time plus the local time since it was read is never ahead of its
+    broker's clock. The best such estimate of all partitions is taken. Brokers' clocks differ, and a local clock has its
+    own rate, so this says when to try; whether a claim wins is said by the log alone.
+    """
 
     def __init__(self) -> None:
         self._ahead_s: dict[int, float] = {}  # of the local clock, by partition of the log
@@ -86,12 +76,11 @@ class LogTime:
 
 @dataclass(frozen=True, slots=True)
 class Roster:
-    """`counts`: places by client id, of all that are present, oneself included. `asking`: ids, oneself left out.
+    """`counts`: units by client id, of all that are present, oneself included. `asking`: ids, oneself left out.
 
-    `doubtful`: how many of a client's places it has not been heard of for an interval.
+    `doubtful`: of how many of a client's units nothing was heard for an interval.
     """
 
-    me: str
     counts: Mapping[str, int]
     asking: Collection[str]
     free: int
@@ -109,18 +98,18 @@ class Roster:
         return min((self.counts.get(client, 0) for client in self.asking), default=None)
 
     def may_claim(self, mine: int) -> bool:
-        """Whether a client with so many places, claims under way included, takes a free one within its share."""
+        """Whether a client with so many units, claims under way included, takes a free one within its share."""
         least = self.least_asking
         if mine < self.places // max(1, len(self.counts)):
             return True  # there is as much for everybody
         return mine < self.fair and (least is None or mine <= least)
 
     def has_reason_to_ask(self, mine: int) -> bool:
-        """Whether somebody has so much more that a place could move without turning the tables."""
+        """Whether somebody has so much more that a unit could move without turning the tables."""
         return max(self.counts.values(), default=0) >= mine + 2
 
     def moves(self) -> Counter[str]:
-        """How many places each holder has to give; see the module's text."""
+        """How many units each holder has to give."""
         counts = Counter(self.counts)
         given: Counter[str] = Counter()
         if not self.asking:
@@ -164,7 +153,7 @@ class Shedding:
 
 
 def preferred(client_id: str, places: Iterable[GroupPartition]) -> list[GroupPartition]:
-    """The places in the order in which this client would take them."""
+    """The partitions in the order in which this client would take them."""
     return sorted(places, key=lambda place: (_weight(client_id, place), place))
 
 
@@ -176,69 +165,23 @@ def _lowest(counts: Mapping[str, int], among: Collection[str]) -> str:
     return min(among, key=lambda client: (counts.get(client, 0), client))
 
 
-@dataclass(frozen=True, slots=True)
-class ShareSettings:
-    """What a consumer was told. `shed_at_once`: the most places that are given up in one interval for those who have
-    fewer; None: all that there are too many.
+class Choice:
+    """Chooses for one client, over the worlds by partition of the log and the client's own claims (`holdings`).
+
+    What was heard and tried when is kept on the local clock.
     """
 
-    group: str
-    client: Client
-    log_partitions: int
-    timing: LogTiming
-    pace: ClaimTiming
-    greedy: bool = True
-    whole_topics: bool = False
-    max_claims: int | None = None
-    shed_at_once: int | None = None
-    at_most_once: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class LogView:
-    """All that is known: the places of the subscribed topics, the worlds by partition of the log, one's own claims."""
-
-    settings: ShareSettings
-    places: tuple[GroupPartition, ...]
-    worlds: Mapping[int, World]
-    holdings: Mapping[GroupPartition, ClaimState]
-
-    def world(self, place: GroupPartition) -> World:
-        """Which speaks of a place."""
-        return self.worlds[log_partition(place, self.settings.log_partitions)]
-
-    def phase(self, place: GroupPartition) -> ClaimPhase:
-        """Of one's own claim."""
-        holding = self.holdings.get(place)
-        return ClaimPhase.IDLE if holding is None else holding.phase
-
-    def holder(self, place: GroupPartition) -> Client | None:
-        """As the log has it, stale or not."""
-        return self.world(place).claim(place).holder
-
-    @property
-    def units(self) -> tuple[GroupPartition, ...]:
-        """See the module's text."""
-        return tuple(place for place in self.places if not self.settings.whole_topics or place.partition == 0)
-
-    @property
-    def wanted(self) -> tuple[GroupPartition, ...]:
-        """What may be claimed as far as topics go."""
-        return tuple(place for place in self.places if not self.is_orphan(place))
-
-    def is_orphan(self, place: GroupPartition) -> bool:
-        """With whole topics: a partition whose topic's first partition is not held."""
-        if not self.settings.whole_topics or place.partition == 0:
-            return False
-        return self.phase(GroupPartition(place.group, place.topic, 0)) is not ClaimPhase.HELD
-
-
-class Choice:
-    """See the module's text; keeps what was heard and tried when, on the local clock."""
-
-    def __init__(self, settings: ShareSettings) -> None:
-        self._settings = settings
-        self._interval_s = settings.pace.interval_s
+    def __init__(
+        self,
+        settings: ConsumerSettings,
+        client: Client,
+        worlds: Mapping[int, World],
+        holdings: Mapping[GroupPartition, ClaimState],
+    ) -> None:
+        self._settings, self._me, self._worlds, self._holdings = settings, client.id, worlds, holdings
+        self._interval_s = settings.heartbeat_interval_s
+        self._places: list[GroupPartition] = []  # of the subscribed topics, in the order that this client prefers
+        self._units: list[GroupPartition] = []
         self._ready_at = self._first_until = -math.inf
         self._heard_at: dict[GroupPartition, float] = {}
         self._retry_at: dict[GroupPartition, float] = {}
@@ -247,27 +190,33 @@ class Choice:
         self._next_ask_at = self._next_extra_at = -math.inf
         self._left_over_since: float | None = None
 
+    # -- what it is told
+
+    def consume(self, places: Iterable[GroupPartition]) -> None:
+        self._places = preferred(self._me, places)
+        self._units = [place for place in self._places if not self._settings.whole_topics or place.partition == 0]
+        for place in self._places:
+            self.world(place)  # its partition of the log is remembered from here on
+
     def ready(self, now: float) -> None:
         """The log is read to the end it had: silence counts from here."""
         self._ready_at = now
 
     def active(self, now: float) -> None:
-        """Claims are made from here on."""
-        self._first_until = now + self._settings.pace.beat_every_s
+        self._first_until = now + self._interval_s / 2
 
     def read(self, partition: int, now_ms: int, now: float) -> None:
         """A record was read in a partition of the log, where the log time is now this."""
         self._log_time.read(partition, now_ms, now)
 
     def heard(self, place: GroupPartition, now: float) -> None:
-        """A message about the place was read."""
         self._heard_at[place] = now
 
-    def missed(self, look: LogView, place: GroupPartition, now: float) -> None:
+    def missed(self, place: GroupPartition, now: float) -> None:
         """A claim was not won: not the same again at once, unless it only came a little too early."""
-        world = look.world(place)
+        world = self.world(place)
         claim = world.claim(place)
-        wait_s = self._settings.pace.beat_every_s
+        wait_s = self._interval_s / 2
         if claim.exact and claim.holder is not None:
             early_ms = claim.beat_ms + 2 * world.timing.interval_ms + 1 - world.now_ms
             wait_s = min(wait_s, early_ms / 1000) if early_ms > 0 else wait_s
@@ -277,47 +226,70 @@ class Choice:
         """It is given up on request: for others to claim."""
         self._retry_at[place] = now + 2 * self._interval_s
 
-    def to_shed(self, look: LogView, now: float) -> list[GroupPartition]:
+    # -- what it chooses
+
+    def to_shed(self, now: float) -> list[GroupPartition]:
         """What is given up now, for those who have fewer."""
-        roster = self._roster(look, now)
-        surplus = roster.moves()[roster.me]
-        held = [place for place in look.units if look.phase(place) is ClaimPhase.HELD]
+        surplus = self._roster(now).moves()[self._me]
+        held = [place for place in self._units if self._phase(place) is ClaimPhase.HELD]
         if not self._shedding.due(surplus > 0, now) or not held:
             return []
         most = self._settings.shed_at_once
-        return preferred(roster.me, held)[-(surplus if most is None else min(most, surplus)) :]
+        return held[-(surplus if most is None else min(most, surplus)) :]
 
-    def fewer_elsewhere(self, look: LogView, now: float) -> bool:
-        """Whether somebody present has less."""
-        counts = self._roster(look, now).counts
-        return min(counts.values()) < counts[self._settings.client.id]
+    def orphans(self) -> list[GroupPartition]:
+        """With whole topics: what is held of a topic whose first partition is not."""
+        return [
+            place
+            for place, holding in self._holdings.items()
+            if holding.phase is ClaimPhase.HELD and self._is_orphan(place)
+        ]
 
-    def to_claim(self, look: LogView, now: float) -> list[GroupPartition]:
+    def fewer_elsewhere(self, now: float) -> bool:
+        """Whether another client that is present has less: who could take something over."""
+        counts = self._roster(now).counts
+        return min(counts.values()) < counts[self._me]
+
+    def to_claim(self, now: float) -> list[GroupPartition]:
         """What is claimed now: what is open, within the share, and if nothing is, perhaps one in vain, to ask."""
         if not self._shedding.may_claim(now):
             return []
-        roster = self._roster(look, now)
-        units = frozenset(look.units)
-        mine = sum(1 for place in units if look.phase(place) is not ClaimPhase.IDLE)
-        under_way = sum(1 for holding in look.holdings.values() if holding.phase is ClaimPhase.CLAIMING)
+        roster = self._roster(now)
+        units = frozenset(self._units)
+        mine = sum(1 for place in units if self._phase(place) is not ClaimPhase.IDLE)
+        under_way = sum(1 for holding in self._holdings.values() if holding.phase is ClaimPhase.CLAIMING)
         chosen: list[GroupPartition] = []
         log_ms = self._log_time.now_ms(now)
-        free = [place for place in look.wanted if self._is_open(look, place, now, log_ms)]
+        free = [place for place in self._places if not self._is_orphan(place) and self._is_open(place, now, log_ms)]
         if not units.intersection(free):
             self._left_over_since = None
         elif self._left_over_since is None:
             self._left_over_since = now
-        for place in preferred(roster.me, free):
+        for place in free:
             if not self._settings.greedy and under_way + len(chosen) > 0:
                 break
             if place in units:
-                if not self._allows(mine) or not (self._is_ours(look, place) or self._may_take(roster, mine, now)):
+                if not self._allows(mine) or not (self._is_ours(place) or self._may_take(roster, mine, now)):
                     continue
                 mine += 1
             chosen.append(place)
         if not chosen and not under_way and self._allows(mine) and roster.has_reason_to_ask(mine):
-            return self._to_ask(look, roster, now)
+            return self._to_ask(roster, now)
         return chosen
+
+    # -- parts
+
+    def world(self, place: GroupPartition) -> World:
+        return self._worlds[log_partition(place, self._settings.coordination_partitions)]
+
+    def _phase(self, place: GroupPartition) -> ClaimPhase:
+        holding = self._holdings.get(place)
+        return ClaimPhase.IDLE if holding is None else holding.phase
+
+    def _is_orphan(self, place: GroupPartition) -> bool:
+        if not self._settings.whole_topics or place.partition == 0:
+            return False
+        return self._phase(GroupPartition(place.group, place.topic, 0)) is not ClaimPhase.HELD
 
     def _may_take(self, roster: Roster, mine: int, now: float) -> bool:
         """One unit more. What goes beyond the fair share is taken only when it was left over for an interval."""
@@ -331,58 +303,59 @@ class Choice:
         self._next_extra_at = now + self._interval_s
         return True
 
-    def _to_ask(self, look: LogView, roster: Roster, now: float) -> list[GroupPartition]:
-        """A place of whoever has most."""
+    def _to_ask(self, roster: Roster, now: float) -> list[GroupPartition]:
+        """A unit of whoever has most."""
         if now < self._next_ask_at:
             return []
         self._next_ask_at = now + self._interval_s
         others = [
-            (roster.counts[holder.id], place)
-            for place in preferred(roster.me, look.units)
-            if look.phase(place) is ClaimPhase.IDLE
-            and (holder := look.holder(place)) is not None
-            and holder.id in roster.counts
-            and look.world(place).claim(place).exact
+            (roster.counts[claim.holder.id], place)
+            for place in self._units
+            if self._phase(place) is ClaimPhase.IDLE
+            and (claim := self.world(place).claim(place)).holder is not None
+            and claim.holder.id in roster.counts
+            and claim.exact
         ]
         most = max((count for count, _ in others), default=0)
         return [place for count, place in others if count == most][:1]
 
-    def _is_open(self, look: LogView, place: GroupPartition, now: float, log_ms: int) -> bool:
-        if look.phase(place) is not ClaimPhase.IDLE or now < self._retry_at.get(place, -math.inf):
+    def _is_open(self, place: GroupPartition, now: float, log_ms: int) -> bool:
+        if self._phase(place) is not ClaimPhase.IDLE or now < self._retry_at.get(place, -math.inf):
             return False
-        world = look.world(place)
-        if world.claimable(place, log_ms) or self._is_ours(look, place):
+        world = self.world(place)
+        if world.claimable(place, log_ms) or self._is_ours(place):
             return True
         allowance_s = 0.0 if world.claim(place).exact else world.timing.clock_step_ms / 1000
         return self._silent_for(place, now) > 2 * self._interval_s + allowance_s
 
-    def _is_ours(self, look: LogView, place: GroupPartition) -> bool:
+    def _is_ours(self, place: GroupPartition) -> bool:
         """Whether the log certainly has our client id as the holder."""
-        holder = look.holder(place)
-        return look.world(place).claim(place).exact and holder is not None and holder.id == self._settings.client.id
+        claim = self.world(place).claim(place)
+        return claim.exact and claim.holder is not None and claim.holder.id == self._me
 
     def _silent_for(self, place: GroupPartition, now: float) -> float:
         return now - max(self._heard_at.get(place, self._ready_at), self._ready_at)
 
-    def _roster(self, look: LogView, now: float) -> Roster:
-        us, log_ms = self._settings.client.id, self._log_time.now_ms(now)
-        counts = {us: 0}
+    def _roster(self, now: float) -> Roster:
+        log_ms = self._log_time.now_ms(now)
+        counts = {self._me: 0}
         doubtful: Counter[str] = Counter()
         free = 0
-        for place in look.units:
-            holder, world = look.holder(place), look.world(place)
-            if look.phase(place) is ClaimPhase.HELD:
-                counts[us] += 1
+        for place in self._units:
+            world = self.world(place)
+            holder = world.claim(place).holder
+            if self._phase(place) is ClaimPhase.HELD:
+                counts[self._me] += 1
             elif holder is None or world.claimable(place, log_ms):
                 free += 1
-            elif holder.id != us and self._silent_for(place, now) <= 2 * self._interval_s:
+            elif holder.id != self._me and self._silent_for(place, now) <= 2 * self._interval_s:
                 counts[holder.id] = counts.get(holder.id, 0) + 1
                 doubtful[holder.id] += world.freshness(place, log_ms) is not Freshness.FRESH
         group = self._settings.group
-        asking = {client for world in look.worlds.values() for client in world.waiting(group, log_ms)}
+        asking = {client for world in self._worlds.values() for client in world.waiting(group, log_ms)}
         for client in asking:
             counts.setdefault(client, 0)
-        return Roster(us, counts, frozenset(asking - {us}), free, len(look.units), doubtful)
+        return Roster(counts, frozenset(asking - {self._me}), free, len(self._units), doubtful)
 
     def _allows(self, mine: int) -> bool:
         return self._settings.max_claims is None or mine < self._settings.max_claims

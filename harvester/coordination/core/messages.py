@@ -13,7 +13,7 @@ All kinds carry the seed's fields and four more. `instance` tells apart two live
 counts the messages of an instance, so that it recognises each of them when it reads the log. `generation` is the
 offset of the claim under which the message is sent; with ClaimingPartition, the newest that its sender knows for
 certain. `confirmed` is the offset of the newest message under that claim which its sender has read back as accepted,
-at first the claim's own: from it a reader that came late learns what was true there (see `rationalizer`).
+at first the claim's own: from it a reader that came late learns what was true there (`world`).
 
 Text that is no message of a version known here is `Unreadable`, a value with the reason: it changes nothing, and the
 reader warns.
@@ -65,9 +65,9 @@ class _Said:
 
 @dataclass(frozen=True, slots=True)
 class ClaimingPartition(_Said):
-    """The wish to hold a place. The earliest wins (see `rationalizer`); the record's own offset is the generation.
+    """The wish to hold a partition. The earliest wins; the record's own offset is the generation.
 
-    Here and in a heartbeat: the HeartbeatInterval that its sender counts by, and its mode (`paces`).
+    Here and in a heartbeat: the HeartbeatInterval that its sender counts by, and its mode.
     """
 
     interval_ms: int | None = None
@@ -86,7 +86,7 @@ class Heartbeat(_Said):
 
 @dataclass(frozen=True, slots=True)
 class ReleasingPartition(_Said):
-    """The holder gives the place up, everything up to `last_offset` processed."""
+    """The holder gives the partition up, everything up to `last_offset` processed."""
 
     last_offset: int | None
     carries: ClassVar[str | None] = "last_offset"
@@ -140,16 +140,9 @@ _FIELDS = ("group", "topic", "partition", "client", "instance", "number", "gener
 
 def encode(message: Message) -> bytes:
     """The record's value. Raises UnicodeEncodeError for a name that is no text (half a surrogate pair)."""
-    values = [
-        _name(message.place.group),
-        _name(message.place.topic),
-        str(message.place.partition),
-        _name(message.client.id),
-        _name(message.client.instance),
-        str(message.number),
-        _number(message.generation),
-        _number(message.confirmed),
-    ]
+    place, client = message.place, message.client
+    names = _name(place.group), _name(place.topic), place.partition, _name(client.id), _name(client.instance)
+    values = *names, message.number, _number(message.generation), _number(message.confirmed)
     words = [type(message).__name__, f"v{VERSION}"]
     words += [f"{field}={value}" for field, value in zip(_FIELDS, values, strict=True)]
     if message.carries is not None:

@@ -1,32 +1,16 @@
-"""Records of a held partition on their way to the application, what is processed, and whether it keeps up. Pure.
+"""Holds the records of a held partition on their way to the application, and knows what is processed. Pure.
 
-Records come from Kafka in order and wait in `fetched`. They are handed out in lots: at least once all that is there,
-at most once what was proposed and is ours since (`owned`). At most once a record is processed when it is handed out.
+Records come from Kafka in order and wait in `fetched`. They are handed out in batches: at least once all that is there,
+at most once what was proposed and is ours since (`owned`). A record is processed when the application finishes it, in
+any order; at most once, when it is handed out. What counts is the *prefix*: everything that was delivered up to its end
+is processed, and a successor begins behind it. Offsets that Kafka never delivers (markers of transactions, what
+compaction removed) are no holes in it.
 
-Whether a consumer keeps up with what it holds (seed 003 leaves it to the consumer to let go when it does not). A
-place falls behind when its lag has grown at each of the last `samples` looks, one an interval, and is now more than
-the records that were processed in all that time: at this speed it is not to be caught up with. It is then released if
-somebody present holds less, who can claim it. Otherwise letting go would only make it wait.
-
-What of the delivered records is processed without a hole in between. A consumer is given the records of a partition
-in order and may finish them in any. A heartbeat reports the last offset of the *prefix*: everything that was
-delivered up to it is done. A successor begins behind it, so what is done behind a record that is not will be done
-again; nothing is left out.
-
-Offsets that Kafka never delivers (markers of transactions, what compaction removed) are no holes: only what was
-delivered counts.
-
-Records of one place that are handed out one after the other, while one moment has not come. The claim is asked
-immediately before each record, and that must not cost more than the record does. So what it answers is kept as a
-moment, `until`: the consumer's thread sets it when it opens the lot, and a record is handed out if it is earlier now.
-The coordination's thread can only end it (`end`). A claim that is renewed meanwhile is seen when the lot is opened
-again, which is often (`consumer`).
-
-*Two threads.* `given` is raised before `until` is looked at, and `until` is ended before `given` is looked at. So
-either the record is held back, or whoever gives the claim up sees that it is in hand.
-
-*What is done* is a number, too, as long as records are finished in the order in which they were given: the first
-`done` of them. Any other order goes by `progress`, record by record.
+*Two threads.* The claim is asked immediately before each record, and that must not cost more than the record does. So
+its answer is kept as a moment, `until`: the consumer's thread sets it when it opens a batch, and a record is handed out
+if it is earlier now; the coordination's thread can only end it. `given` is raised before `until` is looked at, and
+`until` is ended before `given` is looked at. So either the record is held back, or whoever gives the claim up sees that
+it is in hand.
 """
 
 from __future__ import annotations
@@ -38,11 +22,40 @@ from itertools import pairwise
 from typing import Any
 
 from harvester.coordination.core.messages import GroupPartition
-from harvester.coordination.settings import Open
+from harvester.coordination.settings import Open, OutOfRangePolicy
+
+
+def start(committed: int | None, last_offset: int | None, *, positioned: bool = True) -> int | None:
+    """The offset at which a claim begins; None for the first record that there is.
+
+    Kafka's group offset (`committed`) counts only where the log is not certain. Beside a certain position it must not:
+    a holder that was frozen may write its own at any time after an administrator has set the position back.
+    """
+    if positioned and last_offset is not None:
+        return last_offset + 1
+    known = [offset for offset in (committed, None if last_offset is None else last_offset + 1) if offset is not None]
+    return max(known, default=None)
+
+
+def resume(offset: int, first: int, end: int, policy: OutOfRangePolicy) -> int | None:
+    """The offset to go on with instead of `offset`, which may lie outside `first` to `end`; None is an error.
+
+    A position beyond the end is an error under any policy: the topic was made anew, or lost records that had been
+    acknowledged, and to begin below it would be to rewind.
+    """
+    if first <= offset <= end:
+        return offset  # it is there after all
+    if offset > end or policy == "error":
+        return None
+    return first if policy == "earliest" else end
 
 
 class Health:
-    """Of one place under one claim."""
+    """Whether a consumer keeps up with a partition that it holds, from one look each interval.
+
+    It falls behind when its lag has grown at each of the last `samples` looks, and is now more than the records that
+    were processed in all that time: at this speed it does not catch up.
+    """
 
     __slots__ = ("_looks",)
 
@@ -57,7 +70,6 @@ class Health:
 
     @property
     def falls_behind(self) -> bool:
-        """See the module's text."""
         if len(self._looks) < (self._looks.maxlen or 0):
             return False
         lags = [end - position for position, end in self._looks]
@@ -66,7 +78,7 @@ class Health:
 
 
 class PartitionProgress:
-    """Of one partition under one claim. `last_offset`: of the prefix; None before the first record."""
+    """The prefix of what is processed under one claim. `last_offset` is its end; None before the first record."""
 
     __slots__ = ("_done", "last_offset")
 
@@ -112,7 +124,12 @@ _NOT_COUNTED = -2  # one less than any number of records that were given
 
 
 class RecordBatch:
-    """See the module's text. `in_order`: nothing that was handed out before is still open."""
+    """Records of one partition that are handed out one after the other, until a moment has come.
+
+    `done` counts the first ones that are processed, as long as they are finished in the order in which they were given;
+    any other order goes by the partition's progress, record by record. `in_order`: nothing that was handed out before
+    is still open.
+    """
 
     __slots__ = ("done", "given", "place", "records", "told", "until")
 
@@ -154,7 +171,6 @@ class RecordBatch:
         return False
 
     def end(self) -> None:
-        """Nothing more is handed out."""
         self.until = -math.inf
 
     def give_back(self) -> None:
@@ -174,12 +190,10 @@ class RecordBatch:
             self.told, self.done = given, _NOT_COUNTED
 
     def count_again(self) -> None:
-        """Progress has nothing open."""
         self.done = self.told
 
     @property
     def rest(self) -> list[Any]:
-        """What was not handed out."""
         return self.records[self.given :]
 
 
@@ -187,7 +201,7 @@ NOTHING = RecordBatch(GroupPartition("", "", 0), [])
 
 
 class PartitionBuffer:
-    """Of one place under one claim. `stopping_at`: when a release stops waiting for what is in hand."""
+    """Of one partition under one claim. `stopping_at`: when a release stops waiting for what is in hand."""
 
     def __init__(
         self,
@@ -205,7 +219,7 @@ class PartitionBuffer:
         self.reported = last_offset  # to the coordinator
         self.fetched: list[Any] = []
         self.fetched_to = last_offset
-        self.lot: RecordBatch | None = None  # the one that is being handed out
+        self.batch: RecordBatch | None = None  # the one that is being handed out
         self.owned: list[RecordBatch] = []  # at most once: those of which something may still be handed out, in order
         self.proposed = 0  # records of the batch that is proposed: the first of `fetched`
         self.assigned = False  # what came before was fetched under an older claim
@@ -225,74 +239,89 @@ class PartitionBuffer:
             self.fetched += records
             self.fetched_to = records[-1].offset()
 
+    def begin(self, committed: int | None) -> int | None:
+        """The claim is assigned to the client that fetches; returns the offset to assign, None for the first record."""
+        offset = start(committed, self.progress.last_offset, positioned=self.positioned)
+        if offset is not None:
+            self.progress.last_offset = self.fetched_to = offset - 1 if offset > 0 else None
+        self.assigned = True
+        return offset
+
+    @property
+    def next_offset(self) -> int:
+        return 0 if self.fetched_to is None else self.fetched_to + 1
+
+    def skip_to(self, offset: int) -> None:
+        """What lies before this offset is not there to be fetched."""
+        self.fetched_to = offset - 1 if offset > 0 else None
+
     @property
     def is_empty(self) -> bool:
-        """Nothing waits, and nothing is in hand."""
-        lot = self.lot
-        return not (self.fetched or self.owned or self.open_records or (lot is not None and lot.rest))
+        batch = self.batch
+        return not (self.fetched or self.owned or self.open_records or (batch is not None and batch.rest))
 
     def pass_over(self, offset: int) -> None:
         """Count everything before this offset as processed: there is nothing else for the application."""
-        self.close_lot()
+        self.close_batch()
         if offset > 0 and offset - 1 > (-1 if self.progress.last_offset is None else self.progress.last_offset):
             self.progress.last_offset = self.fetched_to = offset - 1
 
     # -- at least once
 
-    def open_lot(self, room: int | None = None) -> RecordBatch:
+    def open_batch(self, room: int | None = None) -> RecordBatch:
         """All that waits, to be handed out, or as much as there is room for."""
-        self.close_lot()
+        self.close_batch()
         records, self.fetched = self.fetched, []
         if room is not None and len(records) > room:
             records, self.fetched = records[:room], records[room:]
-        self.lot = RecordBatch(self.place, records, in_order=not self.progress.open_records)
-        return self.lot
+        self.batch = RecordBatch(self.place, records, in_order=not self.progress.open_records)
+        return self.batch
 
-    def close_lot(self) -> None:
-        """Put back what was not handed out, and note the rest of the lot record by record."""
-        lot = self.lot
-        if lot is None:
+    def close_batch(self) -> None:
+        """Put back what was not handed out, and note the rest of the batch record by record."""
+        batch = self.batch
+        if batch is None:
             return
-        lot.end()
-        lot.tell(self.progress)
-        self.fetched = lot.rest + self.fetched
-        self.lot = None
+        batch.end()
+        batch.tell(self.progress)
+        self.fetched = batch.rest + self.fetched
+        self.batch = None
 
     def finish(self, offset: int) -> None:
-        """A record is processed that is not the next one to be (see `lot`)."""
-        lot = self.lot
-        if lot is not None:
-            lot.tell(self.progress)
+        """A record is processed that is not the next one to be (see `batch`)."""
+        batch = self.batch
+        if batch is not None:
+            batch.tell(self.progress)
         self.progress.finish(offset)
-        if lot is not None and not self.progress.open_records:
-            lot.count_again()
+        if batch is not None and not self.progress.open_records:
+            batch.count_again()
 
     @property
     def last_offset(self) -> int | None:
         """Of the processed prefix; at most once, of what was handed out."""
-        lot = self.lot
-        if lot is not None and (done := lot.given if self.owned else lot.done) > lot.told:
-            last: int = lot.records[done - 1].offset()
+        batch = self.batch
+        if batch is not None and (done := batch.given if self.owned else batch.done) > batch.told:
+            last: int = batch.records[done - 1].offset()
             return last
         return self.progress.last_offset
 
     @property
     def open_records(self) -> int:
         """Handed out, and not in the prefix; at most once, what the application has not come back from."""
-        lot = self.lot
+        batch = self.batch
         known = self.progress.open_records
-        return known if lot is None else known + lot.given - max(lot.done, lot.told)
+        return known if batch is None else known + batch.given - max(batch.done, batch.told)
 
     @property
     def first_open(self) -> int | None:
         """The offset of the first record that is handed out and not processed."""
-        known, lot = self.progress.first_open, self.lot
-        if known is not None or lot is None or self.owned:
+        known, batch = self.progress.first_open, self.batch
+        if known is not None or batch is None or self.owned:
             return known
-        done = max(lot.done, lot.told)
-        if done >= lot.given:
+        done = max(batch.done, batch.told)
+        if done >= batch.given:
             return None
-        offset: int = lot.records[done].offset()
+        offset: int = batch.records[done].offset()
         return offset
 
     def look(self, most: int, now: float) -> None:
@@ -323,23 +352,22 @@ class PartitionBuffer:
         return last
 
     def own(self) -> RecordBatch:
-        """The batch is ours."""
-        lot = RecordBatch(self.place, self.fetched[: self.proposed])
+        batch = RecordBatch(self.place, self.fetched[: self.proposed])
         del self.fetched[: self.proposed]
         self.proposed = 0
-        self.owned.append(lot)
-        return lot
+        self.owned.append(batch)
+        return batch
 
     def lay_down(self) -> RecordBatch | None:
-        """The application came back from the lot in hand; returns what is left of it."""
-        lot = self.lot
-        assert lot is not None
+        """The application came back from the batch in hand; returns what is left of it."""
+        batch = self.batch
+        assert batch is not None
         self.progress.last_offset = self.last_offset
-        self.lot = None
-        self.owned.remove(lot)
-        if not lot.rest:
+        self.batch = None
+        self.owned.remove(batch)
+        if not batch.rest:
             return None
-        left = RecordBatch(self.place, lot.rest)
+        left = RecordBatch(self.place, batch.rest)
         self.owned.insert(0, left)
         return left
 
@@ -348,6 +376,6 @@ class PartitionBuffer:
         last_offset = self.last_offset
         if last_offset is None and self.owned:
             last_offset = self.owned[0].records[0].offset() - 1
-        for lot in self.owned:
-            lot.give_back()
+        for batch in self.owned:
+            batch.give_back()
         return last_offset

@@ -1,42 +1,96 @@
-"""The world as one partition of the coordination log tells it: who holds what, how fresh, up to where. Pure data.
+"""The world as one partition of the coordination log tells it: who holds what, how fresh, up to where. Pure.
 
-A world is made by reading records in order (`rationalizer.read`) and by nothing else, so two readers of the same
-records have the same world. `now_ms` is log time: the running maximum of the brokers' append times (P28). It stands
-still while nobody writes.
+Theory (seed 003, with rules P28 to P31). `World.read`, the seed's rationalizer, is the only way in which a world
+changes, so two readers of the same records have the same world. A message is judged by the records before it and by
+its own place and time, never by a reader's clock:
 
-*Freshness* (seed 003), by the age of the holder's last accepted message in log time:
+    message                by                                the claim               verdict     and then
+    ClaimingPartition      anybody                           free, or stale          WON         held by its sender
+                           the holder's client id, if it     held                    WON         held by the new
+                           knows the claim's generation                                          instance
+                           anybody else                      fresh or unknown        LOST        its sender is present
+                           one that knows an older           any                     LOST
+                           generation than there is
+    Heartbeat,             the holder, under the claim's     held                    ACCEPTED    alive; position; the
+    ClaimingMessages       generation                                                            message claim
+    ReturningMessages      the same                          held                    ACCEPTED    alive; position, back
+    ReleasingPartition     the same                          held                    ACCEPTED    free; position
+    these four             anybody else, or under            any                     REFUSED     nothing
+                           another generation
+    SettingPosition        an administrator                  any                     ACCEPTED    free; position
+
+A claim that wins, and a position that is set, begin a generation: the record's own offset. Generations of a partition
+grow with the log, and each message names the one it belongs to, so what a frozen client or a network delivers late
+changes nothing. Positions only grow, unless one is set, or the holder returns what it claimed at most once and has not
+handed out. An accepted Heartbeat is the commit point at most once (P27): whoever wins the claim later begins behind its
+position, because that heartbeat precedes the claim in the log. It ends the message claim, fulfilled or not.
+
+*Freshness* is the age of the holder's last accepted message in log time, the running maximum of the brokers' append
+times (P28), which stands still while nobody writes:
 
     age < interval               fresh      the holder lives
     interval … 2 × interval      unknown    it may
-    age > 2 × interval           stale      the next claim wins
+    age > 2 × interval           stale      the next claim wins; until then the holder keeps its claim
 
-A stale holder holds its claim until another claim wins, or it is released.
+*Exact.* A reader from offset 0 knows everything. One that begins in the tail, or meets a hole in the offsets, does not
+know which claims won (P30): its verdict is UNDECIDED, and what it follows, the highest generation that messages carry,
+may be looked at but not acted upon. `exact` says, claim by claim, whether what is known is what a reader from offset 0
+knows; `positioned` says the same of `last_offset`, which a winning claim does not carry. Three ways lead to certainty:
 
-*Exact.* A reader from offset 0 knows everything. One that begins in the tail, or meets a hole in the offsets, knows
-nothing for certain at first (P30): `exact` says, claim by claim, whether what is known is what a reader from offset 0
-would know. What is not exact may be looked at, and is not acted upon. `positioned` says the same of `last_offset`
-alone, which a claim that wins does not bring along.
+1. *Silence.* After 2 intervals of log time without a message about the partition, whoever held it is stale, so a claim
+   that comes then wins for every reader; unless its sender names a generation that may be out of date.
+2. *Confirmation.* A message carries the offset at which its sender's last message was accepted. If that offset was
+   read here, and neither a claim of the partition nor a set position lies between it and the message, nothing can have
+   ended the claim: the message is accepted, and all that matters is known.
+3. *A position that is set* decides everything by itself.
+
+All three need the time stamps that a reader from offset 0 has. Append times may go back by at most `clock_step_ms` when
+another broker leads the partition, so stamps count once log time has advanced that far past the start (`settled_ms`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import Enum
 
-from harvester.coordination.core.messages import Client, GroupPartition
+from harvester.coordination.core.messages import (
+    ClaimingMessages,
+    ClaimingPartition,
+    Client,
+    GroupPartition,
+    Message,
+    ReleasingPartition,
+    ReturningMessages,
+    SettingPosition,
+    Unreadable,
+    decode,
+    position,
+)
 
 NO_GENERATION = -1
-SET_TO_START = -1  # the last offset of a place that certainly goes on with offset 0
+SET_TO_START = -1  # the last offset of a partition that certainly goes on with offset 0
 
 
 class Freshness(Enum):
-    """See the module's text; FREE: nobody holds the claim."""
+    """How long ago the holder was heard of; FREE: nobody holds the claim."""
 
     FREE = "free"
     FRESH = "fresh"
     UNKNOWN = "unknown"
     STALE = "stale"
+
+
+class ClaimVerdict(Enum):
+    """What became of a record of the log."""
+
+    WON = "won"
+    LOST = "lost"
+    ACCEPTED = "accepted"
+    REFUSED = "refused"
+    UNDECIDED = "undecided"
+    UNREADABLE = "unreadable"
+    REPEATED = "repeated"  # read before
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +101,6 @@ class LogTiming:
     clock_step_ms: int
 
     def freshness(self, age_ms: int) -> Freshness:
-        """Of a held claim."""
         if age_ms < self.interval_ms:
             return Freshness.FRESH
         return Freshness.UNKNOWN if age_ms <= 2 * self.interval_ms else Freshness.STALE
@@ -55,13 +108,13 @@ class LogTiming:
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """What is known of one place. Times are log times.
+    """What is known of one partition. Times are log times.
 
     `generation`: offset of the claim that won last, kept when it is released. `last_offset`: the last processed one,
     None before the first (then Kafka's group offset counts), SET_TO_START if an administrator or a holder put it back
-    there. `proposed`: a message claim that no heartbeat has followed yet. `heard_ms`: of the last
-    message about the place, whoever sent it. `contested`: offset of the last record that may have changed the
-    generation; only kept while the claim is not exact.
+    there. `proposed`: a message claim that no heartbeat has followed yet. `heard_ms`: of the last message about the
+    partition, whoever sent it. `contested`: offset of the last record that may have changed the generation; only kept
+    while the claim is not exact.
     """
 
     holder: Client | None = None
@@ -75,16 +128,24 @@ class Claim:
     contested: int = NO_GENERATION
 
     def freshness(self, now_ms: int, timing: LogTiming) -> Freshness:
-        """At a log time."""
         return Freshness.FREE if self.holder is None else timing.freshness(now_ms - self.beat_ms)
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """A record as it was read; `before` is what was known of its partition, `message` None for a repeated record."""
+
+    message: Message | Unreadable | None
+    verdict: ClaimVerdict
+    before: Claim | None = None
 
 
 @dataclass(slots=True)
 class World:
-    """See the module's text. `start_offset`: where this reader's unbroken view begins; `next_offset`: what it reads.
+    """`start_offset`: where this reader's unbroken view begins, at log time `start_ms`; `next_offset`: what it reads.
 
-    `start_ms` is the log time of the first record of that view. `presence` keeps, by group and client id, when a
-    claim was last lost, oldest first: who loses one is there, and wants a share (P31). After 2 intervals that is over.
+    `presence` keeps, by group and client id, when a claim was last lost, oldest first: who loses one is there, and
+    wants a share (P31). After 2 intervals that is over.
     """
 
     timing: LogTiming
@@ -97,24 +158,59 @@ class World:
 
     @classmethod
     def begin(cls, timing: LogTiming, offset: int = 0) -> World:
-        """The world of a reader that will read from this offset on."""
         return cls(timing, offset, offset)
+
+    # -- what changes it
+
+    def read(self, offset: int, timestamp_ms: int, value: bytes | None) -> Reading:
+        """The next record of the log, with the time at which the broker appended it."""
+        if offset < self.next_offset:
+            return Reading(None, ClaimVerdict.REPEATED)
+        if offset > self.next_offset:
+            self.miss(offset)
+        self.next_offset = offset + 1
+        self.now_ms = max(self.now_ms, timestamp_ms)
+        if self.start_ms is None:
+            self.start_ms = self.now_ms
+        message = decode(value)
+        if isinstance(message, Unreadable):
+            return Reading(message, ClaimVerdict.UNREADABLE)
+        before = self.claim(message.place)
+        after, verdict = _judge(before, message, self)
+        self.claims[message.place] = replace(after, heard_ms=self.now_ms)
+        self._note_presence(message, verdict)
+        return Reading(message, verdict, before)
+
+    def miss(self, offset: int) -> None:
+        """Records before this one are missing (retention, compaction): from here on it is a late reader's view."""
+        self.start_offset = self.next_offset = offset
+        self.start_ms = None
+        for place, claim in self.claims.items():
+            self.claims[place] = replace(claim, exact=False, positioned=False, contested=NO_GENERATION)
+
+    def _note_presence(self, message: Message, verdict: ClaimVerdict) -> None:
+        who = (message.place.group, message.client.id)
+        if isinstance(message, ClaimingPartition) and verdict in (ClaimVerdict.LOST, ClaimVerdict.UNDECIDED):
+            self.presence.pop(who, None)  # the newest is the last
+            self.presence[who] = self.now_ms
+            for known, lost_ms in tuple(self.presence.items()):
+                if self.now_ms - lost_ms <= 2 * self.timing.interval_ms:
+                    break
+                del self.presence[known]
+        elif isinstance(message, ReleasingPartition) and verdict is ClaimVerdict.ACCEPTED:
+            self.presence.pop(who, None)
+
+    # -- what it says
+
+    @property
+    def offset(self) -> int:
+        """Of the record that was read last."""
+        return self.next_offset - 1
 
     @property
     def complete(self) -> bool:
         """Whether nothing lies before this view."""
         return self.start_offset == 0
-
-    def claim(self, place: GroupPartition) -> Claim:
-        """What is known of a place, heard of or not."""
-        known = self.claims.get(place)
-        if known is None:
-            return Claim(exact=self.complete, positioned=self.complete, heard_ms=self.start_ms or 0)
-        return known
-
-    def freshness(self, place: GroupPartition, now_ms: int = 0) -> Freshness:
-        """As of the last record, or of a later log time."""
-        return self.claim(place).freshness(max(self.now_ms, now_ms), self.timing)
 
     @property
     def settled_ms(self) -> int | None:
@@ -122,6 +218,20 @@ class World:
         if self.complete:
             return 0
         return None if self.start_ms is None else self.start_ms + self.timing.clock_step_ms
+
+    @property
+    def settled(self) -> bool:
+        """Whether stamps are those of a reader from offset 0 by now."""
+        return self.now_ms >= (self.settled_ms or 0)
+
+    def claim(self, place: GroupPartition) -> Claim:
+        known = self.claims.get(place)
+        if known is None:
+            return Claim(exact=self.complete, positioned=self.complete, heard_ms=self.start_ms or 0)
+        return known
+
+    def freshness(self, place: GroupPartition, now_ms: int = 0) -> Freshness:
+        return self.claim(place).freshness(max(self.now_ms, now_ms), self.timing)
 
     def claimable(self, place: GroupPartition, now_ms: int = 0) -> bool:
         """Whether a claim appended now (as of the last record, or at a later log time) is certain to win, unless
@@ -135,7 +245,7 @@ class World:
         return self.timing.freshness(max(self.now_ms, now_ms) - max(claim.heard_ms, settled_ms)) is Freshness.STALE
 
     def held(self, group: str) -> Iterator[tuple[GroupPartition, Client]]:
-        """The places of a group that have a holder who is not stale."""
+        """The partitions of a group that have a holder who is not stale."""
         for place, claim in self.claims.items():
             if place.group != group or claim.holder is None:
                 continue
@@ -148,3 +258,90 @@ class World:
         for (of, client_id), lost_ms in self.presence.items():
             if of == group and at_ms - lost_ms <= 2 * self.timing.interval_ms:
                 yield client_id
+
+
+def _judge(claim: Claim, message: Message, at: World) -> tuple[Claim, ClaimVerdict]:
+    """The table above, for the record that was read last."""
+    match message:
+        case ClaimingPartition():
+            return _claiming(claim, message, at)
+        case SettingPosition(last_offset=last_offset):
+            last_offset = SET_TO_START if last_offset is None else last_offset
+            free = Claim(generation=at.offset, last_offset=last_offset, contested=at.offset)
+            return replace(free, exact=claim.exact or at.settled), ClaimVerdict.ACCEPTED
+        case _ if claim.exact:
+            return _under_claim(claim, message, at)
+        case _:
+            return _adopting(claim, message, at)
+
+
+def _claiming(claim: Claim, message: ClaimingPartition, at: World) -> tuple[Claim, ClaimVerdict]:
+    won = Claim(
+        message.client, at.offset, at.now_ms, claim.last_offset, positioned=claim.positioned, contested=at.offset
+    )
+    if not claim.exact:
+        silent_since_ms = max(claim.heard_ms, at.settled_ms or 0)
+        newest = max(claim.contested, at.start_offset - 1)  # that the generation can be
+        knows = message.generation is None or message.generation >= newest
+        if knows and at.timing.freshness(at.now_ms - silent_since_ms) is Freshness.STALE:
+            return won, ClaimVerdict.WON
+        return replace(claim, contested=at.offset), ClaimVerdict.UNDECIDED
+    if message.generation is not None and message.generation < claim.generation:
+        return claim, ClaimVerdict.LOST
+    takes_over = claim.holder is not None and claim.holder.id == message.client.id
+    if takes_over and message.generation == claim.generation:
+        return won, ClaimVerdict.WON
+    if claim.freshness(at.now_ms, at.timing) in (Freshness.FREE, Freshness.STALE):
+        return won, ClaimVerdict.WON
+    return claim, ClaimVerdict.LOST
+
+
+def _under_claim(claim: Claim, message: Message, at: World) -> tuple[Claim, ClaimVerdict]:
+    if claim.holder != message.client or claim.generation != message.generation:
+        return claim, ClaimVerdict.REFUSED
+    return _reported(claim, message, at), ClaimVerdict.ACCEPTED
+
+
+def _reported(claim: Claim, message: Message, at: World) -> Claim:
+    """What an accepted message of the holder changes."""
+    if isinstance(message, ClaimingMessages):
+        return replace(claim, beat_ms=at.now_ms, proposed=message.proposed_last_offset)
+    last_offset = position(message)
+    positioned = claim.positioned or last_offset is not None
+    if isinstance(message, ReturningMessages):
+        last_offset, positioned = SET_TO_START if last_offset is None else last_offset, True
+    else:
+        last_offset = _highest(claim.last_offset, last_offset)
+    holder = None if isinstance(message, ReleasingPartition) else claim.holder
+    return replace(
+        claim, holder=holder, beat_ms=at.now_ms, last_offset=last_offset, proposed=None, positioned=positioned
+    )
+
+
+def _adopting(claim: Claim, message: Message, at: World) -> tuple[Claim, ClaimVerdict]:
+    """A message under a claim whose winning was not seen, or not understood."""
+    generation = NO_GENERATION if message.generation is None else message.generation
+    ended = generation == claim.generation and claim.holder is None  # released: the same claim does not come back
+    if generation < claim.generation or ended or generation == NO_GENERATION:
+        return claim, ClaimVerdict.REFUSED
+    if generation > claim.generation:
+        claim = replace(claim, generation=generation, last_offset=None, proposed=None)
+    certain = _is_confirmed(claim, message, at)
+    # A message claim says nothing of the position, and a heartbeat that is not certain may be a zombie's. One without
+    # a position leaves open whether there never was one, or one was set to the start.
+    adopted = _reported(replace(claim, holder=message.client, positioned=False), message, at)
+    positioned = certain and adopted.positioned
+    return replace(
+        adopted, exact=certain, positioned=positioned
+    ), ClaimVerdict.ACCEPTED if certain else ClaimVerdict.UNDECIDED
+
+
+def _is_confirmed(claim: Claim, message: Message, at: World) -> bool:
+    confirmed = NO_GENERATION if message.confirmed is None else message.confirmed
+    return confirmed >= at.start_offset and confirmed >= claim.contested and at.settled
+
+
+def _highest(one: int | None, other: int | None) -> int | None:
+    if one is None or other is None:
+        return one if other is None else other
+    return max(one, other)

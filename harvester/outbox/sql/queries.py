@@ -195,7 +195,7 @@ def mark_in_table(
     gaps: Sequence[tuple[int, int]],
     kept: Iterable[int] = (),
 ) -> str:
-    """Take the next rows that this leader id has not taken; they carry it from then on (seed 000, MP/R)."""
+    """Take the next rows that this leader id has not taken; they carry it from then on."""
     ids = _id_array(kept)
     condition = f" AND o.leader_id IS DISTINCT FROM '{leader_id}'"
     if ids != _id_array(()):

@@ -1,29 +1,22 @@
-"""The checks of an audit: lost records, repeats, order, latency, terms.
+"""The checks of an audit, as transforms of frames: lost records, repeats, order, latency, terms, and their counts.
 
 A row is purged after the broker's acknowledgement, so whatever the archive names has to stand in the topics,
 wherever. Judged is what was purged within the range and *created* since the topics are whole: a record cannot be in
 the log before its row was made, so what is asked for lies within what was read, whatever clock its timestamp is of.
 
-Repeats, and the order in which the log has the records of a key (invariant I2). Within a key of a partition the log's
-own order is the order of delivery, and the ids say what is right: a writer that locks what the key stands for, and
-then inserts, takes ids in the order of its commits (docs/outbox.md). A record that comes below an id that is already
-there is either
+Within a key of a partition the log's own order is the order of delivery, and the ids say what is right (invariant
+I2): a writer that locks what the key stands for, and then inserts, takes ids in the order of its commits
+(docs/outbox.md). A record that comes below an id that is already there is either
 
     repeated after a successor      it had been delivered before: never right
     delivered after a successor     it had not: wrong, unless its writers were not serial, which nothing here can tell
 
 Records without a key have no order, and between partitions or topics the log defines none.
-
-How long records took, and how many came: by topic and hour of Kafka's timestamp (UTC).
-
-The counts of an audit, gathered by one query: pairs of a name and a number.
-
-Which leaders sent what: terms, lanes and producers, and how one term followed another.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from typing import TYPE_CHECKING
@@ -31,7 +24,7 @@ from typing import TYPE_CHECKING
 from pyspark.sql import functions as F  # noqa: N812 - Spark's own name for it
 from pyspark.sql.window import Window
 
-from harvester.pipeline.audit.schemas import FINDINGS, MARKED, STREAM, FindingKind, RecordSource, Severity
+from harvester.pipeline.audit.schemas import MARKED, STREAM, FindingKind, RecordSource, Severity, finding
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
@@ -76,9 +69,7 @@ def lost(found: DataFrame, bounds: AuditScope) -> DataFrame:
     doubtful = F.col("topic").isin(*bounds.doubtful) if bounds.doubtful else F.lit(False)
     severity = F.when(doubtful, Severity.SUSPECT).otherwise(Severity.VIOLATION)
     rows = found.where(F.col("judged") & ~F.col("delivered"))
-    return _finding(
-        rows, FindingKind.LOST, severity, F.lit("purged as delivered, and in none of the topics"), F.col("at")
-    )
+    return finding(rows, FindingKind.LOST, severity, "purged as delivered, and in none of the topics")
 
 
 def unexpected(marked: DataFrame, history: DataFrame, began: datetime | None, read_at: datetime) -> DataFrame:
@@ -94,16 +85,8 @@ def unexpected(marked: DataFrame, history: DataFrame, began: datetime | None, re
         since, until = F.lit(began), F.unix_micros(F.lit(read_at))
         rows = marked.where(F.col("inside") & F.col("first") & (F.col("timestamp") >= since) & (created < until))
     strange = rows.join(history.select("incarnation", "id"), ["incarnation", "id"], "left_anti")
-    detail = F.lit("neither in the outbox nor in its quarantine and archive")
-    return _finding(strange, FindingKind.UNEXPECTED, F.lit(Severity.SUSPECT.value), detail, F.col("timestamp"))
-
-
-def _finding(rows: DataFrame, kind: FindingKind, severity: Column, detail: Column, at: Column) -> DataFrame:
-    offset = F.col("offset") if "offset" in rows.columns else F.lit(None).cast("bigint")
-    return rows.select(
-        F.lit(kind.value).alias("kind"), severity.alias("severity"), "incarnation", "id", "topic", "partition",
-        offset.alias("offset"), "key", detail.alias("detail"), at.alias("at"),
-    ).select(*FINDINGS.names)  # fmt: skip
+    detail = "neither in the outbox nor in its quarantine and archive"
+    return finding(strange, FindingKind.UNEXPECTED, Severity.SUSPECT, detail, at=F.col("timestamp"))
 
 
 _NOTHING_BEFORE = (Window.unboundedPreceding, -1)
@@ -135,10 +118,7 @@ def findings(marked: DataFrame, *, repeats: Severity, swaps: Severity) -> DataFr
         F.lit("delivered before")
     )
     wrong = marked.where(F.col("inside") & (again | late))
-    return wrong.select(
-        kind.alias("kind"), severity.alias("severity"), "incarnation", "id", *_place(), "key",
-        detail.alias("detail"), F.col("timestamp").alias("at"),
-    ).select(*FINDINGS.names)  # fmt: skip
+    return finding(wrong, kind, severity, detail, at=F.col("timestamp"))
 
 
 def scattered(places: DataFrame) -> DataFrame:
@@ -147,19 +127,10 @@ def scattered(places: DataFrame) -> DataFrame:
     apart = keyed.groupBy("topic", "key").agg(
         F.count("partition").alias("partitions"), F.min("partition").alias("low"), F.max("partition").alias("high")
     )
-    nothing = F.lit(None)
-    return apart.where(F.col("partitions") > 1).select(
-        F.lit(FindingKind.SCATTERED.value).alias("kind"), F.lit(Severity.SUSPECT.value).alias("severity"),
-        nothing.cast("string").alias("incarnation"), nothing.cast("bigint").alias("id"), "topic",
-        nothing.cast("int").alias("partition"), nothing.cast("bigint").alias("offset"), "key",
-        F.format_string("in %d partitions, from %d to %d: between them there is no order", "partitions", "low", "high")
-        .alias("detail"),
-        nothing.cast("timestamp").alias("at"),
-    )  # fmt: skip
-
-
-def _place() -> tuple[Column, ...]:
-    return F.col("topic"), F.col("partition"), F.col("offset")
+    detail = F.format_string(
+        "in %d partitions, from %d to %d: between them there is no order", "partitions", "low", "high"
+    )
+    return finding(apart.where(F.col("partitions") > 1), FindingKind.SCATTERED, Severity.SUSPECT, detail)
 
 
 QUANTILES = (0.5, 0.9, 0.99)
@@ -205,36 +176,27 @@ def of_holes(gaps: DataFrame) -> DataFrame:
 
 
 def of_archive(found: DataFrame) -> DataFrame:
-    """`audit_delivery.found` → (name, value): ids of the range, those that cannot be judged, those delivered."""
+    """`found` → (name, value): ids of the range, those that cannot be judged, those delivered."""
     beyond = ~F.col("judged") & ~F.col("delivered")
-    return _named(
-        found.agg(
-            F.count(F.lit(1)).alias(ARCHIVED),
-            F.count_if(beyond).alias(BEYOND),
-            F.count_if(F.col("delivered")).alias(DELIVERED),
-        ),
-        (ARCHIVED, BEYOND, DELIVERED),
-    )
+    delivered = F.count_if(F.col("delivered"))
+    return _named(found, {ARCHIVED: F.count(F.lit(1)), BEYOND: F.count_if(beyond), DELIVERED: delivered})
 
 
 def of_outbox(history: DataFrame, marked: DataFrame) -> DataFrame:
     """HISTORY and MARKED → (name, value): rows of the outbox that have not been delivered."""
     waiting = history.where(F.col("source") == RecordSource.OUTBOX)
     waiting = waiting.join(marked.select("incarnation", "id"), ["incarnation", "id"], "left_anti")
-    return _named(waiting.agg(F.count(F.lit(1)).alias(PENDING)), (PENDING,))
+    return _named(waiting, {PENDING: F.count(F.lit(1))})
 
 
 def of_records(marked: DataFrame) -> DataFrame:
     """MARKED → (name, value): deliveries of the range, and ids."""
-    inside = marked.where("inside")
-    return _named(
-        inside.agg(F.count(F.lit(1)).alias(DELIVERIES), F.count_if(F.col("first")).alias(IDS)), (DELIVERIES, IDS)
-    )
+    return _named(marked.where("inside"), {DELIVERIES: F.count(F.lit(1)), IDS: F.count_if(F.col("first"))})
 
 
-def _named(counts: DataFrame, names: tuple[str, ...]) -> DataFrame:
-    pairs: list[Column] = [F.struct(F.lit(name).alias("name"), F.col(name).alias("value")) for name in names]
-    return counts.select(F.inline(F.array(*pairs)))
+def _named(rows: DataFrame, counts: Mapping[str, Column]) -> DataFrame:
+    pairs = (F.struct(F.lit(name).alias("name"), F.col(name).alias("value")) for name in counts)
+    return rows.agg(*(count.alias(name) for name, count in counts.items())).select(F.inline(F.array(*pairs)))
 
 
 @dataclass(frozen=True, slots=True)

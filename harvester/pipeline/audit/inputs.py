@@ -1,35 +1,38 @@
-"""The records an audit examines: topics as they are now, or the bronze table of a lake.
+"""What an audit examines: the records, of topics as they are now or of a lake, and what the database knows of them.
 
-What the brokers say of topics before they are read: where they begin and end, and whether they drop records. Offsets
-are places to read from and to, nothing more: between two of them there may be as many records as you like.
+The brokers are asked where topics begin and end, and whether they drop records. Offsets are places to read from and
+to, nothing more: between two of them there may be as many records as you like.
 
-What was read, partition by partition, and since when the topics are whole. Pure but for the one frame.
+A row leaves the outbox and enters the archive, or the quarantine, in one statement. All three are read by one
+statement as well, through JDBC: whatever was committed stands in exactly one of them.
 """
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from datetime import datetime, timedelta
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
+from uuid import UUID
 
 from pyspark.sql import functions as F  # noqa: N812 - Spark's own name for it
 
-from harvester.errors import BrokerUnavailable
+from harvester.errors import BrokerUnavailable, SchemaError
+from harvester.outbox import archive
+from harvester.outbox.connection import Connection, connect, database_errors
+from harvester.outbox.schema import find_shape
+from harvester.outbox.shape import INIT_HINT, OutboxShape
+from harvester.outbox.tables import OutboxTable
 from harvester.pipeline import schemas, source, streaming, tables
-from harvester.pipeline.audit.report import instant
-from harvester.pipeline.audit.schemas import RECORDS
-from harvester.pipeline.errors import InputMissing, TableMismatch
+from harvester.pipeline.audit.schemas import HISTORY, RECORDS, RecordSource
+from harvester.pipeline.jdbc import JdbcSource
 from harvester.pipeline.origin_columns import bronze_columns
+from harvester.pipeline.streaming import Place
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
 
-Place = tuple[str, int]
-
-_WAIT = {"default.api.timeout.ms": "30000", "request.timeout.ms": "10000"}
 _OPEN_S = 60.0  # the default of brokers for transactions without a word from their producer
 _LOOK_S = 0.5
 
@@ -51,9 +54,8 @@ class TopicBounds:
     def options(self) -> dict[str, str]:
         """For Spark's batch source."""
         topics = ",".join(sorted({topic for topic, _ in self.end}))
-        return {
-            "subscribe": topics, "startingOffsets": _by_topic(self.start), "endingOffsets": _by_topic(self.end),
-        }  # fmt: skip
+        start, end = streaming.by_topic(self.start), streaming.by_topic(self.end)
+        return {"subscribe": topics, "startingOffsets": start, "endingOffsets": end}
 
 
 def topic_bounds(
@@ -68,24 +70,8 @@ def topic_bounds(
 
     These are waited for, since a reader of what is committed sees nothing behind them. Raises BrokerUnavailable.
     """
-    from py4j.protocol import Py4JJavaError
-
-    jvm: Any = spark.sparkContext._jvm
-    properties = jvm.java.util.Properties()
-    for name, value in {**_WAIT, **kafka}.items():
-        properties.setProperty(name, value)
-    try:
-        asked = _Asked(jvm, jvm.org.apache.kafka.clients.admin.AdminClient.create(properties))
-        try:
-            return _bounds(asked, list(dict.fromkeys(topics)), since, progress)
-        finally:
-            asked.admin.close()
-    except Py4JJavaError as error:
-        said = str(error.java_exception.getMessage() or error.java_exception.getClass().getName())
-        raise BrokerUnavailable(
-            f"no ends of topics from {kafka.get('bootstrap.servers')}: {said.splitlines()[0]}",
-            hint="look after the brokers",
-        ) from error
+    with source.admin(spark, kafka, "ends of topics") as client:
+        return _bounds(_Asked(spark.sparkContext._jvm, client), list(dict.fromkeys(topics)), since, progress)
 
 
 def _bounds(asked: _Asked, topics: list[str], since: datetime | None, progress: Callable[[str], None]) -> TopicBounds:
@@ -113,13 +99,6 @@ def _bounds(asked: _Asked, topics: list[str], since: datetime | None, progress: 
                 hint="wait until its producer or its timeout ends it",
             )
         time.sleep(_LOOK_S)
-
-
-def _by_topic(offsets: Mapping[Place, int]) -> str:
-    found: dict[str, dict[str, int]] = {}
-    for (topic, partition), offset in offsets.items():
-        found.setdefault(topic, {})[str(partition)] = offset
-    return json.dumps(found)
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,52 +145,21 @@ class PartitionInput:
     last_at: datetime
 
 
-@dataclass(frozen=True, slots=True)
-class Read:
-    """Everything that was read, also beside the range."""
-
-    places: Mapping[Place, PartitionInput]
-
-    @property
-    def records(self) -> int:
-        """All of them."""
-        return sum(one.records for one in self.places.values())
-
-    @property
-    def foreign(self) -> int:
-        """Those without an origin."""
-        return sum(one.foreign for one in self.places.values())
-
-    @property
-    def latest(self) -> datetime | None:
-        """The time of the last record."""
-        return max((one.last_at for one in self.places.values()), default=None)
-
-
-def read_so_far(records: DataFrame) -> Read:
-    """RECORDS → what they are, by one action."""
+def read_so_far(records: DataFrame) -> dict[Place, PartitionInput]:
+    """RECORDS → what was read of each partition, also beside the range; by one action."""
     assert {"topic", "partition", "offset", "timestamp", "problem"} <= set(RECORDS.names)
-    at = F.unix_micros("timestamp")
     rows = records.groupBy("topic", "partition").agg(
         F.count(F.lit(1)).alias("records"),
         F.count("problem").alias("foreign"),
-        F.min("offset").alias("first"),
-        F.min_by(at, "offset").alias("first_at"),
-        F.max(at).alias("last_at"),
+        F.min("offset").alias("first_offset"),
+        F.min_by("timestamp", "offset").alias("first_at"),
+        F.max("timestamp").alias("last_at"),
     )
-    found = {}
-    for row in rows.collect():
-        first_at, last_at = instant(row["first_at"]), instant(row["last_at"])
-        assert first_at is not None
-        assert last_at is not None
-        found[row["topic"], row["partition"]] = PartitionInput(
-            row["records"], row["foreign"], row["first"], first_at, last_at
-        )
-    return Read(found)
+    return {(row.pop("topic"), row.pop("partition")): PartitionInput(**row) for row in tables.collected(rows)}
 
 
 def whole_since(
-    bounds: TopicBounds | None, read: Read, since: datetime | None
+    bounds: TopicBounds | None, read: Mapping[Place, PartitionInput], since: datetime | None
 ) -> tuple[datetime | None, tuple[Place, ...]]:
     """Since when every partition has all its records, None for ever, and the partitions of which that is unknown.
 
@@ -220,12 +168,12 @@ def whole_since(
     have had a beginning that nobody read.
     """
     if bounds is None:
-        cut = [place for place, one in read.places.items() if one.first_offset > 0 and since is None]
+        cut = [place for place, one in read.items() if one.first_offset > 0 and since is None]
     else:
         cut = list(bounds.truncated)
-    begins = [read.places[place].first_at for place in cut if place in read.places]
+    begins = [read[place].first_at for place in cut if place in read]
     # Not by offsets: the marker of a transaction may be left.
-    emptied = tuple(place for place in cut if place not in read.places)
+    emptied = tuple(place for place in cut if place not in read)
     return max([*begins, *([] if since is None else [since])], default=None), emptied
 
 
@@ -246,8 +194,8 @@ def require(spark: SparkSession, kafka: Mapping[str, str], topics: tuple[str, ..
     """Whether there is anything to read, before much is done. Raises InputMissing, BrokerUnavailable, TableMismatch."""
     if lake is None:
         source.require_topics(spark, kafka, topics)
-    elif not tables.exists(spark, path := tables.path_of(lake, "bronze")):
-        raise InputMissing(f"there is no lake in {lake}: {path} is missing", hint="`harvester pipeline lake` makes one")
+    else:
+        tables.load(spark, lake, schemas.BRONZE_TABLE)
 
 
 def from_topics(
@@ -273,12 +221,7 @@ def from_topics(
 
 def from_lake(spark: SparkSession, root: str, since: datetime | None) -> Input:
     """The bronze table of `pipeline lake`. Raises TableMismatch for another."""
-    path = tables.path_of(root, "bronze")
-    rows = spark.read.format("delta").load(path)
-    missing, problems = schemas.differences(rows.schema, schemas.BRONZE)
-    problems += [f"{'.'.join(one.path)} is missing" for one in missing]
-    if problems:
-        raise TableMismatch(f"the table {path} is no bronze of a lake: {'; '.join(problems)}")
+    rows = tables.load(spark, root, schemas.BRONZE_TABLE)
     if since is not None:
         rows = rows.where(F.col("day") >= F.lit(since.date()))
         rows = rows.where(F.col("timestamp") >= F.lit(since))
@@ -295,11 +238,6 @@ def trimmed(bronze: DataFrame, since: datetime | None, until: datetime | None, n
     return bronze.withColumns({"inside": inside, "notice": _notice(notices)}).select(*RECORDS.names)
 
 
-def read_from(since: datetime | None, margin: timedelta) -> datetime | None:
-    """Where reading begins for a range that begins there."""
-    return None if since is None else since - margin
-
-
 def _notice(topic: str) -> Column:
     """The header of the record that a notice is about (docs/dead-letters.md); NULL for whatever else stands there."""
     if not topic:
@@ -313,3 +251,91 @@ def _topics(spark: SparkSession, root: str) -> tuple[str, ...]:
     where = f"{root.rstrip('/')}/checkpoint"
     text = tables.read_text(spark, f"{where}/{streaming.FILE}")
     return () if text is None else streaming.from_text(text, where).topics
+
+
+_FETCH_ROWS = 10_000
+
+
+@dataclass(frozen=True, slots=True)
+class HistoryFacts:
+    """What has to be known before the tables are read. `at`: the database's clock."""
+
+    shape: OutboxShape
+    incarnation: UUID
+    term: int
+    has_archive: bool
+    at: datetime
+
+
+def history_facts(dsn: str, table: OutboxTable) -> HistoryFacts:
+    """Look at the outbox; raises DatabaseUnavailable, SchemaError."""
+    with connect(dsn, application_name="harvester audit") as connection:
+        shape = find_shape(connection, table)
+        if shape is None:
+            raise SchemaError(f"there is no outbox table {table} in this database", hint=INIT_HINT)
+        has_archive = archive.exists(connection, table)
+        _check_readable(connection, [table.sql, table.quarantine, *([table.archive] if has_archive else [])])
+        with database_errors(f"read {table.term}"):
+            row = connection.execute(f"SELECT incarnation, term, now() FROM {table.term}").fetchone()
+    if row is None:
+        raise SchemaError(f"the table {table.term} is empty", hint=INIT_HINT)
+    return HistoryFacts(shape, row[0], row[1], has_archive, row[2].astimezone(UTC))
+
+
+def _check_readable(connection: Connection, names: list[str]) -> None:
+    with database_errors("look at the outbox's tables"):
+        # has_table_privilege would raise for a table that is not there.
+        rows = connection.execute(
+            "SELECT name, to_regclass(name) IS NULL, quote_ident(current_user) FROM unnest(%s::text[]) AS name"
+            " WHERE NOT coalesce(has_table_privilege(to_regclass(name), 'SELECT'), false)",
+            (names,),
+        ).fetchall()
+    for name, missing, user in rows:
+        if missing:
+            raise SchemaError(f"the table {name} is missing", hint=INIT_HINT)
+        raise SchemaError(
+            f"this database user may not read {name}", hint=f"let the owner run: GRANT SELECT ON {name} TO {user}"
+        )
+
+
+def query(table: OutboxTable, facts: HistoryFacts, since: datetime | None) -> str:
+    """One SELECT with the columns of HISTORY. `since`: what was purged before is left out."""
+    key = "kafka_key" if facts.shape.key_type == "bytea" else "convert_to(kafka_key, 'UTF8')"
+    partition = "kafka_partition" if facts.shape.has_partition else "NULL::integer"
+    # An archive that was written while nothing stood in the term table does not know whose its rows are.
+    current = f"'{facts.incarnation}'"
+    since_sql = "" if since is None else f" WHERE purged_at >= '{since.astimezone(UTC).isoformat()}'"
+    parts = [
+        _select(RecordSource.OUTBOX, table.sql, incarnation=current, partition=partition, key=key),
+        _select(RecordSource.QUARANTINE, table.quarantine, key=key, at="quarantined_at", origin="origin"),
+        _select(
+            RecordSource.ARCHIVE, table.archive, incarnation=f"coalesce(incarnation::text, {current})", at="purged_at"
+        ) + since_sql,
+    ]  # fmt: skip
+    return " UNION ALL ".join(parts if facts.has_archive else parts[:2])
+
+
+def read_history(spark: SparkSession, jdbc: JdbcSource, statement: str) -> DataFrame:
+    """`query` → HISTORY, lazily. It comes through one session, and is spread by the names of the records."""
+    options = {**jdbc.options, "dbtable": f"({statement}) AS history", "fetchsize": str(_FETCH_ROWS)}
+    rows = spark.read.format("jdbc").options(**options).load()
+    named = rows.select(*(rows[field.name].cast(field.dataType).alias(field.name) for field in HISTORY))
+    return named.repartition("incarnation", "id")
+
+
+def _select(
+    source: RecordSource,
+    table: str,
+    *,
+    incarnation: str = "incarnation::text",
+    partition: str = "kafka_partition",
+    key: str = "kafka_key",
+    at: str = "NULL::timestamptz",
+    origin: str = "NULL::bytea",
+) -> str:
+    # No calendar of Java has an infinite time.
+    created = "CASE WHEN isfinite(create_time) THEN create_time END"
+    return (
+        f"SELECT '{source}' AS source, {incarnation} AS incarnation, id::bigint AS id, kafka_topic AS topic,"
+        f" {partition} AS partition, {key} AS key, {created} AS created_at, {at} AS at, {origin} AS origin FROM {table}"
+    )

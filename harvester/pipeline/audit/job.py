@@ -2,16 +2,13 @@
 
 The order of the steps lets it be right while the harvester runs: first the history (what is purged there had been
 acknowledged before), then the ends of the topics, then the records up to there. Records are decoded once and kept,
-and every figure is gathered from these. What is compared, and how, is in the modules `audit_…`.
-
-What is to be audited, and by which rules.
-
-How far Spark is: a line now and then while its stages run, as figures come from few and long actions.
+and every figure is gathered from these: `checks`, `sequences` and `skew` make frames, which are collected here.
 """
 
 from __future__ import annotations
 
 import threading
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
@@ -19,22 +16,39 @@ from datetime import UTC, datetime, timedelta
 from functools import reduce
 from typing import TYPE_CHECKING
 
+from pyspark.sql import functions as F  # noqa: N812 - Spark's own name for it
+from pyspark.sql.window import Window
+
 from harvester.errors import ExitCode
 from harvester.origin import HEADER
 from harvester.outbox.tables import OutboxTable
-from harvester.pipeline.audit import checks, collect, inputs, sequences
-from harvester.pipeline.audit import checks as audit_latency
-from harvester.pipeline.audit import checks as audit_order
-from harvester.pipeline.audit import checks as leaders
-from harvester.pipeline.audit import skew as audit_skew
-from harvester.pipeline.audit.collect import prepare, write
-from harvester.pipeline.audit.history import history_facts, query, read_history
-from harvester.pipeline.audit.inputs import Read, read_so_far, whole_since
-from harvester.pipeline.audit.report import AuditInput, AuditReport, FindingGroup, not_judged
-from harvester.pipeline.audit.schemas import HISTORY, FindingKind, RecordSource, Severity
+from harvester.pipeline import tables
+from harvester.pipeline.audit import checks, inputs, sequences, skew
+from harvester.pipeline.audit.checks import ProducerStream
+from harvester.pipeline.audit.inputs import history_facts, query, read_history, read_so_far, whole_since
+from harvester.pipeline.audit.report import (
+    EXAMPLES,
+    AuditFinding,
+    AuditReport,
+    FindingGroup,
+    HotKey,
+    Latency,
+    grouped,
+    key_text,
+    not_judged,
+)
+from harvester.pipeline.audit.schemas import (
+    AUDITS_TABLE,
+    FINDINGS,
+    FINDINGS_TABLE,
+    HISTORY,
+    FindingKind,
+    RecordSource,
+    Severity,
+)
 from harvester.pipeline.errors import PipelineError
 from harvester.pipeline.jdbc import jdbc_source
-from harvester.pipeline.session import reason
+from harvester.pipeline.session import clear_errors
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -116,35 +130,37 @@ def run(spark: SparkSession, settings: AuditSettings, *, progress: Progress = la
     Raises InputMissing, TableMismatch, BrokerUnavailable, DatabaseUnavailable, SchemaError, ConfigurationError, and
     AuditUnfinished for what else keeps it from reading; never because of what it finds.
     """
-    began = inputs.read_from(settings.since, settings.margin)
-    with ExitStack() as kept, _clear("the audit"):
+    began = None if settings.since is None else settings.since - settings.margin
+    with ExitStack() as kept, clear_errors("the audit", AuditUnfinished, "it changes nothing: repeat it"):
         inputs.require(spark, settings.kafka, settings.topics, settings.lake)
         if settings.to is not None:
-            prepare(spark, settings.to)
+            tables.prepare(spark, settings.to, [FINDINGS_TABLE, AUDITS_TABLE])
         past = _history(spark, settings, began, kept, progress)
         given = _input(spark, settings, began, progress)
         rows = inputs.trimmed(given.bronze, settings.since, settings.until, settings.notice_topic)
         records = _keep(rows, kept)
         read = read_so_far(records)
-        progress(f"{read.records:,} records read")
+        whole_input = read.values()
+        count, foreign = sum(one.records for one in whole_input), sum(one.foreign for one in whole_input)
+        progress(f"{count:,} records read")
         whole, emptied = whole_since(given.bounds, read, began)
-        topics = given.topics or tuple(sorted({topic for topic, _ in read.places}))
+        topics = given.topics or tuple(sorted({topic for topic, _ in read}))
         compacted = given.bounds.compacted if given.bounds is not None else ()
         doubtful = {*compacted, *(topic for topic, _ in emptied)}
         elsewhere = past.topics - set(topics)
         # A lake says nothing of what came after its last record.
-        latest = read.latest if given.bounds is None else None
+        latest = max((one.last_at for one in whole_input), default=None) if given.bounds is None else None
         until = min((one for one in (settings.until, latest) if one is not None), default=None)
         bounds = checks.AuditScope(topics, settings.since, until, whole, doubtful)
 
-        marked = _keep(audit_order.marked(records), kept)
-        streams = collect.collect_streams(leaders.streams(marked))
+        marked = _keep(checks.marked(records), kept)
+        streams = collect_streams(checks.streams(marked))
         progress(f"{len(streams):,} producers; comparing with {past.rows.get(RecordSource.ARCHIVE, 0):,} archived ids")
         numbers = sequences.numbers(marked, sequences.given_up(past.frame, records))
-        last = sequences.last_streams(leaders.streams(marked))
+        last = sequences.last_streams(checks.streams(marked))
         gaps = _keep(sequences.gaps(numbers, last, whole, past.read_at), kept)
         found = _keep(checks.found(checks.archived(past.frame, bounds), marked), kept)
-        tallies = collect.collect_tallies(
+        tallies = collect_tallies(
             checks.of_holes(gaps),
             checks.of_archive(found),
             checks.of_outbox(past.frame, marked),
@@ -153,34 +169,34 @@ def run(spark: SparkSession, settings: AuditSettings, *, progress: Progress = la
         progress("looking for what is lost, repeated, out of order or missing")
         # So many records wait in the outbox, and may have these numbers.
         waiting = tallies.get(sequences.SequenceHole.OPEN, 0) <= tallies[checks.PENDING]
-        places = _keep(audit_skew.places(marked), kept)
+        places = _keep(skew.places(marked), kept)
         parts = [
             checks.lost(found, bounds),
-            audit_order.findings(marked, repeats=_severity(settings.once), swaps=_severity(settings.serial_keys)),
+            checks.findings(marked, repeats=_severity(settings.once), swaps=_severity(settings.serial_keys)),
             sequences.open_gaps(gaps, _severity(not (doubtful or elsewhere or waiting))),
             sequences.clashes(numbers),
-            audit_order.scattered(places),
+            checks.scattered(places),
         ]
         if past.read_at is not None:
             parts.append(checks.unexpected(marked, past.frame, past.archive_began, past.read_at))
-        findings = _keep(_union(parts), kept)
-        grouped = collect.collect_findings(findings)
+        findings = _keep(reduce(lambda one, other: one.unionByName(other), parts), kept)
+        grouped = collect_findings(findings)
         progress("measuring latency, keys and shards")
-        latency = collect.collect_latency(audit_latency.by_hour(marked))
-        hot_keys, skew = collect.collect_hot_keys(audit_skew.hot_keys(places))
+        latency = collect_latency(checks.by_hour(marked))
+        hot_keys, judged = collect_hot_keys(skew.hot_keys(places))
 
-        seen = AuditInput(
+        limits = not_judged(
             history=past.read_at is not None, archive=past.has_archive, archived=tallies[checks.ARCHIVED],
-            beyond=tallies[checks.BEYOND], records=read.records, foreign=read.foreign, pending=tallies[checks.PENDING],
+            beyond=tallies[checks.BEYOND], records=count, foreign=foreign, pending=tallies[checks.PENDING],
             other_topics=elsewhere, compacted=compacted, emptied=[f"{name}[{number}]" for name, number in emptied],
             whole=whole, latest=latest, record_timestamps=settings.record_timestamps,
         )  # fmt: skip
         report = AuditReport(
             audited_at=datetime.now(UTC), source=given.name, topics=topics, since=settings.since,
             until=settings.until,
-            figures=_figures(read, past, tallies, grouped),
-            found=grouped, not_judged=not_judged(seen), latency=latency, hot_keys=hot_keys, skew=skew,
-            streams=streams, terms=leaders.terms(streams),
+            figures={"records": count, "foreign": foreign, **_figures(past, tallies, grouped)},
+            found=grouped, not_judged=limits, latency=latency, hot_keys=hot_keys, skew=judged,
+            streams=streams, terms=checks.terms(streams),
         )  # fmt: skip
         if settings.to is not None:
             write(spark, settings.to, report, findings)
@@ -207,7 +223,7 @@ def _history(
     jdbc = jdbc_source(settings.dsn)
     facts = history_facts(settings.dsn, settings.table)
     frame = _keep(read_history(spark, jdbc, query(settings.table, facts, began)), kept)
-    rows, topics, oldest = collect.collect_history(frame)
+    rows, topics, oldest = collect_history(frame)
     progress(f"{sum(rows.values()):,} rows of history read from {settings.table}")
     return _Past(frame, rows, topics, facts.has_archive, oldest, facts.at)
 
@@ -218,11 +234,9 @@ def _input(spark: SparkSession, settings: AuditSettings, began: datetime | None,
     return inputs.from_topics(spark, settings.kafka, settings.topics, settings.header, began, progress)
 
 
-def _figures(read: Read, past: _Past, tallies: Mapping[str, int], found: tuple[FindingGroup, ...]) -> dict[str, int]:
+def _figures(past: _Past, tallies: Mapping[str, int], found: tuple[FindingGroup, ...]) -> dict[str, int]:
     """The order is that of the documentation."""
     return {
-        "records": read.records,
-        "foreign": read.foreign,
         **{name: tallies[name] for name in checks.NAMES},
         "quarantined": past.rows.get(RecordSource.QUARANTINE, 0),
         **{kind.name.lower(): sum(one.count for one in found if one.kind is kind) for kind in FindingKind},
@@ -236,21 +250,86 @@ def _keep(frame: DataFrame, kept: ExitStack) -> DataFrame:
     return frame
 
 
-def _union(frames: list[DataFrame]) -> DataFrame:
-    return reduce(lambda one, other: one.unionByName(other), frames)
-
-
 def _severity(certain: bool) -> Severity:
     return Severity.VIOLATION if certain else Severity.SUSPECT
 
 
-@contextmanager
-def _clear(what: str) -> Iterator[None]:
-    """Whatever Spark says becomes an AuditUnfinished of one line."""
-    from py4j.protocol import Py4JError
-    from pyspark.errors import PySparkException
+def collect_streams(streams: DataFrame) -> tuple[ProducerStream, ...]:
+    """`checks.streams`, in order."""
+    found = [ProducerStream(**row) for row in tables.collected(streams)]
+    return tuple(sorted(found, key=lambda one: (one.incarnation, one.term, one.lane, one.first_at, one.producer)))
 
-    try:
-        yield
-    except (PySparkException, Py4JError, OSError, EOFError) as error:
-        raise AuditUnfinished(f"{what}: {reason(error)}", hint="it changes nothing: it can be repeated") from error
+
+def collect_history(history: DataFrame) -> tuple[dict[str, int], frozenset[str], datetime | None]:
+    """HISTORY → rows by source, the topics that the archive's went to, and when it begins."""
+    rows = tables.collected(
+        history.groupBy("source", "topic").agg(F.count(F.lit(1)).alias("rows"), F.min("at").alias("oldest"))
+    )
+    counts = Counter[str]()
+    for row in rows:
+        counts[row["source"]] += row["rows"]
+    archived = [row for row in rows if row["source"] == RecordSource.ARCHIVE]
+    oldest = min((row["oldest"] for row in archived), default=None)
+    return counts, frozenset(str(row["topic"]) for row in archived), oldest
+
+
+def collect_tallies(*tallies: DataFrame) -> dict[str, int]:
+    """Pairs of name and value, all at once."""
+    rows = reduce(lambda one, other: one.unionByName(other), tallies).collect()
+    return {row["name"]: int(row["value"]) for row in rows}
+
+
+def collect_findings(findings: DataFrame) -> tuple[FindingGroup, ...]:
+    """FINDINGS → how many of each kind, with the earliest as examples."""
+    same = Window.partitionBy("kind", "severity")
+    earliest = same.orderBy(F.asc_nulls_last("at"), "topic", "partition", "offset", "id")
+    rows = tables.collected(
+        findings.withColumn("count", F.count(F.lit(1)).over(same))
+        .withColumn("nth", F.row_number().over(earliest))
+        .where(F.col("nth") <= EXAMPLES)
+        .select(*FINDINGS.names, "count", "nth")
+    )
+    found = []
+    for row in sorted(rows, key=lambda one: (one["kind"], one["severity"], one["nth"])):
+        kind, severity, key = FindingKind(row["kind"]), Severity(row["severity"]), key_text(row["key"])
+        finding = {name: row[name] for name in FINDINGS.names} | {"kind": kind, "severity": severity, "key": key}
+        found.append((AuditFinding(**finding), int(row["count"])))
+    return grouped(found)
+
+
+def collect_latency(latency: DataFrame) -> tuple[Latency, ...]:
+    """`checks.by_hour`: all topics first, then each with its hours in order."""
+    rows = tables.collected(latency)
+    rows.sort(key=lambda row: (row["topic"] or "", row["hour"] is not None, row["hour"]))
+    found = []
+    for row in rows:
+        p50, p90, p99 = row["quantiles_ms"] or (None, None, None)
+        found.append(Latency(row["topic"], row["hour"], row["records"], p50, p90, p99, row["max_ms"]))
+    return tuple(found)
+
+
+def collect_hot_keys(counts: DataFrame) -> tuple[tuple[HotKey, ...], skew.Skew | None]:
+    """`skew.hot_keys` → the hottest keys, and what that means for shards; None where nothing was delivered."""
+    hottest, buckets, keys, keyless = [], {}, 0, 0
+    for row in counts.collect():
+        if row["key"] is not None:
+            hottest.append((bytes(row["key"]), int(row["records"])))
+        elif row["bucket"] is None:
+            keyless = int(row["records"])
+        else:
+            buckets[int(row["bucket"])] = int(row["records"])
+            keys += int(row["keys"])
+    hottest.sort(key=lambda pair: (-pair[1], pair[0]))
+    if not (buckets or keyless):
+        return (), None
+    judged = skew.skew(buckets, keys, keyless, hottest[0][1] if hottest else 0)
+    named = tuple(HotKey(key_text(key) or "", records, records / judged.records) for key, records in hottest)
+    return named, judged
+
+
+def write(spark: SparkSession, root: str, report: AuditReport, findings: DataFrame) -> None:
+    """Adds the findings, then the report: a report that is there has all its findings."""
+    rows = findings.withColumn("audited_at", F.lit(report.audited_at)).select(*FINDINGS_TABLE.schema.names)
+    tables.append(rows, root, FINDINGS_TABLE.name)
+    row = (report.audited_at, report.holds, report.to_json())
+    tables.append(spark.createDataFrame([row], AUDITS_TABLE.schema), root, AUDITS_TABLE.name)

@@ -1,9 +1,4 @@
-"""An audit's report, as plain values and in words: figures, findings by example, what could not be judged.
-
-What an audit could not judge, and why, in words: nothing passes in silence.
-
-What the audit's figures mean, and what follows from the keys, in sentences.
-"""
+"""An audit's report: figures, findings by example, and in words what they mean and what could not be judged."""
 
 from __future__ import annotations
 
@@ -11,15 +6,13 @@ import base64
 import json
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from datetime import UTC, datetime, timedelta
-from typing import Any
+from datetime import datetime
 
 from harvester.pipeline.audit.checks import ProducerStream, Term
 from harvester.pipeline.audit.schemas import FindingKind, Severity
 from harvester.pipeline.audit.skew import Skew
 
 EXAMPLES = 10
-_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +96,6 @@ class AuditReport:
 
     @property
     def lanes(self) -> dict[int, int]:
-        """Records by lane, over all terms."""
         counts: dict[int, int] = {}
         for one in self.streams:
             counts[one.lane] = counts.get(one.lane, 0) + one.records
@@ -122,17 +114,7 @@ class AuditReport:
     def to_json(self) -> str:
         """All of it; times in ISO 8601, UTC."""
         document = {"holds": self.holds, "answer": self.answer(), **asdict(self), "lanes": self.lanes}
-        return json.dumps(document, default=_plain)
-
-
-def instant(microseconds: int | None) -> datetime | None:
-    """Microseconds since the epoch, UTC; the nearest that a datetime can hold."""
-    if microseconds is None:
-        return None
-    try:
-        return _EPOCH + timedelta(microseconds=microseconds)
-    except OverflowError:
-        return datetime(9999, 12, 31, tzinfo=UTC) if microseconds > 0 else datetime(1, 1, 1, tzinfo=UTC)
+        return json.dumps(document, default=datetime.isoformat)
 
 
 def key_text(raw: bytes | bytearray | None) -> str | None:
@@ -158,68 +140,57 @@ def grouped(rows: Iterable[tuple[AuditFinding, int]]) -> tuple[FindingGroup, ...
     )
 
 
-def _plain(value: Any) -> str:
-    if isinstance(value, datetime):
-        return value.isoformat()
-    raise TypeError(f"{type(value).__name__} has no place in a report")
+def not_judged(
+    *,
+    history: bool,
+    archive: bool,
+    archived: int,
+    beyond: int,
+    records: int,
+    foreign: int,
+    pending: int,
+    other_topics: Collection[str],
+    compacted: Collection[str],
+    emptied: Collection[str],
+    whole: datetime | None,
+    latest: datetime | None,
+    record_timestamps: bool,
+) -> tuple[str, ...]:
+    """One line for each limit of an audit.
 
-
-@dataclass(frozen=True, slots=True)
-class AuditInput:
-    """What is known of the input. `archived`: ids of the archive in range and topics; `beyond`: those not judged.
-
-    `other_topics`: where the history says that records went besides the topics that were read. `whole`: since when the
-    topics have everything; None: from their beginning. `latest`: of a lake, the time of its last record.
+    `archived`: ids of the archive in range and topics; `beyond`: those not judged. `other_topics`: where the history
+    says that records went besides the topics that were read. `whole`: since when the topics have everything; None: from
+    their beginning. `latest`: of a lake, the time of its last record.
     """
-
-    history: bool
-    archive: bool
-    archived: int
-    beyond: int
-    records: int
-    foreign: int
-    pending: int
-    other_topics: Collection[str]
-    compacted: Collection[str]
-    emptied: Collection[str]
-    whole: datetime | None
-    latest: datetime | None
-    record_timestamps: bool
-
-
-def not_judged(seen: AuditInput) -> tuple[str, ...]:
-    """One line for each limit of this audit."""
     said: list[str] = []
-    if not seen.history:
+    if not history:
         said.append("lost: not judged without the database's history (--no-history)")
-    elif not seen.archive:
+    elif not archive:
         said.append('lost: not judged without an archive (archive = "ids" of the configuration keeps one)')
-    elif not seen.archived:
+    elif not archived:
         said.append("lost: not judged, the archive has nothing of these topics and this range")
-    if seen.beyond:
+    if beyond:
         said.append(
-            f"lost: {seen.beyond:,} ids of the archive are not judged: their rows are older than what the topics have"
+            f"lost: {beyond:,} ids of the archive are not judged: their rows are older than what the topics have"
         )
-    if not seen.records:
+    if not records:
         said.append("order, repeats, gaps, latency: nothing was read")
-    if seen.foreign:
-        said.append(f"{seen.foreign:,} records have no sound header of the harvester: not judged")
-    if seen.other_topics:
-        named = ", ".join(sorted(seen.other_topics)[:5]) + (", …" if len(seen.other_topics) > 5 else "")
+    if foreign:
+        said.append(f"{foreign:,} records have no sound header of the harvester: not judged")
+    if other_topics:
+        named = ", ".join(sorted(other_topics)[:5]) + (", …" if len(other_topics) > 5 else "")
         said.append(f"topics that were not read: {named}; what is lost there is not judged, and gaps are only suspect")
-    if seen.compacted:
-        said.append(f"lost, gaps: only suspect where topics are compacted: {', '.join(sorted(seen.compacted))}")
-    if seen.emptied:
-        said.append(
-            f"lost, gaps: only suspect where retention has emptied partitions: {', '.join(sorted(seen.emptied))}"
-        )
-    if seen.whole is not None:
-        said.append(f"gaps before {_time(seen.whole)}: not judged, the topics do not go back further")
-    if seen.latest is not None:
-        said.append(f"what was purged after {_time(seen.latest)}: not judged, the lake has nothing younger")
-    if seen.pending:
-        said.append(f"{seen.pending:,} records wait in the outbox: the verdict is not final")
-    if seen.record_timestamps:
+    if compacted:
+        said.append(f"lost, gaps: only suspect where topics are compacted: {', '.join(sorted(compacted))}")
+    if emptied:
+        said.append(f"lost, gaps: only suspect where retention has emptied partitions: {', '.join(sorted(emptied))}")
+    if whole is not None:
+        said.append(f"gaps before {_time(whole)}: not judged, the topics do not go back further")
+    if latest is not None:
+        said.append(f"what was purged after {_time(latest)}: not judged, the lake has nothing younger")
+    if pending:
+        said.append(f"{pending:,} records wait in the outbox: the verdict is not final")
+    if record_timestamps:
         said.append('latency: records bear the time of their rows (record_timestamp = "create_time")')
     return tuple(said)
 

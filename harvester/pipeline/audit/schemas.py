@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 from enum import StrEnum
+from typing import TYPE_CHECKING
 
-from pyspark.sql.types import (
-    BinaryType,
-    BooleanType,
-    IntegerType,
-    LongType,
-    StringType,
-    TimestampType,
-)
+from pyspark.sql import functions as F  # noqa: N812 - Spark's own name for it
 
 from harvester.pipeline.schemas import PLACE, Table, struct
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column, DataFrame
 
 
 class FindingKind(StrEnum):
@@ -47,72 +44,44 @@ class RecordSource(StrEnum):
 STREAM = ("incarnation", "term", "lane", "producer")
 """The scope of a sequence (`harvester.verify.sequences`)."""
 
-
-_STREAM = (
-    ("incarnation", StringType()),
-    ("term", LongType()),
-    ("lane", LongType()),
-    ("producer", LongType()),
+_STREAM = "incarnation string, term bigint, lane bigint, producer bigint"
+_RECORD = f"{PLACE}, key binary, {_STREAM}, id bigint, sequence bigint, created_us bigint"
+_FINDING = (
+    "kind string, severity string, incarnation string, id bigint, topic string, partition int, offset bigint,"
+    " key binary, detail string, at timestamp"
 )
 
-RECORDS = struct(
-    *PLACE,
-    ("key", BinaryType()),
-    *_STREAM,
-    ("id", LongType()),
-    ("sequence", LongType()),
-    ("created_us", LongType()),
-    ("problem", StringType()),
-    ("inside", BooleanType()),
-    ("notice", BinaryType()),
-)
+RECORDS = struct(_RECORD, "problem string, inside boolean, notice binary")
 """What was read: schemas.BRONZE without contents. `inside`: in the range; `notice`: the origin that a notice names."""
 
-MARKED = struct(
-    *PLACE,
-    ("key", BinaryType()),
-    *_STREAM,
-    ("id", LongType()),
-    ("sequence", LongType()),
-    ("created_us", LongType()),
-    ("inside", BooleanType()),
-    ("first", BooleanType()),
-    ("after", LongType()),
-)
+MARKED = struct(_RECORD, "inside boolean, first boolean, after bigint")
 """Records with an origin. `first`: the first delivery of its id; `after`: a higher id of its key that came before."""
 
 HISTORY = struct(
-    ("source", StringType()),
-    ("incarnation", StringType()),
-    ("id", LongType()),
-    ("topic", StringType()),
-    ("partition", IntegerType()),
-    ("key", BinaryType()),
-    ("created_at", TimestampType()),
-    ("at", TimestampType()),
-    ("origin", BinaryType()),
+    "source string, incarnation string, id bigint, topic string, partition int, key binary, created_at timestamp,"
+    " at timestamp, origin binary"
 )
 """What the database knows. `at`: when it was purged or quarantined."""
 
-GIVEN_UP = struct(*_STREAM, ("sequence", LongType()))
+GIVEN_UP = struct(_STREAM, "sequence bigint")
 """Numbers that belong to records in quarantine."""
 
-_FINDING = (
-    ("kind", StringType()),
-    ("severity", StringType()),
-    ("incarnation", StringType()),
-    ("id", LongType()),
-    ("topic", StringType()),
-    ("partition", IntegerType()),
-    ("offset", LongType()),
-    ("key", BinaryType()),
-    ("detail", StringType()),
-    ("at", TimestampType()),
-)
-FINDINGS = struct(*_FINDING)
+FINDINGS = struct(_FINDING)
 """One row a finding; `at` is Kafka's time of the record, or that of its purge."""
 
-FINDINGS_TABLE = Table("findings", struct(("audited_at", TimestampType()), *_FINDING))
-AUDITS_TABLE = Table(
-    "audits", struct(("audited_at", TimestampType()), ("holds", BooleanType()), ("report", StringType()))
-)
+
+def finding(
+    rows: DataFrame, kind: Column | FindingKind, severity: Column | Severity, detail: Column | str, **other: Column
+) -> DataFrame:
+    """Rows → FINDINGS: columns that are not given in `other` are those of the rows, or NULL."""
+    given = {"kind": kind, "severity": severity, "detail": detail, **other}
+    found = []
+    for field in FINDINGS:
+        known = F.col(field.name) if field.name in rows.columns else F.lit(None)
+        value = given.get(field.name, known)
+        found.append((F.lit(str(value)) if isinstance(value, str) else value).cast(field.dataType).alias(field.name))
+    return rows.select(*found)
+
+
+FINDINGS_TABLE = Table("findings", struct("audited_at timestamp", _FINDING))
+AUDITS_TABLE = Table("audits", struct("audited_at timestamp, holds boolean, report string"))

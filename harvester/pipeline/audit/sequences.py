@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 from pyspark.sql import functions as F  # noqa: N812 - Spark's own name for it
 from pyspark.sql.window import Window
 
-from harvester.pipeline.audit.schemas import FINDINGS, GIVEN_UP, HISTORY, MARKED, RECORDS, STREAM, FindingKind, Severity
+from harvester.pipeline.audit.schemas import GIVEN_UP, HISTORY, MARKED, RECORDS, STREAM, FindingKind, Severity, finding
 from harvester.pipeline.origin_columns import bronze_columns
 
 if TYPE_CHECKING:
@@ -117,7 +117,7 @@ def open_gaps(gaps: DataFrame, severity: Severity) -> DataFrame:
         F.format_string("numbers %d to %d are", "first", "last")
     )
     detail = F.format_string("term %d, lane %d, producer %d: %s missing", "term", "lane", "producer", numbers)
-    return _finding(rows, FindingKind.GAP, severity, detail, F.lit(None).cast("bigint"))
+    return _at_record(rows, FindingKind.GAP, severity, detail, id=F.lit(None))
 
 
 def clashes(numbers: DataFrame) -> DataFrame:
@@ -126,12 +126,10 @@ def clashes(numbers: DataFrame) -> DataFrame:
     detail = F.format_string(
         "term %d, lane %d, producer %d: number %d has %d ids", "term", "lane", "producer", "sequence", "ids"
     )
-    return _finding(rows, FindingKind.CLASH, Severity.VIOLATION, detail, F.col("at.id"))
+    return _at_record(rows, FindingKind.CLASH, Severity.VIOLATION, detail)
 
 
-def _finding(rows: DataFrame, kind: FindingKind, severity: Severity, detail: Column, record: Column) -> DataFrame:
-    return rows.select(
-        F.lit(kind.value).alias("kind"), F.lit(severity.value).alias("severity"), "incarnation", record.alias("id"),
-        "at.topic", "at.partition", "at.offset", F.lit(None).cast("binary").alias("key"), detail.alias("detail"),
-        F.col("at.timestamp").alias("at"),
-    ).select(*FINDINGS.names)  # fmt: skip
+def _at_record(rows: DataFrame, kind: FindingKind, severity: Severity, detail: Column, **other: Column) -> DataFrame:
+    place = {name: F.col(f"at.{name}") for name in ("topic", "partition", "offset", "id")}
+    place |= {"key": F.lit(None), "at": F.col("at.timestamp")}
+    return finding(rows, kind, severity, detail, **{**place, **other})

@@ -2,9 +2,8 @@
 
 A key is never in two shards, so the hottest one bounds what shards can do for the whole load. Keys are counted by
 bucket of their hash once; a number of shards that divides the number of buckets then follows from these counts alone.
-
-Kafka's hash of a key as an expression of Spark SQL: `harvester.delivery.partitioner.murmur2`, byte for byte. By it
-the relay chooses a shard, and producers a partition. Spark's own `hash` is another one.
+The hash is Kafka's, `harvester.delivery.partitioner.murmur2` byte for byte, by which the relay chooses a shard and
+producers a partition. Spark's own `hash` is another one.
 """
 
 from __future__ import annotations

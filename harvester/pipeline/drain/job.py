@@ -6,15 +6,13 @@
 Each slice begins at the head of the outbox: what a slice before has sent is purged by then, and what was committed
 late is found. Nothing of a slice is purged before all of it was acknowledged, so a drain that is killed loses
 nothing, and repeats the slice that it was at. Order: rows of a key go through one task, in the order of their ids,
-and no slice begins before the one ahead of it has ended.
+and no slice begins before the one ahead of it has ended. Rows that can be no record are found before anything of the
+slice is sent, and moved to quarantine as the relay would.
 
 The driver renews the lease while it works. Should it be cut off, its tasks stop before the lease ends (`Times`), so
 that whoever has the term next finds nothing of ours on its way (rule P32). After a failure a task may still be
-running somewhere, so the term is not released then: the lease has to end.
-
-What a drain owes to an exactly-once predecessor: fence its lanes, purge what they have committed.
-
-Rows of a slice that can be no record: found before it is sent, moved to quarantine as the relay would.
+running somewhere, so the term is not released then: the lease has to end. What an exactly-once predecessor left is
+settled when the term is taken: its lanes are fenced, and what they have committed is purged.
 """
 
 from __future__ import annotations
@@ -24,18 +22,18 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import timedelta
 from typing import TYPE_CHECKING
 from uuid import UUID
 
 from harvester import origin
 from harvester.config import Config
-from harvester.delivery.lane import Deposed, Superseded
+from harvester.delivery.lane import Deposed, Leadership, Superseded
 from harvester.errors import ConfigurationError, DatabaseUnavailable, HarvesterError, PoisonRecord, Problem, TermLost
+from harvester.outbox.leader_session import TermRow
 from harvester.outbox.purge_session import Rules
 from harvester.outbox.term_loan import Borrower, Loan, Patience
-from harvester.outbox.term_session import TermRow
 from harvester.pipeline.drain import slices as drain_slice
 from harvester.pipeline.drain.purge import Purgers
 from harvester.pipeline.drain.slices import DrainRules, Stamp, TopicLimits, check, is_doubtful, times, why_poison
@@ -50,6 +48,20 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 
+@dataclass(frozen=True, slots=True)
+class _Borrowing:
+    """A drain that fences its predecessor's lanes (`TakeOver`)."""
+
+    is_over: Callable[[], bool]
+
+    def pause(self, seconds: float) -> None:
+        """Between two attempts."""
+        time.sleep(seconds)
+
+    def trouble(self, text: str | None) -> None:
+        """Nobody is told: the drain fails if it takes too long."""
+
+
 def settle(config: Config, is_over: Callable[[], bool]) -> Callable[[TermRow, int, UUID, UUID], None]:
     """For a Borrower: called with the row that the term was taken from, the term, its holder and the incarnation.
 
@@ -60,58 +72,11 @@ def settle(config: Config, is_over: Callable[[], bool]) -> Callable[[TermRow, in
     def settled(row: TermRow, term: int, holder: UUID, incarnation: UUID) -> None:
         mode.check(row)
         try:
-            mode.fence(row, term, holder, incarnation, is_over, time.sleep, lambda _text: None)
+            mode.fence(row, Leadership(term, str(holder), incarnation), _Borrowing(is_over))
         except (Superseded, Deposed) as error:
             raise TermLost(f"term {term} of this drain has ended before its predecessor's lanes were fenced") from error
 
     return settled
-
-
-_OWN_LIMIT = "message.max.bytes"
-
-
-class Sieve:
-    """See the module's text. `keep` is called now and then: it renews the lease."""
-
-    def __init__(self, config: Config, snapshot: Snapshot, purgers: Purgers, keep: Callable[[], None]) -> None:
-        self._config, self._snapshot, self._purgers, self._keep = config, snapshot, purgers, keep
-        own_limit = config.producer_options().get(_OWN_LIMIT)
-        self._rules = DrainRules(
-            dict.fromkeys((config.leader_topic, config.progress_topic), RESERVED),
-            config.record_header,
-            origin.SIZE,
-            None if own_limit is None else int(own_limit),
-        )
-
-    def set_aside(self, chosen: SliceRows, topics: Mapping[str, TopicLimits], loan: Loan) -> int:
-        """Move poison rows to quarantine, some of them at least; how many. Unless 0, the slice has to be chosen anew.
-
-        Raises PoisonRecord where the policy is another one: to hold a key is left to the harvesters.
-        """
-        shares = [
-            (share, topics.get(share.topic or ""))
-            for share in chosen.shares
-            if is_doubtful(share, topics.get(share.topic or ""), self._rules)
-        ]
-        low, high = chosen.ids[0], chosen.ids[-1]
-        while shares and low <= high and (rows := self._snapshot.doubtful((low, high), shares, self._rules)):
-            self._keep()
-            judged = [(record.id, why_poison(record, size, topics, self._rules)) for record, size in rows]
-            if found := [(record_id, why) for record_id, why in judged if why is not None]:
-                return self._quarantine(found, loan)
-            low = rows[-1][0].id + 1
-        return 0
-
-    def _quarantine(self, found: Sequence[tuple[int, str]], loan: Loan) -> int:
-        if self._config.poison.policy != "quarantine":
-            raise PoisonRecord(*found[0])
-        self._snapshot.end()
-        moved = 0
-        for record_id, why in found:
-            self._keep()
-            attempts = self._config.limits.max_attempts if why.startswith("_UNKNOWN") else 1
-            moved += self._purgers.quarantine(record_id, why, attempts, loan.term, loan.holder)
-        return max(moved, 1)  # a row that is gone has changed the slice as well
 
 
 _TURN_S = 0.2
@@ -144,7 +109,6 @@ class DrainSliceDone:
     took_s: float
     left: int
     quarantined: int
-    steps_s: Mapping[str, float] = field(default_factory=dict)
 
 
 @dataclass(slots=True)
@@ -232,18 +196,21 @@ class _Drain:
         waiting: Callable[[str], None],
     ) -> None:
         config = settings.config
+        own_limit = config.producer_options().get("message.max.bytes")
+        self._rules = DrainRules(
+            dict.fromkeys((config.leader_topic, config.progress_topic), RESERVED),
+            config.record_header,
+            origin.SIZE,
+            None if own_limit is None else int(own_limit),
+        )
         self._settings, self._times, self._borrower, self._loan = settings, durations, borrower, loan
         self._snapshot, self._writer, self._waiting = snapshot, writer, waiting
         self._renew_at = self._asked_at = 0.0  # the one by a clock that only goes, the other by that of the tasks
-        limits, common = config.limits, config.common_options()
-        self._topics = Topics(
-            common, limits.max_attempts, limits.retry_backoff.total_seconds(), limits.retry_backoff_max.total_seconds()
-        )
+        self._topics = Topics(config)
         self._purgers = Purgers(
             config.dsn, config.table, Rules(config.archive, config.poison.notice_topic), str(borrower.session.place),
             loan.term, settings.purgers,
         )  # fmt: skip
-        self._sieve = Sieve(config, snapshot, self._purgers, self._keep)
         self._sending = ThreadPoolExecutor(1, thread_name_prefix="slice")
         self._in_doubt = False  # a task may be running somewhere
         self.report = DrainReport(taken=True)
@@ -261,34 +228,60 @@ class _Drain:
         began, quarantined = time.monotonic(), 0
         wanted = min(drain_slice.FIRST_RECORDS, most)
         while not stop() and (limit := self._limit(wanted)) > 0:
-            steps = _Steps()
+            slice_began = time.monotonic()
             self._renew()
             chosen = snapshot.choose(limit, self._settings.slice_bytes, self._loan.term, self._loan.holder)
             if chosen is None or len(chosen.ids) + chosen.left <= self._settings.leave:
                 break
             topics = self._topics.look([one.topic for one in chosen.shares if one.topic])
-            if moved := self._sieve.set_aside(chosen, topics, self._loan):
+            if moved := self._set_aside(chosen, topics):
                 quarantined += moved
                 report.quarantined += moved
                 continue
-            steps.end("choose")
             self._send(chosen, topics)
-            steps.end("send")
             self._await(self._purgers.purge(chosen.ids, self._waiting))
             snapshot.end()
-            steps.end("purge")
             report.records += len(chosen.ids)
             report.slices += 1
             report.took_s = time.monotonic() - began
-            progress(
-                DrainSliceDone(report.slices, len(chosen.ids), steps.all_s, chosen.left, quarantined, steps.each_s)
-            )
+            took_s = time.monotonic() - slice_began
+            progress(DrainSliceDone(report.slices, len(chosen.ids), took_s, chosen.left, quarantined))
             quarantined = 0
-            wanted = drain_slice.next_records(len(chosen.ids), steps.all_s, self._times.slice, most)
+            wanted = drain_slice.next_records(len(chosen.ids), took_s, self._times.slice, most)
 
     def _limit(self, wanted: int) -> int:
         most = self._settings.records
         return wanted if most is None else min(wanted, most - self.report.records)
+
+    # -- rows that can be no record
+
+    def _set_aside(self, chosen: SliceRows, topics: Mapping[str, TopicLimits]) -> int:
+        """Moves poison rows to quarantine, some of them at least; how many. Unless 0, the slice has to be chosen anew.
+
+        Raises PoisonRecord where the policy is another one: to hold a key is left to the harvesters.
+        """
+        looked_up = [(share, topics.get(share.topic or "")) for share in chosen.shares]
+        shares = [(share, topic) for share, topic in looked_up if is_doubtful(share, topic, self._rules)]
+        low, high = chosen.ids[0], chosen.ids[-1]
+        while shares and low <= high and (rows := self._snapshot.doubtful((low, high), shares, self._rules)):
+            self._keep()
+            judged = [(record.id, why_poison(record, size, topics, self._rules)) for record, size in rows]
+            if found := [(record_id, why) for record_id, why in judged if why is not None]:
+                return self._quarantine(found)
+            low = rows[-1][0].id + 1
+        return 0
+
+    def _quarantine(self, found: Sequence[tuple[int, str]]) -> int:
+        config, loan = self._settings.config, self._loan
+        if config.poison.policy != "quarantine":
+            raise PoisonRecord(*found[0])
+        self._snapshot.end()
+        moved = 0
+        for record_id, why in found:
+            self._keep()
+            attempts = config.limits.max_attempts if why.startswith("_UNKNOWN") else 1
+            moved += self._purgers.quarantine(record_id, why, attempts, loan.term, loan.holder)
+        return max(moved, 1)  # a row that is gone has changed the slice as well
 
     # -- sending
 
@@ -321,7 +314,6 @@ class _Drain:
     # -- the lease
 
     def _await(self, work: Sequence[Future[None]]) -> None:
-        """Wait for these, renewing the lease meanwhile."""
         pending = set(work)
         while pending:
             done, pending = wait(pending, _TURN_S, FIRST_EXCEPTION)
@@ -342,20 +334,3 @@ class _Drain:
         asked_at = time.time()
         self._loan = self._borrower.renew()
         self._asked_at, self._renew_at = asked_at, time.monotonic() + self._times.slice
-
-
-class _Steps:
-    """How long the steps of a slice take."""
-
-    def __init__(self) -> None:
-        self._began = self._last = time.monotonic()
-        self.each_s: dict[str, float] = {}
-
-    def end(self, step: str) -> None:
-        now = time.monotonic()
-        self.each_s[step] = now - self._last
-        self._last = now
-
-    @property
-    def all_s(self) -> float:
-        return self._last - self._began

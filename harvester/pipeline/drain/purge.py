@@ -1,4 +1,4 @@
-"""Purges of a drain: several sessions, each with the relay's own statement, so that the archive has its trace. Thin."""
+"""Purges what a drain has sent, by several sessions; each runs the relay's own statement, which archives as well."""
 
 from __future__ import annotations
 
@@ -21,20 +21,20 @@ _AGAIN_S = 1.0
 
 
 class Purgers:
-    """See the module's text. Methods raise DatabaseUnavailable, SchemaError, TermLost."""
+    """The sessions, and a thread for each. Methods raise DatabaseUnavailable, SchemaError, TermLost."""
 
     def __init__(
         self, dsn: str, table: OutboxTable, rules: Rules, server: str | None, term: int, sessions: int
     ) -> None:
-        def make(number: int) -> PurgeSession:
-            session = PurgeSession(
+        self._sessions = [
+            PurgeSession(
                 dsn, table, f"harvester drain/{number}", rules,
                 opened=lambda _pid, _started: None, server_changed=lambda _reason: None,
-            )  # fmt: skip
+            )
+            for number in range(sessions)
+        ]  # fmt: skip
+        for session in self._sessions:
             session.expect(server, term)
-            return session
-
-        self._sessions = [make(number) for number in range(sessions)]
         self._pool = ThreadPoolExecutor(sessions, thread_name_prefix="purge")
 
     def close(self) -> None:
@@ -44,7 +44,7 @@ class Purgers:
             session.close()
 
     def purge(self, ids: Sequence[int], waiting: Callable[[str], None]) -> list[Future[None]]:
-        """Delete these rows (ascending), which Kafka has acknowledged."""
+        """Deletes these rows (ascending), which Kafka has acknowledged."""
         chunks = [ids[at : at + _CHUNK_RECORDS] for at in range(0, len(ids), _CHUNK_RECORDS)]
         count = len(self._sessions)
         return [
@@ -53,46 +53,43 @@ class Purgers:
         ]
 
     def quarantine(self, record_id: int, error: str, attempts: int, term: int, holder: UUID) -> bool:
-        """Move one row to quarantine; False: it was gone."""
+        """Moves one row to quarantine; False: it was gone."""
         poison = PoisonRow(record_id, error, attempts, datetime.now(UTC), term, str(holder))
         session = self._sessions[0]
-        outcome: list[QuarantineOutcome] = []
+        outcome: QuarantineOutcome | None = None
 
         def move() -> None:
-            outcome[:] = [session.quarantine(poison)]
+            nonlocal outcome
+            outcome = session.quarantine(poison)
 
         _insist(session, move, f"move record {record_id} to quarantine")
-        if outcome == [QuarantineOutcome.FENCED]:
+        if outcome is QuarantineOutcome.FENCED:
             raise TermLost(f"term {term} of this drain has ended: somebody else has taken it")
-        return outcome == [QuarantineOutcome.MOVED]
+        return outcome is QuarantineOutcome.MOVED
 
 
 def _purge(session: PurgeSession, chunks: Sequence[Sequence[int]], waiting: Callable[[str], None]) -> None:
-    for chunk in chunks:
-        left = chunk
-        while left:
-            left = _delete(session, left)
-            if left:
-                waiting(f"{len(left)} records that were sent are locked by somebody else")
-
-
-def _delete(session: PurgeSession, ids: Sequence[int]) -> list[int]:
-    """Those that somebody has locked."""
-    left: list[int] = []
+    locked: Sequence[int]
 
     def delete() -> None:
+        nonlocal locked
         try:
-            session.delete(ids)
+            session.delete(locked)
+            locked = ()
         except psycopg.errors.LockNotAvailable:
             session.ready()
-            left[:] = session.delete_unlocked(ids)
+            locked = session.delete_unlocked(locked)
 
-    _insist(session, delete, "purge what was sent")
-    return left
+    for chunk in chunks:
+        locked = chunk
+        while locked:
+            _insist(session, delete, "purge what was sent")
+            if locked:
+                waiting(f"{len(locked)} records that were sent are locked by another session")
 
 
 def _insist(session: PurgeSession, action: Callable[[], None], what: str) -> None:
-    """A session that was lost is made anew, for a while."""
+    """Repeats the action in a new session when the session was lost, for a while."""
     for attempt in range(1, _ATTEMPTS + 1):
         try:
             with database_errors(what):

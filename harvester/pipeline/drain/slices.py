@@ -1,16 +1,14 @@
-"""The decisions of a bulk drain: time limits, size of a slice, rows that can be sent, producer options.
+"""The decisions of a drain: time limits, the size of a slice, which rows can be sent, how, and the producers' options.
 
 Times are shares of the lease. A slice is made so large that it takes a quarter of it. Its tasks send for as long as
 what they sent has still time to arrive: until the end of the lease, less the time for which a record may wait for
 room (`block`), that for which it may wait for its acknowledgement (`delivery`), and a second for clocks. When the
 lease ends nothing is on its way any more, whatever became of the driver (rule P32).
 
-The outbox's rows as Spark's Kafka sink takes them, with the header that says where each comes from. Lane is the
-number of the task, and sequences count the rows of a task in their order, so that a task that runs again gives each
-row the same number. Everything that differs from slice to slice is text or binary: Spark builds such constants not
-into the code that it generates, which so is compiled once, and stays warm.
-
-The options of a drain's producers: what the user gives, between defaults and what guards the order.
+Each record gets the header that says where it comes from. Its lane is the number of the task, and its sequence that
+of the row within the task, so that a task that runs again gives each row the same numbers. Everything that differs
+from slice to slice is text or binary: Spark builds such constants not into the code that it generates, which so is
+compiled once, and stays warm.
 """
 
 from __future__ import annotations
@@ -22,12 +20,11 @@ from typing import TYPE_CHECKING
 from uuid import UUID
 
 from pyspark.sql import functions as F  # noqa: N812 - Spark's own name for it
-from pyspark.sql.types import BinaryType, IntegerType, StringType, StructField, StructType
 
 from harvester import origin
 from harvester.delivery.decode import Broken, Decoded
 from harvester.errors import ConfigurationError, Problem
-from harvester.pipeline.schemas import HEADERS
+from harvester.pipeline.schemas import HEADERS, struct
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
@@ -43,7 +40,7 @@ _BATCH_BYTES = 61  # of a record batch with nothing in it (Kafka, "Record Batch"
 
 @dataclass(frozen=True, slots=True)
 class Times:
-    """In seconds. See the module's text."""
+    """In seconds. `lease`: until it ends nothing of ours may be on its way any more (rule P32)."""
 
     lease: float
     delivery: float
@@ -174,15 +171,7 @@ def _varint(number: int) -> int:
     return max(1, -(-(number.bit_length() + 1) // 7))
 
 
-SINK = StructType(
-    [
-        StructField("topic", StringType()),
-        StructField("partition", IntegerType()),
-        StructField("key", BinaryType()),
-        StructField("value", BinaryType()),
-        StructField("headers", HEADERS),
-    ]
-)
+SINK = struct("topic string, partition int, key binary, value binary, headers headers")
 LATE = "the lease of this slice does not last long enough for another record"
 
 _LANE_AT, _LANE_BYTES = 26, 4  # in the header

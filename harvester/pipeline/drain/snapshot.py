@@ -12,12 +12,11 @@ from uuid import UUID
 
 from harvester.delivery.decode import Broken, Decoded, decode
 from harvester.errors import OutboxError, TermLost
-from harvester.outbox.connection import connect, database_errors
+from harvester.outbox.connection import OutboxIdentity, connect, database_errors, read_place, sequence_oid
 from harvester.outbox.libpq import copy_rows
 from harvester.outbox.schema import inspect
 from harvester.outbox.shape import OutboxShape
 from harvester.outbox.tables import OutboxTable
-from harvester.outbox.term_session import OutboxIdentity, read_place, sequence_oid
 from harvester.pipeline.drain import sql
 from harvester.pipeline.drain.slices import DrainRules, Share, TopicLimits
 
@@ -37,22 +36,19 @@ class SliceRows:
 
     @property
     def headers(self) -> tuple[int, int]:
-        """The fewest and the most of a row."""
         return min(share.headers[0] for share in self.shares), max(share.headers[1] for share in self.shares)
 
     @property
     def bytes(self) -> int:
-        """About."""
         return sum(share.bytes for share in self.shares)
 
     @property
     def largest_bytes(self) -> int:
-        """Of a row, about."""
         return max(share.largest_bytes for share in self.shares)
 
 
 class Snapshot:
-    """See the module's text. A context manager; one slice at a time."""
+    """The transaction of one slice at a time, on a connection of its own. A context manager."""
 
     def __init__(self, dsn: str, table: OutboxTable, place: OutboxIdentity | None) -> None:
         self._dsn, self._table, self._place = dsn, table, place
@@ -64,13 +60,11 @@ class Snapshot:
             with database_errors("read the outbox"):
                 self.shape: OutboxShape = inspect(self._connection, self._table)
                 place = read_place(self._connection, self._table, sequence_oid(self.shape.sequence))
-                reason = place.why_not(self._place) if self._place is not None else None
+            if self._place is not None and (reason := place.why_not(self._place)) is not None:
+                raise TermLost(f"the database is another one than before: {reason}")
         except BaseException:
             self._connection.close()
             raise
-        if reason is not None:
-            self._connection.close()
-            raise TermLost(f"the database is another one than before: {reason}")
         return self
 
     def __exit__(

@@ -78,7 +78,7 @@ def doubtful(
 def read(
     table: OutboxTable, shape: OutboxShape, ids: tuple[int, int], headers: int, tasks: int, *, shifted: bool = False
 ) -> str:
-    """The rows between two ids, in brackets and with a name, as `drain_rows` takes them, and their `bucket`."""
+    """The rows between two ids, in brackets and with a name, as `slices.sink_rows` takes them, and their `bucket`."""
     names, values = "o.kafka_header_keys", "o.kafka_header_values"
     if shifted:  # a slice of an array begins with 1
         names, values = f"({names}[:])", f"({values}[:])"
@@ -92,11 +92,6 @@ def read(
         f" {_place(shape)} AS partition, {_CREATED_US} AS created_us{pairs}, {_bucket(shape, tasks)} AS bucket"
         f" FROM {table.sql} o WHERE o.id BETWEEN {ids[0]:d} AND {ids[1]:d}) rows"
     )
-
-
-def part(bucket: int) -> str:
-    """What follows WHERE for one task."""
-    return f"bucket = {bucket:d} ORDER BY id"
 
 
 # A server before 14 calculates in double precision, which holds microseconds until the year 2255.

@@ -1,14 +1,11 @@
-"""What Spark and the brokers do for a drain: tasks read a slice from PostgreSQL and send it to Kafka.
-
-What the brokers say of a slice's topics: whether they are there, and how large a record may be.
-"""
+"""Sends a slice: tasks of Spark read it and write it to Kafka, whose brokers say how large a record may be."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Collection, Mapping
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 from uuid import UUID
 
 from confluent_kafka import KafkaError, KafkaException
@@ -33,12 +30,12 @@ _LIMIT = "max.message.bytes"
 
 
 class Topics:
-    """See the module's text. `options` are librdkafka's; an unknown topic is asked for `attempts` times."""
+    """What the brokers say of topics. An unknown topic is asked for as often as the relay would."""
 
-    def __init__(self, options: Mapping[str, Any], attempts: int, first_s: float, longest_s: float) -> None:
+    def __init__(self, config: Config) -> None:
+        options, self._limits = config.common_options(), config.limits
         self._servers = options.get("bootstrap.servers", "")
         self._admin = AdminClient({**options, "log_level": "0"})
-        self._attempts, self._first_s, self._longest_s = attempts, first_s, longest_s
 
     def look(self, names: Collection[str]) -> dict[str, TopicLimits]:
         """Those of these topics that there are. Raises BrokerUnavailable.
@@ -49,16 +46,19 @@ class Topics:
             return {}
         try:
             counts = self._partitions(None)
-            for attempt in range(1, self._attempts + 1):
+            first_s, longest_s = (
+                one.total_seconds() for one in (self._limits.retry_backoff, self._limits.retry_backoff_max)
+            )
+            for attempt in range(1, self._limits.max_attempts + 1):
                 missing = [name for name in names if name not in counts]
                 if not missing:
                     break
                 if attempt > 1:
-                    time.sleep(backoff_s(attempt - 1, self._first_s, self._longest_s, 0.5))
+                    time.sleep(backoff_s(attempt - 1, first_s, longest_s, 0.5))
                 for name in missing:
                     counts |= self._partitions(name)
             found = {name: counts[name] for name in names if name in counts}
-            limits = self._limits(list(found))
+            limits = self._most_bytes(list(found))
         except (KafkaException, TimeoutError) as error:
             text = error.args[0].str() if isinstance(error, KafkaException) else "no answer"
             raise BrokerUnavailable(f"Kafka at {self._servers} does not say which topics there are: {text}") from error
@@ -68,7 +68,7 @@ class Topics:
         known = self._admin.list_topics(**({} if topic is None else {"topic": topic}), timeout=_TIMEOUT_S).topics
         return {name: len(one.partitions) for name, one in known.items() if one.error is None and one.partitions}
 
-    def _limits(self, names: list[str]) -> dict[str, int]:
+    def _most_bytes(self, names: list[str]) -> dict[str, int]:
         if not names:
             return {}
         resources = [ConfigResource(ResourceType.TOPIC, name) for name in names]
@@ -89,7 +89,7 @@ _ANY_LIMITS = (1 << 20, 1 << 20)
 
 
 class SliceWriter:
-    """See the module's text. Raises PipelineError, ConfigurationError. `tasks`: None is one for each core."""
+    """Reads slices and sends them, by one task for each core unless `tasks` says otherwise. Raises PipelineError."""
 
     def __init__(
         self, spark: SparkSession, config: Config, kafka: Mapping[str, str], durations: Times, tasks: int | None
@@ -136,7 +136,7 @@ class SliceWriter:
         # A threshold below zero: bytes come as they are, not as digits.
         properties = {**self._source.options, "prepareThreshold": "-1", **more}
         url = properties.pop("url")
-        parts = [sql.part(bucket) for bucket in range(self._tasks)]
+        parts = [f"bucket = {bucket:d} ORDER BY id" for bucket in range(self._tasks)]  # what follows WHERE
         with clear_errors("the outbox cannot be read"):
             return self._session.read.jdbc(url, table, predicates=parts, properties=properties)
 

@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING
 
 from pyspark.sql import functions as F  # noqa: N812 - Spark's own name for it
 
-from harvester.pipeline import offsets, schemas, tables
-from harvester.pipeline.lake import payloads, silver
+from harvester.pipeline import schemas, streaming, tables
+from harvester.pipeline.lake import silver
 from harvester.pipeline.origin_columns import bronze_columns
 
 if TYPE_CHECKING:
@@ -54,8 +54,10 @@ class LakeBatch:
 
     def write(self, kafka: DataFrame, number: int) -> None:
         """Write a batch to every table. May be cut off anywhere, and called again with the same records."""
-        ranges = self._ranges(number)
-        most = offsets.most_records(ranges)
+        before, now = (streaming.planned(self.spark, self.checkpoint, one) for one in (number - 1, number))
+        assert now is not None  # Spark has written it before it called
+        ranges = streaming.ranges(before, now)
+        most = streaming.most_records(ranges)
         # One file for a few records, however many partitions they come from; nothing is moved for it.
         records = bronze_columns(kafka, self.header, self.reader).coalesce(-(-most // _IN_A_FILE) or 1)
         self._append(records, "bronze", number)
@@ -84,13 +86,11 @@ class LakeBatch:
         return kept if kept.count() else None
 
     def _append(self, rows: DataFrame, name: str, number: int, hit: str | None = None) -> None:
-        # Delta leaves out a transaction whose application has committed this version, or a later one, before.
         self.hit(f"lake.{hit or name}")
-        options = {"txnAppId": f"{self.owner}-{name}", "txnVersion": str(number)}
-        rows.write.format("delta").mode("append").options(**options).save(self._path(name))
+        tables.append(rows, self.root, name, (self.owner, number))
 
     def _reject(self, bronze: DataFrame, rows: DataFrame, found: silver.BatchOverview, number: int) -> None:
-        bad = [payloads.bad_payloads(rows, topic, self.payloads[topic]) for topic in self._expanded(found)]
+        bad = [silver.bad_payloads(rows, topic, self.payloads[topic]) for topic in self._expanded(found)]
         rejected = silver.rejects(bronze)
         for frame in bad:
             rejected = rejected.unionByName(frame)
@@ -99,8 +99,8 @@ class LakeBatch:
 
     def _derive(self, states: DataFrame, new: DataFrame, found: silver.BatchOverview, number: int) -> None:
         for topic in self._expanded(found):
-            table = payloads.table(topic, self.payloads[topic])
-            self._append(payloads.expanded(new, topic, self.payloads[topic]), table.name, number, hit="json")
+            table = silver.payload_table(topic, self.payloads[topic])
+            self._append(silver.expanded(new, topic, self.payloads[topic]), table.name, number, hit="json")
         with ThreadPoolExecutor(1) as beside:
             taken = beside.submit(self._take_states, states, found)
             self._append(new, "silver", number)
@@ -132,31 +132,26 @@ class LakeBatch:
         stored = self._table("incarnations").select("incarnation", F.unix_micros("since").alias("since_us"))
         return {row["incarnation"]: row["since_us"] for row in stored.collect()}
 
-    def _ranges(self, number: int) -> list[offsets.Range]:
-        before = tables.read_text(self.spark, offsets.file_of(self.checkpoint, number - 1))
-        now = tables.read_text(self.spark, offsets.file_of(self.checkpoint, number))
-        return offsets.ranges(before, now or "", self.checkpoint)
-
     def _expanded(self, found: silver.BatchOverview) -> list[str]:
         return [topic for topic in self.payloads if topic in found.topics]
 
     def _names(self) -> list[str]:
-        extra = [payloads.table(topic, payload).name for topic, payload in self.payloads.items()]
+        extra = [silver.payload_table(topic, payload).name for topic, payload in self.payloads.items()]
         return [*(table.name for table in schemas.TABLES), *extra]
 
     def _table(self, name: str) -> DataFrame:
         return self.spark.read.format("delta").load(self._path(name))
 
-    def _bronze(self, ranges: Sequence[offsets.Range]) -> tuple[DataFrame, silver.BatchOverview]:
+    def _bronze(self, ranges: Sequence[streaming.Range]) -> tuple[DataFrame, silver.BatchOverview]:
         """The rows of these ranges. They are only appended to, so which files have them is asked once."""
         # In the job's session: in the stream's own, Spark plans without looking at how much there is.
-        which = offsets.within(ranges)
+        which = streaming.within(ranges)
         rows = self._table("bronze").where(which)
         if written := rows.inputFiles():
             read = self.spark.read.schema(schemas.BRONZE).option("basePath", self._path("bronze"))
             rows = read.parquet(*written)
         seen = silver.overview(rows).collect()
-        if not all(offsets.inside(ranges, *(row[name] for name in _EXTENT)) for row in seen):
+        if not all(streaming.inside(ranges, *(row[name] for name in _EXTENT)) for row in seen):
             # Compacted since, with rows of other batches. As a rule the files hold nothing else. Without the filter,
             # whose numbers are of this batch, code that Spark has compiled for the batch before is good for this one.
             rows = rows.where(which)

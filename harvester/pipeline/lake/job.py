@@ -9,19 +9,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 from harvester.origin import HEADER
 from harvester.pipeline import origin_columns, source, streaming, tables
 from harvester.pipeline.lake.batch import LakeBatch
-from harvester.pipeline.lake.payloads import table as payload_table
+from harvester.pipeline.lake.silver import payload_table
 from harvester.pipeline.schemas import TABLES
 from harvester.pipeline.session import clear_errors
 from harvester.relay import failpoints
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
-    from pyspark.sql.streaming.query import StreamingQuery
     from pyspark.sql.types import StructType
 
 
@@ -69,10 +68,13 @@ def run(
         manifest = streaming.claim(
             spark, where, "lake", settings.topics, settings.header, tables.path_of(settings.root, "bronze")
         )
-        extra = [payload_table(topic, payload) for topic, payload in settings.payloads.items()]
-        tables.prepare(spark, settings.root, [*TABLES, *extra], manifest.owner)
+        tables_of = {topic: payload_table(topic, payload) for topic, payload in settings.payloads.items()}
+        tables.prepare(spark, settings.root, [*TABLES, *tables_of.values()], manifest.owner)
         # As they are stored: columns that were asked for in an earlier run stay, in the order they came in.
-        stored = {topic: _stored(spark, settings.root, topic, kind) for topic, kind in settings.payloads.items()}
+        stored = {
+            topic: tables.load(spark, settings.root, table).select("data.*").schema
+            for topic, table in tables_of.items()
+        }
         batch = LakeBatch(
             spark, settings.root, where, manifest.owner, settings.header, stored, settings.compact_every,
             origin_columns.fastest_reader(spark), failpoints.load().hit,
@@ -80,27 +82,16 @@ def run(
         kafka = source.stream(spark, settings.kafka, settings.topics, settings.most_records)
         writer = kafka.writeStream.foreachBatch(batch.write).option("checkpointLocation", where).queryName("lake")
         query = streaming.start(writer, once=settings.once, trigger_s=settings.trigger_s)
-        return _follow(query, stop, progress)
+        records = 0
 
-
-def _stored(spark: SparkSession, root: str, topic: str, payload: StructType) -> StructType:
-    path = tables.path_of(root, payload_table(topic, payload).name)
-    kind: Any = spark.read.format("delta").load(path).schema["data"].dataType
-    return cast("StructType", kind)
-
-
-def _follow(query: StreamingQuery, stop: Callable[[], bool], progress: Callable[[BatchDone], None]) -> int:
-    records, last = 0, -1
-
-    def take(said: Mapping[str, Any]) -> None:
-        nonlocal records, last
-        done = _done(said)
-        if done.batch > last and done.records:
-            last, records = done.batch, records + done.records
+        def take(said: Mapping[str, Any]) -> None:
+            nonlocal records
+            done = _done(said)
+            records += done.records
             progress(done)
 
-    streaming.follow(query, stop, take)
-    return records
+        streaming.follow(query, stop, take)
+        return records
 
 
 def _done(said: Mapping[str, Any]) -> BatchDone:

@@ -1,7 +1,11 @@
-"""Bronze → one row for each (incarnation, id), and the state of each key. ADR 0018 says why in this order."""
+"""Bronze → one row for each (incarnation, id), the state of each key, JSON values as columns, and rejects.
+
+ADR 0018 says why in this order.
+"""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from datetime import date
@@ -10,11 +14,14 @@ from functools import reduce
 from operator import or_
 from typing import TYPE_CHECKING, Any
 
+from pyspark.errors import PySparkException
 from pyspark.sql import Window
 from pyspark.sql import functions as F  # noqa: N812 - Spark's own name for it
+from pyspark.sql.types import StringType, StructField, StructType
 
 from harvester.pipeline import schemas
 from harvester.pipeline.origin_columns import day_of
+from harvester.pipeline.schemas import Table
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
@@ -27,25 +34,19 @@ _MOST_DAYS = 366
 _MOST_TO_ALL = 8_000_000  # numbers, of 16 bytes
 
 
-def first_deliveries(bronze: DataFrame, most: int) -> DataFrame:
-    """schemas.BRONZE → schemas.SILVER: of each (incarnation, id) the delivery that came first; none without an origin.
+def deliveries(bronze: DataFrame) -> DataFrame:
+    """schemas.BRONZE → schemas.SILVER, with all repeats: every record that has an origin.
 
     `day` is that of the row's creation, 1970-01-01 if no calendar has it. It comes from the header, so repeats have
-    the same however late they come, and a repeat is looked for among the days of its batch only. `most` records there
-    are, or fewer.
+    the same however late they come, and a repeat is looked for among the days of its batch only.
     """
-    return without(deliveries(bronze), later_deliveries(bronze, most))
-
-
-def deliveries(bronze: DataFrame) -> DataFrame:
-    """schemas.BRONZE → schemas.SILVER, with all repeats: every record that has an origin."""
     day = _day_created(F.col("created_us"))
     rows = bronze.where(F.col("problem").isNull()).withColumns({"day": day, "tombstone": F.col("value").isNull()})
     return rows.select(*schemas.SILVER.names)
 
 
 def later_deliveries(bronze: DataFrame, most: int) -> DataFrame:
-    """schemas.BRONZE → (topic, partition, offset) of every record that came before, in the same rows.
+    """schemas.BRONZE → (topic, partition, offset) of every record that came before, in the same rows (`most` at most).
 
     Few as a rule. So groups of 64 names with fewer different ones than records are found first, by numbers alone; only
     what is in those is put in order.
@@ -206,3 +207,63 @@ def rejects(bronze: DataFrame) -> DataFrame:
 
 def _day_created(microseconds: Column) -> Column:
     return F.coalesce(day_of(microseconds), F.lit(_NO_DAY).cast("date"))
+
+
+BAD_PAYLOAD = "bad payload"
+_CORRUPT = "_corrupt_record"
+_NAMING = ("day", "incarnation", "id", "created_at", "key", "tombstone")
+_AWKWARD = re.compile(r"[^A-Za-z0-9_-]")
+
+
+def from_ddl(text: str) -> StructType:
+    """A schema from `total INT, customer STRING`; ValueError says what is wrong. Needs a running Spark."""
+    try:
+        found: object = StructType.fromDDL(text)
+    except PySparkException as error:
+        raise ValueError(f"{text!r} is no list of columns: {str(error).splitlines()[0]}") from error
+    if not isinstance(found, StructType) or not found.names:
+        raise ValueError(f"{text!r} is no list of columns")
+    if _CORRUPT in found.names:
+        raise ValueError(f"{_CORRUPT} is a name of Spark's own")
+    return found
+
+
+def payload_table(topic: str, payload: StructType) -> Table:
+    """Where the values of a topic go; the payload's columns stand in `data`, so that no name can collide."""
+    fields = [field for field in schemas.SILVER if field.name in _NAMING]
+    fields.sort(key=lambda field: _NAMING.index(field.name))
+    safe = _AWKWARD.sub(lambda found: f"%{ord(found[0]):02x}", topic)
+    return Table(f"json/{safe}", StructType([*fields, StructField("data", payload)]), ("day",))
+
+
+def expanded(silver: DataFrame, topic: str, payload: StructType) -> DataFrame:
+    """schemas.SILVER → the columns of `payload_table`: the topic's rows whose value fits; a tombstone has no data."""
+    rows = _parsed(silver, topic, payload).where(~_bad())
+    data = F.struct(*(F.col("_data")[name].alias(name) for name in payload.names))
+    return rows.withColumn("data", F.when(~F.col("tombstone"), data)).select(*_NAMING, "data")
+
+
+def bad_payloads(silver: DataFrame, topic: str, payload: StructType) -> DataFrame:
+    """schemas.SILVER → schemas.REJECTS: the topic's rows whose value is no JSON object of this schema."""
+    rows = _parsed(silver, topic, payload).where(_bad())
+    found = rows.withColumns(
+        {
+            "day": F.to_date("timestamp"),
+            "reason": F.lit(BAD_PAYLOAD),
+            "detail": F.concat(F.lit("not "), F.lit(payload.simpleString())),
+        }
+    )
+    return found.select(*schemas.REJECTS.names)
+
+
+def _parsed(silver: DataFrame, topic: str, payload: StructType) -> DataFrame:
+    marked = StructType([*payload, StructField(_CORRUPT, StringType())])
+    text = F.col("value").cast("string")
+    options = {"mode": "PERMISSIVE", "columnNameOfCorruptRecord": _CORRUPT}
+    rows = silver.where(F.col("topic") == F.lit(topic)).withColumn("_text", F.when(F.is_valid_utf8(text), text))
+    return rows.withColumn("_data", F.from_json("_text", marked, options))
+
+
+def _bad() -> Column:
+    unfit = F.col("_data").isNull() | F.col("_data")[_CORRUPT].isNotNull()
+    return ~F.col("tombstone") & unfit

@@ -3,12 +3,6 @@
 Spark keeps counts of the windows that are open, and gives them away when the watermark, the newest timestamp less
 what records may be late by, has passed a window's end. That is a batch like any other: the offsets it ends at, the
 state it left and what it gave away belong together, and a killed batch comes again with the same ones.
-
-How many records of a batch came after their window was closed. Spark drops them, and says only how many groups they
-would have fallen into. So where it says any, the batch is read once more, between the offsets that Spark has written
-down for it, and what is behind the watermark is counted.
-
-One batch of the metrics: the windows that it closed, into both tables.
 """
 
 from __future__ import annotations
@@ -22,58 +16,35 @@ from pyspark.sql import functions as F  # noqa: N812 - Spark's own name for it
 
 from harvester.origin import HEADER
 from harvester.pipeline import schemas, source, streaming, tables
-from harvester.pipeline.errors import CheckpointMismatch
 from harvester.pipeline.metrics import windows
-from harvester.pipeline.metrics import windows as metrics_windows
 from harvester.pipeline.metrics.windows import KEYS, METRICS, counts
 from harvester.pipeline.origin_columns import bronze_columns
 from harvester.pipeline.session import clear_errors
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
-    from pyspark.sql.streaming.query import StreamingQuery
 
-Ends = Mapping[str, Mapping[str, int]]
 _EARLIEST = -2
 
 
-@dataclass(frozen=True, slots=True)
-class PlannedBatch:
-    """What Spark writes down before a batch begins: where it ends in each partition, and the watermark it has."""
-
-    watermark_ms: int
-    ends: Ends
-
-
-def parse(text: str) -> PlannedBatch:
-    """Read an entry of the checkpoint's directory `offsets`; CheckpointMismatch for anything else."""
-    try:
-        _, about, ends = text.splitlines()
-        return PlannedBatch(int(json.loads(about)["batchWatermarkMs"]), json.loads(ends))
-    except (ValueError, KeyError, TypeError) as error:
-        raise CheckpointMismatch(f"{text[:80]!r} is no batch of Spark's") from error
-
-
-def beginnings(ends: Ends, before: Ends) -> dict[str, dict[str, int]]:
-    """Where a batch begins, given where it and the one before end; partitions that are new begin where they do."""
-    return {
-        topic: {partition: before.get(topic, {}).get(partition, _EARLIEST) for partition in partitions}
-        for topic, partitions in ends.items()
-    }
-
-
 def count(spark: SparkSession, kafka: Mapping[str, str], checkpoint: str, batch: int, window_s: int) -> dict[str, int]:
-    """Late records of a batch by topic; only topics with any. Records that Kafka has removed since are not counted."""
-    texts = [tables.read_text(spark, f"{checkpoint}/offsets/{number}") for number in (batch - 1, batch)]
-    if texts[0] is None or texts[1] is None:
+    """Late records of a batch by topic; only topics with any. Records that Kafka has removed since are not counted.
+
+    Spark drops these records and reports only how many groups they would have fallen into. So the batch is read again.
+    """
+    before, here = (streaming.planned(spark, checkpoint, number) for number in (batch - 1, batch))
+    if before is None or here is None or not (ranges := streaming.ranges(before, here)):
         return {}
-    before, here = parse(texts[0]), parse(texts[1])
+    partitions: dict[str, list[int]] = {}
+    for one in ranges:
+        partitions.setdefault(one.topic, []).append(one.partition)
+    begin = {(one.topic, one.partition): _EARLIEST if one.first is None else one.first for one in ranges}
     options = {
         **source.options(kafka),
         "includeHeaders": "false",
-        "assign": json.dumps({topic: sorted(map(int, partitions)) for topic, partitions in here.ends.items()}),
-        "startingOffsets": json.dumps(beginnings(here.ends, before.ends)),
-        "endingOffsets": json.dumps(here.ends),
+        "assign": json.dumps(partitions),
+        "startingOffsets": streaming.by_topic(begin),
+        "endingOffsets": streaming.by_topic({place: here.ends[place] for place in begin}),
         "failOnDataLoss": "false",
     }
     rows = spark.read.format("kafka").options(**options).load()
@@ -103,21 +74,16 @@ class MetricsBatch:
             found = closed.agg(F.count_distinct("window_start", "topic").alias("windows")).first()
             assert found is not None
             if found["windows"]:
-                self._append(metrics_windows.windows(closed), metrics_windows.METRICS.name, number)
+                tables.append(windows.windows(closed), self.root, METRICS.name, (self.owner, number))
                 if self.most_keys:
-                    keys = metrics_windows.top_keys(closed, self.most_keys)
-                    self._append(keys, metrics_windows.KEYS.name, number)
+                    keys = windows.top_keys(closed, self.most_keys)
+                    tables.append(keys, self.root, KEYS.name, (self.owner, number))
             self.written[number] = found["windows"]
         finally:
             closed.unpersist()
         if self.compact_every and (number + 1) % self.compact_every == 0:
-            for table in (metrics_windows.METRICS, metrics_windows.KEYS):
+            for table in (METRICS, KEYS):
                 closed.sparkSession.sql(schemas.compact(tables.path_of(self.root, table.name)))
-
-    def _append(self, rows: DataFrame, name: str, number: int) -> None:
-        # Delta leaves out a transaction whose application has committed this version, or a later one, before.
-        options = {"txnAppId": f"{self.owner}-{name}", "txnVersion": str(number)}
-        rows.write.format("delta").mode("append").options(**options).save(tables.path_of(self.root, name))
 
 
 ALL = 2**62
@@ -170,8 +136,6 @@ class MetricsBatchDone:
 
 @dataclass(frozen=True, slots=True)
 class Total:
-    """What a run has done."""
-
     records: int = 0
     windows: int = 0
     late: Mapping[str, int] = field(default_factory=dict)
@@ -214,10 +178,19 @@ def run(
         writer = writer.option("checkpointLocation", where).queryName("metrics")
         query = streaming.start(writer, once=settings.once, trigger_s=settings.trigger_s)
 
+        total = Total()
+
         def late(number: int) -> dict[str, int]:
             return count(spark, settings.kafka, where, number, settings.window_s)
 
-        return _follow(query, batch.written, late, stop, progress)
+        def take(said: Mapping[str, Any]) -> None:
+            nonlocal total
+            done = _done(said, batch.written.pop(said["batchId"], 0), late)
+            total = total.after(done)
+            progress(done)
+
+        streaming.follow(query, stop, take)
+        return total
 
 
 def _with_state(spark: SparkSession) -> SparkSession:
@@ -227,28 +200,6 @@ def _with_state(spark: SparkSession) -> SparkSession:
         if not given.contains(name):
             own.conf.set(name, value)
     return own
-
-
-def _follow(
-    query: StreamingQuery,
-    written: dict[int, int],
-    late: Callable[[int], dict[str, int]],
-    stop: Callable[[], bool],
-    progress: Callable[[MetricsBatchDone], None],
-) -> Total:
-    total, last = Total(), -1
-
-    def take(said: Mapping[str, Any]) -> None:
-        nonlocal total, last
-        # What reports while nothing comes is a batch that has not been.
-        if said["batchId"] > last and "addBatch" in said["durationMs"]:
-            last = said["batchId"]
-            done = _done(said, written.pop(last, 0), late)
-            total = total.after(done)
-            progress(done)
-
-    streaming.follow(query, stop, take)
-    return total
 
 
 def _done(said: Mapping[str, Any], windows: int, late: Callable[[int], dict[str, int]]) -> MetricsBatchDone:

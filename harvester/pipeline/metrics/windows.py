@@ -1,11 +1,9 @@
-"""Counts by window, from schemas.BRONZE, and the tables `metrics` and their readers.
+"""Counts by window, from schemas.BRONZE, and the table `metrics`, whose windows `throughput` joins to hours.
 
 What a stream has to keep until a window closes are counts by (window, topic, lane, key, latency): they add up,
 whatever comes in which batch, and everything that is said of a window follows from them. Latencies are counted in the
-buckets of `harvester.telemetry.latency`, so windows can be joined to hours without losing more than the buckets did;
+buckets of `harvester.telemetry.latency`, so windows can be joined without losing more than the buckets did;
 percentiles alone could not.
-
-The table `metrics` for those who read it: windows joined to hours.
 """
 
 from __future__ import annotations
@@ -15,18 +13,7 @@ from typing import TYPE_CHECKING
 
 from pyspark.sql import Window
 from pyspark.sql import functions as F  # noqa: N812 - Spark's own name for it
-from pyspark.sql.types import (
-    ArrayType,
-    BinaryType,
-    DateType,
-    DoubleType,
-    IntegerType,
-    LongType,
-    StringType,
-    StructField,
-    StructType,
-    TimestampType,
-)
+from pyspark.sql.types import ArrayType, StructField
 
 from harvester.pipeline.schemas import Table, struct
 from harvester.telemetry.latency import GROWTH, HIGHEST_MS, LOWEST_MS
@@ -36,50 +23,25 @@ if TYPE_CHECKING:
 
 PERCENTILES = (50, 90, 99)
 
-_WINDOW = (("window_start", TimestampType()), ("window_end", TimestampType()), ("topic", StringType()))
-COUNTS = struct(
-    *_WINDOW,
-    ("lane", LongType()),
-    ("key", BinaryType()),
-    ("bucket", IntegerType()),
-    ("records", LongType()),
-    ("bytes", LongType()),
-    ("max_us", LongType()),
-)
-LANES = ArrayType(struct(("lane", LongType()), ("records", LongType())))
-HISTOGRAM = ArrayType(struct(("bucket", IntegerType()), ("records", LongType())))
+_WINDOW = "window_start timestamp, window_end timestamp, topic string"
+_PERCENTILES = ", ".join(f"p{p}_ms double" for p in PERCENTILES)
+COUNTS = struct(_WINDOW, "lane bigint, key binary, bucket int, records bigint, bytes bigint, max_us bigint")
+LANES = ArrayType(struct("lane bigint, records bigint"))
+HISTOGRAM = ArrayType(struct("bucket int, records bigint"))
 METRICS = Table(
     "metrics",
     struct(
-        ("day", DateType()),
-        *_WINDOW,
-        ("records", LongType()),
-        ("bytes", LongType()),
-        ("with_origin", LongType()),
-        ("lanes", LANES),
-        ("latency", HISTOGRAM),
-        *((f"p{p}_ms", DoubleType()) for p in PERCENTILES),
-        ("max_ms", DoubleType()),
-        ("keys", LongType()),
-        ("hottest_key", BinaryType()),
-        ("hottest_share", DoubleType()),
+        "day date", _WINDOW, "records bigint, bytes bigint, with_origin bigint",
+        StructField("lanes", LANES), StructField("latency", HISTOGRAM), _PERCENTILES,
+        "max_ms double, keys bigint, hottest_key binary, hottest_share double",
     ),
     ("day",),
-)
+)  # fmt: skip
 KEYS = Table(
-    "metrics_keys",
-    struct(
-        ("day", DateType()),
-        *_WINDOW,
-        ("rank", IntegerType()),
-        ("key", BinaryType()),
-        ("records", LongType()),
-        ("share", DoubleType()),
-    ),
-    ("day",),
+    "metrics_keys", struct("day date", _WINDOW, "rank int, key binary, records bigint, share double"), ("day",)
 )
 
-_PLACE = tuple(name for name, _ in _WINDOW)
+_PLACE = ("window_start", "window_end", "topic")
 _LOWEST_US, _HIGHEST_US = LOWEST_MS * 1000, HIGHEST_MS * 1000
 _PER_LOG = 1 / math.log(GROWTH)
 _LAST = int(math.log(HIGHEST_MS / LOWEST_MS) * _PER_LOG)
@@ -180,11 +142,6 @@ def bucket(latency_us: Column) -> Column:
     )
 
 
-def histogram() -> Column:
-    """An aggregate: rows of (bucket, records) as a HISTOGRAM, in the order of the buckets."""
-    return F.sort_array(F.collect_list(F.struct("bucket", "records")))
-
-
 def percentile(found: Column, p: int) -> Column:
     """Of a HISTOGRAM: the latency in ms that `p` percent do not exceed, by nearest rank; NULL when there is none."""
     total = F.aggregate(found, F.lit(0).cast("bigint"), lambda seen, one: seen + one["records"])
@@ -199,21 +156,14 @@ def percentile(found: Column, p: int) -> Column:
     return F.pow(F.lit(GROWTH), reached) * (LOWEST_MS * 2 * GROWTH / (GROWTH + 1))
 
 
-THROUGHPUT = StructType(
-    [
-        StructField("hour", TimestampType()),
-        StructField("topic", StringType()),
-        *(StructField(name, LongType()) for name in ("records", "bytes", "with_origin")),
-        StructField("peak_per_s", DoubleType()),
-        *(StructField(f"p{p}_ms", DoubleType()) for p in PERCENTILES),
-        StructField("max_ms", DoubleType()),
-        StructField("hottest_share", DoubleType()),
-    ]
-)
+THROUGHPUT = struct(
+    "hour timestamp, topic string, records bigint, bytes bigint, with_origin bigint, peak_per_s double", _PERCENTILES,
+    "max_ms double, hottest_share double",
+)  # fmt: skip
 
 
 def throughput(metrics: DataFrame) -> DataFrame:
-    """metrics_windows.METRICS → THROUGHPUT: a row for each hour (UTC, if the session is) and topic with records.
+    """METRICS → THROUGHPUT: a row for each hour (UTC, if the session is) and topic with records.
 
     A window belongs to the hour it begins in. Percentiles are of the hour's own records, out of the windows' histograms
     and not of their percentiles. `peak_per_s` and `hottest_share` are those of the window that has the highest.
@@ -227,7 +177,9 @@ def throughput(metrics: DataFrame) -> DataFrame:
     )
     counted = rows.select("hour", "topic", F.explode("latency").alias("one")).select("hour", "topic", "one.*")
     added = counted.groupBy("hour", "topic", "bucket").agg(F.sum("records").alias("records"))
-    histograms = added.groupBy("hour", "topic").agg(histogram().alias("latency"))
+    histograms = added.groupBy("hour", "topic").agg(
+        F.sort_array(F.collect_list(F.struct("bucket", "records"))).alias("latency")
+    )
     joined = sums.join(histograms, ["hour", "topic"], "left")
     found = joined.withColumns({f"p{p}_ms": percentile(F.col("latency"), p) for p in PERCENTILES})
     return found.select(*THROUGHPUT.names)

@@ -1,7 +1,7 @@
 """The job `replay`: records of a lake into topics again, in the order of each key, no faster than asked.
 
 A replay reads one version of silver, however the lake grows meanwhile. It is cut into slices of a total order
-(replay_rows), each written by a Spark job of its own and then noted in a file beside the tables. So one that was killed
+(`plan`), each written by a Spark job of its own and then noted in a file beside the tables. So one that was killed
 goes on behind its last whole slice, and repeats what it had written of the next one: at least once.
 """
 
@@ -11,16 +11,13 @@ import time
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from datetime import UTC, datetime, timedelta
+from datetime import datetime
 from typing import TYPE_CHECKING
-
-from pyspark.sql import functions as F  # noqa: N812 - Spark's own name for it
 
 from harvester.origin import HEADER
 from harvester.pipeline import schemas, source, tables
-from harvester.pipeline.errors import InputMissing, PipelineError, TableMismatch
-from harvester.pipeline.replay import plan as replay_request
-from harvester.pipeline.replay import plan as replay_rows
+from harvester.pipeline.errors import InputMissing, PipelineError
+from harvester.pipeline.replay import plan
 from harvester.pipeline.replay.plan import ReplayProgress, ReplayRate, ReplayRequest, ReplaySlice
 from harvester.pipeline.session import clear_errors
 
@@ -70,8 +67,8 @@ class ReplaySliceDone:
 def begin(spark: SparkSession, lake: str, request: ReplayRequest) -> ReplayProgress:
     """A new replay of the lake as it is now; nothing is stored yet. Raises InputMissing, TableMismatch."""
     with clear_errors("the replay"):
-        path = _silver(spark, lake)
-        version = spark.sql(f"DESCRIBE HISTORY {schemas.at(path)} LIMIT 1").first()
+        tables.load(spark, lake, schemas.SILVER_TABLE)
+        version = spark.sql(f"DESCRIBE HISTORY {schemas.at(tables.path_of(lake, 'silver'))} LIMIT 1").first()
         assert version is not None
         return ReplayProgress(str(uuid.uuid4()), request, int(version["version"]))
 
@@ -79,29 +76,20 @@ def begin(spark: SparkSession, lake: str, request: ReplayRequest) -> ReplayProgr
 def load(spark: SparkSession, lake: str, replay: str) -> ReplayProgress:
     """One that was begun before; InputMissing if the lake knows none of this id, CheckpointMismatch."""
     with clear_errors("the replay"):
-        _silver(spark, lake)
+        tables.load(spark, lake, schemas.SILVER_TABLE)
         file = _file(lake, replay)
         text = tables.read_text(spark, file)
     if text is None:
         raise InputMissing(f"no replay {replay} in {lake}", hint=f"their ids are the names in {lake}/{DIRECTORY}")
-    return replay_request.from_text(text, file)
+    return plan.from_text(text, file)
 
 
 def preview(spark: SparkSession, lake: str, progress: ReplayProgress) -> list[TopicSummary]:
     """What is left to write, by topic. Raises PipelineError for a topic that records would come back to."""
     with clear_errors("the replay"):
-        counted = replay_rows.summary(_remaining(spark, lake, progress)).orderBy("topic")
-        # As numbers: a timestamp would come back in the time zone of this machine.
-        times = {name: F.unix_micros(name) for name in ("first", "last")}
-        rows = counted.withColumns(times).collect()
+        rows = tables.collected(plan.summary(_remaining(spark, lake, progress)).orderBy("topic"))
     targets = progress.request.destination.targets([row["topic"] for row in rows])
-    return [
-        TopicSummary(
-            row["topic"], targets[row["topic"]], row["records"], row["tombstones"], _time(row["first"]),
-            _time(row["last"]),
-        )
-        for row in rows
-    ]  # fmt: skip
+    return [TopicSummary(target=targets[row["topic"]], **row) for row in rows]
 
 
 def run(
@@ -139,7 +127,7 @@ def run(
                     return progress
                 due = settings.pace.next_s(clock(), one.records)
                 without = settings.header if progress.request.as_new else None
-                records = replay_rows.outgoing(rows, targets, progress.id, without)
+                records = plan.outgoing(rows, targets, progress.id, without)
                 records.write.format("kafka").options(**sink_options(settings.kafka)).save()
                 done = {**progress.done, **one.upto}
                 progress = replace(progress, records=progress.records + one.records, done=done)
@@ -157,7 +145,7 @@ def run(
 
 def _planned(spark: SparkSession, settings: ReplaySettings, progress: ReplayProgress) -> list[ReplaySlice]:
     remaining = _remaining(spark, settings.lake, progress)
-    return list(replay_rows.slices(replay_rows.cuts(remaining, settings.pace.size).toLocalIterator()))
+    return list(plan.slices(plan.cuts(remaining, settings.pace.size).toLocalIterator()))
 
 
 def _with_rows(
@@ -168,12 +156,12 @@ def _with_rows(
     done = dict(progress.done)
     for together in _readings(planned):
         upto = {place: offset for one in together for place, offset in one.upto.items()}
-        rows = replay_rows.placed(replay_rows.between(remaining, done, upto))
+        rows = plan.placed(plan.between(remaining, done, upto))
         if len(together) > 1:
             rows = rows.persist()
         try:
             for one in together:
-                yield one, replay_rows.between(rows, done, one.upto)
+                yield one, plan.between(rows, done, one.upto)
                 done.update(one.upto)
         finally:
             rows.unpersist()
@@ -200,18 +188,7 @@ def sink_options(kafka: Mapping[str, str]) -> dict[str, str]:
 def _remaining(spark: SparkSession, lake: str, progress: ReplayProgress) -> DataFrame:
     path = tables.path_of(lake, "silver")
     silver = spark.read.format("delta").option("versionAsOf", progress.silver_version).load(path)
-    return replay_rows.behind(replay_rows.selected(silver, progress.request.selection), progress.done)
-
-
-def _silver(spark: SparkSession, lake: str) -> str:
-    path = tables.path_of(lake, "silver")
-    if not tables.exists(spark, path):
-        raise InputMissing(f"no table silver in {lake}", hint="it is made by: harvester pipeline lake")
-    missing, problems = schemas.differences(spark.read.format("delta").load(path).schema, schemas.SILVER)
-    if missing or problems:
-        said = "; ".join([*(f"no column {'.'.join(one.path)}" for one in missing), *problems])
-        raise TableMismatch(f"the table {path} has another schema: {said}", hint="run `harvester pipeline lake` first")
-    return path
+    return plan.behind(plan.selected(silver, progress.request.selection), progress.done)
 
 
 def _refuse_speculation(spark: SparkSession) -> None:
@@ -221,11 +198,7 @@ def _refuse_speculation(spark: SparkSession) -> None:
 
 
 def _store(spark: SparkSession, lake: str, progress: ReplayProgress) -> None:
-    tables.write_text(spark, _file(lake, progress.id), replay_request.to_text(progress))
-
-
-def _time(microseconds: int) -> datetime:
-    return datetime(1970, 1, 1, tzinfo=UTC) + timedelta(microseconds=microseconds)
+    tables.write_text(spark, _file(lake, progress.id), plan.to_text(progress))
 
 
 def _file(lake: str, replay: str) -> str:

@@ -1,12 +1,9 @@
-"""The plan of a replay: what is asked for, which rows in which order, slices, and their pace.
+"""The plan of a replay: what is asked for, which rows in which order, how they are cut into slices, and the pace.
 
-How large the slices of a replay are, and when the next one may begin. Pure: times are passed in.
-
-schemas.SILVER → what a replay writes: which rows, in which order, cut into slices, as Kafka's records. The order of a
-key is that of its first deliveries, which is the one consumers saw: offsets, within a partition. Between partitions
-it is that of log time, the highest timestamp up to a record in its partition: timestamps alone may go backwards, and
-would then contradict the offsets. So the whole order is (log time, topic, partition, offset), and any piece of it
-that begins where another one ends keeps the order of every key.
+The order of a key is that of its first deliveries, which is the one consumers saw: offsets, within a partition.
+Between partitions it is that of log time, the highest timestamp up to a record in its partition: timestamps alone may
+go backwards, and would then contradict the offsets. So the whole order is (log time, topic, partition, offset), and
+any piece of it that begins where another one ends keeps the order of every key.
 """
 
 from __future__ import annotations
@@ -24,6 +21,7 @@ from pyspark.sql import functions as F  # noqa: N812 - Spark's own name for it
 
 from harvester.pipeline import schemas
 from harvester.pipeline.errors import CheckpointMismatch, PipelineError
+from harvester.pipeline.streaming import Place, any_of
 
 if TYPE_CHECKING:
     from datetime import datetime
@@ -59,7 +57,7 @@ class ReplayRate:
         return began_s if self.rate is None else began_s + records / self.rate
 
 
-Positions = Mapping[tuple[str, int], int]
+Positions = Mapping[Place, int]
 """(topic, partition) → offset: everything up to there, itself included."""
 
 _VERSION = 1
@@ -183,8 +181,6 @@ def _time(text: str | None) -> datetime | None:
 HEADER = "harvester-replay"
 """The header that says which replay wrote a record; its value is the replay's id, as text."""
 
-SUMMARY = ("topic", "records", "tombstones", "first", "last")
-RECORDS = ("key", "value", "topic", "headers")
 _ORDER = ("log_time", "topic", "partition", "offset")
 _IN_TASK = 2**33 - 1
 
@@ -206,14 +202,14 @@ def selected(silver: DataFrame, selection: Selection) -> DataFrame:
     if selection.keys:
         rows = rows.where(F.col("key").isin(*(F.lit(key) for key in selection.keys)))
     if selection.since is not None:
-        rows = rows.where(F.col(column) >= _instant(selection.since))
+        rows = rows.where(F.col(column) >= F.lit(selection.since))
     if selection.until is not None:
-        rows = rows.where(F.col(column) < _instant(selection.until))
+        rows = rows.where(F.col(column) < F.lit(selection.until))
     if selection.by is By.CREATED:  # spares Delta the files of other days
         if selection.since is not None:
-            rows = rows.where(F.col("day") >= F.to_date(_instant(selection.since)))
+            rows = rows.where(F.col("day") >= F.to_date(F.lit(selection.since)))
         if selection.until is not None:
-            rows = rows.where(F.col("day") <= F.to_date(_instant(selection.until)))
+            rows = rows.where(F.col("day") <= F.to_date(F.lit(selection.until)))
     return rows.select(*schemas.SILVER.names)
 
 
@@ -222,7 +218,7 @@ def behind(rows: DataFrame, done: Positions) -> DataFrame:
     if not done:
         return rows
     passed = [_place(*place) & (F.col("offset") <= offset) for place, offset in done.items()]
-    return rows.where(~_any(passed))
+    return rows.where(~any_of(passed))
 
 
 def between(rows: DataFrame, done: Positions, upto: Positions) -> DataFrame:
@@ -232,7 +228,7 @@ def between(rows: DataFrame, done: Positions, upto: Positions) -> DataFrame:
         low = done.get(place)
         inside = F.col("offset") <= offset
         wanted.append(_place(*place) & (inside if low is None else inside & (F.col("offset") > low)))
-    return rows.where(_any(wanted))
+    return rows.where(any_of(wanted))
 
 
 def placed(rows: DataFrame) -> DataFrame:
@@ -259,7 +255,7 @@ def cuts(rows: DataFrame, size: int) -> DataFrame:
 def slices(rows: Iterable[Row]) -> Iterator[ReplaySlice]:
     """Rows of `cuts`, in their order → slices."""
     at: tuple[int, int] | None = None
-    records, upto = 0, dict[tuple[str, int], int]()
+    records, upto = 0, dict[Place, int]()
     for row in rows:
         if at != (row["task"], row["cut"]) and upto:
             yield ReplaySlice(records, upto)
@@ -272,8 +268,9 @@ def slices(rows: Iterable[Row]) -> Iterator[ReplaySlice]:
 
 
 def outgoing(rows: DataFrame, targets: Mapping[str, str], replay: str, without: str | None = None) -> DataFrame:
-    """`placed` rows → RECORDS for Spark's Kafka sink, with the replay's header last; `without` one of that name.
+    """`placed` rows → (key, value, topic, headers) for Spark's Kafka sink, the replay's header last.
 
+    `without` is the name of a header to leave out.
     All records of a key for a topic are in one task, in order; the others are spread. A tombstone's value is NULL.
     """
     mapped = F.create_map(*(F.lit(text) for pair in targets.items() for text in pair))
@@ -289,29 +286,14 @@ def outgoing(rows: DataFrame, targets: Mapping[str, str], replay: str, without: 
 
 
 def summary(rows: DataFrame) -> DataFrame:
-    """schemas.SILVER → SUMMARY: how much there is of each topic, and from when to when by Kafka's time."""
-    counted = rows.groupBy("topic").agg(
+    """schemas.SILVER → (topic, records, tombstones, first, last), the last two by Kafka's time."""
+    return rows.groupBy("topic").agg(
         F.count("*").alias("records"),
         F.count_if("tombstone").alias("tombstones"),
         F.min("timestamp").alias("first"),
         F.max("timestamp").alias("last"),
     )
-    return counted.select(*SUMMARY)
 
 
 def _place(topic: str, partition: int) -> Column:
     return (F.col("topic") == F.lit(topic)) & (F.col("partition") == F.lit(partition))
-
-
-def _any(conditions: list[Column]) -> Column:
-    # Halved, so that the expression for a thousand partitions is not a thousand deep.
-    if len(conditions) == 1:
-        return conditions[0]
-    middle = len(conditions) // 2
-    return _any(conditions[:middle]) | _any(conditions[middle:])
-
-
-def _instant(moment: datetime) -> Column:
-    from datetime import UTC, datetime, timedelta
-
-    return F.timestamp_micros(F.lit((moment - datetime(1970, 1, 1, tzinfo=UTC)) // timedelta(microseconds=1)))

@@ -32,8 +32,6 @@ from harvester.delivery.decode import Decoded
 
 
 class EntryState(Enum):
-    """Where an entry stands."""
-
     QUEUED = "queued"
     WIRE = "wire"  # handed to the producer
     ACKED = "acked"  # acknowledged or refused for good; its DELETE is not yet committed
@@ -68,37 +66,22 @@ _Queue = deque[BarrierEntry] | None  # None: nobody has waited yet
 
 
 class Barrier:
-    """See the module's text. Not thread-safe: the shard holds its lock around every call."""
+    """What may be sent, and what waits behind it. Not thread-safe: the shard holds its lock around every call."""
 
     def __init__(self) -> None:
-        self._unsettled: dict[int, BarrierEntry] = {}  # WIRE, ACKED, HELD
+        self.unsettled: dict[int, BarrierEntry] = {}  # handed to the producer and not settled: WIRE, ACKED, HELD
         self._queues: dict[bytes, _Queue] = {}  # a key is in here while its barrier is up
         self._refusing: set[bytes] = set()
         self._announced: dict[int, bytes] = {}  # parked record -> its key, until the supervisor has answered
-        self._queued = 0
-        self._held = 0
-
-    @property
-    def queued(self) -> int:
-        """Records waiting behind another of their key."""
-        return self._queued
-
-    @property
-    def held(self) -> int:
-        """Records waiting here for their next attempt."""
-        return self._held
-
-    @property
-    def in_flight(self) -> int:
-        """Records handed to the producer and not settled, those that are held included."""
-        return len(self._unsettled)
+        self.queued = 0  # records that wait behind another of their key
+        self.held = 0  # records that wait here for their next attempt
 
     def __contains__(self, record_id: int) -> bool:
-        return record_id in self._unsettled
+        return record_id in self.unsettled
 
     def on_the_wire(self) -> list[int]:
         """Ids that are sent or acknowledged and not yet purged, ascending."""
-        return sorted(i for i, entry in self._unsettled.items() if entry.step is not _HELD)
+        return sorted(i for i, entry in self.unsettled.items() if entry.step is not _HELD)
 
     def offer(self, entry: BarrierEntry) -> bool | None:
         """Take a record in. True: send it now. False: it is queued. None: refused, a record of its key is parked."""
@@ -113,18 +96,18 @@ class Barrier:
                     queues[key] = deque((entry,))
                 else:
                     queue.append(entry)
-                self._queued += 1
+                self.queued += 1
                 return False
             queues[key] = None
         entry.step = _WIRE
-        self._unsettled[entry.id] = entry
+        self.unsettled[entry.id] = entry
         return True
 
     def acked(self, entries: Iterable[BarrierEntry]) -> None:
         """The broker acknowledged them, or they are on their way to quarantine: they can only be settled now."""
         for entry in entries:
             if entry.step is _HELD:
-                self._held -= 1
+                self.held -= 1
             entry.step = _ACKED
 
     def settle(self, ids: Iterable[int], now: float) -> list[BarrierEntry]:
@@ -133,13 +116,13 @@ class Barrier:
         Ids that are not here are passed by.
         """
         following: list[BarrierEntry] = []
-        unsettled, queues = self._unsettled, self._queues
+        unsettled, queues = self.unsettled, self._queues
         for record_id in ids:
             entry = unsettled.pop(record_id, None)
             if entry is None:
                 continue
             if entry.step is _HELD:
-                self._held -= 1
+                self.held -= 1
             key = entry.key
             if key is None:
                 continue
@@ -153,7 +136,7 @@ class Barrier:
             entry.step = _WIRE
             unsettled[entry.id] = entry
             following.append(entry)
-        self._queued -= len(following)
+        self.queued -= len(following)
         return following
 
     def park(self, record_id: int) -> list[int]:
@@ -161,7 +144,7 @@ class Barrier:
 
         Returns the ids behind it. Its key is refused until `reopen`.
         """
-        key = self._unsettled[record_id].key
+        key = self.unsettled[record_id].key
         behind: list[int] = []
         if key is not None:
             behind = self._drop_queue(key)
@@ -172,9 +155,9 @@ class Barrier:
 
     def hold(self, record_id: int) -> None:
         """It waits here for its next attempt; what is behind it stays queued."""
-        entry = self._unsettled[record_id]
+        entry = self.unsettled[record_id]
         if entry.step is not _HELD:
-            self._held += 1
+            self.held += 1
         entry.step = _HELD
 
     def forget(self, record_id: int) -> list[int]:
@@ -183,7 +166,7 @@ class Barrier:
         Nothing of its key may follow it: what stood behind it is dropped and returned, and what is still on its way
         is refused until the next remark (P5).
         """
-        key = self._unsettled[record_id].key
+        key = self.unsettled[record_id].key
         behind: list[int] = []
         if key is not None:
             behind = self._drop_queue(key)
@@ -193,18 +176,18 @@ class Barrier:
 
     def drop_unsent(self, record_id: int) -> list[int]:
         """Trust ran out before this record was sent: drop it and everything that is not on the wire."""
-        before = {*self._unsettled, *(entry.id for queue in self._queues.values() for entry in queue or ())}
+        before = {*self.unsettled, *(entry.id for queue in self._queues.values() for entry in queue or ())}
         self._drop_all_queues()
         self.forget(record_id)
         return sorted(before - set(self.remark()))
 
     def release(self, record_id: int, now: float) -> BarrierEntry | None:
         """Its wait is over: send it again. None when a remark dropped it meanwhile."""
-        entry = self._unsettled.get(record_id)
+        entry = self.unsettled.get(record_id)
         if entry is None or entry.step is not _HELD:
             return None
         entry.step = _WIRE
-        self._held -= 1
+        self.held -= 1
         queue = None if entry.key is None else self._queues.get(entry.key)
         if queue:
             queue[0].since = now  # so far they stood behind a held one, which does not count
@@ -219,15 +202,15 @@ class Barrier:
     def remark(self) -> list[int]:
         """Drop what is queued or held; returns exactly the ids on the wire or unpurged, ascending."""
         self._drop_all_queues()
-        held = [i for i, entry in self._unsettled.items() if entry.step is _HELD]
+        held = [i for i, entry in self.unsettled.items() if entry.step is _HELD]
         self.settle(held, 0.0)
         self._refusing.clear()
         self._announced.clear()
-        return sorted(self._unsettled)
+        return sorted(self.unsettled)
 
     def longest_waiting(self) -> BarrierEntry | None:
         """The record that has been queued longest without progress, those behind a held one left out."""
-        held = {entry.key for entry in self._unsettled.values() if entry.step is _HELD} if self._held else ()
+        held = {entry.key for entry in self.unsettled.values() if entry.step is _HELD} if self.held else ()
         oldest: BarrierEntry | None = None
         for key, queue in self._queues.items():
             if queue and key not in held and (oldest is None or queue[0].since < oldest.since):
@@ -243,6 +226,6 @@ class Barrier:
         if not queue:
             return []
         ids = [entry.id for entry in queue]
-        self._queued -= len(ids)
+        self.queued -= len(ids)
         queue.clear()
         return ids

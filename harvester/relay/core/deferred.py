@@ -1,7 +1,8 @@
 """Rows that were read and cannot be sent yet, remembered by id alone. Pure.
 
 Theory. A scan passes every row once (`scan`). A row that cannot be sent when it is read is *deferred*: its id joins a
-queue, and the row is fetched again, by its id, when it can be sent.
+queue, and the row is fetched again, by its id, when it can be sent. `dispatcher` decides that for rows that arrive,
+`state_machine.parked` for a record that failed, `read_planner` when a queue is worth a fetch.
 
 - A *deferred key* has a record that waits for its next attempt (parked), or more rows under way than
   `max_queued_per_key`. Every further row of the key joins its queue, so nothing is overtaken (P18).
@@ -33,7 +34,7 @@ KeyOrId = bytes | int  # a key's bytes; a record without a key has a queue of it
 
 @dataclass(slots=True, eq=False)
 class DeferredQueue:
-    """See the module's text."""
+    """The waiting rows of one key, or of one shard."""
 
     shard: int
     ids: array[int] = field(default_factory=lambda: array("q"))
@@ -53,7 +54,6 @@ class DeferredQueue:
         return at < len(self.ids) and self.ids[at] == record_id
 
     def insert(self, record_id: int) -> None:
-        """Put an id in its place."""
         if not len(self) or record_id > self.ids[-1]:
             self.ids.append(record_id)
             return
@@ -73,7 +73,7 @@ class DeferredQueue:
 
 
 class DeferredRows:
-    """See the module's text. One thread only."""
+    """All waiting rows, by key and by shard. One thread only."""
 
     def __init__(self) -> None:
         self.by_key: dict[KeyOrId, DeferredQueue] = {}
@@ -83,15 +83,11 @@ class DeferredRows:
         self._ready: deque[KeyOrId] = deque()
         self._is_ready: set[KeyOrId] = set()
         self._stamps = 0
-        self._total = 0
+        self.rows = 0  # that wait, those being fetched included
         self.parked: Counter[int] = Counter()  # by shard: keys that wait for a retry, or for the outcome of one
         self.held = 0  # those of them that are held by policy
 
     # -- questions
-
-    def __len__(self) -> int:
-        """Rows that wait, those being fetched included."""
-        return self._total
 
     def holds(self, record_id: int, name: KeyOrId, shard: int) -> bool:
         """Whether this row waits already."""
@@ -152,14 +148,13 @@ class DeferredRows:
     # -- rows leave
 
     def wake(self, names: Iterable[KeyOrId]) -> None:
-        """These keys may be worth a fetch now."""
         for name in names:
             if name in self.by_key and name not in self._is_ready:
                 self._is_ready.add(name)
                 self._ready.append(name)
 
     def due(self, now: float) -> list[KeyOrId]:
-        """Lanes that may be worth a fetch: their time has come, or something else has changed. Each is named once."""
+        """Keys that may be worth a fetch: their time has come, or something else has changed. Each is named once."""
         while self._timers and self._timers[0][0] <= now:
             self.wake((heapq.heappop(self._timers)[2],))
         names = list(self._ready)
@@ -176,7 +171,7 @@ class DeferredRows:
     def fetched(self, name: KeyOrId) -> None:
         """All that was fetched of this key has been seen to: forget the queue if nothing is left, else go on."""
         queue = self.by_key[name]
-        self._total -= queue.fetching
+        self.rows -= queue.fetching
         queue.fetching = 0
         if not len(queue):
             self.unpark(queue)
@@ -187,7 +182,7 @@ class DeferredRows:
     def fetched_of_shard(self, shard: int) -> None:
         """The same for a deferred shard."""
         queue = self.by_shard[shard]
-        self._total -= queue.fetching
+        self.rows -= queue.fetching
         queue.fetching = 0
         if not len(queue):
             del self.by_shard[shard]
@@ -199,7 +194,7 @@ class DeferredRows:
         self._timers.clear()
         self._ready.clear()
         self._is_ready.clear()
-        self._total = 0
+        self.rows = 0
         self.parked.clear()
         self.held = 0
 
@@ -207,7 +202,7 @@ class DeferredRows:
         before = len(queue)
         for record_id in ids:
             queue.insert(record_id)
-        self._total += len(queue) - before
+        self.rows += len(queue) - before
 
     def _next_stamp(self) -> int:
         self._stamps += 1

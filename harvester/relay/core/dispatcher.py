@@ -15,19 +15,17 @@ once and shrinks by one at a time.
 key; no key is ever in two shards. Rows deferred behind a shard are known by id alone: while there are any, the number
 of shards in use stays, so that what is read behind them finds its way into the same queue.
 
-`ShardFlows` holds what is known of each shard, `Statements` the statements that have been asked for and have no result
-yet.
+`ShardFlows` holds what is known of each shard.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from harvester.delivery.partitioner import shard_of
 from harvester.relay.core.deferred import DeferredRows, KeyOrId
 from harvester.relay.core.ledger import Ledger, Row
-from harvester.relay.core.messages import Fetch, Look, Mark
 
 
 @dataclass(slots=True, eq=False)
@@ -53,7 +51,6 @@ class ShardFlows(list[ShardFlow]):
         self._send_buffer = send_buffer
 
     def takes(self, index: int) -> bool:
-        """Whether rows may be sent to this shard."""
         state = self[index]
         return state.ready and not state.opening and (not state.congested or state.surplus < self._send_buffer)
 
@@ -62,23 +59,20 @@ class ShardFlows(list[ShardFlow]):
         return all(state.ready and not (state.opening or state.congested) for state in self)
 
     def congested(self, index: int) -> None:
-        """Its pipe takes nothing at the moment."""
         state = self[index]
         if not state.congested:
             state.congested, state.surplus = True, 0
 
     def uncongested(self, index: int) -> None:
-        """Its pipe takes frames again."""
         self[index].congested = False
 
     def resize(self, shards: int) -> None:
-        """There are this many shards now."""
         del self[shards:]
         self.extend(ShardFlow() for _ in range(shards - len(self)))
 
 
 class Spread:
-    """See the module's text. One thread only."""
+    """The number of shards in use. One thread only."""
 
     def __init__(self, shards: int, unsettled: int, records: int, most: int) -> None:
         """Of so many shards, and records that may be unsettled at all; a further shard for each `records` of them.
@@ -97,7 +91,6 @@ class Spread:
         return min(usable, 1 + unsettled // each)
 
     def grow(self, unsettled: int) -> None:
-        """More has come."""
         self.active = max(self.active, self.wanted(unsettled))
 
     def shrink(self, unsettled: int) -> None:
@@ -105,7 +98,6 @@ class Spread:
         self.active = max(self.active - 1, self.wanted(unsettled))
 
     def resize(self, shards: int) -> None:
-        """There are this many shards now."""
         self._shards = shards
         self.active = min(self.active, shards) if self._records else shards
 
@@ -120,66 +112,11 @@ class Part:
     stamp: int
 
 
-@dataclass(frozen=True, slots=True)
-class Statement:
-    """`rows`: how many it can bring; `keys`: how many places in flight are kept for them."""
-
-    asked: Mark | Fetch | Look
-    rows: int = 0
-    keys: int = 0
-    parts: Sequence[Part] = ()
-
-
-class Statements:
-    """See the module's text. One thread only."""
-
-    def __init__(self) -> None:
-        self.under_way: dict[int, Statement] = {}
-
-    def __len__(self) -> int:
-        return len(self.under_way)
-
-    def add(self, asked: Mark | Fetch | Look, rows: int = 0, keys: int = 0, parts: Sequence[Part] = ()) -> None:
-        """It is asked for now."""
-        self.under_way[asked.number] = Statement(asked, rows, keys, parts)
-
-    def end(self, number: int) -> Statement:
-        """Its result is here."""
-        return self.under_way.pop(number)
-
-    def abandon(self) -> Iterable[int]:
-        """Forget all of them; returns their numbers."""
-        numbers = list(self.under_way)
-        self.under_way.clear()
-        return numbers
-
-    def marks(self) -> int:
-        """How many marks are under way."""
-        return sum(1 for statement in self.under_way.values() if isinstance(statement.asked, Mark))
-
-    def fetches(self) -> bool:
-        """Whether a fetch is under way."""
-        return any(isinstance(statement.asked, Fetch) for statement in self.under_way.values())
-
-    def kept(self) -> tuple[int, int]:
-        """For how many keys, and rows in all, places are kept."""
-        statements = self.under_way.values()
-        return sum(statement.keys for statement in statements), sum(statement.rows for statement in statements)
-
-    def kept_for_fetches(self) -> int:
-        """For how many keys of fetches: what a mark brings beyond expectation does not get these places."""
-        return sum(s.keys for s in self.under_way.values() if isinstance(s.asked, Fetch))
-
-    def parts(self) -> Iterator[Part]:
-        """What all of them take from queues."""
-        return (part for statement in self.under_way.values() for part in statement.parts)
-
-
 Taken = dict[int, list[Row]]  # rows to send, by shard
 
 
 class Dispatcher:
-    """See the module's text. Rows to be sent are in the ledger from here on. One thread only."""
+    """Sorts what statements bring. Rows to be sent are in the ledger from here on. One thread only."""
 
     def __init__(self, ledger: Ledger, deferred: DeferredRows, shards: ShardFlows, spread: Spread) -> None:
         self._ledger, self._deferred, self._flows, self._spread = ledger, deferred, shards, spread
@@ -238,7 +175,7 @@ class Dispatcher:
         deferred = self._deferred
         home = shard_of(key, record_id, self._spread.active)
         index = self._place_of(key, home)
-        if len(deferred) and deferred.holds(record_id, record_id if key is None else key, index):
+        if deferred.rows and deferred.holds(record_id, record_id if key is None else key, index):
             return
         if index == home and index in deferred.by_shard:
             deferred.defer_behind_shard(index, record_id)

@@ -25,13 +25,12 @@ from typing import Any, get_type_hints
 
 from harvester.errors import WireError
 
+# -- supervisor → shard
+
 
 @dataclass(frozen=True, slots=True)
 class Dispatch:
-    """Supervisor → shard: rows to publish, one after the other, in id order.
-
-    `low_water`: every id below it is settled, and no new one can appear there (P25); None: not known.
-    """
+    """Rows to publish, in id order. `low_water`: every id below is settled, and none can appear there (P25)."""
 
     epoch: int
     rows: bytes
@@ -40,7 +39,7 @@ class Dispatch:
 
 @dataclass(frozen=True, slots=True)
 class Remark:
-    """Supervisor → shard: drop what is queued, answer with what is still on the wire, go on under this term.
+    """Drop what is queued, answer with what is still on the wire, go on under this term.
 
     `term` and `holder` fence the shard's quarantine statements; both None: no leader, nothing may be produced.
     `server` is the database server that the term was taken on; None: not known, or not to be compared. `incarnation`
@@ -58,7 +57,7 @@ class Remark:
 
 @dataclass(frozen=True, slots=True)
 class ParkAcknowledged:
-    """Supervisor → shard: this record is parked; no older frame of its key can follow (P5)."""
+    """This record is parked; no older frame of its key can follow (P5)."""
 
     epoch: int
     record_id: int
@@ -66,7 +65,7 @@ class ParkAcknowledged:
 
 @dataclass(frozen=True, slots=True)
 class Login:
-    """Supervisor → shard: what new connections log in with from now on; those that are open stay. All of it secret.
+    """What new connections log in with from now on; those that are open stay. All of it secret.
 
     `user` and `password` are Kafka's (SASL); an empty user changes nothing there.
     """
@@ -78,28 +77,31 @@ class Login:
 
 @dataclass(frozen=True, slots=True)
 class Stop:
-    """Supervisor → shard: produce nothing more, finish the wire, purge, exit."""
+    """Produce nothing more, finish the wire, purge, exit."""
 
     within_s: float
 
 
+# -- shard → supervisor
+
+
 @dataclass(frozen=True, slots=True)
 class Ready:
-    """Shard → supervisor: connected to the database, its producer made."""
+    """Connected to the database, its producer made."""
 
     pid: int
 
 
 @dataclass(frozen=True, slots=True)
 class Settled:
-    """Shard → supervisor: the commit of these ids' purge (or quarantine) has come back (P1, P2)."""
+    """The commit of these ids' purge (or quarantine) has come back (P1, P2)."""
 
     ids: Sequence[int]
 
 
 @dataclass(frozen=True, slots=True)
 class Remarked:
-    """Shard → supervisor: queues are empty; exactly these ids are on the wire or unpurged.
+    """Queues are empty; exactly these ids are on the wire or unpurged.
 
     `in_doubt`: among what is given up was something that had been sent, and may arrive yet.
     """
@@ -111,7 +113,7 @@ class Remarked:
 
 @dataclass(frozen=True, slots=True)
 class Parked:
-    """Shard → supervisor: `record_id` is to be tried again after `wait_s`; it and `given_back` were dropped here.
+    """`record_id` is to be tried again after `wait_s`; it and `given_back` were dropped here.
 
     `held`: by policy it will be tried for ever.
     """
@@ -127,17 +129,14 @@ class Parked:
 
 @dataclass(frozen=True, slots=True)
 class InDoubt:
-    """Shard → supervisor: this record failed, and what was sent of it may still arrive (P36).
-
-    What follows from the failure is said after it, in a frame of its own.
-    """
+    """This record failed, and what was sent of it may still arrive (P36). What follows is said in a frame after it."""
 
     record_id: int
 
 
 @dataclass(frozen=True, slots=True)
 class Refused:
-    """Shard → supervisor: dropped on arrival, because their key was parked meanwhile."""
+    """Dropped on arrival, because their key was parked meanwhile."""
 
     epoch: int
     ids: Sequence[int]
@@ -145,14 +144,14 @@ class Refused:
 
 @dataclass(frozen=True, slots=True)
 class Dropped:
-    """Shard → supervisor, of any epoch: these were not sent for lack of trust or a leader; forget them."""
+    """Of any epoch: these were not sent for lack of trust or a leader; forget them."""
 
     ids: Sequence[int]
 
 
 @dataclass(frozen=True, slots=True)
 class FateUnknown:
-    """Shard → supervisor: nobody can tell whether these were published; they are to be marked again."""
+    """Nobody can tell whether these were published; they are to be marked again."""
 
     epoch: int
     ids: Sequence[int]
@@ -161,7 +160,7 @@ class FateUnknown:
 
 @dataclass(frozen=True, slots=True)
 class QueueTimedOut:
-    """Shard → supervisor: this record was queued for longer than queue_timeout without any progress."""
+    """This record was queued for longer than queue_timeout without any progress."""
 
     epoch: int
     record_id: int
@@ -170,7 +169,7 @@ class QueueTimedOut:
 
 @dataclass(frozen=True, slots=True)
 class Quarantined:
-    """Shard → supervisor: this record went to quarantine (its `Settled` is sent as well)."""
+    """This record went to quarantine (its `Settled` is sent as well)."""
 
     record_id: int
     error: str
@@ -178,7 +177,7 @@ class Quarantined:
 
 @dataclass(frozen=True, slots=True)
 class Poisoned:
-    """Shard → supervisor: this record used up its attempts, and the policy is to stop."""
+    """This record used up its attempts, and the policy is to stop."""
 
     record_id: int
     error: str
@@ -186,7 +185,7 @@ class Poisoned:
 
 @dataclass(frozen=True, slots=True)
 class ShardSession:
-    """Shard → supervisor: its database session; `started` as pg_stat_activity.backend_start prints it (P7)."""
+    """Its database session; `started` as pg_stat_activity.backend_start prints it (P7)."""
 
     pid: int
     started: str
@@ -194,14 +193,14 @@ class ShardSession:
 
 @dataclass(frozen=True, slots=True)
 class ShardServerChanged:
-    """Shard → supervisor: its database server is not the one it was (P9); it purges nothing more."""
+    """Its database server is not the one it was (P9); it purges nothing more."""
 
     reason: str
 
 
 @dataclass(frozen=True, slots=True)
 class Stats:
-    """Shard → supervisor, at most once a second: gauges, counters since start, latency buckets since the last."""
+    """At most once a second: gauges, counters since start, latency buckets since the last."""
 
     queued: int
     in_flight: int
@@ -215,7 +214,7 @@ class Stats:
 
 @dataclass(frozen=True, slots=True)
 class Log:
-    """Shard → supervisor: a line for the log. `level` as in the module logging."""
+    """A line for the log. `level` as in the module logging."""
 
     level: int
     text: str
@@ -223,7 +222,7 @@ class Log:
 
 @dataclass(frozen=True, slots=True)
 class Trouble:
-    """Shard → supervisor: what this shard waits for, in words; None when that is over."""
+    """What this shard waits for, in words; None when that is over."""
 
     text: str | None
 

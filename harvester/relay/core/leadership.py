@@ -1,4 +1,4 @@
-"""The state of one leadership: identity, limits, doubt, answers to a remark, low watermark. Pure.
+"""The state of one leadership: identity, limits, doubt, answers to a remark, handing over. Pure.
 
 - `Tenure`: its leader id, its term, and the database that the term was taken on.
 - `RelaySettings`: the limits in records and seconds, from the configuration.
@@ -7,13 +7,13 @@
   or is silent while it has records to settle, is killed; the ids it had have an unknown fate, which is what a remark
   is for. Its successor is a new process (P15). In exactly-once mode an answer may take as long as it likes while the
   shard gives a sign of life.
-- `LowWatermark`: the id below which everything is settled and nothing can appear (P25), and the scan's bookmark (P38).
+- `HandOver`: whether a leader that cannot reach its database should let another harvester try (P14).
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass
 from uuid import UUID
 
@@ -21,11 +21,10 @@ from harvester.relay.core.dispatcher import ShardFlows
 from harvester.relay.core.frames import Remark
 from harvester.relay.core.ledger import InFlightBounds, Ledger
 from harvester.relay.core.messages import Kill, ReleaseTerm
-from harvester.relay.core.scan import Bookmark
 
 
 class Tenure:
-    """See the module's text. What is known of the database outlives a leadership. One thread only."""
+    """Leader id, term and database of a leadership. What is known of the database outlives it. One thread only."""
 
     def __init__(self) -> None:
         self.holder: UUID | None = None  # whom the term row names, or is to name
@@ -46,7 +45,6 @@ class Tenure:
         self.asked = False
 
     def end(self) -> None:
-        """Nobody leads here."""
         self.term = self.told = self.holder = self.leader_id = None
         self.lost = 0
 
@@ -76,7 +74,7 @@ class Tenure:
 
 
 class Doubt:
-    """See the module's text. One thread only."""
+    """Whether something that was given up may still arrive in Kafka. One thread only."""
 
     def __init__(self, expiry_s: float, *, fences: bool) -> None:
         """`expiry_s`: how long it may take to arrive; `fences`: whoever comes next fences the lanes, so it cannot."""
@@ -105,7 +103,7 @@ class Doubt:
 
 
 class RemarkReplies:
-    """See the module's text. One thread only."""
+    """Which shards have yet to answer the last remark. One thread only."""
 
     def __init__(self, settings: RelaySettings) -> None:
         self._answer_timeout_s, self._silence_timeout_s = settings.answer_timeout_s, settings.silence_timeout_s
@@ -128,7 +126,6 @@ class RemarkReplies:
         self._deadline += lost_s
 
     def stuck(self, shards: ShardFlows, ledger: Ledger, now: float) -> list[Kill]:
-        """Those to be killed."""
         kills: list[Kill] = []
         for index, shard in enumerate(shards):
             if not shard.ready:
@@ -142,62 +139,28 @@ class RemarkReplies:
         return kills
 
 
-_LOOK_S = 1.0
-_SAVE_S = 10.0
-_SAVE_IDS = 50_000  # so many ids further a bookmark is worth another version of the term row
+@dataclass(slots=True)
+class HandOver:
+    """Whether a leader that cannot reach its database should let another harvester try (P14).
 
+    Once it has, it waits twice as long before the next time, so that a database that is down for all does not make
+    leadership hop from one to the other; reaching it again starts over.
+    """
 
-class LowWatermark:
-    """What is settled for good. It stays so, over remarks and terms of one incarnation. One thread only."""
+    first_s: float
+    longest_s: float
+    _wait_s: float = 0.0
+    _handed_s: float = 0.0  # for how long the database had been out of reach when it last handed over
 
-    def __init__(self) -> None:
-        self.known: int | None = None
-        self.bookmark: Bookmark | None = None  # below it everything is settled
-        self._floor: int | None = None  # as of the last mark: no row can appear below it any more
-        self._read: Bookmark | None = None  # as of a mark of this leader id, settled or not
-        self._look_at = self._save_at = 0.0
-        self._saved: Bookmark | None = None
-
-    def begin(self) -> None:
-        """A new leader id: what was read and not settled is forgotten, so how far the last one came means nothing."""
-        self._floor = self._read = None
-
-    def forget(self) -> None:
-        """Ids may have started again: another incarnation."""
-        self.known = self.bookmark = self._saved = None
-
-    def read(self, floor: int | None, bookmark: Bookmark | None) -> None:
-        """A mark has come so far; its rows are known."""
-        self._floor = floor
-        self._read = bookmark or self._read
-
-    def look(self, now: float, lowest: Callable[[], int | None]) -> None:
-        """Time has passed: raise it, if it is time to. `lowest`: the lowest id that was read and is not settled."""
-        if now < self._look_at:
-            return
-        self._look_at = now + _LOOK_S
-        if self._floor is None:
-            return
-        unsettled = lowest()
-        found = self._floor if unsettled is None else min(self._floor, unsettled)
-        self.known = max(found, self.known or 1) if found > 1 else self.known
-        if self._read is not None:
-            self.bookmark = self._read.below(unsettled)
-
-    def to_save(self, now: float) -> Bookmark | None:
-        """The bookmark, if it has gone far enough since it was last saved."""
-        bookmark, saved = self.bookmark, self._saved
-        if bookmark is None or now < self._save_at or (saved and bookmark.high < saved.high + _SAVE_IDS):
-            return None
-        self._save_at = now + _SAVE_S
-        return self.last()
-
-    def last(self) -> Bookmark | None:
-        """The bookmark, if it is another one than was last saved."""
-        if self.bookmark == self._saved:
-            return None
-        self._saved = self.bookmark
-        return self.bookmark
+    def due(self, unreachable_s: float) -> bool:
+        """Whether to hand over now, after this long without the database (0: it is reachable)."""
+        if unreachable_s < self._handed_s:  # it was reached in between
+            self._wait_s = self._handed_s = 0.0
+        wait_s = max(self._wait_s, self.first_s)
+        if unreachable_s <= 0 or unreachable_s - self._handed_s < wait_s:
+            return False
+        self._wait_s, self._handed_s = min(self.longest_s, wait_s * 2), unreachable_s
+        return True
 
 
 _ENOUGH_UNSETTLED = 10_000
@@ -205,7 +168,7 @@ _ENOUGH_UNSETTLED = 10_000
 
 @dataclass(frozen=True, slots=True)
 class RelaySettings:
-    """See the module's text. Only `shards` changes while the relay runs (P17)."""
+    """Limits in records and seconds. Only `shards` changes while the relay runs (P17)."""
 
     shards: int
     max_in_flight_records: int

@@ -52,7 +52,7 @@ class InFlightBounds:
 
 
 class Ledger:
-    """See the module's text. One thread only."""
+    """Every record that was handed out and is not settled. One thread only."""
 
     def __init__(self, bounds: InFlightBounds, *, pipelined: bool = False) -> None:
         self.bounds, self._pipelined = bounds, pipelined
@@ -93,7 +93,6 @@ class Ledger:
 
     @property
     def ids(self) -> Iterable[int]:
-        """Every unsettled id."""
         return self._entries.keys()
 
     def room(self) -> int:
@@ -105,7 +104,6 @@ class Ledger:
         return self.bounds.unsettled - len(self._entries)
 
     def unsettled_of(self, shard: int) -> int:
-        """How many records this shard has to settle."""
         return self._per_shard.get(shard, 0)
 
     def in_flight_of(self, shard: int) -> int:
@@ -114,7 +112,6 @@ class Ledger:
         return len(own) if self._pipelined else len({id(state) for state in own})
 
     def count_of(self, key: bytes) -> int:
-        """How many records of this key are unsettled."""
         state = self._keys.get(key)
         return state.count if state else 0
 

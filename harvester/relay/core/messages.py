@@ -1,7 +1,4 @@
-"""Commands of the state machine to the supervisor, and reports of the marker to the supervisor. Values only.
-
-The supervisor performs commands in their order.
-"""
+"""Commands of the state machine, performed by the supervisor in their order, and reports of the marker. Values only."""
 
 from __future__ import annotations
 
@@ -16,8 +13,6 @@ from harvester.relay.core.scan import Bookmark
 
 @dataclass(frozen=True, slots=True)
 class Send:
-    """Put a frame on the pipe of this shard."""
-
     shard: int
     frame: Frame
 
@@ -46,7 +41,8 @@ class Mark:
     """Go on with the scan under this leader id, or begin it if the id is new; take up to `limit` rows.
 
     `idle` counts the empty marks before this one: the marker waits longer each time, or until it is woken. `rested`:
-    the last one took all there was, so there is no haste.
+    the last one took all there was, so there is no haste. `is_proof`: when there is nothing, find out why; not between
+    rows that trickle in.
     """
 
     number: int
@@ -54,20 +50,14 @@ class Mark:
     holder: UUID
     leader_id: UUID
     limit: int
-    idle: int
+    idle: int = 0
     rested: bool = False
+    is_proof: bool = True
     kept: tuple[int, ...] = ()  # on the wire since before the last remark: a mark that writes leaves them alone
-
-    @property
-    def is_proof(self) -> bool:
-        """Whether it has to find out why there is nothing, when there is nothing: not between rows that trickle in."""
-        return self.idle > 0 or not self.rested
 
 
 @dataclass(frozen=True, slots=True)
 class Fetch:
-    """Read these rows again."""
-
     number: int
     term: int
     holder: UUID
@@ -120,8 +110,6 @@ class Resize:
 
 @dataclass(frozen=True, slots=True)
 class Announce:
-    """Tell the host."""
-
     event: Event
 
 

@@ -25,11 +25,12 @@ rows for whose keys there is no room are deferred, and the next estimate is high
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from uuid import UUID
 
 from harvester.relay.core.deferred import DeferredQueue, DeferredRows, KeyOrId
-from harvester.relay.core.dispatcher import Dispatcher, Part, ShardFlows, Spread, Statement, Statements, Taken
+from harvester.relay.core.dispatcher import Dispatcher, Part, ShardFlows, Spread, Taken
 from harvester.relay.core.ledger import Ledger, Row
 from harvester.relay.core.messages import Fetch, Look, Mark
 
@@ -41,7 +42,7 @@ _FIRST_ROWS = 100  # while nothing is known of their size
 
 
 class MarkEstimate:
-    """See the module's text. One thread only."""
+    """How many keys, and bytes, a mark will bring. One thread only."""
 
     def __init__(self) -> None:
         self._share = 1.0  # of rows whose key was not in flight
@@ -72,13 +73,64 @@ class MarkEstimate:
         return min(1.0, self._share * _MARGIN)
 
 
+@dataclass(frozen=True, slots=True)
+class Statement:
+    """`rows`: how many it can bring; `keys`: how many places in flight are kept for them."""
+
+    asked: Mark | Fetch | Look
+    rows: int = 0
+    keys: int = 0
+    parts: Sequence[Part] = ()
+
+
+class Statements:
+    """Those that were asked for and have no result yet. One thread only."""
+
+    def __init__(self) -> None:
+        self.under_way: dict[int, Statement] = {}
+
+    def __len__(self) -> int:
+        return len(self.under_way)
+
+    def add(self, asked: Mark | Fetch | Look, rows: int = 0, keys: int = 0, parts: Sequence[Part] = ()) -> None:
+        self.under_way[asked.number] = Statement(asked, rows, keys, parts)
+
+    def end(self, number: int) -> Statement:
+        return self.under_way.pop(number)
+
+    def abandon(self) -> Iterable[int]:
+        """Forget all of them; returns their numbers."""
+        numbers = list(self.under_way)
+        self.under_way.clear()
+        return numbers
+
+    def marks(self) -> int:
+        return sum(1 for statement in self.under_way.values() if isinstance(statement.asked, Mark))
+
+    def fetches(self) -> bool:
+        return any(isinstance(statement.asked, Fetch) for statement in self.under_way.values())
+
+    def kept(self) -> tuple[int, int]:
+        """For how many keys, and rows in all, places are kept."""
+        statements = self.under_way.values()
+        return sum(statement.keys for statement in statements), sum(statement.rows for statement in statements)
+
+    def kept_for_fetches(self) -> int:
+        """For how many keys of fetches: what a mark brings beyond expectation does not get these places."""
+        return sum(s.keys for s in self.under_way.values() if isinstance(s.asked, Fetch))
+
+    def parts(self) -> Iterator[Part]:
+        """What all of them take from queues."""
+        return (part for statement in self.under_way.values() for part in statement.parts)
+
+
 MAX_DEFERRED_KEYS = 10_000
 MAX_DEFERRED_ROWS = 2_000_000
 _STALL_S = 1.0
 
 
 class FlowControl:
-    """See the module's text. `batch`: rows that a statement may bring at all. One thread only."""
+    """How much may be asked for. `batch`: rows that a statement may bring at all. One thread only."""
 
     def __init__(self, batch: int, ledger: Ledger, deferred: DeferredRows, statements: Statements) -> None:
         self.batch = batch
@@ -90,7 +142,7 @@ class FlowControl:
 
     def is_full(self) -> bool:
         """Whether so much waits that nothing more is read."""
-        return len(self._deferred.by_key) >= MAX_DEFERRED_KEYS or len(self._deferred) >= MAX_DEFERRED_ROWS
+        return len(self._deferred.by_key) >= MAX_DEFERRED_KEYS or self._deferred.rows >= MAX_DEFERRED_ROWS
 
     def least(self) -> int:
         """Room for fewer rows is not worth a mark."""
@@ -106,9 +158,8 @@ class FlowControl:
         return keys, self.expected.bound(ledger.bounds.unsettled) - len(ledger) - kept_rows
 
     def for_mark(self) -> int:
-        """How many rows the next mark may bring."""
         keys, rows = self.free()
-        return min(self.batch, rows, MAX_DEFERRED_ROWS - len(self._deferred), self.expected.rows(keys))
+        return min(self.batch, rows, MAX_DEFERRED_ROWS - self._deferred.rows, self.expected.rows(keys))
 
     def watch(self, now: float) -> None:
         """Time has passed: see whether the window is full of rows that stand."""
@@ -130,7 +181,7 @@ MARKS_UNDER_WAY = 2
 
 
 class ReadPlanner:
-    """See the module's text. Owns everything that reading is planned by but the ledger. One thread only."""
+    """Plans statements and sorts their results. Owns all that reading is planned by but the ledger. One thread only."""
 
     def __init__(self, batch: int, send_buffer: int, ledger: Ledger, shards: int, spread: Spread) -> None:
         self._ledger, self._spread = ledger, spread
@@ -151,7 +202,7 @@ class ReadPlanner:
     @property
     def is_empty(self) -> bool:
         """Whether nothing is known that would have to be sent, and the last mark proves that there is nothing else."""
-        known = len(self._ledger) or len(self.deferred) or self._found or len(self.statements)
+        known = len(self._ledger) or self.deferred.rows or self._found or len(self.statements)
         return self._proven and not known
 
     def lowest(self) -> int | None:
@@ -193,7 +244,6 @@ class ReadPlanner:
     # -- statements
 
     def next(self, term: int, holder: UUID, leader_id: UUID, now: float) -> list[Mark | Fetch | Look]:
-        """The statements that are worth asking for now."""
         asked: list[Mark | Fetch | Look] = []
         if self._starved:
             asked += self._next_marks(term, holder, leader_id)
@@ -211,14 +261,13 @@ class ReadPlanner:
         return look
 
     def knows(self, number: int) -> bool:
-        """Whether this statement is under way."""
         return number in self.statements.under_way
 
     def _next_marks(self, term: int, holder: UUID, leader_id: UUID) -> list[Mark]:
         asked: list[Mark] = []
         while self.statements.marks() < (MARKS_UNDER_WAY if self._more else 1) and not self._flow.is_full():
             room = self._flow.for_mark()
-            busy = len(self._ledger) or len(self.statements) or len(self.deferred)
+            busy = len(self._ledger) or len(self.statements) or self.deferred.rows
             if room < self._flow.least() and busy:
                 break
             if self._kept:
@@ -231,6 +280,7 @@ class ReadPlanner:
                 limit=room if not self._idle or room < 2 else room // 2,
                 idle=self._idle,
                 rested=self._rested,
+                is_proof=self._idle > 0 or not self._rested,
                 kept=tuple(sorted(self._kept)),
             )
             self.statements.add(mark, mark.limit, self._flow.expected.keys(mark.limit))
@@ -239,7 +289,7 @@ class ReadPlanner:
 
     def _next_fetch(self, term: int, holder: UUID, now: float) -> Fetch | None:
         deferred = self.deferred
-        if not (len(deferred) or self._found) or self.statements.fetches():
+        if not (deferred.rows or self._found) or self.statements.fetches():
             return None
         deferred.wake(self._ledger.drained())
         reserved = self._reserved_for_mark()

@@ -1,4 +1,4 @@
-"""How far the leader has read the outbox, and what may still appear below that. Pure.
+"""How far the leader has read the outbox, what may still appear below, and what is settled for good. Pure.
 
 Theory (P4, P10, P38). Ids are given out before transactions commit, so a row can appear below one that was read
 already. The scan therefore remembers the *gaps*: ids it passed without having seen a row. Every mark reads, in one
@@ -29,12 +29,16 @@ Beyond a number of resting gaps, neighbours are joined. Rows that lie between th
 range is looked at; whoever takes them knows them.
 
 A mark that was cut off by its limit has not looked above its last row: gaps up there stay as they are.
+
+*The low watermark* (`LowWatermark`, P25) is the id below which everything is settled and nothing can appear any more:
+the lower one of the floor and of what was read and is not settled. With it goes the bookmark from which the next
+leader id may read on (P38). The marker owns the scan, the state machine the low watermark.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 LOWEST = -(2**63)
@@ -71,7 +75,6 @@ class IdGap:
 
     @property
     def is_wide(self) -> bool:
-        """Whether a look at it may cost much."""
         return self.high - self.low >= _WIDE
 
 
@@ -102,7 +105,6 @@ class Scan:
 
     @property
     def is_listed(self) -> bool:
-        """Whether the locks have been listed since the scan began."""
         return self._holders is not None
 
     def restart(self, bookmark: Bookmark | None = None) -> None:
@@ -312,3 +314,61 @@ def _joined_gaps(gaps: Sequence[IdGap], most: int) -> list[IdGap]:
         else:
             joined.append(gap)
     return joined
+
+
+_LOOK_S = 1.0
+_SAVE_S = 10.0
+_SAVE_IDS = 50_000  # so many ids further a bookmark is worth another version of the term row
+
+
+class LowWatermark:
+    """What is settled for good. It stays so, over remarks and terms of one incarnation. One thread only."""
+
+    def __init__(self) -> None:
+        self.known: int | None = None
+        self.bookmark: Bookmark | None = None  # below it everything is settled
+        self._floor: int | None = None  # as of the last mark: no row can appear below it any more
+        self._read: Bookmark | None = None  # as of a mark of this leader id, settled or not
+        self._look_at = self._save_at = 0.0
+        self._saved: Bookmark | None = None
+
+    def begin(self) -> None:
+        """A new leader id: what was read and not settled is forgotten, so how far the last one came means nothing."""
+        self._floor = self._read = None
+
+    def forget(self) -> None:
+        """Ids may have started again: another incarnation."""
+        self.known = self.bookmark = self._saved = None
+
+    def read(self, floor: int | None, bookmark: Bookmark | None) -> None:
+        """A mark has come so far; its rows are known."""
+        self._floor = floor
+        self._read = bookmark or self._read
+
+    def look(self, now: float, lowest: Callable[[], int | None]) -> None:
+        """Time has passed: raise it, if it is time to. `lowest`: the lowest id that was read and is not settled."""
+        if now < self._look_at:
+            return
+        self._look_at = now + _LOOK_S
+        if self._floor is None:
+            return
+        unsettled = lowest()
+        found = self._floor if unsettled is None else min(self._floor, unsettled)
+        self.known = max(found, self.known or 1) if found > 1 else self.known
+        if self._read is not None:
+            self.bookmark = self._read.below(unsettled)
+
+    def to_save(self, now: float) -> Bookmark | None:
+        """The bookmark, if it has gone far enough since it was last saved."""
+        bookmark, saved = self.bookmark, self._saved
+        if bookmark is None or now < self._save_at or (saved and bookmark.high < saved.high + _SAVE_IDS):
+            return None
+        self._save_at = now + _SAVE_S
+        return self.last()
+
+    def last(self) -> Bookmark | None:
+        """The bookmark, if it is another one than was last saved."""
+        if self.bookmark == self._saved:
+            return None
+        self._saved = self.bookmark
+        return self.bookmark

@@ -47,30 +47,16 @@ from enum import Enum
 from uuid import UUID
 
 from harvester.events import LeaderAcquired, LeaderFenced, LeaderRefreshed
+from harvester.relay.core import messages as m
 from harvester.relay.core.dispatcher import Spread, Taken
 from harvester.relay.core.frames import Dispatch, ParkAcknowledged, Remark
-from harvester.relay.core.leadership import Doubt, LowWatermark, RelaySettings, RemarkReplies, Tenure
+from harvester.relay.core.leadership import Doubt, RelaySettings, RemarkReplies, Tenure
 from harvester.relay.core.ledger import Ledger, Row
-from harvester.relay.core.messages import (
-    Announce,
-    CloseTrust,
-    Command,
-    Drained,
-    Emptied,
-    Kill,
-    OpenTrust,
-    Resize,
-    SaveBookmark,
-    Send,
-    TakeTerm,
-)
 from harvester.relay.core.read_planner import ReadPlanner
-from harvester.relay.core.scan import Bookmark
+from harvester.relay.core.scan import Bookmark, LowWatermark
 
 
 class LeadershipPhase(Enum):
-    """See the module's text."""
-
     IDLE = "idle"
     TAKING = "taking"
     LEADING = "leading"
@@ -80,7 +66,7 @@ class LeadershipPhase(Enum):
 
 
 class StateMachine:
-    """See the module's text. Every method returns the commands to perform, in order. One thread only."""
+    """Decides. Every method returns the commands to perform, in order. One thread only."""
 
     def __init__(self, settings: RelaySettings, new_id: Callable[[], UUID]) -> None:
         self.settings = settings
@@ -104,8 +90,7 @@ class StateMachine:
         self._target = settings.shards
         self._scale_deadline = 0.0
 
-    def next_statements(self, now: float) -> list[Command]:
-        """What is worth asking the database for now."""
+    def next_statements(self, now: float) -> list[m.Command]:
         tenure = self.tenure
         if (
             self.phase is not LeadershipPhase.LEADING
@@ -118,7 +103,7 @@ class StateMachine:
 
     # -- remarks
 
-    def remark(self, reason: str, now: float) -> list[Command]:
+    def remark(self, reason: str, now: float) -> list[m.Command]:
         """Drop what is queued everywhere, and mark again under a new leader id."""
         if self.phase not in (LeadershipPhase.LEADING, LeadershipPhase.REMARKING):
             return self.proceed(now)
@@ -128,13 +113,12 @@ class StateMachine:
         self.phase = LeadershipPhase.REMARKING
         return [*self.broadcast(now), *self.proceed(now)]
 
-    def pause(self, now: float) -> list[Command]:
-        """Mark nothing until `resume`, now or when this process comes to lead; see the module's text."""
+    def pause(self, now: float) -> list[m.Command]:
+        """Mark nothing until `resume`, now or when this process comes to lead."""
         self.paused = True
         return self.remark("paused", now) if self.phase is LeadershipPhase.LEADING else []
 
-    def resume(self, now: float) -> list[Command]:
-        """The end of `pause`."""
+    def resume(self, now: float) -> list[m.Command]:
         if not self.paused:
             return []
         self.paused, self._reason = False, "resumed"
@@ -142,7 +126,7 @@ class StateMachine:
 
     def remarked(
         self, shard: int, epoch: int, on_the_wire: Sequence[int], now: float, in_doubt: bool = False
-    ) -> list[Command]:
+    ) -> list[m.Command]:
         """A shard's answer to `Remark`. `in_doubt`: what it gave up may still arrive."""
         self.heard(shard, now)
         if in_doubt:
@@ -158,7 +142,7 @@ class StateMachine:
             return self.remark(f"shard {shard} was replaced", now)
         return self.proceed(now)
 
-    def broadcast(self, now: float) -> list[Command]:
+    def broadcast(self, now: float) -> list[m.Command]:
         """Raise the epoch, ask every living shard what it has on the wire."""
         self.epoch += 1
         if self.tenure.told is None:
@@ -166,7 +150,7 @@ class StateMachine:
         ready = {i for i, shard in enumerate(self.planner.shards) if shard.ready}
         # Of a shard that is being started the answer tells that its lane is fenced.
         self._replies.begin(range(len(self.planner.shards)) if self._fences_all else ready, now)
-        return [Send(i, self._remark_frame()) for i in sorted(ready)]
+        return [m.Send(i, self._remark_frame()) for i in sorted(ready)]
 
     def _forget_the_dead(self) -> None:
         """Nobody leads: what a dead shard had is for the next leader to find out, and nothing waits for it here."""
@@ -182,7 +166,7 @@ class StateMachine:
     def _remark_frame(self) -> Remark:
         return self.tenure.remark(self.epoch, self.settings.shards if self.settings.exactly_once else 0)
 
-    def proceed(self, now: float) -> list[Command]:
+    def proceed(self, now: float) -> list[m.Command]:
         """Go on where something was waited for."""
         tenure = self.tenure
         if self.phase is LeadershipPhase.LEADING:
@@ -191,7 +175,7 @@ class StateMachine:
             return []
         if self.phase is LeadershipPhase.TAKING and tenure.told is not None and tenure.leader_id is not None:
             tenure.term, self.untrusted = tenure.told, False
-            began: list[Command] = [OpenTrust(), Announce(LeaderAcquired(tenure.leader_id, tenure.term))]
+            began: list[m.Command] = [m.OpenTrust(), m.Announce(LeaderAcquired(tenure.leader_id, tenure.term))]
             if self.paused:
                 self.phase = LeadershipPhase.REMARKING
                 return began
@@ -199,7 +183,7 @@ class StateMachine:
             return [*began, *self.next_statements(now)]
         if self.phase is LeadershipPhase.TAKING and tenure.holder is not None and not tenure.asked:
             tenure.asked = True  # once: a second one would raise the term under our own feet
-            return [TakeTerm(tenure.holder, tenure.lost)]
+            return [m.TakeTerm(tenure.holder, tenure.lost)]
         if (
             self.phase is LeadershipPhase.REMARKING
             and tenure.term is not None
@@ -209,7 +193,7 @@ class StateMachine:
             tenure.leader_id = self.new_id()
             self._lead(now)
             refreshed = LeaderRefreshed(tenure.leader_id, tenure.term, self._reason)
-            return [Announce(refreshed), *self.next_statements(now)]
+            return [m.Announce(refreshed), *self.next_statements(now)]
         if self.phase is LeadershipPhase.SCALING and not len(self.ledger) and self.ledger.pinned(self._target):
             self.phase = LeadershipPhase.REMARKING
             first, *_ = self.ledger.pinned(self._target)
@@ -225,7 +209,7 @@ class StateMachine:
             return [resize, *self.proceed(now)]
         if self.phase is LeadershipPhase.DRAINING and not len(self.ledger):
             self.phase = LeadershipPhase.IDLE
-            return [*self.doubt.release(), Drained()]
+            return [*self.doubt.release(), m.Drained()]
         return []
 
     def _lead(self, now: float) -> None:
@@ -234,14 +218,14 @@ class StateMachine:
         self._look_at = now + self.settings.look_interval_s
         self.planner.begin()
 
-    def save(self, bookmark: Bookmark | None) -> list[Command]:
+    def save(self, bookmark: Bookmark | None) -> list[m.Command]:
         """Keep where the next leader id may begin, while the term is ours."""
         term, holder = self.tenure.term, self.tenure.holder
-        return [] if bookmark is None or term is None or holder is None else [SaveBookmark(term, holder, bookmark)]
+        return [] if bookmark is None or term is None or holder is None else [m.SaveBookmark(term, holder, bookmark)]
 
     # -- the number of shards
 
-    def scale(self, shards: int, deadline: float, now: float) -> list[Command]:
+    def scale(self, shards: int, deadline: float, now: float) -> list[m.Command]:
         """Change the number of shards (P17): stop marking, drop queues, wait until nothing is unsettled, switch.
 
         Done when `Resize` is commanded. It is refused when the phase is no longer SCALING without that: because
@@ -257,23 +241,23 @@ class StateMachine:
         self._target, self._scale_deadline = shards, deadline
         return [*self.broadcast(now), *self.proceed(now)]
 
-    def _resize(self, shards: int) -> Command:
+    def _resize(self, shards: int) -> m.Command:
         self.settings = replace(self.settings, shards=shards)
         self.planner.resize(shards)
-        return Resize(shards)
+        return m.Resize(shards)
 
     # -- shards
 
-    def shard_ready(self, shard: int, now: float) -> list[Command]:
+    def shard_ready(self, shard: int, now: float) -> list[m.Command]:
         """A new process of this shard can take rows."""
         state = self.planner.shards[shard]
         state.ready, state.congested, state.heard_at = True, False, now
         if self.settings.exactly_once and self.tenure.told is not None:
             state.opening = True
             self._replies.include(shard, now)
-        return [Send(shard, self._remark_frame()), *self.proceed(now)]
+        return [m.Send(shard, self._remark_frame()), *self.proceed(now)]
 
-    def shard_died(self, shard: int, now: float) -> list[Command]:
+    def shard_died(self, shard: int, now: float) -> list[m.Command]:
         """Its process is gone for certain. What it had on the wire may or may not have been published."""
         state = self.planner.shards[shard]
         state.ready = False
@@ -305,13 +289,11 @@ class StateMachine:
         """Whether its pipe was last known to take nothing. A retired one has nothing to take any more."""
         return shard < len(self.planner.shards) and self.planner.shards[shard].congested
 
-    def uncongested(self, shard: int, now: float) -> list[Command]:
-        """Its pipe takes frames again."""
+    def uncongested(self, shard: int, now: float) -> list[m.Command]:
         self.planner.shards.uncongested(shard)
         return self.proceed(now)
 
     def heard(self, shard: int, now: float) -> None:
-        """A frame arrived from it."""
         self.planner.shards[shard].heard_at = now
 
     # -- time
@@ -323,12 +305,12 @@ class StateMachine:
         for shard in self.planner.shards:
             shard.heard_at += lost_s
 
-    def tick(self, now: float, trusted: bool = True) -> list[Command]:
+    def tick(self, now: float, trusted: bool = True) -> list[m.Command]:
         """Look at the clock: unanswered remarks, silent shards, rows held for too long, a wait for trust.
 
         `trusted`: shards may produce now.
         """
-        commands: list[Command] = [*self._replies.stuck(self.planner.shards, self.ledger, now)]
+        commands: list[m.Command] = [*self._replies.stuck(self.planner.shards, self.ledger, now)]
         if self.untrusted and trusted:
             self.untrusted = False
             if self.phase is LeadershipPhase.REMARKING:
@@ -357,44 +339,43 @@ class StateMachine:
         now: float,
         floor: int | None = None,
         bookmark: Bookmark | None = None,
-    ) -> list[Command]:
+    ) -> list[m.Command]:
         """A mark's result, sorted by id. `floor`: no row can appear below it any more; `bookmark`: the scan's."""
         if not self.planner.knows(number) or self.phase is not LeadershipPhase.LEADING:
             return []
         self.low_water.read(floor, bookmark)
         commands = self._dispatch(self.planner.marked(number, rows, now))
         if not rows and self.planner.is_empty:
-            commands.append(Emptied())
+            commands.append(m.Emptied())
         return [*commands, *self.next_statements(now)]
 
-    def fetched(self, number: int, rows: Sequence[Row], now: float) -> list[Command]:
-        """A fetch's result."""
+    def fetched(self, number: int, rows: Sequence[Row], now: float) -> list[m.Command]:
         if not self.planner.knows(number) or self.phase is not LeadershipPhase.LEADING:
             return []
         return [*self._dispatch(self.planner.fetched(number, rows, now)), *self.next_statements(now)]
 
-    def looked(self, number: int, ids: Iterable[int], now: float) -> tuple[int, list[Command]]:
+    def looked(self, number: int, ids: Iterable[int], now: float) -> tuple[int, list[m.Command]]:
         """All ids that the scan has passed and the table still has. Returns how many nobody knew of, and commands."""
         if not self.planner.knows(number) or self.phase is not LeadershipPhase.LEADING:
             return 0, []
         return self.planner.looked(number, ids), self.next_statements(now)
 
-    def statement_failed(self, number: int, error: str, now: float) -> list[Command]:
+    def statement_failed(self, number: int, error: str, now: float) -> list[m.Command]:
         """A statement that was sent may have taken effect: only a new leader id finds its rows again."""
         if not self.planner.knows(number):
             return []
         self.planner.abandon()
         return self.remark(f"a mark failed: {error}", now)
 
-    def _dispatch(self, taken: Taken) -> list[Command]:
+    def _dispatch(self, taken: Taken) -> list[m.Command]:
         return [
-            Send(index, Dispatch(self.epoch, b"".join([row[2] for row in rows]), self.low_water.known))
+            m.Send(index, Dispatch(self.epoch, b"".join([row[2] for row in rows]), self.low_water.known))
             for index, rows in taken.items()
         ]
 
     # -- shards
 
-    def settled(self, shard: int, ids: Sequence[int], now: float) -> tuple[int, list[Command]]:
+    def settled(self, shard: int, ids: Sequence[int], now: float) -> tuple[int, list[m.Command]]:
         """The purge of these ids has committed. Returns how many were new, and the commands."""
         self.heard(shard, now)
         return self.ledger.settle(ids), self.proceed(now)
@@ -408,7 +389,7 @@ class StateMachine:
         wait_s: float,
         held: bool,
         now: float,
-    ) -> list[Command]:
+    ) -> list[m.Command]:
         """A record failed and is to be tried again after `wait_s`: it and what stood behind it wait here (P18)."""
         self.heard(shard, now)
         self.doubt.arise(now)
@@ -417,14 +398,14 @@ class StateMachine:
         key = self.ledger.key_of(record_id)
         name = record_id if key is None else key
         self.planner.park(name, shard, [record_id, *given_back], now + wait_s, held)
-        return [Send(shard, ParkAcknowledged(epoch, record_id)), *self.proceed(now)]
+        return [m.Send(shard, ParkAcknowledged(epoch, record_id)), *self.proceed(now)]
 
     def in_doubt(self, shard: int, record_id: int, now: float) -> None:
         """A record failed that may still arrive: its key stays with this shard's producer until it is settled (P36)."""
         self.heard(shard, now)
         self.ledger.pin(record_id, shard)
 
-    def refused(self, shard: int, epoch: int, ids: Sequence[int], now: float) -> list[Command]:
+    def refused(self, shard: int, epoch: int, ids: Sequence[int], now: float) -> list[m.Command]:
         """Rows of a parked key that reached the shard too late."""
         self.heard(shard, now)
         if epoch != self.epoch:
@@ -440,7 +421,7 @@ class StateMachine:
             self.planner.give_back(key, (record_id,))
         return self.proceed(now)
 
-    def dropped(self, shard: int, ids: Sequence[int], now: float) -> list[Command]:
+    def dropped(self, shard: int, ids: Sequence[int], now: float) -> list[m.Command]:
         """A shard did not send these, for lack of trust or of a leader; while we lead, that calls for a remark.
 
         The remark goes on when a tick has seen trust: rows that are marked sooner would be dropped again.
@@ -456,7 +437,7 @@ class StateMachine:
             self.doubt.keep_term()
         return self.proceed(now)
 
-    def fate_unknown(self, shard: int, epoch: int, ids: Sequence[int], reason: str, now: float) -> list[Command]:
+    def fate_unknown(self, shard: int, epoch: int, ids: Sequence[int], reason: str, now: float) -> list[m.Command]:
         """Nobody can tell whether these were published. The shard ends itself; until then the ledger keeps them."""
         self.heard(shard, now)
         self.doubt.arise(now)
@@ -464,20 +445,20 @@ class StateMachine:
             return []
         return self.remark(reason, now)
 
-    def queue_timed_out(self, shard: int, epoch: int, record_id: int, waited_s: float, now: float) -> list[Command]:
+    def queue_timed_out(self, shard: int, epoch: int, record_id: int, waited_s: float, now: float) -> list[m.Command]:
         """A shard has had a record queued for longer than queue_timeout, without any progress of its key."""
         self.heard(shard, now)
         if epoch != self.epoch:
             return []
         return self.remark(f"queue timeout: record {record_id} waited {waited_s:.1f} s in shard {shard}", now)
 
-    def acquire(self, now: float) -> list[Command]:
+    def acquire(self, now: float) -> list[m.Command]:
         """The group made this process its leader and trusts it: drop everything, take the term, lead."""
         if self.phase is not LeadershipPhase.IDLE:
             return []
         self.phase = LeadershipPhase.TAKING
         self.tenure.begin(self.new_id())
-        return [CloseTrust(), *self.broadcast(now), *self.proceed(now)]
+        return [m.CloseTrust(), *self.broadcast(now), *self.proceed(now)]
 
     def lanes_known(self, lanes: int) -> None:
         """So many lanes exist, in exactly-once mode: each has to be fenced before a term begins."""
@@ -492,7 +473,7 @@ class StateMachine:
         went_back: bool = False,
         incarnation: UUID | None = None,
         in_doubt: bool = False,
-    ) -> list[Command]:
+    ) -> list[m.Command]:
         """The term row of this server names us under this number. `went_back`: it, or its ids, had gone back (P9).
 
         `in_doubt`: the term before was not released, so what its leader had on the wire may still arrive.
@@ -512,7 +493,7 @@ class StateMachine:
         kills = self._kill_all(reason) if changed else []
         return [*kills, *self.broadcast(now), *self.proceed(now)]
 
-    def term_lost(self, trusted: bool, now: float) -> list[Command]:
+    def term_lost(self, trusted: bool, now: float) -> list[m.Command]:
         """The term row names somebody else (P8): take over again while trusted, else give up."""
         if self.phase not in (
             LeadershipPhase.LEADING,
@@ -528,17 +509,17 @@ class StateMachine:
         self.phase = LeadershipPhase.IDLE
         return self.acquire(now)
 
-    def fence(self, reason: str, now: float) -> list[Command]:
+    def fence(self, reason: str, now: float) -> list[m.Command]:
         """Trust has run out: nothing may be produced, nothing queued survives."""
         if self.phase in (LeadershipPhase.IDLE, LeadershipPhase.DRAINING):
             return []
         had_led = self.tenure.term is not None
         self._end()
         self.phase = LeadershipPhase.IDLE
-        event: list[Command] = [Announce(LeaderFenced(reason))] if had_led else []
-        return [CloseTrust(), *self.broadcast(now), *event]
+        event: list[m.Command] = [m.Announce(LeaderFenced(reason))] if had_led else []
+        return [m.CloseTrust(), *self.broadcast(now), *event]
 
-    def drain(self, now: float, trusted: bool = False) -> list[Command]:
+    def drain(self, now: float, trusted: bool = False) -> list[m.Command]:
         """Leadership is to be given up in good order, or the process stops: finish what is on the wire.
 
         `trusted`: the group's trust stays, only the term is given up (P32), so nothing has to be given up unsent.
@@ -549,11 +530,11 @@ class StateMachine:
         saved = self.save(self.low_water.last())
         self._end()
         self.phase = LeadershipPhase.DRAINING
-        closing: list[Command] = [] if trusted else [CloseTrust()]
+        closing: list[m.Command] = [] if trusted else [m.CloseTrust()]
         return [*saved, *closing, *self.broadcast(now), *self.proceed(now)]
 
-    def server_changed(self, reason: str, now: float) -> list[Command]:
-        """The database is another one than before (P9): see the module's text."""
+    def server_changed(self, reason: str, now: float) -> list[m.Command]:
+        """The database is another one than before (P9): kill all shards, take the term anew."""
         kills = self._kill_all(reason)
         if self.phase in (LeadershipPhase.IDLE, LeadershipPhase.DRAINING):
             return kills
@@ -561,9 +542,9 @@ class StateMachine:
         self.phase = LeadershipPhase.IDLE
         return [*kills, *self.acquire(now)]
 
-    def _kill_all(self, reason: str) -> list[Command]:
+    def _kill_all(self, reason: str) -> list[m.Command]:
         shards = enumerate(self.planner.shards)
-        return [Kill(index, reason, own_fault=False) for index, shard in shards if shard.ready]
+        return [m.Kill(index, reason, own_fault=False) for index, shard in shards if shard.ready]
 
     def _end(self) -> None:
         self.planner.abandon()

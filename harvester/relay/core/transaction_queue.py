@@ -44,7 +44,7 @@ class QueuedRecord:
 
 
 class TransactionQueue:
-    """See the module's text. Not thread-safe: the shard holds its lock around every call.
+    """The records of a shard, by state. Not thread-safe: the shard holds its lock around every call.
 
     `most` records go into one transaction, no more once they have `most_bytes`; its progress record names
     `most_named` at the most, which may change.
@@ -76,7 +76,6 @@ class TransactionQueue:
 
     @property
     def is_ready(self) -> bool:
-        """Whether a transaction would find a record to take."""
         return bool(self._queue) and len(self._unpurged) + len(self._open) < self.most_named
 
     @property
@@ -206,7 +205,6 @@ class TransactionQueue:
         return [other.id for other in self._take_out(key) if other is not entry]
 
     def _take_out(self, key: bytes) -> deque[QueuedRecord]:
-        """Everything of this key that is queued."""
         found = deque(entry for entry in self._queue if entry.key == key)
         self._queue = deque(entry for entry in self._queue if entry.key != key)
         return found

@@ -1,4 +1,4 @@
-"""The three relays as processes over one outbox: ours, goharvest, Debezium. What differs between them is all here."""
+"""The three relays as processes on one outbox: ours, goharvest, Debezium. Everything that differs is here."""
 
 from __future__ import annotations
 

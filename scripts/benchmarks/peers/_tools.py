@@ -1,6 +1,6 @@
-"""What the peers are built with: Go and Maven, their ordinary clients, and a cache for what they make.
+"""Builds the peers with Go and Maven, their ordinary clients, and a cache for the results.
 
-A first run downloads; later ones do not. What is missing is said before anything is started.
+Only the first run downloads. Missing tools are reported before anything is started.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import subprocess
 from collections.abc import Sequence
 from pathlib import Path
 
-from harvester.stack.jars import cache_directory
+from harvester.stack.java import cache_directory
 
 HERE = Path(__file__).parent
 _TIMEOUT_S = 1_800

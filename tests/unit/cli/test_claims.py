@@ -19,9 +19,7 @@ from harvester.coordination.core.messages import (
     SettingPosition,
     encode,
 )
-from harvester.coordination.core.offset_policy import positions
-from harvester.coordination.core.overview import PartitionRow, rows
-from harvester.coordination.core.rationalizer import read
+from harvester.coordination.core.overview import PartitionRow, positions, rows
 from harvester.coordination.core.world import Freshness, LogTiming, World
 from harvester.coordination.errors import CoordinationError
 
@@ -34,7 +32,7 @@ def world(*said: tuple[int, Message], start: int = 0) -> World:
     """After these messages, each with its time."""
     made = World.begin(LogTiming(1000, 250), start)
     for at_ms, message in said:
-        read(made, made.next_offset, at_ms, encode(message))
+        made.read(made.next_offset, at_ms, encode(message))
     return made
 
 

@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 
 from harvester.config import Config, load_config
 from harvester.config.dsn import effective_dsn, mask_dsn, parse_dsn
-from harvester.config.secrets import MASK
+from harvester.config.kafka_options import MASK
 from harvester.errors import ConfigurationError, HarvesterError
 
 CANARY = "Canary7f3a"

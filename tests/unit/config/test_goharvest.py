@@ -14,9 +14,9 @@ from psycopg.conninfo import conninfo_to_dict
 from typer.testing import CliRunner
 
 from harvester.config import Config, load_config
+from harvester.config.describe import to_toml
 from harvester.config.dsn import parse_dsn
 from harvester.config.goharvest import Imported, convert, data_source, duration, level
-from harvester.config.toml_text import to_toml
 from harvester.errors import ConfigurationError, HarvesterError
 
 # As in goharvest's user guide.

@@ -14,8 +14,8 @@ from psycopg.conninfo import make_conninfo
 
 from harvester.config import Config, Limits, format_duration, load_config, parse_duration
 from harvester.config.dsn import effective_dsn, mask_dsn, parse_dsn
+from harvester.config.kafka_options import MASK
 from harvester.config.load import build, interpolate_table
-from harvester.config.secrets import MASK
 from harvester.config.timing import PURGE_MARGIN, SCAN_INTERVAL, rebalance_notice
 from harvester.errors import ConfigurationError, Problem
 

@@ -8,9 +8,9 @@ import pytest
 
 from harvester.config.dsn import effective_dsn, mask_dsn, parse_dsn
 from harvester.config.durations import format_duration, parse_duration, to_ms
-from harvester.config.identity import group_id_from
+from harvester.config.fields import group_id_from
+from harvester.config.kafka_options import MASK, is_secret, mask_options, scrub
 from harvester.config.load import apply_overrides, interpolate_table, parse_value
-from harvester.config.secrets import MASK, is_secret, mask_options, scrub
 
 
 @pytest.mark.parametrize(
@@ -72,7 +72,7 @@ def test_every_missing_variable_is_reported_with_its_path() -> None:
     assert [(problem.path, problem.message) for problem in problems] == [
         ("a", "the environment variable A is not set"),
         ("t.b", "the environment variable B is not set"),
-        ("t.b", "has a '${' that is no reference to a variable"),
+        ("t.b", "has a '${' that does not refer to a variable"),
     ]
     assert resolved["c"] == ""
 

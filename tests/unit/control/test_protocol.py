@@ -1,4 +1,4 @@
-"""What is said on a control socket comes back equal; what is none is refused, whatever it is."""
+"""What goes over a control socket comes back equal; anything else is refused."""
 
 from __future__ import annotations
 
@@ -13,19 +13,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from harvester.control.protocol import (
+    ANSWER_TO_VERSION_1,
     COMMANDS,
-    Answer,
-    Lines,
     NotUnderstood,
-    Request,
-    decode_answer,
-    decode_request,
-    encode_answer,
-    encode_request,
+    arguments_of,
     from_json,
-    to_json,
+    object_of,
 )
-from harvester.status import Backlog, LastEvent, ShardState, ShardStatus, State, Status
+from harvester.http.server import json_line
+from harvester.status import Backlog, KeyStatus, LastEvent, ShardState, ShardStatus, State, Status, to_json
+from tests.support.statuses import KEY
 
 ARGUMENTS: dict[type, st.SearchStrategy[Any]] = {
     int: st.integers(),
@@ -33,8 +30,7 @@ ARGUMENTS: dict[type, st.SearchStrategy[Any]] = {
     str: st.text(),
 }
 REQUESTS = st.sampled_from(sorted(COMMANDS)).flatmap(
-    lambda command: st.builds(
-        Request,
+    lambda command: st.tuples(
         st.just(command),
         st.fixed_dictionaries({name: ARGUMENTS[kind] for name, kind in COMMANDS[command].items()}),
     )
@@ -43,9 +39,6 @@ JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(),
     lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(), inner, max_size=4),
     max_leaves=10,
-)
-ANSWERS = st.builds(Answer, st.dictionaries(st.text(), JSON)) | st.builds(
-    Answer, st.just({}), st.text(), st.none() | st.text()
 )
 COUNTS = st.integers(0, 2**63)
 RATES = st.floats(0, allow_nan=False, allow_infinity=False)
@@ -84,26 +77,26 @@ STATUSES = st.builds(
 )
 
 
-def one_line(data: bytes) -> bytes:
-    line, rest = data.split(b"\n")
-    assert rest == b""
-    return line
-
-
 @given(REQUESTS)
-def test_a_request_comes_back_equal(request: Request) -> None:
-    assert decode_request(one_line(encode_request(request))) == request
+def test_arguments_come_back_equal(request: tuple[str, dict[str, Any]]) -> None:
+    command, arguments = request
+    assert arguments_of(command, json_line(arguments)) == arguments
 
 
-@given(ANSWERS)
-def test_an_answer_comes_back_equal(answer: Answer) -> None:
-    assert decode_answer(one_line(encode_answer(answer))) == answer
+@given(st.dictionaries(st.text(), JSON))
+def test_an_object_is_one_line_and_comes_back_equal(values: dict[str, Any]) -> None:
+    line, rest = json_line(values).split(b"\n")
+    assert rest == b""
+    assert object_of(line) == values
 
 
 @given(STATUSES)
 def test_a_status_comes_back_equal(status: Status) -> None:
-    answer = decode_answer(one_line(encode_answer(Answer(to_json(status)))))
-    assert from_json(answer.result) == status
+    assert from_json(Status, object_of(json_line(to_json(status)))) == status
+
+
+def test_what_is_known_of_a_key_comes_back_equal() -> None:
+    assert from_json(KeyStatus, object_of(json_line(to_json(KEY)))) == KEY
 
 
 @given(STATUSES)
@@ -111,73 +104,55 @@ def test_an_older_or_newer_status_can_be_read(status: Status) -> None:
     """Members that are not known are ignored, and those with a default may be missing."""
     values = {**to_json(status), "of_tomorrow": [1]}
     del values["paused_since_at"]
-    assert from_json(values) == replace(status, paused_since_at=None)
+    assert from_json(Status, values) == replace(status, paused_since_at=None)
 
 
-@given(st.binary(max_size=200))
-def test_any_bytes_are_refused_or_read(line: bytes) -> None:
+@given(st.sampled_from(sorted(COMMANDS)), st.binary(max_size=200))
+def test_any_bytes_are_refused_or_read(command: str, body: bytes) -> None:
     with suppress(NotUnderstood):
-        decode_request(line)
+        arguments_of(command, body)
+
+
+@given(st.sampled_from(sorted(COMMANDS)), JSON)
+def test_any_json_is_refused_or_read(command: str, value: Any) -> None:
     with suppress(NotUnderstood):
-        decode_answer(line)
-
-
-@given(JSON)
-def test_any_json_is_refused_or_read(value: Any) -> None:
-    for said in (value, {"v": 1, "command": value}, {"v": 1, "command": "scale", "arguments": value}):
-        with suppress(NotUnderstood):
-            decode_request(json.dumps(said).encode())
-    for said in ({"v": 1, "ok": value}, {"v": 1, "ok": False, "error": value}, {"v": 1, "ok": True, "result": value}):
-        with suppress(NotUnderstood):
-            decode_answer(json.dumps(said).encode())
+        arguments_of(command, json_line(value))
     with suppress(NotUnderstood):
-        from_json(value if isinstance(value, dict) else {"at": value})
-
-
-@given(st.lists(st.binary(max_size=10).map(lambda data: data.replace(b"\n", b"")), max_size=5), st.integers(1, 7))
-def test_lines_are_cut_wherever_the_stream_is(lines: list[bytes], size: int) -> None:
-    data = b"".join(line + b"\n" for line in lines)
-    cutter = Lines(10)
-    found = [line for at in range(0, len(data), size) for line in cutter.feed(data[at : at + size])]
-    assert found == lines
-
-
-@pytest.mark.parametrize("data", [b"x" * 11, b"x" * 11 + b"\n", b"ok\n" + b"x" * 11])
-def test_a_line_that_is_too_long_is_refused(data: bytes) -> None:
-    with pytest.raises(NotUnderstood, match="longer than 10"):
-        list(Lines(10).feed(data))
-
-
-@pytest.mark.parametrize("version", [0, 2, True, "1", None])
-def test_another_version_is_refused(version: object) -> None:
-    said = {"v": version, "command": "pause", "ok": True, "result": {}}
-    for decode in (decode_request, decode_answer):
-        with pytest.raises(NotUnderstood, match="version"):
-            decode(json.dumps(said).encode())
+        from_json(Status, value if isinstance(value, dict) else {"at": value})
 
 
 @pytest.mark.parametrize(
-    ("said", "about"),
+    ("command", "arguments", "about"),
     [
-        ({"command": "explode"}, "no command 'explode'"),
-        ({"command": "scale"}, "shards"),
-        ({"command": "scale", "arguments": {"shards": "4", "within_s": 1}}, "shards"),
-        ({"command": "scale", "arguments": {"shards": True, "within_s": 1}}, "shards"),
-        ({"command": "scale", "arguments": {"shards": 4, "within_s": True}}, "within_s"),
-        ({"command": "loglevel", "arguments": {"level": 4}}, "level"),
-        ({"command": ["pause"]}, "names no command"),
+        ("scale", {}, "shards"),
+        ("scale", {"shards": "4", "within_s": 1}, "shards"),
+        ("scale", {"shards": True, "within_s": 1}, "shards"),
+        ("scale", {"shards": 4, "within_s": True}, "within_s"),
+        ("loglevel", {"level": 4}, "level"),
+        ("watch", {"every_s": float("inf")}, "every_s"),
+        ("pause", ["pause"], "no JSON object"),
     ],
 )
-def test_what_a_harvester_cannot_do_is_named(said: dict[str, Any], about: str) -> None:
+def test_what_is_wrong_with_a_request_is_named(command: str, arguments: Any, about: str) -> None:
     with pytest.raises(NotUnderstood, match=about):
-        decode_request(json.dumps({"v": 1, **said}).encode())
+        arguments_of(command, json.dumps(arguments).encode())
 
 
 def test_a_whole_number_of_seconds_will_do() -> None:
-    line = json.dumps({"v": 1, "command": "scale", "arguments": {"shards": 4, "within_s": 5, "new": 1}}).encode()
-    assert decode_request(line) == Request("scale", {"shards": 4, "within_s": 5.0})
+    body = json_line({"shards": 4, "within_s": 5, "new": 1})
+    assert arguments_of("scale", body) == {"shards": 4, "within_s": 5.0}
 
 
 def test_a_status_that_is_none_is_refused() -> None:
-    with pytest.raises(NotUnderstood, match="a status that is none"):
-        from_json({"name": "x"})
+    with pytest.raises(NotUnderstood, match="members of the status are missing or wrong"):
+        from_json(Status, {"name": "x"})
+
+
+def test_commands_of_version_1_can_read_their_answer() -> None:
+    """It is one line with these members."""
+    line, rest = ANSWER_TO_VERSION_1.split(b"\n")
+    said = json.loads(line)
+    assert rest == b""
+    assert (said["v"], said["ok"]) == (1, False)
+    assert "newer than the command" in said["error"]
+    assert isinstance(said["hint"], str)

@@ -1,4 +1,4 @@
-"""One claim, rule by rule (seed 003; protocol P27 and P28)."""
+"""One claim, rule by rule (protocol P27 and P28)."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ from harvester.coordination.core.messages import (
     ReleasingPartition,
     ReturningMessages,
 )
-from harvester.coordination.core.rationalizer import ClaimVerdict
+from harvester.coordination.core.world import ClaimVerdict
 
 PLACE, CLIENT = GroupPartition("billing", "orders", 0), Client("a", "1")
 PACE = ClaimTiming(interval_s=2.0, margin_s=1.0)  # heartbeats every second, belief for three

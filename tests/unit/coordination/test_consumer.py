@@ -10,7 +10,7 @@ from typing import Any, cast
 import pytest
 
 from harvester.clock import clock_s
-from harvester.coordination.consumer import Lots
+from harvester.coordination.consumer import Turns
 from harvester.coordination.core.claim import BatchStep, BatchWaiting, ClaimedBatch, ClaimPhase, ClaimState, Event
 from harvester.coordination.core.messages import Client, GroupPartition
 from harvester.coordination.core.partition_buffer import NOTHING, PartitionBuffer, RecordBatch
@@ -30,7 +30,7 @@ class Message:
 
 
 class Claims:
-    """What `Lots` sees of a session."""
+    """What `Turns` sees of a session."""
 
     def __init__(self) -> None:
         self.lock = threading.RLock()
@@ -62,15 +62,15 @@ class Scene:
     def __init__(self, **changes: Any) -> None:
         settings = ConsumerSettings(kafka={}, group="g", topics=("t",), **changes)
         self.claims, self.paused = Claims(), set[GroupPartition]()
-        self.lots = Lots(settings, cast(Session, self.claims), self.paused.__contains__)
-        self.lot = NOTHING
+        self.turns = Turns(settings, cast(Session, self.claims), self.paused.__contains__)
+        self.batch = NOTHING
 
     def next(self) -> RecordBatch:
-        self.lot = self.lots.after(self.lot)
-        return self.lot
+        self.batch = self.turns.after(self.batch)
+        return self.batch
 
     def take(self, count: int) -> list[Message]:
-        return [self.lot.take(clock_s()) for _ in range(count)]
+        return [self.batch.take(clock_s()) for _ in range(count)]
 
 
 @pytest.fixture
@@ -96,7 +96,7 @@ def test_what_was_not_handed_out_comes_again(scene: Scene) -> None:
 
 
 def test_a_claim_that_is_not_certain_now_has_no_turn(scene: Scene) -> None:
-    late = clock_s() - scene.lots._settings.heartbeat_interval_s
+    late = clock_s() - scene.turns._settings.heartbeat_interval_s
     for place in PLACES[:2]:
         scene.claims.holdings[place] = replace(scene.claims.holdings[place], proof_at=late)
     assert scene.next().place == PLACES[2]
@@ -106,10 +106,10 @@ def test_a_claim_that_is_not_certain_now_has_no_turn(scene: Scene) -> None:
 
 def test_no_lot_outlasts_the_claim_nor_a_tenth_of_a_second(scene: Scene) -> None:
     assert scene.next().until <= clock_s() + 0.1
-    nearly = clock_s() - scene.lots._settings.heartbeat_interval_s + 0.02
+    nearly = clock_s() - scene.turns._settings.heartbeat_interval_s + 0.02
     for place in PLACES:
         scene.claims.holdings[place] = replace(scene.claims.holdings[place], proof_at=nearly)
-    assert scene.next().until <= nearly + scene.lots._settings.heartbeat_interval_s
+    assert scene.next().until <= nearly + scene.turns._settings.heartbeat_interval_s
 
 
 def test_a_place_has_no_turn_while_it_has_too_many_open_records() -> None:

@@ -152,7 +152,7 @@ def test_somebody_has_fewer() -> None:
     sim.settle(3 * INTERVAL_S)
     more = [actor for actor in sim.actors if len(actor.coordinator.holds) == 2]
     assert len(more) == 1
-    assert [actor.coordinator.fewer_elsewhere(sim.local(actor)) for actor in sim.actors] == [
+    assert [actor.coordinator.choice.fewer_elsewhere(sim.local(actor)) for actor in sim.actors] == [
         actor in more for actor in sim.actors
     ]
 
@@ -360,22 +360,22 @@ def test_nothing_is_claimed_before_the_log_is_read() -> None:
 
 
 def roster(counts: dict[str, int], asking: set[str], free: int = 0) -> Roster:
-    return Roster("a", counts, asking, free, sum(counts.values()) + free)
+    return Roster(counts, asking, free, sum(counts.values()) + free)
 
 
 def test_the_place_of_one_that_is_silent_does_not_have_to_be_given_by_another() -> None:
     """Whoever gave one would claim nothing for an interval, and what the dead one had would wait for it."""
     counts = {"a": 4, "dead": 4, "new": 0}
-    assert Roster("a", counts, {"new"}, 0, 8, doubtful={"dead": 4}).moves() == {}
-    assert Roster("a", counts, {"new"}, 0, 8, doubtful={"dead": 1}).moves() == {"a": 1}
-    assert Roster("a", counts, {"new"}, 0, 8).moves() == {"a": 1, "dead": 1}
+    assert Roster(counts, {"new"}, 0, 8, doubtful={"dead": 4}).moves() == {}
+    assert Roster(counts, {"new"}, 0, 8, doubtful={"dead": 1}).moves() == {"a": 1}
+    assert Roster(counts, {"new"}, 0, 8).moves() == {"a": 1, "dead": 1}
 
 
 @pytest.mark.parametrize(("mine", "least", "may"), [
     (0, 3, True), (1, 0, True), (2, 2, True), (2, 1, False), (3, 3, False),
 ])  # fmt: skip
 def test_what_everybody_can_have_is_taken_whatever_the_others_have(mine: int, least: int, may: bool) -> None:
-    assert Roster("a", {"a": mine, "b": least, "c": 2}, {"b"}, 3, 8).may_claim(mine) is may  # 2, 3 and 3
+    assert Roster({"a": mine, "b": least, "c": 2}, {"b"}, 3, 8).may_claim(mine) is may  # 2, 3 and 3
 
 
 @pytest.mark.parametrize(("counts", "asking", "free", "moves"), [

@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 
 from harvester.coordination.core.claim import Append, ClaimTiming, StopHandingOut
-from harvester.coordination.core.coordinator import Coordinator, Outcome, RefuseMode, RefusePace, Stage, Warn
-from harvester.coordination.core.fair_share import ShareSettings
+from harvester.coordination.core.coordinator import Coordinator, Outcome, Refuse, Stage, Warn
 from harvester.coordination.core.messages import (
     ClaimingMessages,
     ClaimingPartition,
@@ -18,6 +17,8 @@ from harvester.coordination.core.messages import (
     encode,
 )
 from harvester.coordination.core.world import LogTiming, World
+from harvester.coordination.errors import CoordinationError, OtherInterval, OtherMode
+from harvester.coordination.settings import ConsumerSettings
 
 TIMING, PACE = LogTiming(interval_ms=1000, clock_step_ms=250), ClaimTiming(1.0, margin_s=0.5)
 PLACE, OTHER = GroupPartition("billing", "orders", 0), Client("old", "1")
@@ -32,8 +33,12 @@ class Newcomer:
     """Counts by one second; reads what is given of a log with one partition."""
 
     def __init__(self, *past: tuple[int, Message], at_most_once: bool = False) -> None:
-        settings = ShareSettings("billing", Client("new", "2"), 1, TIMING, PACE, at_most_once=at_most_once)
-        self.coordinator = Coordinator(settings, {0: World.begin(TIMING)})
+        settings = ConsumerSettings(
+            kafka={}, group="billing", topics=("orders",), coordination_partitions=1, heartbeat_interval_s=1.0,
+            at_most_once=at_most_once,
+        )  # fmt: skip
+        assert (settings.timing, settings.pace) == (TIMING, PACE)
+        self.coordinator = Coordinator(settings, Client("new", "2"), {0: World.begin(TIMING)})
         self.coordinator.consume({"orders": 2})
         self.coordinator.begin({0: len(past)}, 0.0)
         self.offset = 0
@@ -49,6 +54,12 @@ class Newcomer:
         return sum(isinstance(each, Append) and isinstance(each.message, ClaimingPartition) for each in said)
 
 
+def refused(said: list[Outcome]) -> CoordinationError:
+    (refusal,) = said
+    assert isinstance(refusal, Refuse)
+    return refusal.error
+
+
 def test_who_may_live_is_listened_for_as_long_as_it_may_be_silent() -> None:
     newcomer = Newcomer((1000, CLAIM), (1001, beat(2)))
     assert [newcomer.claims(now) for now in (0.1, 5.0, 9.9)] == [0, 0, 0]
@@ -59,7 +70,9 @@ def test_who_may_live_is_listened_for_as_long_as_it_may_be_silent() -> None:
 def test_a_sign_of_its_life_ends_the_newcomer() -> None:
     newcomer = Newcomer((1000, CLAIM), (1001, beat(2)))
     newcomer.claims(0.1)
-    assert newcomer.read(3501, beat(3), 2.5) == [RefusePace(OTHER, 5000)]
+    error = refused(newcomer.read(3501, beat(3), 2.5))
+    assert isinstance(error, OtherInterval)
+    assert (error.client_id, error.theirs_s) == (OTHER.id, 5.0)
     assert newcomer.claims(60.0) == 0
 
 
@@ -104,7 +117,9 @@ def test_a_sign_of_life_in_the_other_mode_ends_the_newcomer(at_most_once: bool) 
     newcomer = Newcomer(*past, at_most_once=at_most_once)
     assert newcomer.claims(0.1) == 0
     beat = Heartbeat(PLACE, OTHER, 3, 0, 1, None, 1000, not at_most_once)
-    assert newcomer.read(1501, beat, 0.5) == [RefuseMode(OTHER)]
+    error = refused(newcomer.read(1501, beat, 0.5))
+    assert isinstance(error, OtherMode)
+    assert (error.client_id, error.at_most_once) == (OTHER.id, at_most_once)
     assert newcomer.claims(60.0) == 0
     waited = Newcomer(*past, at_most_once=at_most_once)
     assert waited.claims(1.9) == 0
@@ -115,7 +130,9 @@ def test_a_message_claim_tells_the_mode() -> None:
     newcomer = Newcomer(*said_by(at_most_once=False))
     newcomer.read(1400, Heartbeat(PLACE, Client("x", "1"), 3, 9, 9, None), 0.1)  # refused: it says nothing
     assert newcomer.coordinator.stage is Stage.LISTENING
-    assert newcomer.read(1501, ClaimingMessages(PLACE, OTHER, 3, 0, 1, 9), 0.1) == [RefuseMode(OTHER)]
+    error = refused(newcomer.read(1501, ClaimingMessages(PLACE, OTHER, 3, 0, 1, 9), 0.1))
+    assert isinstance(error, OtherMode)
+    assert error.client_id == OTHER.id
 
 
 def test_of_two_that_began_together_the_one_at_least_once_ends() -> None:
@@ -126,7 +143,8 @@ def test_of_two_that_began_together_the_one_at_least_once_ends() -> None:
     assert isinstance(repeating.read(1000, ours, 0.1)[0], Append)
     other = GroupPartition("billing", "orders", 1)
     said = repeating.read(1001, ClaimingPartition(other, OTHER, 1, None, None, 1000, at_most_once=True), 0.2)
-    assert [type(each) for each in said] == [StopHandingOut, RefuseMode]
+    assert [type(each) for each in said] == [StopHandingOut, Refuse]
+    assert isinstance(refused(said[1:]), OtherMode)
     said = careful.read(1000, ClaimingPartition(other, OTHER, 1, None, None, 1000), 0.2)
     assert [type(each) for each in said] == [Warn]
     assert careful.coordinator.stage is Stage.ACTIVE

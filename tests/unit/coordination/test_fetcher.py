@@ -12,7 +12,7 @@ from confluent_kafka import OFFSET_BEGINNING, TopicPartition
 from harvester.coordination.core.messages import Client, GroupPartition
 from harvester.coordination.core.partition_buffer import PartitionBuffer
 from harvester.coordination.events import Claimed, Event, Lost, Released
-from harvester.coordination.fetcher import Feed
+from harvester.coordination.fetcher import Fetcher
 from harvester.coordination.session import Change, Session
 from harvester.coordination.settings import ConsumerSettings
 from harvester.errors import BrokerError, BrokerUnavailable
@@ -68,7 +68,7 @@ class Scene:
         self.data, self.coordinator = Data(), Coordinator()
         data: Any = self.data
         offsets: Any = self.coordinator
-        self.feed = Feed(settings, self.session, data, offsets)
+        self.fetcher = Fetcher(settings, self.session, data, offsets)
         self.told: list[Event] = []
 
     def begin(self, place: GroupPartition, generation: int = 7, last_offset: int | None = None) -> None:
@@ -79,7 +79,7 @@ class Scene:
         self.session.changes.append(change)
 
     def follow(self) -> list[Event]:
-        self.told += self.feed.follow()
+        self.told += self.fetcher.follow()
         return self.told
 
 
@@ -162,7 +162,7 @@ def test_what_waits_is_kept_when_the_application_raises(scene: Scene) -> None:
     scene.begin(ONE)
     scene.change((TWO, None, Released("t", 1, 5, "on request")))
     scene.change((THREE, None, Released("t", 2, 5, "on request")))
-    following: Any = scene.feed.follow()
+    following: Any = scene.fetcher.follow()
     next(following)
     following.close()  # as when its handler raises
     assert [change[0] for change in scene.session.changes] == [ONE, THREE]

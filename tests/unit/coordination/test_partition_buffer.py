@@ -26,19 +26,19 @@ def buffer(*fetched: int, last_offset: int | None = None) -> PartitionBuffer:
 
 def opened(*fetched: int) -> PartitionBuffer:
     made = buffer(*fetched)
-    made.open_lot().until = 1.0
+    made.open_batch().until = 1.0
     return made
 
 
 def given(made: PartitionBuffer, count: int) -> list[Message]:
-    assert made.lot is not None
-    return [made.lot.take(0.0) for _ in range(count)]
+    assert made.batch is not None
+    return [made.batch.take(0.0) for _ in range(count)]
 
 
 def finish(made: PartitionBuffer, record: Message) -> None:
     """As the consumer does."""
-    assert made.lot is not None
-    if not made.lot.finish(record):
+    assert made.batch is not None
+    if not made.batch.finish(record):
         made.finish(record.offset())
 
 
@@ -62,34 +62,34 @@ def test_records_are_handed_out_in_order_and_wait_for_the_commit() -> None:
 
 def test_nothing_is_handed_out_from_the_moment_on_which_is_set_for_it() -> None:
     made = buffer(3)
-    lot = made.open_lot()
-    lot.until = 1.0
-    assert lot.take(1.0) is None
+    batch = made.open_batch()
+    batch.until = 1.0
+    assert batch.take(1.0) is None
     assert made.open_records == 0
-    assert lot.take(0.99) is not None
+    assert batch.take(0.99) is not None
 
 
 def test_nothing_is_handed_out_after_the_end() -> None:
     made = opened(3)
-    assert made.lot is not None
-    made.lot.end()
+    assert made.batch is not None
+    made.batch.end()
     assert given(made, 1) == [None]
 
 
-def test_what_was_not_handed_out_is_there_for_the_next_lot() -> None:
+def test_what_was_not_handed_out_is_there_for_the_next_batch() -> None:
     made = opened(3, 4, 5)
     given(made, 1)
     made.fetch([Message(6)])
-    made.close_lot()
+    made.close_batch()
     assert [message.offset() for message in made.fetched] == [4, 5, 6]
     assert made.open_records == 1
 
 
-def test_a_record_in_hand_is_finished_after_its_lot() -> None:
+def test_a_record_in_hand_is_finished_after_its_batch() -> None:
     made = opened(3, 4)
     (first,) = given(made, 1)
-    lot = made.open_lot()
-    lot.until = 1.0
+    batch = made.open_batch()
+    batch.until = 1.0
     (second,) = given(made, 1)
     finish(made, second)
     assert [made.last_offset, made.open_records] == [None, 2]
@@ -103,8 +103,8 @@ def test_records_are_counted_again_when_none_is_open() -> None:
     finish(made, second)
     finish(made, first)
     (third,) = given(made, 1)
-    assert made.lot is not None
-    assert made.lot.finish(third)
+    assert made.batch is not None
+    assert made.batch.finish(third)
     assert [made.last_offset, made.open_records] == [5, 0]
 
 
@@ -123,8 +123,8 @@ def test_a_batch_is_what_was_proposed_not_what_came_since() -> None:
     made = buffer(3, 4, 5)
     assert made.propose(2) == 4
     made.fetch([Message(6)])
-    lot = made.own()
-    assert [message.offset() for message in lot.records] == [3, 4]
+    batch = made.own()
+    assert [message.offset() for message in batch.records] == [3, 4]
     assert made.last_offset is None
     assert made.propose(9) == 6
 
@@ -133,8 +133,8 @@ def owning(*fetched: int) -> PartitionBuffer:
     """At most once: all of it is a batch that is ours, and in hand."""
     made = buffer(*fetched, last_offset=2)
     made.propose(9)
-    made.lot = made.own()
-    made.lot.until = 1.0
+    made.batch = made.own()
+    made.batch.until = 1.0
     return made
 
 
@@ -183,7 +183,7 @@ def test_nothing_fetched_is_no_batch() -> None:
 
 def test_a_lot_has_no_more_than_there_is_room_for() -> None:
     made = buffer(3, 4, 5)
-    assert [message.offset() for message in made.open_lot(2).records] == [3, 4]
+    assert [message.offset() for message in made.open_batch(2).records] == [3, 4]
     assert [message.offset() for message in made.fetched] == [5]
 
 

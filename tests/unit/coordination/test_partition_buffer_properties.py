@@ -32,23 +32,23 @@ def test_the_prefix_ends_before_the_first_record_that_is_not_finished(steps: lis
     handed_out: list[Message] = []
     finished: set[int] = set()
     for what, which in [("fetch", 4), ("open", 0), *steps]:
-        lot = buffer.lot
+        batch = buffer.batch
         if what == "fetch":
             records = [Message(following + 2 * each) for each in range(which % 5 + 1)]  # with holes in the offsets
             following = records[-1].offset() + 1
             buffer.fetch(records)
         elif what == "open" and buffer.open_records < MOST:
-            buffer.open_lot(MOST - buffer.open_records).until = 1.0
-        elif what == "end" and lot is not None:
-            lot.end()
-        if what in ("take", "do") and lot is not None:
-            record = lot.take(0.0)
+            buffer.open_batch(MOST - buffer.open_records).until = 1.0
+        elif what == "end" and batch is not None:
+            batch.end()
+        if what in ("take", "do") and batch is not None:
+            record = batch.take(0.0)
             if record is not None:
                 handed_out.append(record)
         if what in ("next", "any", "do") and handed_out:
             record = handed_out[which % len(handed_out)] if what == "any" else handed_out[-1]
             finished.add(record.offset())
-            if lot is None or not lot.finish(record):
+            if batch is None or not batch.finish(record):
                 buffer.finish(record.offset())
         _check(buffer, handed_out, finished)
 

@@ -47,9 +47,9 @@ def test_a_release_reports_what_was_finished_at_the_last_moment(monkeypatch: pyt
     monkeypatch.setattr(session._log, "append", append)
     buffer = session.buffer[PLACE] = PartitionBuffer(PLACE, 7, None)
     buffer.fetch([Record(3)])
-    lot = buffer.open_lot()
-    lot.until = 1.0
-    record = lot.take(0.0)
+    batch = buffer.open_batch()
+    batch.until = 1.0
+    record = batch.take(0.0)
     now = clock_s()
     session._coordinator.holdings[PLACE] = replace(
         ClaimState(PLACE, CLIENT, ClaimPhase.LEAVING), generation=7, proof_at=now, next_beat_at=now + 60
@@ -57,7 +57,7 @@ def test_a_release_reports_what_was_finished_at_the_last_moment(monkeypatch: pyt
     buffer.stopping_at = now + 60
 
     def finished_meanwhile(_: float) -> list[Outcome]:
-        lot.finish(record)  # by the consumer's thread, which asks nobody
+        batch.finish(record)  # by the consumer's thread, which asks nobody
         return []
 
     session._turn()

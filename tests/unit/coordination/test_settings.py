@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 
-from harvester.coordination.core.messages import Client
 from harvester.coordination.settings import ConsumerSettings
 from harvester.errors import ConfigurationError
 
@@ -50,7 +49,7 @@ def test_the_bounds_of_a_claim_hang_together(interval_s: float) -> None:
 
 
 def test_by_default_all_that_is_too_much_goes_at_once() -> None:
-    assert settings().choice(Client("c", "i")).shed_at_once is None
+    assert settings().shed_at_once is None
 
 
 def test_passwords_are_not_shown() -> None:

@@ -80,7 +80,7 @@ def test_open_files(files: int | None, level: CheckLevel | None) -> None:
 
 
 def test_java() -> None:
-    found = judge_java([JavaFacts("stack", 17), JavaFacts("pipeline", None, "no Java 17 to 21", "install it")])
+    found = list(judge_java([JavaFacts("stack", 17), JavaFacts("pipeline", None, "no Java 17 to 21", "install it")]))
     assert worst(found) == {"java.pipeline": CheckLevel.PROBLEM}
     assert text_of(found, "java.pipeline") == "no Java 17 to 21 | install it"
 
@@ -130,7 +130,7 @@ def test_clocks(offset_s: float, uncertainty_s: float, level: CheckLevel, part: 
     ],
 )
 def test_the_database(change: Mapping[str, Any], check: str, level: CheckLevel, part: str) -> None:
-    found = judge_database(replace(DATABASE, **change), CONFIG)
+    found = list(judge_database(replace(DATABASE, **change), CONFIG))
     assert worst(found) == {check: level}
     assert part in text_of(found, check)
 
@@ -146,14 +146,14 @@ def test_the_database(change: Mapping[str, Any], check: str, level: CheckLevel, 
     ],
 )
 def test_the_outbox(change: Mapping[str, Any], part: str) -> None:
-    found = judge_database(replace(DATABASE, catalog=replace(CATALOG, **change)), CONFIG)
+    found = list(judge_database(replace(DATABASE, catalog=replace(CATALOG, **change)), CONFIG))
     assert worst(found) == {"outbox.table": CheckLevel.PROBLEM}
     assert part in text_of(found, "outbox.table")
 
 
 def test_missing_privileges_are_told_as_grants() -> None:
     catalog = replace(CATALOG, outbox=replace(OUTBOX, lacks=("DELETE",)))
-    found = judge_database(replace(DATABASE, catalog=catalog), CONFIG)
+    found = list(judge_database(replace(DATABASE, catalog=catalog), CONFIG))
     assert worst(found) == {"outbox.tables": CheckLevel.PROBLEM}
     assert 'GRANT DELETE ON "outbox" TO relay' in text_of(found, "outbox.tables")
 
@@ -175,7 +175,7 @@ def test_an_index_with_leader_id_matters_only_where_marks_are_written() -> None:
 )
 def test_sessions(change: Mapping[str, int], limit: str) -> None:
     assert sessions_needed(CONFIG) == 10
-    found = judge_database(replace(DATABASE, connections=replace(SESSIONS, **change)), CONFIG)
+    found = list(judge_database(replace(DATABASE, connections=replace(SESSIONS, **change)), CONFIG))
     assert worst(found) == {"database.connections": CheckLevel.WARNING}
     assert f"9 more sessions are free ({limit}" in text_of(found, "database.connections")
 

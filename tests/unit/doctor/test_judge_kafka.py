@@ -63,7 +63,7 @@ def test_versions_of_brokers() -> None:
     ],
 )
 def test_a_topic_of_records(changed: TopicFacts, level: CheckLevel, part: str) -> None:
-    found = judge_topics(kafka_with(changed), CONFIG, ["orders"])
+    found = list(judge_topics(kafka_with(changed), CONFIG, ["orders"]))
     assert worst(found) == {"topic.orders": level}
     assert part in text_of(found, "topic.orders")
 
@@ -76,7 +76,7 @@ def test_topics_that_do_not_exist() -> None:
 
 def test_the_leader_topic() -> None:
     wide = kafka_with(topic("billing.neli", partitions=2))
-    found = judge_topics(wide, CONFIG, [])
+    found = list(judge_topics(wide, CONFIG, []))
     assert worst(found) == {"topics.leader": CheckLevel.WARNING}
     assert "delete" not in text_of(found, "topics.leader")  # it may be somebody else's
     # Heartbeats need no copies.
@@ -98,7 +98,7 @@ def test_the_leader_topic() -> None:
     ],
 )
 def test_the_progress_topic(settings: Mapping[str, Any], level: CheckLevel, part: str) -> None:
-    found = judge_topics(kafka_with(topic("billing.progress", **settings)), EXACTLY, [])
+    found = list(judge_topics(kafka_with(topic("billing.progress", **settings)), EXACTLY, []))
     assert worst(found) == {"topics.progress": level}
     assert part in text_of(found, "topics.progress")
 
@@ -113,14 +113,14 @@ def test_the_progress_topic(settings: Mapping[str, Any], level: CheckLevel, part
     ],
 )
 def test_a_leader_topic_that_takes_no_heartbeats(changed: TopicFacts, part: str) -> None:
-    found = judge_topics(kafka_with(changed), CONFIG, [])
+    found = list(judge_topics(kafka_with(changed), CONFIG, []))
     assert worst(found) == {"topics.leader": CheckLevel.PROBLEM}
     assert part in text_of(found, "topics.leader")
 
 
 def test_a_leader_topic_that_is_kafkas_own() -> None:
     config = Config(leader_group_id="billing", leader_topic="__consumer_offsets")
-    found = judge_topics(kafka_with(topic("__consumer_offsets", partitions=50)), config, [])
+    found = list(judge_topics(kafka_with(topic("__consumer_offsets", partitions=50)), config, []))
     assert worst(found) == {"topics.leader": CheckLevel.PROBLEM}
     text = text_of(found, "topics.leader")
     assert "name another leader_topic" in text

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 import re
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from harvester.http.pages import Pages, expose
+from harvester.http.server import Request, Router
 from harvester.status import Backlog, State, Status
 from harvester.telemetry.latency import Histogram
 from harvester.telemetry.metrics import Totals
@@ -48,6 +49,18 @@ class Shown:
 
     def is_working(self) -> bool:
         return self._working
+
+
+@dataclass(frozen=True)
+class Got:
+    code: int
+    body: bytes
+
+
+def get(path: str, shown: Shown) -> Got:
+    response = Router(Pages(shown).routes()).answer(Request("GET", path))
+    assert isinstance(response.body, bytes)
+    return Got(response.code, response.body)
 
 
 def samples(status: Status = BUSY) -> dict[str, float]:
@@ -131,28 +144,28 @@ def test_an_empty_outbox_has_the_age_zero() -> None:
 @pytest.mark.parametrize("state", list(State))
 def test_ready_is_who_can_lead(state: State) -> None:
     ready = state in (State.STANDBY, State.LEADING, State.REMARKING, State.PAUSED, State.SUSPENDED)
-    answer = Pages(Shown(replace(BUSY, state=state, problem="waits for PostgreSQL"))).answer("/readyz")
+    answer = get("/readyz", Shown(replace(BUSY, state=state, problem="waits for PostgreSQL")))
     assert answer.code == (200 if ready else 503)
     assert answer.body.decode() == f"{state.value}: waits for PostgreSQL\n"
 
 
 def test_health_is_whether_threads_turn() -> None:
-    assert Pages(Shown()).answer("/healthz").code == 200
-    stuck = Pages(Shown(working=False)).answer("/healthz")
+    assert get("/healthz", Shown()).code == 200
+    stuck = get("/healthz", Shown(working=False))
     assert (stuck.code, stuck.body) == (503, b"a thread of the relay is stuck\n")
-    failed = Pages(Shown(replace(BUSY, state=State.FAILED), working=False)).answer("/healthz")
+    failed = get("/healthz", Shown(replace(BUSY, state=State.FAILED), working=False))
     assert (failed.code, failed.body) == (503, b"failed\n")
 
 
 def test_the_leader_says_under_which_term() -> None:
-    leads = Pages(Shown()).answer("/leader")
+    leads = get("/leader", Shown())
     assert (leads.code, json.loads(leads.body)["term"]) == (200, 7)
     # A term without trust (leader_id) is no leadership.
-    assert Pages(Shown(replace(BUSY, leader_id=None))).answer("/leader").code == 503
+    assert get("/leader", Shown(replace(BUSY, leader_id=None))).code == 503
 
 
 def test_the_status_has_every_field() -> None:
-    shown = json.loads(Pages(Shown()).answer("/status").body)
+    shown = json.loads(get("/status", Shown()).body)
     assert set(shown) == set(Status.__dataclass_fields__)
     assert shown["at"] == "2025-03-14T15:09:26Z"
     assert shown["shards"][1]["state"] == "ready"
@@ -160,6 +173,6 @@ def test_the_status_has_every_field() -> None:
 
 
 def test_other_paths_list_those_that_there_are() -> None:
-    answer = Pages(Shown()).answer("/etc/passwd")
+    answer = get("/etc/passwd", Shown())
     assert answer.code == 404
     assert answer.body.decode().split() == ["/", "/metrics", "/healthz", "/readyz", "/leader", "/status"]

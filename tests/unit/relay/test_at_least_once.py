@@ -14,7 +14,7 @@ from harvester.delivery.retries import Policy
 from harvester.outbox.purge_session import PoisonRow, QuarantineOutcome
 from harvester.relay.at_least_once import Sender
 from harvester.relay.core import frames as f
-from harvester.relay.purger import ShardOutlets
+from harvester.relay.failpoints import load
 from tests.support.relay_shard import Delivered, row_bytes
 
 POLICY = Policy(2, retry_backoff_s=1.0, retry_backoff_max_s=4.0, queue_timeout_s=30.0)
@@ -33,20 +33,15 @@ class Shard:
         self.purged: list[int] = []
         self.poison: list[PoisonRow] = []
         self.reports: dict[int, Callable[[KafkaError | None, Any], None]] = {}
-        self.sender = Sender(
-            self,
-            POLICY,
-            ShardOutlets(
-                send=self.said.append,
-                purge=self.purged.extend,
-                quarantine=self.poison.append,
-                wake=lambda: None,
-                fatal=self.fatal.append,
-                trusted=trusted,
-            ),
-        )
+        self.send, self.purge, self.quarantine = self.said.append, self.purged.extend, self.poison.append
+        self.die, self.trusted, self.failpoints = self.fatal.append, trusted, load()
+        self.index, self.is_crowded = 0, False
+        self.records = self.sender = Sender(self, POLICY, self)
         self.sender.remark(LEADING)
         self.said.clear()
+
+    def wake(self) -> None:
+        """A retry was scheduled."""
 
     def produce(
         self, _topic: str, value: bytes, _key: bytes | None, _partition: int, on_delivery: Any, *_: Any
@@ -56,7 +51,8 @@ class Shard:
         self.reports[int(value)] = on_delivery
 
     def dispatch(self, *rows: tuple[int, bytes | None], epoch: int = 1) -> None:
-        self.sender.dispatch(epoch, b"".join(row_bytes(number, key, "topic", number) for number, key in rows))
+        data = b"".join(row_bytes(number, key, "topic", number) for number, key in rows)
+        self.sender.dispatch(f.Dispatch(epoch, data))
 
     def fail(self, record_id: int, code: int) -> None:
         self.reports[record_id](KafkaError(code), None)
@@ -208,7 +204,7 @@ def test_a_producer_that_cannot_go_on_goes_with_its_process() -> None:
 def test_a_key_whose_record_was_given_up_takes_nothing_before_a_remark() -> None:
     """P5: what is on its way must not overtake the record, which is marked again under the next leader."""
     shard = Shard()
-    shard.sender.dispatch(1, row_bytes(1, b"a", "no topic", 1) + row_bytes(2, b"a", "topic", 2))
+    shard.sender.dispatch(f.Dispatch(1, row_bytes(1, b"a", "no topic", 1) + row_bytes(2, b"a", "topic", 2)))
     [poison] = shard.poison
     shard.sender.quarantined(poison, QuarantineOutcome.FENCED)
     assert shard.dropped() == [1, 2]

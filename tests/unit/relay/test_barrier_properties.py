@@ -67,7 +67,7 @@ class BarrierMachine(RuleBasedStateMachine):
     @rule(data=st.data())
     def acked(self, data: st.DataObject) -> None:
         record = self.draw(data, EntryState.WIRE, EntryState.HELD)
-        self.barrier.acked((self.barrier._unsettled[record.id],))
+        self.barrier.acked((self.barrier.unsettled[record.id],))
         record.step = EntryState.ACKED
 
     @precondition(lambda self: self.at(EntryState.ACKED))
@@ -151,7 +151,7 @@ class BarrierMachine(RuleBasedStateMachine):
         barrier, unsettled = self.barrier, self.unsettled()
         assert barrier.queued == len(self.at(EntryState.QUEUED))
         assert barrier.held == len(self.at(EntryState.HELD))
-        assert barrier.in_flight == len(unsettled)
+        assert len(barrier.unsettled) == len(unsettled)
         assert barrier.on_the_wire() == sorted(r.id for r in self.at(EntryState.WIRE, EntryState.ACKED))
         assert all((record.id in barrier) == (record in unsettled) for record in self.records)
 

@@ -135,7 +135,7 @@ class WaitingMachine(RuleBasedStateMachine):
     def same(self) -> None:
         waiting = self.waiting
         every = [*self.keys.values(), *self.shards.values()]
-        assert len(waiting) == sum(len(known.ids) + len(known.fetching) for known in every)
+        assert waiting.rows == sum(len(known.ids) + len(known.fetching) for known in every)
         assert waiting.ids() == {i for known in every for i in known.ids}
         assert waiting.by_key.keys() == self.keys.keys()
         assert waiting.by_shard.keys() == self.shards.keys()

@@ -46,11 +46,17 @@ class Producing:
 class Shard:
     def __init__(self) -> None:
         self.batches, self.changed, self.over = TransactionQueue(100, 100), threading.Condition(), False
-        self.filler = TransactionWriter(
-            self.batches, Stamps("harvester", 0), frozenset({"own"}), self.changed, lambda: self.over, lambda: None
-        )
+        self.low_water = None
+        intake: Any = self
+        self.filler = TransactionWriter(intake, Stamps("harvester", 0), frozenset({"own"}))
         self.filler.begin(1, INCARNATION)
         self.lane: Any = Producing()
+
+    def is_over(self) -> bool:
+        return self.over
+
+    def has_more(self) -> bool:
+        return self.over or self.batches.is_ready
 
     def add(self, *ids: int, topic: str = "t") -> None:
         with self.changed:

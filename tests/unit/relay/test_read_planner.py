@@ -20,10 +20,10 @@ from hypothesis import strategies as st
 
 from harvester.delivery.partitioner import shard_of
 from harvester.relay.core.deferred import DeferredRows
-from harvester.relay.core.dispatcher import Dispatcher, ShardFlows, Spread, Statements, Taken
+from harvester.relay.core.dispatcher import Dispatcher, ShardFlows, Spread, Taken
 from harvester.relay.core.ledger import InFlightBounds, Ledger, Row
 from harvester.relay.core.messages import Fetch, Look, Mark
-from harvester.relay.core.read_planner import FlowControl, ReadPlanner
+from harvester.relay.core.read_planner import FlowControl, ReadPlanner, Statements
 
 WHO = UUID(int=1)
 
@@ -71,7 +71,7 @@ class IntakeWorld:
         for state in self.planner.shards:
             state.ready, state.opening, state.congested = True, False, False
         for _ in range(60 * (len(self.rows) + 10)):
-            if self.settled == self.rows.keys() and not len(self.planner.deferred):
+            if self.settled == self.rows.keys() and not self.planner.deferred.rows:
                 break
             self.now += 1
             self._answer()
@@ -80,7 +80,7 @@ class IntakeWorld:
             self.check()
         assert self.settled == self.rows.keys(), f"{sorted(self.rows.keys() - self.settled)} are never settled"
         waiting = self.planner.deferred
-        assert (waiting.by_key, waiting.by_shard, len(waiting)) == ({}, {}, 0)
+        assert (waiting.by_key, waiting.by_shard, waiting.rows) == ({}, {}, 0)
         assert (self.ledger.watched, len(self.ledger)) == (set(), 0)
 
     def _step(self, kind: int) -> None:
@@ -180,7 +180,7 @@ class IntakeWorld:
         assert len(ledger) <= self.bounds.unsettled
         assert all(ledger.count_of(key) <= self.bounds.per_key for key in (b"a", b"d", b"f"))
         lanes = [*waiting.by_key.values(), *waiting.by_shard.values()]
-        assert len(waiting) == sum(len(lane) + lane.fetching for lane in lanes)
+        assert waiting.rows == sum(len(lane) + lane.fetching for lane in lanes)
         assert all(len(lane) or lane.fetching for lane in lanes), "a lane with nothing in it"
         assert ledger.watched <= waiting.by_key.keys(), "a key is watched that does not wait"
         unsettled = [record_id for record_id in self.rows if record_id <= self.high and record_id not in self.settled]

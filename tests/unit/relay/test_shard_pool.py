@@ -13,11 +13,13 @@ from typing import Any, cast
 
 import multiprocess
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from harvester.relay import shard_pool
 from harvester.relay.ipc import in_flight, set_in_flight, trust_check
 from harvester.relay.shard import ShardSpec
-from harvester.relay.shard_pool import ShardPool, shared_memory
+from harvester.relay.shard_pool import RestartBudget, ShardPool, shared_memory
 from tests.support.wait import eventually
 
 LATER = float("inf")
@@ -120,3 +122,43 @@ def test_who_is_killed_while_it_reads_what_is_shared_hangs_nobody() -> None:
     owner.join(10)
     assert not owner.is_alive()
     assert in_flight(shared) == (5, 10)
+
+
+# -- the budget
+
+
+def test_a_budget_is_spent_within_its_window() -> None:
+    budget = RestartBudget(2, 60)
+    assert [budget.spend(0), budget.spend(10), budget.spend(20)] == [True, True, False]
+
+
+def test_old_deaths_are_forgotten() -> None:
+    budget = RestartBudget(2, 60)
+    assert all(budget.spend(now) for now in (0, 10, 60, 70, 120))
+    assert not budget.spend(120.5)
+
+
+def test_no_budget_allows_no_death() -> None:
+    assert not RestartBudget(0, 60).spend(0)
+
+
+@given(st.integers(0, 5), st.lists(st.floats(0, 30), max_size=30))
+def test_a_budget_says_no_exactly_when_the_window_holds_too_many(budget: int, waits: list[float]) -> None:
+    tested, now, deaths = RestartBudget(budget, 60), 0.0, []
+    for wait in waits:
+        now += wait
+        deaths.append(now)
+        assert tested.spend(now) == (sum(now - death < 60 for death in deaths) <= budget)
+
+
+def test_pauses_before_replacements_grow_to_a_bound_and_end_with_the_window() -> None:
+    budget = RestartBudget(100, 60)
+    pauses = []
+    for _ in range(10):
+        budget.spend(0)
+        pauses.append(budget.pause_s())
+    assert pauses[:4] == [0.0, 0.1, 0.2, 0.4]
+    assert pauses == sorted(pauses)
+    assert pauses[-1] == 5.0
+    budget.spend(60)
+    assert budget.pause_s() == 0.0

@@ -396,7 +396,7 @@ def test_a_remark_forgets_what_waits() -> None:
     park(driver, 2)
     driver.machine.remark("x", 0)
     assert not driver.machine.planner.deferred.by_key
-    assert not len(driver.machine.planner.deferred)
+    assert not driver.machine.planner.deferred.rows
 
 
 # -- a look at the whole table

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from contextlib import suppress
 from dataclasses import replace
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 from uuid import UUID, uuid4
 
 import psycopg
@@ -12,11 +13,10 @@ import pytest
 
 from harvester.delivery.progress_topic import ProgressTopic
 from harvester.errors import SchemaError
-from harvester.outbox.term_session import Owner, TermRow
+from harvester.outbox.leader_session import Owner, TermRow
 from harvester.relay import failpoints
 from harvester.relay.core.messages import DatabaseTrouble, Report, TakeTerm, TermGone, TermTaken
-from harvester.relay.core.supervision import RetryDelays
-from harvester.relay.marker import Marker
+from harvester.relay.marker import Marker, RetryDelays
 from harvester.relay.term import AT_LEAST_ONCE, EXACTLY_ONCE, DeliveryHandover
 
 TOPIC, ANOTHER = ProgressTopic("progress", "one", 2), ProgressTopic("progress", "two", 2)
@@ -175,8 +175,14 @@ def take_over(outbox: Any, mode: DeliveryHandover, *, trusted: bool = True) -> l
     said: list[Report] = []
     before = outbox.row.term
     pace = RetryDelays(0.0, 0.0, io_error_backoff_s=0.0, statement_timeout_s=1.0)
-    trust = (lambda: True) if trusted else (lambda: outbox.row.term == before)
-    loop = Marker(outbox, pace, "name", said.append, trust, lambda: 0, failpoints.load(), mode)
+
+    class Trust:
+        @property
+        def trusted(self) -> bool:
+            return trusted or outbox.row.term == before
+
+    relay, group = SimpleNamespace(trust=Trust(), report=said.append), SimpleNamespace(highest_term=0)
+    loop = Marker(outbox, pace, "name", cast(Any, relay), cast(Any, group), failpoints.load(), mode)
     loop._take(TakeTerm(uuid4()))
     loop.stop()
     return said

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from confluent_kafka import KafkaError
@@ -12,7 +14,6 @@ from harvester.outbox.purge_session import PoisonRow
 from harvester.record import KafkaRecord
 from harvester.relay.core.frames import Dropped, Frame, Parked, Poisoned, Remark
 from harvester.relay.core.transaction_queue import QueuedRecord, TransactionQueue
-from harvester.relay.purger import ShardOutlets
 from harvester.relay.transaction_intake import Refusals
 
 UNDER = Remark(3, 7, "holder")
@@ -29,15 +30,8 @@ class Shard:
         self.sent: list[Frame] = []
         self.quarantined: list[PoisonRow] = []
         self.batches = TransactionQueue(100, 100)
-        outlets = ShardOutlets(
-            send=self.sent.append,
-            purge=lambda _: None,
-            quarantine=self.quarantined.append,
-            wake=lambda: None,
-            fatal=pytest.fail,
-            trusted=lambda: True,
-        )
-        self.refusals = Refusals(self.batches, Policy(max_attempts, 0.1, 10.0, 30.0, policy), outlets)
+        host: Any = SimpleNamespace(send=self.sent.append, quarantine=self.quarantined.append)
+        self.refusals = Refusals(self.batches, Policy(max_attempts, 0.1, 10.0, 30.0, policy), host)
 
     def attempt(self, *keys: str) -> list[QueuedRecord]:
         """A transaction of these records, or of all that is queued, that is undone."""

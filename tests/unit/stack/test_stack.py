@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from harvester import stack
 from harvester.errors import StackError
-from harvester.stack import jars, java, kafka, postgres
+from harvester.stack import java, kafka, postgres
 from harvester.stack.processes import ProcessId, RunAs, identify
 from harvester.stack.stack import free_ports
 from harvester.stack.state import Server, StackState, read, write
@@ -142,7 +142,7 @@ def test_without_the_extra_the_hint_names_it(tmp_path: Path, monkeypatch: pytest
     monkeypatch.delenv("HARVESTER_KAFKA_JARS", raising=False)
     monkeypatch.setattr(postgres, "_DEBIAN", tmp_path)
     with pytest.raises(StackError, match="Ivy") as no_ivy:
-        jars.broker_jars()
+        java.broker_jars()
     with pytest.raises(StackError, match="no PostgreSQL") as no_postgres:
         postgres.find_programs(None)
     for error in (no_ivy, no_postgres):
@@ -167,9 +167,9 @@ def test_an_installed_postgres_will_do(tmp_path: Path, monkeypatch: pytest.Monke
 def test_jars_of_your_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HARVESTER_KAFKA_JARS", str(tmp_path))
     with pytest.raises(StackError, match="no Kafka broker there"):
-        jars.broker_jars()
+        java.broker_jars()
     (tmp_path / "kafka_2.13-4.3.0.jar").touch()
-    assert jars.broker_jars() == tmp_path
+    assert java.broker_jars() == tmp_path
 
 
 digests = st.dictionaries(st.sampled_from(["a.jar", "b.jar", "c.jar"]), st.sampled_from(["00", "11"]))
@@ -177,7 +177,7 @@ digests = st.dictionaries(st.sampled_from(["a.jar", "b.jar", "c.jar"]), st.sampl
 
 @given(found=digests, expected=digests)
 def test_any_difference_between_jars_is_told(found: dict[str, str], expected: dict[str, str]) -> None:
-    problems = jars.wrong_files(found, expected)
+    problems = java.wrong_files(found, expected)
     differing = {name for name in found.keys() | expected.keys() if found.get(name) != expected.get(name)}
     assert {problem.split()[0] for problem in problems} == differing
 
@@ -185,8 +185,8 @@ def test_any_difference_between_jars_is_told(found: dict[str, str], expected: di
 def test_the_digests_that_are_shipped() -> None:
     from importlib import resources
 
-    known = jars.parse_digests(resources.files("harvester.stack").joinpath("broker.sha256").read_text())
-    assert f"kafka_2.13-{jars.KAFKA_VERSION}.jar" in known
+    known = java.parse_digests(resources.files("harvester.stack").joinpath("broker.sha256").read_text())
+    assert f"kafka_2.13-{java.KAFKA_VERSION}.jar" in known
     assert "log4j-slf4j-impl-2.25.4.jar" in known  # else the broker is silent
     assert all(len(digest) == 64 for digest in known.values())
 

@@ -7,7 +7,8 @@ from uuid import UUID
 import pytest
 
 from harvester.origin import Origin
-from harvester.verify.sequences import MAX_FINDINGS, Hole, Sequenced, Sequences, Stream
+from harvester.verify.sequences import Hole, Sequenced, Sequences, Stream
+from harvester.verify.verdict import MAX_FINDINGS
 
 A, B = UUID(int=1), UUID(int=2)
 

@@ -1,0 +1,99 @@
+"""Asks a function of the application's own for SASL OAUTHBEARER tokens; the configuration names the function.
+
+Every client of every process asks for tokens, so what travels to the shards is the function's name: text, as all
+options are, that can be called. librdkafka's own `sasl.oauthbearer.method=oidc` needs none of this.
+"""
+
+from __future__ import annotations
+
+import importlib
+import logging
+import re
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from harvester.config.kafka_options import get
+from harvester.config.problems import echo, refuse
+from harvester.errors import ConfigurationError, Problem
+
+FORM = '"module:function", or "" for none'
+_NAME = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*(\.[A-Za-z_]\w*)*", re.ASCII)
+_PATH = "oauth.token"
+# Without a token a new client fails for good. With one that every broker refuses, it reports the refusal and asks again
+# after four fifths of this time.
+_NO_TOKEN, _AGAIN_S = "no-token", 5.0
+_last: dict[str, tuple[Any, ...]] = {}  # the last answer of each function in this process; clients share it
+
+
+class TokenHook(str):
+    """The function's name; calling it calls the function. librdkafka calls from threads of its own."""
+
+    __slots__ = ()
+
+    @classmethod
+    def of(cls, name: str) -> TokenHook:
+        """Raises ConfigurationError where there is no such function to import."""
+        hook = cls(name)
+        try:
+            hook._function()
+        except Exception as error:  # noqa: BLE001 - a module may raise anything while it is imported
+            problem = Problem(_PATH, f"{name!r} cannot be used: {type(error).__name__}: {error}", FORM)
+            hint = "install the module where the harvester runs, or put its directory on PYTHONPATH"
+            raise ConfigurationError([problem], hint=hint) from None
+        return hook
+
+    def __call__(self, config: str | None) -> tuple[Any, ...]:
+        """(token, when it expires in seconds since 1970[, principal[, extensions]]) as the function gives it.
+
+        `config` is the option `sasl.oauthbearer.config`. If the function fails, the last token serves while it is
+        valid; after that brokers refuse the clients until there is a new one.
+        """
+        try:
+            answer = tuple(self._function()(config or ""))
+            _check(answer)
+        except Exception as error:  # noqa: BLE001 - whatever it raises, connections that are open should stay
+            text = f"oauth.token: {self} failed: {type(error).__name__}: {error}"
+            logger = logging.getLogger("harvester")
+            if logger.hasHandlers():  # in shards there are none: the supervisor says it
+                logger.warning("%s", text)
+            return _last[self] if _is_valid(_last.get(self)) else (_NO_TOKEN, time.time() + _AGAIN_S)
+        _last[self] = answer
+        return answer
+
+    def _function(self) -> Callable[[str], Any]:
+        module, _, name = self.partition(":")
+        found: Any = importlib.import_module(module)
+        for part in name.split("."):
+            found = getattr(found, part)
+        if not callable(found):
+            raise TypeError("it is not a function")
+        return found  # type: ignore[no-any-return]
+
+
+def _check(answer: tuple[Any, ...]) -> None:
+    if not 2 <= len(answer) <= 4 or not isinstance(answer[0], str) or not isinstance(answer[1], int | float):
+        raise TypeError("it must return (token, expiry in seconds since 1970[, principal[, extensions]])")
+    if not _is_valid(answer):
+        raise ValueError("its token has already expired")
+
+
+def _is_valid(answer: tuple[Any, ...] | None) -> bool:
+    return answer is not None and bool(answer[1] > time.time())
+
+
+def read_hook_name(value: object) -> str:
+    """The dotted name of a function, or nothing."""
+    text = value.strip() if isinstance(value, str) else None
+    if text is None or (text and not _NAME.fullmatch(text)):
+        refuse(f"{echo(value)} does not name a function", FORM)
+    return text
+
+
+def hook_problems(name: str, base: Mapping[str, str]) -> list[Problem]:
+    """What is wrong with naming this function beside these options."""
+    mechanism, protocol = (get(base, option) or "" for option in ("sasl.mechanisms", "security.protocol"))
+    if not name or (mechanism.upper() == "OAUTHBEARER" and protocol.upper().startswith("SASL_")):
+        return []
+    allowed = 'base_kafka_config with "sasl.mechanism" = "OAUTHBEARER" and "security.protocol" = "SASL_SSL"'
+    return [Problem(_PATH, "is used with SASL OAUTHBEARER only", allowed)]

@@ -1,1 +1,0 @@
-"""Consumers that coordinate through Kafka alone, many of them, under faults."""
