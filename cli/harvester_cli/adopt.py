@@ -52,9 +52,9 @@ def adopt(
         if print_:
             for statement in adoption.statements(connection, settings.table, table, route):
                 typer.echo(f"{statement};\n")
-        elif route is None:
-            adoption.abandon(connection, settings.table, table)
-            typer.echo(f"{table} is no longer captured")
-        else:
-            adoption.adopt(connection, settings.table, table, route)
-            typer.echo(f"new rows of {table} are records of {settings.table}: {route}")
+            return
+        adoption.adopt(connection, settings.table, table, route)
+    if route is None:
+        typer.echo(f"{table} is no longer captured")
+    else:
+        typer.echo(f"new rows of {table} are records of {settings.table}: {route}")

@@ -1,14 +1,13 @@
-"""Adopts and abandons tables, each in one transaction under the lock of `init`; see `adoption_sql`."""
+"""Adopts and abandons tables, each in one transaction under the lock of `init`."""
 
 from __future__ import annotations
 
 from typing import Any
 
 import psycopg
-from psycopg.rows import tuple_row
 
 from harvester.errors import SchemaError
-from harvester.outbox.connection import database_errors
+from harvester.outbox.connection import database_errors, execute
 from harvester.outbox.schema import locked, read_facts
 from harvester.outbox.shape import outbox_shape
 from harvester.outbox.sql import adoption
@@ -23,33 +22,25 @@ WHERE c.oid = pg_catalog.to_regclass($1)"""
 
 
 def statements(connection: psycopg.Connection[Any], table: OutboxTable, source: str, route: Route | None) -> list[str]:
-    """What `adopt` executes, or `abandon` where the route is None; `source` is a name as in SQL. Raises SchemaError."""
+    """What `adopt` executes; `source` is a name as in SQL. Raises SchemaError."""
     with database_errors(f"look at {source}"):
         shape = outbox_shape(table, read_facts(connection, table))
-        row = psycopg.RawCursor(connection, row_factory=tuple_row).execute(_LOOK, (source,)).fetchone()
+        row = execute(connection, _LOOK, source).fetchone()
     if row is None:
         raise SchemaError(f"there is no table {source} in this database", hint="name the table whose rows are meant")
     schema, name, kind, columns = row
     placed, found = OutboxTable(shape.schema, table.name), OutboxTable(schema, name)
     if route is None:
         return adoption.abandon(placed, found)
-    return adoption.adopt(placed, shape.columns, AdoptedTable(found, kind, dict(columns)), route)
+    return adoption.adopt(placed, shape, AdoptedTable(found, kind, dict(columns)), route)
 
 
-def adopt(connection: psycopg.Connection[Any], table: OutboxTable, source: str, route: Route) -> None:
+def adopt(connection: psycopg.Connection[Any], table: OutboxTable, source: str, route: Route | None) -> None:
     """From now on each new row of `source` is a record as well; where it was adopted before, it is routed anew.
 
-    Waits for those who write to it, no longer than `init` would. Raises SchemaError, DatabaseUnavailable.
+    Without a route its new rows are no longer captured; those that wait in the outbox are still published. Waits for
+    those who write to it, no longer than `init` would. Raises SchemaError, DatabaseUnavailable.
     """
-    _execute(connection, table, source, route)
-
-
-def abandon(connection: psycopg.Connection[Any], table: OutboxTable, source: str) -> None:
-    """From now on new rows of `source` are no records; those that wait in the outbox are still published."""
-    _execute(connection, table, source, None)
-
-
-def _execute(connection: psycopg.Connection[Any], table: OutboxTable, source: str, route: Route | None) -> None:
     with database_errors(f"adopt {source}"), locked(connection):
         for statement in statements(connection, table, source, route):
-            psycopg.RawCursor(connection).execute(statement.encode())
+            execute(connection, statement)

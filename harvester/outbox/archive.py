@@ -1,10 +1,8 @@
 """The archive: what purges leave behind for audits, in a table partitioned by day (UTC).
 
-Purges must never fail for want of a partition: a DEFAULT one takes what no day does. The keeper makes the days ahead,
-moves home what the DEFAULT partition took meanwhile, and drops days that are past retention. It is safe to run at any
-time and by several at once. The clock is the database's, as it is for `purged_at`.
-
-The archive's keeper: a thread that makes the partitions of the next days and drops those past retention.
+Purges must never fail for want of a partition: a DEFAULT one takes what no day does. `ArchiveKeeper` makes the days
+ahead, moves home what the DEFAULT partition took meanwhile, and drops days that are past retention; several may do so
+at once. The clock is the database's, as it is for `purged_at`.
 """
 
 from __future__ import annotations
@@ -17,10 +15,9 @@ from datetime import UTC, date, datetime, timedelta
 from typing import Any
 
 import psycopg
-from psycopg.rows import tuple_row
 
 from harvester.errors import OutboxError, SchemaError
-from harvester.outbox.connection import connect, database_errors, one_line
+from harvester.outbox.connection import connect, database_errors, execute, fetch_row, one_line
 from harvester.outbox.sql.ddl import lock_statement
 from harvester.outbox.tables import OutboxTable
 
@@ -30,12 +27,15 @@ DAYS_AHEAD = 3
 # Dropping a day locks the whole archive, behind whose lock every purge waits: give up soon, try again tomorrow.
 LOCK_TIMEOUT_MS = 2_000
 
+_EVERY_S = 3600.0
+_AGAIN_S = 60.0  # after the database could not be reached
+
 _INIT_HINT = "run `harvester init` with the same configuration"
 
 
 @dataclass(frozen=True, slots=True)
 class KeeperRun:
-    """What the keeper did. `problem`: what it could not do; the archive goes on all the same."""
+    """What the keeper did, and, as `problem`, what it could not do."""
 
     created: tuple[str, ...] = ()
     dropped: tuple[str, ...] = ()
@@ -70,23 +70,24 @@ def create_archive(table: OutboxTable) -> list[str]:
 def exists(connection: Connection, table: OutboxTable) -> bool:
     """Whether there is a table of the archive's name."""
     with database_errors(f"look for {table.archive}"):
-        return bool(_row(connection, "SELECT to_regclass($1) IS NOT NULL", table.archive)[0])
+        return bool(fetch_row(connection, "SELECT to_regclass($1) IS NOT NULL", table.archive)[0])
 
 
 def check_archive(connection: Connection, table: OutboxTable) -> None:
     """Raises SchemaError where purges could not write an archive."""
     with database_errors(f"inspect {table.archive}"):
-        row = _row(
+        partitioned, may_insert, user = fetch_row(
             connection,
             "SELECT c.relkind = 'p', has_table_privilege(c.oid, 'INSERT'), quote_ident(current_user)"
             " FROM (SELECT to_regclass($1) AS oid) named LEFT JOIN pg_catalog.pg_class c ON c.oid = named.oid",
             table.archive,
         )
-    partitioned, may_insert, user = row
     if partitioned is None:
         raise SchemaError(f"there is no archive {table.archive} in this database", hint=_INIT_HINT)
     if not partitioned:
-        raise SchemaError(f"{table.archive} is not partitioned, so it is no archive", hint="rename it, then init")
+        raise SchemaError(
+            f"{table.archive} is not partitioned, so it cannot be the archive", hint="rename it, then init"
+        )
     if not may_insert:
         raise SchemaError(
             f"this database user may not write the archive {table.archive}",
@@ -104,7 +105,7 @@ def keep_archive(connection: Connection, table: OutboxTable, retention: timedelt
     dropped: list[str] = []
     problems: list[str] = []
     with database_errors(f"keep the archive {table.archive}"):
-        now: datetime = _row(connection, "SELECT now()")[0]
+        now: datetime = fetch_row(connection, "SELECT now()")[0]
         today = now.astimezone(UTC).date()
         existing = _partitions(connection, table)
         for ahead in range(DAYS_AHEAD + 1):
@@ -120,16 +121,12 @@ def keep_archive(connection: Connection, table: OutboxTable, retention: timedelt
                 with _step(connection, problems, f"drop {name}"):
                     connection.execute(f"DROP TABLE IF EXISTS {name}")
                     dropped.append(name)
-        if _owns(connection, table):
+        # Others leave what stands in the DEFAULT partition to the owner: it is no trouble of theirs.
+        owns = "SELECT pg_has_role(relowner, 'USAGE') FROM pg_catalog.pg_class WHERE oid = to_regclass($1)"
+        if fetch_row(connection, owns, table.archive)[0]:
             with _step(connection, problems, f"clear {_default(table)}"):
-                _execute(connection, f"DELETE FROM {_default(table)} WHERE purged_at < $1", oldest)
+                execute(connection, f"DELETE FROM {_default(table)} WHERE purged_at < $1", oldest)
     return KeeperRun(tuple(created), tuple(dropped), "; ".join(problems) or None)
-
-
-def _owns(connection: Connection, table: OutboxTable) -> bool:
-    """Others leave what stands in the DEFAULT partition to the owner: it is no trouble of theirs."""
-    owner = "SELECT pg_has_role(relowner, 'USAGE') FROM pg_catalog.pg_class WHERE oid = to_regclass($1)"
-    return bool(_row(connection, owner, table.archive)[0])
 
 
 def _create_day(connection: Connection, table: OutboxTable, day: date) -> None:
@@ -140,9 +137,9 @@ def _create_day(connection: Connection, table: OutboxTable, day: date) -> None:
     start, end = _start(day), _start(day + timedelta(days=1))
     connection.execute(f"CREATE TABLE IF NOT EXISTS {name} (LIKE {table.archive} INCLUDING DEFAULTS)")
     strays = f"{default} WHERE purged_at >= $1 AND purged_at < $2"
-    if _row(connection, f"SELECT EXISTS (SELECT FROM {strays})", start, end)[0]:
+    if fetch_row(connection, f"SELECT EXISTS (SELECT FROM {strays})", start, end)[0]:
         connection.execute(f"LOCK TABLE {default} IN ACCESS EXCLUSIVE MODE")
-        _execute(
+        execute(
             connection,
             f"WITH moved AS (DELETE FROM {strays} RETURNING *) INSERT INTO {name} SELECT * FROM moved",
             start,
@@ -168,7 +165,7 @@ def _step(connection: Connection, problems: list[str], what: str) -> Iterator[No
 
 def _partitions(connection: Connection, table: OutboxTable) -> list[tuple[str, datetime, datetime]]:
     """Name (quoted for SQL text), first moment and end of each day; the DEFAULT partition is left out."""
-    rows = _execute(
+    rows = execute(
         connection,
         r"""SELECT b.name, b.bound[1]::timestamptz, b.bound[2]::timestamptz FROM (
             SELECT format('%I.%I', n.nspname, c.relname) AS name,
@@ -200,21 +197,6 @@ def _default(table: OutboxTable) -> str:
     return table.beside("archive_default")
 
 
-def _execute(connection: Connection, query: str, *values: object) -> psycopg.Cursor[tuple[Any, ...]]:
-    # In libpq's notation: a table's name may hold a per cent sign.
-    return psycopg.RawCursor(connection, row_factory=tuple_row).execute(query, values)
-
-
-def _row(connection: Connection, query: str, *values: object) -> tuple[Any, ...]:
-    row = _execute(connection, query, *values).fetchone()
-    assert row is not None, "every query here gives one row"
-    return row
-
-
-_EVERY_S = 3600.0
-_AGAIN_S = 60.0  # after the database could not be reached
-
-
 class ArchiveKeeper(threading.Thread):
     """Looks after the archive at once and then every hour; several harvesters may do so at the same time.
 
@@ -235,15 +217,14 @@ class ArchiveKeeper(threading.Thread):
         self._ended = threading.Event()
 
     def log_in(self, dsn: str) -> None:
-        """Connect with this from now on."""
+        """Uses this for new connections."""
         self._dsn = dsn
 
     def stop(self) -> None:
-        """End the thread; it is not waited for."""
+        """Ends the thread without waiting for it."""
         self._ended.set()
 
     def run(self) -> None:
-        """The thread."""
         wait_s = 0.0
         while not self._ended.wait(wait_s):
             try:

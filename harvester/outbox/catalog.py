@@ -139,7 +139,7 @@ class Sequence:
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """Everything at one moment; a relation that does not exist is None."""
+    """The catalog at one moment; a relation that does not exist is None."""
 
     server_version: int  # as in server_version_num: 160003 is 16.3
     user: str  # quoted for SQL text
@@ -153,7 +153,6 @@ class Facts:
 
 
 def catalog_parameters(table: OutboxTable) -> dict[str, str | None]:
-    """The parameters of CATALOG_SQL."""
     return {
         "outbox": table.sql,
         "term": table.term,
@@ -164,7 +163,7 @@ def catalog_parameters(table: OutboxTable) -> dict[str, str | None]:
 
 
 def parse_catalog(row: tuple[Any, ...]) -> Facts:
-    """Turn the one row of CATALOG_SQL into facts."""
+    """Turns the one row of CATALOG_SQL into facts."""
     server_version, user, schema_exists, *documents, ordered_by_id, notifies = row
     # Some drivers leave JSON as text.
     outbox, term, quarantine, sequence = (json.loads(d) if isinstance(d, str) else d for d in documents)

@@ -188,6 +188,21 @@ def one_line(error: BaseException) -> str:
     return _PREFIX.sub("", text.splitlines()[0])
 
 
+def execute(connection: psycopg.Connection[Any], query: str, *values: object) -> psycopg.Cursor[tuple[Any, ...]]:
+    """Run a statement in libpq's notation ($1), whatever factories the connection has.
+
+    A per cent sign means nothing there: the name of a table may hold one.
+    """
+    return psycopg.RawCursor(connection, row_factory=tuple_row).execute(query, values)
+
+
+def fetch_row(connection: psycopg.Connection[Any], query: str, *values: object) -> tuple[Any, ...]:
+    """The row of a query that gives one in any case."""
+    row = execute(connection, query, *values).fetchone()
+    assert row is not None, f"no row came of {query}"
+    return row
+
+
 def _parameters(dsn: str) -> dict[str, Any]:
     try:
         return dict(conninfo.conninfo_to_dict(dsn))

@@ -21,7 +21,7 @@ ORIGIN_HEADER = "harvester-origin"
 
 
 class Reason(Enum):
-    """Why the order would be lost, or cannot be told."""
+    """Why the order would be lost, or is unknown."""
 
     WAITING = "waiting"
     EARLIER = "earlier"
@@ -56,7 +56,7 @@ class Obstacle:
             case Reason.PUBLISHED:
                 return f"a later record of its key (id {self.other_id}) has been published"
             case Reason.UNKNOWN:
-                return "later records of its key may have been published: there is no archive that would tell"
+                return "later records of its key may have been published: there is no archive to tell"
 
 
 def obstacle(position: Position, others: KeyNeighbours) -> Obstacle | None:

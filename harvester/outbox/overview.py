@@ -1,11 +1,8 @@
 """What the database alone tells about a harvester: who leads, what waits, what was given up.
 
-Needs no running harvester and disturbs none: plain reads, and counting stops at a bound.
-
-How much stands in the outbox: asked now and then over a session of its own, so that nobody waits for it.
-
-What the database tells of one key: its rows in the outbox, and its records in quarantine. There is no index on an
-outbox's key, so a large table takes long to look through: the statement timeout of the connection bounds that.
+Needs no running harvester and disturbs none: plain reads, and counting stops at a bound. `BacklogWatch` asks now and
+then over a session of its own, so that nobody waits for it. There is no index on an outbox's key, so `read_key` takes
+long on a large table: the statement timeout of the connection bounds that.
 """
 
 from __future__ import annotations
@@ -18,10 +15,9 @@ from typing import Any
 from uuid import UUID
 
 import psycopg
-from psycopg.rows import tuple_row
 
 from harvester.errors import OutboxError
-from harvester.outbox.connection import connect, database_errors
+from harvester.outbox.connection import connect, database_errors, fetch_row
 from harvester.outbox.leader_session import Owner
 from harvester.outbox.schema import inspect
 from harvester.outbox.shape import OutboxShape
@@ -67,27 +63,26 @@ class Overview:
 
 
 def read_overview(connection: Connection, table: OutboxTable, *, bound: int = COUNT_BOUND) -> Overview:
-    """Everything that `harvester status` shows; raises SchemaError where `inspect` does."""
+    """Reads everything that `harvester status` shows; raises SchemaError where `inspect` does."""
     shape = inspect(connection, table)
     with database_errors(f"read the state of {table}"):
-        row = _row(
-            connection,
-            "SELECT schema_version, outbox_id, incarnation, delivery, term, holder, holder_name, acquired_at,"
-            f" leader_group, kafka_cluster FROM {table.term}",
+        names = (
+            "schema_version",
+            "outbox_id",
+            "incarnation",
+            "delivery",
+            "term",
+            "holder",
+            "holder_name",
+            "acquired_at",
         )
+        row = fetch_row(connection, f"SELECT leader_group, kafka_cluster, {', '.join(names)} FROM {table.term}")
         return Overview(
             shape=shape,
-            schema_version=row[0],
-            outbox_id=row[1],
-            incarnation=row[2],
-            delivery=row[3],
-            term=row[4],
-            holder=row[5],
-            holder_name=row[6],
-            acquired_at=row[7],
-            owner=Owner(row[8], row[9]),
+            owner=Owner(*row[:2]),
             backlog=_backlog(connection, table, bound),
             quarantine=_quarantine(connection, table, bound),
+            **dict(zip(names, row[2:], strict=True)),
         )
 
 
@@ -95,23 +90,21 @@ def read_backlog(connection: Connection, table: OutboxTable, *, bound: int = COU
     """How many rows stand in the outbox and in quarantine, up to `bound`, and the age of the outbox's first."""
     with database_errors(f"count the rows of {table}"):
         counted = f"SELECT count(*) FROM (SELECT FROM {table.quarantine} LIMIT {bound}) AS bounded"
-        return replace(_backlog(connection, table, bound), quarantine=_row(connection, counted)[0])
+        return replace(_backlog(connection, table, bound), quarantine=fetch_row(connection, counted)[0])
 
 
 def _backlog(connection: Connection, table: OutboxTable, bound: int) -> Backlog:
-    count, age_s = _row(
+    count, age_s = fetch_row(
         connection,
         f"""SELECT (SELECT count(*) FROM (SELECT FROM {table.sql} LIMIT {bound + 1}) AS bounded),
         (SELECT {AGE_S} FROM {table.sql} ORDER BY id LIMIT 1)""",
     )
-    # A writer's clock may be ahead of the server's, where it writes create_time itself.
-    age_s = None if age_s is None else max(0.0, age_s)
-    return Backlog(records=min(count, bound), capped=count > bound, oldest_age_s=age_s)
+    return Backlog(records=min(count, bound), capped=count > bound, oldest_age_s=_age(age_s))
 
 
 def _quarantine(connection: Connection, table: OutboxTable, bound: int) -> QuarantineOverview:
     # Sorting the whole table could be long; beyond the bound the newest of the counted ones has to do.
-    count, newest_at, error = _row(
+    count, newest_at, error = fetch_row(
         connection,
         f"""WITH bounded AS MATERIALIZED (
             SELECT quarantined_at, error FROM {table.quarantine} LIMIT {bound + 1}
@@ -119,12 +112,6 @@ def _quarantine(connection: Connection, table: OutboxTable, bound: int) -> Quara
         SELECT (SELECT count(*) FROM bounded), (SELECT quarantined_at FROM newest), (SELECT error FROM newest)""",
     )
     return QuarantineOverview(records=min(count, bound), capped=count > bound, newest_at=newest_at, newest_error=error)
-
-
-def _row(connection: Connection, query: str) -> tuple[Any, ...]:
-    row = psycopg.Cursor(connection, row_factory=tuple_row).execute(query).fetchone()
-    assert row is not None, "every query here gives one row"
-    return row
 
 
 _EVERY_S = 1.0
@@ -148,7 +135,7 @@ class BacklogWatch:
         self._thread: threading.Thread | None = None
 
     def latest(self) -> Backlog | None:
-        """The last look; None while there is none. Asking keeps the watch awake."""
+        """The last figures; None while there are none. Asking keeps the watch awake."""
         self._asked_at = time.monotonic()
         with self._lock:
             if not self._ended.is_set() and (self._thread is None or not self._thread.is_alive()):
@@ -157,11 +144,11 @@ class BacklogWatch:
         return self._latest
 
     def log_in(self, dsn: str) -> None:
-        """Connect with this from now on."""
+        """Uses this for new connections."""
         self._dsn = dsn
 
     def stop(self) -> None:
-        """End the watch, and wait for it."""
+        """Ends the watch and waits for it."""
         self._ended.set()
         with self._lock:
             if self._thread is not None:
@@ -200,9 +187,7 @@ class KeyRows:
     newest_error: str | None
 
 
-def read_key(
-    connection: psycopg.Connection[Any], table: OutboxTable, key: bytes, *, bound: int = COUNT_BOUND
-) -> KeyRows:
+def read_key(connection: Connection, table: OutboxTable, key: bytes, *, bound: int = COUNT_BOUND) -> KeyRows:
     """What stands of this key, whose bytes are as Kafka would get them. Raises OutboxError and psycopg.Error."""
     shape = inspect(connection, table)
     given = "$1::bytea" if shape.key_type == "bytea" else "convert_from($1::bytea, 'UTF8')"
@@ -215,8 +200,10 @@ def read_key(
         (SELECT {AGE_S} FROM oldest),
         (SELECT count(*) FROM dead), (SELECT error FROM dead ORDER BY quarantined_at DESC LIMIT 1)"""
     with database_errors(f"look for a key in {table}"):
-        found = psycopg.RawCursor(connection, row_factory=tuple_row).execute(query, (key,)).fetchone()
-    assert found is not None, "the query gives one row"
-    count, oldest_id, age_s, quarantined, error = found
-    age_s = None if age_s is None else max(0.0, age_s)  # a writer's clock may be ahead
-    return KeyRows(min(count, bound), count > bound, oldest_id, age_s, quarantined, error)
+        count, oldest_id, age_s, quarantined, error = fetch_row(connection, query, key)
+    return KeyRows(min(count, bound), count > bound, oldest_id, _age(age_s), quarantined, error)
+
+
+def _age(age_s: float | None) -> float | None:
+    # A writer's clock may be ahead of the server's, where it writes create_time itself.
+    return None if age_s is None else max(0.0, age_s)

@@ -1,7 +1,6 @@
 """Dead letters: the records in quarantine, found, read and discarded. Putting them back is in `redrive`.
 
-A record is identified by (incarnation, id), since ids may start again. Statements are in libpq's notation ($1): a
-table's name may hold a per cent sign.
+A record is identified by (incarnation, id), since ids may start again.
 """
 
 from __future__ import annotations
@@ -13,12 +12,13 @@ from typing import Any
 from uuid import UUID
 
 import psycopg
-from psycopg.rows import tuple_row
 
 from harvester.errors import OutboxError
-from harvester.outbox.connection import database_errors
+from harvester.outbox.connection import database_errors, execute
 from harvester.outbox.shape import OutboxShape
 from harvester.outbox.tables import OutboxTable
+
+_NAMED = "(q.incarnation, q.id) IN (SELECT * FROM unnest($1::uuid[], $2::bigint[]))"
 
 Connection = psycopg.Connection[Any]
 Identity = tuple[UUID, int]
@@ -72,7 +72,7 @@ class DeadRecord:
 
     @property
     def identity(self) -> Identity:
-        """What tells it from all others."""
+        """What identifies the record."""
         return self.incarnation, self.id
 
 
@@ -101,7 +101,7 @@ def list_dead(
             rows = execute(connection, query, *parameters).fetchall()
         except psycopg.errors.InvalidRegularExpression as error:
             raise OutboxError(
-                f"{chosen.error_pattern!r} is no regular expression: {error.diag.message_primary}",
+                f"{chosen.error_pattern!r} is not a valid regular expression: {error.diag.message_primary}",
                 hint="write it as for PostgreSQL's ~* operator, or search for a part of the message",
             ) from error
     return [DeadRecord(*row) for row in rows]
@@ -114,8 +114,7 @@ def lock_dead(
     incarnations, ids = split(identities)
     query = (
         f"SELECT {_columns(shape, values=False)} FROM {table.quarantine} q"
-        " WHERE (q.incarnation, q.id) IN (SELECT * FROM unnest($1::uuid[], $2::bigint[]))"
-        " ORDER BY q.incarnation, q.id FOR UPDATE OF q"
+        f" WHERE {_NAMED} ORDER BY q.incarnation, q.id FOR UPDATE OF q"
     )
     return [DeadRecord(*row) for row in execute(connection, query, incarnations, ids)]
 
@@ -123,20 +122,16 @@ def lock_dead(
 def discard(
     connection: Connection, table: OutboxTable, shape: OutboxShape, identities: Sequence[Identity]
 ) -> list[DeadRecord]:
-    """Remove the records for good; returns those that were still there."""
+    """Deletes the records for good; returns those that were still there."""
     incarnations, ids = split(identities)
-    query = (
-        f"DELETE FROM {table.quarantine} q"
-        " WHERE (q.incarnation, q.id) IN (SELECT * FROM unnest($1::uuid[], $2::bigint[]))"
-        f" RETURNING {_columns(shape, values=False)}"
-    )
+    query = f"DELETE FROM {table.quarantine} q WHERE {_NAMED} RETURNING {_columns(shape, values=False)}"
     with database_errors(f"discard records of {table.quarantine}"), connection.transaction():
         rows = execute(connection, query, incarnations, ids).fetchall()
     return sorted((DeadRecord(*row) for row in rows), key=lambda record: (record.quarantined_at, record.id))
 
 
 def where(shape: OutboxShape, chosen: DeadLetterFilter) -> tuple[str, list[object]]:
-    """The choice as a condition on q, and its parameters."""
+    """The filter as a condition on q, and its parameters."""
     parts: list[str] = []
     parameters: list[object] = []
 
@@ -165,13 +160,7 @@ def where(shape: OutboxShape, chosen: DeadLetterFilter) -> tuple[str, list[objec
 
 
 def split(identities: Sequence[Identity]) -> tuple[list[UUID], list[int]]:
-    """As two arrays for `unnest`."""
     return [incarnation for incarnation, _ in identities], [record_id for _, record_id in identities]
-
-
-def execute(connection: Connection, query: str, *parameters: object) -> psycopg.Cursor[tuple[Any, ...]]:
-    """Run a query in libpq's notation on a cursor of a known class, whatever the connection's factories."""
-    return psycopg.RawCursor(connection, row_factory=tuple_row).execute(query, parameters)
 
 
 def _columns(shape: OutboxShape, *, values: bool) -> str:

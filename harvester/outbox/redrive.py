@@ -12,14 +12,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from harvester.errors import OrderNotKept, OutboxError
-from harvester.outbox.connection import database_errors
+from harvester.outbox.connection import database_errors, execute
 from harvester.outbox.key_order import ORIGIN_HEADER, KeyNeighbours, Obstacle, Position, obstacle, summary
 from harvester.outbox.quarantine import (
     Connection,
     DeadLetterFilter,
     DeadRecord,
     Identity,
-    execute,
     list_dead,
     lock_dead,
     split,
@@ -35,7 +34,7 @@ _UUID = "[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}"
 
 @dataclass(frozen=True, slots=True)
 class PlannedRedrive:
-    """A record, its place, and what stands against putting it back in order."""
+    """A record, its position, and what stands against putting it back in order."""
 
     record: DeadRecord
     position: Position

@@ -2,8 +2,6 @@
 
 Everything `init` does happens in one transaction under an advisory lock, so that it is done as a whole or not at all
 and two at once are safe. It changes nothing of an outbox that exists already; what does not fit is refused.
-
-Makes, replaces and removes the functions for writers, within the transaction of `init`.
 """
 
 from __future__ import annotations
@@ -19,8 +17,8 @@ from psycopg.rows import tuple_row
 
 from harvester.errors import SchemaError
 from harvester.outbox import archive as archives
-from harvester.outbox.catalog import CATALOG_SQL, Facts, catalog_parameters, parse_catalog
-from harvester.outbox.connection import database_errors
+from harvester.outbox.catalog import CATALOG_SQL, Facts, Relation, catalog_parameters, parse_catalog
+from harvester.outbox.connection import database_errors, execute, fetch_row
 from harvester.outbox.shape import (
     INIT_HINT,
     ColumnShape,
@@ -76,7 +74,7 @@ def init(
             connection.execute(ddl.create_quarantine(placed, shape.key_type, shape.value_type))
             done.append(f"created table {placed.quarantine}")
         else:
-            _retype(connection, placed, facts, shape, done)
+            _retype(connection, placed, facts.quarantine, shape, done)
         if connection.execute(ddl.insert_term(placed)).rowcount and facts.term is not None:
             done.append(f"put the missing row back into {placed.term}")
         try:
@@ -89,7 +87,7 @@ def init(
             done.append(f"migrated the schema from version {before} to {ddl.schema_version()}")
         _restore_leases(connection, placed, done)
         _set_notify(connection, placed, table.channel, wanted=notify, present=shape.has_notify, done=done)
-        done += set_functions(connection, placed, shape.columns, wanted=functions)
+        done += set_functions(connection, placed, shape, wanted=functions)
         check_companions(table, read_facts(connection, table), shape)
         if archive:
             _keep_archive(connection, placed, archive_retention, done)
@@ -99,7 +97,7 @@ def init(
 
 
 def inspect(connection: Connection, table: OutboxTable) -> OutboxShape:
-    """Check everything the relay depends on; raises SchemaError with all that is wrong."""
+    """Checks everything the relay depends on; raises SchemaError with all that is wrong."""
     with database_errors(f"inspect {table}"):
         facts = read_facts(connection, table)
         shape = outbox_shape(table, facts)
@@ -144,28 +142,32 @@ def sql(
     value_type: ddl.KafkaType = "text",
     archive: bool = False,
 ) -> str:
-    """The schema as a script for psql that may run more than once.
+    """The schema as a script for psql, in one transaction, that may run more than once.
 
-    With the shape of an existing outbox only what stands beside it is made, with its types. The function names its
+    With the shape of an existing outbox only what stands beside it is made, with its types. The functions name their
     schema, `public` where none is known.
     """
-    extra = list(archives.create_archive(table)) if archive else []
+    columns = shape or ddl.new_columns(value_type)
+    statements = [
+        "BEGIN",
+        ddl.lock_statement(),
+        *([ddl.create_outbox(table, value_type)] if shape is None else []),
+        ddl.create_term(table),
+        ddl.create_quarantine(table, columns.key_type, columns.value_type),
+        ddl.insert_term(table),
+        *(statement for migration in ddl.MIGRATIONS for statement in migration(table)),
+        ddl.set_version(table),
+        *(ddl.create_notify(table, table.channel) if notify else ()),
+        *(archives.create_archive(table) if archive else ()),
+    ]
     if functions:
-        placed = OutboxTable(schema=shape.schema if shape else table.schema or "public", name=table.name)
-        columns = shape.columns if shape else ddl.new_columns(value_type)
-        extra += create_functions(placed, columns)
-    return ddl.script(
-        table,
-        key_type=shape.key_type if shape else "text",
-        value_type=shape.value_type if shape else value_type,
-        new=shape is None,
-        notify=notify,
-        extra=extra,
-    )
+        schema = shape.schema if shape else table.schema or "public"
+        statements += create_functions(OutboxTable(schema, table.name), columns)
+    return ";\n\n".join([*statements, "COMMIT"]) + ";\n"
 
 
 def read_facts(connection: Connection, table: OutboxTable) -> Facts:
-    """One round trip; needs no privilege on the tables. Raises psycopg's errors."""
+    """Reads the catalog in one round trip; needs no privilege on the tables. Raises psycopg's errors."""
     # A cursor of a known class: the connection may belong to a host that set factories of its own.
     cursor = psycopg.Cursor(connection, row_factory=tuple_row)
     row = cursor.execute(CATALOG_SQL, catalog_parameters(table)).fetchone()
@@ -189,17 +191,15 @@ def locked(connection: Connection) -> Iterator[None]:
         connection.execute("SELECT set_config('lock_timeout', %s, true)", (before,))
 
 
-def _retype(connection: Connection, table: OutboxTable, facts: Facts, shape: OutboxShape, done: list[str]) -> None:
-    if facts.quarantine is None:
-        return
-    for column, theirs, ours in quarantine_mismatches(facts.quarantine, shape):
+def _retype(connection: Connection, table: OutboxTable, found: Relation, shape: OutboxShape, done: list[str]) -> None:
+    for column, theirs, ours in quarantine_mismatches(found, shape):
         kind: ddl.KafkaType = "bytea" if ours == "bytea" else "text"
         connection.execute(ddl.retype_quarantine(table, column, kind))
         done.append(f"changed {column} of {table.quarantine} from {theirs} to {ours}, as in the outbox")
 
 
 def _migrate(connection: Connection, table: OutboxTable) -> int:
-    """Run what is missing; returns the version from which it was brought up."""
+    """Runs the missing migrations; returns the version before."""
     version = _version(connection, table) or 1
     if version < ddl.schema_version():
         for migration in ddl.MIGRATIONS[version - 1 :]:
@@ -210,11 +210,9 @@ def _migrate(connection: Connection, table: OutboxTable) -> int:
 
 
 def _restore_leases(connection: Connection, table: OutboxTable, done: list[str]) -> None:
-    """Make the table of leases anew where somebody has dropped it since its migration."""
-    exists = psycopg.RawCursor(connection, row_factory=tuple_row).execute(
-        "SELECT to_regclass($1) IS NOT NULL", (table.lease,)
-    )
-    if ddl.exactly_once in ddl.MIGRATIONS and exists.fetchone() == (False,):
+    """Recreates the table of leases where somebody has dropped it since its migration."""
+    exists = fetch_row(connection, "SELECT to_regclass($1) IS NOT NULL", table.lease)[0]
+    if ddl.exactly_once in ddl.MIGRATIONS and not exists:
         for statement in ddl.create_leases(table):
             connection.execute(statement)
         done.append(f"created table {table.lease}")
@@ -275,30 +273,25 @@ def _refuse_version(table: OutboxTable, version: int | None) -> None:
 
 
 def _scalar(connection: Connection, query: str) -> Any:
-    row = psycopg.Cursor(connection, row_factory=tuple_row).execute(query).fetchone()
+    row = execute(connection, query).fetchone()
     return row[0] if row is not None else None
 
 
-def set_functions(
-    connection: psycopg.Connection[Any], table: OutboxTable, shape: ColumnShape, *, wanted: bool | None
-) -> list[str]:
+def set_functions(connection: Connection, table: OutboxTable, shape: ColumnShape, *, wanted: bool | None) -> list[str]:
     """Make (True) or remove (False) the functions; None leaves them as they are. Returns what was done, in words."""
     if wanted is None:
         return []
-    found = {name: source for name in all_signatures(table) if (source := _source(connection, name)) is not None}
+    query = (
+        "SELECT name, p.prosrc FROM unnest($1::text[]) AS name"
+        " JOIN pg_catalog.pg_proc p ON p.oid = pg_catalog.to_regprocedure(name)"
+    )
+    found = dict(execute(connection, query, all_signatures(table)).fetchall())
     wanted_sources = bodies(table, shape) if wanted else {}
     if found == wanted_sources:
         return []
     statements = create_functions(table, shape) if wanted else drop_functions(found)
     for statement in statements:
-        psycopg.RawCursor(connection).execute(statement.encode())
+        execute(connection, statement)
     changed = [name for name in wanted_sources or found if found.get(name) != wanted_sources.get(name)]
     done = "removed" if not wanted else "replaced" if found else "created"
     return [f"{done} the function {name.split('(')[0]}" for name in changed]
-
-
-def _source(connection: psycopg.Connection[Any], name: str) -> str | None:
-    cursor = psycopg.RawCursor(connection, row_factory=tuple_row)
-    query = "SELECT prosrc FROM pg_catalog.pg_proc WHERE oid = pg_catalog.to_regprocedure($1)"
-    row = cursor.execute(query, (name,)).fetchone()
-    return str(row[0]) if row is not None else None

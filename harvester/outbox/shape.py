@@ -7,7 +7,7 @@ BYTEA, a nullable key, and a column kafka_partition. Everything is judged on fac
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Literal
 
 from harvester.errors import SchemaError
@@ -62,52 +62,42 @@ class ColumnShape:
 
 
 @dataclass(frozen=True, slots=True)
-class OutboxShape:
+class OutboxShape(ColumnShape):
     """What the relay has to know. `sequence` is qualified and quoted for SQL text; `schema` is a bare name."""
 
     oid: int
     schema: str
     id_type: Literal["bigint", "integer"]
-    key_type: Literal["text", "bytea"]
-    key_nullable: bool
-    value_type: Literal["text", "bytea"]
     leader_id_type: Literal["uuid", "text"]
-    has_partition: bool
     has_notify: bool
     sequence: str | None
-    columns: ColumnShape
 
 
 def outbox_shape(table: OutboxTable, facts: Facts) -> OutboxShape:
-    """Judge the outbox itself; raises SchemaError with everything that is wrong with it."""
+    """Checks the outbox itself; raises SchemaError with everything that is wrong with it."""
     outbox = _require_outbox(table, facts)
     problems = [*_misplaced(outbox), *_column_problems(outbox), *_id_problems(outbox, facts)]
     _refuse(table, problems)
-    columns = _columns(outbox)
     return OutboxShape(
+        **asdict(_columns(outbox)),
         oid=outbox.oid,
         schema=outbox.schema,
         id_type="bigint" if outbox.columns["id"].type == "bigint" else "integer",
-        key_type=columns.key_type,
-        key_nullable=columns.key_nullable,
-        value_type=columns.value_type,
         leader_id_type="uuid" if outbox.columns["leader_id"].type == "uuid" else "text",
-        has_partition=columns.has_partition,
         has_notify=facts.notifies,
         sequence=facts.sequence.name if facts.sequence else None,
-        columns=columns,
     )
 
 
 def column_shape(table: OutboxTable, facts: Facts) -> ColumnShape:
-    """Judge only what a writer depends on; raises SchemaError."""
+    """Checks only what a writer depends on; raises SchemaError."""
     outbox = _require_outbox(table, facts)
     _refuse(table, _column_problems(outbox))
     return _columns(outbox)
 
 
 def check_place(table: OutboxTable, facts: Facts) -> None:
-    """Judge where an outbox is looked for or to be made; raises SchemaError."""
+    """Checks the server and the schema; raises SchemaError."""
     if facts.server_version < MINIMUM_SERVER_VERSION:
         major = facts.server_version // 10000
         raise SchemaError(
@@ -129,7 +119,7 @@ def _require_outbox(table: OutboxTable, facts: Facts) -> Relation:
 
 
 def check_companions(table: OutboxTable, facts: Facts, shape: OutboxShape) -> None:
-    """Judge the term and quarantine tables and our privileges on all three; raises SchemaError."""
+    """Checks the term and quarantine tables and our privileges on all three; raises SchemaError."""
     problems: list[str] = []
     for name, relation, wanted in (
         (table.term, facts.term, TERM_COLUMNS),
@@ -153,7 +143,7 @@ def check_companions(table: OutboxTable, facts: Facts, shape: OutboxShape) -> No
     grants = _missing_grants(table, facts)
     if grants:
         raise SchemaError(
-            f"this database user may not do all that the relay of {table} does",
+            f"this database user lacks privileges that the relay of {table} needs",
             hint=f"let the owner run: {'; '.join(grants)}",
         )
 

@@ -73,12 +73,12 @@ class OutboxTable:
 
     @property
     def lease(self) -> str:
-        """The table that keeps what is known of the stashers that number their records."""
+        """The table of leases, one row for each name under which records are numbered."""
         return self._qualified(f"{self.name}_lease")
 
     @property
     def archive(self) -> str:
-        """The optional table that purged records leave a trace in; partitioned by day."""
+        """The optional table that keeps a trace of purged records, partitioned by day."""
         return self._qualified(f"{self.name}_archive")
 
     def beside(self, suffix: str) -> str:
@@ -103,12 +103,12 @@ def doubled(name: str) -> str:
 
 
 def _fold(identifier: str) -> str:
-    """Lower case as PostgreSQL makes it in UTF-8 databases: ASCII letters only."""
+    """Folds to lower case as PostgreSQL does in UTF-8 databases: ASCII letters only."""
     return "".join(c.lower() if c.isascii() else c for c in identifier)
 
 
 def quoted(identifier: str) -> str:
-    """Any one name for SQL text: of a column, a schema, a role."""
+    """Quotes a name for SQL text: of a column, a schema, a role."""
     return '"' + identifier.replace('"', '""') + '"'
 
 
@@ -118,7 +118,7 @@ def literal(text: str) -> str:
 
 
 def dollar_quoted(body: str) -> str:
-    """The body of a function for SQL text, readable, whatever names and texts occur in it."""
+    """Quotes the body of a function for SQL text, whatever names and texts occur in it."""
     tag = "$function$"
     while tag in body:
         tag = f"{tag[:-1]}_$"

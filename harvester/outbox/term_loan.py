@@ -1,4 +1,4 @@
-"""The term on loan: how a bulk drain gets it from the harvesters, keeps it, and gives it back (rule P32). Thin.
+"""The term on loan: how a bulk drain gets it from the harvesters, keeps it, and gives it back (rule P32).
 
 The term row says who has the term (`holder_kind`), and until when, by the database's clock (`lease_until`). No
 harvester takes a term whose lease still runs; each looks again once a second. So whatever the borrower does under the
@@ -95,7 +95,7 @@ class Borrower:
 
     @property
     def session(self) -> TermSession:
-        """The session that holds the term: for what is done under its fence."""
+        """The session that holds the term, for statements under its fence."""
         return self._session
 
     def take(self, waiting: Callable[[str], None], is_over: Callable[[], bool]) -> Loan | None:
@@ -154,8 +154,9 @@ class Borrower:
             if row.lent_to not in (None, self._name):
                 waiting(f"{row.lent_to} has the term, or asks for it")
             elif row.holder is None or row.kind != "harvester" or (deadline is not None and now >= deadline):
-                seen = self._highest_term()
-                taken = self._borrow(row.term, seen)
+                taken = self._session.borrow_term(
+                    row.term, self._highest_term(), self._holder, self._name, self._lease_s, self._owner
+                )
                 if taken is not None:
                     return row, *taken
                 continue
@@ -170,9 +171,6 @@ class Borrower:
         with suppress(psycopg.Error):
             self._session.forget_wish(self._name)
         return None
-
-    def _borrow(self, expected: int, seen: int) -> tuple[int, datetime] | None:
-        return self._session.borrow_term(expected, seen, self._holder, self._name, self._lease_s, self._owner)
 
     def _wait(self, seconds: float, is_over: Callable[[], bool]) -> bool:
         deadline = time.monotonic() + seconds

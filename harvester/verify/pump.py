@@ -126,12 +126,11 @@ def prepare(connection: Connection, table: OutboxTable, shape: OutboxShape, load
 
 def _check_sizes(shape: OutboxShape, load: Load) -> None:
     problems = []
-    columns = shape.columns
-    if columns.value_max is not None and load.value_bytes > columns.value_max:
-        problems.append(Problem("--size", f"{load.value_bytes} bytes do not fit", f"up to {columns.value_max}"))
+    if shape.value_max is not None and load.value_bytes > shape.value_max:
+        problems.append(Problem("--size", f"{load.value_bytes} bytes do not fit", f"up to {shape.value_max}"))
     longest = len(key_name(load.keys - 1))
-    if columns.key_max is not None and longest > columns.key_max:
-        problems.append(Problem("--keys", f"keys of {longest} characters do not fit", f"up to {columns.key_max}"))
+    if shape.key_max is not None and longest > shape.key_max:
+        problems.append(Problem("--keys", f"keys of {longest} characters do not fit", f"up to {shape.key_max}"))
     if problems:
         raise ConfigurationError(problems, hint="choose values that fit the outbox's columns")
 

@@ -11,7 +11,7 @@ import pytest
 
 from harvester.errors import DatabaseUnavailable, SchemaError
 from harvester.outbox import schema
-from harvester.outbox.adoption import abandon, adopt
+from harvester.outbox.adoption import adopt
 from harvester.outbox.sql.adoption import Route
 from harvester.outbox.tables import OutboxTable
 from tests.support.cli import run_cli
@@ -138,8 +138,8 @@ def test_it_is_routed_anew_and_abandoned(connection: psycopg.Connection[Any]) ->
     adopt(connection, OUTBOX, "public.outboxevent", Route.parse(topic="orders"))
     connection.execute(INSERT, EVENT)
     assert [row[0] for row in records(connection)] == ["orders"]
-    abandon(connection, OUTBOX, "outboxevent")
-    abandon(connection, OUTBOX, "outboxevent")
+    adopt(connection, OUTBOX, "outboxevent", None)
+    adopt(connection, OUTBOX, "outboxevent", None)
     connection.execute(INSERT, EVENT)
     assert len(records(connection)) == 1
     left = connection.execute("SELECT count(*) FROM pg_proc WHERE proname LIKE 'outbox%'").fetchone()
@@ -150,7 +150,7 @@ def test_what_cannot_be_adopted(connection: psycopg.Connection[Any]) -> None:
     connection.execute("CREATE VIEW seen AS SELECT * FROM outboxevent")
     for name, match in (
         ("nowhere", "no table nowhere"),
-        ("seen", "no table"),
+        ("seen", "not a table"),
         ("outbox", "the outbox itself"),
         ("a b c", "a b c"),
     ):

@@ -1,18 +1,12 @@
 """Adopted tables: a trigger that makes a record of each new row, by templates over its columns (pure).
 
-Topic, key, value and headers are templates over the columns of the row, as in `outbox.event.{aggregatetype}`. The
-trigger inserts into the outbox within the statement that inserts into the table: both commit or neither does, ids are
-taken when a writer expects it, and the relay sees rows like any others.
+A template such as `outbox.event.{aggregatetype}` gives topic, key, value or a header. A name in braces is a column,
+exactly as the table has it; `{{` and `}}` are braces. The defaults are those of Debezium's outbox event router: its
+column names, its topics, its header `id`.
 
-The trigger's function runs as its owner, so who inserts into the table needs no privilege on the outbox. It belongs
-to one table, and may not be hung on another by anybody else.
-
-How a row of another table becomes a record: templates over its columns.
-
-    outbox.event.{aggregatetype}
-
-A name in braces is a column, exactly as the table has it; `{{` and `}}` are braces. The defaults are those of
-Debezium's outbox event router: its column names, its topics, its header `id`.
+The trigger inserts into the outbox within the statement that inserts into the table: both commit or neither does, ids
+are taken when a writer expects it, and the relay sees rows like any others. Its function runs as its owner, so who
+inserts into the table needs no privilege on the outbox; it belongs to one table, and nobody else may reuse it.
 """
 
 from __future__ import annotations
@@ -38,13 +32,13 @@ _ALLOWED = "text and {column}; {{ and }} for braces"
 
 @dataclass(frozen=True, slots=True)
 class Template:
-    """Pieces of (whether it is a column, its name or the text)."""
+    """Text and columns in turn; a piece is (whether it is a column, its name or the text)."""
 
     pieces: tuple[tuple[bool, str], ...]
 
     @classmethod
     def parse(cls, field: str, text: str) -> Template:
-        """Read one, which may not be empty; raises ConfigurationError that names the field."""
+        """Reads a template, which may not be empty; raises ConfigurationError that names the field."""
         pieces: list[tuple[bool, str]] = []
         at = 0
         while at < len(text):
@@ -55,12 +49,11 @@ class Template:
             pieces.append((column is not None, column or plain or brace[0]))
             at = found.end()
         if not pieces or "\x00" in text:
-            raise ConfigurationError([Problem(field, f"{text!r} is no template", _ALLOWED)])
+            raise ConfigurationError([Problem(field, f"{text!r} is not a template", _ALLOWED)])
         return cls(tuple(pieces))
 
     @property
     def columns(self) -> frozenset[str]:
-        """The columns that it names."""
         return frozenset(text for is_column, text in self.pieces if is_column)
 
     def __str__(self) -> str:
@@ -69,7 +62,7 @@ class Template:
 
 @dataclass(frozen=True, slots=True)
 class Route:
-    """A record without a key has no order; a key that is NULL is none."""
+    """Which columns become what. A record without a key has no order; a NULL key counts as none."""
 
     topic: Template
     key: Template | None
@@ -95,7 +88,6 @@ class Route:
 
     @property
     def columns(self) -> frozenset[str]:
-        """All columns that it names."""
         templates = [self.topic, self.value, *(template for _, template in self.headers)]
         return frozenset().union(*(template.columns for template in templates), self.key.columns if self.key else ())
 
@@ -145,7 +137,7 @@ FOR EACH ROW EXECUTE FUNCTION {function}()""",
 
 
 def abandon(outbox: OutboxTable, source: OutboxTable) -> list[str]:
-    """Statements that remove what `adopt` has made."""
+    """Removes what `adopt` has made."""
     return [
         f"DROP TRIGGER IF EXISTS {outbox.channel} ON {source.sql}",
         f"DROP FUNCTION IF EXISTS {_function(outbox, source)}()",
@@ -161,7 +153,7 @@ def _judge(outbox: OutboxTable, source: AdoptedTable, route: Route) -> None:
     if source.name == outbox:
         raise SchemaError(f"{source.name} is the outbox itself: its rows are records already")
     if source.kind not in _KINDS:
-        raise SchemaError(f"{source.name} is no table, so that no trigger sees its rows", hint="name the table itself")
+        raise SchemaError(f"{source.name} is not a table, so no trigger sees its rows", hint="name the table itself")
     missing = sorted(route.columns - source.columns.keys())
     if missing:
         raise SchemaError(

@@ -1,12 +1,11 @@
-"""The statements that make the schema, as text: what `init` executes is what `init --print` shows.
+"""The statements that make the schema: what `init` executes is what `init --print` shows.
 
-Every statement is idempotent by itself, so a script of them may run twice, or half of it may have run before.
-Names are quoted by `OutboxTable`; the only other text that enters a statement are the types chosen here.
+Each is idempotent by itself, so a script of them may run twice, or half of it may have run before.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Literal
 
 from harvester.outbox.shape import ColumnShape
@@ -176,7 +175,7 @@ def create_quarantine(table: OutboxTable, key_type: KafkaType, value_type: Kafka
 
 
 def retype_quarantine(table: OutboxTable, column: str, kind: KafkaType) -> str:
-    """Follow an outbox whose key or value changed between text and bytea; the bytes stay the same."""
+    """Follows an outbox whose key or value changed between text and bytea; the bytes stay the same."""
     convert = "convert_to" if kind == "bytea" else "convert_from"
     return (
         f"ALTER TABLE {table.quarantine} ALTER COLUMN {column} TYPE {kind.upper()} "
@@ -186,9 +185,9 @@ def retype_quarantine(table: OutboxTable, column: str, kind: KafkaType) -> str:
 
 def create_notify(table: OutboxTable, channel: str) -> list[str]:
     """Wake the leader at each committed INSERT; one notification per transaction, whatever its size."""
-    function = _notify_function(table)
+    function = OutboxTable(schema=table.schema, name=f"{table.name}_notify").sql
     return [
-        f"""CREATE OR REPLACE FUNCTION {function} RETURNS trigger LANGUAGE plpgsql AS $function$
+        f"""CREATE OR REPLACE FUNCTION {function}() RETURNS trigger LANGUAGE plpgsql AS $function$
 BEGIN
     PERFORM pg_catalog.pg_notify(TG_ARGV[0], '');
     RETURN NULL;
@@ -196,17 +195,17 @@ END
 $function$""",
         drop_notify(table, channel),
         f"""CREATE TRIGGER {channel} AFTER INSERT ON {table.sql}
-FOR EACH STATEMENT EXECUTE FUNCTION {_notify_function(table, channel)}""",
+FOR EACH STATEMENT EXECUTE FUNCTION {function}('{channel}')""",
     ]
 
 
 def drop_notify(table: OutboxTable, channel: str) -> str:
-    """Remove the trigger; its function stays, since other names of the table may use it."""
+    """Removes the trigger; its function stays, since other names of the table may use it."""
     return f"DROP TRIGGER IF EXISTS {channel} ON {table.sql}"
 
 
 def set_version(table: OutboxTable) -> str:
-    """Note that all migrations have run."""
+    """Records that all migrations have run."""
     version = schema_version()
     return f"UPDATE {table.term} SET schema_version = {version} WHERE schema_version < {version}"
 
@@ -237,37 +236,3 @@ UPDATE {table.term} SET
     last_value = verdict.value
 FROM verdict
 RETURNING verdict.renewed"""
-
-
-def script(
-    table: OutboxTable,
-    *,
-    key_type: KafkaType,
-    value_type: KafkaType,
-    new: bool,
-    notify: bool,
-    extra: Sequence[str] = (),
-) -> str:
-    """The whole schema as a script for psql: one transaction, may run again. `extra`: what further options make."""
-    statements = ["BEGIN", lock_statement()]
-    if new:
-        statements.append(create_outbox(table, value_type))
-    statements += [
-        create_term(table),
-        create_quarantine(table, key_type, value_type),
-        insert_term(table),
-    ]
-    for migration in MIGRATIONS:
-        statements += migration(table)
-    if MIGRATIONS:
-        statements.append(set_version(table))
-    if notify:
-        statements += create_notify(table, table.channel)
-    statements += extra
-    statements.append("COMMIT")
-    return "".join(f"{statement};\n\n" for statement in statements).rstrip("\n") + "\n"
-
-
-def _notify_function(table: OutboxTable, argument: str | None = None) -> str:
-    name = OutboxTable(schema=table.schema, name=f"{table.name}_notify").sql
-    return f"{name}('{argument}')" if argument is not None else f"{name}()"

@@ -99,7 +99,7 @@ def writer_grants(place: GrantTarget, role: str) -> list[str]:
 
 
 def caller_grants(place: GrantTarget, role: str) -> list[str]:
-    """Writing records by the functions and in no other way: no privilege on any table."""
+    """Calling the functions, without a privilege on any table."""
     return [
         f"GRANT USAGE ON SCHEMA {quoted(place.schema)} TO {quoted(role)}",
         f"GRANT EXECUTE ON FUNCTION {', '.join(place.functions)} TO {quoted(role)}",

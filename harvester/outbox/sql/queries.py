@@ -130,7 +130,7 @@ def _columns(shape: OutboxShape) -> str:
 
 
 def _above(high: int | None, gaps: Sequence[tuple[int, int]] = ()) -> str:
-    """What is above `high`, and in these gaps, which must be near it."""
+    """The condition for rows above `high`, and in these gaps, which must be near it."""
     if high is None:
         return ""
     if not gaps:
@@ -271,7 +271,7 @@ def read_bookmark(table: OutboxTable, sequence: str) -> str:
 
 
 def save_bookmark(table: OutboxTable, sequence: str) -> str:
-    """Keep it; no row where the term is another's. Parameters high, open, term, holder."""
+    """Saves the bookmark; no row where the term is another's. Parameters high, open, term, holder."""
     return (
         f"UPDATE {doubled(table.term)} t SET closed_floor = %(high)s, open_ids = %(open)s::bigint[],"
         f" floor_space = {doubled(_id_space(sequence))} WHERE term = %(term)s AND holder = %(holder)s RETURNING true"
@@ -375,12 +375,12 @@ def end_loan(table: OutboxTable) -> str:
 
 
 def forget_wish(table: OutboxTable) -> str:
-    """Ask for the term no longer; parameter name."""
+    """Withdraws the request for the term; parameter name."""
     return f"UPDATE {doubled(table.term)} SET wanted_by = NULL, wanted_until = NULL WHERE wanted_by = %(name)s"
 
 
 def release(table: OutboxTable) -> str:
-    """Nobody holds the term any more; parameters term, holder."""
+    """Releases the term; parameters term, holder."""
     return (
         f"UPDATE {doubled(table.term)} SET holder = NULL, lease_until = NULL"
         " WHERE term = %(term)s AND holder = %(holder)s"
@@ -388,7 +388,7 @@ def release(table: OutboxTable) -> str:
 
 
 def register(table: OutboxTable) -> str:
-    """Name the sessions of a leader (P7); parameters sessions, term, holder."""
+    """Records the sessions of a leader (P7); parameters sessions, term, holder."""
     return f"UPDATE {doubled(table.term)} SET sessions = %(sessions)s WHERE term = %(term)s AND holder = %(holder)s"
 
 

@@ -117,7 +117,7 @@ def _into_archive(archive: str, term: str) -> str:
 
 def _notice(table: OutboxTable, shape: OutboxShape, topic: str) -> str:
     """The row of a notice, from d (the record) and t (the term row)."""
-    longest = shape.columns.topic_max
+    longest = shape.topic_max
     if longest is not None and len(topic) > longest:
         raise SchemaError(
             f"the notice topic {topic!r} does not fit into kafka_topic, which holds {longest} characters",
@@ -125,10 +125,10 @@ def _notice(table: OutboxTable, shape: OutboxShape, topic: str) -> str:
         )
     document = _document(shape, NOTICE_ERROR_CHARACTERS, key=True)
     value, condition = "x.document", ""
-    if shape.columns.value_max is not None:
+    if shape.value_max is not None:
         # Rather a notice without its key, or none, than a poison record that cannot leave.
-        value = f"CASE WHEN char_length(x.document) <= {shape.columns.value_max} THEN x.document ELSE x.short END"
-        condition = f" WHERE char_length({value}) <= {shape.columns.value_max}"
+        value = f"CASE WHEN char_length(x.document) <= {shape.value_max} THEN x.document ELSE x.short END"
+        condition = f" WHERE char_length({value}) <= {shape.value_max}"
     value = f"convert_to({value}, 'UTF8')" if shape.value_type == "bytea" else value
     return (
         f"INSERT INTO {doubled(table.sql)} (create_time, kafka_topic, kafka_key, kafka_value, kafka_header_keys,"

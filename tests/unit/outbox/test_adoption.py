@@ -65,7 +65,7 @@ def test_the_defaults_are_debezium_s() -> None:
     ("source", "match"),
     [
         (AdoptedTable(OUTBOX, "r", COLUMNS), "the outbox itself"),
-        (AdoptedTable(EVENTS.name, "v", COLUMNS), "no table"),
+        (AdoptedTable(EVENTS.name, "v", COLUMNS), "not a table"),
         (AdoptedTable(EVENTS.name, "r", {"id": "uuid", "payload": "jsonb"}), "no column aggregateid, aggregatetype"),
     ],
 )

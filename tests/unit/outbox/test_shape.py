@@ -84,7 +84,7 @@ def test_the_table_of_the_original_guide_fits() -> None:
     assert (shape.id_type, shape.key_type, shape.value_type, shape.leader_id_type) == ("bigint", "text", "text", "uuid")
     assert (shape.key_nullable, shape.has_partition, shape.has_notify) == (False, False, False)
     assert shape.sequence == "public.outbox_id_seq"
-    assert (shape.columns.topic_max, shape.columns.key_max, shape.columns.value_max) == (249, 100, 10_000)
+    assert (shape.topic_max, shape.key_max, shape.value_max) == (249, 100, 10_000)
     check_companions(TABLE, FACTS, shape)
 
 
@@ -186,12 +186,12 @@ def test_a_missing_schema_is_named() -> None:
         ({"term": dataclasses.replace(FACTS.term or SEED, schema="other")}, "in schema 'other'", "harvester init"),
         (
             {"outbox": dataclasses.replace(SEED, lacks=("UPDATE", "DELETE"))},
-            "this database user may not",
+            "this database user lacks privileges",
             'GRANT UPDATE, DELETE ON "outbox" TO relay',
         ),
         (
             {"sequence": dataclasses.replace(FACTS.sequence or Sequence("", 1, 1, False, True), readable=False)},
-            "this database user may not",
+            "this database user lacks privileges",
             "GRANT SELECT ON SEQUENCE public.outbox_id_seq TO relay",
         ),
     ],
