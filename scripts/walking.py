@@ -19,7 +19,7 @@ import tempfile
 import threading
 import time
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
@@ -45,7 +45,7 @@ from harvester.status_recorder import StatusRecorder
 from harvester.wiring import Parts, assemble, shard_specs
 
 ROOT = Path(__file__).parents[1]
-PACKAGE = str(ROOT / "harvester") + os.sep
+PACKAGE, COMMANDS = str(ROOT / "harvester") + os.sep, str(ROOT / "cli") + os.sep
 
 
 class Way:
@@ -109,7 +109,7 @@ class Way:
 
 def _place(frame: FrameType) -> str | None:
     path = frame.f_code.co_filename
-    return path[len(PACKAGE) :] if path.startswith(PACKAGE) else None
+    return next((path[len(root) :] for root in (PACKAGE, COMMANDS) if path.startswith(root)), None)
 
 
 # -- what stands in for Kafka, threads and processes
@@ -344,6 +344,24 @@ def database() -> Iterator[str]:
             yield stack.up(Path(place), options).dsn
         finally:
             stack.down(Path(place))
+
+
+def show(what: str, description: str, record: Callable[[], Way]) -> int:
+    """The command line of a walk other than a record's, `--claim` or `--command`."""
+    parser = argparse.ArgumentParser(
+        prog=f"scripts/walk --{what}", description=description, formatter_class=argparse.RawTextHelpFormatter
+    )
+    parser.add_argument("--calls", action="store_true", help="every call, not only the files")
+    parser.add_argument("--json", action="store_true", help="the figures alone, for programs")
+    options = parser.parse_args()
+    way = record()
+    figures = way.figures()
+    if options.json:
+        sys.stdout.write(json.dumps({what: figures}) + "\n")
+    else:
+        counts = ", ".join(f"{count} {of.replace('_', ' ')}" for of, count in figures.items())
+        sys.stdout.write(f"== {what}\n{way.text(calls=options.calls)}\n{what}: {counts}\n")
+    return 0
 
 
 def main() -> int:

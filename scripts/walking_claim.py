@@ -8,8 +8,6 @@ What counts as a file, an object and a call across files is told by `scripts/wal
 
 from __future__ import annotations
 
-import argparse
-import json
 import sys
 import threading
 import time
@@ -20,7 +18,7 @@ from typing import Any
 import confluent_kafka
 from confluent_kafka import TIMESTAMP_LOG_APPEND_TIME, TopicPartition
 
-from scripts.walking import Way
+from scripts.walking import Way, show
 
 TOPIC = "orders"
 
@@ -163,20 +161,7 @@ def record() -> Way:
 
 def main() -> int:
     """The command."""
-    parser = argparse.ArgumentParser(
-        prog="scripts/walk --claim", description=__doc__, formatter_class=argparse.RawTextHelpFormatter
-    )
-    parser.add_argument("--calls", action="store_true", help="every call, not only the files")
-    parser.add_argument("--json", action="store_true", help="the figures alone, for programs")
-    options = parser.parse_args()
-    way = record()
-    figures = way.figures()
-    if options.json:
-        sys.stdout.write(json.dumps({"claim": figures}) + "\n")
-        return 0
-    counts = ", ".join(f"{count} {what.replace('_', ' ')}" for what, count in figures.items())
-    sys.stdout.write(f"== claim\n{way.text(calls=options.calls)}\nclaim: {counts}\n")
-    return 0
+    return show("claim", __doc__ or "", record)
 
 
 if __name__ == "__main__":

@@ -38,7 +38,7 @@ _LOOK_S = 1.0
 T = TypeVar("T")
 
 
-class Records(Protocol):
+class ShardRecords(Protocol):
     """A shard's records, told what became of their rows, on the purger's thread: `Sender` or `TransactionIntake`."""
 
     @property
@@ -56,7 +56,7 @@ class ShardHost(Protocol):
     failpoints: Failpoints
 
     @property
-    def records(self) -> Records: ...
+    def records(self) -> ShardRecords: ...
     def trusted(self) -> bool: ...  # whether a record may be handed to the producer now; asked for every one
     def send(self, frame: Frame, /) -> None: ...  # to the supervisor
     def purge(self, ids: Sequence[int], /) -> None: ...  # as `Purger.purge`
