@@ -32,19 +32,21 @@ def test_one_record_that_is_not_committed_holds_its_partition_and_no_other(
     held_back: list[Any] = []
     consumer = CoordinatedConsumer(replace(settings, max_open_records=MOST, client_id="stable"), on_event=events.append)
 
-    def take() -> None:
+    def take() -> bool:
         record = consumer.poll(0.01)
         if record is None:
-            return
+            return False
         seen[int(record.value())] += 1
         partitions[record.partition()] += 1
         if record.partition() == 2 and not held_back:
             held_back.append(record)
         else:
             consumer.commit(record)
+        return True
 
     def blocked() -> list[Blocked]:
-        take()
+        while take():
+            pass
         others = all(partitions[each] > RECORDS / 4 - 200 for each in (0, 1, 3))
         return [event for event in events if isinstance(event, Blocked)] if others else []
 

@@ -77,7 +77,7 @@ def test_a_hot_key_waits_beyond_its_bound_while_cold_ones_go_on(scene: Scene, pl
             scene.add(("hot", str(number)))
         scene.wait_left()
         assert running.leadership() == ["LeaderAcquired"]
-        assert len(waiting(running)) == 0
+        assert not waiting(running).by_key
     assert scene.published() == causal(("hot",), 340) | causal(COLD, 20)
 
 
@@ -109,7 +109,7 @@ def test_rows_for_a_shard_that_is_not_there_wait_for_it_in_order(scene: Scene, p
             with scene.db.transaction():
                 scene.add(*((key, str(following)) for key in dead + free))
         scene.wait_left()
-        assert len(waiting(running)) == 0
+        assert waiting(running).ids() == set()
     published = {key: list(dict.fromkeys(values)) for key, values in scene.published().items()}
     assert published == causal(dead + free, number + 30)
 
