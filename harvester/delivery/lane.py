@@ -42,7 +42,7 @@ from enum import Enum
 from typing import Any, Protocol
 from uuid import UUID
 
-from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
+from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition, libversion
 
 from harvester.delivery.progress import Progress, decode, encode, most_ids
 from harvester.delivery.progress_topic import largest_record_bytes, why_refused
@@ -58,6 +58,8 @@ _READ_BACK_RECORDS = 64  # the last committed progress record is that near to th
 _BACKOFF_MS, _BACKOFF_MAX_MS, _LEAST_SHARE = "100", "1000", 0.8
 _RECORD_BYTES = "1000000"
 _WITNESSED = "eos,broker"  # of the client's debug contexts: EndTxn, and connections
+_INFERRED = ("IMPLICITACK", "DUPSEQ")  # lines of the context eos
+_TELLS_INFERRED = libversion()[1] < 0x02_11_00_00  # up to 2.16 the lines above are known
 _ENDED = re.compile(r"EndTxn returned (\S+)")
 _OVER = re.compile(r"in state (?!UP)")  # connections that could not carry a request any more, or not yet
 _NO_RECORDS = re.compile(r"\[thrd:(TxnCoordinator|[^]]*/bootstrap)\]")
@@ -110,6 +112,7 @@ class Witness:
         self._lines: list[tuple[Any, ...]] = []
         self.answers: list[str] = []  # to each EndTxn since `ask`
         self.broken = False  # a connection on which records may have been sent, since `watch`
+        self.inferred = False  # a delivery, since `watch`
 
     def log(self, *line: Any) -> None:
         """A level, a format, and what goes into it: what the line is about, the client's name, and the text."""
@@ -124,6 +127,8 @@ class Witness:
                 self.answers += _ENDED.findall(text)
             elif facility == "FAIL" and not _NO_RECORDS.match(text) and not _OVER.search(text):
                 self.broken = True
+            elif facility in _INFERRED:
+                self.inferred = True
             if self._log is not None and level >= self._least:
                 self._log.log(*line)
 
@@ -188,27 +193,28 @@ class Lane:
         if error is not None and error.name() not in FATE_UNKNOWN:
             self.refused = error
 
-    def commit(self, progress: bytes, is_sound: Callable[[], bool] = lambda: True) -> TransactionOutcome:
-        """Send what is left; when all of that is acknowledged, this progress record; and commit.
-
-        `is_sound` is asked when every record has its report: the client would also commit a transaction of which it
-        only infers that a record was appended (P45).
-        """
-        sent = self._call(lambda: self._send(progress, is_sound))
+    def commit(self, progress: bytes) -> TransactionOutcome:
+        """Send what is left; when all of that is acknowledged, this progress record; and commit."""
+        sent = self._call(lambda: self._send(progress))
         if sent is TransactionOutcome.DONE:
             return self._ended(lambda: self._producer.commit_transaction(_END_S))
         return TransactionOutcome.UNCLEAR if sent is TransactionOutcome.AGAIN else sent
 
-    def _send(self, progress: bytes, is_sound: Callable[[], bool]) -> None:
-        self._left(FLUSH_S)
-        if not is_sound():
-            raise KafkaException(KafkaError(KafkaError._STATE, "a delivery was only inferred", False, False, True))
+    def _send(self, progress: bytes) -> None:
+        self._arrive()
         self._note(progress)
+        self._arrive()
+
+    def _arrive(self) -> None:
         self._left(FLUSH_S)
+        self._producer.poll(0)  # the lines of what has arrived
+        self._witness.read()
+        if self._witness.inferred:
+            raise KafkaException(KafkaError(KafkaError._STATE, "a delivery was only inferred"))
 
     def abort(self) -> TransactionOutcome:
         outcome = self._ended(lambda: self._producer.abort_transaction(_END_S))
-        return TransactionOutcome.UNCLEAR if self._witness.broken else outcome
+        return TransactionOutcome.UNCLEAR if self._witness.broken or self._witness.inferred else outcome
 
     def flush(self, timeout_s: float) -> bool:
         """Send what is left; False when some of it has no answer yet."""
@@ -304,6 +310,7 @@ class Lanes:
             **given,
             "transactional.id": self._settings.transactional_id(number),
             "debug": ",".join(filter(None, (given.get("debug"), _WITNESSED))),
+            "delivery.report.only.error": _TELLS_INFERRED,
             "logger": witness,
             "error_cb": lambda _error: None,  # what matters fails a call, or is logged
         }

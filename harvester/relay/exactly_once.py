@@ -149,7 +149,7 @@ class Transactor:
             self._abort(lane)
             return
         self._shard.failpoints.hit("shard.commit", index=self._index, ids=ids)
-        outcome = lane.commit(_progress(under, ids), lambda: not self._writer.failed)
+        outcome = lane.commit(_progress(under, ids))
         self._shard.failpoints.hit("shard.committed", index=self._index, ids=ids, outcome=outcome.value)
         if outcome is TransactionOutcome.REFUSED:
             at_fault = bool(self._writer.failed)
@@ -362,7 +362,7 @@ class TransactionWriter:
                 return True
 
     def _reported(self, entry: QueuedRecord, error: KafkaError | None, message: Any) -> None:
-        """Delivery report. Without an offset the client only infers it: the record may be nowhere (P45)."""
+        """Delivery report of a record that failed; of one that did not only where the lane asks for it (P45)."""
         if error is None:
             if message.offset() is None:
                 self.failed.append((entry, INFERRED))

@@ -140,6 +140,16 @@ def test_a_connection_that_breaks_counts_where_records_may_have_been_sent(text: 
     assert not witness.broken
 
 
+@pytest.mark.parametrize("facility", ["IMPLICITACK", "DUPSEQ"])
+def test_a_delivery_that_the_client_infers_counts_until_the_next_transaction(facility: str) -> None:
+    witness = said(Witness({}), 10, facility, "[thrd:b:9092/1]: orders [0] 3 message(s)")
+    assert witness.inferred
+    said(witness, 10, "TXNAPI", "[thrd:app]: another line")
+    assert witness.inferred
+    witness.watch()
+    assert not witness.inferred
+
+
 @pytest.mark.parametrize(
     ("options", "passed"),
     [
