@@ -133,7 +133,7 @@ class Witness:
                 self._log.log(*line)
 
     def watch(self) -> None:
-        self.broken = False
+        self.broken = self.inferred = False
 
     def ask(self) -> None:
         self.answers = []
