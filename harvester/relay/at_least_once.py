@@ -196,7 +196,8 @@ class Sender:
             if entry.id not in self._barrier:
                 return
             self._blocked = True
-            self._shard.send(f.Dropped(self._barrier.drop_unsent(entry.id)))
+            in_doubt = self._barrier.held > 0 or entry.id in self._attempts.states
+            self._shard.send(f.Dropped(self._barrier.drop_unsent(entry.id), in_doubt))
 
     # -- reports
 
@@ -326,7 +327,7 @@ class Sender:
     def _give_up(self, record_id: int) -> None:
         """Lower its barrier unsent, with all that stands behind it; the lock is held, so that the supervisor hears of
         it in order with the answer to a remark."""
-        self._shard.send(f.Dropped([record_id, *self._barrier.forget(record_id)]))
+        self._shard.send(f.Dropped([record_id, *self._barrier.forget(record_id)], in_doubt=True))
 
     def _to_quarantine(self, entry: BarrierEntry, error: str) -> None:
         with self._lock:

@@ -475,8 +475,8 @@ class Supervisor(threading.Thread):
                 machine.in_doubt(index, record_id, now)
             case f.Refused(epoch, ids):
                 return machine.refused(index, epoch, ids, now)
-            case f.Dropped(ids):
-                return machine.dropped(index, ids, now)
+            case f.Dropped(ids, in_doubt):
+                return machine.dropped(index, ids, now, in_doubt)
             case f.FateUnknown(epoch, ids, reason):
                 self._log_of(index).error("the fate of records %s is unknown: %s", list(ids), reason)
                 slot.suspected += len(ids)

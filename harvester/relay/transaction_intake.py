@@ -186,7 +186,7 @@ class TransactionIntake:
         """Trust has run out: nothing is sent before the supervisor's next remark."""
         with self.changed:
             self.under = None
-            self._shard.send(f.Dropped(self.batches.drop_queue()))
+            self._shard.send(f.Dropped(self.batches.drop_queue(), in_doubt=True))
 
 
 # What the client says of a record that was not at fault: its transaction failed.
@@ -261,7 +261,7 @@ class Refusals:
 
     def give_up(self, record_id: int) -> None:
         """It could not be moved to quarantine: the term is another's. Whoever leads then sees to it."""
-        self._shard.send(f.Dropped(self._batches.give_up(record_id)))
+        self._shard.send(f.Dropped(self._batches.give_up(record_id), in_doubt=True))
 
     def _park(
         self, entry: QueuedRecord, text: str, wait_s: float, attempts: int, under: f.Remark, *, held: bool = False

@@ -86,7 +86,7 @@ def test_records_are_printed_once_by_a_consumer_and_its_successor(scene: Scene) 
 
 def test_a_line_of_json_has_all_of_a_record(scene: Scene) -> None:
     scene.fill(b"\xff\x00", key=b"k", headers=[("h", b"\xfe"), ("none", None)], timestamp=1_000)
-    done = run_cli(*scene.consuming, "--timeout", "3", "--amo")
+    done = run_cli(*scene.consuming, "--count", "1", "--amo")
     assert json.loads(done.stdout) == {
         "topic": scene.topic,
         "partition": 0,

@@ -246,13 +246,23 @@ class _FaultyProducer:
     def poll(self, timeout_s: float) -> int:
         deadline = time.monotonic() + timeout_s
         while True:
-            served = 0
-            while self._due:
-                self._due.popleft()()
-                served += 1
-            served += self._producer.poll(min(0.01, timeout_s))
+            served = self._serve() + self._producer.poll(min(0.01, timeout_s))
             if served or time.monotonic() >= deadline:
                 return served
+
+    def flush(self, timeout_s: float) -> int:
+        """As the client's: what is left has been reported after it."""
+        self._serve()
+        return self._producer.flush(timeout_s)
+
+    def _serve(self) -> int:
+        """Report what failed by the plan; a transaction that is open can only be aborted then."""
+        served = 0
+        while self._due:
+            self._failed = True
+            self._due.popleft()()
+            served += 1
+        return served
 
     def begin_transaction(self) -> None:
         self._failed = False
@@ -262,9 +272,7 @@ class _FaultyProducer:
         """Refused when a record of it failed by the plan, as the client does; or as a fault "commit" says."""
         from confluent_kafka import KafkaError, KafkaException
 
-        while self._due:
-            self._failed = True
-            self._due.popleft()()
+        self._serve()
         if self._failed:
             raise KafkaException(KafkaError(KafkaError._INCONSISTENT, "injected by the test", txn_requires_abort=True))
         fault = self._strike(None, "commit") or self._strike(None, "committed")

@@ -286,9 +286,9 @@ class SimHarvester:
                 machine.in_doubt(i, record_id, now)
             case f.Refused(epoch, ids):
                 self._perform(machine.refused(i, epoch, ids, now))
-            case f.Dropped(ids):
+            case f.Dropped(ids, in_doubt):
                 self._saw_trust = self._saw_trust and not self.leads
-                self._perform(machine.dropped(i, ids, now))
+                self._perform(machine.dropped(i, ids, now, in_doubt))
             case f.FateUnknown(epoch, ids, reason):
                 self._perform(machine.fate_unknown(i, epoch, ids, reason, now))
             case f.QueueTimedOut(epoch, record_id, waited_s):

@@ -366,7 +366,7 @@ class OnceShard(SimProcess):
 
     def _give_all_up(self) -> None:
         self.under = None
-        self.to_supervisor.append(f.Dropped(self.batches.drop_queue()))
+        self.to_supervisor.append(f.Dropped(self.batches.drop_queue(), in_doubt=True))
 
     # -- opening
 

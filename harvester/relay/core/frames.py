@@ -144,9 +144,13 @@ class Refused:
 
 @dataclass(frozen=True, slots=True)
 class Dropped:
-    """Of any epoch: these were not sent for lack of trust or a leader; forget them."""
+    """Of any epoch: these were not sent for lack of trust or a leader; forget them.
+
+    `in_doubt`: something of them had been sent before, and may arrive yet.
+    """
 
     ids: Sequence[int]
+    in_doubt: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -421,19 +421,21 @@ class StateMachine:
             self.planner.give_back(key, (record_id,))
         return self.proceed(now)
 
-    def dropped(self, shard: int, ids: Sequence[int], now: float) -> list[m.Command]:
+    def dropped(self, shard: int, ids: Sequence[int], now: float, in_doubt: bool = False) -> list[m.Command]:
         """A shard did not send these, for lack of trust or of a leader; while we lead, that calls for a remark.
+
+        `in_doubt`: something of them had been sent before, and may still arrive.
 
         The remark goes on when a tick has seen trust: rows that are marked sooner would be dropped again.
         """
         self.heard(shard, now)
         forgotten = self.ledger.give_back(ids)
-        if forgotten:
+        if forgotten and in_doubt:
             self.doubt.arise(now)
         if forgotten and self.phase is LeadershipPhase.LEADING:
             self.untrusted = True
             return self.remark(f"shard {shard} ran out of trust", now)
-        if forgotten:
+        if forgotten and in_doubt:
             self.doubt.keep_term()
         return self.proceed(now)
 

@@ -104,6 +104,20 @@ def test_a_retry_that_is_due_during_a_drain_is_not_made() -> None:
     assert shard.produced == [1]
 
 
+@pytest.mark.parametrize("before", [None, KafkaError._MSG_TIMED_OUT])
+def test_what_runs_out_of_trust_is_in_doubt_if_it_had_been_sent(before: int | None) -> None:
+    """The purger's thread is about to send a record when a drain begins: nothing of it is on its way (P24)."""
+    trusted = True
+    shard = Shard(lambda: trusted)
+    shard.dispatch((1, b"a"), (2, b"a"), (3, b"b"))
+    if before is not None:
+        shard.fail(3, before)
+    trusted = False
+    shard.sender.purged([1])
+    (frame,) = (frame for frame in shard.said if isinstance(frame, f.Dropped))
+    assert frame == f.Dropped([2, 3] if before is not None else [2], in_doubt=before is not None)
+
+
 def test_what_arrives_during_a_drain_is_given_back() -> None:
     shard = Shard()
     shard.sender.remark(DRAINING)

@@ -31,7 +31,7 @@ FRAMES: st.SearchStrategy[Frame] = st.one_of(
     st.builds(f.Remarked, EPOCHS, IDS),
     st.builds(f.Parked, EPOCHS, NUMBERS, IDS, TEXTS, FLOATS, NUMBERS, st.booleans()),
     st.builds(f.Refused, EPOCHS, IDS),
-    st.builds(f.Dropped, IDS),
+    st.builds(f.Dropped, IDS, st.booleans()),
     st.builds(f.InDoubt, st.integers(-(2**63), 2**63 - 1)),
     st.builds(f.FateUnknown, EPOCHS, IDS, TEXTS),
     st.builds(f.QueueTimedOut, EPOCHS, NUMBERS, FLOATS),

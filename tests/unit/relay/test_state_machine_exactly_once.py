@@ -339,7 +339,16 @@ def test_a_record_that_failed_on_the_wire_during_a_drain_keeps_it_from_being_rel
     driver.mark(row(2))
     driver.machine.drain(0)
     driver.answer({0: [2]})
-    assert driver.machine.dropped(0, [2], 0) == [c.Drained()]
+    assert driver.machine.dropped(0, [2], 0, in_doubt=True) == [c.Drained()]
+
+
+def test_a_record_that_was_not_sent_does_not() -> None:
+    """It was about to be when the drain began, so the shard has it among those on the wire, and drops it then."""
+    driver = leading(SETTINGS)
+    driver.mark(row(2))
+    driver.machine.drain(0)
+    driver.answer({0: [2]})
+    assert [type(command) for command in driver.machine.dropped(0, [2], 0)] == [c.ReleaseTerm, c.Drained]
 
 
 @MODES
@@ -388,7 +397,7 @@ def _parked(driver: Driver) -> None:
 
 
 def _out_of_trust(driver: Driver) -> None:
-    driver.machine.dropped(0, [2], 0)
+    driver.machine.dropped(0, [2], 0, in_doubt=True)
     driver.answer()
 
 

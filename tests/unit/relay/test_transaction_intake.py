@@ -146,5 +146,5 @@ def test_a_quarantine_that_was_fenced_gives_the_record_up() -> None:
     entries = shard.attempt("a")
     shard.judge(entries, "broken")
     shard.refusals.give_up(1)
-    assert shard.sent == [Dropped([1])]
+    assert shard.sent == [Dropped([1], in_doubt=True)]
     assert shard.batches.in_flight == 0
