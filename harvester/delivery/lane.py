@@ -59,6 +59,7 @@ _BACKOFF_MS, _BACKOFF_MAX_MS, _LEAST_SHARE = "100", "1000", 0.8
 _RECORD_BYTES = "1000000"
 _WITNESSED = "eos,broker"  # of the client's debug contexts: EndTxn, and connections
 _INFERRED = ("IMPLICITACK", "DUPSEQ")  # lines of the context eos
+_TOO_SOON = KafkaError(KafkaError.CONCURRENT_TRANSACTIONS).str()  # in a line about AddPartitionsToTxn
 _TELLS_INFERRED = libversion()[1] < 0x02_11_00_00  # up to 2.16 the lines above are known
 _ENDED = re.compile(r"EndTxn returned (\S+)")
 _OVER = re.compile(r"in state (?!UP)")  # connections that could not carry a request any more, or not yet
@@ -113,6 +114,7 @@ class Witness:
         self.answers: list[str] = []  # to each EndTxn since `ask`
         self.broken = False  # a connection on which records may have been sent, since `watch`
         self.inferred = False  # a delivery, since `watch`
+        self.too_soon = False  # for the broker, which had not ended the transaction before; since `watch`
 
     def log(self, *line: Any) -> None:
         """A level, a format, and what goes into it: what the line is about, the client's name, and the text."""
@@ -129,11 +131,13 @@ class Witness:
                 self.broken = True
             elif facility in _INFERRED:
                 self.inferred = True
+            elif facility == "ADDPARTS" and text.endswith(_TOO_SOON):
+                self.too_soon = True
             if self._log is not None and level >= self._least:
                 self._log.log(*line)
 
     def watch(self) -> None:
-        self.broken = self.inferred = False
+        self.broken = self.inferred = self.too_soon = False
 
     def ask(self) -> None:
         self.answers = []
@@ -167,6 +171,11 @@ class Lane:
     def init(self) -> TransactionOutcome:
         """Fences the predecessor."""
         return self._call(lambda: self._producer.init_transactions(_INIT_S))
+
+    @property
+    def began_too_soon(self) -> bool:
+        """Whether the open transaction began before the broker had ended the one before, which delays it by 20 ms."""
+        return self._witness.too_soon
 
     def begin(self) -> TransactionOutcome:
         self.refused = None

@@ -24,8 +24,10 @@ sends cannot be committed once its successor has opened the lane.
 
 *Filling* (`TransactionWriter`). Kafka's coordinator learns of a transaction's partitions one millisecond after the
 first record, by one request, and nothing is sent before it answers. So a transaction that has taken all there is waits
-as long for more. The partition of the lane's progress would need a second such request at the end, so a progress
-record that names earlier transactions only is sent first.
+as long for more, unless the transactor had nothing to do before. The partition of the lane's progress would need a
+second such request at the end, so a progress record that names earlier transactions only is sent first. All that does
+not need a record is done ahead of it: after a commit the next transaction begins, and is aborted if no record comes
+soon.
 """
 
 from __future__ import annotations
@@ -59,13 +61,29 @@ from harvester.relay.core.transaction_queue import QueuedRecord
 from harvester.relay.purger import Purger, ShardHost
 from harvester.relay.transaction_intake import INNOCENT, Failed, TransactionIntake
 
-# Kafka answers a commit before it has written its markers. A transaction that begins sooner is put off by the broker,
-# and the client tries again only after 20 ms. It asks a millisecond after the first record.
-_MARKERS_S = 0.0015
+_LEAST_PAUSE_S, _MOST_PAUSE_S, _PAUSE_DECAY = 0.001, 0.005, 0.98
 _PATIENCE_S = 0.5  # for a record that timed out before
 _IDLE_S = 30.0  # after which the client may say what it has to say
+_AHEAD_S = 0.5  # for which a transaction without records stays open
 _UNSAID = 2  # refusals in a row, with no record at fault, before anybody is told
 _PAUSE_S, _LONGEST_PAUSE_S = 0.25, 30.0
+
+
+class MarkerPause:
+    """How long to wait between two transactions.
+
+    Kafka answers a commit before it has written its markers. A transaction that begins sooner is put off, and the
+    client asks again only after 20 ms. It asks a millisecond after the first record.
+    """
+
+    def __init__(self) -> None:
+        self._pause_s = _LEAST_PAUSE_S
+
+    def after(self, too_soon: bool) -> float:
+        """In seconds, after a transaction that had begun too soon or not: doubled, or a little less than before."""
+        pause_s = self._pause_s * (2.0 if too_soon else _PAUSE_DECAY)
+        self._pause_s = min(max(pause_s, _LEAST_PAUSE_S), _MOST_PAUSE_S)
+        return self._pause_s
 
 
 class Transactor:
@@ -84,6 +102,8 @@ class Transactor:
         self._intake, self._lanes, self._shard, self._index = intake, lanes, shard, shard.index
         self.term_row, self.delete = purger.term, purger.delete
         self._opener = Opener(lanes, self)
+        self._pause = MarkerPause()
+        self._begun = False  # whether a transaction is open that has taken no record yet
         self._refused = 0  # commits in a row, with no record at fault
         self._wanted: f.Remark | None = None  # the one that is being answered
         self._term: int | None = None  # of the last answer
@@ -101,7 +121,8 @@ class Transactor:
         try:
             while True:
                 with intake.changed:
-                    due = intake.changed.wait_for(intake.has_work, _IDLE_S)
+                    busy = intake.has_work()
+                    due = busy or intake.changed.wait_for(intake.has_work, _AHEAD_S if self._begun else _IDLE_S)
                     ended, pending = intake.ended, intake.pending
                 if ended:
                     return
@@ -111,35 +132,28 @@ class Transactor:
                 elif intake.lane is None and intake.under is not None:
                     self._open(intake.under, [self._index])
                 elif intake.lane is not None and due:
-                    self._transact(intake.lane)
+                    self._transact(intake.lane, _JOIN_S if busy else _QUIET_JOIN_S)
+                elif intake.lane is not None and self._begun:
+                    self._abort(intake.lane)
                 elif intake.lane is not None and intake.lane.poll(0) is not TransactionOutcome.DONE:
                     self._lose_lane()
         except Exception as error:  # noqa: BLE001 - the top frame of this thread; without it nothing would be sent
             self._shard.die(f"the transactor failed: {error!r}")
 
-    def _transact(self, lane: Lane) -> None:
+    def _transact(self, lane: Lane, join_s: float) -> None:
         intake = self._intake
         if not self._shard.trusted():
             intake.give_all_up()
             return
-        if lane.begin() is not TransactionOutcome.DONE:
-            self._lose_lane()
+        if not self._begun and not self._begin(lane):
             return
-        with intake.changed:
-            under, before = intake.under, intake.batches.progress()
-        if under is None:
-            self._abort(lane)
-            return
-        if lane.note(_progress(under, before)) is not TransactionOutcome.DONE:
-            self._abort(lane)
-            self._repeat(lane)
-            return
-        if not self._writer.fill(lane):
+        self._begun = False
+        if not self._writer.fill(lane, join_s):
             self._abort(lane)
             return
         with intake.changed:
-            ids, alone = intake.batches.progress(), intake.batches.alone
-        if intake.is_over() or not self._shard.trusted():
+            under, ids, alone = intake.under, intake.batches.progress(), intake.batches.alone
+        if under is None or intake.is_over() or not self._shard.trusted():
             self._abort(lane)
             return
         arrived = lane.flush(FLUSH_S if alone is None else _PATIENCE_S)  # all that failed is known then (P46)
@@ -160,7 +174,26 @@ class Transactor:
             self._lose_lane()
         else:
             self._writer.committed()
-            self._commit()
+            self._commit(self._pause.after(lane.began_too_soon))
+            if not intake.ended and not intake.is_over() and self._shard.trusted():
+                self._begin(lane)
+
+    def _begin(self, lane: Lane) -> bool:
+        """Open a transaction for records to come. False: it is not to be had, and what follows from that is done."""
+        if lane.begin() is not TransactionOutcome.DONE:
+            self._lose_lane()
+            return False
+        with self._intake.changed:
+            under, before = self._intake.under, self._intake.batches.progress()
+        if under is None:
+            self._abort(lane)
+            return False
+        if lane.note(_progress(under, before)) is not TransactionOutcome.DONE:
+            self._abort(lane)
+            self._repeat(lane)
+            return False
+        self._begun = True
+        return True
 
     def _repeat(self, lane: Lane) -> None:
         """The transaction was refused, and none of its records is at fault: say why, and wait."""
@@ -172,7 +205,7 @@ class Transactor:
             pause_s = min(_LONGEST_PAUSE_S, _PAUSE_S * 2.0 ** min(self._refused - _UNSAID, 20))
             self._intake.changed.wait_for(self._intake.is_over, pause_s)
 
-    def _commit(self) -> None:
+    def _commit(self, pause_s: float) -> None:
         now_us = time.time_ns() // 1000
         intake = self._intake
         if self._refused > _UNSAID:
@@ -180,10 +213,11 @@ class Transactor:
         self._refused = 0
         with intake.changed:
             intake.commit(now_us)
-            intake.changed.wait_for(lambda: intake.ended, _MARKERS_S)
+            intake.changed.wait_for(lambda: intake.ended, pause_s)
 
     def _abort(self, lane: Lane) -> None:
         """Give the transaction up, and see to those that failed. What timed out may still arrive (P23)."""
+        self._begun = False
         failed = [why for _, why in self._writer.failed] + [lane.refused]
         timed_out = any(isinstance(why, KafkaError) and why.name() == "_MSG_TIMED_OUT" for why in failed)
         if timed_out or lane.abort() is not TransactionOutcome.DONE:
@@ -196,6 +230,7 @@ class Transactor:
     def _lose_lane(self) -> None:
         """Nobody knows what became of the transaction, or nothing can be done with the producer any more."""
         lane = self._intake.lane
+        self._begun = False
         if lane is not None:
             lane.close()
             self._intake.lane = None
@@ -212,6 +247,8 @@ class Transactor:
         intake = self._intake
         intake.under = None
         if frame.term is None:
+            if self._begun and intake.lane is not None:
+                self._abort(intake.lane)
             with intake.changed:
                 intake.batches.aborted()  # of an unclear outcome: who opens the lane next finds out
                 intake.batches.drop_queue()
@@ -289,7 +326,8 @@ def _progress(under: f.Remark, ids: Sequence[int]) -> bytes:
 
 
 _LONGEST_S = 0.02  # of taking records into one transaction
-_JOIN_S = 0.002  # as long as the coordinator takes to learn of the partitions
+_JOIN_S = 0.0015  # as long as the coordinator takes to learn of the partitions
+_QUIET_JOIN_S = 0.0005  # where records come one by one
 _SLICE = 256  # records taken under the lock at a time
 
 
@@ -312,8 +350,11 @@ class TransactionWriter:
         """The numbers of this transaction count; those of one that does not end so are used again (P25)."""
         self._sequence = self._last
 
-    def fill(self, lane: Lane) -> bool:
-        """Hand over what is queued, until nothing is left or it is enough. False: the transaction cannot go on."""
+    def fill(self, lane: Lane, join_s: float) -> bool:
+        """Hand over what is queued, until nothing is left or it is enough. False: the transaction cannot go on.
+
+        `join_s`: since when it began, for which more records are waited for.
+        """
         began = time.monotonic()
         self.failed, self._last = [], self._sequence
         self._stamps.rewind(self._sequence)
@@ -321,7 +362,7 @@ class TransactionWriter:
         while room:
             with intake.changed:
                 if self._last > self._sequence and not intake.has_more():
-                    intake.changed.wait_for(intake.has_more, max(0.0, began + _JOIN_S - time.monotonic()))
+                    intake.changed.wait_for(intake.has_more, max(0.0, began + join_s - time.monotonic()))
                 entries = [] if intake.is_over() else intake.batches.take(_SLICE)
                 self._stamps.set_low_water(intake.low_water)
             for entry in entries:

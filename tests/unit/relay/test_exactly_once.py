@@ -18,7 +18,7 @@ from harvester.record import KafkaRecord
 from harvester.relay import exactly_once
 from harvester.relay.at_least_once import RESERVED
 from harvester.relay.core.transaction_queue import QueuedRecord, TransactionQueue
-from harvester.relay.exactly_once import TransactionWriter
+from harvester.relay.exactly_once import MarkerPause, TransactionWriter
 from tests.support.relay_shard import Delivered
 
 INCARNATION = str(UUID(int=5))
@@ -66,13 +66,11 @@ class Shard:
 
 
 @pytest.fixture
-def shard(monkeypatch: pytest.MonkeyPatch) -> Shard:
-    monkeypatch.setattr(exactly_once, "_JOIN_S", 0.0)
+def shard() -> Shard:
     return Shard()
 
 
 def test_what_comes_while_partitions_are_registered_is_part_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(exactly_once, "_JOIN_S", 60.0)
     monkeypatch.setattr(exactly_once, "_LONGEST_S", 120.0)
     shard, handed_over = Shard(), threading.Event()
 
@@ -88,55 +86,55 @@ def test_what_comes_while_partitions_are_registered_is_part_of_it(monkeypatch: p
     shard.add(1)
     late = threading.Thread(target=come_later)
     late.start()
-    assert shard.filler.fill(shard.lane)
+    assert shard.filler.fill(shard.lane, 60.0)
     late.join()
     assert shard.lane.taken == [(1, 1), (2, 2)]
 
 
 def test_numbers_of_a_transaction_that_is_not_committed_are_used_again(shard: Shard) -> None:
     shard.add(1, 2)
-    assert shard.filler.fill(shard.lane)
+    assert shard.filler.fill(shard.lane, 0.0)
     shard.batches.aborted()
-    assert shard.filler.fill(shard.lane)
+    assert shard.filler.fill(shard.lane, 0.0)
     shard.filler.committed()
     shard.batches.committed()
     shard.add(3)
-    assert shard.filler.fill(shard.lane)
+    assert shard.filler.fill(shard.lane, 0.0)
     assert shard.lane.taken == [(1, 1), (2, 2), (1, 1), (2, 2), (3, 3)]
     shard.filler.begin(2, INCARNATION)
     shard.batches.aborted()
-    assert shard.filler.fill(shard.lane)
+    assert shard.filler.fill(shard.lane, 0.0)
     assert shard.lane.taken[-1] == (3, 1)
 
 
 def test_a_transaction_that_nobody_wants_takes_nothing(shard: Shard) -> None:
     shard.add(1)
     shard.over = True
-    assert shard.filler.fill(shard.lane)
+    assert shard.filler.fill(shard.lane, 0.0)
     assert shard.lane.taken == []
     assert shard.batches.queued == 1
 
 
 def test_a_record_that_cannot_be_sent_ends_it(shard: Shard) -> None:
     shard.batches.offer(QueuedRecord(1, None, Broken(1, None, "no headers"), 0.0))
-    assert not shard.filler.fill(shard.lane)
+    assert not shard.filler.fill(shard.lane, 0.0)
     shard.batches.aborted()
     assert [(entry.id, why) for entry, why in shard.filler.failed] == [(1, "no headers")]
     shard.batches.drop_queue()
     shard.add(2, topic="own")
-    assert not shard.filler.fill(shard.lane)
+    assert not shard.filler.fill(shard.lane, 0.0)
     assert [(entry.id, why) for entry, why in shard.filler.failed] == [(2, RESERVED)]
 
 
 def test_what_failed_only_because_the_transaction_did_is_not_at_fault(shard: Shard) -> None:
     shard.add(1, 2)
-    assert shard.filler.fill(shard.lane)
+    assert shard.filler.fill(shard.lane, 0.0)
     first, second = shard.lane.reported
     first(KafkaError(KafkaError._PURGE_QUEUE), None)
     second(KafkaError(KafkaError.MSG_SIZE_TOO_LARGE), None)
     assert [entry.id for entry, _ in shard.filler.failed] == [2]
     shard.batches.aborted()
-    assert shard.filler.fill(shard.lane)
+    assert shard.filler.fill(shard.lane, 0.0)
     assert shard.filler.failed == []
 
 
@@ -149,14 +147,27 @@ def test_whatever_produce_raises_breaks_that_record_only(shard: Shard) -> None:
 
     shard.lane.then = overflow
     shard.add(1, 2, 3)
-    assert not shard.filler.fill(shard.lane)
+    assert not shard.filler.fill(shard.lane, 0.0)
     assert [(entry.id, why) for entry, why in shard.filler.failed] == [(2, "the client refused it: too large")]
 
 
 def test_a_delivery_without_an_offset_is_none(shard: Shard) -> None:
     """P45."""
     shard.add(1, 2)
-    assert shard.filler.fill(shard.lane)
+    assert shard.filler.fill(shard.lane, 0.0)
     for report, offset in zip(shard.lane.reported, (0, None), strict=True):
         report(None, Delivered(offset))
     assert [entry.id for entry, _ in shard.filler.failed] == [2]
+
+
+def test_the_pause_for_markers_grows_when_a_transaction_began_too_soon_and_shrinks_again() -> None:
+    pause = MarkerPause()
+    least = pause.after(False)
+    assert pause.after(False) == least
+    grown = [pause.after(True) for _ in range(10)]
+    assert grown[0] == 2 * least
+    assert grown[-1] == grown[-2] == 5 * least
+    assert least < pause.after(False) < grown[-1]
+    for _ in range(1_000):
+        pause.after(False)
+    assert pause.after(False) == least
