@@ -6,10 +6,13 @@ database has not deleted), `lane.fenced` (a take-over has fenced a lane and not 
 
 from __future__ import annotations
 
+from contextlib import closing
 from typing import Any
 
 import pytest
+from confluent_kafka import Consumer, TopicPartition
 
+from harvester import LeaderRefreshed
 from tests.support.cli import RunningCli
 from tests.support.families import QUICK, Family, family, pass_time, wait_gone, wait_members
 from tests.support.harvesting import Scene
@@ -238,3 +241,24 @@ def test_no_record_goes_to_a_topic_of_the_harvesters_own(scene: Scene) -> None:
             for topic in (f"{scene.group}.progress", f"{scene.group}.neli"):
                 (forged,) = scene.add(("key", "value"), topic=topic)
                 eventually(lambda forged=forged: "harvester's own" in scene.quarantined().get(forged, ""))  # type: ignore[misc]
+
+
+def test_a_transaction_that_began_ahead_of_its_records_does_not_stay_open(scene: Scene) -> None:
+    """Readers of the progress topic would wait for it. Its one record, of earlier transactions, is aborted."""
+    topic = f"{scene.group}.progress"
+
+    def ends(isolation: str) -> int:
+        reader = Consumer({"bootstrap.servers": scene.bootstrap, "group.id": "nobody", "isolation.level": isolation})
+        with closing(reader):
+            end: int = reader.get_watermark_offsets(TopicPartition(topic, 0), 10)[1]
+        return end
+
+    with scene.embedded(shards=1, **ONCE) as running:
+        running.wait_leading()
+        opened = ends("read_uncommitted")
+        scene.add(("a", "1"))
+        scene.wait_left()
+        # Two records and their marker, and of the next transaction one and its marker.
+        eventually(lambda: ends("read_uncommitted") == opened + 5, what="an aborted transaction")
+        assert ends("read_committed") == opened + 5
+        assert running.of(LeaderRefreshed) == []
