@@ -124,21 +124,33 @@ class Statements:
         return (part for statement in self.under_way.values() for part in statement.parts)
 
 
+MOST_GROWTH = 10
 MAX_DEFERRED_KEYS = 10_000
 MAX_DEFERRED_ROWS = 2_000_000
 _STALL_S = 1.0
 
 
 class FlowControl:
-    """How much may be asked for. `batch`: rows that a statement may bring at all. One thread only."""
+    """How much may be asked for. `batch`: rows that a statement may bring at all. One thread only.
+
+    A backlog is drained by larger statements than a steady load needs: the batch doubles with each mark that fills it,
+    up to `MOST_GROWTH` times the setting, and is the setting again after one that finds fewer rows than it asks for.
+    """
 
     def __init__(self, batch: int, ledger: Ledger, deferred: DeferredRows, statements: Statements) -> None:
-        self.batch = batch
+        self.batch = self._setting = batch
         self._ledger, self._deferred, self._statements = ledger, deferred, statements
         self.expected = MarkEstimate()
         self.stalled = False  # the window stays full, and little is settled
         self._full_since: float | None = None
         self._settled_then = 0
+
+    def marked(self, rows: int, limit: int) -> None:
+        """A mark that asked for up to `limit` rows has brought so many."""
+        if rows < limit:
+            self.batch = self._setting
+        elif limit >= self.batch:
+            self.batch = min(2 * self.batch, MOST_GROWTH * self._setting)
 
     def is_full(self) -> bool:
         """Whether so much waits that nothing more is read."""
@@ -375,6 +387,7 @@ class ReadPlanner:
         self._ledger.done(number)  # not before: until then the ledger remembers what was settled meanwhile (P3)
         self._idle = 0 if rows else self._idle + 1
         self._more = len(rows) >= mark.limit
+        self._flow.marked(len(rows), mark.limit)
         self._rested = not self._more
         self._proven = not rows and mark.is_proof
         return taken

@@ -1,9 +1,11 @@
-"""What the next mark is expected to bring."""
+"""What the next mark is expected to bring, and how much it may ask for."""
 
 from __future__ import annotations
 
+from harvester.relay.core.deferred import DeferredRows
 from harvester.relay.core.ledger import Row
-from harvester.relay.core.read_planner import MarkEstimate
+from harvester.relay.core.read_planner import MOST_GROWTH, FlowControl, MarkEstimate, Statements
+from tests.support.relay_driver import Driver
 
 
 def rows(count: int, size: int = 100) -> list[Row]:
@@ -50,3 +52,19 @@ def test_an_empty_mark_teaches_nothing() -> None:
     expected = MarkEstimate()
     expected.learn([], 0)
     assert expected.rows(1000) == 100
+
+
+def test_a_backlog_is_read_in_batches_that_grow() -> None:
+    flow = FlowControl(100, Driver().machine.ledger, DeferredRows(), Statements())
+    grown = []
+    for _ in range(6):
+        flow.marked(flow.batch, flow.batch)
+        grown.append(flow.batch)
+    assert grown == [200, 400, 800, 1_000, 1_000, 1_000]
+    assert grown[-1] == MOST_GROWTH * 100
+    flow.marked(50, 50)  # there was no room to ask for more, which says nothing
+    assert flow.batch == 1_000
+    flow.marked(999, 1_000)  # the table has no more
+    assert flow.batch == 100
+    flow.marked(30, 30)
+    assert flow.batch == 100
