@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import promql_parser
 import pytest
 import yaml
 from prometheus_client.parser import text_string_to_metric_families
@@ -24,7 +25,7 @@ PAGE = (DOCS / "operations.md").read_text(encoding="utf-8")
 _SELECTOR = re.compile(r"\{([^{}]*)\}")
 _GROUPING = re.compile(r"\b(?:by|without|on|ignoring)\s*\(([^()]*)\)")
 _METRIC = re.compile(r"\b((?:harvester|process)_[a-z_]+)\b")
-_FUNCTIONS = {"sum", "max", "min", "rate", "increase", "absent", "histogram_quantile", "label_values"}
+_FUNCTIONS = {"sum", "max", "min", "rate", "increase", "absent", "histogram_quantile", "label_values", "max_over_time"}
 _GIVEN = {"job", "instance", "le"}  # by Prometheus itself, and by histograms
 
 
@@ -81,14 +82,31 @@ def test_every_rule_is_whole() -> None:
         assert re.fullmatch(r"Harvester[A-Za-z]+", rule["alert"])
         assert re.fullmatch(r"\d+[smh]", rule.get("for", "1m"))
         assert rule["labels"]["severity"] in ("info", "warning", "critical")
-        assert set(rule["annotations"]) == {"summary", "description"}
+        assert set(rule["annotations"]) == {"summary", "description", "runbook"}
         for label in re.findall(r"\$labels\.(\w+)", rule["annotations"]["summary"]):
             assert re.search(rf"by \([^)]*\b{label}\b[^)]*\)", rule["expr"]), f"{label} is not in the result"
+
+
+def test_prometheus_takes_every_rule() -> None:
+    for rule in rules():
+        promql_parser.parse(rule["expr"])
+    for panel in BOARD["panels"]:
+        for target in panel["targets"]:
+            text = target["expr"].replace("$__rate_interval", "5m").replace("$__interval", "1m")
+            promql_parser.parse(text)
+
+
+def test_every_alert_has_a_section_that_says_what_to_do() -> None:
+    page = (DOCS / "runbooks.md").read_text(encoding="utf-8")
+    assert re.findall(r"^## (\w+)$", page, re.MULTILINE) == [rule["alert"] for rule in rules()]
+    for rule in rules():
+        assert rule["annotations"]["runbook"] == f"docs/runbooks.md#{rule['alert'].lower()}"
 
 
 def test_what_must_wake_somebody_is_there() -> None:
     assert "max by (job) (harvester_quarantine_records) > 0" in [rule["expr"] for rule in rules()]
     asked = " ".join(rule["expr"] for rule in rules())
+    assert "(up == 0)" in asked
     for name in ("leader", "backlog_oldest_age_seconds", "shard_restarts_total", "shard_errors_total"):
         assert f"harvester_{name}" in asked
     for source in SOURCES:
