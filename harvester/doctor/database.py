@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 import psycopg
 
 from harvester.config import Config
-from harvester.doctor.facts import Clock, Connections, DatabaseFacts, Holder, Index, Pooling, Vacuum
+from harvester.doctor.facts import Clock, Connections, DatabaseFacts, Holder, Index, Pooling, Skew, Vacuum
 from harvester.errors import SchemaError
 from harvester.outbox.catalog import Facts
 from harvester.outbox.connection import (
@@ -165,6 +165,7 @@ def _read(config: Config, connection: Connection) -> DatabaseFacts:
         holders=part("holders", lambda: _holders(connection, oid), None),
         indexes=part("indexes", lambda: _indexes(connection, oid), ()),
         standbys=part("standbys", lambda: int(_row(connection, STANDBYS)[0]), 0),
+        skew=part("keys", lambda: _skew(connection, placed, facts), None),
         topics=part("topics", lambda: _topics(connection, placed, facts), ()),
         # Last: it opens sessions of its own, which would be counted above as long as they are leaving.
         pooling=part("pooling", lambda: _pooling(connection, config.dsn), Pooling.NONE),
@@ -245,3 +246,13 @@ def _topics(connection: Connection, table: OutboxTable, facts: Facts) -> tuple[s
     query = f"""SELECT DISTINCT kafka_topic FROM (
         SELECT kafka_topic FROM {table.sql} ORDER BY id LIMIT {HEAD_ROWS}) AS head ORDER BY 1"""
     return tuple(row[0] for row in connection.execute(query.encode()) if row[0] is not None)
+
+
+def _skew(connection: Connection, table: OutboxTable, facts: Facts) -> Skew | None:
+    if facts.outbox is None or "kafka_key" not in facts.outbox.columns:
+        return None
+    query = f"""SELECT sum(rows)::bigint, (sum(rows) ^ 2 / sum(rows ^ 2))::float8 FROM (
+        SELECT count(*) AS rows FROM (SELECT kafka_key FROM {table.sql} ORDER BY id LIMIT {HEAD_ROWS}) AS head
+        WHERE kafka_key IS NOT NULL GROUP BY kafka_key) AS keys"""
+    rows, keys = _row(connection, query)
+    return Skew(rows, keys) if rows else None

@@ -35,6 +35,8 @@ _MANY_DEAD = 100_000
 _BEHIND = 10  # times the rows at which autovacuum would begin
 _WITHOUT_S = 600.0
 _OFF = ("off", "false", "no", "0")
+_BACKLOG_ROWS = 500  # at the head; fewer show no skew
+_FEW_KEYS = 40  # bound a backlog to less than 20,000 records/s, at least once
 _SESSIONS = 2  # the mark loop's, and one that reads the backlog while somebody asks for the status
 # What keeps deleted rows, by kind of holder: what it does, and what to do about it.
 _HOLDERS = {
@@ -66,6 +68,7 @@ def judge_database(database: DatabaseFacts, config: Config) -> Iterator[CheckRes
     yield from _beside(database, config)
     yield from _indexes(database, config)
     yield from _connections(database, config)
+    yield from _keys(database, config)
     if not database.identity_known:
         yield warning(
             "database.identity",
@@ -283,6 +286,22 @@ def _connections(database: DatabaseFacts, config: Config) -> Iterator[CheckResul
         # Those of a harvester that runs already are among the used ones.
         advice = f"unless a harvester of this outbox runs already: raise {limit}, or lower limits.shards"
         yield warning("database.connections", text, advice)
+
+
+def _keys(database: DatabaseFacts, config: Config) -> Iterator[CheckResult]:
+    """At least once, one record of a key is under way at a time; in a transaction there are many."""
+    skew, check = database.skew, "outbox.keys"
+    if skew is None or skew.rows < _BACKLOG_ROWS:
+        return
+    text = f"{skew.rows:,} rows with a key at the head, as if {skew.keys:,.0f} keys shared them evenly"
+    if config.delivery == "exactly-once" or skew.keys >= _FEW_KEYS:
+        yield ok(check, text)
+        return
+    advice = (
+        'with delivery = "exactly-once" many records of one key are under way at a time: 94,000/s of a single key'
+        " instead of 1,200 (docs/performance.md). Consumers then need isolation.level=read_committed"
+    )
+    yield warning(check, f"few keys carry the backlog: {text}. Each is sent one record at a time", advice)
 
 
 def _free(facts: Connections) -> tuple[int, str]:

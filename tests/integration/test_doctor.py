@@ -207,3 +207,11 @@ def test_what_the_broker_says_of_topics(servers: Servers, database: str, group: 
     assert kafka.unread == {}
     assert kafka.group is not None
     assert kafka.group.members == 0
+
+
+def test_how_evenly_keys_share_the_head_of_the_outbox(scene: Scene) -> None:
+    assert read_database(scene.config()).skew is None
+    scene.add((None, "1"), *(("hot", str(number)) for number in range(6)), *((f"k{n}", "1") for n in range(2)))
+    skew = read_database(scene.config()).skew
+    assert skew is not None
+    assert (skew.rows, round(skew.keys, 6)) == (8, round(64 / 38, 6))
