@@ -92,7 +92,7 @@ def _read_yaml(file: Path) -> Any:
     try:
         import yaml
     except ImportError as error:
-        raise HarvesterError("reading YAML takes PyYAML", hint="pip install 'harvester[goharvest]'") from error
+        raise HarvesterError("reading YAML takes PyYAML", hint="pip install 'outbox-harvester[goharvest]'") from error
     try:
         return yaml.safe_load(file.read_text(encoding="utf-8"))
     except OSError as error:
