@@ -129,13 +129,8 @@ def _check_import(imported: Imported) -> None:
 
 def _checked(options: LoggedOptions) -> Loaded:
     from harvester.config import check_clients
-    from harvester.errors import ConfigurationError
 
-    loaded = options.load_with_origin()
-    problems = check_clients(loaded.config)
-    if problems:
-        raise ConfigurationError(problems, source=_source(loaded))
-    return loaded
+    return options.load_with_origin(check=check_clients)
 
 
 def _verdict(error: ConfigurationError) -> dict[str, object]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import re
 import subprocess
 import sys
@@ -91,6 +92,29 @@ def test_nothing_names_the_distribution_that_is_not_ours() -> None:
             continue
         lines = file.read_text(encoding="utf-8", errors="replace").splitlines()
         found += [f"{name}:{number}: {line.strip()}" for number, line in enumerate(lines, 1) if FORMER.search(line)]
+    assert not found, "\n".join(found)
+
+
+# Of the checkout; a wheel has none of them.
+NOT_IN_A_WHEEL = re.compile(r"\bdocs/|\bscripts/|\b[\w-]+\.md\b|sample-config|\brequirements\.lock")
+
+
+def test_messages_name_no_file_that_a_wheel_does_not_have() -> None:
+    found = []
+    for file in [*(ROOT / "harvester").rglob("*.py"), *(ROOT / "cli").rglob("*.py")]:
+        tree = ast.parse(file.read_text(encoding="utf-8"))
+        documented = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
+        docstrings = {
+            id(node.body[0].value)
+            for node in ast.walk(tree)
+            if isinstance(node, documented) and node.body and isinstance(node.body[0], ast.Expr)
+        }
+        found += [
+            f"{file.relative_to(ROOT)}:{node.lineno}: {node.value}"
+            for node in ast.walk(tree)
+            if isinstance(node, ast.Constant) and isinstance(node.value, str)
+            if id(node) not in docstrings and NOT_IN_A_WHEEL.search(node.value)
+        ]
     assert not found, "\n".join(found)
 
 
