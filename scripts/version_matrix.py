@@ -2,7 +2,7 @@
 
 One component at a time differs from the base: the newest PostgreSQL and Kafka, and the oldest Python. The servers are
 this checkout's embedded ones with other programs. Each Python gets a fresh environment with the wheel and the newest
-libraries of its package index, as with `pip install harvester`.
+libraries of its package index, as with `pip install outbox-harvester`.
 """
 
 from __future__ import annotations

@@ -92,7 +92,7 @@ def _read_yaml(file: Path) -> Any:
     try:
         import yaml
     except ImportError as error:
-        raise HarvesterError("reading YAML takes PyYAML", hint="pip install 'harvester[goharvest]'") from error
+        raise HarvesterError("reading YAML takes PyYAML", hint="pip install 'outbox-harvester[goharvest]'") from error
     try:
         return yaml.safe_load(file.read_text(encoding="utf-8"))
     except OSError as error:
@@ -129,13 +129,8 @@ def _check_import(imported: Imported) -> None:
 
 def _checked(options: LoggedOptions) -> Loaded:
     from harvester.config import check_clients
-    from harvester.errors import ConfigurationError
 
-    loaded = options.load_with_origin()
-    problems = check_clients(loaded.config)
-    if problems:
-        raise ConfigurationError(problems, source=_source(loaded))
-    return loaded
+    return options.load_with_origin(check=check_clients)
 
 
 def _verdict(error: ConfigurationError) -> dict[str, object]:

@@ -264,7 +264,7 @@ def list_(
     from harvester.outbox.quarantine import list_dead
 
     settings = options.load()
-    with _quarantine(settings) as (connection, shape):
+    with _quarantine(settings, read_only=True) as (connection, shape):
         found = list_dead(connection, settings.table, shape, choice)
     records, more = found[:limit], len(found) > limit
     if json_:
@@ -291,7 +291,7 @@ def show(
 
     settings = options.load()
     choice = DeadLetterFilter(ids=[record_id], incarnation=incarnation)
-    with _quarantine(settings) as (connection, shape):
+    with _quarantine(settings, read_only=True) as (connection, shape):
         found = list_dead(connection, settings.table, shape, choice, values=True)
     if not found:
         raise OutboxError(f"no record {record_id} is in quarantine", hint="`harvester dead list` shows those that are")
@@ -383,11 +383,11 @@ def discard(
 
 
 @contextmanager
-def _quarantine(settings: Config) -> Iterator[tuple[Connection, OutboxShape]]:
+def _quarantine(settings: Config, *, read_only: bool = False) -> Iterator[tuple[Connection, OutboxShape]]:
     from harvester.outbox.schema import inspect
 
     with connected(settings, "dead") as connection:
-        yield connection, inspect(connection, settings.table)
+        yield connection, inspect(connection, settings.table, read_only=read_only)
 
 
 def _require(found: list[DeadRecord] | list[PlannedRedrive], choice: DeadLetterFilter) -> None:

@@ -193,7 +193,7 @@ class DemoRelay:
     """
 
     def __init__(self, place: DemoPaths, *extra: str, dashboard: bool = False, output: Any = None) -> None:
-        command = [sys.executable, "-m", "harvester_cli", "start", "-f", str(place.config_path), *extra]
+        command = [sys.executable, "-P", "-m", "harvester_cli", "start", "-f", str(place.config_path), *extra]
         command += ["--dashboard", "on" if dashboard else "off"]
         self._process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=output, process_group=0)
 

@@ -1,4 +1,4 @@
-"""`harvester grants`: the least privileges of the relay's role, of writers and of callers, as SQL for the owner."""
+"""`harvester grants`: the least privileges of relays, writers, callers and monitors, as SQL for the owner."""
 
 from __future__ import annotations
 
@@ -34,6 +34,15 @@ def grants(
             show_default=False,
         ),
     ] = None,
+    monitor: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--monitor",
+            metavar="ROLE",
+            help="A role that only looks: `status`, `dead list` and `dead show`.",
+            show_default=False,
+        ),
+    ] = None,
 ) -> None:
     """Print the SQL that gives roles the least they need; changes nothing.
 
@@ -42,8 +51,8 @@ def grants(
 
         harvester grants --relay relay --writer app | psql --set ON_ERROR_STOP=1
     """
-    if not relay and not writer and not caller:
-        raise typer.BadParameter("name a role with --relay, --writer or --caller", param_hint="--relay")
+    if not relay and not writer and not caller and not monitor:
+        raise typer.BadParameter("name a role with --relay, --writer, --caller or --monitor", param_hint="--relay")
     settings = options.load()
 
     from harvester.outbox.sql.grants import GrantTarget, script
@@ -54,7 +63,7 @@ def grants(
         archive=settings.archive != "off",
         notices=bool(settings.poison.notice_topic),
     )
-    text = script(place, relays=relay or (), writers=writer or (), callers=caller or ())
+    text = script(place, relays=relay or (), writers=writer or (), callers=caller or (), monitors=monitor or ())
     typer.echo(f"-- The least privileges on {settings.table}. May be run more than once.")
     typer.echo(text, nl=False)
 

@@ -39,7 +39,7 @@ def _show_version(wanted: bool) -> None:
     if wanted:
         from importlib.metadata import version
 
-        typer.echo(f"harvester {version('harvester')}")
+        typer.echo(f"harvester {version('outbox-harvester')}")
         raise typer.Exit
 
 

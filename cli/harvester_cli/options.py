@@ -13,6 +13,7 @@ import typer
 
 if TYPE_CHECKING:
     from harvester.config import Config, Loaded
+    from harvester.errors import Problem
 
 ConfigOption = Annotated[
     Path | None,
@@ -78,11 +79,11 @@ class ConfigOptions:
         """The configuration; raises ConfigurationError with everything that is wrong."""
         return self.load_with_origin().config
 
-    def load_with_origin(self, *overrides: str) -> Loaded:
+    def load_with_origin(self, *overrides: str, check: Callable[[Config], list[Problem]] | None = None) -> Loaded:
         """The configuration, and where each part of it came from. Further overrides win over `--set`."""
         from harvester import config as configuration
 
-        return configuration.load(self.config, [*(self.set_ or ()), *overrides])
+        return configuration.load(self.config, [*(self.set_ or ()), *overrides], check=check)
 
 
 @dataclasses.dataclass
@@ -91,9 +92,9 @@ class LoggedOptions(ConfigOptions):
 
     log_level: LogLevelOption = None
 
-    def load_with_origin(self, *overrides: str) -> Loaded:
+    def load_with_origin(self, *overrides: str, check: Callable[[Config], list[Problem]] | None = None) -> Loaded:
         level = [] if self.log_level is None else [f"logging.level={self.log_level}"]
-        return super().load_with_origin(*overrides, *level)
+        return super().load_with_origin(*overrides, *level, check=check)
 
 
 def load(config: Path | None, set_: list[str] | None, log_level: str | None = None) -> Config:

@@ -226,7 +226,7 @@ class _Conversion:
         tables = {ours: self.table(f"harvest.{theirs}", harvest.pop(theirs, {})) for theirs, ours in _TABLES.items()}
         self.kafka(tables)
         if not any(canonical(name) == "partitioner" for options in tables.values() for name, _ in flatten(options)):
-            text = "murmur2_random here, CRC32 there: a key may move to another partition (docs/migration.md)"
+            text = "murmur2_random here, CRC32 there: a key may move to another partition"
             self.notes.append(Note("harvest.producerKafkaConfig.partitioner", text))
         for name, value in self.table("harvest.limits", harvest.pop("limits", {})).items():
             self.limit(f"harvest.limits.{name}", name, value)

@@ -11,7 +11,7 @@ from __future__ import annotations
 import os
 import re
 import tomllib
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
@@ -23,9 +23,11 @@ from harvester.errors import ConfigurationError, Problem
 
 ENV_VARIABLE = "HARVESTER_CONFIG"
 DEFAULT_FILE = Path("harvester.toml")
+_HINT = "`harvester config show` without a file prints every setting with its default"
 _MAX_FILE_BYTES = 1_000_000
 _DURATIONS = frozenset(name for name, field in Limits.model_fields.items() if field.annotation is timedelta)
 _OPTION_TABLES = ("base_kafka_config", "producer_kafka_config")
+_TIMES = frozenset({"delivery.timeout.ms", "max.poll.interval.ms", "linger.ms"})  # rules relate them to the limits
 _ASSIGNMENT = 'SETTING=VALUE, such as limits.shards=4 or producer_kafka_config."linger.ms"=5'
 _SAME = {("limits", "shards"): "send_concurrency", ("limits", "send_concurrency"): "shards"}
 _REFERENCE = re.compile(r"\$\$|\$\{(?P<name>[A-Za-z_][A-Za-z0-9_]*)(?::-(?P<default>[^}]*))?\}|(?P<bad>\$\{)")
@@ -164,8 +166,13 @@ def load(
     path: str | os.PathLike[str] | None = None,
     overrides: Iterable[str] = (),
     env: Mapping[str, str] | None = None,
+    *,
+    check: Callable[[Config], list[Problem]] | None = None,
 ) -> Loaded:
-    """`load_config`, and where each part came from."""
+    """`load_config`, and where each part came from.
+
+    `check` finds further problems; where settings are wrong already, it judges what is right of the Kafka options.
+    """
     variables = os.environ if env is None else env
     named = path if path is not None else variables.get(ENV_VARIABLE) or None
     source = Path(named) if named is not None else DEFAULT_FILE if DEFAULT_FILE.is_file() else None
@@ -174,12 +181,17 @@ def load(
     resolved, unresolved = interpolate_table(data, variables)
     problems += unresolved
     reported = {problem.path for problem in unresolved}
+    config: Config | None
     try:
         config = build(resolved)
     except ConfigurationError as error:
         problems += [problem for problem in error.problems if problem.path.replace('"', "") not in reported]
-    if problems:
-        hint = "sample-config.toml shows every setting with its default" if source else None
+        config = _kafka_options_only(resolved, error.problems) if check is not None else None
+    if check is not None and config is not None:
+        paths = {problem.path for problem in problems}
+        problems += [problem for problem in check(config) if problem.path not in paths]
+    if config is None or problems:
+        hint = _HINT if source else None
         raise ConfigurationError(problems, source=str(source) if source else None, hint=hint)
     given = frozenset(path for path, _ in flatten(resolved))
     return Loaded(config=config, source=source, given=given, overridden=overridden)
@@ -228,6 +240,28 @@ def _without(data: Mapping[str, object], problems: Iterable[Problem]) -> dict[st
     return kept
 
 
+def _kafka_options_only(data: Mapping[str, object], problems: Iterable[Problem]) -> Config | None:
+    """A Config with those Kafka options that no problem names, for a check of them; None where rules refuse that."""
+    wrong = {problem.path.replace('"', "") for problem in problems}
+    tables: dict[str, object] = {}
+    for table in _OPTION_TABLES:
+        given = data.get(table)
+        if isinstance(given, Mapping) and table not in wrong:
+            tables[table] = {
+                name: value
+                for name, value in flatten(given)
+                if f"{table}.{path_part(name)}" not in wrong and canonical(name) not in _TIMES
+            }
+    names = {"leader_group_id": "any", "leader_topic": "any"}
+    token = {"oauth": data["oauth"]} if "oauth" in data else {}
+    for more in (token, {}):
+        try:
+            return Config(**names, **tables, **more)  # type: ignore[arg-type]
+        except ConfigurationError:
+            continue
+    return None
+
+
 def _read(source: Path) -> dict[str, object]:
     try:
         with source.open("rb") as file:
@@ -235,7 +269,7 @@ def _read(source: Path) -> dict[str, object]:
     except OSError as error:
         raise ConfigurationError(
             [Problem(str(source), f"cannot be read: {error.strerror or error}")],
-            hint=f"name the file with -f or {ENV_VARIABLE}; sample-config.toml shows every setting",
+            hint=f"name the file with -f or {ENV_VARIABLE}; {_HINT}",
         ) from error
     if len(content) > _MAX_FILE_BYTES:
         raise ConfigurationError([Problem(str(source), f"is longer than {_MAX_FILE_BYTES} bytes")])

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from datetime import timedelta
-from typing import Annotated, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from pydantic import BeforeValidator, Field, model_validator
 
@@ -226,6 +226,33 @@ class Config(SettingsTable):
     tracing: Annotated[Tracing, nested(Tracing, "tracing")] = Tracing()
     control: Annotated[Control, nested(Control, "control")] = Control()
     oauth: Annotated[OAuth, nested(OAuth, "oauth")] = OAuth()
+
+    if TYPE_CHECKING:  # what may be given is more than what is read: tables as mappings, durations as texts
+
+        def __init__(
+            self,
+            *,
+            base_kafka_config: Mapping[str, object] = ...,
+            producer_kafka_config: Mapping[str, object] = ...,
+            leader_group_id: str = ...,
+            leader_topic: str = ...,
+            data_source: str = ...,
+            outbox_table: str = ...,
+            name: str = ...,
+            delivery: Literal["at-least-once", "exactly-once"] = ...,
+            record_header: str = ...,
+            record_timestamp: Literal["produce", "create_time"] = ...,
+            marking: Literal["memory", "table"] = ...,
+            archive: Literal["off", "ids", "rows"] = ...,
+            archive_retention: timedelta | str = ...,
+            limits: Limits | Mapping[str, object] = ...,
+            poison: PoisonSettings | Mapping[str, object] = ...,
+            logging: Logging | Mapping[str, object] = ...,
+            http: Http | Mapping[str, object] = ...,
+            tracing: Tracing | Mapping[str, object] = ...,
+            control: Control | Mapping[str, object] = ...,
+            oauth: OAuth | Mapping[str, object] = ...,
+        ) -> None: ...
 
     @model_validator(mode="before")
     @classmethod

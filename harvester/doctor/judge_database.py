@@ -213,7 +213,7 @@ def _durability(database: DatabaseFacts, config: Config) -> Iterator[CheckResult
             "database.failover",
             f"{database.standbys} standbys follow asynchronously: a failover that loses commits repeats records,"
             " even exactly-once",
-            "set synchronous_standby_names (docs/guarantees.md, of the database)",
+            "set synchronous_standby_names, so that a commit waits for a standby",
         )
 
 

@@ -94,7 +94,7 @@ def _group(kafka: Kafka, config: Config) -> Iterator[CheckResult]:
         return
     lacks = [right for right in _NEEDED_FOR_GROUP if group.operations is not None and right not in group.operations]
     if lacks:
-        advice = f"allow this user {', '.join(lacks)} on the group (docs/security.md, rights in Kafka)"
+        advice = f"allow this user {', '.join(lacks)} on the group"
         yield problem("kafka.group", f"this user may not {', '.join(lacks)} the group {name!r}", advice)
     elif not group.members:
         yield ok("kafka.group", f"the group {name!r} has no members: no harvester runs")
@@ -212,7 +212,7 @@ def _topic(topic: TopicFacts, kafka: Kafka, use: str, check: str, *, kept: bool 
 def _rights(topic: TopicFacts, use: str, check: str) -> Iterator[CheckResult]:
     lacks = [right for right in _NEEDED[use] if topic.operations is not None and right not in topic.operations]
     if lacks:
-        advice = f"allow this user {', '.join(lacks)} on it (docs/security.md, rights in Kafka)"
+        advice = f"allow this user {', '.join(lacks)} on it"
         yield problem(check, f"this user may not {', '.join(lacks)} {topic.name}", advice)
 
 

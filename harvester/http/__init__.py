@@ -26,7 +26,7 @@ def web_server(listen: str, source: StatusSource, trouble: Trouble, say: Callabl
     """
     if importlib.util.find_spec("prometheus_client") is None:
         problem = Problem("http.listen", "needs prometheus-client, which is not installed", 'or "off"')
-        raise ConfigurationError([problem], hint="pip install 'harvester[http]'")
+        raise ConfigurationError([problem], hint="pip install 'outbox-harvester[http]'")
     from harvester.http.pages import Pages
     from harvester.http.server import Router, WebServer
 

@@ -63,8 +63,8 @@ class Overview:
 
 
 def read_overview(connection: Connection, table: OutboxTable, *, bound: int = COUNT_BOUND) -> Overview:
-    """Reads everything that `harvester status` shows; raises SchemaError where `inspect` does."""
-    shape = inspect(connection, table)
+    """Reads everything that `harvester status` shows, with SELECT only; raises SchemaError where `inspect` does."""
+    shape = inspect(connection, table, read_only=True)
     with database_errors(f"read the state of {table}"):
         names = (
             "schema_version",

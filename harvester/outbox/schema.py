@@ -96,12 +96,15 @@ def init(
     return done
 
 
-def inspect(connection: Connection, table: OutboxTable) -> OutboxShape:
-    """Checks everything the relay depends on; raises SchemaError with all that is wrong."""
+def inspect(connection: Connection, table: OutboxTable, *, read_only: bool = False) -> OutboxShape:
+    """Checks everything the relay depends on; raises SchemaError with all that is wrong.
+
+    `read_only` asks for no privilege but SELECT.
+    """
     with database_errors(f"inspect {table}"):
         facts = read_facts(connection, table)
         shape = outbox_shape(table, facts)
-        check_companions(table, facts, shape)
+        check_companions(table, facts, shape, read_only=read_only)
         version = _version(connection, table)
     if version is None:
         raise SchemaError(f"the table {table.term} is empty", hint=INIT_HINT)

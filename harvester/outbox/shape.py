@@ -118,8 +118,11 @@ def _require_outbox(table: OutboxTable, facts: Facts) -> Relation:
     return facts.outbox
 
 
-def check_companions(table: OutboxTable, facts: Facts, shape: OutboxShape) -> None:
-    """Checks the term and quarantine tables and our privileges on all three; raises SchemaError."""
+def check_companions(table: OutboxTable, facts: Facts, shape: OutboxShape, *, read_only: bool = False) -> None:
+    """Checks the term and quarantine tables and our privileges on all three; raises SchemaError.
+
+    `read_only`: for somebody who only looks, SELECT is enough.
+    """
     problems: list[str] = []
     for name, relation, wanted in (
         (table.term, facts.term, TERM_COLUMNS),
@@ -140,10 +143,11 @@ def check_companions(table: OutboxTable, facts: Facts, shape: OutboxShape) -> No
         )
     if problems:
         raise SchemaError(f"{table} is not ready: {'; '.join(problems)}", hint=INIT_HINT)
-    grants = _missing_grants(table, facts)
+    grants = _missing_grants(table, facts, read_only=read_only)
     if grants:
+        purpose = f"reading {table} takes" if read_only else f"the relay of {table} needs"
         raise SchemaError(
-            f"this database user lacks privileges that the relay of {table} needs",
+            f"this database user lacks privileges that {purpose}",
             hint=f"let the owner run: {'; '.join(grants)}",
         )
 
@@ -237,8 +241,14 @@ def _refuse(table: OutboxTable, problems: list[str]) -> None:
         )
 
 
-def _missing_grants(table: OutboxTable, facts: Facts) -> list[str]:
+def _missing_grants(table: OutboxTable, facts: Facts, *, read_only: bool) -> list[str]:
     named = ((table.sql, facts.outbox), (table.term, facts.term), (table.quarantine, facts.quarantine))
+    if read_only:
+        return [
+            f"GRANT SELECT ON {name} TO {facts.user}"
+            for name, relation in named
+            if relation is not None and "SELECT" in relation.lacks
+        ]
     grants = [
         f"GRANT {', '.join(relation.lacks)} ON {name} TO {facts.user}"
         for name, relation in named

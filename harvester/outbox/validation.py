@@ -98,7 +98,7 @@ class _Check:
             except UnicodeDecodeError:
                 self.refuse(
                     "value is bytes that are not UTF-8, but the column kafka_value is text",
-                    hint="make the column BYTEA (docs/outbox.md says how)",
+                    hint="make the column BYTEA, as `harvester init --value-type bytea` does for a new table",
                 )
         self.text("value", value)
         self.length("value", value, self.shape.value_max)

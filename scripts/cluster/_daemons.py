@@ -32,7 +32,7 @@ def spark_home() -> Path:
     """PySpark's directory, with the jars in it."""
     found = importlib.util.find_spec("pyspark")
     if found is None or found.origin is None:
-        raise SparkUnavailable("a cluster needs Apache Spark", hint="pip install 'harvester[spark]'")
+        raise SparkUnavailable("a cluster needs Apache Spark", hint="pip install 'outbox-harvester[spark]'")
     return Path(found.origin).parent
 
 

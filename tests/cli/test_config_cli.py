@@ -92,6 +92,30 @@ def test_check_asks_the_kafka_client(file: Path) -> None:
     assert [problem.path for problem in result.exception.problems] == ['producer_kafka_config."lingr.ms"']
 
 
+def test_check_lists_problems_of_every_kind_at_once(file: Path) -> None:
+    """What the Kafka client refuses beside what the schema does, and each thing once."""
+    given = (
+        "limits.shards=0", "zzz=1", "delivery=never", "producer_kafka_config.lingr.ms=1",
+        "base_kafka_config.socket.timeout.ms=soon", "producer_kafka_config.enable.idempotence=false",
+    )  # fmt: skip
+    result = CliRunner().invoke(app, ["check", "-f", str(file), *(part for text in given for part in ("--set", text))])
+    assert isinstance(result.exception, ConfigurationError)
+    paths = [problem.path for problem in result.exception.problems]
+    assert sorted(paths) == sorted([
+        "limits.shards", "zzz", "delivery", 'producer_kafka_config."lingr.ms"',
+        'base_kafka_config."socket.timeout.ms"', 'producer_kafka_config."enable.idempotence"',
+    ])  # fmt: skip
+
+
+def test_a_rule_between_settings_hides_no_option(file: Path) -> None:
+    given = ["--set", "limits.drain_interval=1ms", "--set", "producer_kafka_config.lingr.ms=1"]
+    result = CliRunner().invoke(app, ["check", "-f", str(file), *given])
+    assert isinstance(result.exception, ConfigurationError)
+    paths = [problem.path for problem in result.exception.problems]
+    assert 'producer_kafka_config."lingr.ms"' in paths
+    assert any(path.startswith("limits.") for path in paths)
+
+
 def test_other_commands_load_with_the_same_options(file: Path) -> None:
     config = load(file, ["limits.shards=2"], "trace")
     assert (config.limits.shards, config.logging.level) == (2, "trace")

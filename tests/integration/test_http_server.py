@@ -248,4 +248,4 @@ def test_without_its_library_the_configuration_is_wrong(monkeypatch: pytest.Monk
     monkeypatch.setattr("importlib.util.find_spec", lambda _name: None)
     with pytest.raises(ConfigurationError, match="prometheus-client") as caught:
         web_server("127.0.0.1:0", Shown(), lambda _text: None, lambda _text: None)
-    assert caught.value.hint == "pip install 'harvester[http]'"
+    assert caught.value.hint == "pip install 'outbox-harvester[http]'"

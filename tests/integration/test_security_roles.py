@@ -261,6 +261,46 @@ def test_the_command_prints_what_the_owner_runs(empty_database: str, tmp_path: P
     assert 'GRANT SELECT ON SEQUENCE "public"."outbox_id_seq" TO "r"' in offline.stdout
 
 
+def test_a_monitor_looks_and_changes_nothing(roles: Roles, tmp_path: Path) -> None:
+    config = tmp_path / "h.toml"
+
+    def asks_as(dsn: str) -> list[str]:
+        config.write_text(f'data_source = "{dsn}"\noutbox_table = "billing.outbox"\n')
+        commands = (("status",), ("dead", "list"), ("dead", "show", "7"))
+        return [run_cli(*command, "-f", str(config), check=False).stderr for command in commands]
+
+    with psycopg.connect(roles.owner, autocommit=True) as owner, poor_role(roles.admin) as dsn:
+        owner.execute(
+            "INSERT INTO billing.outbox_quarantine (id, incarnation, create_time, kafka_topic, error, attempts)"
+            " SELECT 7, incarnation, now(), 't', 'refused', 1 FROM billing.outbox_term"
+        )
+        owner.execute(f"GRANT USAGE ON SCHEMA billing TO {user(dsn)}".encode())
+        for said in asks_as(dsn):
+            assert "GRANT SELECT ON" in said
+            assert "UPDATE" not in said
+        config.write_text(f'data_source = "{roles.owner}"\noutbox_table = "billing.outbox"\n')
+        printed = run_cli("grants", "-f", str(config), "--monitor", user(dsn))
+        owner.execute(printed.stdout.encode())
+        assert asks_as(dsn) == ["", "", ""]
+        assert "refused" in run_cli("dead", "list", "-f", str(config)).stdout
+        assert "1 record" in run_cli("status", "-f", str(config)).stdout
+        changes = {**RELAY_MAY_NOT, **{f"writer: {name}": text for name, text in WRITER_MAY_NOT.items()}}
+        changes = {name: text for name, text in changes.items() if not text.startswith("SELECT") and "{" not in text}
+        changes |= {
+            "mark": "UPDATE billing.outbox SET leader_id = gen_random_uuid()",
+            "purge": "DELETE FROM billing.outbox",
+            "lock a row": "SELECT FROM billing.outbox FOR SHARE",
+            "take the term": "UPDATE billing.outbox_term SET term = term + 1",
+            "quarantine": "INSERT INTO billing.outbox_quarantine DEFAULT VALUES",
+            "read leases": "SELECT * FROM billing.outbox_lease",
+        }
+        assert len(changes) > 20
+        assert _allowed(dsn, changes, roles) == []
+        refused = run_cli("dead", "discard", "--id", "7", "--yes", "--reason", "r", "-f", str(config), check=False)
+        assert refused.returncode == 65
+        assert "lacks privileges" in refused.stderr
+
+
 def test_the_command_needs_a_role() -> None:
     done = run_cli("grants", check=False)
     assert done.returncode == 2

@@ -18,6 +18,7 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 PROJECT: dict[str, Any] = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+DISTRIBUTION = "outbox_harvester"  # as file names have it
 pytestmark = pytest.mark.timeout(600)
 BUILD = ("pyproject.toml", "README.md", "LICENSE", "harvester", "cli", "docs/man")
 NOT_SHIPPED = shutil.ignore_patterns("__pycache__", "*.pyc")
@@ -92,18 +93,24 @@ def test_the_wheel_has_all_files_of_the_tree_and_no_others(wheel: Path) -> None:
     assert {name for name in found if name.startswith(("harvester/", "harvester_cli/"))} == expected
     version = PROJECT["version"]
     tops = {name.split("/")[0] for name in found}
-    assert tops == {"harvester", "harvester_cli", f"harvester-{version}.dist-info", f"harvester-{version}.data"}
+    assert tops == {
+        "harvester",
+        "harvester_cli",
+        f"{DISTRIBUTION}-{version}.dist-info",
+        f"{DISTRIBUTION}-{version}.data",
+    }
     assert "harvester/py.typed" in found
     assert any(name.endswith("licenses/LICENSE") for name in found)
-    assert f"harvester-{version}.data/data/share/man/man1/harvester.1" in found
+    assert f"{DISTRIBUTION}-{version}.data/data/share/man/man1/harvester.1" in found
 
 
 def test_the_wheel_says_what_the_project_says(wheel: Path) -> None:
-    info = f"harvester-{PROJECT['version']}.dist-info"
+    info = f"{DISTRIBUTION}-{PROJECT['version']}.dist-info"
     with zipfile.ZipFile(wheel) as archive:
         metadata = message_from_string(archive.read(f"{info}/METADATA").decode())
         entry_points = archive.read(f"{info}/entry_points.txt").decode()
         modules = archive.read(f"{info}/top_level.txt").decode().split()
+    assert metadata["Name"] == "outbox-harvester"
     assert set(metadata.get_all("Provides-Extra") or ()) == set(PROJECT["optional-dependencies"])
     required = [line for line in metadata.get_all("Requires-Dist") or () if "extra ==" not in line]
     assert len(required) == len(PROJECT["dependencies"])

@@ -71,7 +71,7 @@ def test_without_the_extra_one_line_names_it(
     assert caught.value.code == ExitCode.ENGINE
     assert capsys.readouterr().err.splitlines() == [
         "harvester: the pipeline needs Apache Spark",
-        "hint: pip install 'harvester[spark]'",
+        "hint: pip install 'outbox-harvester[spark]'",
     ]
 
 

@@ -28,7 +28,7 @@ def test_more_than_four_shards_for_each_core_are_warned_of(
     shards: int, warned: bool, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(os, "sched_getaffinity", lambda _pid: {0, 1})
-    config = Config(leader_group_id="g", limits={"shards": shards})  # type: ignore[arg-type]
+    config = Config(leader_group_id="g", limits={"shards": shards})
     logger = logging.getLogger("test.assembly")
     announcer = Announcer(None, logger)
     with caplog.at_level(logging.WARNING, logger="test.assembly"):

@@ -56,7 +56,7 @@ def audit(
     if bool(topic) == bool(lake):
         raise typer.BadParameter("either topics or a lake", param_hint="--topic, --lake")
     if html is not None and not (find_spec("jinja2") and find_spec("pygal")):
-        raise typer.BadParameter("needs Jinja2 and Pygal: pip install 'harvester[spark]'", param_hint="--html")
+        raise typer.BadParameter("needs Jinja2 and Pygal: pip install 'outbox-harvester[spark]'", param_hint="--html")
     begin, end = options.period(since, until)
     reach = options.duration(margin, "--margin")
     for file in (html, json_file):

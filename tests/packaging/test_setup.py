@@ -1,0 +1,60 @@
+"""`scripts/setup` in a checkout whose environment still has the distribution under its former name."""
+
+from __future__ import annotations
+
+import hashlib
+import shutil
+import subprocess
+import sysconfig
+import venv
+from importlib.metadata import distributions
+from pathlib import Path
+
+import pytest
+
+from tests.packaging.test_wheel import BUILD, NOT_SHIPPED, ROOT, clean
+
+pytestmark = pytest.mark.timeout(300)
+
+
+def _former(site: Path) -> None:
+    """An installed distribution `harvester`, as pip leaves it."""
+    info = site / "harvester-0.1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: harvester\nVersion: 0.1.0\n")
+    (info / "INSTALLER").write_text("pip\n")
+    (site / "__editable__.harvester-0.1.0.pth").write_text("/nowhere\n")
+    files = ("METADATA", "INSTALLER", "RECORD")
+    (info / "RECORD").write_text(
+        "".join(f"{info.name}/{name},,\n" for name in files) + "__editable__.harvester-0.1.0.pth,,\n"
+    )
+
+
+def test_the_former_distribution_is_replaced(tmp_path: Path) -> None:
+    checkout = tmp_path / "checkout"
+    for name in (*BUILD, "requirements.lock", "scripts/setup"):
+        (checkout / name).parent.mkdir(parents=True, exist_ok=True)
+        if (ROOT / name).is_dir():
+            shutil.copytree(ROOT / name, checkout / name, ignore=NOT_SHIPPED)
+        else:
+            shutil.copy(ROOT / name, checkout / name)
+    place = checkout / ".venv"
+    venv.create(place, with_pip=False, symlinks=True)
+    site = next(place.glob("lib/python*/site-packages"))
+    paths = dict.fromkeys(sysconfig.get_path(name) for name in ("purelib", "platlib"))
+    (site / "dependencies.pth").write_text("\n".join(paths) + "\n")
+    _former(site)
+    version = subprocess.run([place / "bin/python", "--version"], capture_output=True, text=True, check=True).stdout
+    digest = hashlib.sha256((checkout / "requirements.lock").read_bytes()).hexdigest()
+    (place / ".lock.stamp").write_text(f"{checkout} {version.strip()} {digest}  -\n")  # dependencies are there
+
+    for _ in range(2):
+        done = subprocess.run(
+            [checkout / "scripts/setup", "--no-broker"], capture_output=True, text=True, env=clean(), check=False
+        )
+        assert done.returncode == 0, done.stderr
+        names = {found.metadata["Name"] for found in distributions(path=[str(site)])}
+        assert names == {"outbox-harvester"}
+    assert not list(site.glob("__editable__.harvester-*"))
+    shown = subprocess.run([place / "bin/harvester", "--version"], capture_output=True, text=True, check=True)
+    assert shown.stdout.startswith("harvester ")
