@@ -35,7 +35,7 @@ class ExitCode(IntEnum):
     FAILED = 1  # the command ran and its answer is no (a verdict that does not hold, a record refused)
     USAGE = 2  # unknown option or argument
     SCHEMA = 65  # the outbox table is missing or has the wrong shape: run `harvester init`
-    INPUT = 66  # a topic that a job of the pipeline is to read does not exist
+    INPUT = 66  # a topic that is to be read does not exist
     ENGINE = 67  # Spark is not installed, or there is no Java that it runs on
     CONNECTOR = 68  # a connector of Spark was made for another version of it
     UNAVAILABLE = 69  # a server could not be reached within the time that was given
@@ -167,7 +167,8 @@ class OrderNotKept(OutboxError):
         self.blocked, self.chosen = blocked, chosen
         super().__init__(
             f"{blocked} of {chosen} records cannot keep the order of their keys ({reasons}); nothing was changed",
-            hint="--dry-run gives the reason for each record; --out-of-order puts them back regardless",
+            hint="--dry-run gives the reason for each record; --order unknown-ok puts back those whose order is only"
+            " unknown, --out-of-order all of them",
         )
 
 

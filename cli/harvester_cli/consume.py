@@ -67,8 +67,10 @@ def consume(
     )
 
     from harvester.coordination.consumer import CoordinatedConsumer
+    from harvester.coordination.topic import require_topics
     from harvester_cli.pump import stop_on_signal
 
+    require_topics(topic, settings.kafka)
     with stop_on_signal() as stop, CoordinatedConsumer(settings) as consumer:
         _print_all(consumer, stop, format_, count, timeout)
 

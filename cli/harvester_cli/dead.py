@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
+from enum import StrEnum
 from typing import TYPE_CHECKING, Annotated, Any
 from uuid import UUID
 
@@ -78,6 +79,13 @@ class DeadLetterOptions(ConfigOptions):
             since=None if self.since is None else _moment(self.since),
             limit=limit,
         )
+
+
+class Order(StrEnum):
+    """What a redrive asks for, before it puts a record back."""
+
+    KEPT = "kept"
+    UNKNOWN_OK = "unknown-ok"
 
 
 @dataclass
@@ -165,8 +173,9 @@ def planned_json(entry: PlannedRedrive) -> dict[str, Any]:
 
 
 def redriven_json(entry: Redriven) -> dict[str, Any]:
-    """A record under its old id, and the new one."""
-    return {**as_json(entry.record), "new_id": entry.new_id}
+    """A record under its old id, and the new one; `obstacle`: the reason for which its order was not certain."""
+    reason = None if entry.obstacle is None else entry.obstacle.reason.value
+    return {**as_json(entry.record), "new_id": entry.new_id, "obstacle": reason}
 
 
 def table_of(records: Sequence[DeadRecord]) -> Table:
@@ -311,6 +320,14 @@ def redrive(
     out_of_order: Annotated[
         bool, typer.Option("--out-of-order", help="Even if the order of a key is lost, or cannot be told.")
     ] = False,
+    order: Annotated[
+        Order,
+        typer.Option(
+            "--order",
+            help="kept: only records that keep the order of their key; unknown-ok: also where that cannot be told,"
+            " because there is no archive.",
+        ),
+    ] = Order.KEPT,
 ) -> None:
     """Put records back into the outbox, under new ids, in the order of their keys.
 
@@ -320,14 +337,15 @@ def redrive(
 
     from harvester.errors import OrderNotKept
     from harvester.outbox import redrive as redriving
-    from harvester.outbox.key_order import summary
+    from harvester.outbox.key_order import Reason, summary
 
     settings = options.load()
     archive = settings.archive != "off"
     with _quarantine(settings) as (connection, shape):
         with spinner("looking whether the order of keys can be kept"):
             planned = redriving.plan(connection, settings.table, shape, choice, archive=archive)
-        blocked = [entry for entry in planned if entry.obstacle is not None]
+        unknown_ok = order is Order.UNKNOWN_OK
+        blocked = [entry for entry in planned if entry.obstacle is not None and not (unknown_ok and entry.is_unknown)]
         _require(planned, choice)
         if options.dry_run or (blocked and not out_of_order):
             _show_plan(settings, planned, dry_run=options.dry_run, json_=options.json_)
@@ -340,14 +358,18 @@ def redrive(
         identities = [entry.record.identity for entry in planned]
         with spinner(f"putting {_count(len(planned))} back"):
             done = redriving.redrive(
-                connection, settings.table, shape, identities, archive=archive, out_of_order=out_of_order
-            )
+                connection, settings.table, shape, identities,
+                archive=archive, out_of_order=out_of_order, unknown_ok=unknown_ok,
+            )  # fmt: skip
     if options.json_:
         _print_json(settings, dry_run=False, redriven=[redriven_json(entry) for entry in done], blocked=[])
         return
     for entry in done:
-        typer.echo(f"{line_of(entry.record)}: back in the outbox with id {entry.new_id}")
-    typer.echo(f"{_count(len(done))} put back{_gone(len(planned) - len(done))}")
+        doubt = f" although {entry.obstacle}" if entry.obstacle is not None else ""
+        typer.echo(f"{line_of(entry.record)}: back in the outbox with id {entry.new_id}{doubt}")
+    unknown = sum(entry.obstacle is not None and entry.obstacle.reason is Reason.UNKNOWN for entry in done)
+    doubts = f", {unknown:,} of them in an order that is unknown" if unknown else ""
+    typer.echo(f"{_count(len(done))} put back{doubts}{_gone(len(planned) - len(done))}")
 
 
 @app.command()

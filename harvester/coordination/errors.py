@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from harvester.errors import ExitCode, HarvesterError
 
 
@@ -13,6 +15,17 @@ class CoordinationTopicError(CoordinationError):
     """The coordination topic has settings under which claims would not be safe; nothing was written to it."""
 
     exit_code = ExitCode.CONFIGURATION
+
+
+class UnknownTopic(CoordinationError):
+    """A topic to consume does not exist; `close` are existing ones with a similar name."""
+
+    exit_code = ExitCode.INPUT
+
+    def __init__(self, topic: str, close: Sequence[str]) -> None:
+        self.topic = topic
+        meant = f"did you mean {', '.join(map(repr, close))}? " if close else ""
+        super().__init__(f"there is no topic {topic!r}", hint=f"{meant}correct --topic, or create the topic first")
 
 
 class DuplicateClient(CoordinationError):

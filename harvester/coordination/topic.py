@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from difflib import get_close_matches
 from typing import Any
 
 from confluent_kafka import KafkaError, KafkaException
 from confluent_kafka.admin import AdminClient, ConfigResource, NewTopic, ResourceType
 
 from harvester.coordination.core.messages import MAX_BYTES
-from harvester.coordination.errors import CoordinationTopicError
+from harvester.coordination.errors import CoordinationTopicError, UnknownTopic
 from harvester.delivery.progress_topic import durable
 from harvester.errors import BrokerError, BrokerUnavailable
 
@@ -50,6 +51,17 @@ def ensure_coordination_topic(name: str, options: Mapping[str, Any], partitions:
             f"the coordination topic {name!r} does not fit: {'; '.join(problems)}",
             hint="correct the settings, or name another coordination topic for all consumers of the group at once",
         )
+
+
+def require_topics(topics: Sequence[str], options: Mapping[str, Any]) -> None:
+    """Raises UnknownTopic for the first of them that does not exist, BrokerError or BrokerUnavailable."""
+    try:
+        found = AdminClient({**options, "log_level": "0"}).list_topics(timeout=_TIMEOUT_S).topics
+    except KafkaException as error:
+        raise failed(topics[0], options, error) from error
+    for topic in topics:
+        if topic not in found:
+            raise UnknownTopic(topic, get_close_matches(topic, [name for name in found if name[:2] != "__"], n=2))
 
 
 def misfits(

@@ -84,6 +84,11 @@ SELECT
      JOIN pg_catalog.pg_namespace sn ON sn.oid = s.relnamespace
      JOIN pg_catalog.pg_sequence q ON q.seqrelid = s.oid
      LIMIT 1) AS sequence,
+    current_database() AS database,
+    (SELECT json_agg(datname ORDER BY datname) FROM pg_catalog.pg_database
+     WHERE named.outbox IS NULL AND datallowconn AND NOT datistemplate
+        AND datname NOT IN (current_database(), 'postgres')
+        AND has_database_privilege(oid, 'CONNECT')) AS other_databases,
     EXISTS (
         SELECT FROM id
         JOIN pg_catalog.pg_index i ON i.indrelid = id.attrelid
@@ -150,6 +155,8 @@ class Facts:
     sequence: Sequence | None
     ordered_by_id: bool  # id has a unique btree index of its own
     notifies: bool  # the enabled trigger for this table's channel is there
+    database: str = ""
+    other_databases: tuple[str, ...] = ()  # of this server; asked for only where there is no outbox
 
 
 def catalog_parameters(table: OutboxTable) -> dict[str, str | None]:
@@ -164,9 +171,12 @@ def catalog_parameters(table: OutboxTable) -> dict[str, str | None]:
 
 def parse_catalog(row: tuple[Any, ...]) -> Facts:
     """Turns the one row of CATALOG_SQL into facts."""
-    server_version, user, schema_exists, *documents, ordered_by_id, notifies = row
+    server_version, user, schema_exists, *documents = row[:7]
+    database, others, ordered_by_id, notifies = row[7:]
     # Some drivers leave JSON as text.
-    outbox, term, quarantine, sequence = (json.loads(d) if isinstance(d, str) else d for d in documents)
+    outbox, term, quarantine, sequence, others = (
+        json.loads(d) if isinstance(d, str) else d for d in (*documents, others)
+    )
     return Facts(
         server_version=server_version,
         user=user,
@@ -177,6 +187,8 @@ def parse_catalog(row: tuple[Any, ...]) -> Facts:
         sequence=Sequence(**sequence) if sequence is not None else None,
         ordered_by_id=ordered_by_id,
         notifies=notifies,
+        database=database,
+        other_databases=tuple(others or ()),
     )
 
 

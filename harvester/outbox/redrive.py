@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from harvester.errors import OrderNotKept, OutboxError
 from harvester.outbox.connection import database_errors, execute
-from harvester.outbox.key_order import ORIGIN_HEADER, KeyNeighbours, Obstacle, Position, obstacle, summary
+from harvester.outbox.key_order import ORIGIN_HEADER, KeyNeighbours, Obstacle, Position, Reason, obstacle, summary
 from harvester.outbox.quarantine import (
     Connection,
     DeadLetterFilter,
@@ -40,13 +40,19 @@ class PlannedRedrive:
     position: Position
     obstacle: Obstacle | None
 
+    @property
+    def is_unknown(self) -> bool:
+        """Whether nothing is known to break the order, and nothing to keep it."""
+        return self.obstacle is not None and self.obstacle.reason is Reason.UNKNOWN
+
 
 @dataclass(frozen=True, slots=True)
 class Redriven:
-    """A record that was put back, and its new id."""
+    """A record that was put back, its new id, and what stood against that, if it was told to go back regardless."""
 
     record: DeadRecord
     new_id: int
+    obstacle: Obstacle | None = None
 
 
 def plan(
@@ -69,11 +75,13 @@ def redrive(
     *,
     archive: bool,
     out_of_order: bool = False,
+    unknown_ok: bool = False,
 ) -> list[Redriven]:
     """Put these records back, by key in their order; returns those that were still there, with their new ids.
 
-    Raises OrderNotKept, and changes nothing, when one of them cannot keep the order of its key, unless `out_of_order`;
-    DatabaseUnavailable when a writer holds the outbox for too long.
+    Raises OrderNotKept, and changes nothing, when one of them cannot keep the order of its key, unless `out_of_order`.
+    With `unknown_ok`, those go back of which nobody knows whether they can. Raises DatabaseUnavailable when a writer
+    holds the outbox for too long.
     """
     with database_errors(f"put records back into {table}"), connection.transaction():
         if not out_of_order:
@@ -81,7 +89,7 @@ def redrive(
             connection.execute(f"LOCK TABLE {table.sql} IN SHARE ROW EXCLUSIVE MODE")
         records = lock_dead(connection, table, shape, identities)
         planned = _plan(connection, table, shape, records, archive=archive)
-        blocked = [entry.obstacle for entry in planned if entry.obstacle is not None]
+        blocked = [entry.obstacle for entry in planned if entry.obstacle and not (unknown_ok and entry.is_unknown)]
         if blocked and not out_of_order:
             raise OrderNotKept(len(blocked), len(planned), summary(blocked))
         if not shape.has_partition and any(record.partition is not None for record in records):
@@ -89,7 +97,7 @@ def redrive(
         incarnations, ids = split([entry.record.identity for entry in planned])
         new_ids = sorted(row[0] for row in execute(connection, _move(table, shape), incarnations, ids))
         # One INSERT takes its ids from the sequence in the order of its rows: ascending, as they were planned.
-        return [Redriven(entry.record, new_id) for entry, new_id in zip(planned, new_ids, strict=True)]
+        return [Redriven(entry.record, new_id, entry.obstacle) for entry, new_id in zip(planned, new_ids, strict=True)]
 
 
 def _plan(

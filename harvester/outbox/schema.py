@@ -77,6 +77,7 @@ def init(
             _retype(connection, placed, facts.quarantine, shape, done)
         if connection.execute(ddl.insert_term(placed)).rowcount and facts.term is not None:
             done.append(f"put the missing row back into {placed.term}")
+        had_leases = _has_leases(connection, placed)
         try:
             with connection.transaction():
                 before = _migrate(connection, placed)
@@ -85,7 +86,9 @@ def init(
             raise
         if before < ddl.schema_version() and facts.term is not None:
             done.append(f"migrated the schema from version {before} to {ddl.schema_version()}")
-        _restore_leases(connection, placed, done)
+        _restore_leases(connection, placed)
+        if not had_leases and _has_leases(connection, placed):
+            done.append(f"created table {placed.lease}")
         _set_notify(connection, placed, table.channel, wanted=notify, present=shape.has_notify, done=done)
         done += set_functions(connection, placed, shape, wanted=functions)
         check_companions(table, read_facts(connection, table), shape)
@@ -212,13 +215,15 @@ def _migrate(connection: Connection, table: OutboxTable) -> int:
     return version
 
 
-def _restore_leases(connection: Connection, table: OutboxTable, done: list[str]) -> None:
+def _has_leases(connection: Connection, table: OutboxTable) -> bool:
+    return bool(fetch_row(connection, "SELECT to_regclass($1) IS NOT NULL", table.lease)[0])
+
+
+def _restore_leases(connection: Connection, table: OutboxTable) -> None:
     """Recreates the table of leases where somebody has dropped it since its migration."""
-    exists = fetch_row(connection, "SELECT to_regclass($1) IS NOT NULL", table.lease)[0]
-    if ddl.exactly_once in ddl.MIGRATIONS and not exists:
+    if ddl.exactly_once in ddl.MIGRATIONS and not _has_leases(connection, table):
         for statement in ddl.create_leases(table):
             connection.execute(statement)
-        done.append(f"created table {table.lease}")
 
 
 def _set_notify(
@@ -235,7 +240,11 @@ def _set_notify(
     statements = ddl.create_notify(table, channel) if wanted else [ddl.drop_notify(table, channel)]
     for statement in statements:
         connection.execute(statement)
-    done.append(f"{'created' if wanted else 'removed'} the notify trigger on {table.sql}")
+    function = ddl.notify_function(table)
+    if wanted:
+        done.append(f"created the notify trigger on {table.sql}, and its function {function}")
+    else:
+        done.append(f"removed the notify trigger on {table.sql}; its function {function} stays")
 
 
 def _keep_archive(connection: Connection, table: OutboxTable, retention: timedelta, done: list[str]) -> None:

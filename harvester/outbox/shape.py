@@ -33,6 +33,7 @@ _ACCEPTED: dict[str, tuple[str, ...]] = {
 _OPTIONAL = ("kafka_partition",)
 _KINDS = {"v": "a view", "m": "a materialized view", "f": "a foreign table", "p": "a partitioned table"}
 _UUID_CHARACTERS = 36
+_SHOWN_DATABASES = 5
 _PLAIN_CALL = re.compile(r"nextval\('(?:[^']|'')*'::regclass\)")
 
 TERM_COLUMNS = (
@@ -114,7 +115,13 @@ def check_place(table: OutboxTable, facts: Facts) -> None:
 def _require_outbox(table: OutboxTable, facts: Facts) -> Relation:
     check_place(table, facts)
     if facts.outbox is None:
-        raise SchemaError(f"there is no outbox table {table} in this database", hint=INIT_HINT)
+        where = f"the database {facts.database!r}" if facts.database else "this database"
+        hint = INIT_HINT
+        if facts.other_databases:
+            shown = ", ".join(repr(name) for name in facts.other_databases[:_SHOWN_DATABASES])
+            more = " and others" if len(facts.other_databases) > _SHOWN_DATABASES else ""
+            hint += f"; or correct dbname in data_source: this server also has the databases {shown}{more}"
+        raise SchemaError(f"there is no outbox table {table} in {where}", hint=hint)
     return facts.outbox
 
 

@@ -260,6 +260,17 @@ def test_positions_that_cannot_be_set(scene: Scene, args: list[str], said: str) 
     assert "Traceback" not in done.stderr
 
 
+def test_a_topic_that_does_not_exist_is_named(scene: Scene) -> None:
+    wrong = f"{scene.topic}x"
+    where = ["--group", scene.group, "--topic", scene.topic, "--topic", wrong]
+    done = run_cli("consume", *scene.where, *where, "--timeout", "1", check=False)
+    assert done.returncode == ExitCode.INPUT
+    lines = [line for line in done.stderr.splitlines() if not line.startswith("{")]
+    assert lines[0] == f"harvester: there is no topic {wrong!r}"
+    assert lines[1].startswith("hint: did you mean")
+    assert repr(scene.topic) in lines[1]
+
+
 def test_errors_have_a_hint(scene: Scene) -> None:
     done = run_cli("claims", *scene.where, check=False)
     assert done.returncode == ExitCode.CONFIGURATION

@@ -11,7 +11,7 @@ import psycopg
 import pytest
 
 from harvester.errors import ExitCode
-from harvester.outbox.schema import init, inspect
+from harvester.outbox.schema import init, inspect, read_facts
 from harvester.outbox.stasher import Stasher
 from harvester.outbox.tables import OutboxTable
 from harvester.record import OutboxRecord
@@ -33,11 +33,22 @@ def test_init_says_what_it_did_and_then_that_all_is_done(empty_database: str) ->
         'created table "outbox"',
         'created table "public"."outbox_term", schema version 5',
         'created table "public"."outbox_quarantine"',
-        'created the notify trigger on "public"."outbox"',
+        'created table "public"."outbox_lease"',
+        'created the notify trigger on "public"."outbox", and its function "public"."outbox_notify"',
     ]
+    with psycopg.connect(empty_database) as connection:
+        made = connection.execute(
+            "SELECT relname FROM pg_class WHERE relnamespace = 'public'::regnamespace AND relkind IN ('r', 'p')"
+            " UNION ALL SELECT proname FROM pg_proc WHERE pronamespace = 'public'::regnamespace"
+        ).fetchall()
+    assert {name for (name,) in made} == {"outbox", *(f"outbox_{n}" for n in ("term", "quarantine", "lease", "notify"))}
+    assert all(f'"{name}"' in "\n".join(first) for (name,) in made)
     assert run("init", empty_database).stdout == "nothing to do: the schema is complete\n"
     removed = json.loads(run("init", empty_database, "--no-notify", "--json").stdout)
-    assert removed == {"outbox": '"outbox"', "done": ['removed the notify trigger on "public"."outbox"']}
+    assert removed == {
+        "outbox": '"outbox"',
+        "done": ['removed the notify trigger on "public"."outbox"; its function "public"."outbox_notify" stays'],
+    }
 
 
 def test_init_makes_the_archive_that_the_configuration_wants(empty_database: str) -> None:
@@ -47,6 +58,21 @@ def test_init_makes_the_archive_that_the_configuration_wants(empty_database: str
     done = json.loads(run("init", empty_database, "--set", "archive=rows", "--json").stdout)["done"]
     assert 'created table "public"."outbox_archive"' in done
     assert sum("created partition" in line for line in done) == 4
+
+
+def test_an_outbox_that_is_not_there_is_told_with_the_database(empty_database: str) -> None:
+    """A data source that leads to the wrong database of the right server."""
+    run("init", empty_database)
+    wrong = psycopg.conninfo.make_conninfo(empty_database, dbname="postgres")
+    name = psycopg.conninfo.conninfo_to_dict(empty_database)["dbname"]
+    elsewhere = ("--set", 'outbox_table="not_in_postgres"')
+    done = run("status", wrong, *elsewhere, check=False)
+    assert done.returncode == ExitCode.SCHEMA
+    assert "there is no outbox table \"not_in_postgres\" in the database 'postgres'" in done.stderr
+    assert "correct dbname in data_source" in done.stderr
+    with psycopg.connect(wrong) as connection:
+        facts = read_facts(connection, OutboxTable(None, "not_in_postgres"))
+    assert (facts.database, name in facts.other_databases) == ("postgres", True)
 
 
 def test_init_can_make_a_value_column_of_bytes(empty_database: str) -> None:
@@ -111,7 +137,7 @@ def test_status_for_scripts(database: str) -> None:
 def test_status_before_init_points_to_init(empty_database: str) -> None:
     done = run("status", empty_database, check=False)
     assert done.returncode == ExitCode.SCHEMA
-    assert done.stderr.splitlines()[-1] == "hint: run `harvester init`"
+    assert done.stderr.splitlines()[-1].startswith("hint: run `harvester init`")
 
 
 def test_status_for_people(database: str) -> None:

@@ -41,7 +41,7 @@ def connection(empty_database: str) -> Iterator[psycopg.Connection[Any]]:
 
 def test_makes_everything_once(connection: psycopg.Connection[Any]) -> None:
     done = init(connection, OUTBOX, notify=True)
-    assert [line.split('"')[0] for line in done] == ["created table "] * 3 + ["created the notify trigger on "]
+    assert [line.split('"')[0] for line in done] == ["created table "] * 4 + ["created the notify trigger on "]
     assert init(connection, OUTBOX, notify=True) == init(connection, OUTBOX) == []
     shape = inspect(connection, OUTBOX)
     assert (shape.id_type, shape.key_type, shape.value_type, shape.leader_id_type) == ("bigint", "text", "text", "uuid")
@@ -68,7 +68,7 @@ def test_a_table_of_the_guide_stays_as_it_is(connection: psycopg.Connection[Any]
     before = connection.execute(columns).fetchall()
     done = init(connection, OUTBOX)
     insert(connection)
-    assert len(done) == 2
+    assert len(done) == 3
     assert connection.execute(columns).fetchall() == before
     assert connection.execute("SELECT count(*) FROM outbox").fetchone() == (2,)
     shape = inspect(connection, OUTBOX)
@@ -83,12 +83,12 @@ def test_any_name_works_and_none_injects(connection: psycopg.Connection[Any], na
         with pytest.raises(SchemaError, match="there is no schema"):
             init(connection, table)
         connection.execute(f"CREATE SCHEMA {OutboxTable(None, table.schema).sql}")
-    assert len(init(connection, table, notify=True)) == 4
+    assert len(init(connection, table, notify=True)) == 5
     assert inspect(connection, table).has_notify
     insert(connection, table.sql.replace("%", "%%"))
     assert not refresh_incarnation(connection, table)
     assert term_row(connection, table.term)["last_value"] == 1
-    assert init(connection, table, notify=False) == [f"removed the notify trigger on {_placed(table)}"]
+    assert init(connection, table, notify=False)[0].startswith(f"removed the notify trigger on {_placed(table)};")
 
 
 @pytest.mark.parametrize("name", NASTY)
@@ -121,7 +121,7 @@ def test_two_at_once_are_safe(empty_database: str) -> None:
     levels = [psycopg.IsolationLevel.READ_COMMITTED, psycopg.IsolationLevel.SERIALIZABLE] * 2
     with ThreadPoolExecutor(4) as pool:
         results = list(pool.map(run, levels))
-    assert sorted(map(len, results)) == [0, 0, 0, 4]
+    assert sorted(map(len, results)) == [0, 0, 0, 5]
 
 
 def test_a_failure_leaves_nothing_behind(connection: psycopg.Connection[Any]) -> None:
@@ -134,7 +134,7 @@ def test_a_failure_leaves_nothing_behind(connection: psycopg.Connection[Any]) ->
 def test_it_joins_the_transaction_of_its_caller(empty_database: str) -> None:
     with psycopg.connect(empty_database, row_factory=dict_row) as connection:
         connection.execute("SET lock_timeout = '7s'")
-        assert len(init(connection, OUTBOX)) == 3
+        assert len(init(connection, OUTBOX)) == 4
         assert connection.execute("SHOW lock_timeout").fetchone() == {"lock_timeout": "7s"}
         inspect(connection, OUTBOX)
         connection.rollback()
@@ -184,7 +184,7 @@ def test_inspect_names_what_is_missing(connection: psycopg.Connection[Any], miss
     connection.execute(f"DROP TABLE {missing}")
     with pytest.raises(SchemaError, match=f'"{missing}"') as refused:
         inspect(connection, OUTBOX)
-    assert refused.value.hint == "run `harvester init`"
+    assert (refused.value.hint or "").startswith("run `harvester init`")
 
 
 def test_the_quarantine_follows_a_value_that_became_bytes_and_back(connection: psycopg.Connection[Any]) -> None:

@@ -183,9 +183,14 @@ def retype_quarantine(table: OutboxTable, column: str, kind: KafkaType) -> str:
     )
 
 
+def notify_function(table: OutboxTable) -> str:
+    """The function of the trigger, for SQL text."""
+    return OutboxTable(schema=table.schema, name=f"{table.name}_notify").sql
+
+
 def create_notify(table: OutboxTable, channel: str) -> list[str]:
     """Wake the leader at each committed INSERT; one notification per transaction, whatever its size."""
-    function = OutboxTable(schema=table.schema, name=f"{table.name}_notify").sql
+    function = notify_function(table)
     return [
         f"""CREATE OR REPLACE FUNCTION {function}() RETURNS trigger LANGUAGE plpgsql AS $function$
 BEGIN
