@@ -23,12 +23,13 @@ from harvester.events import EventHandler
 from harvester.lifecycle import Endpoints, Life
 from harvester.neli.group import Group
 from harvester.relay.core.state_machine import LeadershipPhase
-from harvester.status import KeyStatus, State, Status
+from harvester.status import READY_STATES, KeyStatus, State, Status
 from harvester.status_recorder import StatusRecorder
 from harvester.telemetry.logging import LEVELS, logger_for
 from harvester.telemetry.metrics import Totals
 
 _ANSWER_WITHIN_S = 5.0
+_FIRST_LOOK_S = 2.0
 
 
 class Harvester:
@@ -231,6 +232,21 @@ class Harvester:
         """Totals since the start, for counters; never waits for the relay."""
         parts = self._life.parts
         return self._recorder.totals(list(parts.supervisor.pool.slots) if parts is not None else [])
+
+    def unready(self) -> str | None:
+        """Why it neither leads nor could take over now; None if it is ready.
+
+        A harvester is ready while the database answers, and while Kafka's group counts it in: as its leader, or as a
+        standby. Waits at most 2 s, and only for the database, when nobody has asked for 15 s.
+        """
+        parts, state = self._life.parts, self.state
+        if parts is None or state not in READY_STATES:
+            return self._recorder.problem() or f"it is {state.value}"
+        missing = parts.group.missing()
+        if missing is not None:
+            return self._recorder.problem() or missing
+        silence = parts.backlog.silence(_FIRST_LOOK_S)
+        return None if silence is None else f"database: {silence}"
 
     def is_working(self) -> bool:
         """Whether its threads make progress; false if one is stuck, or if it has not started or has failed."""

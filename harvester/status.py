@@ -29,6 +29,10 @@ class State(StrEnum):
     FAILED = "failed"
 
 
+# In which it is a member of the group, one that leads or stands by.
+READY_STATES = frozenset({State.STANDBY, State.LEADING, State.REMARKING, State.PAUSED, State.SUSPENDED})
+
+
 class ShardState(StrEnum):
     """The state of a shard process."""
 

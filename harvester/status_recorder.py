@@ -84,6 +84,14 @@ class StatusRecorder:
             self._log.info("%s: recovered", source)
             self.note(f"{source}: recovered")
 
+    def problem(self) -> str | None:
+        """What is waited for, or has gone wrong; None when all is well."""
+        with self._lock:
+            return self._problem()
+
+    def _problem(self) -> str | None:
+        return "; ".join(f"{source}: {text}" for source, text in sorted(self._troubles.items())) or None
+
     def paused(self, paused: bool) -> bool:
         """Records that an operator paused or resumed marking; False if nothing changed."""
         with self._lock:
@@ -156,7 +164,7 @@ class StatusRecorder:
                 p50_ms=latency.percentile(50),
                 p99_ms=latency.percentile(99),
                 backlog=backlog,
-                problem="; ".join(f"{source}: {text}" for source, text in sorted(self._troubles.items())) or None,
+                problem=self._problem(),
                 events=tuple(self._events),
                 paused_since_at=self._paused_since_at,
             )

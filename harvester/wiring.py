@@ -275,6 +275,7 @@ def kafka_group(config: Config) -> Group:
                 rejoin_delay_s=timing.REJOIN_DELAY.total_seconds(),
             ),
             revoke_within_s=_revoke_within_s(config),
+            session_s=limits.session_timeout.total_seconds(),
             foreign_live_s=limits.session_timeout.total_seconds(),
         )
     )

@@ -28,16 +28,24 @@ if TYPE_CHECKING:
     from harvester.telemetry.notify import Notifier
 
 _STATUS_EVERY_S = 2.0
+_START_S = 30.0  # beyond the limit of systemd for a start, which is 90 s unless the unit sets another
+_READY_LOOK_S = 0.25
 _LOOKS = 4  # at the mark loop, in the time that the watchdog allows
 
 
 def tell_manager(harvester: Harvester, notifier: Notifier, done: threading.Event) -> None:
     """Keep the manager informed until `done`; for a thread of its own.
 
-    Watchdog pings are sent only while the mark loop progresses.
+    Start-up is done when the harvester is ready, by the rule of `/readyz`. Until then the manager's limit for a start
+    is extended again and again. Watchdog pings are sent only while the mark loop progresses.
     """
     from harvester_cli.dashboard.live import status_line
 
+    while (unready := harvester.unready()) is not None:
+        notifier.extend_start(_START_S, f"{harvester.state.value}: {unready}")
+        if done.wait(_READY_LOOK_S):
+            return
+    notifier.ready(harvester.state.value)
     notifier.widen_watchdog(least_watchdog_s(harvester.config.limits.heartbeat_timeout.total_seconds()))
     watchdog_s = notifier.watchdog_s
     every_s = _STATUS_EVERY_S if watchdog_s is None else min(_STATUS_EVERY_S, watchdog_s / _LOOKS)
@@ -99,7 +107,7 @@ class Reloader(threading.Thread):
             except Exception:  # noqa: BLE001 - the top frame: the harvester goes on with what it has
                 self._log.exception("reload: nothing was changed")
                 said = "reload: failed; nothing was changed"
-            self._notifier.ready(said)
+            self._notifier.reloaded(said)
 
     def _reload(self) -> str:
         """Returns a line for the manager."""
@@ -240,7 +248,6 @@ def start(
         if not stopper.started:
             stopper.started = True
             harvester.start()
-            notifier.ready("started")
             reloader.start()
             if "NOTIFY_SOCKET" in os.environ:
                 arguments = (harvester, notifier, done)

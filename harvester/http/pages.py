@@ -152,19 +152,19 @@ def _labelled(
     return family
 
 
-# A member of the group that can lead or does: most of them stand by.
-_READY = frozenset({State.STANDBY, State.LEADING, State.REMARKING, State.PAUSED, State.SUSPENDED})
 _ENDED = frozenset({State.STOPPED, State.FAILED})
 
 
 class StatusSource(Protocol):
-    """The source of snapshots: `harvester.Harvester`. All methods return at once."""
+    """The source of snapshots: `harvester.Harvester`. All methods but `unready` return at once."""
 
     def status(self) -> Status: ...
 
     def totals(self) -> Totals: ...
 
     def is_working(self) -> bool: ...
+
+    def unready(self) -> str | None: ...
 
 
 class Pages:
@@ -199,10 +199,12 @@ class Pages:
         return Response.text(503, f"{state.value}\n" if state in _ENDED else "a thread of the relay is stuck\n")
 
     def _readiness(self, _request: Request) -> Response:
-        """Whether it can lead: it is a member of the group, and its servers were reached."""
+        """Whether it leads or could take over: it is a member of the group, and its servers answer."""
+        unready = self._source.unready()
         status = self._source.status()
-        text = f"{status.state.value}: {status.problem}\n" if status.problem else f"{status.state.value}\n"
-        return Response.text(200 if status.state in _READY else 503, text)
+        why = unready or status.problem
+        text = f"{status.state.value}: {why}\n" if why else f"{status.state.value}\n"
+        return Response.text(200 if unready is None else 503, text)
 
     def _leadership(self, _request: Request) -> Response:
         """Whether it leads, and is trusted to, now."""

@@ -76,6 +76,10 @@ class FakeGroup:
     def highest_term(self) -> int:
         return self._highest_term
 
+    def missing(self) -> str | None:
+        """Called by the harvester when somebody asks whether it is ready."""
+        return None if self._started.is_set() else "the group is not joined yet"
+
     def cluster(self) -> str | None:
         """Called by the harvester before it takes its term."""
         return None

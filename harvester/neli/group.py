@@ -45,6 +45,9 @@ class Group(Protocol):
     def highest_term(self) -> int:
         """The highest term seen in the leader topic."""
 
+    def missing(self) -> str | None:
+        """Why this is no member that leads or could take over; None if it is one. Returns at once, on any thread."""
+
     def cluster(self) -> str | None:
         """The id of the Kafka cluster that elects, None when it has none. Raises BrokerUnavailable."""
 

@@ -38,7 +38,6 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import math
 import threading
 import time
 from collections import deque
@@ -57,6 +56,7 @@ from harvester.neli import election as e
 from harvester.neli.election import Election, ElectionTiming, step
 from harvester.neli.group import GroupListener, Identity
 from harvester.neli.heartbeat import MemberHeartbeat, decode, encode
+from harvester.neli.reach import STATISTICS_MS, Membership, Reaching
 from harvester.neli.topic import cluster_id, ensuring_leader_topic, refusal
 from harvester.telemetry.logging import ClientLog
 
@@ -78,6 +78,7 @@ class MemberSettings:
     join_wait_s: float  # from the start of this process, while another standby may have died
     timing: ElectionTiming
     revoke_within_s: float  # how long the rebalance callback may block
+    session_s: float
     foreign_live_s: float  # a heartbeat of another outbox younger than this is a live member's
 
 
@@ -98,6 +99,7 @@ class KafkaGroup:
         self._identity: Identity
         self._listener: GroupListener
         self._reaching: Reaching
+        self._membership = Membership(settings.group, settings.session_s)
         self._producer: Producer
         self._consumer: Consumer
         self._ensuring: Future[str | None] | None = None  # that the leader topic is there
@@ -123,6 +125,14 @@ class KafkaGroup:
     @property
     def highest_term(self) -> int:
         return self._state.highest_term
+
+    def missing(self) -> str | None:
+        role = self._state.role
+        if role is e.Role.LEADER:  # both of its proofs are fresh
+            return None
+        if role is e.Role.CANDIDATE:
+            return "elected, and Kafka has not confirmed it"
+        return self._membership.missing(clock_s())
 
     def cluster(self) -> str | None:
         return cluster_id(self._producer, self._settings.topic)
@@ -177,7 +187,16 @@ class KafkaGroup:
         until = self._alone_from + settings.join_wait_s
         await_dead(settings.group, settings.producer_options, until, self._ended, self._listener.client_said)
         self._joined = False
-        self._consumer = Consumer({**options, "on_commit": self._committed, "error_cb": self._reaching.heard})
+        membership = self._membership = Membership(settings.group, settings.session_s)
+        self._consumer = Consumer(
+            {
+                **options,
+                "on_commit": self._committed,
+                "error_cb": self._reaching.heard,
+                "statistics.interval.ms": STATISTICS_MS,
+                "stats_cb": lambda statistics: membership.read(statistics, clock_s()),
+            }
+        )
         self._log_in(self._consumer)
         self._consumer.subscribe(
             [settings.topic], on_assign=self._assigned, on_revoke=self._revoked, on_lost=self._revoked
@@ -216,6 +235,7 @@ class KafkaGroup:
         finally:
             leave(self._consumer, self._settings.revoke_within_s, self._listener.client_said)
             self._alone_from = clock_s()
+            self._membership = Membership(self._settings.group, self._settings.session_s)
             self._feed(e.Revoked())
         if rejoin_after_s is not None:
             self._ended.wait(rejoin_after_s)
@@ -394,39 +414,6 @@ class Commits:
             if error is None and partition.error is None:
                 self._stability.accepted(sent_at, clock_s())
                 yield sent_at, stable_at
-
-
-_REACHING_LOOK_S = 0.2
-
-
-class Reaching:
-    """Whether any broker can be reached. Where none could, it asks until one answers."""
-
-    def __init__(self, topic: str, trouble: Callable[[str | None], None]) -> None:
-        self._topic, self._trouble = topic, trouble
-        self._look_at = math.inf
-
-    @property
-    def is_lost(self) -> bool:
-        return self._look_at < math.inf
-
-    def heard(self, error: KafkaError) -> None:
-        if error.code() == KafkaError._ALL_BROKERS_DOWN:
-            self._trouble("Kafka: no broker can be reached")
-            self._look_at = clock_s() + _RETRY_S
-
-    def look(self, consumer: Any) -> None:
-        """At every turn; asks for metadata once a second, and only where none could be reached."""
-        now = clock_s()
-        if now < self._look_at:
-            return
-        self._look_at = now + _RETRY_S
-        try:
-            consumer.list_topics(self._topic, timeout=_REACHING_LOOK_S)
-        except KafkaException:
-            return
-        self._look_at = math.inf
-        self._trouble(None)
 
 
 _WITHIN_S = 3.0

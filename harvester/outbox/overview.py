@@ -7,6 +7,7 @@ long on a large table: the statement timeout of the connection bounds that.
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 from dataclasses import dataclass, replace
@@ -17,7 +18,7 @@ from uuid import UUID
 import psycopg
 
 from harvester.errors import OutboxError
-from harvester.outbox.connection import connect, database_errors, fetch_row
+from harvester.outbox.connection import connect, database_errors, fetch_row, one_line
 from harvester.outbox.leader_session import Owner
 from harvester.outbox.schema import inspect
 from harvester.outbox.shape import OutboxShape
@@ -117,19 +118,25 @@ def _quarantine(connection: Connection, table: OutboxTable, bound: int) -> Quara
 _EVERY_S = 1.0
 _REST = 20  # times as long as the last look took
 _FORGOTTEN_AFTER_S = 15.0
+_SILENT_S = 10.0  # a look may take so long: a statement and its timeout
+_NOT_ASKED = "has not been asked yet"
 _STOP_WITHIN_S = 6.0  # a statement under way ends by its own timeout
 
 
 class BacklogWatch:
     """Looks once a second while somebody is interested; rests, without a session, when nobody has asked for a while.
 
-    Looks that take long come less often: they cost a twentieth of the time at the most.
+    Every look asks whether the database answers. Counts that take long come less often: they cost a twentieth of the
+    time at the most.
     """
 
     def __init__(self, dsn: str, table: OutboxTable, application_name: str) -> None:
         self._dsn, self._table, self._application = dsn, table, application_name
         self._asked_at = 0.0
         self._latest: Backlog | None = None
+        self._silence: str | None = _NOT_ASKED
+        self._answered_at = -math.inf
+        self._looked = threading.Event()  # since it last began to ask
         self._ended = threading.Event()
         self._lock = threading.Lock()
         self._thread: threading.Thread | None = None
@@ -139,9 +146,22 @@ class BacklogWatch:
         self._asked_at = time.monotonic()
         with self._lock:
             if not self._ended.is_set() and (self._thread is None or not self._thread.is_alive()):
+                self._looked.clear()
                 self._thread = threading.Thread(target=self._run, name="harvester-backlog", daemon=True)
                 self._thread.start()
         return self._latest
+
+    def silence(self, within_s: float) -> str | None:
+        """Why the database does not answer; None if it does. A watch that rested is given so long for its first look.
+
+        Asking keeps the watch awake.
+        """
+        self.latest()
+        self._looked.wait(within_s)
+        silent_s = time.monotonic() - self._answered_at
+        if self._silence is None and silent_s > _SILENT_S:
+            return f"has not answered for {silent_s:.0f} s"
+        return self._silence
 
     def log_in(self, dsn: str) -> None:
         """Uses this for new connections."""
@@ -156,23 +176,33 @@ class BacklogWatch:
 
     def _run(self) -> None:
         connection: psycopg.Connection | None = None
+        count_at = 0.0
         while not self._ended.is_set() and time.monotonic() - self._asked_at < _FORGOTTEN_AFTER_S:
-            began = time.monotonic()
             try:
                 if connection is None or connection.closed:
                     connection = connect(self._dsn, application_name=self._application, silence_s=_STOP_WITHIN_S)
                     connection.execute("SET statement_timeout = '5s'")
-                    began = time.monotonic()
-                self._latest = read_backlog(connection, self._table)
-            except (psycopg.Error, OutboxError):
+                connection.execute("SELECT")
+                self._silence, self._answered_at = None, time.monotonic()
+                self._looked.set()
+                if self._answered_at >= count_at:
+                    self._latest = read_backlog(connection, self._table)
+                    # It reads past all dead rows at the head; under a forgotten transaction these stay for good.
+                    counted_at = time.monotonic()
+                    count_at = counted_at + _REST * (counted_at - self._answered_at)
+            except (psycopg.Error, OutboxError) as error:
                 self._latest = None  # the relay's own sessions report what is wrong
-                if connection is not None:
-                    connection.close()
-            # It reads past all dead rows at the head, and under a forgotten transaction these are never cleaned away.
-            self._ended.wait(max(_EVERY_S, _REST * (time.monotonic() - began)))
+                answers = connection is not None and not connection.closed  # it refuses the statement, which is enough
+                if answers:
+                    self._answered_at = time.monotonic()
+                    count_at = self._answered_at + _REST * _EVERY_S
+                else:
+                    self._silence = one_line(error)
+                    self._looked.set()
+            self._ended.wait(_EVERY_S)
         if connection is not None:
             connection.close()
-        self._latest = None
+        self._latest, self._silence = None, _NOT_ASKED
 
 
 @dataclass(frozen=True, slots=True)

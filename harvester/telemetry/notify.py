@@ -20,6 +20,7 @@ class Notifier:
 
     def __init__(self, address: str | None, *, watchdog_s: float | None = None) -> None:
         self._address = "\0" + address[1:] if address and address.startswith("@") else address or None
+        self._was_ready = False
         self.watchdog_s = watchdog_s  # the manager ends the process after this time without `watchdog`
 
     @classmethod
@@ -30,17 +31,26 @@ class Notifier:
 
     def ready(self, status: str | None = None) -> bool:
         """Start-up is done. Names this process as the main one, in case a wrapper started it."""
+        self._was_ready = True
         lines = ["READY=1", f"MAINPID={os.getpid()}"]
         if status is not None:
             lines.append(f"STATUS={_one_line(status)}")
         return self._send(lines)
 
+    def extend_start(self, by_s: float, status: str) -> bool:
+        """Start-up goes on: the limit that the manager sets for it is not reached before `by_s` from now."""
+        return self._send([f"EXTEND_TIMEOUT_USEC={round(by_s * 1e6)}", f"STATUS={_one_line(status)}"])
+
     def status(self, text: str) -> bool:
         """One line for `systemctl status`; line breaks become spaces."""
         return self._send([f"STATUS={_one_line(text)}"])
 
+    def reloaded(self, status: str) -> bool:
+        """The end of `reloading`. Does not end a start-up that still goes on."""
+        return self.ready(status) if self._was_ready else self.status(status)
+
     def reloading(self) -> bool:
-        """The configuration is being read again; `ready` says that it is done (sd_notify(3), Type=notify-reload)."""
+        """The configuration is being read again; `reloaded` says that it is done (sd_notify(3), Type=notify-reload)."""
         return self._send(["RELOADING=1", f"MONOTONIC_USEC={time.monotonic_ns() // 1000}"])
 
     def stopping(self, status: str | None = None) -> bool:

@@ -13,9 +13,12 @@ from contextlib import ExitStack
 from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
+from typing import Any
 
 import pytest
+from confluent_kafka import Consumer
 from prometheus_client.parser import text_string_to_metric_families
+from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
 from harvester.http import web_server
 from harvester.http.server import WebServer
@@ -24,6 +27,7 @@ from tests.support.browser import dump_dom
 from tests.support.cli import RunningCli
 from tests.support.harvesting import Scene, wait_leads
 from tests.support.hooks import Fault
+from tests.support.proxy import Proxy
 from tests.support.wait import eventually
 from tests.unit.http.test_pages import BUSY, Shown
 
@@ -115,6 +119,83 @@ def test_health_readiness_and_leadership(scene: Scene) -> None:
             assert running.stop() == 0
             eventually(lambda: get(f"{url}/leader")[0] == 200, 60, "the standby to lead")
             assert standby.stop() == 0
+
+
+def is_ready(url: str) -> bool:
+    return get(f"{url}/readyz")[0] == 200
+
+
+def database_of(scene: Scene) -> str:
+    """The address of its server."""
+    parts = conninfo_to_dict(scene.dsn)
+    return f"{parts['host']}:{parts['port']}"
+
+
+def state_of(url: str) -> str:
+    return str(json.loads(get(f"{url}/status")[1])["state"])
+
+
+def test_it_is_ready_only_while_kafka_answers(scene: Scene) -> None:
+    with (
+        Proxy(scene.bootstrap, kafka=True) as kafka,
+        scene.cli(http=HTTP, base_kafka_config={"bootstrap.servers": kafka.address}) as running,
+    ):
+        url = base_url(running)
+        eventually(lambda: state_of(url) == "standby", what="it to ask for a place in the group")
+        code, text = get(f"{url}/readyz")
+        assert (code, text.partition(":")[0]) == (503, "standby")
+        kafka.open()
+        eventually(lambda: is_ready(url) and state_of(url) == "leading", 60, "readiness")
+        kafka.cut()
+        eventually(lambda: state_of(url) == "fenced", what="the fence")
+        assert not is_ready(url)
+        eventually(lambda: state_of(url) == "standby", what="the end of its session with the group")
+        assert not is_ready(url)
+        kafka.open()
+        eventually(lambda: is_ready(url), 60, "readiness after the outage")
+        assert running.stop() == 0
+
+
+def test_a_standby_is_ready_while_both_servers_answer(scene: Scene) -> None:
+    with scene.cli() as leader, Proxy(scene.bootstrap, kafka=True) as kafka, Proxy(database_of(scene)) as database:
+        wait_leads(leader)
+        kafka.open()
+        database.open()
+        away: dict[str, Any] = {
+            "base_kafka_config": {"bootstrap.servers": kafka.address},
+            "data_source": make_conninfo(scene.dsn, host="127.0.0.1", port=database.port),
+        }
+        with scene.cli(http=HTTP, name="standby", **away) as standby:
+            url = base_url(standby)
+            for server, what in ((kafka, "group"), (database, "database")):
+                eventually(lambda: get(f"{url}/readyz") == (200, "standby\n"), 60, "readiness")
+                server.cut()
+                eventually(lambda: not is_ready(url), what="an outage that shows")
+                assert what in get(f"{url}/readyz")[1]
+                assert get(f"{url}/healthz")[0] == 200
+                server.open()
+            eventually(lambda: is_ready(url), 60, "readiness")
+            assert standby.stop() == 0
+        assert leader.stop() == 0
+
+
+def test_it_is_not_ready_while_others_have_its_group(scene: Scene) -> None:
+    """Members with another assignor: Kafka lets nobody in whose assignor they do not know."""
+    others = Consumer(
+        {"bootstrap.servers": scene.bootstrap, "group.id": scene.group, "partition.assignment.strategy": "range"}
+    )
+    try:
+        others.subscribe([scene.topic])
+        eventually(lambda: others.poll(0.1) or others.assignment(), 60, "the group to be theirs")
+        with scene.cli(http=HTTP) as running:
+            url = base_url(running)
+            refused = (503, "standby: group: leader topic: JoinGroup failed: Broker: Inconsistent group protocol\n")
+            eventually(lambda: get(f"{url}/readyz") == refused, 60, "the refusal")
+            others.close()
+            eventually(lambda: is_ready(url), 60, "readiness")
+            assert running.stop() == 0
+    finally:
+        others.close()
 
 
 def test_a_database_that_is_away_is_no_reason_to_restart(scene: Scene) -> None:

@@ -12,6 +12,7 @@ import pytest
 from tests.support.cli import COMMAND, RunningCli, cli_environment
 from tests.support.harvesting import Scene, alive, causal, children, log_lines, messages, shards_of, wait_leads
 from tests.support.hooks import Fault
+from tests.support.proxy import Proxy
 from tests.support.wait import eventually
 
 pytest_plugins = ["tests.support.scenes"]
@@ -134,13 +135,21 @@ def test_it_tells_its_manager(scene: Scene) -> None:
         manager.bind(str(address))
         manager.settimeout(60)
 
+        seen: list[str] = []
+
         def next_with(text: str) -> str:
             while True:
                 message = manager.recv(65_536).decode()
+                seen.append(message)
                 if text in message:
                     return message
 
-        with scene.cli(env={"NOTIFY_SOCKET": str(address)}) as running:
+        env, away = {"NOTIFY_SOCKET": str(address)}, Proxy(scene.bootstrap, kafka=True)
+        with away, scene.cli(env=env, base_kafka_config={"bootstrap.servers": away.address}) as running:
+            waiting = next_with("STATUS=standby: ")  # it waits for Kafka, and the limit for a start moves on
+            assert waiting.splitlines()[0] == "EXTEND_TIMEOUT_USEC=30000000"
+            assert "READY=1" not in "".join(seen)
+            away.open()
             ready = next_with("READY=1")
             assert f"MAINPID={running.pid}" in ready.splitlines()
             wait_leads(running)

@@ -1,0 +1,82 @@
+"""Whether Kafka answers this member, and whether the group counts it in.
+
+`Reaching` asks for metadata once no broker can be reached. `Membership` reads the client's own statistics: the state of
+its connection to the group's coordinator and of its membership. A standby without a partition receives no callback
+when it loses either, so nothing else would tell.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable
+from typing import Any
+
+from confluent_kafka import KafkaError, KafkaException
+
+from harvester.clock import clock_s
+
+STATISTICS_MS = 500
+_RETRY_S = 1.0
+_LOOK_S = 0.2
+
+
+class Reaching:
+    """Whether any broker can be reached. Where none could, it asks until one answers."""
+
+    def __init__(self, topic: str, trouble: Callable[[str | None], None]) -> None:
+        self._topic, self._trouble = topic, trouble
+        self._look_at = math.inf
+
+    @property
+    def is_lost(self) -> bool:
+        return self._look_at < math.inf
+
+    def heard(self, error: KafkaError) -> None:
+        if error.code() == KafkaError._ALL_BROKERS_DOWN:
+            self._trouble("Kafka: no broker can be reached")
+            self._look_at = clock_s() + _RETRY_S
+
+    def look(self, consumer: Any) -> None:
+        """At every turn; asks for metadata once a second, and only where none could be reached."""
+        now = clock_s()
+        if now < self._look_at:
+            return
+        self._look_at = now + _RETRY_S
+        try:
+            consumer.list_topics(self._topic, timeout=_LOOK_S)
+        except KafkaException:
+            return
+        self._look_at = math.inf
+        self._trouble(None)
+
+
+class Membership:
+    """What the statistics of one consumer say about its place in the group. Pure.
+
+    Written by the member's thread, read by any.
+    """
+
+    def __init__(self, group: str, session_s: float) -> None:
+        self._group, self._session_s = group, session_s
+        self._coordinator = self._membership = ""
+        self._steady_at: float | None = None  # when it was last seen in the group, with no rebalance under way
+
+    def read(self, statistics: str, now: float) -> None:
+        """Reads a report of the client (librdkafka's STATISTICS.md); one without a group says nothing."""
+        group = json.loads(statistics).get("cgrp")
+        if group is None:
+            return
+        self._coordinator, self._membership = group["state"], group["join_state"]
+        if self._coordinator != "up":
+            self._steady_at = None
+        elif self._membership == "steady":
+            self._steady_at = now
+
+    def missing(self, now: float) -> str | None:
+        """Why this is no member; None if it is. A rebalance may take as long as a dead member's session."""
+        if self._steady_at is not None and (self._membership == "steady" or now - self._steady_at < self._session_s):
+            return None
+        if self._coordinator == "up":
+            return f"group {self._group} is not joined yet"
+        return f"the coordinator of group {self._group} does not answer"
