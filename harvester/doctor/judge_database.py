@@ -299,7 +299,7 @@ def _keys(database: DatabaseFacts, config: Config) -> Iterator[CheckResult]:
         return
     advice = (
         'with delivery = "exactly-once" many records of one key are under way at a time: 94,000/s of a single key'
-        " instead of 1,200 (docs/performance.md). Consumers then need isolation.level=read_committed"
+        " instead of 1,200. Consumers then need isolation.level=read_committed"
     )
     yield warning(check, f"few keys carry the backlog: {text}. Each is sent one record at a time", advice)
 

@@ -8,6 +8,8 @@ with its process, as Prometheus expects of counters. docs/operations.md lists th
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from functools import cache
+from importlib.metadata import PackageNotFoundError, version
 from importlib.resources import files
 from importlib.resources.abc import Traversable
 from typing import Protocol
@@ -55,7 +57,9 @@ def families(status: Status, totals: Totals) -> Iterator[Metric]:
 
 
 def _leadership(status: Status, totals: Totals) -> Iterator[Metric]:
-    yield InfoMetricFamily("harvester", "Who this is.", {"name": status.name, "outbox": status.outbox})
+    yield InfoMetricFamily(
+        "harvester", "Who this is.", {"name": status.name, "outbox": status.outbox, "version": _version()}
+    )
     yield _gauge("start_time_seconds", "When it was started, as UNIX time.", status.started_at.timestamp())
     yield _labelled(
         "state", "1 for the state that it is in.", "state", ((s.value, float(s is status.state)) for s in State)
@@ -66,6 +70,15 @@ def _leadership(status: Status, totals: Totals) -> Iterator[Metric]:
     yield _counter("acquired", "How often it came to lead.", totals.acquired)
     yield _counter("remarks", "How often everything queued was dropped and marked again.", totals.remarks)
     yield _counter("fenced", "How often it stopped leading because trust ran out.", totals.fenced)
+
+
+@cache
+def _version() -> str:
+    """Of the installed distribution; one that was copied by hand has none."""
+    try:
+        return version("outbox-harvester")
+    except PackageNotFoundError:
+        return "unknown"
 
 
 def _records(status: Status, totals: Totals) -> Iterator[Metric]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from dataclasses import dataclass, replace
+from importlib.metadata import version
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
@@ -130,6 +131,12 @@ def test_the_figures_of_a_leader() -> None:
     assert {name: found.get(name) for name in expected} == expected
     assert found["harvester_latency_seconds_sum"] == pytest.approx(400.0789, rel=0.02)
     assert found["process_resident_memory_bytes"] > 1_000_000
+
+
+def test_who_it_is_has_the_version() -> None:
+    (info,) = (name for name in samples() if name.startswith("harvester_info"))
+    assert f"version={version('outbox-harvester')}" in info
+    assert f"name={BUSY.name}" in info
 
 
 def test_what_is_not_known_has_no_sample() -> None:
