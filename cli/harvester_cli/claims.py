@@ -15,7 +15,7 @@ import typer
 from harvester_cli.coordination_options import CoordinationOptions
 from harvester_cli.dashboard.figures import duration, one_line
 from harvester_cli.options import JsonOption, grouped
-from harvester_cli.output import print_json
+from harvester_cli.output import is_ascii, print_json
 
 if TYPE_CHECKING:
     from rich.text import Text
@@ -272,7 +272,7 @@ def _show(rows: list[PartitionRow], *, json_: bool) -> None:
     console = Console(soft_wrap=True)
     width = console.width if console.is_terminal else max((len(row.place.topic) for row in rows), default=0) + 400
     typer.echo(summary(rows))
-    for line in table(rows, width) if rows else ():
+    for line in table(rows, width, ascii_only=is_ascii()) if rows else ():
         console.print(line)
 
 

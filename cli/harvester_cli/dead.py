@@ -14,7 +14,7 @@ from uuid import UUID
 import typer
 
 from harvester_cli.options import ConfigOptions, JsonOption, grouped
-from harvester_cli.output import connected, grid, print_json, print_rich, spinner
+from harvester_cli.output import connected, grid, is_ascii, print_json, print_rich, spinner
 
 if TYPE_CHECKING:
     from datetime import datetime
@@ -233,7 +233,8 @@ def key_text(key: bytes | None) -> str:
 def one_line(text: str | None) -> str:
     """On one line, printable, shortened: errors and keys can hold anything."""
     flat = "".join(c if c.isprintable() else " " for c in " ".join((text or "").split()))
-    return flat if len(flat) <= _LONGEST_CELL else f"{flat[: _LONGEST_CELL - 1]}…"
+    dots = "..." if is_ascii() else "…"
+    return flat if len(flat) <= _LONGEST_CELL else f"{flat[: _LONGEST_CELL - len(dots)]}{dots}"
 
 
 def _text(value: bytes) -> str:

@@ -7,10 +7,12 @@ rich's machinery.
 from __future__ import annotations
 
 import os
+import re
 import sys
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
+from typer.core import TyperGroup
 
 from harvester_cli import (
     adopt,
@@ -43,8 +45,48 @@ def _show_version(wanted: bool) -> None:
         raise typer.Exit
 
 
+_PANELS = {
+    "Run": ("start", "demo", "systemd", "stack"),
+    "Control a running harvester": ("watch", "pause", "resume", "remark", "scale", "loglevel", "stop"),
+    "Set up": ("init", "adopt", "grants", "move", "config"),
+    "Inspect and repair": ("status", "doctor", "dead", "pump", "verify"),
+    "Consume and process": ("consume", "claims", "pipeline"),
+}
+_WORDS = {"int": "NUMBER", "float": "NUMBER", "str": "TEXT", "path": "PATH", "uuid": "UUID"}
+_TYPE_NAME = re.compile(r"<(?:list\[)?(int|float|str|path|uuid)(?: range)?\]?>", re.IGNORECASE)
+
+
+class _Commands(TyperGroup):
+    """The commands by purpose, and words instead of the names of Python's types."""
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        command = super().get_command(ctx, cmd_name)
+        if command is not None:
+            _name_values(command, ctx)
+        return command
+
+    def format_commands(self, ctx: Any, formatter: Any) -> None:
+        limit = formatter.width - 6 - max(map(len, self.commands))
+        for title, names in _PANELS.items():
+            with formatter.section(title):
+                formatter.write_dl([(name, self.commands[name].get_short_help_str(limit)) for name in names])
+
+
+def _name_values(command: Any, ctx: Any) -> None:
+    for parameter in command.params:
+        display = getattr(parameter, "display_type", None)  # older versions of Typer write TEXT and the like
+        shown = display(ctx) if display is not None else ""
+        found = _TYPE_NAME.fullmatch(shown)
+        word = _WORDS[found[1].lower()] if found else re.sub(r"^<list\[(.*)\]>$", r"<\1>", shown)
+        if word != shown:
+            parameter.display_type = lambda _context, word=word: word
+    for inner in getattr(command, "commands", {}).values():
+        _name_values(inner, ctx)
+
+
 app = typer.Typer(
     name="harvester",
+    cls=_Commands,
     no_args_is_help=True,
     add_completion=True,
     pretty_exceptions_enable=False,

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import sys
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
@@ -10,6 +12,7 @@ import typer
 if TYPE_CHECKING:
     from contextlib import closing
 
+    from rich.console import Console
     from rich.status import Status
     from rich.table import Table
 
@@ -24,18 +27,38 @@ def print_json(value: object, indent: int | None = None) -> None:
     typer.echo(json.dumps(value, indent=indent))
 
 
-def print_rich(renderable: Any) -> None:
-    """Print a table or the like, as wide as the terminal."""
+_UNWRAPPED = 100_000
+
+
+def is_ascii() -> bool:
+    """Whether the locale is C, named by the user: Python itself writes UTF-8 in it."""
+    named = next((value for name in ("LC_ALL", "LC_CTYPE", "LANG") if (value := os.environ.get(name))), "")
+    return named in ("C", "POSIX")
+
+
+def console(*, stderr: bool = False, **options: Any) -> Console:
+    """A console of rich's: it draws in ASCII in the locale C, and wraps nothing where it is no terminal."""
     from rich.console import Console
 
-    Console().print(renderable)
+    class Ours(Console):
+        @property
+        def encoding(self) -> str:
+            return "ascii" if is_ascii() else super().encoding
+
+    if not (sys.stderr if stderr else sys.stdout).isatty():
+        options.setdefault("width", _UNWRAPPED)
+    return Ours(stderr=stderr, **options)
+
+
+def print_rich(renderable: Any) -> None:
+    """Print a table or the like, as wide as the terminal; a row is one line where there is none."""
+    console().print(renderable)
 
 
 def spinner(what: str) -> Status:
     """A context manager that shows people what is going on; silent where standard error is no terminal."""
-    from rich.console import Console
-
-    return Console(stderr=True).status(f"{what} …")
+    dots = "..." if is_ascii() else "…"
+    return console(stderr=True).status(f"{what} {dots}", spinner="line" if is_ascii() else "dots")
 
 
 def grid(rows: Iterable[tuple[str, str]], title: str | None = None) -> Table:

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from harvester_cli.options import ConfigOption
+
 if TYPE_CHECKING:
     from harvester.status import KeyStatus, Status
 
@@ -27,6 +29,7 @@ SocketsOption = Annotated[
 def watch(
     name: NamesOption = None,
     socket: SocketsOption = None,
+    config: ConfigOption = None,
     key: Annotated[
         str | None,
         typer.Option("--key", help="Show what is known of the records of this key.", show_default=False),
@@ -38,11 +41,13 @@ def watch(
 ) -> None:
     """Show how running harvesters fare, all that are found or those that are named; on a terminal with keys.
 
+    With a configuration file, the harvesters of its `control.socket` or `name`, if it sets one of them.
+
     Exits with 69 when none runs.
     """
     from harvester_cli.dashboard import live
 
-    meant = _Meant(name or [], socket or [])
+    meant = _Meant([*(name or []), *_named_by(config)], [*(socket or []), *_listening_by(config)])
     if once:
         for path in meant.find():
             _print(path, _ask(path, key), as_json=json_)
@@ -53,6 +58,32 @@ def watch(
         watch_live(meant.find_any, key)
     else:
         _follow(meant.find(), key, as_json=json_)
+
+
+def _settings(config: Path | None) -> tuple[str, str]:
+    # `control.socket`, and the name, empty where the file gives none: its default differs from process to process.
+    from harvester.config import load
+
+    if config is None:
+        return "auto", ""
+    loaded = load(config)
+    return loaded.config.control.socket, loaded.config.name if "name" in loaded.given else ""
+
+
+def _named_by(config: Path | None) -> list[str]:
+    socket, name = _settings(config)
+    return [name] if name and socket == "auto" else []
+
+
+def _listening_by(config: Path | None) -> list[Path]:
+    socket, _ = _settings(config)
+    if socket == "off":
+        from harvester.control.protocol import NoHarvester
+
+        raise NoHarvester(
+            f"{config} switches the control socket off", hint='set control.socket to "auto" or a path, and restart'
+        )
+    return [] if socket == "auto" else [Path(socket)]
 
 
 class _Meant:

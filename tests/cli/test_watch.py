@@ -73,6 +73,21 @@ def test_one_key_is_entered_shown_and_asked_about_again(sockets: Path) -> None:
         assert terminal.wait() == 0
 
 
+def test_a_configuration_names_the_harvester(sockets: Path, tmp_path: Path) -> None:
+    config = tmp_path / "h.toml"
+    with serving(sockets / "x.sock", named("one")), serving(sockets / "y.sock", named("two")):
+        for text, expected in (
+            ("", 2), ('name = "y"\n', 1), (f'[control]\nsocket = "{sockets / "x.sock"}"\n', 1),
+        ):  # fmt: skip
+            config.write_text(f'leader_group_id = "g"\n{text}')
+            told = run_cli("watch", "--once", "--json", "--config", str(config), env=at(sockets)).stdout.splitlines()
+            assert len(told) == expected, text
+        config.write_text('leader_group_id = "g"\n[control]\nsocket = "off"\n')
+        done = run_cli("watch", "--once", "-f", str(config), env=at(sockets), check=False)
+        assert done.returncode == 69
+        assert "switches the control socket off" in done.stderr
+
+
 def test_what_is_refused_is_said(sockets: Path) -> None:
     dummy = Dummy()
     dummy.refuses = True

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 
@@ -41,6 +42,24 @@ def test_help_loads_nothing_heavy(arguments: list[str], excused: set[str]) -> No
 def test_every_command_says_what_it_does(command: str) -> None:
     found = get_command(app).commands[command]  # type: ignore[attr-defined]
     assert found.help or found.hidden, f"harvester {command} has no help"
+
+
+def test_the_commands_are_grouped_and_none_is_missing() -> None:
+    said = run_cli("--help").stdout
+    titles = ["Run:", "Control a running harvester:", "Set up:", "Inspect and repair:", "Consume and process:"]
+    assert [line for line in said.splitlines() if line in titles] == titles
+    listed = [
+        line.split()[0] for line in said.split("Run:")[1].splitlines() if line.startswith("  ") and line[2:3] != " "
+    ]
+    assert sorted(listed) == COMMANDS
+
+
+def test_help_names_no_type_of_python() -> None:
+    page = manpage.page()
+    found = re.findall(r"<(?:list|int|float|str|path|uuid)\b[^>]*>", page, re.IGNORECASE)
+    assert found == []
+    assert re.search(r"\\-\\-socket PATH", page)
+    assert re.search(r"\\-\\-shards NUMBER", page)
 
 
 def test_an_option_that_does_not_exist_is_one_message() -> None:
