@@ -13,7 +13,7 @@ from scripts import manpage
 from tests.support.cli import run_cli
 
 # Each takes longer to load than all the rest of the help together, or leads to what does.
-HEAVY = {"asyncio", "confluent_kafka", "harvester.config", "multiprocess", "psycopg", "pydantic", "rich", "yaml"}
+HEAVY = {"asyncio", "confluent_kafka", "harvester.config", "psycopg", "pydantic", "rich", "yaml"}
 TYPERS = {"pydantic"}  # of a subcommand Typer reads its own two options for completion first, by way of pydantic
 COMMANDS = sorted(get_command(app).commands)  # type: ignore[attr-defined]
 
