@@ -29,9 +29,10 @@ from harvester.outbox.purge_session import PurgeSession, Rules
 from harvester.relay import failpoints
 from harvester.relay.core.frames import Login
 from harvester.relay.core.leadership import HandOver, RelaySettings, max_unsettled
+from harvester.relay.forkserver import Forkserver
 from harvester.relay.marker import Marker, RetryDelays
 from harvester.relay.shard import ShardSpec
-from harvester.relay.shard_pool import RestartBudget, shared_memory
+from harvester.relay.shard_pool import RestartBudget
 from harvester.relay.supervisor import Host, Supervisor
 from harvester.relay.term import EXACTLY_ONCE, DeliveryHandover
 from harvester.status_recorder import StatusRecorder
@@ -100,7 +101,6 @@ def assemble(
         )
     heartbeat_s = limits.heartbeat_timeout.total_seconds()
     points = failpoints.load()
-    shared = shared_memory()
     kafka = group if group is not None else kafka_group(config)
     supervisor = Supervisor(
         RelaySettings(
@@ -119,7 +119,7 @@ def assemble(
             expiry_s=expiry_s(config),
         ),
         shard_specs(config),
-        shared,
+        Forkserver(),
         kafka,
         host=host,
         recorder=recorder,
@@ -230,7 +230,6 @@ def shard_specs(config: Config) -> list[ShardSpec]:
         ShardSpec(
             index=index,
             name=config.name,
-            parent_pid=os.getpid(),
             dsn=config.dsn,
             outbox=config.outbox_table,
             producer_options=dict(config.producer_options()),

@@ -217,7 +217,7 @@ class Scene:
         to_supervisor, from_shard = os.pipe()
         shared = self.supervisor._shared
         self.supervisor.pool.slots[0].process = Process(Channel(to_supervisor, from_supervisor))  # type: ignore[assignment]
-        self.shard = Shard(shard_specs(config)[0], ShardPipe(to_shard, from_shard), shared)
+        self.shard = Shard(shard_specs(config)[0], ShardPipe(to_shard, from_shard), shared, supervisor_fd=-1)
         self.shard.session.close = lambda: None  # type: ignore[method-assign] # the purger's thread ends each time
 
     def turn(self) -> None:

@@ -173,7 +173,7 @@ class Waker:
 _TRUST, _IN_FLIGHT, _LIMIT = 0, 1, 2
 WORDS = 3
 
-Shared = MutableSequence[int]  # a multiprocess RawArray of WORDS signed 64-bit integers
+Shared = MutableSequence[int]  # WORDS signed 64-bit integers
 
 
 def trust_check(shared: Shared) -> Callable[[], bool]:

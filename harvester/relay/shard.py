@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import os
 import select
-import signal
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -49,7 +48,6 @@ class ShardSpec:
 
     index: int
     name: str
-    parent_pid: int
     dsn: str = field(repr=False)  # secrets: who prints the local variables of a traceback must not print these
     outbox: str
     producer_options: dict[str, Any] = field(repr=False)
@@ -104,24 +102,25 @@ EXIT_FATAL = 3
 _NICE = 5
 
 
-def main(spec: ShardSpec, inbound: Any, outbound: Any, shared: Shared) -> None:
-    """Entry of the process. The two connections are the shard's ends of its pipe pair."""
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, signal.SIG_IGN)  # the supervisor decides; its end is noticed
-    widen(outbound.fileno())
+def main(spec: ShardSpec, inbound: int, outbound: int, shared: Shared, supervisor_fd: int) -> int:
+    """Entry of the process, which has to end at once with the returned exit code, without flushing a client.
+
+    `inbound` and `outbound` are the shard's ends of its pipe pair; `supervisor_fd` becomes readable when the supervisor
+    dies, however the pipes fare. Signals for all processes are ignored already: the supervisor decides.
+    """
+    widen(outbound)
     calm_collector()
     if spec.lanes is None:
         os.nice(_NICE)
-    code = Shard(spec, ShardPipe(inbound.fileno(), outbound.fileno()), shared).run()
-    os._exit(code)  # never wait for the producer: what it still holds must not leave after us
+    return Shard(spec, ShardPipe(inbound, outbound), shared, supervisor_fd).run()
 
 
 class Shard:
     """The process, and what its parts use of it (`ShardHost`)."""
 
-    def __init__(self, spec: ShardSpec, pipe: ShardPipe, shared: Shared) -> None:
+    def __init__(self, spec: ShardSpec, pipe: ShardPipe, shared: Shared, supervisor_fd: int) -> None:
         self.spec, self.index = spec, spec.index
-        self._pipe, self._shared = pipe, shared
+        self._pipe, self._shared, self._supervisor_fd = pipe, shared, supervisor_fd
         self.failpoints = failpoints.load()
         self.trusted = trust_check(shared)
         self.send = pipe.send
@@ -175,9 +174,7 @@ class Shard:
         poller = select.poll()
         poller.register(self._pipe.read_fd, select.POLLIN)
         poller.register(self._waker.fd, select.POLLIN)
-        parent_fd = self._watch_parent()
-        if parent_fd is not None:
-            poller.register(parent_fd, select.POLLIN)
+        poller.register(self._supervisor_fd, select.POLLIN)
         next_stats = time.monotonic() + _STATS_INTERVAL_S
         while not self._is_over():
             now = time.monotonic()
@@ -194,7 +191,7 @@ class Shard:
             for fd, _ in poller.poll(timeout_s * 1000 + 1):
                 if fd == self._waker.fd:
                     self._waker.clear()
-                elif fd == parent_fd or not self._read():
+                elif fd == self._supervisor_fd or not self._read():
                     poller.unregister(fd)
                     self._end(self.spec.linger_at_end_s)
         self._ended.set()
@@ -238,13 +235,6 @@ class Shard:
         if login.user:
             clients = self._lanes.log_in if self._lanes is not None else self._producer.set_sasl_credentials
             clients(login.user, login.password)
-
-    def _watch_parent(self) -> int | None:
-        """A descriptor that becomes readable when the supervisor dies, however its pipe fares."""
-        if os.getppid() != self.spec.parent_pid:
-            self._end(0)
-            return None
-        return os.pidfd_open(self.spec.parent_pid)
 
     def _report_ready(self) -> None:
         self.purger.connected.wait()

@@ -1,29 +1,18 @@
 """The supervisor's shards: starts, hears, feeds and ends their processes, and keeps their figures.
 
-The supervisor's thread only. Shard processes are spawned, never forked, and run without the host's main module:
-`multiprocess` would run the parent's `__main__` again in the child, which an embedding application would have to
-guard against. A shard needs nothing of it, so its preparation data leaves the main module out. They start with Python's
-safe path (`-P`): with `python -c`, a `types.py` or `random.py` in the working directory would replace the library's.
+The supervisor's thread only. How a process starts is `forkserver`'s.
 """
 
 from __future__ import annotations
 
-import os
 import select
-import signal
-import threading
 import time
 from collections import deque
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from typing import Any
-
-import multiprocess
-from multiprocess import resource_tracker, spawn, util
 
 from harvester.relay.core.frames import Frame, Login, Stats, Stop
-from harvester.relay.ipc import WORDS, Channel, Shared
+from harvester.relay.forkserver import Forkserver, Process
+from harvester.relay.ipc import Channel
 from harvester.relay.shard import ShardSpec, main
 from harvester.status import ShardState
 
@@ -81,20 +70,25 @@ class RestartBudget:
 class ShardPool:
     """The fleet. A descriptor of the poller belongs to the shard that `owner` names."""
 
-    def __init__(self, specs: list[ShardSpec], shared: Shared, poller: select.epoll) -> None:
-        self._specs, self._shared, self._poller = specs, shared, poller
+    def __init__(self, specs: list[ShardSpec], forkserver: Forkserver, poller: select.epoll) -> None:
+        self._specs, self._forkserver, self._poller = specs, forkserver, poller
         self.slots = [Slot(start_at=0.0) for _ in specs]
         self._by_fd: dict[int, int] = {}
         self.closed = False  # no process is started any more
 
     def start_due(self, now: float) -> None:
-        """Start processes whose time has come."""
+        """Start processes whose time has come, as soon as the server can."""
         if self.closed:
             return
         for index, slot in enumerate(self.slots):
             if slot.process is None and slot.start_at is not None and now >= slot.start_at:
+                if not self._forkserver.is_up():
+                    return
+                started = self._forkserver.start(main, self._specs[index], f"shard-{index}")
+                if started is None:
+                    return
                 slot.start_at = None
-                process = start_shard(self._specs[index], self._shared)
+                process = ShardProcess(started, Channel(started.read_fd, started.write_fd))
                 slot.process, slot.ready, slot.asked_to_end = process, False, False
                 slot.stats = _NO_STATS
                 for fd in (process.channel.read_fd, process.sentinel):
@@ -172,7 +166,7 @@ class ShardPool:
         slot = self.slots[index]
         if slot.process is not None:
             slot.asked_to_end = slot.asked_to_end or asked
-            slot.process.kill()
+            slot.process.process.kill()
 
     def bury(self, index: int) -> int | None:
         """The process has ended: wait for it, forget it. Returns its exit code."""
@@ -187,7 +181,7 @@ class ShardPool:
             del self._by_fd[slot.process.channel.write_fd]
             slot.watched_for_room = False
         slot.process.channel.close()
-        code = slot.process.reap()
+        code = slot.process.process.reap()
         slot.process, slot.ready, slot.session = None, False, None
         slot.stats = replace(slot.stats, queued=0, in_flight=0, parked=0)
         return code
@@ -205,13 +199,14 @@ class ShardPool:
         return [index for index, slot in enumerate(self.slots) if slot.process is not None]
 
     def kill_all(self) -> None:
-        """SIGKILL and reap everything; for the very end."""
+        """SIGKILL and reap everything, and end the server; for the very end."""
         for index in self.alive:
             self.kill(index, asked=True)
         deadline = time.monotonic() + 5
         for index in self.alive:
             if time.monotonic() < deadline:
                 self.bury(index)
+        self._forkserver.close()
 
     def _watch_room(self, index: int, channel: Channel) -> None:
         """Be woken when the pipe takes more, as long as something waits for that."""
@@ -227,93 +222,18 @@ class ShardPool:
             del self._by_fd[channel.write_fd]
 
 
-_NAME = "harvester-shard-"
-_context: Any = multiprocess.get_context("spawn")
-_prepare = spawn.get_preparation_data
-
-
-def _prepare_without_main(name: str) -> dict[str, Any]:
-    data: dict[str, Any] = _prepare(name)
-    if name.startswith(_NAME):
-        data.pop("init_main_from_name", None)
-        data.pop("init_main_from_path", None)
-    return data
-
-
-spawn.get_preparation_data = _prepare_without_main
-
-_starting = threading.local()
-_flags = util._args_from_interpreter_flags
-
-
-def _flags_with_safe_path() -> list[str]:
-    flags: list[str] = _flags()
-    return [*flags, "-P"] if getattr(_starting, "shard", False) and "-P" not in flags else flags
-
-
-util._args_from_interpreter_flags = _flags_with_safe_path
-
-
-@contextmanager
-def _safe_path() -> Iterator[None]:
-    """What this thread spawns here starts with `-P`; what the host spawns by `multiprocess` elsewhere does not."""
-    _starting.shard = True
-    try:
-        yield
-    finally:
-        _starting.shard = False
-
-
-def shared_memory() -> Shared:
-    """The words of `harvester.relay.ipc`, inherited by every shard."""
-    words: Shared = _context.RawArray("q", WORDS)
-    return words
-
-
 @dataclass(slots=True, eq=False)
 class ShardProcess:
     """A running shard: its process and the supervisor's ends of its pipes."""
 
-    index: int
-    process: Any
+    process: Process
     channel: Channel
-    pid: int
+
+    @property
+    def pid(self) -> int:
+        return self.process.pid
 
     @property
     def sentinel(self) -> int:
         """Readable when the process has ended."""
-        fd: int = self.process.sentinel
-        return fd
-
-    def kill(self) -> None:
-        self.process.kill()
-
-    def reap(self) -> int | None:
-        """SIGKILL and waitpid (P15); returns the exit code."""
-        self.process.kill()
-        self.process.join()
-        code: int | None = self.process.exitcode
-        self.process.close()
-        return code
-
-
-def start_shard(spec: ShardSpec, shared: Shared) -> ShardProcess:
-    """Spawn one shard."""
-    to_shard_read, to_shard_write = _context.Pipe(duplex=False)
-    from_shard_read, from_shard_write = _context.Pipe(duplex=False)
-    process = _context.Process(
-        target=main, args=(spec, to_shard_read, from_shard_write, shared), name=f"{_NAME}{spec.index}", daemon=False
-    )
-    with _safe_path():
-        resource_tracker.ensure_running()  # it is spawned unmasked otherwise, and unmasks us
-    # Ctrl-C reaches the whole group. A shard ignores it once it runs; until then the mask it inherits keeps it off.
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM, signal.SIGHUP})
-    try:
-        with _safe_path():
-            process.start()
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
-    channel = Channel(os.dup(from_shard_read.fileno()), os.dup(to_shard_write.fileno()))
-    for connection in (to_shard_read, to_shard_write, from_shard_read, from_shard_write):
-        connection.close()
-    return ShardProcess(spec.index, process, channel, process.pid)
+        return self.process.sentinel

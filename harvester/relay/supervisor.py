@@ -33,7 +33,8 @@ from harvester.relay.core import frames as f
 from harvester.relay.core import messages as m
 from harvester.relay.core.leadership import HandOver, RelaySettings
 from harvester.relay.core.state_machine import LeadershipPhase, StateMachine
-from harvester.relay.ipc import Shared, TrustCell, Waker, set_in_flight, trust_check
+from harvester.relay.forkserver import Forkserver
+from harvester.relay.ipc import TrustCell, Waker, set_in_flight, trust_check
 from harvester.relay.marker import Marker
 from harvester.relay.shard import ShardSpec
 from harvester.relay.shard_pool import RestartBudget, ShardPool, Slot
@@ -71,7 +72,7 @@ class Supervisor(threading.Thread):
         self,
         settings: RelaySettings,
         specs: Sequence[ShardSpec],
-        shared: Shared,
+        forkserver: Forkserver,
         group: Group,
         *,
         host: Host,
@@ -84,6 +85,7 @@ class Supervisor(threading.Thread):
         """Not started yet. `log_of`: the log of a shard, or of the supervisor for None."""
         super().__init__(name="harvester-relay", daemon=True)
         self.machine = StateMachine(settings, uuid4)
+        shared = forkserver.shared
         self.trust = TrustCell(shared)
         self._trusted = trust_check(shared)  # as shards see it
         self._shared, self._group, self._host = shared, group, host
@@ -94,7 +96,7 @@ class Supervisor(threading.Thread):
         self._inbox: deque[Callable[[float], None]] = deque()
         self._waker = Waker()
         self._poller.register(self._waker.fd, select.EPOLLIN)
-        self.pool = ShardPool(list(specs), shared, self._poller)
+        self.pool = ShardPool(list(specs), forkserver, self._poller)
         self.shards_ready = threading.Event()  # every shard has been ready at once
         self._renounced = False  # never lead again
         self._drains: list[Future[None]] = []

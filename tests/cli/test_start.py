@@ -10,7 +10,8 @@ import subprocess
 import pytest
 
 from tests.support.cli import COMMAND, RunningCli, cli_environment
-from tests.support.harvesting import Scene, alive, causal, children, log_lines, messages, shards_of, wait_leads
+from tests.support.families import descendants
+from tests.support.harvesting import Scene, alive, causal, log_lines, messages, shards_of, wait_leads
 from tests.support.hooks import Fault
 from tests.support.proxy import Proxy
 from tests.support.wait import eventually
@@ -88,8 +89,8 @@ def test_a_second_signal_ends_it_at_once(scene: Scene) -> None:
 def test_shards_end_with_a_supervisor_that_is_killed(scene: Scene) -> None:
     with scene.cli() as running:
         leading(scene, running)
-        family = children(running.pid)
-        assert len(family) >= 2
+        family = descendants(running.pid)
+        assert len(family) == 3  # two shards, and the server that forked them
         for number in range(2, 30):
             scene.add(("a", str(number)))
         running.process.kill()
@@ -189,7 +190,7 @@ def test_a_shard_that_cannot_even_start_ends_it(scene: Scene) -> None:
     broken = scene.directory / "broken"
     broken.mkdir()
     (broken / "broken_hooks.py").write_text(
-        "import os\n\n\ndef make():\n    if 'spawn' in open('/proc/self/cmdline').read():\n        os._exit(7)\n"
+        "import os\n\n\ndef make():\n    if 'forkserver' in open('/proc/self/cmdline').read():\n        os._exit(7)\n"
         "    from harvester.relay.failpoints import Failpoints\n    return Failpoints()\n"
     )
     env["HARVESTER_TEST_HOOKS"] = "broken_hooks:make"
@@ -200,7 +201,7 @@ def test_a_shard_that_cannot_even_start_ends_it(scene: Scene) -> None:
 
 
 def test_help_needs_no_server_and_no_heavy_import() -> None:
-    heavy = {"confluent_kafka", "psycopg", "multiprocess", "harvester.config"}
+    heavy = {"confluent_kafka", "psycopg", "harvester.config"}
     probe = f"""if True:
         import sys
         from harvester_cli.main import app

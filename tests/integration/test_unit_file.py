@@ -8,6 +8,7 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 from harvester_cli.start import least_watchdog_s
@@ -122,18 +123,21 @@ def test_the_command_line_is_one_that_the_program_knows() -> None:
         assert not option.startswith("-") or option in done.stdout
 
 
-def test_spawned_processes_and_clients_work_without_writable_code() -> None:
-    """With what MemoryDenyWriteExecute= forbids, a spawned child can still use its Kafka and PostgreSQL clients."""
+def test_forked_processes_and_clients_work_without_writable_code() -> None:
+    """With what MemoryDenyWriteExecute= forbids, a forked shard can still use its Kafka and PostgreSQL clients."""
     script = """
-import ctypes, sys
+import ctypes, os, sys, time
 if ctypes.CDLL(None).prctl(int(sys.argv[1]), int(sys.argv[2]), 0, 0, 0):
     sys.exit(77)
-import multiprocess
+from harvester.relay.forkserver import Forkserver
 from tests.integration.test_unit_file import use_clients
-child = multiprocess.get_context("spawn").Process(target=use_clients)
-child.start()
-child.join()
-sys.exit(child.exitcode)
+forkserver = Forkserver()
+while not forkserver.is_up():
+    time.sleep(0.01)
+child = forkserver.start(use_clients, None, "child")
+told = os.read(child.read_fd, 10)
+child.reap()
+sys.exit(told != b"done")
 """
     done = subprocess.run(
         [sys.executable, "-c", script, str(PR_SET_MDWE), str(PR_MDWE_REFUSE_EXEC_GAIN)],
@@ -147,8 +151,8 @@ sys.exit(child.exitcode)
     assert done.returncode == 0, done.stderr
 
 
-def use_clients() -> None:
-    """Runs in the spawned child: delivery callbacks are called from C, the likeliest user of generated code."""
+def use_clients(_spec: Any, _inbound: int, outbound: int, _shared: Any, _supervisor: int) -> int:
+    """Runs in the forked child: delivery callbacks are called from C, the likeliest user of generated code."""
     import confluent_kafka
     import psycopg.sql
 
@@ -164,3 +168,5 @@ def use_clients() -> None:
     producer.flush(10)
     assert len(reports) == 1
     assert psycopg.sql.Literal("x").as_string(None) == "'x'"
+    os.write(outbound, b"done")
+    return 0

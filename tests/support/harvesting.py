@@ -288,7 +288,12 @@ def command_line(pid: int) -> str:
 
 def shards_of(pid: int) -> list[int]:
     """The shard processes of a supervisor."""
-    return [child for child in children(pid) if "resource_tracker" not in command_line(child)]
+    return [shard for server in forkservers_of(pid) for shard in children(server)]
+
+
+def forkservers_of(pid: int) -> list[int]:
+    """The process of a supervisor that starts its shards; none, or one."""
+    return [child for child in children(pid) if "forkserver" in command_line(child)]
 
 
 def causal(keys: Sequence[str], count: int) -> dict[str | None, list[str | None]]:

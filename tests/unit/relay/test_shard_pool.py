@@ -2,39 +2,39 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import select
 import signal
 import threading
 from collections.abc import Iterator
 from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any, NoReturn, cast
 
-import multiprocess
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from harvester.relay import shard_pool
+from harvester.relay.forkserver import Forkserver
 from harvester.relay.ipc import in_flight, set_in_flight, trust_check
 from harvester.relay.shard import ShardSpec
-from harvester.relay.shard_pool import RestartBudget, ShardPool, shared_memory
+from harvester.relay.shard_pool import RestartBudget, ShardPool, ShardProcess
+from tests.support.harvesting import alive
 from tests.support.wait import eventually
 
 LATER = float("inf")
 SPEC = cast(ShardSpec, SimpleNamespace(index=0))
 
 
-def deaf(_spec: Any, frames: Any, answers: Any, _shared: Any) -> None:
+def deaf(_spec: Any, frames: int, answers: int, _shared: Any, _supervisor: int) -> NoReturn:
     """A shard that has closed its pipes and lives on."""
-    frames.close()
-    answers.close()
+    os.close(frames)
+    os.close(answers)
     while True:
         signal.pause()
 
 
-def asks(shared: Any, seconds: float) -> None:
+def asks(seconds: float, _frames: int, _answers: int, shared: Any, _supervisor: int) -> NoReturn:
     """A shard that does nothing but look at what is shared, and is killed wherever it is after so much of its time."""
     trusted = trust_check(shared)
     signal.setitimer(signal.ITIMER_VIRTUAL, seconds)
@@ -48,19 +48,28 @@ def pool(monkeypatch: pytest.MonkeyPatch) -> Iterator[ShardPool]:
     """One place, taken by a shard that is deaf."""
     monkeypatch.setattr(shard_pool, "main", deaf)
     poller = select.epoll()
-    made = ShardPool([SPEC], shared_memory(), poller)
-    made.start_due(0.0)
-    process = made.slots[0].process
-    assert process is not None
+    made = ShardPool([SPEC], Forkserver(), poller)
+    process = started(made)
     read_fd = process.channel.read_fd
     eventually(lambda: read_fd in [fd for fd, _ in poller.poll(1.0)], what="the end of its pipe")
     try:
         yield made
     finally:
-        with contextlib.suppress(ValueError):  # it was waited for
-            process.kill()
+        process.process.kill()
         made.kill_all()
         poller.close()
+
+
+def started(pool: ShardPool) -> ShardProcess:
+    """The process in its one place, when the server can start it."""
+
+    def found() -> ShardProcess | None:
+        pool.start_due(LATER)
+        return pool.slots[0].process
+
+    process = eventually(found, 60.0, "the shard")
+    assert process is not None
+    return process
 
 
 def exists(pid: int) -> bool:
@@ -93,9 +102,7 @@ def test_a_shard_that_is_being_killed_keeps_its_place_until_it_was_waited_for(po
     assert slot.process is first
     assert pool.bury(0) == -signal.SIGKILL
     assert not exists(first.pid)
-    pool.start_due(LATER)
-    assert slot.process is not None
-    assert slot.process.pid != first.pid
+    assert started(pool).pid != first.pid
 
 
 def test_a_shard_that_lives_is_killed_when_it_is_buried(pool: ShardPool) -> None:
@@ -106,17 +113,17 @@ def test_a_shard_that_lives_is_killed_when_it_is_buried(pool: ShardPool) -> None
 
 
 def test_who_is_killed_while_it_reads_what_is_shared_hangs_nobody() -> None:
-    shared = shared_memory()
-    context = multiprocess.get_context("spawn")
-    readers = [context.Process(target=asks, args=(shared, 0.02 * n), daemon=True) for n in range(1, 7)]
-    for process in readers:
-        process.start()
+    forkserver = Forkserver()
+    shared = forkserver.shared
     try:
-        eventually(lambda: not any(process.is_alive() for process in readers), 60.0, "the ends of all")
+        eventually(forkserver.is_up, 60.0, "the server")
+        readers = [forkserver.start(asks, 0.02 * n, f"reader-{n}") for n in range(1, 7)]
+        pids = [process.pid for process in readers if process is not None]
+        eventually(lambda: not any(map(alive, pids)), 60.0, "the ends of all")
+        assert {process.reap() for process in readers if process is not None} == {-signal.SIGVTALRM}
+        assert len(pids) == 6
     finally:
-        for process in readers:
-            process.kill()
-    assert {process.exitcode for process in readers} == {-signal.SIGVTALRM}
+        forkserver.close()
     owner = threading.Thread(target=set_in_flight, args=(shared, 5, 10), daemon=True)
     owner.start()
     owner.join(10)

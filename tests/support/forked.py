@@ -1,0 +1,74 @@
+"""What processes of a fork server run in tests; each says what it has found in one line of JSON on its pipe."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import select
+import sys
+from pathlib import Path
+from typing import Any, NoReturn
+
+
+def report(variable: str, _inbound: int, outbound: int, shared: Any, _supervisor: int) -> int:
+    """What this process looks like from inside; exits with 7."""
+    own = Path("/proc/self")
+    found = {
+        "threads": len(list((own / "task").iterdir())),
+        "sockets": sum(link.startswith("socket:") for link in _links()),
+        "files": [link for link in _links() if link.startswith("/") and not link.startswith(("/proc", "/dev/null"))],
+        "variable": os.environ.get(variable),
+        "directory": str(Path.cwd()),
+        "path": sys.path,
+        "main": getattr(sys.modules["__main__"], "__file__", None),
+        "clients": sorted({"confluent_kafka", "psycopg"} & set(sys.modules)),
+        "random": random.random(),
+        "shared": list(shared),
+        "command": (own / "cmdline").read_text(),
+        "name": (own / "comm").read_text().strip(),
+    }
+    os.write(outbound, json.dumps(found).encode())
+    return 7
+
+
+def fails(_spec: Any, _inbound: int, _outbound: int, _shared: Any, _supervisor: int) -> int:
+    """Ends by an error."""
+    raise RuntimeError("as it is told")
+
+
+def wait_for_supervisor(_spec: Any, _inbound: int, _outbound: int, _shared: Any, supervisor: int) -> int:
+    """Lives as long as its supervisor."""
+    poller = select.poll()
+    poller.register(supervisor, select.POLLIN)
+    poller.poll()
+    return 0
+
+
+def supervise() -> NoReturn:
+    """The main program of a supervisor with one process, and with a fork of its own that keeps all pipes open.
+
+    It prints the pids of both, and lives until it is killed.
+    """
+    from harvester.relay.forkserver import Forkserver
+    from tests.support.wait import eventually
+
+    forkserver = Forkserver()
+    eventually(forkserver.is_up, what="the server")
+    process = forkserver.start(wait_for_supervisor, None, "waits")
+    assert process is not None
+    fork = os.fork()
+    if fork:
+        print(process.pid, fork, flush=True)
+    while True:
+        select.select([], [], [])
+
+
+def _links() -> list[str]:
+    links = []
+    for entry in Path("/proc/self/fd").iterdir():
+        try:
+            links.append(str(entry.readlink()))
+        except OSError:  # the listing's own
+            continue
+    return links
