@@ -51,7 +51,7 @@ class ShardStatus:
     queued: int  # marked, not sent
     in_flight: int  # sent, not settled
     parked: int  # keys waiting for a retry
-    delivered: int
+    delivered: int  # published to Kafka
     rate_per_s: float
     retries: int
     errors: int
@@ -118,7 +118,7 @@ class Status:
     in_flight: int
     max_in_flight: int
     queued: int
-    delivered: int
+    delivered: int  # published to Kafka, and purged; what went to quarantine is not among them
     quarantined: int
     rate_per_s: float
     rate_history: tuple[float, ...]  # records/s, one entry a second, oldest first, at most 60

@@ -25,7 +25,7 @@ from harvester.http.server import WebServer
 from harvester.status import LastEvent, Status
 from tests.support.browser import dump_dom
 from tests.support.cli import RunningCli
-from tests.support.harvesting import Scene, wait_leads
+from tests.support.harvesting import Scene, log_lines, wait_leads
 from tests.support.hooks import Fault
 from tests.support.proxy import Proxy
 from tests.support.wait import eventually
@@ -88,6 +88,8 @@ def test_metrics_of_a_life(scene: Scene) -> None:
         except AssertionError:
             found = metrics(url)
             assert {name: found.get(name) for name in expected} == expected
+        shown = json.loads(get(f"{url}/status")[1])
+        assert (shown["delivered"], shown["quarantined"]) == (20, 1)
         eventually(lambda: total(url, "harvester_shard_errors_total") >= 1, what="the refused deliveries")
 
         with scene.plan.blocked("shard.purged") as reached:
@@ -154,6 +156,39 @@ def test_it_is_ready_only_while_kafka_answers(scene: Scene) -> None:
         kafka.open()
         eventually(lambda: is_ready(url), 60, "readiness after the outage")
         assert running.stop() == 0
+
+
+def test_an_outage_of_both_servers_is_a_few_lines(scene: Scene) -> None:
+    with (
+        Proxy(scene.bootstrap, kafka=True) as kafka,
+        Proxy(database_of(scene)) as database,
+    ):
+        kafka.open()
+        database.open()
+        away: dict[str, Any] = {
+            "base_kafka_config": {"bootstrap.servers": kafka.address},
+            "data_source": make_conninfo(scene.dsn, host="127.0.0.1", port=database.port),
+        }
+        with scene.cli(http=HTTP, shards=8, **away) as running:
+            url = base_url(running)
+            wait_leads(running)
+            eventually(lambda: metrics(url)["harvester_shards"] == total(url, "harvester_shard_ready"), 60, "8 shards")
+            scene.add(*((f"k{number}", "1") for number in range(100)))
+            scene.wait_left()
+            before = len(log_lines(running))
+            scene.add(*((f"k{number}", "2") for number in range(100)))
+            kafka.cut()
+            database.cut()
+            eventually(lambda: state_of(url) == "standby", 60, "the end of its session with the group")
+            kafka.open()
+            database.open()
+            running.wait_for_line("database: recovered after ")
+            scene.wait_left(timeout_s=90)
+            assert running.stop() == 0
+    said = [line["message"] for line in log_lines(running)[before:]]
+    assert len(said) <= 60, said
+    assert sum(text.startswith("database: ") and "recovered" not in text for text in said) <= 6
+    assert any(text.startswith("group: ") for text in said)
 
 
 def test_a_standby_is_ready_while_both_servers_answer(scene: Scene) -> None:
