@@ -128,6 +128,8 @@ class Status:
     problem: str | None  # what the harvester is waiting for, in words; None when all is well
     events: tuple[LastEvent, ...]  # newest last, at most 20
     paused_since_at: datetime | None = None  # set for a standby that is paused, too
+    waits_for: str | None = None  # in state standby, what it waits for before it leads or could take over
+    waits_until_at: datetime | None = None  # the latest end of that, where it is known
 
 
 def to_json(status: Status | KeyStatus) -> dict[str, Any]:

@@ -7,12 +7,13 @@ import threading
 import time
 from collections import deque
 from collections.abc import Sequence
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from uuid import UUID
 
 from harvester.announcer import Announcer, Log
 from harvester.config import Config
 from harvester.events import LeaderAcquired, LeaderFenced, LeaderRefreshed
+from harvester.neli.group import Missing
 from harvester.relay.shard_pool import Slot
 from harvester.status import Backlog, LastEvent, ShardStatus, State, Status
 from harvester.telemetry.latency import Histogram, LatencyWindow
@@ -23,6 +24,10 @@ from harvester.telemetry.repeats import Ended, Repeats, client_form, form_of
 _LATENCY_WINDOW_S = 5.0
 _LOOK_EVERY_S = 1.0
 _CLIENT = "Kafka's client library"
+
+
+def _after(at: datetime, within_s: float | None) -> datetime | None:
+    return None if within_s is None else at + timedelta(seconds=within_s)
 
 
 def _more(unsaid: int) -> str:
@@ -181,6 +186,7 @@ class StatusRecorder:
         self,
         *,
         state: State,
+        waits: Missing | None = None,
         leader_id: UUID | None,
         term: int | None,
         slots: Sequence[Slot],
@@ -222,6 +228,8 @@ class StatusRecorder:
                 problem=self._problem(),
                 events=tuple(self._events),
                 paused_since_at=self._paused_since_at,
+                waits_for=waits.text if waits is not None else None,
+                waits_until_at=_after(at, waits.within_s) if waits is not None else None,
             )
 
     def _shard(self, index: int, slot: Slot, now: float) -> ShardStatus:

@@ -376,16 +376,19 @@ class Supervisor(threading.Thread):
         match event:
             case LeaderAcquired(leader_id, term):
                 self._group.lead(leader_id, term)
-                self._say(logging.INFO, f"leads as {leader_id} under term {term}")
+                text = f"leads as {leader_id} under term {term}"
+                self._say(logging.INFO, text, f"leads under term {term} as {str(leader_id)[:8]}")
             case LeaderRefreshed(leader_id, term, reason):
-                self._say(logging.WARNING, f"marks again as {leader_id} under term {term}: {reason}")
+                text = f"marks again as {leader_id} under term {term}: {reason}"
+                self._say(logging.WARNING, text, f"{reason}: marks again as {str(leader_id)[:8]}")
             case LeaderFenced(reason):
-                self._say(logging.WARNING, f"fenced: {reason}")
+                self._say(logging.WARNING, f"fenced: {reason}", f"{reason}: fenced")
         self._announcer.announce(event)
 
-    def _say(self, level: int, text: str) -> None:
+    def _say(self, level: int, text: str, event: str | None = None) -> None:
+        """A line of the log, and an event: its cause first, since a terminal may cut it off."""
         self._log.log(level, "%s", text)
-        self._recorder.note(text)
+        self._recorder.note(text if event is None else event)
 
     def _resolve_drains(self) -> None:
         drains, self._drains = self._drains, []

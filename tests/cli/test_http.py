@@ -17,12 +17,13 @@ from typing import Any
 
 import pytest
 from confluent_kafka import Consumer
+from harvester_cli.dashboard.render import render
 from prometheus_client.parser import text_string_to_metric_families
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
 from harvester.http import web_server
 from harvester.http.server import WebServer
-from harvester.status import LastEvent, Status
+from harvester.status import LastEvent, State, Status, adapter
 from tests.support.browser import dump_dom
 from tests.support.cli import RunningCli
 from tests.support.harvesting import Scene, log_lines, wait_leads
@@ -212,6 +213,36 @@ def test_a_standby_is_ready_while_both_servers_answer(scene: Scene) -> None:
             eventually(lambda: is_ready(url), 60, "readiness")
             assert standby.stop() == 0
         assert leader.stop() == 0
+
+
+def test_who_waits_for_a_dead_member_says_so_and_until_when(scene: Scene) -> None:
+    with scene.cli(session_timeout="20s") as killed:
+        wait_leads(killed)
+        killed.process.kill()
+    with scene.cli(http=HTTP, session_timeout="20s") as running:
+        url = base_url(running)
+
+        def shown() -> Status:
+            status: Status = adapter(Status).validate_json(get(f"{url}/status")[1])
+            return status
+
+        def waiting_shown() -> Status | None:
+            status = shown()
+            return status if status.waits_until_at is not None else None
+
+        waiting = eventually(waiting_shown, what="the wait for the dead one")
+        assert waiting is not None
+        assert waiting.waits_until_at is not None
+        assert 0 <= (waiting.waits_until_at - waiting.at).total_seconds() <= 20
+        assert scene.group in (waiting.waits_for or "")
+        drawn = render(waiting, 80, 24).plain.split("\n")
+        assert drawn[2].startswith(f"until {waiting.waits_until_at:%H:%M:%S} UTC at the latest: joins group")
+        leader_id, term = wait_leads(running)
+        eventually(lambda: shown().state is State.LEADING, what="the leader")
+        assert shown().waits_for is None
+        assert shown().waits_until_at is None
+        assert shown().events[-1].text == f"leads under term {term} as {leader_id[:8]}"
+        assert running.stop() == 0
 
 
 def test_it_is_not_ready_while_others_have_its_group(scene: Scene) -> None:
