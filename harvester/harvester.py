@@ -21,7 +21,7 @@ from harvester.config import Config, load_config
 from harvester.errors import HarvesterError
 from harvester.events import EventHandler
 from harvester.lifecycle import Endpoints, Life
-from harvester.neli.group import Group
+from harvester.neli.group import Group, Missing
 from harvester.relay.core.state_machine import LeadershipPhase
 from harvester.status import READY_STATES, KeyStatus, State, Status
 from harvester.status_recorder import StatusRecorder
@@ -218,8 +218,10 @@ class Harvester:
         parts = self._life.parts
         pool = parts.supervisor.pool if parts is not None else None
         ledger = parts.supervisor.machine.ledger if parts is not None else None
+        state = self.state
         return self._recorder.status(
-            state=self.state,
+            state=state,
+            waits=self._waits(state),
             leader_id=self.leader_id,
             term=self.term,
             slots=pool.in_use if pool is not None else [],
@@ -227,6 +229,15 @@ class Harvester:
             queued=ledger.queued if ledger is not None else 0,
             backlog=parts.backlog.latest() if parts is not None and not self._life.stopping.is_set() else None,
         )
+
+    def _waits(self, state: State) -> Missing | None:
+        """What a standby waits for before it is one: then nobody may lead."""
+        parts = self._life.parts
+        if parts is None or state is not State.STANDBY:
+            return None
+        if parts.supervisor.machine.phase is LeadershipPhase.TAKING:
+            return Missing("elected, and takes the term in the database")
+        return parts.group.missing()
 
     def totals(self) -> Totals:
         """Totals since the start, for counters; never waits for the relay."""
@@ -244,7 +255,7 @@ class Harvester:
             return self._recorder.problem() or f"it is {state.value}"
         missing = parts.group.missing()
         if missing is not None:
-            return self._recorder.problem() or missing
+            return self._recorder.problem() or missing.text
         silence = parts.backlog.silence(_FIRST_LOOK_S)
         return None if silence is None else f"database: {silence}"
 

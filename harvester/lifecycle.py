@@ -238,7 +238,7 @@ class Life:
 
     def client_said(self, level: int, text: str) -> None:
         """A line of the Kafka client."""
-        self._log.log(level, text)
+        self._recorder.client_said(self._log, level, text)
 
     def _at_exit(self) -> None:
         """The host exits without having stopped us: leave no process behind."""

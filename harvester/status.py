@@ -51,7 +51,7 @@ class ShardStatus:
     queued: int  # marked, not sent
     in_flight: int  # sent, not settled
     parked: int  # keys waiting for a retry
-    delivered: int
+    delivered: int  # published to Kafka
     rate_per_s: float
     retries: int
     errors: int
@@ -118,7 +118,7 @@ class Status:
     in_flight: int
     max_in_flight: int
     queued: int
-    delivered: int
+    delivered: int  # published to Kafka, and purged; what went to quarantine is not among them
     quarantined: int
     rate_per_s: float
     rate_history: tuple[float, ...]  # records/s, one entry a second, oldest first, at most 60
@@ -128,6 +128,8 @@ class Status:
     problem: str | None  # what the harvester is waiting for, in words; None when all is well
     events: tuple[LastEvent, ...]  # newest last, at most 20
     paused_since_at: datetime | None = None  # set for a standby that is paused, too
+    waits_for: str | None = None  # in state standby, what it waits for before it leads or could take over
+    waits_until_at: datetime | None = None  # the latest end of that, where it is known
 
 
 def to_json(status: Status | KeyStatus) -> dict[str, Any]:

@@ -2,24 +2,48 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 from collections import deque
 from collections.abc import Sequence
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from uuid import UUID
 
 from harvester.announcer import Announcer, Log
 from harvester.config import Config
 from harvester.events import LeaderAcquired, LeaderFenced, LeaderRefreshed
+from harvester.neli.group import Missing
 from harvester.relay.shard_pool import Slot
 from harvester.status import Backlog, LastEvent, ShardStatus, State, Status
 from harvester.telemetry.latency import Histogram, LatencyWindow
-from harvester.telemetry.metrics import Meter, RateHistory, Tally, Totals
+from harvester.telemetry.metrics import Meter, RateHistory, Tally, Totals, bare_source
 from harvester.telemetry.process import ProcessWatch
+from harvester.telemetry.repeats import Ended, Repeats, client_form, form_of
 
 _LATENCY_WINDOW_S = 5.0
 _LOOK_EVERY_S = 1.0
+_CLIENT = "Kafka's client library"
+
+
+def _after(at: datetime, within_s: float | None) -> datetime | None:
+    return None if within_s is None else at + timedelta(seconds=within_s)
+
+
+def _more(unsaid: int) -> str:
+    return f" (and {unsaid:,} more in the last minute)" if unsaid else ""
+
+
+def _over(ended: Ended) -> str:
+    count = f" ({ended.reports:,} reports)" if ended.reports > 1 else ""
+    over = _OVER.get(ended.kind, "recovered")
+    return f"{ended.kind}: {over} after {ended.lasted_s:.0f} s{count}"
+
+
+_OVER = {
+    "term": "the wait is over",
+    _CLIENT: "nothing more to report,",
+}
 
 
 class StatusRecorder:
@@ -43,6 +67,7 @@ class StatusRecorder:
         )
         self._delivered = 0
         self._tally = Tally()
+        self._repeats = Repeats()
         self._watch = ProcessWatch()
         self._usage: dict[int, float] = {}
         self._looked_at = 0.0
@@ -51,14 +76,14 @@ class StatusRecorder:
         """The harvester has been started."""
         self._log.info("starts: outbox %s, %d shards", self._config.outbox_table, self._config.limits.shards)
 
-    def settled(self, count: int, now: float) -> None:
-        """Records have been published and purged."""
+    def settled(self, count: int, published: int, now: float) -> None:
+        """Records have left the outbox; so many of them were published, the others are in quarantine."""
         if not count:
             return
         with self._lock:
-            self._delivered += count
+            self._delivered += published
             self._rates.add(count, now)
-            reading = self._meter.add(count, now)
+            reading = self._meter.add(published, now)
         if reading is not None:
             self._announcer.announce(reading)
 
@@ -69,20 +94,55 @@ class StatusRecorder:
             self._tally.latency.merge(latencies)
 
     def trouble(self, source: str, text: str | None) -> None:
-        """Records what this part waits for, or None when that is over; logs changes."""
+        """Records what this part waits for, or None when that is over; logs what is worth a line (`Repeats`)."""
+        now, kind, line = time.monotonic(), bare_source(source), None
         with self._lock:
             before = self._troubles.get(source)
-            if text is None:
-                self._troubles.pop(source, None)
-            else:
-                self._troubles[source] = text
             self._tally.trouble(source, new=text is not None and text != before, over=text is None)
-        if text is not None and text != before:
-            self._log.warning("%s: %s", source, text)
-            self.note(f"{source}: {text}")
-        elif text is None and before is not None:
-            self._log.info("%s: recovered", source)
-            self.note(f"{source}: recovered")
+            if text is not None:
+                self._troubles[source] = text
+                unsaid = self._repeats.report(kind, form_of(text), now)
+                if unsaid is not None:
+                    line = f"{source}: {text}{_more(unsaid)}"
+            elif before is not None:
+                del self._troubles[source]
+                if all(bare_source(other) != kind for other in self._troubles):
+                    ended = self._repeats.end(kind, now)
+                    line = None if ended is None else _over(ended)
+        if line is not None:
+            self._log.log(logging.INFO if text is None else logging.WARNING, "%s", line)
+            self.note(line)
+
+    def forget(self, source: str) -> None:
+        """The part is gone, and its trouble with it: that is no recovery."""
+        with self._lock:
+            self._tally.trouble(source, new=False, over=True)
+            if self._troubles.pop(source, None) is not None:
+                kind = bare_source(source)
+                if all(bare_source(other) != kind for other in self._troubles):
+                    self._repeats.forget(kind, time.monotonic())
+
+    def client_said(self, log: Log, level: int, text: str) -> None:
+        """A line that may be the Kafka client's, and then one of many; `log`: of whoever had it."""
+        form = client_form(text)
+        if form is None or level < logging.INFO or not log.isEnabledFor(level):
+            log.log(level, "%s", text)
+        else:
+            self.repeated(log, level, _CLIENT, form, text)
+
+    def repeated(self, log: Log, level: int, kind: str, form: str, text: str) -> None:
+        """A line of a kind that ends by silence."""
+        with self._lock:
+            unsaid = self._repeats.report(kind, form, time.monotonic(), by_silence=True)
+        if unsaid is not None:
+            log.log(level, "%s", f"{text}{_more(unsaid)}")
+
+    def look(self) -> None:
+        """Says what has ended meanwhile; to be called about once a second."""
+        with self._lock:
+            ended = self._repeats.due(time.monotonic())
+        for each in ended:
+            self._log.info("%s", _over(each))
 
     def problem(self) -> str | None:
         """What is waited for, or has gone wrong; None when all is well."""
@@ -126,6 +186,7 @@ class StatusRecorder:
         self,
         *,
         state: State,
+        waits: Missing | None = None,
         leader_id: UUID | None,
         term: int | None,
         slots: Sequence[Slot],
@@ -167,6 +228,8 @@ class StatusRecorder:
                 problem=self._problem(),
                 events=tuple(self._events),
                 paused_since_at=self._paused_since_at,
+                waits_for=waits.text if waits is not None else None,
+                waits_until_at=_after(at, waits.within_s) if waits is not None else None,
             )
 
     def _shard(self, index: int, slot: Slot, now: float) -> ShardStatus:

@@ -119,7 +119,7 @@ def _create(info: StackInfo, place: DemoPaths, name: str) -> None:
     # The broker's clock, read when a record is in the log, makes the latency that is measured end there.
     config = {"message.timestamp.type": "LogAppendTime"}
     try:
-        admin = AdminClient(place.config.common_options())
+        admin = AdminClient({**place.config.common_options(), "log_level": "0"})
         admin.create_topics([NewTopic(name, PARTITIONS, -1, config=config)])[name].result(30)
     except KafkaException as error:
         raise BrokerError(f"the topic {name} could not be created: {error.args[0]}") from error
@@ -142,7 +142,7 @@ def _remove(info: StackInfo, place: DemoPaths, name: str) -> None:
     ):
         connection.execute(f'DROP DATABASE IF EXISTS "{name}" WITH (FORCE)')
     with suppress(KafkaException):
-        admin = AdminClient(place.config.common_options())
+        admin = AdminClient({**place.config.common_options(), "log_level": "0"})
         removed = [
             *admin.delete_topics([name, place.config.leader_topic]).values(),
             *admin.delete_consumer_groups([name]).values(),

@@ -33,6 +33,7 @@ _TIMEOUT_S = 30.0
 _CALL_S = 10.0
 _TURN_S = 0.1
 _CLIENT_ID = "harvester-claims"
+_SILENT = {"log_level": "0"}  # what is wrong is raised, not printed
 _TIMES = 5  # that a group offset is written against consumers that write theirs
 
 
@@ -53,7 +54,7 @@ class Observer:
 
     def __init__(self, settings: ConsumerSettings) -> None:
         self._settings = settings
-        self._admin = AdminClient(dict(settings.kafka))
+        self._admin = AdminClient({**settings.kafka, **_SILENT})
         count = self.partitions().get(settings.coordination_topic, 0)
         if not count:
             raise CoordinationTopicError(
@@ -111,7 +112,7 @@ class Observer:
 
     def set_positions(self, group: str, offsets: Mapping[tuple[str, int], int]) -> None:
         """Whatever claims there are end, and the next ones begin with these offsets."""
-        consumer = Consumer({**self._settings.kafka, "group.id": group, "enable.auto.commit": False})
+        consumer = Consumer({**self._settings.kafka, **_SILENT, "group.id": group, "enable.auto.commit": False})
         left = dict(offsets)
         try:
             consumer.commit(offsets=_partitions(left), asynchronous=False)

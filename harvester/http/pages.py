@@ -95,7 +95,8 @@ def _records(status: Status, totals: Totals) -> Iterator[Metric]:
     yield _gauge("in_flight_limit_records", "The setting limits.max_in_flight_records.", status.max_in_flight)
     yield _gauge("queued_records", "Records marked and not sent.", status.queued)
     yield _gauge("settled_records_per_second", "Settled records, over the last seconds.", status.rate_per_s)
-    yield _counter("settled_records", "Records that left the outbox: published, or in quarantine.", status.delivered)
+    settled = status.delivered + totals.quarantined
+    yield _counter("settled_records", "Records that left the outbox: published, or in quarantine.", settled)
     yield _counter("quarantined_records", "Records that this process put into quarantine.", totals.quarantined)
     text = "Records sent again though they may have been published; an upper bound, of this process's own faults."
     yield _counter("repeats_suspected", text, totals.repeats_suspected)

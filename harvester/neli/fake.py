@@ -14,7 +14,7 @@ import threading
 from uuid import UUID
 
 from harvester.clock import clock_s
-from harvester.neli.group import GroupListener, Identity
+from harvester.neli.group import GroupListener, Identity, Missing
 
 _FOR_EVER_S = 1e6
 
@@ -76,9 +76,9 @@ class FakeGroup:
     def highest_term(self) -> int:
         return self._highest_term
 
-    def missing(self) -> str | None:
+    def missing(self) -> Missing | None:
         """Called by the harvester when somebody asks whether it is ready."""
-        return None if self._started.is_set() else "the group is not joined yet"
+        return None if self._started.is_set() else Missing("the group is not joined yet")
 
     def cluster(self) -> str | None:
         """Called by the harvester before it takes its term."""

@@ -29,6 +29,14 @@ class Identity:
     outbox_name: str
 
 
+@dataclass(frozen=True, slots=True)
+class Missing:
+    """Why a member neither leads nor could take over. `within_s`: the longest that it lasts, where that is known."""
+
+    text: str
+    within_s: float | None = None
+
+
 class Group(Protocol):
     """A place in an election."""
 
@@ -45,7 +53,7 @@ class Group(Protocol):
     def highest_term(self) -> int:
         """The highest term seen in the leader topic."""
 
-    def missing(self) -> str | None:
+    def missing(self) -> Missing | None:
         """Why this is no member that leads or could take over; None if it is one. Returns at once, on any thread."""
 
     def cluster(self) -> str | None:

@@ -38,6 +38,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import math
 import threading
 import time
 from collections import deque
@@ -54,7 +55,7 @@ from harvester.clock import clock_s
 from harvester.errors import ForeignOutbox
 from harvester.neli import election as e
 from harvester.neli.election import Election, ElectionTiming, step
-from harvester.neli.group import GroupListener, Identity
+from harvester.neli.group import GroupListener, Identity, Missing
 from harvester.neli.heartbeat import MemberHeartbeat, decode, encode
 from harvester.neli.reach import STATISTICS_MS, Membership, Reaching
 from harvester.neli.topic import cluster_id, ensuring_leader_topic, refusal
@@ -103,6 +104,7 @@ class KafkaGroup:
         self._producer: Producer
         self._consumer: Consumer
         self._ensuring: Future[str | None] | None = None  # that the leader topic is there
+        self._dead_until = -math.inf  # while a member that may be dead is waited for
         self._alone_from = clock_s()  # who is dead has died before
         self._joined = False
         self._login: tuple[str, str] | None = None
@@ -126,13 +128,18 @@ class KafkaGroup:
     def highest_term(self) -> int:
         return self._state.highest_term
 
-    def missing(self) -> str | None:
+    def missing(self) -> Missing | None:
         role = self._state.role
         if role is e.Role.LEADER:  # both of its proofs are fresh
             return None
         if role is e.Role.CANDIDATE:
-            return "elected, and Kafka has not confirmed it"
-        return self._membership.missing(clock_s())
+            return Missing("elected, and Kafka has not confirmed it")
+        now = clock_s()
+        if now < self._dead_until:
+            return Missing(
+                f"joins group {self._settings.group} later: one of its members may be dead", self._dead_until - now
+            )
+        return self._membership.missing(now)
 
     def cluster(self) -> str | None:
         return cluster_id(self._producer, self._settings.topic)
@@ -185,7 +192,9 @@ class KafkaGroup:
         options = {**settings.consumer_options, "logger": ClientLog(self._listener.client_said)}
         look_for_strangers(settings.topic, options, settings.poll_s, self._refuse_stranger, self._ended.is_set)
         until = self._alone_from + settings.join_wait_s
+        self._dead_until = until
         await_dead(settings.group, settings.producer_options, until, self._ended, self._listener.client_said)
+        self._dead_until = -math.inf
         self._joined = False
         membership = self._membership = Membership(settings.group, settings.session_s)
         self._consumer = Consumer(

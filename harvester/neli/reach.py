@@ -15,9 +15,11 @@ from typing import Any
 from confluent_kafka import KafkaError, KafkaException
 
 from harvester.clock import clock_s
+from harvester.neli.group import Missing
 
 STATISTICS_MS = 500
 _RETRY_S = 1.0
+_JOINING = frozenset({"wait-join", "wait-sync"})
 _LOOK_S = 0.2
 
 
@@ -61,6 +63,7 @@ class Membership:
         self._group, self._session_s = group, session_s
         self._coordinator = self._membership = ""
         self._steady_at: float | None = None  # when it was last seen in the group, with no rebalance under way
+        self._joining_at: float | None = None  # since when the group has not answered its request to join
 
     def read(self, statistics: str, now: float) -> None:
         """Reads a report of the client (librdkafka's STATISTICS.md); one without a group says nothing."""
@@ -72,11 +75,18 @@ class Membership:
             self._steady_at = None
         elif self._membership == "steady":
             self._steady_at = now
+        if self._coordinator != "up" or self._membership not in _JOINING:
+            self._joining_at = None
+        elif self._joining_at is None:
+            self._joining_at = now
 
-    def missing(self, now: float) -> str | None:
+    def missing(self, now: float) -> Missing | None:
         """Why this is no member; None if it is. A rebalance may take as long as a dead member's session."""
         if self._steady_at is not None and (self._membership == "steady" or now - self._steady_at < self._session_s):
             return None
-        if self._coordinator == "up":
-            return f"group {self._group} is not joined yet"
-        return f"the coordinator of group {self._group} does not answer"
+        if self._joining_at is not None:
+            left_s = max(0.0, self._joining_at + self._session_s - now)
+            return Missing(f"joins group {self._group}, which waits for members that do not answer", left_s)
+        if self._coordinator in ("", "up"):
+            return Missing(f"group {self._group} is not joined yet")
+        return Missing(f"the coordinator of group {self._group} does not answer")

@@ -8,6 +8,7 @@ from __future__ import annotations
 import select
 import time
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from harvester.relay.core.frames import Frame, Login, Stats, Stop
@@ -32,10 +33,23 @@ class Slot:
     stats: Stats = _NO_STATS
     settled: int = 0
     quarantined: int = 0
+    given_up: set[int] = field(default_factory=set)  # in quarantine, and not settled yet
     suspected: int = 0  # records that may have been published and will be sent again
     parked: int = 0  # keys of this slice whose record waits for a retry
     watched_for_room: bool = False
     session: tuple[int, str] | None = None  # its database session: pid and backend_start
+
+    def give_up(self, record_id: int) -> None:
+        """It is in quarantine; that it is settled comes next."""
+        self.quarantined += 1
+        self.given_up.add(record_id)
+
+    def settle(self, ids: Sequence[int], count: int) -> int:
+        """So many of these ids are settled now; how many of them were published."""
+        self.settled += count
+        given_up = self.given_up.intersection(ids) if self.given_up else ()
+        self.given_up.difference_update(given_up)
+        return max(0, count - len(given_up))
 
     @property
     def state(self) -> ShardState:
@@ -91,6 +105,7 @@ class ShardPool:
                 process = ShardProcess(started, Channel(started.read_fd, started.write_fd))
                 slot.process, slot.ready, slot.asked_to_end = process, False, False
                 slot.stats = _NO_STATS
+                slot.given_up.clear()
                 for fd in (process.channel.read_fd, process.sentinel):
                     self._poller.register(fd, select.EPOLLIN)
                     self._by_fd[fd] = index

@@ -39,8 +39,11 @@ from harvester.relay.marker import Marker
 from harvester.relay.shard import ShardSpec
 from harvester.relay.shard_pool import RestartBudget, ShardPool, Slot
 from harvester.telemetry.latency import Histogram
+from harvester.telemetry.repeats import client_form, form_of
 
 TICK_S = 0.1
+_RETRIED = "records that failed"
+_LOOK_S = 1.0  # for troubles that have ended
 _GAP_S = 1.0  # a turn that took longer means that this process did not run
 _CUT_S = 5.0  # within which killed shards are gone
 
@@ -50,9 +53,13 @@ T = TypeVar("T")
 class Recorder(Protocol):
     """Remembers what people are shown of a harvester: `harvester.status_recorder`. Every method is quick."""
 
-    def settled(self, count: int, now: float) -> None: ...
+    def settled(self, count: int, published: int, now: float) -> None: ...
     def latencies(self, latencies: Histogram, now: float) -> None: ...
     def trouble(self, source: str, text: str | None) -> None: ...
+    def forget(self, source: str) -> None: ...
+    def client_said(self, log: Log, level: int, text: str) -> None: ...
+    def repeated(self, log: Log, level: int, kind: str, form: str, text: str) -> None: ...
+    def look(self) -> None: ...
     def note(self, text: str) -> None: ...
 
 
@@ -107,6 +114,7 @@ class Supervisor(threading.Thread):
         self._over = False
         self._broken = False  # nobody reads the inbox any more
         self._turned_at = time.monotonic()
+        self._look_at = 0.0
 
     def post(self, action: Callable[[float], None]) -> None:
         """Run this on the supervisor's thread soon; it is given the monotonic time."""
@@ -316,6 +324,9 @@ class Supervisor(threading.Thread):
 
     def _tick(self, now: float) -> None:
         self.pool.start_due(now)
+        if now >= self._look_at:
+            self._look_at = now + _LOOK_S
+            self._recorder.look()
         self._perform(self.machine.tick(now, self._trusted()))
         parked = self.machine.planner.deferred.parked
         for index, slot in enumerate(self.pool.slots):
@@ -367,16 +378,19 @@ class Supervisor(threading.Thread):
         match event:
             case LeaderAcquired(leader_id, term):
                 self._group.lead(leader_id, term)
-                self._say(logging.INFO, f"leads as {leader_id} under term {term}")
+                text = f"leads as {leader_id} under term {term}"
+                self._say(logging.INFO, text, f"leads under term {term} as {str(leader_id)[:8]}")
             case LeaderRefreshed(leader_id, term, reason):
-                self._say(logging.WARNING, f"marks again as {leader_id} under term {term}: {reason}")
+                text = f"marks again as {leader_id} under term {term}: {reason}"
+                self._say(logging.WARNING, text, f"{reason}: marks again as {str(leader_id)[:8]}")
             case LeaderFenced(reason):
-                self._say(logging.WARNING, f"fenced: {reason}")
+                self._say(logging.WARNING, f"fenced: {reason}", f"{reason}: fenced")
         self._announcer.announce(event)
 
-    def _say(self, level: int, text: str) -> None:
+    def _say(self, level: int, text: str, event: str | None = None) -> None:
+        """A line of the log, and an event: its cause first, since a terminal may cut it off."""
         self._log.log(level, "%s", text)
-        self._recorder.note(text)
+        self._recorder.note(text if event is None else event)
 
     def _resolve_drains(self) -> None:
         drains, self._drains = self._drains, []
@@ -429,7 +443,7 @@ class Supervisor(threading.Thread):
         if not self.machine.settings.exactly_once:
             slot.suspected += self.machine.ledger.in_flight_of(index)
         code = self.pool.bury(index)
-        self._recorder.trouble(f"shard {index}", None)
+        self._recorder.forget(f"shard {index}")
         if index < len(self.machine.planner.shards):
             self._perform(self.machine.shard_died(index, now))
         if self._ending_deadline is not None or (slot.retired and asked):
@@ -457,8 +471,7 @@ class Supervisor(threading.Thread):
         match frame:
             case f.Settled(ids):
                 count, commands = machine.settled(index, ids, now)
-                slot.settled += count
-                self._recorder.settled(count, now)
+                self._recorder.settled(count, slot.settle(ids, count), now)
                 return commands
             case f.Stats():
                 machine.heard(index, now)
@@ -469,9 +482,9 @@ class Supervisor(threading.Thread):
                 return machine.remarked(index, epoch, ids, now, in_doubt)
             case f.Parked(epoch, record_id, given_back, error, wait_s, attempts, held):
                 what = "holds its key" if held else "will be retried"
-                self._log_of(index).warning(
-                    "record %d failed (attempts %d) and %s: %s", record_id, attempts, what, error
-                )
+                text = f"record {record_id} failed (attempts {attempts}) and {what}: {error}"
+                form = f"{record_id if held else ''} {form_of(error)}"
+                self._recorder.repeated(self._log_of(index), logging.WARNING, _RETRIED, form, text)
                 return machine.parked(index, epoch, record_id, given_back, wait_s, held, now)
             case f.InDoubt(record_id):
                 machine.in_doubt(index, record_id, now)
@@ -497,12 +510,14 @@ class Supervisor(threading.Thread):
             case f.ShardServerChanged(reason):
                 self._change_server(reason, now)
             case f.Quarantined(record_id, error):
-                slot.quarantined += 1
+                slot.give_up(record_id)
                 self._log_of(index).error("record %d went to quarantine: %s", record_id, error)
             case f.Poisoned(record_id, error):
                 self._host.fail(PoisonRecord(record_id, error))
+            case f.Log(logging.WARNING, text) if client_form(text) is None:
+                self._recorder.repeated(self._log_of(index), logging.WARNING, "warnings of shards", form_of(text), text)
             case f.Log(level, text):
-                self._log_of(index).log(level, "%s", text)
+                self._recorder.client_said(self._log_of(index), level, text)
             case f.Trouble(text):
                 self._recorder.trouble(f"shard {index}", text)
             case _:
@@ -539,6 +554,8 @@ class Supervisor(threading.Thread):
                 self._lend(holder, by, now)
             case m.DatabaseTrouble(text):
                 self._recorder.trouble("database", text)
+            case m.TermWait(text):
+                self._recorder.trouble("term", text)
             case m.LoopDied(error):
                 self._host.fail(error)
 

@@ -32,7 +32,7 @@ from harvester.errors import LeadershipError, SchemaError, TermContested
 from harvester.outbox.connection import OutboxIdentity
 from harvester.outbox.leader_session import Owner, Session, TermRow, TermSession
 from harvester.outbox.purge_session import PurgeSession
-from harvester.relay.core.messages import DatabaseTrouble, LoopDied, Report, TermGone, TermTaken
+from harvester.relay.core.messages import LoopDied, Report, TermGone, TermTaken, TermWait
 from harvester.relay.failpoints import Failpoints
 
 _TURN_S = 0.1
@@ -155,7 +155,7 @@ class TermTaker:
         self._host.ended.wait(seconds)
 
     def trouble(self, text: str | None) -> None:
-        self._host.report(DatabaseTrouble(text))
+        self._host.report(TermWait(text))
 
 
 AT_LEAST_ONCE: Literal["at-least-once"] = "at-least-once"

@@ -100,7 +100,7 @@ def _rate(count: int, elapsed_s: float) -> float:
 
 # The parts of a harvester that report troubles, and under which name they are counted: the servers' come first.
 SOURCES = ("database", "kafka", "shard", "archive", "http")
-_NAMES = {"group": "kafka"}
+_NAMES = {"group": "kafka", "term": "database"}
 _NUMBER = re.compile(r" \d+$")
 
 
@@ -145,5 +145,10 @@ class Tally:
 
 def source_of(source: str) -> str:
     """The name under which it is counted."""
-    bare = _NUMBER.sub("", source)
+    bare = bare_source(source)
     return _NAMES.get(bare, bare)
+
+
+def bare_source(source: str) -> str:
+    """The source without a number: `shard` for each of them."""
+    return _NUMBER.sub("", source)

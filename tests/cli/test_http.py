@@ -17,15 +17,16 @@ from typing import Any
 
 import pytest
 from confluent_kafka import Consumer
+from harvester_cli.dashboard.render import render
 from prometheus_client.parser import text_string_to_metric_families
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
 from harvester.http import web_server
 from harvester.http.server import WebServer
-from harvester.status import LastEvent, Status
+from harvester.status import LastEvent, State, Status, adapter
 from tests.support.browser import dump_dom
 from tests.support.cli import RunningCli
-from tests.support.harvesting import Scene, wait_leads
+from tests.support.harvesting import Scene, log_lines, wait_leads
 from tests.support.hooks import Fault
 from tests.support.proxy import Proxy
 from tests.support.wait import eventually
@@ -88,6 +89,8 @@ def test_metrics_of_a_life(scene: Scene) -> None:
         except AssertionError:
             found = metrics(url)
             assert {name: found.get(name) for name in expected} == expected
+        shown = json.loads(get(f"{url}/status")[1])
+        assert (shown["delivered"], shown["quarantined"]) == (20, 1)
         eventually(lambda: total(url, "harvester_shard_errors_total") >= 1, what="the refused deliveries")
 
         with scene.plan.blocked("shard.purged") as reached:
@@ -156,6 +159,39 @@ def test_it_is_ready_only_while_kafka_answers(scene: Scene) -> None:
         assert running.stop() == 0
 
 
+def test_an_outage_of_both_servers_is_a_few_lines(scene: Scene) -> None:
+    with (
+        Proxy(scene.bootstrap, kafka=True) as kafka,
+        Proxy(database_of(scene)) as database,
+    ):
+        kafka.open()
+        database.open()
+        away: dict[str, Any] = {
+            "base_kafka_config": {"bootstrap.servers": kafka.address},
+            "data_source": make_conninfo(scene.dsn, host="127.0.0.1", port=database.port),
+        }
+        with scene.cli(http=HTTP, shards=8, **away) as running:
+            url = base_url(running)
+            wait_leads(running)
+            eventually(lambda: metrics(url)["harvester_shards"] == total(url, "harvester_shard_ready"), 60, "8 shards")
+            scene.add(*((f"k{number}", "1") for number in range(100)))
+            scene.wait_left()
+            before = len(log_lines(running))
+            scene.add(*((f"k{number}", "2") for number in range(100)))
+            kafka.cut()
+            database.cut()
+            eventually(lambda: state_of(url) == "standby", 60, "the end of its session with the group")
+            kafka.open()
+            database.open()
+            running.wait_for_line("database: recovered after ")
+            scene.wait_left(timeout_s=90)
+            assert running.stop() == 0
+    said = [line["message"] for line in log_lines(running)[before:]]
+    assert len(said) <= 60, said
+    assert sum(text.startswith("database: ") and "recovered" not in text for text in said) <= 6
+    assert any(text.startswith("group: ") for text in said)
+
+
 def test_a_standby_is_ready_while_both_servers_answer(scene: Scene) -> None:
     with scene.cli() as leader, Proxy(scene.bootstrap, kafka=True) as kafka, Proxy(database_of(scene)) as database:
         wait_leads(leader)
@@ -177,6 +213,36 @@ def test_a_standby_is_ready_while_both_servers_answer(scene: Scene) -> None:
             eventually(lambda: is_ready(url), 60, "readiness")
             assert standby.stop() == 0
         assert leader.stop() == 0
+
+
+def test_who_waits_for_a_dead_member_says_so_and_until_when(scene: Scene) -> None:
+    with scene.cli(session_timeout="20s") as killed:
+        wait_leads(killed)
+        killed.process.kill()
+    with scene.cli(http=HTTP, session_timeout="20s") as running:
+        url = base_url(running)
+
+        def shown() -> Status:
+            status: Status = adapter(Status).validate_json(get(f"{url}/status")[1])
+            return status
+
+        def waiting_shown() -> Status | None:
+            status = shown()
+            return status if status.waits_until_at is not None else None
+
+        waiting = eventually(waiting_shown, what="the wait for the dead one")
+        assert waiting is not None
+        assert waiting.waits_until_at is not None
+        assert 0 <= (waiting.waits_until_at - waiting.at).total_seconds() <= 20
+        assert scene.group in (waiting.waits_for or "")
+        drawn = render(waiting, 80, 24).plain.split("\n")
+        assert drawn[2].startswith(f"until {waiting.waits_until_at:%H:%M:%S} UTC at the latest: joins group")
+        leader_id, term = wait_leads(running)
+        eventually(lambda: shown().state is State.LEADING, what="the leader")
+        assert shown().waits_for is None
+        assert shown().waits_until_at is None
+        assert shown().events[-1].text == f"leads under term {term} as {leader_id[:8]}"
+        assert running.stop() == 0
 
 
 def test_it_is_not_ready_while_others_have_its_group(scene: Scene) -> None:

@@ -332,6 +332,9 @@ def _header(status: Status, width: int, *, ascii_only: bool) -> list[Text]:
 
 
 def _in_words(status: Status) -> str:
+    if status.state is State.STANDBY and status.waits_for is not None:
+        until = "" if status.waits_until_at is None else f"until {status.waits_until_at:%H:%M:%S} UTC at the latest: "
+        return f"{until}{one_line(status.waits_for)}"
     if status.state is State.STANDBY and status.paused_since_at is not None:
         return "another process leads; this one would take over and mark nothing until it is resumed"
     return _IN_WORDS[status.state]

@@ -225,6 +225,13 @@ class DatabaseTrouble:
 
 
 @dataclass(frozen=True, slots=True)
+class TermWait:
+    """What taking the term waits for, by design or because a lane cannot be opened; None when it is over."""
+
+    text: str | None
+
+
+@dataclass(frozen=True, slots=True)
 class LoopDied:
     """The loop ended by an error that nobody foresaw."""
 
@@ -241,5 +248,6 @@ Report = (
     | StatementFailed
     | ServerChanged
     | DatabaseTrouble
+    | TermWait
     | LoopDied
 )

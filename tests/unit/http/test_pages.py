@@ -107,7 +107,7 @@ def test_the_figures_of_a_leader() -> None:
         "harvester_in_flight_records": 812,
         "harvester_in_flight_limit_records": 1_000,
         "harvester_queued_records": 4_000,
-        "harvester_settled_records_total": 1_234_567,
+        "harvester_settled_records_total": 1_234_570,  # the quarantined ones included
         "harvester_quarantined_records_total": 3,
         "harvester_repeats_suspected_total": 2,
         "harvester_acquired_total": 4,

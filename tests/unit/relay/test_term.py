@@ -15,7 +15,7 @@ from harvester.delivery.progress_topic import ProgressTopic
 from harvester.errors import SchemaError
 from harvester.outbox.leader_session import Owner, TermRow
 from harvester.relay import failpoints
-from harvester.relay.core.messages import DatabaseTrouble, Report, TakeTerm, TermGone, TermTaken
+from harvester.relay.core.messages import Report, TakeTerm, TermGone, TermTaken, TermWait
 from harvester.relay.marker import Marker, RetryDelays
 from harvester.relay.term import AT_LEAST_ONCE, EXACTLY_ONCE, DeliveryHandover
 
@@ -189,7 +189,7 @@ def take_over(outbox: Any, mode: DeliveryHandover, *, trusted: bool = True) -> l
 
 
 def waited(said: list[Report]) -> bool:
-    return any(isinstance(report, DatabaseTrouble) and "P24" in (report.text or "") for report in said)
+    return any(isinstance(report, TermWait) and "P24" in (report.text or "") for report in said)
 
 
 def starting() -> DeliveryHandover:
