@@ -118,7 +118,9 @@ def _program() -> str:
             if not can_stand_in_a_unit(program):
                 raise HarvesterError(f"{program!r} cannot stand in a unit", hint="install it in a path without blanks")
             return program
-    raise HarvesterError("this installation has no harvester command", hint="pip install harvester, and run that")
+    raise HarvesterError(
+        "this installation has no harvester command", hint="pip install outbox-harvester, and run that"
+    )
 
 
 def _check_visible(program: str) -> None:

@@ -23,5 +23,5 @@ def require_tracing() -> None:
         from harvester.telemetry.tracing import check_tracing
     except ModuleNotFoundError as error:
         problem = Problem("tracing.enabled", f"needs {error.name}, which is not installed", "or false")
-        raise ConfigurationError([problem], hint="pip install 'harvester[otel]'") from None
+        raise ConfigurationError([problem], hint="pip install 'outbox-harvester[otel]'") from None
     check_tracing()

@@ -75,7 +75,7 @@ def _exporter_class(name: str) -> Any:
         return entry.load()
     known = ", ".join(sorted({entry.name for entry in entry_points(group=_EXPORTERS)}))
     problem = Problem("OTEL_TRACES_EXPORTER", f"names {name!r}, which is not installed", known)
-    raise ConfigurationError([problem], hint="pip install 'harvester[otel]', or the exporter's own package")
+    raise ConfigurationError([problem], hint="pip install 'outbox-harvester[otel]', or the exporter's own package")
 
 
 def flush(provider: TracerProvider) -> None:

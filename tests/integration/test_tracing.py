@@ -314,5 +314,5 @@ def _collector() -> Iterator[tuple[str, queue.Queue[tuple[str, Any, Any]]]]:
 def test_an_exporter_that_is_not_installed_is_an_error_of_the_configuration(scene: Scene) -> None:
     with scene.cli(env={"OTEL_TRACES_EXPORTER": "carrier-pigeon"}, tracing={"enabled": True}) as running:
         assert running.wait() == 78
-        assert "harvester[otel]" in running.output
+        assert "outbox-harvester[otel]" in running.output
         assert "Traceback" not in running.output
