@@ -136,7 +136,7 @@ def test_the_wheel_works_without_a_checkout(installed: Path, tmp_path: Path) -> 
         assert run(python, "-c", lookup, cwd=tmp_path, env=clean()).stdout.strip() == "None"
     version = run(harvester, "--version", cwd=tmp_path, env=clean()).stdout
     assert version == f"harvester {PROJECT['version']}\n"
-    assert "Commands:" in run(harvester, "--help", cwd=tmp_path, env=clean()).stdout
+    assert "  pipeline  " in run(harvester, "--help", cwd=tmp_path, env=clean()).stdout
     # Files beside the code: the schema as SQL, and the settings.
     assert "CREATE TABLE" in run(
         harvester, "init", "--print", "--set", "data_source=host=127.0.0.1 port=1", cwd=tmp_path, env=clean()
