@@ -314,7 +314,7 @@ def travel(scene: Scene, way: Way) -> None:
     if isinstance(sender, TransactionIntake):
         assert sender.lane is not None
         with way.step("the transactor publishes it"):
-            scene.transactor._transact(sender.lane)
+            scene.transactor._transact(sender.lane, 0.0)
     else:
         with way.step("the delivery thread hears that Kafka has it"):
             scene.shard._producer.poll()

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from harvester_cli import output
 from harvester_cli.options import JsonOption, LoggedOptions, grouped
 from harvester_cli.output import print_json
 
@@ -53,8 +54,6 @@ def pump(
     """
     settings = options.load()
 
-    from rich.console import Console
-
     from harvester.verify.load import Load
     from harvester.verify.pump import pump as perform
 
@@ -77,7 +76,7 @@ def pump(
     if json_:
         print_json(_as_dict(report))
     else:
-        Console().print(_sentence(report, planned), highlight=False, soft_wrap=True)
+        output.console().print(_sentence(report, planned), highlight=False, soft_wrap=True)
     if not report.complete:
         raise typer.Exit(INTERRUPTED)
 
@@ -111,10 +110,9 @@ def stop_on_signal() -> Iterator[threading.Event]:
 @contextmanager
 def progress(what: str, total: int | None, *, hidden: bool = False) -> Iterator[Callable[[int], None]]:
     """A progress bar on standard error while it is a terminal; yields what to call with the number of records."""
-    from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-    console = Console(stderr=True)
+    console = output.console(stderr=True)
     columns = (
         TextColumn("{task.description}"),
         BarColumn(),

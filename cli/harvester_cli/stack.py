@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from harvester_cli import output
 from harvester_cli.options import JsonOption
 from harvester_cli.output import print_json, print_rich
 
@@ -41,11 +42,9 @@ def up(
     as_json: JsonOption = False,
 ) -> None:
     """Start the servers; does nothing where they already run. They keep running until `harvester stack down`."""
-    from rich.console import Console
-
     from harvester import stack
 
-    console = Console(stderr=True)
+    console = output.console(stderr=True)
     options = stack.StackOptions(
         durable=durable,
         kafka_heap_mb=1024 if durable else 512,

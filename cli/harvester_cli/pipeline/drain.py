@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from typing import Annotated
 
 import typer
+from harvester_cli import output
 from harvester_cli.pipeline import options
 from harvester_cli.pipeline.options import Job, say, with_job
 from harvester_cli.pump import stop_on_signal
@@ -65,10 +66,9 @@ def drain(
 @contextmanager
 def _bar() -> Iterator[Callable[[int, int], None] | None]:
     """On a terminal: a bar, and what to call after each slice with its records and what is left. Else None."""
-    from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-    console = Console(stderr=True)
+    console = output.console(stderr=True)
     if not console.is_terminal:
         yield None
         return
