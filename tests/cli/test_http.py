@@ -343,7 +343,7 @@ def test_the_page_in_a_browser(scene: Scene, tmp_path: Path) -> None:
     assert f"term|{scene.term()}|" in page.by_id["figures"]
     assert "in quarantine|0|" in page.by_id["figures"]
     assert page.by_id["shards"].count("ready") == 2
-    assert "leads as" in page.by_id["events"]
+    assert f"leads under term {scene.term()} as" in page.by_id["events"]
     assert "problem" not in page.by_id
     assert page.loaded == ["data:,", "status.css", "status.js"]  # nothing from elsewhere
 

@@ -368,7 +368,10 @@ def test_version_3_brings_the_table_to_an_outbox_that_is_there(database: str) ->
     with psycopg.connect(database, autocommit=True) as connection:
         connection.execute("DROP TABLE outbox_lease")
         connection.execute("UPDATE outbox_term SET schema_version = 2")
-        assert schema.init(connection, table) == [f"migrated the schema from version 2 to {ddl.schema_version()}"]
+        assert schema.init(connection, table) == [
+            f"migrated the schema from version 2 to {ddl.schema_version()}",
+            'created table "public"."outbox_lease"',
+        ]
         Stasher().lease(connection, "reader")
         connection.execute(schema.sql(table).encode())  # `init --print`, over what is there
         assert Stasher().lease(connection, "reader").generation == 2

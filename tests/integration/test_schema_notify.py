@@ -50,7 +50,9 @@ def test_a_disabled_or_foreign_trigger_does_not_count(connection: psycopg.Connec
     assert not inspect(connection, qualified).has_notify  # it would listen on another channel
     connection.execute("ALTER TABLE outbox DISABLE TRIGGER ALL")
     assert not inspect(connection, OUTBOX).has_notify
-    assert init(connection, OUTBOX, notify=True) == ['created the notify trigger on "public"."outbox"']
+    assert init(connection, OUTBOX, notify=True) == [
+        'created the notify trigger on "public"."outbox", and its function "public"."outbox_notify"'
+    ]
     assert inspect(connection, OUTBOX).has_notify
 
 
