@@ -106,7 +106,7 @@ class StatusRecorder:
                     line = f"{source}: {text}{_more(unsaid)}"
             elif before is not None:
                 del self._troubles[source]
-                if all(bare_source(other) != kind for other in self._troubles):
+                if not self._is_troubled(kind):
                     ended = self._repeats.end(kind, now)
                     line = None if ended is None else _over(ended)
         if line is not None:
@@ -119,8 +119,11 @@ class StatusRecorder:
             self._tally.trouble(source, new=False, over=True)
             if self._troubles.pop(source, None) is not None:
                 kind = bare_source(source)
-                if all(bare_source(other) != kind for other in self._troubles):
+                if not self._is_troubled(kind):
                     self._repeats.forget(kind, time.monotonic())
+
+    def _is_troubled(self, kind: str) -> bool:
+        return any(bare_source(source) == kind for source in self._troubles)
 
     def client_said(self, log: Log, level: int, text: str) -> None:
         """A line that may be the Kafka client's, and then one of many; `log`: of whoever had it."""

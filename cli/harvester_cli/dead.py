@@ -82,7 +82,7 @@ class DeadLetterOptions(ConfigOptions):
 
 
 class Order(StrEnum):
-    """What a redrive asks for, before it puts a record back."""
+    """The order of keys that a redrive insists on."""
 
     KEPT = "kept"
     UNKNOWN_OK = "unknown-ok"

@@ -47,7 +47,8 @@ def watch(
     """
     from harvester_cli.dashboard import live
 
-    meant = _Meant([*(name or []), *_named_by(config)], [*(socket or []), *_listening_by(config)])
+    names, sockets = _named_by(config) if config is not None else ([], [])
+    meant = _Meant([*(name or []), *names], [*(socket or []), *sockets])
     if once:
         for path in meant.find():
             _print(path, _ask(path, key), as_json=json_)
@@ -60,30 +61,22 @@ def watch(
         _follow(meant.find(), key, as_json=json_)
 
 
-def _settings(config: Path | None) -> tuple[str, str]:
-    # `control.socket`, and the name, empty where the file gives none: its default differs from process to process.
+def _named_by(config: Path) -> tuple[list[str], list[Path]]:
+    """Names and sockets of the harvesters that a file is for; raises NoHarvester if it switches the socket off."""
     from harvester.config import load
 
-    if config is None:
-        return "auto", ""
     loaded = load(config)
-    return loaded.config.control.socket, loaded.config.name if "name" in loaded.given else ""
-
-
-def _named_by(config: Path | None) -> list[str]:
-    socket, name = _settings(config)
-    return [name] if name and socket == "auto" else []
-
-
-def _listening_by(config: Path | None) -> list[Path]:
-    socket, _ = _settings(config)
+    socket = loaded.config.control.socket
     if socket == "off":
         from harvester.control.protocol import NoHarvester
 
         raise NoHarvester(
             f"{config} switches the control socket off", hint='set control.socket to "auto" or a path, and restart'
         )
-    return [] if socket == "auto" else [Path(socket)]
+    if socket != "auto":
+        return [], [Path(socket)]
+    # The default of the name differs from process to process.
+    return [loaded.config.name] if "name" in loaded.given else [], []
 
 
 class _Meant:
