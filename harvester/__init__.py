@@ -11,6 +11,9 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from harvester.config import Config, Limits, load_config
+    from harvester.coordination.async_consumer import AsyncCoordinatedConsumer
+    from harvester.coordination.consumer import CoordinatedConsumer
+    from harvester.coordination.settings import ConsumerSettings
     from harvester.errors import (
         ConfigurationError,
         HarvesterError,
@@ -29,6 +32,7 @@ if TYPE_CHECKING:
         MeterRead,
     )
     from harvester.harvester import Harvester
+    from harvester.idempotence.inbox import AsyncInbox, Inbox
     from harvester.neli.fake import FakeGroup
     from harvester.outbox.async_stasher import AsyncLeasedStasher, AsyncStasher
     from harvester.outbox.leases import Lease, Stashed
@@ -39,12 +43,16 @@ if TYPE_CHECKING:
 # Loaded on first use: writers who only stash need no Kafka client, and `harvester --help` needs nothing at all.
 _HOMES = {
     "config": ("Config", "Limits", "load_config"),
+    "coordination.async_consumer": ("AsyncCoordinatedConsumer",),
+    "coordination.consumer": ("CoordinatedConsumer",),
+    "coordination.settings": ("ConsumerSettings",),
     "errors": (
         "ConfigurationError", "HarvesterError", "LeaseError", "LeaseExpired", "LeaseFenced", "LeaseUnknown",
         "SequenceGap",
     ),
     "events": ("Event", "LeaderAcquired", "LeaderFenced", "LeaderRefreshed", "LeaderRevoked", "MeterRead"),
     "harvester": ("Harvester",),
+    "idempotence.inbox": ("AsyncInbox", "Inbox"),
     "neli.fake": ("FakeGroup",),
     "outbox.async_stasher": ("AsyncLeasedStasher", "AsyncStasher"),
     "outbox.leases": ("Lease", "Stashed"),
@@ -54,14 +62,19 @@ _HOMES = {
 }  # fmt: skip
 
 __all__ = [
+    "AsyncCoordinatedConsumer",
+    "AsyncInbox",
     "AsyncLeasedStasher",
     "AsyncStasher",
     "Config",
     "ConfigurationError",
+    "ConsumerSettings",
+    "CoordinatedConsumer",
     "Event",
     "FakeGroup",
     "Harvester",
     "HarvesterError",
+    "Inbox",
     "LeaderAcquired",
     "LeaderFenced",
     "LeaderRefreshed",

@@ -18,7 +18,7 @@ The codes follow sysexits.h where one fits, so that systemd can tell "do not res
       IdempotenceError   CorruptSeenIds
         InboxError       InboxFenced
       ShardError         CrashLoop
-      WireError  StackError  VerificationFailed
+      WireError  StackError  DeserializationFailed  VerificationFailed
 """
 
 from __future__ import annotations
@@ -117,6 +117,10 @@ class RecordRejected(OutboxError):
 
 class SerializationFailed(RecordRejected):
     """A value could not be serialized; nothing was sent, and the transaction can go on."""
+
+
+class DeserializationFailed(HarvesterError):
+    """The value of a consumed record is not what its deserialiser reads."""
 
 
 class NoTransaction(OutboxError):

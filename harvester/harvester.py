@@ -13,7 +13,6 @@ from __future__ import annotations
 import logging
 import time
 from functools import partial
-from types import TracebackType
 from uuid import UUID
 
 from harvester.announcer import Announcer
@@ -157,9 +156,7 @@ class Harvester:
         self.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_error: object) -> None:
         self.stop()
 
     # -- questions
@@ -231,7 +228,7 @@ class Harvester:
         )
 
     def _waits(self, state: State) -> Missing | None:
-        """What a standby waits for before it is one: then nobody may lead."""
+        """What a standby waits for before it can lead or take over: then nobody may lead."""
         parts = self._life.parts
         if parts is None or state is not State.STANDBY:
             return None
@@ -254,7 +251,7 @@ class Harvester:
         if parts is None or state not in READY_STATES:
             return self._recorder.problem() or f"it is {state.value}"
         missing = parts.group.missing()
-        if missing is not None:
+        if missing is not None and not missing.is_member:
             return self._recorder.problem() or missing.text
         silence = parts.backlog.silence(_FIRST_LOOK_S)
         return None if silence is None else f"database: {silence}"

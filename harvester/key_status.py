@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import asdict
 from datetime import UTC, datetime
 from functools import partial
+from typing import Any
 
 import psycopg
 
@@ -23,29 +24,17 @@ _RELAY_WITHIN_S = 3.0
 _TOO_LONG = f"it found no answer within {_LOOK_WITHIN_S:g} s: the outbox is large, or locked"
 
 
-@dataclass(frozen=True, slots=True)
-class _UnderWay:
-    """As in `KeyStatus`."""
-
-    leads: bool
-    shard: int
-    under_way: int
-    waiting: int
-    retry_in_s: float | None
-    held: bool
-
-
-def _look(key: bytes, machine: StateMachine, now: float) -> _UnderWay:
-    """What the relay knows of this key at `now`. On the supervisor's thread."""
+def _look(key: bytes, machine: StateMachine, now: float) -> dict[str, Any]:
+    """What the relay knows of this key at `now`, as in `KeyStatus`. On the supervisor's thread."""
     queue = machine.planner.deferred.by_key.get(key)
-    return _UnderWay(
-        leads=machine.phase in _LEADING,
-        shard=machine.planner.dispatcher.shard_of(key),
-        under_way=machine.ledger.count_of(key),
-        waiting=len(queue) + queue.fetching if queue is not None else 0,
-        retry_in_s=max(0.0, queue.not_before - now) if queue is not None and queue.parked else None,
-        held=queue is not None and queue.held,
-    )
+    return {
+        "leads": machine.phase in _LEADING,
+        "shard": machine.planner.dispatcher.shard_of(key),
+        "under_way": machine.ledger.count_of(key),
+        "waiting": len(queue) + queue.fetching if queue is not None else 0,
+        "retry_in_s": max(0.0, queue.not_before - now) if queue is not None and queue.parked else None,
+        "held": queue is not None and queue.held,
+    }
 
 
 def key_status(supervisor: Supervisor, config: Config, key: str) -> KeyStatus:
@@ -62,26 +51,10 @@ def key_status(supervisor: Supervisor, config: Config, key: str) -> KeyStatus:
     known = supervisor.ask(partial(_look, data), _RELAY_WITHIN_S)
     if known is None:
         raise HarvesterError("the relay does not answer", hint="it is busy, or about to end; see its log")
-    return KeyStatus(
-        at=datetime.now(UTC),
-        key=key,
-        leads=known.leads,
-        shard=known.shard,
-        under_way=known.under_way,
-        waiting=known.waiting,
-        retry_in_s=known.retry_in_s,
-        held=known.held,
-        rows=rows.rows if rows else None,
-        capped=rows is not None and rows.capped,
-        oldest_id=rows.oldest_id if rows else None,
-        oldest_age_s=rows.oldest_age_s if rows else None,
-        quarantined=rows.quarantined if rows else None,
-        newest_error=rows.newest_error if rows else None,
-        trouble=trouble,
-    )
+    return KeyStatus(at=datetime.now(UTC), key=key, **known, **asdict(rows), trouble=trouble)
 
 
-def _read(config: Config, key: bytes) -> tuple[KeyRows | None, str | None]:
+def _read(config: Config, key: bytes) -> tuple[KeyRows, str | None]:
     name = f"harvester {config.name}/key"
     try:
         with connect(config.dsn, application_name=name, connect_timeout_s=_CONNECT_WITHIN_S) as connection:
@@ -89,4 +62,4 @@ def _read(config: Config, key: bytes) -> tuple[KeyRows | None, str | None]:
             return read_key(connection, config.table, key), None
     except (HarvesterError, psycopg.Error) as error:
         timed_out = isinstance(error.__cause__ or error, psycopg.errors.QueryCanceled)
-        return None, _TOO_LONG if timed_out else one_line(error)
+        return KeyRows(), _TOO_LONG if timed_out else one_line(error)

@@ -132,6 +132,14 @@ class Status:
     waits_until_at: datetime | None = None  # the latest end of that, where it is known
 
 
+def awaited(status: Status) -> str | None:
+    """What a standby waits for while nobody may lead, and until when at the latest, which comes first."""
+    if status.state is not State.STANDBY or status.waits_for is None:
+        return None
+    until = "" if status.waits_until_at is None else f"until {status.waits_until_at:%H:%M:%S} UTC at the latest: "
+    return f"{until}{status.waits_for}"
+
+
 def to_json(status: Status | KeyStatus) -> dict[str, Any]:
     """Plain values under the same names; times are ISO 8601, ids and states text."""
     values: dict[str, Any] = adapter(type(status)).dump_python(status, mode="json")  # type: ignore[arg-type]

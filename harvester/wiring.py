@@ -160,21 +160,8 @@ def take_over_mode(config: Config, application: str) -> DeliveryHandover:
     """What a term owes to the one before, and the means for it; `application` is the name of its database session."""
     make = failpoints.load().producer
     lanes = Lanes(_lane_settings(config), lambda options: make({**options, "log_level": "0"}))
-    session = PurgeSession(
-        config.dsn,
-        config.table,
-        application,
-        Rules(config.archive, config.poison.notice_topic),
-        opened=lambda _pid, _started: None,
-        server_changed=lambda _reason: None,
-    )
-    return DeliveryHandover(
-        config.delivery,
-        expiry_s(config),
-        lanes,
-        session,
-        partial(progress_topic, config),
-    )
+    session = PurgeSession(config.dsn, config.table, application, Rules(config.archive, config.poison.notice_topic))
+    return DeliveryHandover(config.delivery, expiry_s(config), lanes, session, partial(progress_topic, config))
 
 
 def owner_of(config: Config) -> Owner:

@@ -57,6 +57,14 @@ SECTIONS: tuple[tuple[str, str, tuple[str, ...]], ...] = (
         ),
     ),
     (
+        "Deserialisers",
+        "From consumed records to values ([examples](consuming.md#values)). A serialiser reads what it writes.",
+        (
+            "harvester.serializers: Values Deserializer",
+            "harvester.serializers.registry: read_avro read_json_schema read_protobuf RegistryDeserializer",
+        ),
+    ),
+    (
         "Recognise repeats",
         "For consumers: [consumers.md](consumers.md).",
         (
@@ -66,11 +74,10 @@ SECTIONS: tuple[tuple[str, str, tuple[str, ...]], ...] = (
     ),
     (
         "Coordinated consumers",
-        "Processes that share partitions through Kafka alone: [coordination](protocol/coordination.md).",
+        "Processes that share partitions through Kafka alone: [consuming](consuming.md).",
         (
-            "harvester.coordination.consumer: CoordinatedConsumer",
-            "harvester.coordination.settings: ConsumerSettings",
-            "harvester.coordination.events: Claimed Released Lost Paused Resumed OutOfRange",
+            "harvester: CoordinatedConsumer AsyncCoordinatedConsumer ConsumerSettings",
+            "harvester.coordination.events: Claimed Released Lost Paused Resumed Blocked Unblocked OutOfRange GivenUp",
             "harvester.coordination.settings: Statistics",
             "harvester.http.consumers: ConsumerMetrics",
         ),
@@ -84,6 +91,7 @@ SECTIONS: tuple[tuple[str, str, tuple[str, ...]], ...] = (
         "Errors",
         "All of them are `HarvesterError`; `message` tells what happened, `hint` what to do.",
         (
+            "harvester.errors: DeserializationFailed",
             "harvester: HarvesterError ConfigurationError LeaseError LeaseExpired LeaseFenced LeaseUnknown SequenceGap",
             "harvester.idempotence: InboxError InboxFenced CorruptSeenIds",
         ),

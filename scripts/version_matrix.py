@@ -32,11 +32,20 @@ ROOT = Path(__file__).parents[1]
 POSTGRES = ("15", "16", "18")
 KAFKA = ("3.9.1", KAFKA_VERSION)
 PYTHON = ("3.11", "3.12", "3.13")
+UNTRIED = ("3.14",)  # every dependency has a wheel for it; move it up with the first run that has one
 ALL_MODES = tuple(
     (delivery, marking) for delivery in ("at-least-once", "exactly-once") for marking in ("memory", "table")
 )
 EACH_MODE = (("at-least-once", "memory"), ("exactly-once", "table"))
-_BUILD = ("pyproject.toml", "README.md", "LICENSE", "harvester", "cli", "docs/man")  # what a wheel is made of
+_BUILD = (
+    "pyproject.toml",
+    "setup.py",
+    "README.md",
+    "LICENSE",
+    "harvester",
+    "cli",
+    "docs/man",
+)  # what a wheel is made of
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,17 +167,11 @@ def kafka_jars(version: str) -> Path:
     """The directory of a broker's jars."""
     if version == KAFKA_VERSION:
         return stack.broker_jars(progress=_say)
-    module = f"""<ivy-module version="2.0">
-  <info organisation="harvester" module="broker"/>
-  <configurations><conf name="default"/></configurations>
-  <dependencies>
-    <dependency org="org.apache.kafka" name="kafka_2.13" rev="{version}" conf="default->default"/>
-  </dependencies>
-</ivy-module>
-"""
-    hint = "it is fetched from Maven Central, once"
+    lock = ROOT / "scripts" / f"kafka-{version}.lock"
+    if not lock.is_file():
+        raise Missing(f"no lock of Kafka {version}: scripts/jars makes one")
     try:
-        return java.cached_jars(f"kafka-{version}", module, what=f"Kafka {version}", hints=(hint, hint))
+        return java.locked_jars(f"kafka-{version}", lock.read_text(), what=f"Kafka {version}")
     except StackError as error:
         raise Missing(str(error)) from error
 
@@ -178,14 +181,15 @@ def environment(version: str, place: Path) -> Path:
     home = place / f"python-{version}"
     python = home / "bin" / "python"
     if not python.is_file():
-        base = _interpreter(version)
+        base = interpreter(version)
         _say(f"installing into an environment of Python {version}")
         _run([base, "-m", "venv", home], place)
         _run([python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", _wheel(place)], place)
     return python
 
 
-def _interpreter(version: str) -> Path:
+def interpreter(version: str) -> Path:
+    """A Python of this version; Missing where there is none."""
     # A name on PATH may be a shim that leads nowhere: ask it.
     pyenv = Path(os.environ.get("PYENV_ROOT") or Path.home() / ".pyenv") / "versions"
     for candidate in (f"python{version}", *(sorted(pyenv.glob(f"{version}.*/bin/python"), reverse=True))):

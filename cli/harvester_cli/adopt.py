@@ -30,7 +30,16 @@ def adopt(
             show_default=False,
         ),
     ] = None,
-    no_headers: Annotated[bool, typer.Option("--no-headers", help="Records get no headers.")] = False,
+    headers_from: Annotated[
+        str | None,
+        typer.Option(
+            "--headers-from",
+            metavar="COLUMN",
+            help="A column with further headers: an object of JSON, or a text array of names and values in turn.",
+            show_default=False,
+        ),
+    ] = None,
+    no_headers: Annotated[bool, typer.Option("--no-headers", help="Records get no other headers.")] = False,
     remove: Annotated[bool, typer.Option("--remove", help="Stop capturing the table.")] = False,
     print_: Annotated[bool, typer.Option("--print", help="Print the SQL, and change nothing.")] = False,
 ) -> None:
@@ -47,7 +56,8 @@ def adopt(
     from harvester.outbox.sql.adoption import DEBEZIUM_HEADERS, Route
 
     templates = {name: text for name, text in (("topic", topic), ("key", key), ("value", value)) if text is not None}
-    route = None if remove else Route.parse(**templates, headers=() if no_headers else header or DEBEZIUM_HEADERS)
+    headers = () if no_headers else header or DEBEZIUM_HEADERS
+    route = None if remove else Route.parse(**templates, headers=headers, headers_from=headers_from)
     with connected(settings, "adopt") as connection:
         if print_:
             for statement in adoption.statements(connection, settings.table, table, route):

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import sys
-import threading
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from harvester_cli.coordination_options import CoordinationOptions
-from harvester_cli.dashboard.figures import duration, one_line
+from harvester_cli.dashboard.figures import counted, duration, one_line
 from harvester_cli.options import JsonOption, grouped
 from harvester_cli.output import is_ascii, print_json
 
@@ -23,7 +22,6 @@ if TYPE_CHECKING:
     from harvester.coordination.admin import Observer
     from harvester.coordination.core.overview import PartitionRow
     from harvester_cli.dashboard.live import Frame
-    from harvester_cli.dashboard.render import OffScreenOutput
 
 _STYLES = {"fresh": "green", "unknown": "yellow", "stale": "bold red", "free": "bold red"}
 _GAP = "  "
@@ -76,10 +74,10 @@ def summary(rows: Sequence[PartitionRow]) -> str:
     states = Counter(row.freshness.value for row in rows)
     found = ", ".join(f"{states[state]:,} {state}" for state in _STYLES if states[state])
     lag = sum(row.lag or 0 for row in rows)
-    return f"{_some(len(rows), 'partition')}, {_some(len(counts), 'client')}{shares}; {found}; lag {lag:,}"
+    return f"{counted(len(rows), 'partition')}, {counted(len(counts), 'client')}{shares}; {found}; lag {lag:,}"
 
 
-def table(rows: Sequence[PartitionRow], width: int, *, ascii_only: bool = False) -> list[Text]:
+def table(rows: Sequence[PartitionRow], width: int) -> list[Text]:
     """A heading and one line a row, each of at most `width` cells. The group is left out where there is only one."""
     from rich.text import Text
 
@@ -98,13 +96,11 @@ def table(rows: Sequence[PartitionRow], width: int, *, ascii_only: bool = False)
             text.append(blanks if column.right else "").append(cell, style=style or None)
             text.append("" if column.right else blanks).append(_GAP)
         text.rstrip()
-        lines.append(fit(text, width, ascii_only=ascii_only))
+        lines.append(fit(text, width))
     return lines
 
 
-def screen(
-    rows: Sequence[PartitionRow], title: str, clock: str, width: int, height: int, *, ascii_only: bool = False
-) -> Text:
+def screen(rows: Sequence[PartitionRow], title: str, clock: str, width: int, height: int) -> Text:
     """`height` lines. Where not all rows fit, those stay that are not fresh, and the last line counts the others."""
     from rich.text import Text
 
@@ -116,12 +112,12 @@ def screen(
         shown = sorted(shown, key=lambda row: (row.freshness.value == "fresh", row.place))[: max(room - 1, 0)]
         shown.sort(key=lambda row: row.place)
     lines = [
-        rule(one_line(title), width, notes=[clock], ascii_only=ascii_only),
-        fit(Text(summary(rows)), width, ascii_only=ascii_only),
-        *table(shown, width, ascii_only=ascii_only),
+        rule(one_line(title), width, notes=[clock]),
+        fit(Text(summary(rows)), width),
+        *table(shown, width),
     ]
     if len(shown) < len(rows):
-        lines.append(fit(Text(f"and {len(rows) - len(shown):,} more", style="dim"), width, ascii_only=ascii_only))
+        lines.append(fit(Text(f"and {len(rows) - len(shown):,} more", style="dim"), width))
     lines.extend(Text() for _ in range(height - len(lines)))
     drawn = Text("\n").join(lines[: max(height, 0)])
     drawn.no_wrap, drawn.overflow, drawn.end = True, "crop", ""
@@ -130,10 +126,6 @@ def screen(
 
 def _number(number: int | None) -> str:
     return "-" if number is None else f"{number:,}"
-
-
-def _some(count: int, noun: str) -> str:
-    return f"{count:,} {noun}{'' if count == 1 else 's'}"
 
 
 app = typer.Typer(
@@ -190,7 +182,7 @@ def release(
                 f"client {client!r} holds nothing in group {group!r}", hint="`harvester claims` shows who does"
             )
         if not yes:
-            typer.confirm(f"Release {_some(len(held), 'partition')} of {client}?", abort=True)
+            typer.confirm(f"Release {counted(len(held), 'partition')} of {client}?", abort=True)
         done = observer.release(held)
     if json_:
         print_json({"released": [{**as_json(row), "released": done[row.place]} for row in held]})
@@ -200,7 +192,7 @@ def release(
     if not all(done.values()):
         left = list(done.values()).count(False)
         raise CoordinationError(
-            f"{_some(left, 'partition')} not released: who holds them is not certain, or has changed",
+            f"{counted(left, 'partition')} not released: who holds them is not certain, or has changed",
             hint="look again; `harvester claims set-position` ends any claim",
         )
 
@@ -233,9 +225,8 @@ def set_position(
     with _observer(options) as observer:
         chosen = positions(observer.bounds([topic]), topic, partition or (), offset)
         if not yes:
-            typer.confirm(
-                f"Set the position of {group} in {_some(len(chosen), 'partition')} of {topic} to {offset}?", abort=True
-            )
+            which = f"{group} in {counted(len(chosen), 'partition')} of {topic}"
+            typer.confirm(f"Set the position of {which} to {offset}?", abort=True)
         observer.set_positions(group, chosen)
     if json_:
         begins = [{"partition": each, "offset": at} for (_, each), at in chosen.items()]
@@ -268,17 +259,17 @@ def _show(rows: list[PartitionRow], *, json_: bool) -> None:
 
     from rich.console import Console
 
+    from harvester_cli.dashboard.lines import in_ascii
+
     # No terminal, no cropping: a script may look for the name of a client.
     console = Console(soft_wrap=True)
     width = console.width if console.is_terminal else max((len(row.place.topic) for row in rows), default=0) + 400
     typer.echo(summary(rows))
-    for line in table(rows, width, ascii_only=is_ascii()) if rows else ():
-        console.print(line)
+    for line in table(rows, width) if rows else ():
+        console.print(in_ascii(line) if is_ascii() else line)
 
 
 def _watch(observer: Observer, group: str | None, coordination_topic: str, *, json_: bool) -> None:
-    from datetime import UTC, datetime
-
     from harvester_cli.dashboard import live
     from harvester_cli.pump import stop_on_signal
 
@@ -286,36 +277,19 @@ def _watch(observer: Observer, group: str | None, coordination_topic: str, *, js
 
     def frame() -> Frame:
         observer.follow(0)
-        return partial(_draw, _rows(observer, group), title, f"{datetime.now(UTC):%H:%M:%S} UTC")
+        found, clock = _rows(observer, group), f"{datetime.now(UTC):%H:%M:%S} UTC"
+        return lambda width, height, _kept: screen(found, title, clock, width, height)
 
     with stop_on_signal() as stop:
         if not json_ and live.should_show("auto", sys.stdout):
             live.show(frame, refresh_per_second=_PER_SECOND, until=stop)
             return
-        _print_on(observer, group, stop, json_=json_)
-
-
-def _draw(
-    rows: list[PartitionRow],
-    title: str,
-    clock: str,
-    width: int,
-    height: int,
-    /,
-    *,
-    kept: OffScreenOutput | None,
-    ascii_only: bool,
-) -> Text:
-    return screen(rows, title, clock, width, height, ascii_only=ascii_only)
-
-
-def _print_on(observer: Observer, group: str | None, stop: threading.Event, *, json_: bool) -> None:
-    while True:
-        _show(_rows(observer, group), json_=json_)
-        sys.stdout.flush()
-        if stop.wait(_EVERY_S):
-            return
-        observer.follow(0)
+        while True:
+            _show(_rows(observer, group), json_=json_)
+            sys.stdout.flush()
+            if stop.wait(_EVERY_S):
+                return
+            observer.follow(0)
 
 
 def _check_asking(*, yes: bool, json_: bool) -> None:

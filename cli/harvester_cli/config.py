@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from harvester.errors import ConfigurationError, HarvesterError, Problem
 from harvester_cli.options import JsonOption, LoggedOptions, grouped
 from harvester_cli.output import print_json
 
@@ -16,7 +17,6 @@ if TYPE_CHECKING:
 
     from harvester.config import Loaded
     from harvester.config.goharvest import Imported
-    from harvester.errors import ConfigurationError
 
 app = typer.Typer(no_args_is_help=True, help="Show or check the configuration, or import goharvest's.")
 
@@ -42,8 +42,6 @@ def show(options: LoggedOptions, json_: JsonOption = False) -> None:
 @grouped
 def check(options: LoggedOptions, json_: JsonOption = False) -> None:
     """List every problem, and exit with 78 if there is one. Connects to nothing."""
-    from harvester.errors import ConfigurationError
-
     try:
         loaded = _checked(options)
     except ConfigurationError as error:
@@ -87,8 +85,6 @@ def import_(
 
 
 def _read_yaml(file: Path) -> Any:
-    from harvester.errors import ConfigurationError, HarvesterError, Problem
-
     try:
         import yaml
     except ImportError as error:
@@ -105,8 +101,6 @@ def _read_yaml(file: Path) -> Any:
 
 
 def _write_new(output: Path, text: str) -> None:
-    from harvester.errors import ConfigurationError, Problem
-
     try:
         # A password may be in it.
         with os.fdopen(os.open(output, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w", encoding="utf-8") as file:
@@ -119,7 +113,6 @@ def _write_new(output: Path, text: str) -> None:
 def _check_import(imported: Imported) -> None:
     from harvester.config import check_clients
     from harvester.config.load import build, interpolate_table
-    from harvester.errors import ConfigurationError
 
     resolved, problems = interpolate_table(imported.settings, {})
     problems += check_clients(build(resolved))

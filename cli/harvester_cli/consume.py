@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import json
+import sys
 from datetime import UTC, datetime, timedelta
-from enum import StrEnum
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
@@ -22,11 +22,7 @@ _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _KINDS = {1: "created", 2: "appended"}  # of a timestamp, as Kafka counts them
 
 
-class Format(StrEnum):
-    """The contents of a line."""
-
-    JSON = "json"
-    VALUE = "value"
+Format = Literal["json", "value"]
 
 
 @grouped
@@ -40,7 +36,7 @@ def consume(
     ] = False,
     format_: Annotated[
         Format, typer.Option("--format", help="json: all of a record; value: the bytes of its value.")
-    ] = Format.JSON,
+    ] = "json",
     count: Annotated[int | None, typer.Option(min=1, help="End after so many records.", show_default=False)] = None,
     timeout: Annotated[
         float | None,
@@ -82,8 +78,6 @@ def _print_all(
     count: int | None,
     timeout_s: float | None,
 ) -> None:
-    import sys
-
     from harvester.clock import clock_s
 
     printed, last_at = 0, clock_s()
@@ -93,7 +87,7 @@ def _print_all(
             if timeout_s is not None and clock_s() - last_at >= timeout_s:
                 return
             continue
-        line = (record.value() or b"") if format_ is Format.VALUE else _json_of(record)
+        line = (record.value() or b"") if format_ == "value" else _json_of(record)
         sys.stdout.buffer.write(line + b"\n")
         sys.stdout.buffer.flush()
         consumer.commit(record)

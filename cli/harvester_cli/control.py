@@ -8,25 +8,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from enum import Enum
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import typer
 
+from harvester_cli.dashboard.figures import counted
 from harvester_cli.options import grouped
 
 _MARGIN_S = 10.0
-
-
-class LogLevel(str, Enum):  # noqa: UP042 - typer shows the values of a str enum
-    """The least level that is logged."""
-
-    TRACE = "trace"
-    DEBUG = "debug"
-    INFO = "info"
-    WARNING = "warning"
-    ERROR = "error"
 
 
 @dataclass
@@ -67,7 +57,7 @@ def pause(one: OneHarvester) -> None:
     if told["state"] == "standby":
         what += "; it stands by, and would lead without marking"
     elif wire:
-        what += f"; {wire:,} {'record' if wire == 1 else 'records'} on the wire still to be settled"
+        what += f"; {counted(wire, 'record')} on the wire still to be settled"
     _say(told, what)
 
 
@@ -95,17 +85,19 @@ def scale(
 ) -> None:
     """Change the number of shards until the next start; nothing is repeated or reordered by it."""
     told = one.ask("scale", answers_s=within + _MARGIN_S, shards=shards, within_s=within)
-    noun = "shard" if shards == 1 else "shards"
-    _say(told, f"{shards} {noun} instead of {told['before']}" if told["changed"] else f"has {shards} {noun} already")
+    wanted = counted(shards, "shard")
+    _say(told, f"{wanted} instead of {told['before']}" if told["changed"] else f"has {wanted} already")
 
 
 @grouped
 def loglevel(
-    level: Annotated[LogLevel, typer.Argument(help="The lowest level that is logged.")],
+    level: Annotated[
+        Literal["trace", "debug", "info", "warning", "error"], typer.Argument(help="The lowest level that is logged.")
+    ],
     one: OneHarvester,
 ) -> None:
     """Change the log level of the supervisor and its shards until the next start."""
-    _say(one.ask("loglevel", level=level.value), f"logs from level {level.value} on")
+    _say(one.ask("loglevel", level=level), f"logs from level {level} on")
 
 
 @grouped

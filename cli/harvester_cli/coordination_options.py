@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from harvester_cli.options import LoggedOptions
+from harvester_cli.options import LoggedOptions, duration
 
 if TYPE_CHECKING:
     from harvester.coordination.settings import ConsumerSettings
@@ -37,14 +37,10 @@ class CoordinationOptions(LoggedOptions):
 
     def settings(self, **given: Any) -> ConsumerSettings:
         """The options as settings; sets up the log. Raises typer.BadParameter for what cannot be read."""
-        from harvester.config import parse_duration
         from harvester.coordination.settings import ConsumerSettings
         from harvester.telemetry.logging import configure
 
-        try:
-            interval_s = parse_duration(self.heartbeat_interval).total_seconds()
-        except ValueError as error:
-            raise typer.BadParameter(str(error), param_hint="--heartbeat-interval") from error
+        interval_s = duration(self.heartbeat_interval, "--heartbeat-interval").total_seconds()
         if interval_s < 1:
             raise typer.BadParameter("is less than a second", param_hint="--heartbeat-interval")
         where = [] if self.bootstrap is None else [f"base_kafka_config.bootstrap.servers={self.bootstrap}"]

@@ -1,24 +1,27 @@
-"""`harvester dead`: list, show, redrive or discard the records in quarantine. Needs PostgreSQL only."""
+"""`harvester dead`: list, show, redrive or discard the records in quarantine. Needs PostgreSQL only.
+
+With `--dead-letter-topic` it is about the records that consumers have given up: `dead_topic`.
+"""
 
 from __future__ import annotations
 
 import base64
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from datetime import UTC, datetime, timedelta
-from enum import StrEnum
-from typing import TYPE_CHECKING, Annotated, Any
+from datetime import datetime
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 from uuid import UUID
 
 import typer
 
-from harvester_cli.options import ConfigOptions, JsonOption, grouped
+from harvester.errors import OrderNotKept, OutboxError
+from harvester_cli.coordination_options import BootstrapOption
+from harvester_cli.dashboard.figures import counted
+from harvester_cli.options import ConfigOptions, JsonOption, from_base64, grouped, moment
 from harvester_cli.output import connected, grid, is_ascii, print_json, print_rich, spinner
 
 if TYPE_CHECKING:
-    from datetime import datetime
-
     from rich.table import Table
 
     from harvester.config import Config
@@ -34,7 +37,18 @@ IncarnationOption = Annotated[
 
 
 @dataclass
-class DeadLetterOptions(ConfigOptions):
+class DeadLetterTopicOptions(ConfigOptions):
+    """Where the dead letters are: in quarantine, or in the topic of a group of consumers."""
+
+    dead_letter_topic: Annotated[
+        str | None,
+        typer.Option("--dead-letter-topic", help="Those that consumers have put into this topic.", show_default=False),
+    ] = None
+    bootstrap: BootstrapOption = None
+
+
+@dataclass
+class DeadLetterOptions(DeadLetterTopicOptions):
     """Which dead letters a command is about."""
 
     topic: Annotated[
@@ -50,7 +64,7 @@ class DeadLetterOptions(ConfigOptions):
         typer.Option("--error-regex", metavar="REGEX", help="Records whose error matches this, in any case."),
     ] = None
     id_: Annotated[
-        list[int] | None, typer.Option("--id", help="The record with this id; may be given several times.")
+        list[str] | None, typer.Option("--id", help="The record with this id; may be given several times.")
     ] = None
     incarnation: IncarnationOption = None
     since: Annotated[
@@ -60,32 +74,28 @@ class DeadLetterOptions(ConfigOptions):
         ),
     ] = None
 
-    def choice(self, limit: int | None) -> DeadLetterFilter:
-        """The options as a filter; raises typer.BadParameter for what cannot be read."""
+    def choice(self, limit: int | None, *, topic: bool = False) -> DeadLetterFilter:
+        """The options as a filter; raises typer.BadParameter for what cannot be read.
+
+        `topic`: of a dead-letter topic, where an id is no number and not part of the filter.
+        """
         from harvester.outbox.quarantine import DeadLetterFilter
 
         key = None if self.key is None else self.key.encode()
         if self.key_base64 is not None:
             if key is not None:
                 raise typer.BadParameter("a key is given as text or as base64, not both", param_hint="--key-base64")
-            key = _decoded(self.key_base64)
+            key = from_base64(self.key_base64, "--key-base64")
         return DeadLetterFilter(
             topics=self.topic or (),
-            ids=self.id_ or (),
+            ids=() if topic else tuple(number(each) for each in self.id_ or ()),
             incarnation=self.incarnation,
             key=key,
             error=self.error,
             error_pattern=self.error_regex,
-            since=None if self.since is None else _moment(self.since),
+            since=None if self.since is None else moment(self.since, "--since"),
             limit=limit,
         )
-
-
-class Order(StrEnum):
-    """The order of keys that a redrive insists on."""
-
-    KEPT = "kept"
-    UNKNOWN_OK = "unknown-ok"
 
 
 @dataclass
@@ -98,12 +108,12 @@ class ChangeOptions(DeadLetterOptions):
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False
     json_: JsonOption = False
 
-    def checked_choice(self) -> DeadLetterFilter:
+    def checked_choice(self, *, topic: bool = False) -> DeadLetterFilter:
         """The filter; raises typer.BadParameter for options that do not go together."""
         from harvester.outbox.quarantine import DeadLetterFilter
 
-        choice = self.choice(self.limit)
-        is_everything = choice == DeadLetterFilter(limit=self.limit)
+        choice = self.choice(self.limit, topic=topic)
+        is_everything = choice == DeadLetterFilter(limit=self.limit) and not self.id_
         if is_everything and not self.all_:
             raise typer.BadParameter(
                 "say which records (--topic, --key, --error, --id, …), or --all", param_hint="--all"
@@ -115,29 +125,12 @@ class ChangeOptions(DeadLetterOptions):
         return choice
 
 
-def _decoded(text: str) -> bytes:
-    import binascii
-
+def number(text: str) -> int:
+    """The id of a record in quarantine."""
     try:
-        return base64.b64decode(text, validate=True)
-    except (binascii.Error, ValueError) as error:
-        raise typer.BadParameter(f"is no base64: {error}", param_hint="--key-base64") from error
-
-
-def _moment(text: str) -> datetime | timedelta:
-    from harvester.config import parse_duration
-
-    try:
-        return parse_duration(text)
-    except ValueError:
-        pass
-    try:
-        moment = datetime.fromisoformat(text)
+        return int(text)
     except ValueError as error:
-        raise typer.BadParameter(
-            "is neither a duration (2h, 7d) nor a time (ISO 8601)", param_hint="--since"
-        ) from error
-    return moment if moment.tzinfo is not None else moment.replace(tzinfo=UTC)
+        raise typer.BadParameter(f"{text!r} is no number", param_hint="--id") from error
 
 
 def as_json(record: DeadRecord, *, value: bool = False) -> dict[str, Any]:
@@ -180,19 +173,26 @@ def redriven_json(entry: Redriven) -> dict[str, Any]:
 
 def table_of(records: Sequence[DeadRecord]) -> Table:
     """One line a record."""
+    rows = (
+        (
+            str(record.id), one_line(record.topic), key_text(record.key),
+            f"{record.quarantined_at:%Y-%m-%d %H:%M:%S}", str(record.attempts), one_line(record.error),
+        )
+        for record in records
+    )  # fmt: skip
+    return lines_table(("id", "topic", "key", "quarantined at", "attempts", "error"), rows, numbers=("id", "attempts"))
+
+
+def lines_table(columns: Sequence[str], rows: Iterable[Sequence[str]], *, numbers: Sequence[str]) -> Table:
+    """A row for each record; these columns hold numbers."""
     from rich.table import Table
     from rich.text import Text
 
     table = Table(box=None, pad_edge=False)
-    for name in ("id", "topic", "key", "quarantined at", "attempts", "error"):
-        table.add_column(name, overflow="fold", justify="right" if name in ("id", "attempts") else "left")
-    for record in records:
-        # Text, not markup: keys and errors may contain brackets.
-        cells = (
-            str(record.id), one_line(record.topic), key_text(record.key),
-            f"{record.quarantined_at:%Y-%m-%d %H:%M:%S}", str(record.attempts), one_line(record.error),
-        )  # fmt: skip
-        table.add_row(*(Text(cell) for cell in cells))
+    for name in columns:
+        table.add_column(name, overflow="fold", justify="right" if name in numbers else "left")
+    for row in rows:
+        table.add_row(*map(Text, row))  # not markup: keys and errors may contain brackets
     return table
 
 
@@ -215,7 +215,7 @@ def page_of(record: DeadRecord) -> Table:
         ("value", f"{record.value_bytes:,} bytes" if record.value_bytes is not None else "none (a tombstone)"),
     ]
     if record.value is not None:
-        rows.append(("", _text(record.value)))
+        rows.append(("", text_of(record.value)))
     return grid(rows)
 
 
@@ -227,7 +227,7 @@ def line_of(record: DeadRecord) -> str:
 
 def key_text(key: bytes | None) -> str:
     """For people: text, or the bytes in hexadecimal, or nothing."""
-    return "" if key is None else one_line(_text(key))
+    return "" if key is None else one_line(text_of(key))
 
 
 def one_line(text: str | None) -> str:
@@ -237,7 +237,8 @@ def one_line(text: str | None) -> str:
     return flat if len(flat) <= _LONGEST_CELL else f"{flat[: _LONGEST_CELL - len(dots)]}{dots}"
 
 
-def _text(value: bytes) -> str:
+def text_of(value: bytes) -> str:
+    """For people: text, or the bytes in hexadecimal."""
     try:
         return value.decode()
     except UnicodeDecodeError:
@@ -258,7 +259,9 @@ def _time(moment: datetime | None) -> str | None:
     return moment.isoformat() if moment is not None else None
 
 
-app = typer.Typer(no_args_is_help=True, help="Records that Kafka would not take: look, put back, discard.")
+app = typer.Typer(
+    no_args_is_help=True, help="Records that Kafka, or a consumer, would not take: look, put back, discard."
+)
 
 
 @app.command("list")
@@ -269,6 +272,11 @@ def list_(
     json_: JsonOption = False,
 ) -> None:
     """List records in quarantine, the newest first."""
+    if options.dead_letter_topic is not None:
+        from harvester_cli.dead_topic import list_letters
+
+        list_letters(options, limit, json_=json_)
+        return
     choice = options.choice(limit + 1)
 
     from harvester.outbox.quarantine import list_dead
@@ -290,17 +298,22 @@ def list_(
 @app.command()
 @grouped
 def show(
-    record_id: Annotated[int, typer.Argument(metavar="ID", help="The record's id.")],
-    options: ConfigOptions,
+    record_id: Annotated[str, typer.Argument(metavar="ID", help="The record's id, as `list` shows it.")],
+    options: DeadLetterTopicOptions,
     incarnation: IncarnationOption = None,
     json_: JsonOption = False,
 ) -> None:
     """Show everything about one record, its value included."""
-    from harvester.errors import OutboxError
+    if options.dead_letter_topic is not None:
+        from harvester_cli.dead_topic import show_letter
+
+        show_letter(options, record_id, json_=json_)
+        return
+
     from harvester.outbox.quarantine import DeadLetterFilter, list_dead
 
     settings = options.load()
-    choice = DeadLetterFilter(ids=[record_id], incarnation=incarnation)
+    choice = DeadLetterFilter(ids=[number(record_id)], incarnation=incarnation)
     with _quarantine(settings, read_only=True) as (connection, shape):
         found = list_dead(connection, settings.table, shape, choice, values=True)
     if not found:
@@ -322,21 +335,26 @@ def redrive(
         bool, typer.Option("--out-of-order", help="Even if the order of a key is lost, or cannot be told.")
     ] = False,
     order: Annotated[
-        Order,
+        Literal["kept", "unknown-ok"],
         typer.Option(
             "--order",
             help="kept: only records that keep the order of their key; unknown-ok: also where that cannot be told,"
             " because there is no archive.",
         ),
-    ] = Order.KEPT,
+    ] = "kept",
 ) -> None:
     """Put records back into the outbox, under new ids, in the order of their keys.
 
-    All of them or, if one cannot keep the order of its key, none.
+    All of them or, if one cannot keep the order of its key, none. Those of a dead-letter topic go back to the ends of
+    the partitions that they came from.
     """
+    if options.dead_letter_topic is not None:
+        from harvester_cli.dead_topic import redrive_letters
+
+        redrive_letters(options)
+        return
     choice = options.checked_choice()
 
-    from harvester.errors import OrderNotKept
     from harvester.outbox import redrive as redriving
     from harvester.outbox.key_order import Reason, summary
 
@@ -345,7 +363,7 @@ def redrive(
     with _quarantine(settings) as (connection, shape):
         with spinner("looking whether the order of keys can be kept"):
             planned = redriving.plan(connection, settings.table, shape, choice, archive=archive)
-        unknown_ok = order is Order.UNKNOWN_OK
+        unknown_ok = order == "unknown-ok"
         blocked = [entry for entry in planned if entry.obstacle is not None and not (unknown_ok and entry.is_unknown)]
         _require(planned, choice)
         if options.dry_run or (blocked and not out_of_order):
@@ -355,9 +373,9 @@ def redrive(
                 raise OrderNotKept(len(blocked), len(planned), reasons)
             return
         if planned and not options.yes:
-            typer.confirm(f"Put {_count(len(planned))} back into {settings.table}?", abort=True)
+            typer.confirm(f"Put {counted(len(planned), 'record')} back into {settings.table}?", abort=True)
         identities = [entry.record.identity for entry in planned]
-        with spinner(f"putting {_count(len(planned))} back"):
+        with spinner(f"putting {counted(len(planned), 'record')} back"):
             done = redriving.redrive(
                 connection, settings.table, shape, identities,
                 archive=archive, out_of_order=out_of_order, unknown_ok=unknown_ok,
@@ -370,7 +388,7 @@ def redrive(
         typer.echo(f"{line_of(entry.record)}: back in the outbox with id {entry.new_id}{doubt}")
     unknown = sum(entry.obstacle is not None and entry.obstacle.reason is Reason.UNKNOWN for entry in done)
     doubts = f", {unknown:,} of them in an order that is unknown" if unknown else ""
-    typer.echo(f"{_count(len(done))} put back{doubts}{_gone(len(planned) - len(done))}")
+    typer.echo(f"{counted(len(done), 'record')} put back{doubts}{_gone(len(planned) - len(done))}")
 
 
 @app.command()
@@ -380,9 +398,14 @@ def discard(
     reason: Annotated[str, typer.Option("--reason", help="Why; stands in the output.")],
 ) -> None:
     """Remove records from quarantine for good. The output, with the reason, is all that is left: keep it."""
-    choice = options.checked_choice()
     if not reason.strip():
         raise typer.BadParameter("is empty", param_hint="--reason")
+    if options.dead_letter_topic is not None:
+        from harvester_cli.dead_topic import discard_letters
+
+        discard_letters(options, reason)
+        return
+    choice = options.checked_choice()
 
     from harvester.outbox import quarantine
 
@@ -393,7 +416,7 @@ def discard(
         asked = len(records)
         if records and not options.dry_run:
             if not options.yes:
-                typer.confirm(f"Discard {_count(asked)} for good?", abort=True)
+                typer.confirm(f"Discard {counted(asked, 'record')} for good?", abort=True)
             records = quarantine.discard(connection, settings.table, shape, [record.identity for record in records])
     if options.json_:
         shown = [as_json(record) for record in records]
@@ -402,7 +425,7 @@ def discard(
     verb = "would be discarded" if options.dry_run else "discarded"
     for record in records:
         typer.echo(f"{line_of(record)}: {verb}, because {one_line(reason)}; {one_line(record.error)}")
-    typer.echo(f"{_count(len(records))} {verb}{_gone(asked - len(records))}")
+    typer.echo(f"{counted(len(records), 'record')} {verb}{_gone(asked - len(records))}")
 
 
 @contextmanager
@@ -415,8 +438,6 @@ def _quarantine(settings: Config, *, read_only: bool = False) -> Iterator[tuple[
 
 def _require(found: list[DeadRecord] | list[PlannedRedrive], choice: DeadLetterFilter) -> None:
     """A record that was named has to be there; a search may find nothing."""
-    from harvester.errors import OutboxError
-
     if not found and choice.ids:
         raise OutboxError("no such record is in quarantine", hint="`harvester dead list` shows those that are")
 
@@ -431,16 +452,12 @@ def _show_plan(settings: Config, planned: list[PlannedRedrive], *, dry_run: bool
         return
     for entry in planned:
         typer.echo(f"{line_of(entry.record)}: {entry.obstacle or 'can go back in order'}")
-    typer.echo(f"{_count(len(planned))}, {len(blocked)} of them out of order; nothing was changed")
+    typer.echo(f"{counted(len(planned), 'record')}, {len(blocked)} of them out of order; nothing was changed")
 
 
 def _print_json(settings: Config, **fields: Any) -> None:
     print_json({"outbox": str(settings.table), **fields})
 
 
-def _count(records: int) -> str:
-    return f"{records:,} {'record' if records == 1 else 'records'}"
-
-
 def _gone(records: int) -> str:
-    return f"; {_count(records)} had gone meanwhile" if records else ""
+    return f"; {counted(records, 'record')} had gone meanwhile" if records else ""

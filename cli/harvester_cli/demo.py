@@ -6,19 +6,25 @@ start` move what the pump writes, stops it gracefully, drains the rest and judge
 
 from __future__ import annotations
 
+import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
+import tempfile
+import threading
 import time
+import uuid
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from harvester.errors import BrokerError, HarvesterError, LeadershipError, VerificationFailed
 from harvester_cli.options import JsonOption
 from harvester_cli.output import print_json, print_rich
 
@@ -52,10 +58,6 @@ def prepared(say: Callable[[str], None], *, keep: bool) -> Iterator[DemoPaths]:
     HARVESTER_TEST_DSN and HARVESTER_TEST_BOOTSTRAP name servers of the user's own; in those only what was made
     here is removed. Raises StackError, DatabaseUnavailable, BrokerError.
     """
-    import shutil
-    import tempfile
-    import uuid
-
     from harvester import stack
 
     name = f"harvester-demo-{uuid.uuid4().hex[:8]}"
@@ -83,8 +85,6 @@ def prepared(say: Callable[[str], None], *, keep: bool) -> Iterator[DemoPaths]:
 
 
 def _describe(info: StackInfo, directory: Path, name: str, *, own_servers: bool) -> DemoPaths:
-    import json
-
     from psycopg.conninfo import make_conninfo
 
     from harvester.config import load_config
@@ -108,7 +108,6 @@ def _create(info: StackInfo, place: DemoPaths, name: str) -> None:
     from confluent_kafka.admin import AdminClient
     from confluent_kafka.cimpl import NewTopic
 
-    from harvester.errors import BrokerError
     from harvester.outbox.connection import connect, database_errors
     from harvester.outbox.schema import init
 
@@ -132,7 +131,6 @@ def _remove(info: StackInfo, place: DemoPaths, name: str) -> None:
     from confluent_kafka import KafkaException
     from confluent_kafka.admin import AdminClient
 
-    from harvester.errors import HarvesterError
     from harvester.outbox.connection import connect, database_errors
 
     with (
@@ -175,11 +173,6 @@ def _ignore(_number: int, _frame: Any) -> None:
     """During the clean-up, which is bounded: half of it would leave servers behind. Unlike SIG_IGN, not inherited."""
 
 
-def _interrupt(_number: int, _frame: Any) -> None:
-    """As Ctrl-C does: everything is cleaned up."""
-    raise KeyboardInterrupt
-
-
 START_S = 60.0  # spawning shards and the first election
 STOP_S = 30.0  # the drain and leaving the group, many times over
 STUCK_S = 60.0  # a backlog that does not move for so long is given up
@@ -215,8 +208,6 @@ class DemoRelay:
 
     def stop(self) -> None:
         """Stop it gracefully; it has to end with exit code 0."""
-        from harvester.errors import HarvesterError
-
         self._process.send_signal(signal.SIGTERM)
         if not self.wait(STOP_S):
             raise HarvesterError(
@@ -257,8 +248,6 @@ def perform(
     `seconds` None pumps the load to its end, however long that takes; else the pump stops then. `output` is where
     the harvester's standard output goes (None: ours). `say` is not used while a dashboard is up.
     """
-    import threading
-
     from harvester.outbox.connection import connect
     from harvester.verify.check import verify
     from harvester.verify.pump import pump
@@ -293,8 +282,6 @@ def perform(
 def _wait_for_leader(connection: Connection, place: DemoPaths, relay: DemoRelay, shards: int) -> None:
     """Until somebody has taken the first term and every shard has its session, so that starting up does not count
     as latency."""
-    from harvester.errors import LeadershipError
-
     # The database is the demo's own: besides ours, every session in it is the harvester's.
     sessions = "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND pid <> pg_backend_pid()"
     deadline = time.monotonic() + START_S
@@ -336,13 +323,11 @@ def _one(connection: Connection, query: str) -> Any:
 
 
 def _ended(what: str, code: int) -> Exception:
-    from harvester.errors import HarvesterError
-
     how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
     return HarvesterError(f"{what} {how} in the middle of the demo", hint="its own message stands above")
 
 
-DEFAULT_SECONDS = 30.0
+DEFAULT_SECONDS = 5.0
 DEFAULT_RATE = 500.0
 _TRANSACTIONS_PER_S = 250  # what a small machine commits beside a broker and a harvester, NOTIFY included
 _ROWS_UNBOUND = 25
@@ -371,9 +356,6 @@ def demo(
     HARVESTER_TEST_BOOTSTRAP name them. With --json the last line of the output is the verdict. Exits with 0 only
     when nothing is lost or out of order.
     """
-    import dataclasses
-
-    from harvester.errors import VerificationFailed
     from harvester_cli.dashboard.live import should_show
     from harvester_cli.verify import answer, render
 
@@ -385,11 +367,11 @@ def demo(
         with suppress(OSError):
             print(text, file=sys.stderr, flush=True)
 
-    with _signals(_interrupt):
+    with _signals(signal.default_int_handler):  # as Ctrl-C does: everything is cleaned up
         with prepared(say, keep=keep) as place:
             report = perform(
                 place,
-                dataclasses.replace(load, topics=(place.topic,)),
+                replace(load, topics=(place.topic,)),
                 shards=shards,
                 seconds=seconds if records is None else None,
                 dashboard=dashboard,

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from enum import StrEnum
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from harvester_cli.dashboard.figures import counted
 from harvester_cli.options import ConfigOptions, JsonOption, grouped
 from harvester_cli.output import spinner
 
@@ -56,8 +58,6 @@ def doctor(
             progress=lambda what: status.update(f"{what} …"),
         )
     if json_:
-        import json
-
         typer.echo(json.dumps(report.as_json(), indent=2, ensure_ascii=False))
     else:
         _print(report)
@@ -88,12 +88,8 @@ def lines_of(report: DoctorReport) -> Iterator[Text]:
     yield Text("")
     problems, warnings = len(report.of(CheckLevel.PROBLEM)), len(report.of(CheckLevel.WARNING))
     if problems:
-        yield Text(f"{_count(problems, 'problem')}, {_count(warnings, 'warning')}", style="bold red")
+        yield Text(f"{counted(problems, 'problem')}, {counted(warnings, 'warning')}", style="bold red")
     elif warnings:
-        yield Text(f"no problem, {_count(warnings, 'warning')}", style="yellow")
+        yield Text(f"no problem, {counted(warnings, 'warning')}", style="yellow")
     else:
         yield Text("all is well", style="green")
-
-
-def _count(number: int, noun: str) -> str:
-    return f"{number} {noun}{'' if number == 1 else 's'}"

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from harvester.errors import DatabaseUnavailable
 from harvester_cli.options import ConfigOptions, grouped
 from harvester_cli.output import connected
 
@@ -14,34 +15,20 @@ if TYPE_CHECKING:
     from harvester.outbox.catalog import Facts
 
 
+def _role(name: str, help_: str) -> Any:
+    return typer.Option(name, metavar="ROLE", help=help_, show_default=False)
+
+
 @grouped
 def grants(
     options: ConfigOptions,
-    relay: Annotated[
-        list[str] | None,
-        typer.Option("--relay", metavar="ROLE", help="A role that harvesters log in as.", show_default=False),
-    ] = None,
-    writer: Annotated[
-        list[str] | None,
-        typer.Option("--writer", metavar="ROLE", help="A role that only adds records.", show_default=False),
-    ] = None,
+    relay: Annotated[list[str] | None, _role("--relay", "A role that harvesters log in as.")] = None,
+    writer: Annotated[list[str] | None, _role("--writer", "A role that only adds records.")] = None,
     caller: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--caller",
-            metavar="ROLE",
-            help="A role that only calls the functions for writers (`init --functions`).",
-            show_default=False,
-        ),
+        list[str] | None, _role("--caller", "A role that only calls the functions for writers (`init --functions`).")
     ] = None,
     monitor: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--monitor",
-            metavar="ROLE",
-            help="A role that only looks: `status`, `dead list` and `dead show`.",
-            show_default=False,
-        ),
+        list[str] | None, _role("--monitor", "A role that only looks: `status`, `dead list` and `dead show`.")
     ] = None,
 ) -> None:
     """Print the SQL that gives roles the least they need; changes nothing.
@@ -69,7 +56,6 @@ def grants(
 
 
 def _facts(settings: Config) -> Facts | None:
-    from harvester.errors import DatabaseUnavailable
     from harvester.outbox.connection import database_errors
     from harvester.outbox.schema import read_facts
 

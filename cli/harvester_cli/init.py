@@ -2,23 +2,17 @@
 
 from __future__ import annotations
 
-from enum import StrEnum
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
+from harvester.errors import DatabaseUnavailable
 from harvester_cli.options import JsonOption, LoggedOptions, grouped
 from harvester_cli.output import connected, print_json, spinner
 
 if TYPE_CHECKING:
     from harvester.config import Config
-
-
-class ValueType(StrEnum):
-    """The type of kafka_value in a new outbox."""
-
-    TEXT = "text"
-    BYTEA = "bytea"
+    from harvester.outbox.sql.ddl import KafkaType
 
 
 @grouped
@@ -44,8 +38,8 @@ def init(
         ),
     ] = None,
     value_type: Annotated[
-        ValueType, typer.Option(help="The type of kafka_value, if the outbox has to be created.")
-    ] = ValueType.TEXT,
+        Literal["text", "bytea"], typer.Option(help="The type of kafka_value, if the outbox has to be created.")
+    ] = "text",
     json_: JsonOption = False,
 ) -> None:
     """Create the outbox and the tables beside it, or check and migrate those that are there.
@@ -67,7 +61,7 @@ def init(
             settings.table,
             notify=notify,
             functions=functions,
-            value_type=value_type.value,
+            value_type=value_type,
             archive=settings.archive != "off",
             archive_retention=settings.archive_retention,
         )
@@ -78,8 +72,7 @@ def init(
         typer.echo(line)
 
 
-def _print_sql(settings: Config, *, notify: bool, functions: bool, value_type: ValueType) -> None:
-    from harvester.errors import DatabaseUnavailable
+def _print_sql(settings: Config, *, notify: bool, functions: bool, value_type: KafkaType) -> None:
     from harvester.outbox.schema import find_shape, sql
 
     # Migration tools often run where the database cannot be reached; then the tables are taken to be new.
@@ -96,7 +89,7 @@ def _print_sql(settings: Config, *, notify: bool, functions: bool, value_type: V
         shape,
         notify,
         functions=functions,
-        value_type=value_type.value,
+        value_type=value_type,
         archive=settings.archive != "off",
     )
     typer.echo(text, nl=False)

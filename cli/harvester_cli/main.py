@@ -45,13 +45,20 @@ def _show_version(wanted: bool) -> None:
         raise typer.Exit
 
 
-_PANELS = {
-    "Run": ("start", "demo", "systemd", "stack"),
-    "Control a running harvester": ("watch", "pause", "resume", "remark", "scale", "loglevel", "stop"),
-    "Set up": ("init", "adopt", "grants", "move", "config"),
-    "Inspect and repair": ("status", "doctor", "dead", "pump", "verify"),
-    "Consume and process": ("consume", "claims", "pipeline"),
-}
+_PANELS: dict[str, dict[str, Any]] = {
+    "Run": {"start": start.start, "demo": demo.demo, "systemd": systemd.app, "stack": stack.app},
+    "Control a running harvester": {
+        "watch": watch.watch, "pause": control.pause, "resume": control.resume, "remark": control.remark,
+        "scale": control.scale, "loglevel": control.loglevel, "stop": control.stop,
+    },
+    "Set up": {
+        "init": init.init, "adopt": adopt.adopt, "grants": grants.grants, "move": move.move, "config": config.app,
+    },
+    "Inspect and repair": {
+        "status": status.status, "doctor": doctor.doctor, "dead": dead.app, "pump": pump.pump, "verify": verify.verify,
+    },
+    "Consume and process": {"consume": consume.consume, "claims": claims.app, "pipeline": commands.app},
+}  # fmt: skip
 _WORDS = {"int": "NUMBER", "float": "NUMBER", "str": "TEXT", "path": "PATH", "uuid": "UUID"}
 _TYPE_NAME = re.compile(r"<(?:list\[)?(int|float|str|path|uuid)(?: range)?\]?>", re.IGNORECASE)
 
@@ -93,30 +100,12 @@ app = typer.Typer(
     context_settings={"max_content_width": 110},
     rich_markup_mode=None,  # plain help: rich would take most of the time of `harvester --help`
 )
-app.command("start")(start.start)
-app.command("init")(init.init)
-app.command("adopt")(adopt.adopt)
-app.command("grants")(grants.grants)
-app.command("move")(move.move)
-app.command("status")(status.status)
-app.command("watch")(watch.watch)
-app.command("pause")(control.pause)
-app.command("resume")(control.resume)
-app.command("remark")(control.remark)
-app.command("scale")(control.scale)
-app.command("loglevel")(control.loglevel)
-app.command("stop")(control.stop)
-app.command("pump")(pump.pump)
-app.command("verify")(verify.verify)
-app.command("consume")(consume.consume)
-app.command("demo")(demo.demo)
-app.command("doctor")(doctor.doctor)
-app.add_typer(claims.app, name="claims")
-app.add_typer(config.app, name="config")
-app.add_typer(dead.app, name="dead")
-app.add_typer(commands.app, name="pipeline")
-app.add_typer(stack.app, name="stack")
-app.add_typer(systemd.app, name="systemd")
+for _panel in _PANELS.values():
+    for _name, _command in _panel.items():
+        if isinstance(_command, typer.Typer):
+            app.add_typer(_command, name=_name)
+        else:
+            app.command(_name)(_command)
 
 
 @app.callback()
@@ -148,6 +137,11 @@ def main() -> None:
 def _print_error(error: object) -> None:
     message = getattr(error, "message", str(error))
     hint = getattr(error, "hint", None)
+    if "NOTIFY_SOCKET" in os.environ:  # in the journal are lines of JSON, and nothing else
+        from harvester.telemetry.logging import configure
+
+        configure("error", json=True, name="harvester").error("%s", message, extra={"hint": hint} if hint else None)
+        return
     print(f"harvester: {message}", file=sys.stderr)
     if hint:
         print(f"hint: {hint}", file=sys.stderr)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from contextlib import closing
 from typing import Annotated
 
 import typer
 
+from harvester.errors import LeadershipError
 from harvester_cli.options import ConfigOptions, grouped
 
 
@@ -25,9 +27,6 @@ def move(
     """
     settings = options.load()
 
-    from contextlib import closing
-
-    from harvester.errors import LeadershipError
     from harvester.outbox.connection import database_errors
     from harvester.outbox.leader_session import TermSession
     from harvester.wiring import expiry_s, owner_of

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import base64
 import dataclasses
 import inspect
 from collections.abc import Callable
+from contextlib import suppress
+from datetime import UTC, datetime, timedelta
 from functools import wraps
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
@@ -38,6 +41,37 @@ LogLevelOption = Annotated[
     typer.Option("--log-level", help="trace, debug, info, warning or error.", show_default=False),
 ]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON, for scripts.")]
+
+
+def duration(text: str, option: str) -> timedelta:
+    """Such as 90s or 2h; raises typer.BadParameter."""
+    from harvester.config import parse_duration
+
+    try:
+        return parse_duration(text)
+    except ValueError as error:
+        raise typer.BadParameter(str(error), param_hint=option) from error
+
+
+def moment(text: str, option: str) -> datetime | timedelta:
+    """A time, UTC unless it says otherwise, or how long ago; raises typer.BadParameter."""
+    from harvester.config import parse_duration
+
+    with suppress(ValueError):
+        return parse_duration(text)
+    try:
+        found = datetime.fromisoformat(text)
+    except ValueError as error:
+        raise typer.BadParameter("is neither a duration (2h, 7d) nor a time (ISO 8601)", param_hint=option) from error
+    return found if found.tzinfo is not None else found.replace(tzinfo=UTC)
+
+
+def from_base64(text: str, option: str) -> bytes:
+    """Raises typer.BadParameter."""
+    try:
+        return base64.b64decode(text, validate=True)
+    except ValueError as error:
+        raise typer.BadParameter(f"is no base64: {error}", param_hint=option) from error
 
 
 def grouped(command: Callable[..., None]) -> Callable[..., None]:
@@ -95,8 +129,3 @@ class LoggedOptions(ConfigOptions):
     def load_with_origin(self, *overrides: str, check: Callable[[Config], list[Problem]] | None = None) -> Loaded:
         level = [] if self.log_level is None else [f"logging.level={self.log_level}"]
         return super().load_with_origin(*overrides, *level, check=check)
-
-
-def load(config: Path | None, set_: list[str] | None, log_level: str | None = None) -> Config:
-    """The configuration for options that were taken one by one."""
-    return LoggedOptions(config, set_, log_level).load()

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
+import json
 import os
 import sys
 from collections.abc import Iterable
+from contextlib import closing
 from typing import TYPE_CHECKING, Any
 
 import typer
 
 if TYPE_CHECKING:
-    from contextlib import closing
-
     from rich.console import Console
     from rich.status import Status
     from rich.table import Table
@@ -22,8 +22,6 @@ if TYPE_CHECKING:
 
 def print_json(value: object, indent: int | None = None) -> None:
     """Print JSON on standard output."""
-    import json
-
     typer.echo(json.dumps(value, indent=indent))
 
 
@@ -76,8 +74,6 @@ def grid(rows: Iterable[tuple[str, str]], title: str | None = None) -> Table:
 
 def connected(settings: Config, command: str) -> closing[Connection]:
     """A connection to the database for this command, closed at the end; raises DatabaseUnavailable."""
-    from contextlib import closing
-
     from harvester.outbox.connection import connect
 
     return closing(connect(settings.dsn, application_name=f"harvester {command}"))

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import signal
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import asdict
+from types import FrameType
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -13,8 +17,6 @@ from harvester_cli.options import JsonOption, LoggedOptions, grouped
 from harvester_cli.output import print_json
 
 if TYPE_CHECKING:
-    import threading
-
     from harvester.verify.load import Load
     from harvester.verify.pump import PumpReport
 
@@ -74,7 +76,8 @@ def pump(
     with stop_on_signal() as stop, progress("Pumping", planned.records, hidden=json_) as advance:
         report = perform(settings.dsn, settings.table, planned, append=append, stop=stop, on_progress=advance)
     if json_:
-        print_json(_as_dict(report))
+        rate_per_s = round(report.rate_per_s, 1)
+        print_json({**asdict(report), "duration_s": round(report.duration_s, 3), "rate_per_s": rate_per_s})
     else:
         output.console().print(_sentence(report, planned), highlight=False, soft_wrap=True)
     if not report.complete:
@@ -84,10 +87,6 @@ def pump(
 @contextmanager
 def stop_on_signal() -> Iterator[threading.Event]:
     """An event that the first SIGINT or SIGTERM sets; the second acts as ever."""
-    import signal
-    import threading
-    from types import FrameType
-
     stop = threading.Event()
     before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
 
@@ -108,8 +107,8 @@ def stop_on_signal() -> Iterator[threading.Event]:
 
 
 @contextmanager
-def progress(what: str, total: int | None, *, hidden: bool = False) -> Iterator[Callable[[int], None]]:
-    """A progress bar on standard error while it is a terminal; yields what to call with the number of records."""
+def progress(what: str, total: int | None, *, hidden: bool = False) -> Iterator[Callable[..., None]]:
+    """A progress bar on standard error while it is a terminal; yields what to call with records and a new total."""
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
     console = output.console(stderr=True)
@@ -123,25 +122,12 @@ def progress(what: str, total: int | None, *, hidden: bool = False) -> Iterator[
     with Progress(*columns, console=console, transient=True, disable=hidden or not console.is_terminal) as bar:
         task = bar.add_task(what, total=total, rate="")
 
-        def advance(records: int) -> None:
+        def advance(records: int, total: int | None = total) -> None:
             elapsed_s = bar.tasks[0].elapsed
             rate = f"{records / elapsed_s:,.0f}/s" if elapsed_s else ""
-            bar.update(task, completed=records, rate=rate)
+            bar.update(task, completed=records, total=total, rate=rate)
 
         yield advance
-
-
-def _as_dict(report: PumpReport) -> dict[str, int | float | bool]:
-    return {
-        "records": report.records,
-        "transactions": report.transactions,
-        "late": report.late,
-        "overtaken": report.overtaken,
-        "rolled_back_records": report.rolled_back_records,
-        "duration_s": round(report.duration_s, 3),
-        "rate_per_s": round(report.rate_per_s, 1),
-        "complete": report.complete,
-    }
 
 
 def _sentence(report: PumpReport, planned: Load) -> str:

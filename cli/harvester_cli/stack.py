@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import shlex
+import sys
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from harvester.errors import StackError
 from harvester_cli import output
 from harvester_cli.options import JsonOption
 from harvester_cli.output import print_json, print_rich
@@ -83,10 +86,7 @@ def env(directory: Directory = None) -> None:
 
     The tests use HARVESTER_TEST_DSN and HARVESTER_TEST_BOOTSTRAP; a configuration file can name them as ${...}.
     """
-    import shlex
-
     from harvester import stack
-    from harvester.errors import StackError
 
     where = directory or stack.default_directory()
     found = stack.status(where)
@@ -103,8 +103,6 @@ def env(directory: Directory = None) -> None:
 @app.command("fetch")
 def fetch() -> None:
     """Download the Kafka broker into the cache now, so that a later `up` needs no network."""
-    import sys
-
     from harvester import stack
 
     stack.broker_jars(progress=lambda line: print(line, file=sys.stderr))

@@ -13,12 +13,12 @@ import signal
 import sys
 import threading
 from collections.abc import Callable, Sequence
-from enum import Enum
 from functools import partial
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
+from harvester.errors import ConfigurationError, HarvesterError
 from harvester_cli.options import LoggedOptions, grouped
 
 if TYPE_CHECKING:
@@ -111,8 +111,6 @@ class Reloader(threading.Thread):
 
     def _reload(self) -> str:
         """Returns a line for the manager."""
-        from harvester.errors import HarvesterError
-
         try:
             after = self._checked()
         except HarvesterError as error:
@@ -137,8 +135,6 @@ class Reloader(threading.Thread):
 
     def _renew(self, after: Config, passwords: Sequence[Change]) -> bool:
         """New connections log in with the new passwords; nothing else of what differs is let in by this."""
-        from harvester.errors import HarvesterError
-
         given: dict[str, Any] = {}
         for change in passwords:
             table, _, option = change.path.partition(".")
@@ -159,7 +155,6 @@ class Reloader(threading.Thread):
 
     def _checked(self) -> Config:
         from harvester.config import check_clients
-        from harvester.errors import ConfigurationError
 
         loaded = self._read()
         after = loaded.config
@@ -171,8 +166,6 @@ class Reloader(threading.Thread):
         return after
 
     def _apply(self, path: str, after: Config, what: str) -> bool:
-        from harvester.errors import HarvesterError
-
         try:
             if path == "logging.level":
                 self._harvester.set_log_level(after.logging.level)
@@ -191,14 +184,6 @@ class Reloader(threading.Thread):
         return True
 
 
-class DashboardMode(str, Enum):  # noqa: UP042 - typer shows the values of a str enum
-    """When to draw the live dashboard."""
-
-    AUTO = "auto"
-    ON = "on"
-    OFF = "off"
-
-
 @grouped
 def start(
     options: LoggedOptions,
@@ -206,8 +191,9 @@ def start(
         int | None, typer.Option("--shards", min=1, help="Shard processes (limits.shards).", show_default=False)
     ] = None,
     dashboard: Annotated[
-        DashboardMode, typer.Option("--dashboard", help="Live dashboard; auto: when standard output is a terminal.")
-    ] = DashboardMode.AUTO,
+        Literal["auto", "on", "off"],
+        typer.Option("--dashboard", help="Live dashboard; auto: when standard output is a terminal."),
+    ] = "auto",
     until_empty: Annotated[
         bool, typer.Option("--until-empty", help="Stop, with exit code 0, when leading and the outbox is empty.")
     ] = False,
@@ -221,7 +207,6 @@ def start(
     settings = read().config
 
     from harvester.config import check_clients
-    from harvester.errors import ConfigurationError
     from harvester.harvester import Harvester
     from harvester.telemetry.logging import configure, logger_for
     from harvester.telemetry.notify import Notifier
@@ -242,7 +227,7 @@ def start(
     reloader = Reloader(harvester, settings, read, notifier, logger_for(logger, settings.name))
     _on_hangup(stopper, reloader)
     threading.Thread(target=_watch, args=(harvester, done), name="watch", daemon=True).start()
-    show = live.should_show(dashboard.value, sys.stdout)
+    show = live.should_show(dashboard, sys.stdout)
 
     def status() -> Any:
         if not stopper.started:
@@ -258,7 +243,8 @@ def start(
     if show:
         live.run(status, until=done)
     else:
-        live.run_plain(status, until=done)
+        log = logger_for(logger, settings.name) if live.one_output() else None
+        live.run_plain(status, until=done, log=log)
     if show:
         print(live.status_line(harvester.status()))
     harvester.wait()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 from harvester_cli.options import JsonOption, LoggedOptions, grouped
@@ -18,8 +19,6 @@ if TYPE_CHECKING:
 def status(options: LoggedOptions, json_: JsonOption = False) -> None:
     """Show who leads, what waits in the outbox and what stands in quarantine, from the database alone."""
     settings = options.load()
-
-    from datetime import UTC, datetime
 
     from harvester.outbox.overview import read_overview
 
@@ -63,9 +62,10 @@ def as_json(table: OutboxTable, overview: Overview) -> dict[str, Any]:
         },
         "shape": {
             "id": shape.id_type,
-            "key": shape.key_type,
+            "key": shape.key_stored or shape.key_type,
             "key_nullable": shape.key_nullable,
-            "value": shape.value_type,
+            "value": shape.value_stored or shape.value_type,
+            "headers": shape.headers,
             "leader_id": shape.leader_id_type,
             "partition": shape.has_partition,
             "notify": shape.has_notify,
@@ -90,9 +90,10 @@ def as_table(table: OutboxTable, overview: Overview, now: Any, group: str) -> Ta
     given_up = _count(quarantine.records, capped=quarantine.capped)
     if quarantine.newest_error:
         given_up += f", the latest: {' '.join(quarantine.newest_error.split())}"
+    key, value = shape.key_stored or shape.key_type, shape.value_stored or shape.value_type
     columns = (
-        f"id {shape.id_type}, key {shape.key_type}{' or null' if shape.key_nullable else ''}, value "
-        f"{shape.value_type}, leader_id {shape.leader_id_type}, {'a' if shape.has_partition else 'no'} partition"
+        f"id {shape.id_type}, key {key}{' or null' if shape.key_nullable else ''}, value {value},"
+        f" leader_id {shape.leader_id_type}, {'a' if shape.has_partition else 'no'} partition"
     )
     rows = (
         ("term", str(overview.term)),

@@ -18,6 +18,8 @@ from typing import Annotated
 
 import typer
 
+from harvester.errors import HarvesterError
+
 NAMES = ("harvester.service", "harvester@.service")
 PROGRAM = "/opt/harvester/bin/harvester"
 FOLDER = "/etc/harvester"
@@ -106,8 +108,6 @@ def install(
 
 def _program() -> str:
     """The console script of this installation."""
-    from harvester.errors import HarvesterError
-
     called = Path(sys.argv[0])
     candidates = [Path(sys.executable).parent / "harvester"]
     if called.name == "harvester":
@@ -124,8 +124,6 @@ def _program() -> str:
 
 
 def _check_visible(program: str) -> None:
-    from harvester.errors import HarvesterError
-
     if program.startswith(_HIDDEN):
         raise HarvesterError(
             f"{program} is in a directory that the unit hides from its process (ProtectHome=, PrivateTmp=)",
@@ -157,8 +155,6 @@ def _changed(path: Path, text: str) -> bool:
 
 
 def _refuse_changed(folder: Path, changed: dict[str, bool], *, force: bool) -> None:
-    from harvester.errors import HarvesterError
-
     names = [str(folder / name) for name, is_changed in changed.items() if is_changed]
     if names and not force:
         raise HarvesterError(
@@ -181,8 +177,6 @@ def _say_what_would_be(path: Path, text: str, changed: bool) -> None:
 
 def _write(path: Path, text: str) -> None:
     """Whole or not at all."""
-    from harvester.errors import HarvesterError
-
     if path.exists() and not _changed(path, text):
         print(f"{path}: unchanged")
         return

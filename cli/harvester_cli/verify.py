@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from enum import StrEnum
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
+from harvester.errors import VerificationFailed
 from harvester_cli.options import JsonOption, LoggedOptions, grouped
 from harvester_cli.output import print_json, print_rich
 
@@ -17,19 +17,13 @@ if TYPE_CHECKING:
     from harvester.verify.sequences import Sequenced
 
 
-class Isolation(StrEnum):
-    """The isolation level that topics are read with."""
-
-    READ_COMMITTED = "read_committed"
-    READ_UNCOMMITTED = "read_uncommitted"
-
-
 @grouped
 def verify(
     options: LoggedOptions,
     isolation: Annotated[
-        Isolation, typer.Option(help="Whether records of open and aborted transactions are read.")
-    ] = Isolation.READ_COMMITTED,
+        Literal["read_committed", "read_uncommitted"],
+        typer.Option(help="Whether records of open and aborted transactions are read."),
+    ] = "read_committed",
     topic: Annotated[
         list[str] | None,
         typer.Option(help="Topic to read; may be given several times (default: the pump's).", show_default=False),
@@ -44,7 +38,6 @@ def verify(
     """
     settings = options.load()
 
-    from harvester.errors import VerificationFailed
     from harvester.verify.check import verify as perform
     from harvester_cli.pump import progress
 
@@ -54,7 +47,7 @@ def verify(
             settings.table,
             settings.common_options(),
             topics=topic or (),
-            isolation=isolation.value,
+            isolation=isolation,
             timeout_s=timeout,
             header=settings.record_header,
             on_progress=advance,

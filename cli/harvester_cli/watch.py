@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import sys
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -116,8 +118,6 @@ def _ask(path: Path, key: str | None) -> Status | KeyStatus:
 
 
 def _print(path: Path, told: Status | KeyStatus, *, as_json: bool) -> None:
-    import json
-
     from harvester.status import KeyStatus, to_json
 
     if isinstance(told, KeyStatus):
@@ -135,8 +135,6 @@ def _print(path: Path, told: Status | KeyStatus, *, as_json: bool) -> None:
 
 def _follow(paths: list[Path], key: str | None, *, as_json: bool) -> None:
     """Lines now and again, until the last of them has ended."""
-    import time
-
     from harvester.control.client import Connection
     from harvester.control.protocol import NoHarvester
 

@@ -5,25 +5,24 @@ from __future__ import annotations
 import signal
 import sys
 import threading
+import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 
-from rich.text import Text
-
 from harvester.control.client import ANSWERS_S, Connection, Feeds
-from harvester.control.protocol import ControlError
+from harvester.control.protocol import ControlError, Glimpse
 from harvester_cli.dashboard import live
 from harvester_cli.dashboard.lines import OneKey
-from harvester_cli.dashboard.render import OffScreenOutput
 from harvester_cli.dashboard.terminal import Keyboard
-from harvester_cli.dashboard.watching import Ask, Quit, SeenHarvester, View, chosen, press, screen
+from harvester_cli.dashboard.watching import Ask, Quit, View, chosen, press, screen
 
 _EVERY_S = 0.25
 _REFRESH_PER_SECOND = 4.0
 _SCALES_S = 30.0
 _KEY_EVERY_S = 1.0
+_SAID_S = 5.0
 
 
 def watch_live(find: Callable[[], Sequence[Path]], key: str | None = None) -> None:
@@ -48,24 +47,23 @@ class _Watch:
         self.ended = threading.Event()
         self._news = threading.Event()
         self._feeds = Feeds(find, _EVERY_S, self._news.set)
-        self._seen: list[SeenHarvester] = []
+        self._seen: list[Glimpse] = []
         self._view = view
         self._looks = threading.Event()  # for a key, before its time
         self._lock = threading.Lock()
         self._has_keys = False
         self._asking: threading.Thread | None = None
+        self._said_until = 0.0
 
     def frame(self) -> live.Frame:
         """The next frame."""
-        seen = [SeenHarvester(str(glimpse.path), glimpse.status, glimpse.trouble) for glimpse in self._feeds.latest()]
+        seen = self._feeds.latest()
         with self._lock:
             self._seen = seen
+            if time.monotonic() >= self._said_until and not self._is_asking():
+                self._view = replace(self._view, message="")
             view, keys = self._view, self._has_keys
-
-        def draw(width: int, height: int, /, *, kept: OffScreenOutput | None, ascii_only: bool) -> Text:
-            return screen(view, seen, width, height, keys=keys, kept=kept, ascii_only=ascii_only)
-
-        return draw
+        return lambda width, height, kept: screen(view, seen, width, height, keys=keys, kept=kept)
 
     def rest(self, at_most_s: float) -> bool:
         """Wait until there is something new to show; whether the watch has ended."""
@@ -99,6 +97,7 @@ class _Watch:
     def _press(self, key: str) -> None:
         with self._lock:
             self._view, action = press(self._view, key, self._seen)
+            self._said_until = time.monotonic() + _SAID_S
             if isinstance(self._view.detail, OneKey):
                 self._looks.set()
         if isinstance(action, Quit):
@@ -112,28 +111,28 @@ class _Watch:
             with self._lock:
                 one, detail = chosen(self._view, self._seen), self._view.detail
             if one is not None and isinstance(detail, OneKey):
-                self._show(one.socket, self._ask_key(one.socket, detail))
+                self._show(one.path, self._ask_key(one.path, detail))
             self._looks.wait(_KEY_EVERY_S)
             self._looks.clear()
 
-    def _ask_key(self, socket: str, detail: OneKey) -> OneKey:
+    def _ask_key(self, socket: Path, detail: OneKey) -> OneKey:
         try:
-            with Connection(Path(socket)) as connection:
+            with Connection(socket) as connection:
                 return OneKey(detail.key, connection.key(detail.key))
         except ControlError as error:
             return replace(detail, trouble=error.message)
 
-    def _show(self, socket: str, told: OneKey) -> None:
+    def _show(self, socket: Path, told: OneKey) -> None:
         """Unless something else is looked at by now."""
         with self._lock:
             one, detail = chosen(self._view, self._seen), self._view.detail
-            if one is not None and one.socket == socket and isinstance(detail, OneKey) and detail.key == told.key:
+            if one is not None and one.path == socket and isinstance(detail, OneKey) and detail.key == told.key:
                 self._view = replace(self._view, detail=told)
         self._news.set()
 
     def _begin(self, ask: Ask) -> None:
         """One request at a time: what the next key means depends on what became of it."""
-        if self._asking is not None and self._asking.is_alive():
+        if self._is_asking():
             self._say("the last key is still being seen to")
             return
         self._say(f"{ask.words} …")
@@ -142,7 +141,7 @@ class _Watch:
 
     def _ask(self, ask: Ask) -> None:
         try:
-            with Connection(Path(ask.socket)) as connection:
+            with Connection(ask.socket) as connection:
                 answers_s = _SCALES_S if ask.command == "scale" else ANSWERS_S
                 connection.ask(ask.command, answers_s=answers_s, **ask.arguments)
         except ControlError as error:
@@ -150,7 +149,12 @@ class _Watch:
         else:
             self._say(f"{ask.words}: done")
 
+    def _is_asking(self) -> bool:
+        return self._asking is not None and self._asking.is_alive()
+
     def _say(self, text: str) -> None:
+        """What became of a key; for a while, since the state that it speaks of goes on to change."""
         with self._lock:
             self._view = replace(self._view, message=text)
+            self._said_until = time.monotonic() + _SAID_S
         self._news.set()

@@ -10,15 +10,12 @@ import http.client
 import json
 import os
 import socket
-import stat
 import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from http import HTTPStatus
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 from harvester.control.protocol import (
@@ -26,6 +23,7 @@ from harvester.control.protocol import (
     PREFIX,
     SAME_VERSION,
     ControlError,
+    Glimpse,
     NoHarvester,
     NotUnderstood,
     SeveralHarvesters,
@@ -115,9 +113,7 @@ class Connection:
     def __enter__(self) -> Connection:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_error: object) -> None:
         self.close()
 
     def _send(
@@ -192,10 +188,10 @@ class Connection:
 def running(environ: Mapping[str, str] = os.environ) -> list[Path]:
     """The sockets of all harvesters that this user can find, by name."""
     found: dict[Path, Path] = {}
-    for folder in _folders(environ):
-        for path in sorted(_sockets_in(folder)):
+    for folder in filter(_is_believed, _folders(environ)):
+        for path in sorted(folder.glob(f"*{SUFFIX}")):
             try:
-                if is_live(path):
+                if not path.is_symlink() and is_live(path):  # a link could lead to somebody else's
                     found.setdefault(path.resolve(), path)
             except OSError:  # of another user's
                 continue
@@ -239,51 +235,25 @@ def _folders(environ: Mapping[str, str]) -> list[Path]:
 
 def _places(environ: Mapping[str, str]) -> str:
     folders = _folders(environ)
-    others = [folder for folder in folders if _is_doubted(folder)]
+    others = [folder for folder in folders if _is_believed(folder) is False]
     looked = "looked in " + ", ".join(str(folder) for folder in folders if folder not in others)
     if not others:
         return looked
     return f"{looked}; not in {', '.join(map(str, others))}, which others have made or can write to"
 
 
-def _is_doubted(folder: Path) -> bool:
+def _is_believed(folder: Path) -> bool | None:
+    """None where there is no such directory."""
     try:
-        return not is_believed(folder, os.geteuid())
-    except OSError:  # there is none
-        return False
-
-
-def _sockets_in(folder: Path) -> list[Path]:
-    try:
-        if is_believed(folder, os.geteuid()):
-            return [path for path in folder.iterdir() if path.name.endswith(SUFFIX) and _is_socket(path)]
+        return is_believed(folder, os.geteuid())
     except OSError:
-        pass
-    return []
-
-
-def _is_socket(path: Path) -> bool:
-    """A link is none: it could lead to somebody else's."""
-    try:
-        return stat.S_ISSOCK(path.lstat().st_mode)
-    except OSError:
-        return False
+        return None
 
 
 _ANSWERS_S = 3.0
 _AGAIN_S = 0.5  # after it could not be asked
 _LOOK_S = 2.0  # how often to look for others
 _FORGOTTEN_AFTER_S = 30.0
-
-
-@dataclass(frozen=True, slots=True)
-class Glimpse:
-    """The last status of a harvester, or in `trouble` why it has none now; `at` (monotonic) since when."""
-
-    path: Path
-    status: Status | None = None
-    trouble: str | None = None
-    at: float = 0.0
 
 
 class StatusFeed(threading.Thread):

@@ -15,6 +15,8 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, TypeVar
 
 from harvester.errors import ExitCode, HarvesterError
@@ -45,6 +47,16 @@ class SeveralHarvesters(ControlError):
 
 class NoPlace(ControlError):
     """There is no safe place for the socket, or another process has it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Glimpse:
+    """The last status of a harvester, or in `trouble` why it has none now; `at` (monotonic) since when."""
+
+    path: Path
+    status: Status | None = None
+    trouble: str | None = None
+    at: float = 0.0
 
 
 PREFIX = "/v2/"

@@ -13,10 +13,14 @@ nothing else has to be asked and nobody has to be trusted. A claim, from wanted 
     core.world            what is known at a position of the log: claims, holders, positions           pure
     core.partition_buffer records of a held partition, what of them is handed out and processed        pure
     fetcher               records from Kafka into the buffers
+    handling              gives records to a handler, in its thread or several; retries, dead letters
+    core.record_queues    which record is handled next, and what a failure leads to                      pure
     offsets               Kafka's own group offsets, for tools
 
-Beside that way: `settings` and `events` for the application, `topic` makes or refuses the coordination topic, `errors`,
-and for people `core.overview` (who holds what) and `admin` (looks, releases, sets positions).
+Beside that way: `async_consumer` is the application's side in an event loop, `settings` and `events` are for the
+application, `topic` makes or refuses the coordination topic, `errors`, `dead_letters` has the topic of records that
+were given up (`core.dead_letter`, one of them), and for people `core.overview` (who holds what) and `admin` (looks,
+releases, sets positions).
 
 docs/protocol/coordination.md has the messages, the states and the proofs.
 """

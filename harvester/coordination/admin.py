@@ -116,7 +116,7 @@ class Observer:
         left = dict(offsets)
         try:
             consumer.commit(offsets=_partitions(left), asynchronous=False)
-            self._say([_setting(group, place, offset) for place, offset in offsets.items()])
+            self._say([setting_position(GroupPartition(group, *place), offset) for place, offset in offsets.items()])
             for _ in range(_TIMES):
                 found = {
                     (each.topic, each.partition): each.offset for each in consumer.committed(_partitions(left), _CALL_S)
@@ -195,9 +195,9 @@ def _partitions(offsets: Mapping[tuple[str, int], int]) -> list[TopicPartition]:
     return [TopicPartition(topic, each, offset) for (topic, each), offset in offsets.items()]
 
 
-def _setting(group: str, place: tuple[str, int], offset: int) -> SettingPosition:
-    sender = Client(_CLIENT_ID, uuid4().hex)
-    return SettingPosition(GroupPartition(group, *place), sender, 1, None, None, offset - 1 if offset > 0 else None)
+def setting_position(place: GroupPartition, offset: int) -> SettingPosition:
+    """The message that makes the next claim begin there."""
+    return SettingPosition(place, Client(_CLIENT_ID, uuid4().hex), 1, None, None, offset - 1 if offset > 0 else None)
 
 
 def _note(

@@ -6,7 +6,8 @@
             …
             consumer.commit(record)
 
-or, with a function that is given each record, `CoordinatedConsumer(settings).run(function)`.
+or, with a function that is given each record, `CoordinatedConsumer(settings).run(function)`; `handling` deals with what
+it raises.
 
 The caller's thread fetches from Kafka (`fetcher`) and hands out; it asks the claim immediately before each record. All
 else is done by a thread of its own (`session`). At least once a record counts as processed by `commit`; at most once
@@ -17,7 +18,10 @@ more than the last offset, for tools that show lag.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
+from datetime import datetime
 from types import TracebackType
 from typing import Any
 from uuid import uuid4
@@ -25,15 +29,18 @@ from uuid import uuid4
 from confluent_kafka import TopicPartition
 
 from harvester.clock import clock_s
+from harvester.coordination.admin import setting_position
 from harvester.coordination.core.claim import BatchWaiting, ReleaseClaim
 from harvester.coordination.core.messages import Client, GroupPartition
 from harvester.coordination.core.partition_buffer import NOTHING, Health, RecordBatch
 from harvester.coordination.events import Event, EventHandler, Paused, Resumed
 from harvester.coordination.fetcher import Fetcher, connect
+from harvester.coordination.handling import Handling, Run
 from harvester.coordination.offsets import GroupOffsets
 from harvester.coordination.session import Session
 from harvester.coordination.settings import ConsumerSettings, Open, Statistics
 from harvester.coordination.topic import ensure_coordination_topic
+from harvester.errors import BrokerUnavailable, ConfigurationError, Problem
 
 _OPEN_S = 0.1  # how long a batch is handed out before all else is looked after
 _IDLE_S = 0.1
@@ -124,12 +131,20 @@ class Turns:
 
 
 class CoordinatedConsumer:
-    """All but `stop`, `claims`, `lag`, `open_records` and `statistics` belong to one thread.
+    """Consumes what it claims; made from settings, or from their keyword arguments.
+
+    All but `stop`, `claims`, `lag`, `open_records` and `statistics` belong to one thread.
 
     `on_event` is told what happens to the claims (`events`), in that thread.
     """
 
-    def __init__(self, settings: ConsumerSettings, *, on_event: EventHandler | None = None) -> None:
+    def __init__(
+        self, settings: ConsumerSettings | None = None, *, on_event: EventHandler | None = None, **given: Any
+    ) -> None:
+        if settings is None:
+            settings = ConsumerSettings(**given)
+        elif given:
+            raise TypeError(f"settings are given, and {', '.join(given)} as well")
         settings.check_subscription()
         self.settings = settings
         self.client = Client(settings.client_id or uuid4().hex[:12], uuid4().hex)
@@ -142,6 +157,7 @@ class CoordinatedConsumer:
         self._data = connect(settings)
         self._fetcher = Fetcher(settings, self._session, self._data, self._offsets)
         self._turns = Turns(settings, self._session, self._fetcher.is_paused)
+        self._handling = Handling(settings, self.client.id, self._session, self._fetcher.is_paused)
         self._batch = NOTHING
         self._records = 0  # of the batches before this one
         self._stopping = False
@@ -151,36 +167,49 @@ class CoordinatedConsumer:
     # -- records
 
     def run(self, handler: Callable[[Any], object]) -> None:
-        """Give each record to the handler, and commit it when that returns; until `stop`, or the handler raises.
+        """Give each record to the handler, and commit it when that returns; until `stop`, or `on_error` ends it.
 
-        Closes the consumer, whatever ended it. A record whose handler raised is not committed.
+        Closes the consumer, whatever ended it. With several `workers` the handler runs in threads of theirs.
         """
         with self:
-            for record in self:
-                handler(record)
-                self.commit(record)
+            self._run(handler, handler, self.settings.workers).run(self._offers(self._handling.wait_s))
 
     def __iter__(self) -> Iterator[Any]:
         """Records, until the consumer is stopped or closed."""
-        while not (self._stopping or self._session.ended.is_set()):
-            record = self._poll(_IDLE_S)
-            if record is not None:
-                yield record
-                yield from self._batch.handed_out(clock_s)
+        return (record for record in self._offers(lambda: _IDLE_S) if record is not None)
 
     def poll(self, timeout_s: float) -> Any:
         """The next record that may be processed, or None. Raises what ended the coordination."""
         record = self._batch.take(clock_s())
         return self._poll(timeout_s) if record is None else record
 
+    def consume(self, most: int, timeout_s: float) -> list[Any]:
+        """So many records at most, of any partitions; waits for the first one, and takes what has come with it.
+
+        Half as many are enough if no more have come of a partition: lists of one partition are committed quickest.
+        """
+        records = self._batch.take_some(most, clock_s())
+        while 2 * len(records) < most:
+            first = self._poll(0 if records else timeout_s)
+            if first is None:
+                break
+            records += [first, *self._batch.take_some(most - len(records) - 1, clock_s())]
+        return records
+
+    def run_batches(self, handler: Callable[[list[Any]], object], most: int = 500) -> None:
+        """As `run`, with lists of so many records at most. When it raises, each record is given to it alone."""
+        if self.settings.workers > 1:
+            raise ConfigurationError([Problem("workers", "is more than 1, and batches are handled one by one", "1")])
+        with self:
+            self._run(handler, lambda record: handler([record]), 1).run(self._offer_batches(most))
+
     def commit(self, record: Any) -> None:
-        """The record is processed; in any order."""
-        if self._batch.finish(record) or self.settings.at_most_once:
-            return
-        with self._session.lock:
-            buffer = self._session.buffer.get(self._place(record.topic(), record.partition()))
-            if buffer is not None:
-                buffer.finish(record.offset())
+        """The record is processed, or each of a list; in any order."""
+        if not isinstance(record, list):
+            if not self._batch.finish(record):
+                self._finish([record])
+        elif not self._batch.finish_some(record):
+            self._finish(record)
 
     def pause(self, topic: str | None = None, partition: int | None = None) -> None:
         """Hand out nothing of a partition, a topic, or anything; the claims are kept. It outlasts the claim."""
@@ -192,6 +221,38 @@ class CoordinatedConsumer:
         """End what `pause` began with the same words; without any, all of it."""
         self._fetcher.resume(topic, partition)
         self._announce(Resumed(topic, partition))
+
+    # -- places
+
+    def position(self, topic: str, partition: int) -> int | None:
+        """The offset that is handed out next; None for a partition that is not held, or whose position is not known."""
+        with self._session.lock:
+            buffer = self._session.buffer.get(self._place(topic, partition))
+            return None if buffer is None or not buffer.assigned else buffer.position
+
+    def offsets_for_times(self, times: Mapping[tuple[str, int], datetime]) -> dict[tuple[str, int], int]:
+        """Of each partition the offset of the first record from that time on, or behind the last one.
+
+        Left out is what has no answer now. Raises BrokerUnavailable.
+        """
+        asked = {self._place(*where): round(at.timestamp() * 1000) for where, at in times.items()}
+        return {(place.topic, place.partition): offset for place, offset in self._offsets.at_times(asked).items()}
+
+    def seek(self, topic: str, partition: int, offset: int) -> None:
+        """Set the group's position in a partition that is held, as `harvester claims set-position` does, for good.
+
+        The claim ends (`Lost`), and the next one, mostly ours, begins there. Raises ValueError if it is not held,
+        BrokerUnavailable if that may not have been heard.
+        """
+        place, deadline = self._place(topic, partition), clock_s() + 2 * self.settings.heartbeat_interval_s
+        with self._session.lock:
+            buffer = self._session.buffer.get(place)
+            if buffer is None:
+                raise ValueError(f"{topic}[{partition}] is not held")
+            self._session.write(setting_position(place, offset))
+        while self._session.buffer.get(place) is buffer and not self._session.ended.wait(_SHORTEST_S):
+            if clock_s() > deadline:
+                raise BrokerUnavailable(f"the position of {topic}[{partition}] may not have been set")
 
     # -- claims
 
@@ -221,7 +282,11 @@ class CoordinatedConsumer:
 
     def statistics(self) -> Statistics:
         """What was done so far."""
-        return self._session.statistics(self._records + self._batch.given)
+        handling = self._handling
+        return replace(
+            self._session.statistics(self._records + self._batch.given),
+            failures=handling.failures, given_up=handling.given_up, parked=handling.queues.parked,
+        )  # fmt: skip
 
     # -- the end
 
@@ -256,10 +321,45 @@ class CoordinatedConsumer:
 
     # -- parts
 
+    @property
+    def _is_over(self) -> bool:
+        return self._stopping or self._session.ended.is_set()
+
+    def _offers(self, wait_s: Callable[[], float]) -> Iterator[Any]:
+        """Records, and None when none has come for so long."""
+        while not self._is_over:
+            record = self._poll(wait_s())
+            yield record
+            if record is not None:
+                yield from self._batch.handed_out(clock_s)
+
+    def _offer_batches(self, most: int) -> Iterator[list[Any] | None]:
+        while not self._is_over:
+            yield self.consume(most, self._handling.wait_s()) or None
+
+    def _finish(self, records: list[Any]) -> None:
+        """Commit what is not the next to be; from any thread."""
+        if self.settings.at_most_once:
+            return
+        offsets: dict[tuple[str, int], list[int]] = defaultdict(list)
+        for record in records:
+            offsets[record.topic(), record.partition()].append(record.offset())
+        with self._session.lock:
+            for where, processed in offsets.items():
+                buffer = self._session.buffer.get(self._place(*where))
+                if buffer is not None:
+                    buffer.finish(*processed)
+
+    def _run(self, handler: Callable[[Any], object], single: Callable[[Any], object], workers: int) -> Run:
+        return Run(
+            self._handling, handler, single,
+            workers=workers, commit=self.commit, announce=self._announce, is_stopping=lambda: self._stopping,
+        )  # fmt: skip
+
     def _poll(self, timeout_s: float) -> Any:
         deadline = clock_s() + timeout_s
         fetched = False
-        while not (self._stopping or self._session.ended.is_set()):
+        while not self._is_over:
             self._attend()
             record = self._replace_batch(self._turns.after(self._batch)).take(clock_s())
             left_s = deadline - clock_s()
@@ -310,9 +410,8 @@ class CoordinatedConsumer:
                 buffer.health = Health()
                 continue
             with self._session.lock:
-                position = 0 if buffer.last_offset is None else buffer.last_offset + 1
-                buffer.health.look(position, position + behind)
-                if buffer.health.falls_behind and buffer.stopping_at is None and self._session.fewer_elsewhere():
+                falls_behind = buffer.falls_behind(behind)
+                if falls_behind and buffer.stopping_at is None and self._session.fewer_elsewhere():
                     self._session.tell(place, ReleaseClaim("it falls behind"))
                     return
 

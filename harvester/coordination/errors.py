@@ -22,10 +22,10 @@ class UnknownTopic(CoordinationError):
 
     exit_code = ExitCode.INPUT
 
-    def __init__(self, topic: str, close: Sequence[str]) -> None:
+    def __init__(self, topic: str, close: Sequence[str], *, option: str = "--topic") -> None:
         self.topic = topic
         meant = f"did you mean {', '.join(map(repr, close))}? " if close else ""
-        super().__init__(f"there is no topic {topic!r}", hint=f"{meant}correct --topic, or create the topic first")
+        super().__init__(f"there is no topic {topic!r}", hint=f"{meant}correct {option}, or create the topic first")
 
 
 class DuplicateClient(CoordinationError):

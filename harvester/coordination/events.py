@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,5 +98,18 @@ class OutOfRange:
     resumed_at: int | None
 
 
-Event = Claimed | Released | Lost | Paused | Resumed | Blocked | Unblocked | OutOfRange
+@dataclass(frozen=True, slots=True)
+class GivenUp:
+    """The handler raised `error` on the record for the last of `attempts` times; told before the record is committed.
+
+    `dead_letter`: whether it stands in the dead-letter topic; else it is skipped.
+    """
+
+    record: Any
+    error: BaseException
+    attempts: int
+    dead_letter: bool
+
+
+Event = Claimed | Released | Lost | Paused | Resumed | Blocked | Unblocked | OutOfRange | GivenUp
 EventHandler = Callable[[Event], None]

@@ -35,6 +35,7 @@ _POLL_S = 0.1
 _LONG = 1_000  # records of a partition: fewer are read faster than their tail is found
 _LEAST_ANSWER_S = 1.0
 _RENEWED_AFTER = 2.0  # times what a message has to arrive
+_LONGEST_PAUSE_S = 1.0  # between two attempts to connect
 _LEAST_STANDSTILL_S = 2.0
 _READY_S = 30.0  # a topic that has just been made is not led at once
 
@@ -89,7 +90,8 @@ class CoordinationLog:
     """One reader and one writer. `not_sent` is called from `poll`, on its thread; not from `append`: it may append.
 
     A message that did not leave within `expires_s` is given up: after an outage it would only be in the way of others.
-    A connection that does not answer for as long is taken for dead. A writer that has got nothing through for twice as
+    A connection that does not answer for as long is taken for dead, and attempts to connect are at most a third of that
+    apart: who was cut off has no share until it is heard. A writer that has got nothing through for twice as
     long, while messages were given up, is replaced: a client that has lost its way after an outage would otherwise keep
     this one silent for ever, and nobody would be told. So is one that has given itself up (a fatal error).
     """
@@ -107,7 +109,7 @@ class CoordinationLog:
         self._options = {
             "socket.nagle.disable": True,  # messages are small and urgent
             "socket.timeout.ms": round(max(expires_s, _LEAST_ANSWER_S) * 1000),
-            "reconnect.backoff.max.ms": 1000,
+            "reconnect.backoff.max.ms": round(min(expires_s / 3, _LONGEST_PAUSE_S) * 1000),
             **options,
         }
         self._reader = self._new_reader()

@@ -101,11 +101,19 @@ class GroupOffsets:
 
         Raises BrokerUnavailable.
         """
-        asked = [TopicPartition(place.topic, place.partition, OFFSET_END) for place in places]
+        return self._at(dict.fromkeys(places, OFFSET_END))
+
+    def at_times(self, times: Mapping[GroupPartition, int]) -> dict[GroupPartition, int]:
+        """The offset of the first record from that many milliseconds since the epoch on; as `ends` if there is none."""
+        found = self._at(times)
+        return {**self.ends(times.keys() - found.keys()), **found} if len(found) < len(times) else found
+
+    def _at(self, asked_at: Mapping[GroupPartition, int]) -> dict[GroupPartition, int]:
+        asked = [TopicPartition(place.topic, place.partition, at) for place, at in asked_at.items()]
         try:
             found = self._reader.offsets_for_times(asked, timeout=_CALL_S)
         except KafkaException as error:
-            raise BrokerUnavailable(f"the ends of partitions cannot be read: {error.args[0].str()}") from error
+            raise BrokerUnavailable(f"offsets of partitions cannot be read: {error.args[0].str()}") from error
         return {
             GroupPartition(self._group, each.topic, each.partition): each.offset
             for each in found

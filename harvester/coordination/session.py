@@ -29,7 +29,7 @@ from harvester.coordination.core.claim import (
 from harvester.coordination.core.claim import Event as Signal
 from harvester.coordination.core.coordinator import Coordinator, Outcome, Refuse, Warn
 from harvester.coordination.core.fair_share import log_partition
-from harvester.coordination.core.messages import Client, GroupPartition
+from harvester.coordination.core.messages import Client, GroupPartition, Message
 from harvester.coordination.core.partition_buffer import PartitionBuffer, RecordBatch
 from harvester.coordination.core.world import World
 from harvester.coordination.events import Claimed, Event, Lost, Released
@@ -76,6 +76,10 @@ class Session:
         """Something happened to a partition; with the lock."""
         self._perform(self._coordinator.tell(place, signal, clock_s()))
 
+    def write(self, message: Message) -> None:
+        """Say something to all readers of the log; with the lock."""
+        self._perform([Append(message)])
+
     def holding(self, place: GroupPartition) -> ClaimState:
         return self._coordinator.holdings[place]
 
@@ -85,7 +89,7 @@ class Session:
             return {place: buffer.last_offset for place, buffer in self.buffer.items()}
 
     def fewer_elsewhere(self) -> bool:
-        """Whether another client that is present holds less; with the lock."""
+        """Whether another client that is present holds less, and none asks; with the lock."""
         return self._coordinator.choice.fewer_elsewhere(clock_s())
 
     def claims(self) -> dict[GroupPartition, int]:
@@ -173,7 +177,7 @@ class Session:
         for place, buffer in tuple(self.buffer.items()):
             if buffer.stopping_at is None or self.holding(place).batch is not None:
                 continue
-            if not buffer.open_records or now >= buffer.stopping_at:
+            if buffer.laid_down or not buffer.open_records or now >= buffer.stopping_at:
                 self._report(place, buffer)
                 last_offset = buffer.give_back()
                 del self.buffer[place]

@@ -2,22 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from difflib import get_close_matches
 from typing import Any, Literal, get_args
 
 from harvester.coordination.core.claim import ClaimTiming
+from harvester.coordination.core.record_queues import FailurePolicy, OnError, RecordOrder
 from harvester.coordination.core.world import LogTiming
 from harvester.errors import ConfigurationError, Problem
 
 _LEAST_INTERVAL_S = 1.0  # a heartbeat has a quarter of it for its way: threads, network, replicas
 _LEAST_ANSWER_S = 2.0
+_ATTEMPTS = 5
 OutOfRangePolicy = Literal["earliest", "latest", "error"]
+_RESETS: Mapping[str, OutOfRangePolicy] = {
+    "earliest": "earliest", "smallest": "earliest", "beginning": "earliest", "error": "error",
+}  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConsumerSettings:
-    """`kafka`: options of the client, for all connections. Without `client_id` a random one is used.
+    """How a coordinated consumer consumes: keyword arguments, a table (`from_table`), or options of a plain client
+    (`from_kafka`).
+
+    `kafka`: options of the client, for all connections. Without `client_id` a random one is used.
 
     `batch_records`: the most that are claimed at once, at most once. The smaller, the fewer are never processed when
     the consumer dies (the rest of one batch of a partition, and the next one), and the more is written to the
@@ -27,13 +36,22 @@ class ConsumerSettings:
     not committed. The partition waits then (`Blocked`). So a successor repeats no more than these, and the last
     interval's work.
 
+    What follows is for `run` and its like, which give records to a handler. `on_error`: what is done with a record that
+    the handler has raised on `attempts` times (5; 1 with `stop`). `retry`: it is tried for ever; `dead-letter`: it is
+    put into `dead_letter_topic` (`GROUP.dead-letters`); `skip`: it counts as processed; `stop`: the consumer is closed
+    and the error raised. Between tries lie `backoff_s`, twice as long each time, and `longest_backoff_s` at most.
+
+    `order`: of which records the order is kept, also while one of them is tried again: those of a `key` (a record
+    without one has none), of a `partition`, or `none`. `workers`: how many records are handled at once, in threads; of
+    those whose order is kept, one.
+
     `out_of_range`: where to go on when retention has removed the record that comes next.
     `shed_at_once`: the most partitions that are given up in one interval for those who have fewer; None: all of them.
     """
 
     kafka: Mapping[str, Any] = field(repr=False)  # they hold passwords
     group: str
-    topics: tuple[str, ...]
+    topics: Sequence[str]
     client_id: str | None = None
     coordination_topic: str = "__marshal"
     coordination_partitions: int = 8
@@ -41,6 +59,13 @@ class ConsumerSettings:
     at_most_once: bool = False
     batch_records: int = 2000
     max_open_records: int = 10_000
+    on_error: OnError = "stop"
+    attempts: int | None = None
+    backoff_s: float = 0.5
+    longest_backoff_s: float = 60.0
+    dead_letter_topic: str | None = None
+    order: RecordOrder = "key"
+    workers: int = 1
     out_of_range: OutOfRangePolicy = "error"
     greedy: bool = True
     whole_topics: bool = False
@@ -49,6 +74,8 @@ class ConsumerSettings:
 
     def __post_init__(self) -> None:
         """Raises ConfigurationError with everything that is wrong."""
+        topics: Any = self.topics
+        object.__setattr__(self, "topics", (topics,) if isinstance(topics, str) else tuple(topics))
         problems = [
             Problem(name, f"is {value!r}", f"{least:g} or more")
             for name, value, least in (
@@ -56,15 +83,64 @@ class ConsumerSettings:
                 ("heartbeat_interval_s", self.heartbeat_interval_s, _LEAST_INTERVAL_S),
                 ("batch_records", self.batch_records, 1),
                 ("max_open_records", self.max_open_records, 1),
+                ("attempts", self.attempts, 1),
+                ("backoff_s", self.backoff_s, 0),
+                ("longest_backoff_s", self.longest_backoff_s, 0),
+                ("workers", self.workers, 1),
                 ("max_claims", self.max_claims, 1),
                 ("shed_at_once", self.shed_at_once, 1),
             )
-            if value is not None and not value >= least
+            if value is not None and not (isinstance(value, int | float) and value >= least)
         ]
-        if self.out_of_range not in get_args(OutOfRangePolicy):
-            problems.append(Problem("out_of_range", f"is {self.out_of_range!r}", ", ".join(get_args(OutOfRangePolicy))))
+        for name, word, words in (
+            ("out_of_range", self.out_of_range, get_args(OutOfRangePolicy)),
+            ("on_error", self.on_error, get_args(OnError)),
+            ("order", self.order, get_args(RecordOrder)),
+        ):
+            if word not in words:
+                problems.append(Problem(name, f"is {word!r}", ", ".join(words)))
+        if self.on_error == "retry" and self.attempts is not None:
+            problems.append(Problem("attempts", "has no meaning with on_error = 'retry', which has no end"))
+        if self.at_most_once and (self.on_error == "retry" or (self.attempts or 1) > 1):
+            problems.append(Problem("on_error", "tries a record again, which at most once must not", "attempts = 1"))
+        if self.at_most_once and self.workers > 1:
+            problems.append(Problem("workers", f"is {self.workers}, and at most once records are handled singly", "1"))
         if problems:
             raise ConfigurationError(problems)
+
+    @classmethod
+    def from_table(cls, table: Mapping[str, Any]) -> ConsumerSettings:
+        """From a table of TOML, as `tomllib` reads it: the names are those of the keyword arguments.
+
+        Raises ConfigurationError with everything that is wrong.
+        """
+        known = {each.name for each in fields(cls)}
+        problems = [_unknown(name, known) for name in table if name not in known]
+        problems += [Problem(name, "is missing") for name in ("kafka", "group", "topics") if name not in table]
+        if problems:
+            raise ConfigurationError(problems)
+        return cls(**table)
+
+    @classmethod
+    def from_kafka(cls, options: Mapping[str, Any], topics: Sequence[str], **given: Any) -> ConsumerSettings:
+        """From the options of a plain `confluent_kafka.Consumer`; `given` are settings that those do not have.
+
+        `group.id` is the group, and `auto.offset.reset` says what `out_of_range` does. Offsets are never committed by
+        themselves, whatever `enable.auto.commit` says. Raises ConfigurationError.
+        """
+        kafka = dict(options)
+        given.setdefault("group", kafka.pop("group.id", ""))
+        reset = kafka.pop("auto.offset.reset", None)
+        if reset is not None and "out_of_range" not in given:
+            if reset not in _RESETS:
+                raise ConfigurationError([
+                    Problem(
+                        "auto.offset.reset", f"is {reset!r}, and a new group begins with the first record there is",
+                        "earliest or error, or the setting out_of_range",
+                    )
+                ])  # fmt: skip
+            given["out_of_range"] = _RESETS[reset]
+        return cls(kafka=kafka, topics=tuple(topics), **given)
 
     def check_subscription(self) -> None:
         """What only a consumer needs; raises ConfigurationError."""
@@ -73,10 +149,24 @@ class ConsumerSettings:
             problems.append(Problem("group", "is empty"))
         if not self.topics:
             problems.append(Problem("topics", "are none"))
+        if self.on_error == "dead-letter" and self.dead_letters in self.topics:
+            problems.append(Problem("topics", f"name the dead-letter topic {self.dead_letters!r}"))
         if self.coordination_topic in self.topics:
             problems.append(Problem("topics", f"name the coordination topic {self.coordination_topic!r}"))
         if problems:
             raise ConfigurationError(problems)
+
+    @property
+    def failure_policy(self) -> FailurePolicy:
+        """What becomes of records that a handler cannot take."""
+        few = 1 if self.on_error == "stop" or self.at_most_once else _ATTEMPTS
+        attempts = None if self.on_error == "retry" else self.attempts or few
+        return FailurePolicy(self.on_error, attempts, self.backoff_s, self.longest_backoff_s)
+
+    @property
+    def dead_letters(self) -> str:
+        """The name of the dead-letter topic."""
+        return self.dead_letter_topic or f"{self.group}.dead-letters"
 
     @property
     def connection(self) -> dict[str, Any]:
@@ -103,6 +193,11 @@ class ConsumerSettings:
         return ClaimTiming(self.heartbeat_interval_s, margin_s=self.heartbeat_interval_s / 2)
 
 
+def _unknown(name: str, known: set[str]) -> Problem:
+    close = get_close_matches(name, known, n=1)
+    return Problem(name, "is no setting of a consumer", f"{close[0]}?" if close else None)
+
+
 @dataclass(frozen=True, slots=True)
 class Open:
     """Records that were handed out from the first one on that is not committed, at `offset`, `age_s` ago."""
@@ -119,7 +214,8 @@ class Statistics:
     `batches`: at most once, those that became ours. `claims_won` and `claims_missed`: ClaimingPartition messages by
     their outcome; one that asks for a share is missed on purpose. `releases`: claims given up in good order; `losses`:
     the others. `written`: messages for the coordination topic by kind; `written_bytes`: their values; `unwritten`: how
-    many did not arrive, or may not have.
+    many did not arrive, or may not have. `failures`: how often a handler raised; `given_up`: records that `on_error`
+    settled; `parked`: keys that wait for a retry now.
     """
 
     records: int
@@ -131,3 +227,6 @@ class Statistics:
     written: Mapping[str, int]
     written_bytes: int
     unwritten: int
+    failures: int = 0
+    given_up: int = 0
+    parked: int = 0

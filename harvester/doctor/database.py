@@ -8,7 +8,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from contextlib import closing
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import psycopg
 
@@ -20,6 +20,7 @@ from harvester.outbox.connection import (
     Connection,
     connect,
     database_errors,
+    fetch_row,
     is_pooled,
     lends_backends,
     one_line,
@@ -107,11 +108,11 @@ ORDER BY c.relname
 
 # to_regclass, then privileges: neither fails for a table that is missing.
 BESIDE = """
-SELECT to_regclass(%(lease)s) IS NOT NULL,
-       CASE WHEN to_regclass(%(archive)s) IS NULL THEN 'missing'
-            WHEN has_table_privilege(to_regclass(%(archive)s)::oid, 'INSERT') THEN 'ready'
+SELECT to_regclass($1) IS NOT NULL,
+       CASE WHEN to_regclass($2) IS NULL THEN 'missing'
+            WHEN has_table_privilege(to_regclass($2)::oid, 'INSERT') THEN 'ready'
             ELSE 'denied' END,
-       has_any_column_privilege(to_regclass(%(outbox)s)::oid, 'INSERT')
+       has_any_column_privilege(to_regclass($3)::oid, 'INSERT')
 """
 
 HEAD_ROWS = 1_000
@@ -152,7 +153,7 @@ def _read(config: Config, connection: Connection) -> DatabaseFacts:
         version=facts.server_version,
         settings=part("settings", lambda: _settings(connection), {}),
         clock=_clock(connection),
-        sees_all=part("privileges", lambda: bool(_row(connection, SEES_ALL)[0]), False),
+        sees_all=part("privileges", lambda: bool(fetch_row(connection, SEES_ALL)[0]), False),
         identity_known=server_identity(connection) is not None,
         catalog=facts,
         schema_version=part("schema version", lambda: _schema_version(connection, placed, facts), None),
@@ -160,24 +161,17 @@ def _read(config: Config, connection: Connection) -> DatabaseFacts:
         lease=lease,
         archive=archive if config.archive != "off" else None,
         notices=notices if config.poison.notice_topic else None,
-        connections=part("connections", lambda: Connections(*_row(connection, CONNECTIONS)), None),
+        connections=part("connections", lambda: Connections(*fetch_row(connection, CONNECTIONS)), None),
         vacuum=part("vacuum", lambda: _vacuum(connection, oid), None),
         holders=part("holders", lambda: _holders(connection, oid), None),
         indexes=part("indexes", lambda: _indexes(connection, oid), ()),
-        standbys=part("standbys", lambda: int(_row(connection, STANDBYS)[0]), 0),
+        standbys=part("standbys", lambda: int(fetch_row(connection, STANDBYS)[0]), 0),
         skew=part("keys", lambda: _skew(connection, placed, facts), None),
         topics=part("topics", lambda: _topics(connection, placed, facts), ()),
         # Last: it opens sessions of its own, which would be counted above as long as they are leaving.
         pooling=part("pooling", lambda: _pooling(connection, config.dsn), Pooling.NONE),
         unread=unread,
     )
-
-
-def _row(connection: Connection, query: str, parameters: Any = None) -> tuple[Any, ...]:
-    row = connection.execute(query.encode(), parameters).fetchone()
-    if row is None:
-        raise SchemaError("no answer")
-    return row
 
 
 def _settings(connection: Connection) -> dict[str, str]:
@@ -194,7 +188,7 @@ def _clock(connection: Connection) -> Clock:
     best: Clock | None = None
     for _ in range(_CLOCK_LOOKS):
         before = time.time()
-        theirs = float(_row(connection, "SELECT extract(epoch FROM clock_timestamp())::float8")[0])
+        theirs = float(fetch_row(connection, "SELECT extract(epoch FROM clock_timestamp())::float8")[0])
         after = time.time()
         look = Clock(theirs - (before + after) / 2, (after - before) / 2)
         if best is None or look.uncertainty_s < best.uncertainty_s:
@@ -213,12 +207,12 @@ def _schema_version(connection: Connection, table: OutboxTable, facts: Facts) ->
 def _owner(connection: Connection, table: OutboxTable, facts: Facts) -> Owner:
     if facts.term is None or not {"leader_group", "kafka_cluster"} <= facts.term.columns.keys():
         return ANYONE
-    return Owner(*_row(connection, f"SELECT leader_group, kafka_cluster FROM {table.term}"))
+    row = connection.execute(f"SELECT leader_group, kafka_cluster FROM {table.term}".encode()).fetchone()
+    return Owner(*row) if row is not None else ANYONE
 
 
 def _beside(connection: Connection, table: OutboxTable) -> tuple[bool, str, bool]:
-    names = {"lease": table.lease, "archive": table.archive, "outbox": table.sql}
-    lease, archive, insert = _row(connection, BESIDE, names)
+    lease, archive, insert = fetch_row(connection, BESIDE, table.lease, table.archive, table.sql)
     return bool(lease), str(archive), bool(insert)
 
 
@@ -252,7 +246,8 @@ def _skew(connection: Connection, table: OutboxTable, facts: Facts) -> Skew | No
     if facts.outbox is None or "kafka_key" not in facts.outbox.columns:
         return None
     query = f"""SELECT sum(rows)::bigint, (sum(rows) ^ 2 / sum(rows ^ 2))::float8 FROM (
-        SELECT count(*) AS rows FROM (SELECT kafka_key FROM {table.sql} ORDER BY id LIMIT {HEAD_ROWS}) AS head
-        WHERE kafka_key IS NOT NULL GROUP BY kafka_key) AS keys"""
-    rows, keys = _row(connection, query)
+        SELECT count(*) AS rows FROM (
+            SELECT kafka_key::text AS key FROM {table.sql} ORDER BY id LIMIT {HEAD_ROWS}) AS head
+        WHERE key IS NOT NULL GROUP BY key) AS keys"""
+    rows, keys = fetch_row(connection, query)
     return Skew(rows, keys) if rows else None

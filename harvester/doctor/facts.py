@@ -6,7 +6,7 @@ None stands for what could not be read; `unread` says why, by the name of the pa
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from enum import Enum, StrEnum
 from typing import Any
 
@@ -215,10 +215,7 @@ class DoctorReport:
         return {
             "ok": self.ok,
             "counts": {level.value: len(self.of(level)) for level in CheckLevel},
-            "findings": [
-                {"check": each.check, "level": each.level.value, "found": each.found, "advice": each.advice}
-                for each in self.findings
-            ],
+            "findings": [asdict(each) for each in self.findings],
         }
 
 

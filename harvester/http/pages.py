@@ -25,7 +25,8 @@ from prometheus_client.core import (
 from prometheus_client.registry import Collector
 
 from harvester.http.server import Request, Response, Route
-from harvester.status import ShardState, State, Status, to_json
+from harvester.outbox.tables import OutboxTable
+from harvester.status import ShardState, State, Status, awaited, to_json
 from harvester.telemetry.metrics import SOURCES, Totals
 
 LATENCY_BOUNDS_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0)
@@ -58,7 +59,7 @@ def families(status: Status, totals: Totals) -> Iterator[Metric]:
 
 def _leadership(status: Status, totals: Totals) -> Iterator[Metric]:
     yield InfoMetricFamily(
-        "harvester", "Who this is.", {"name": status.name, "outbox": status.outbox, "version": _version()}
+        "harvester", "Who this is.", {"name": status.name, "outbox": _plain(status.outbox), "version": _version()}
     )
     yield _gauge("start_time_seconds", "When it was started, as UNIX time.", status.started_at.timestamp())
     yield _labelled(
@@ -70,6 +71,12 @@ def _leadership(status: Status, totals: Totals) -> Iterator[Metric]:
     yield _counter("acquired", "How often it came to lead.", totals.acquired)
     yield _counter("remarks", "How often everything queued was dropped and marked again.", totals.remarks)
     yield _counter("fenced", "How often it stopped leading because trust ran out.", totals.fenced)
+
+
+def _plain(outbox: str) -> str:
+    """The table without the quotes of SQL, which a label's own would escape."""
+    table = OutboxTable.parse(outbox)
+    return table.name if table.schema is None else f"{table.schema}.{table.name}"
 
 
 @cache
@@ -216,7 +223,9 @@ class Pages:
         """Whether it leads or could take over: it is a member of the group, and its servers answer."""
         unready = self._source.unready()
         status = self._source.status()
-        why = unready or status.problem
+        why = unready
+        if unready in (None, status.waits_for):
+            why = status.problem or awaited(status)
         text = f"{status.state.value}: {why}\n" if why else f"{status.state.value}\n"
         return Response.text(200 if unready is None else 503, text)
 

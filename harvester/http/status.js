@@ -2,6 +2,7 @@
 "use strict";
 
 const EVERY_MS = 1000;
+let lastAt = ""; // of the last answer
 const byId = (id) => document.getElementById(id);
 const number = (value, digits = 0) =>
   value == null ? "–" : value.toLocaleString("en", { maximumFractionDigits: digits });
@@ -46,6 +47,13 @@ function lasting(fromIso, toIso) {
   return Math.floor(s / 3600) + " h " + Math.floor((s % 3600) / 60) + " min";
 }
 
+// What a standby waits for while nobody may lead.
+function awaited(status) {
+  if (!status.waits_for) return "";
+  const until = status.waits_until_at;
+  return (until ? "until " + until.slice(11, 19) + " UTC at the latest: " : "") + status.waits_for;
+}
+
 function drawChart(rates) {
   const most = Math.max(1, ...rates);
   const bars = rates.map((rate, index) => {
@@ -62,12 +70,14 @@ function drawChart(rates) {
 }
 
 function show(status) {
+  lastAt = status.at;
   document.title = status.state + " · " + status.name;
   byId("name").textContent = status.name;
   byId("state").textContent = status.state;
   byId("since").textContent = "for " + lasting(status.state_since_at, status.at);
   byId("where").textContent = "outbox " + status.outbox + (status.leader_id ? ", leader " + status.leader_id : "");
   byId("problem").textContent = status.problem ?? "";
+  byId("waits").textContent = status.problem ? "" : awaited(status);
   drawChart(status.rate_history);
   byId("figures").replaceChildren(
     ...FIGURES.map(([name, value]) => make("div", make("dt", name), make("dd", String(value(status))))),
@@ -92,6 +102,9 @@ async function look() {
     } catch (error) {
       document.body.classList.add("stale");
       byId("problem").textContent = "no answer from the harvester: " + error.message;
+      byId("state").textContent = "no answer";
+      byId("since").textContent = lastAt && "since " + lastAt.slice(11, 19) + " UTC";
+      byId("waits").textContent = "";
     }
   }
   setTimeout(look, EVERY_MS);

@@ -31,10 +31,14 @@ class Identity:
 
 @dataclass(frozen=True, slots=True)
 class Missing:
-    """Why a member neither leads nor could take over. `within_s`: the longest that it lasts, where that is known."""
+    """What a member waits for that does not lead. `within_s`: the longest that it lasts, where that is known.
+
+    `is_member`: the group counts it in, so that it could take over as soon as this is over.
+    """
 
     text: str
     within_s: float | None = None
+    is_member: bool = False
 
 
 class Group(Protocol):
@@ -54,7 +58,10 @@ class Group(Protocol):
         """The highest term seen in the leader topic."""
 
     def missing(self) -> Missing | None:
-        """Why this is no member that leads or could take over; None if it is one. Returns at once, on any thread."""
+        """What this waits for; None if it leads, or somebody else does and this could take over.
+
+        Returns at once, on any thread.
+        """
 
     def cluster(self) -> str | None:
         """The id of the Kafka cluster that elects, None when it has none. Raises BrokerUnavailable."""

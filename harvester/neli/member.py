@@ -57,7 +57,7 @@ from harvester.neli import election as e
 from harvester.neli.election import Election, ElectionTiming, step
 from harvester.neli.group import GroupListener, Identity, Missing
 from harvester.neli.heartbeat import MemberHeartbeat, decode, encode
-from harvester.neli.reach import STATISTICS_MS, Membership, Reaching
+from harvester.neli.reach import STATISTICS_MS, Membership, Pulse, Reaching
 from harvester.neli.topic import cluster_id, ensuring_leader_topic, refusal
 from harvester.telemetry.logging import ClientLog
 
@@ -101,6 +101,7 @@ class KafkaGroup:
         self._listener: GroupListener
         self._reaching: Reaching
         self._membership = Membership(settings.group, settings.session_s)
+        self._pulse = Pulse(settings.topic, settings.group, settings.session_s, settings.timing)
         self._producer: Producer
         self._consumer: Consumer
         self._ensuring: Future[str | None] | None = None  # that the leader topic is there
@@ -139,7 +140,7 @@ class KafkaGroup:
             return Missing(
                 f"joins group {self._settings.group} later: one of its members may be dead", self._dead_until - now
             )
-        return self._membership.missing(now)
+        return self._membership.missing(now) or self._pulse.missing(now)
 
     def cluster(self) -> str | None:
         return cluster_id(self._producer, self._settings.topic)
@@ -235,6 +236,7 @@ class KafkaGroup:
                     self._ensuring = None
                 self._producer.poll(0)
                 self._reaching.look(self._consumer)
+                self._look_for_a_leader()
                 asked, self._step_down = self._step_down, None
                 if asked is not None:
                     reason, rejoin_after_s = asked
@@ -275,6 +277,12 @@ class KafkaGroup:
         if heartbeat.term is not None and heartbeat.term > _NO_TERM:
             return
         self._feed(e.ForeignHeartbeat(heartbeat.name, heartbeat.term))
+
+    def _look_for_a_leader(self) -> None:
+        if self._state.role is e.Role.OUTSIDE and not self._reaching.is_lost:
+            self._pulse.look(self._consumer)
+        else:
+            self._pulse.forget()
 
     # -- the machine
 

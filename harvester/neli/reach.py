@@ -1,8 +1,9 @@
-"""Whether Kafka answers this member, and whether the group counts it in.
+"""Whether Kafka answers this member, whether the group counts it in, and whether anybody leads it.
 
 `Reaching` asks for metadata once no broker can be reached. `Membership` reads the client's own statistics: the state of
 its connection to the group's coordinator and of its membership. A standby without a partition receives no callback
-when it loses either, so nothing else would tell.
+when it loses either, so nothing else would tell. Nor does anything tell it that the leader has died, before the group
+gives up the dead one's session: `Pulse` looks whether the leader topic still grows.
 """
 
 from __future__ import annotations
@@ -12,9 +13,10 @@ import math
 from collections.abc import Callable
 from typing import Any
 
-from confluent_kafka import KafkaError, KafkaException
+from confluent_kafka import KafkaError, KafkaException, TopicPartition
 
 from harvester.clock import clock_s
+from harvester.neli.election import ElectionTiming
 from harvester.neli.group import Missing
 
 STATISTICS_MS = 500
@@ -90,3 +92,48 @@ class Membership:
         if self._coordinator in ("", "up"):
             return Missing(f"group {self._group} is not joined yet")
         return Missing(f"the coordinator of group {self._group} does not answer")
+
+
+class Pulse:
+    """Whether anybody's heartbeats arrive in the leader topic: its end moves with each. A standby reads none of them.
+
+    Written by the member's thread, read by any; pure but for `look`.
+    """
+
+    def __init__(self, topic: str, group: str, session_s: float, timing: ElectionTiming) -> None:
+        self._place, self._group, self._timing = TopicPartition(topic, 0), group, timing
+        # Who died did so before the next heartbeat was due. The group hears of the dead one's end with a heartbeat.
+        self._ends_s = timing.heartbeat_interval_s + session_s + timing.missed_heartbeats_s
+        self._look_at = -math.inf
+        self._end: int | None = None
+        self._heard_at: float | None = None  # when the end was first seen where it is now
+
+    def look(self, consumer: Any) -> None:
+        """At every turn of a standby; asks once in a heartbeat's interval."""
+        now = clock_s()
+        if now < self._look_at:
+            return
+        self._look_at = now + self._timing.heartbeat_interval_s
+        try:
+            _, end = consumer.get_watermark_offsets(self._place, timeout=_LOOK_S)
+        except KafkaException:
+            self.forget()
+        else:
+            self.seen(end, clock_s())
+
+    def seen(self, end: int, now: float) -> None:
+        """The partition ends there."""
+        if end != self._end:
+            self._end, self._heard_at = end, now
+
+    def forget(self) -> None:
+        """Nobody knows."""
+        self._end = self._heard_at = None
+
+    def missing(self, now: float) -> Missing | None:
+        """A leader that is silent for longer than it is trusted; None while there is one, or nobody knows."""
+        heard_at = self._heard_at
+        if heard_at is None or now - heard_at < self._timing.heartbeat_timeout_s:
+            return None
+        left_s = max(0.0, heard_at + self._ends_s - now)
+        return Missing(f"the leader is silent; group {self._group} waits for its session to end", left_s, True)

@@ -26,7 +26,7 @@ from psycopg import conninfo
 from psycopg.rows import tuple_row
 
 from harvester.errors import ConfigurationError, DatabaseUnavailable, HarvesterError, Problem, SchemaError
-from harvester.outbox.sql.queries import IdSpace, read_space
+from harvester.outbox.sql.queries import IdSpace, oid_of, read_space
 from harvester.outbox.tables import OutboxTable
 
 Connection = psycopg.Connection[tuple[Any, ...]]
@@ -308,10 +308,7 @@ def read_place(connection: Connection, table: OutboxTable, sequence: str) -> Out
 
 def sequence_oid(name: str | None) -> str:
     """SQL for the oid of the sequence of this name, qualified and quoted."""
-    if name is None:
-        return "NULL::oid"
-    quoted = name.replace("'", "''")
-    return f"pg_catalog.to_regclass('{quoted}')::oid"
+    return "NULL::oid" if name is None else oid_of(name)
 
 
 def read_holder(connection: Connection, table: OutboxTable) -> tuple[int, str | None]:

@@ -22,6 +22,7 @@ from harvester.outbox.connection import connect, database_errors, fetch_row, one
 from harvester.outbox.leader_session import Owner
 from harvester.outbox.schema import inspect
 from harvester.outbox.shape import OutboxShape
+from harvester.outbox.sql import columns
 from harvester.outbox.tables import OutboxTable
 from harvester.status import Backlog
 
@@ -207,14 +208,14 @@ class BacklogWatch:
 
 @dataclass(frozen=True, slots=True)
 class KeyRows:
-    """Rows of a key. `rows` and `quarantined` stop counting at a bound; for `rows` `capped` says so."""
+    """Rows of a key, as in `KeyStatus`; None where the database did not answer."""
 
-    rows: int
-    capped: bool
-    oldest_id: int | None
-    oldest_age_s: float | None
-    quarantined: int
-    newest_error: str | None
+    rows: int | None = None
+    capped: bool = False
+    oldest_id: int | None = None
+    oldest_age_s: float | None = None
+    quarantined: int | None = None
+    newest_error: str | None = None
 
 
 def read_key(connection: Connection, table: OutboxTable, key: bytes, *, bound: int = COUNT_BOUND) -> KeyRows:
@@ -222,7 +223,7 @@ def read_key(connection: Connection, table: OutboxTable, key: bytes, *, bound: i
     shape = inspect(connection, table)
     given = "$1::bytea" if shape.key_type == "bytea" else "convert_from($1::bytea, 'UTF8')"
     query = f"""WITH rows AS MATERIALIZED (
-        SELECT id, create_time FROM {table.sql} WHERE kafka_key = {given} LIMIT {bound + 1}
+        SELECT id, create_time FROM {columns.published(table, shape)} o WHERE kafka_key = {given} LIMIT {bound + 1}
     ), oldest AS (SELECT * FROM rows ORDER BY id LIMIT 1), dead AS MATERIALIZED (
         SELECT quarantined_at, error FROM {table.quarantine} WHERE kafka_key = {given} LIMIT {bound}
     )

@@ -87,8 +87,8 @@ class PurgeSession:
         application_name: str,
         rules: Rules,
         *,
-        opened: Callable[[int, str], None],
-        server_changed: Callable[[str], None],
+        opened: Callable[[int, str], None] = lambda _pid, _started: None,
+        server_changed: Callable[[str], None] = lambda _reason: None,
     ) -> None:
         self._dsn, self._table, self._application, self._rules = dsn, table, application_name, rules
         self._opened, self._server_changed = opened, server_changed

@@ -16,7 +16,7 @@ import psycopg
 from harvester.errors import OutboxError
 from harvester.outbox.connection import database_errors, execute
 from harvester.outbox.shape import OutboxShape
-from harvester.outbox.tables import OutboxTable
+from harvester.outbox.tables import OutboxTable, as_bytes
 
 _NAMED = "(q.incarnation, q.id) IN (SELECT * FROM unnest($1::uuid[], $2::bigint[]))"
 
@@ -164,8 +164,7 @@ def split(identities: Sequence[Identity]) -> tuple[list[UUID], list[int]]:
 
 
 def _columns(shape: OutboxShape, *, values: bool) -> str:
-    key = "q.kafka_key" if shape.key_type == "bytea" else "convert_to(q.kafka_key, 'UTF8')"
-    value = "q.kafka_value" if shape.value_type == "bytea" else "convert_to(q.kafka_value, 'UTF8')"
+    key, value = as_bytes("q.kafka_key", shape.key_type), as_bytes("q.kafka_value", shape.value_type)
     return (
         f"q.id, q.incarnation, {_LOADABLE}, q.kafka_topic, {key}, {value if values else 'NULL::bytea'},"
         " octet_length(q.kafka_value), q.kafka_header_keys, q.kafka_header_values, q.kafka_partition, q.error,"

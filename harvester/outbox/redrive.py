@@ -24,7 +24,8 @@ from harvester.outbox.quarantine import (
     split,
 )
 from harvester.outbox.shape import OutboxShape
-from harvester.outbox.tables import OutboxTable
+from harvester.outbox.sql import columns
+from harvester.outbox.tables import OutboxTable, as_bytes
 
 LOCK_TIMEOUT_MS = 2_000
 _CURRENT_EPOCH = 2**31  # of the incarnation in the term row; others, in the order of their first quarantine, below
@@ -111,9 +112,9 @@ def _plan(
         (row[0], row[1]): (row[2][0], row[2][1])
         for row in execute(connection, f"{_epochs(table)}{_positions(table)}", *chosen)
     }
-    columns = "id, kafka_key, kafka_header_keys, kafka_header_values"
-    outbox = f"SELECT NULL::uuid AS incarnation, {columns} FROM {table.sql}"
-    quarantine = f"SELECT incarnation, {columns} FROM {table.quarantine}"
+    fields = "id, kafka_key, kafka_header_keys, kafka_header_values"
+    outbox = f"SELECT NULL::uuid AS incarnation, {fields} FROM {columns.published(table, shape)} o"
+    quarantine = f"SELECT incarnation, {fields} FROM {table.quarantine}"
     waiting = _extremes(connection, table, shape, chosen, "max", outbox, "")
     not_chosen = " AND (x.incarnation, x.id) NOT IN (SELECT * FROM chosen)"
     left = _extremes(connection, table, shape, chosen, "min", quarantine, not_chosen)
@@ -122,7 +123,7 @@ def _plan(
         row = execute(connection, f"SELECT purged_at FROM {table.archive} ORDER BY id LIMIT 1").fetchone()
         archive_from = row[0] if row is not None else None
         oldest = min(record.quarantined_at for record in records)
-        rows = f"SELECT incarnation, {columns} FROM {table.archive} WHERE purged_at >= '{oldest.isoformat()}'"
+        rows = f"SELECT incarnation, {fields} FROM {table.archive} WHERE purged_at >= '{oldest.isoformat()}'"
         published = _extremes(connection, table, shape, chosen, "max", rows, "", bytes_key=True)
     newest = _newest(connection, table, shape)
 
@@ -191,12 +192,12 @@ def _extremes(
     bytes_key: bool = False,
 ) -> dict[bytes, Position]:
     """The first or last position of each chosen key among these rows. One pass over them, however many are chosen."""
-    as_bytes = "k.kafka_key" if shape.key_type == "bytea" else "convert_to(k.kafka_key, 'UTF8')"
-    same = f"x.kafka_key = {as_bytes}" if bytes_key else "x.kafka_key = k.kafka_key"
+    key = as_bytes("k.kafka_key", shape.key_type)
+    same = f"x.kafka_key = {key}" if bytes_key else "x.kafka_key = k.kafka_key"
     query = (
         f"{_epochs(table)}, k AS (SELECT DISTINCT q.kafka_key FROM {table.quarantine} q"
         " JOIN chosen c ON c.incarnation = q.incarnation AND c.id = q.id WHERE q.kafka_key IS NOT NULL)"
-        f" SELECT {as_bytes}, {which}(p.place) FROM k JOIN ({rows}) x ON {same}{_POSITION}"
+        f" SELECT {key}, {which}(p.place) FROM k JOIN ({rows}) x ON {same}{_POSITION}"
         f" WHERE true{condition} GROUP BY k.kafka_key"
     )
     return {bytes(row[0]): (row[1][0], row[1][1]) for row in execute(connection, query, *chosen)}
@@ -214,13 +215,14 @@ def _move(table: OutboxTable, shape: OutboxShape) -> str:
     def header(column: str, item: str) -> str:
         return f"CASE WHEN {fits} THEN array_append(g.{column}, {item}) ELSE g.{column} END"
 
+    names = header("kafka_header_keys", f"'{ORIGIN_HEADER}'::text")
+    values = header("kafka_header_values", "g.incarnation::text || chr(58) || g.id")
+    fields = columns.stored(shape, "g.kafka_key", "g.kafka_value", names, values, unpaired=True)
     return (
         "WITH chosen AS (SELECT * FROM unnest($1::uuid[], $2::bigint[]) WITH ORDINALITY AS c(incarnation, id, place)),"
         f" g AS (DELETE FROM {table.quarantine} q USING chosen c WHERE q.incarnation = c.incarnation AND q.id = c.id"
         " RETURNING q.*, c.place)"
-        f" INSERT INTO {table.sql} (create_time, kafka_topic, kafka_key, kafka_value, kafka_header_keys,"
-        f" kafka_header_values{extra}) SELECT now(), g.kafka_topic, g.kafka_key, g.kafka_value,"
-        f" {header('kafka_header_keys', repr(ORIGIN_HEADER) + '::text')},"
-        f" {header('kafka_header_values', 'g.incarnation::text || chr(58) || g.id')}{value}"
+        f" INSERT INTO {table.sql} (create_time, kafka_topic, {columns.written(shape)}{extra})"
+        f" SELECT now(), g.kafka_topic, {fields}{value}"
         " FROM g ORDER BY g.place RETURNING id"
     )

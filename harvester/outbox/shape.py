@@ -1,14 +1,14 @@
 """The shape of an outbox: which of the accepted forms a table has, and why others are refused.
 
-Accepted is the table of goharvest's user guide and, beyond it, kafka_value and kafka_key as
-BYTEA, a nullable key, and a column kafka_partition. Everything is judged on facts of the catalog: no I/O.
+Accepted is the table of goharvest's user guide and, beyond it, key and value of the types that people have, a nullable
+key, headers in one column, and a column kafka_partition. Everything is judged on facts of the catalog: no I/O.
 """
 
 from __future__ import annotations
 
 import re
-from dataclasses import asdict, dataclass
-from typing import Literal
+from dataclasses import asdict, dataclass, field
+from typing import Literal, get_args
 
 from harvester.errors import SchemaError
 from harvester.outbox.catalog import Column, Facts, Relation
@@ -18,20 +18,26 @@ MINIMUM_SERVER_VERSION = 130000  # gen_random_uuid() is built in from 13 on
 INIT_HINT = "run `harvester init`"
 
 _TEXT = ("text", "character varying")
-_TEXT_OR_BYTES = (*_TEXT, "bytea")
+# Published as the text that PostgreSQL writes for them.
+StoredType = Literal["jsonb", "json", "uuid", "bigint", "integer"]
+HeaderKind = Literal["pairs", "jsonb", "json"]
+_KEY_OR_VALUE = (*_TEXT, "bytea", *get_args(StoredType))
+_TEXT_ARRAYS = ("text[]", "character varying[]")
+_HEADERS = "kafka_headers"
 _ACCEPTED: dict[str, tuple[str, ...]] = {
     "id": ("bigint", "integer"),
     "create_time": ("timestamp with time zone",),
     "kafka_topic": _TEXT,
-    "kafka_key": _TEXT_OR_BYTES,
-    "kafka_value": _TEXT_OR_BYTES,
-    "kafka_header_keys": ("text[]", "character varying[]"),
-    "kafka_header_values": ("text[]", "character varying[]"),
+    "kafka_key": _KEY_OR_VALUE,
+    "kafka_value": _KEY_OR_VALUE,
+    "kafka_header_keys": _TEXT_ARRAYS,
+    "kafka_header_values": _TEXT_ARRAYS,
+    _HEADERS: ("jsonb", "json", *_TEXT_ARRAYS),
     "leader_id": ("uuid", *_TEXT),
     "kafka_partition": ("integer",),
 }
 _OPTIONAL = ("kafka_partition",)
-_KINDS = {"v": "a view", "m": "a materialized view", "f": "a foreign table", "p": "a partitioned table"}
+_KINDS = {"v": "a view", "m": "a materialized view", "f": "a foreign table"}
 _UUID_CHARACTERS = 36
 _SHOWN_DATABASES = 5
 _PLAIN_CALL = re.compile(r"nextval\('(?:[^']|'')*'::regclass\)")
@@ -50,7 +56,11 @@ QUARANTINE_COLUMNS = (
 
 @dataclass(frozen=True, slots=True)
 class ColumnShape:
-    """What a writer of rows has to know. Lengths are in characters; None is unlimited."""
+    """What a writer of rows has to know. Lengths are in characters; None is unlimited.
+
+    - key_type, value_type: as Kafka gets them; key_stored, value_stored: the column's type where that is another
+    - headers: in two arrays, or in one column: an array of pairs, or an object of that type
+    """
 
     key_type: Literal["text", "bytea"]
     key_nullable: bool
@@ -60,6 +70,9 @@ class ColumnShape:
     topic_max: int | None
     key_max: int | None
     value_max: int | None
+    key_stored: StoredType | None = field(default=None, kw_only=True)
+    value_stored: StoredType | None = field(default=None, kw_only=True)
+    headers: Literal["arrays"] | HeaderKind = field(default="arrays", kw_only=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +90,14 @@ class OutboxShape(ColumnShape):
 def outbox_shape(table: OutboxTable, facts: Facts) -> OutboxShape:
     """Checks the outbox itself; raises SchemaError with everything that is wrong with it."""
     outbox = _require_outbox(table, facts)
+    if outbox.kind == "p":
+        raise SchemaError(
+            f"the outbox table {table} is a partitioned table: rows are read in the order of one index on id, which"
+            " partitions do not share, and a partition that is dropped takes records along",
+            hint="name an ordinary table as outbox_table (`harvester init` makes it), and copy each new row of the"
+            " partitioned one into it: `harvester adopt TABLE --topic '{kafka_topic}' --key '{kafka_key}'"
+            " --value '{kafka_value}'`",
+        )
     problems = [*_misplaced(outbox), *_column_problems(outbox), *_id_problems(outbox, facts)]
     _refuse(table, problems)
     return OutboxShape(
@@ -186,7 +207,10 @@ def _misplaced(outbox: Relation) -> list[str]:
 
 def _column_problems(outbox: Relation) -> list[str]:
     problems = []
+    spare = ("kafka_header_keys", "kafka_header_values") if _in_one_column(outbox) else (_HEADERS,)
     for name, accepted in _ACCEPTED.items():
+        if name in spare:
+            continue
         column = outbox.columns.get(name)
         if column is None:
             if name not in _OPTIONAL:
@@ -233,7 +257,30 @@ def _columns(outbox: Relation) -> ColumnShape:
         topic_max=outbox.columns["kafka_topic"].max_length,
         key_max=key.max_length,
         value_max=value.max_length,
+        key_stored=_stored(key),
+        value_stored=_stored(value),
+        headers=_headers(outbox),
     )
+
+
+def _in_one_column(outbox: Relation) -> bool:
+    """Whether kafka_headers is meant. Beside the two arrays it is a column of somebody's own."""
+    return _HEADERS in outbox.columns and not {"kafka_header_keys", "kafka_header_values"} & outbox.columns.keys()
+
+
+def _headers(outbox: Relation) -> Literal["arrays"] | HeaderKind:
+    return (header_kind(outbox.columns[_HEADERS].type) or "pairs") if _in_one_column(outbox) else "arrays"
+
+
+def header_kind(column_type: str) -> HeaderKind | None:
+    """How a column of this type has headers; None for one that cannot have any."""
+    if column_type in _TEXT_ARRAYS:
+        return "pairs"
+    return next((kind for kind in get_args(HeaderKind) if kind == column_type), None)
+
+
+def _stored(column: Column) -> StoredType | None:
+    return next((kind for kind in get_args(StoredType) if kind == column.type), None)
 
 
 def _kind(column: Column) -> Literal["text", "bytea"]:

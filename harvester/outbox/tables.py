@@ -112,6 +112,11 @@ def quoted(identifier: str) -> str:
     return '"' + identifier.replace('"', '""') + '"'
 
 
+def as_bytes(column: str, kind: str) -> str:
+    """A column of type text or bytea as the bytes that Kafka gets."""
+    return column if kind == "bytea" else f"convert_to({column}, 'UTF8')"
+
+
 def literal(text: str) -> str:
     """A string for SQL text; E'' reads the same whatever standard_conforming_strings says."""
     return "E'" + text.replace("\\", "\\\\").replace("'", "''") + "'"

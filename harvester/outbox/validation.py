@@ -7,13 +7,15 @@ of partitions) cannot be judged here; such records end in quarantine.
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NoReturn
+from uuid import UUID
 
 from harvester.errors import RecordRejected
-from harvester.outbox.shape import ColumnShape
+from harvester.outbox.shape import ColumnShape, StoredType
 from harvester.record import OutboxRecord
 
 MAX_TOPIC_CHARACTERS = 249
@@ -77,6 +79,8 @@ class _Check:
             return None
         if not isinstance(key, str):
             self.refuse(f"key is {_article(key)}, not a str or None")
+        if self.shape.key_stored:
+            self.castable("key", key, self.shape.key_stored)
         if self.shape.key_type == "bytea":
             return self.utf8("key", key)
         self.text("key", key)
@@ -100,6 +104,8 @@ class _Check:
                     "value is bytes that are not UTF-8, but the column kafka_value is text",
                     hint="make the column BYTEA, as `harvester init --value-type bytea` does for a new table",
                 )
+        if self.shape.value_stored:
+            self.castable("value", value, self.shape.value_stored)
         self.text("value", value)
         self.length("value", value, self.shape.value_max)
         return value
@@ -118,6 +124,8 @@ class _Check:
                     self.refuse(f"headers[{at}]: the {part} is {_article(text)}, not a str")
                 self.text(f"headers[{at}]: the {part}", text)
                 into.append(text)
+        if self.shape.headers == "jsonb" and len(set(names)) < len(names):
+            self.refuse("two headers have one name, which the object in kafka_headers cannot hold")
         return names, values
 
     def partition(self, partition: object) -> int | None:
@@ -133,6 +141,21 @@ class _Check:
                 hint="add it (ALTER TABLE … ADD COLUMN kafka_partition INTEGER), or leave partition out",
             )
         return partition
+
+    def castable(self, field: str, text: str, kind: StoredType) -> None:
+        """That the column takes it. Of JSON the server decides more: `jsonb` holds no character U+0000."""
+        try:
+            match kind:
+                case "uuid":
+                    UUID(text)
+                case "json" | "jsonb":
+                    json.loads(text, parse_constant=_no_number)
+                case _:
+                    bits = 64 if kind == "bigint" else 32
+                    if not text.isascii() or not -(2 ** (bits - 1)) <= int(text) < 2 ** (bits - 1):
+                        raise ValueError
+        except (ValueError, RecursionError):
+            self.refuse(f"{field} is {_shown(text)}, which a column of type {kind} does not take")
 
     def text(self, field: str, text: str) -> None:
         if "\x00" in text:
@@ -156,6 +179,10 @@ class _Check:
 
     def refuse(self, problem: str, *, hint: str | None = None) -> NoReturn:
         raise RecordRejected(f"record{self.where} refused: {problem}", hint=hint)
+
+
+def _no_number(text: str) -> NoReturn:
+    raise ValueError(text)  # NaN and Infinity are no JSON, though Python reads them
 
 
 def _article(thing: object) -> str:

@@ -6,6 +6,7 @@ import importlib.util
 import logging
 import os
 import re
+import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
@@ -16,6 +17,7 @@ from harvester.errors import StackError
 from harvester.pipeline import versions
 from harvester.pipeline.errors import PipelineError, SparkUnavailable
 from harvester.stack import java
+from harvester.stack.processes import run
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -42,15 +44,45 @@ def connector_jars(pyspark_version: str, *, progress: Callable[[str], None] = la
     wanted = versions.connectors(pyspark_version)
     home = java.cached_jars(
         "spark-" + "-".join((pyspark_version, *(coordinate.version for coordinate in wanted[1:]))),
-        _module(wanted),
-        what="the connectors of Spark",
-        hints=(
-            "pip install 'outbox-harvester[spark]'",
-            f"it needs the network once; {JARS} names a directory with jars you already have",
-        ),
+        lambda directory: _resolve(wanted, directory),
         announce=lambda: progress(f"fetching the connectors of Spark {pyspark_version} (20 MB, once)"),
     )
     return sorted(home.glob("*.jar"))
+
+
+def _resolve(wanted: tuple[versions.Coordinate, ...], directory: Path) -> None:
+    """Fetch them and all they need with the Apache Ivy that PySpark ships, as `spark-submit --packages` does."""
+    # Found without importing: importing pyspark takes half a second and starts nothing we need.
+    found = importlib.util.find_spec("pyspark")
+    jars = Path(found.origin).parent / "jars" if found is not None and found.origin is not None else Path()
+    ivy = next(iter(sorted(jars.glob("ivy-*.jar"))), None)
+    if ivy is None:
+        raise StackError(
+            "Apache Ivy, which fetches the connectors of Spark, is not installed",
+            hint="pip install 'outbox-harvester[spark]'",
+        )
+    runtime = java.find()
+    with tempfile.TemporaryDirectory(dir=directory.parent, prefix="ivy-") as scratch:
+        work = Path(scratch)
+        (work / "ivy.xml").write_text(_module(wanted))
+        command = [
+            str(runtime.program),
+            *java.trust_options(runtime, work),
+            "-jar",
+            str(ivy),
+            *("-ivy", str(work / "ivy.xml")),
+            *("-cache", str(work / "cache")),
+            *("-retrieve", str(directory / "[artifact]-[revision](-[classifier]).[ext]")),
+            *("-confs", "default"),
+            *("-types", "jar", "bundle"),
+        ]
+        try:
+            run(command, what="fetching the connectors of Spark", timeout_s=600.0)
+        except StackError as error:
+            raise StackError(
+                error.message,
+                hint=f"it needs the network once; {JARS} names a directory with jars you already have",
+            ) from error
 
 
 def _module(wanted: tuple[versions.Coordinate, ...]) -> str:

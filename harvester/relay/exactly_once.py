@@ -125,6 +125,7 @@ class Transactor:
                     due = busy or intake.changed.wait_for(intake.has_work, _AHEAD_S if self._begun else _IDLE_S)
                     ended, pending = intake.ended, intake.pending
                 if ended:
+                    self._give_back()
                     return
                 self._wanted = pending
                 if pending is not None:
@@ -240,6 +241,12 @@ class Transactor:
         failed, self._writer.failed = self._writer.failed, []
         self._intake.judge(failed)
 
+    def _give_back(self) -> None:
+        """Forget what is not known to be committed: who opens the lane next finds out."""
+        with self._intake.changed:
+            self._intake.batches.aborted()
+            self._intake.batches.drop_queue()
+
     # -- opening
 
     def _answer(self, frame: f.Remark) -> None:
@@ -249,9 +256,7 @@ class Transactor:
         if frame.term is None:
             if self._begun and intake.lane is not None:
                 self._abort(intake.lane)
-            with intake.changed:
-                intake.batches.aborted()  # of an unclear outcome: who opens the lane next finds out
-                intake.batches.drop_queue()
+            self._give_back()
         elif intake.lane is None or self._opened != (frame.term, frame.lanes):
             self._lose_lane()
             self._opened = None
@@ -361,7 +366,7 @@ class TransactionWriter:
         intake, room = self._intake, True
         while room:
             with intake.changed:
-                if self._last > self._sequence and not intake.has_more():
+                if self._last > self._sequence:
                     intake.changed.wait_for(intake.has_more, max(0.0, began + join_s - time.monotonic()))
                 entries = [] if intake.is_over() else intake.batches.take(_SLICE)
                 self._stamps.set_low_water(intake.low_water)

@@ -96,7 +96,7 @@ class TransactionIntake:
 
     @property
     def unsettled(self) -> int:
-        """Records in a transaction or not yet purged; one read, so no lock."""
+        """Records in a transaction or not yet purged; without the lock too many for a moment, but never too few."""
         return self.batches.in_flight
 
     @property

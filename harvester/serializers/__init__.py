@@ -9,7 +9,7 @@ and are imported by those who use them.
 
 from __future__ import annotations
 
-from harvester.serializers.plain import Bytes, Json, Serialized, Serializer, Text
+from harvester.serializers.plain import Bytes, Deserializer, Json, Serialized, Serializer, Text, Values
 from harvester.serializers.records import CloudEvents, Records
 
-__all__ = ["Bytes", "CloudEvents", "Json", "Records", "Serialized", "Serializer", "Text"]
+__all__ = ["Bytes", "CloudEvents", "Deserializer", "Json", "Records", "Serialized", "Serializer", "Text", "Values"]

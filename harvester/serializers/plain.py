@@ -1,13 +1,20 @@
-"""Serialisers: the protocol, and those that need nothing but Python (bytes, text, JSON)."""
+"""Serialisers: the protocol, and those that need nothing but Python (bytes, text, JSON); and `Values`, which reads.
+
+Each of them reads what it writes.
+"""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from typing import Any, NamedTuple, Protocol, TypeVar
+from functools import wraps
+from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
-from harvester.errors import SerializationFailed
+from harvester.errors import DeserializationFailed, SerializationFailed
 
+T = TypeVar("T")
+R = TypeVar("R")
+T_co = TypeVar("T_co", covariant=True)
 T_contra = TypeVar("T_contra", contravariant=True)
 
 
@@ -32,6 +39,45 @@ class Serializer(Protocol[T_contra]):
         """Write one value; raises SerializationFailed. `topic` is where a registry of schemas files it."""
 
 
+class Deserializer(Protocol[T_co]):
+    """Reads values of one kind. It is never asked about a tombstone, which has none."""
+
+    def deserialize(self, topic: str, data: bytes) -> T_co:
+        """Read one value; raises DeserializationFailed."""
+
+
+class Values(Generic[T]):
+    """The values of consumed records; the counterpart of `Records`.
+
+        consumer.run(Values(Json()).handler(handle))  # handle(value, record)
+
+    What cannot be read raises in the handler, so `on_error` of the consumer says what is done with it.
+    """
+
+    def __init__(self, deserializer: Deserializer[T]) -> None:
+        self._deserializer = deserializer
+
+    def of(self, record: Any) -> T | None:
+        """The value of a record, None for a tombstone; raises DeserializationFailed that names the record."""
+        data = record.value()
+        if data is None:
+            return None
+        try:
+            return self._deserializer.deserialize(record.topic(), data)
+        except DeserializationFailed as error:
+            where = f"{record.topic()}[{record.partition()}]@{record.offset()}"
+            raise DeserializationFailed(f"{where}: {error.message}", hint=error.hint) from error
+
+    def handler(self, function: Callable[[T | None, Any], R]) -> Callable[[Any], R]:
+        """A handler for `run` that gives value and record to a function; also to a coroutine function."""
+
+        @wraps(function)
+        def handle(record: Any) -> R:
+            return function(self.of(record), record)
+
+        return handle
+
+
 class Bytes:
     """Bytes as they are. The outbox needs a BYTEA value for them, unless they are UTF-8."""
 
@@ -42,6 +88,9 @@ class Bytes:
         if not isinstance(value, bytes | bytearray | memoryview):
             raise SerializationFailed(f"the value is a {type(value).__name__}, not bytes")
         return Serialized(bytes(value))
+
+    def deserialize(self, topic: str, data: bytes) -> bytes:
+        return data
 
 
 class Text:
@@ -54,6 +103,12 @@ class Text:
         if not isinstance(value, str):
             raise SerializationFailed(f"the value is a {type(value).__name__}, not a str")
         return Serialized(value)
+
+    def deserialize(self, topic: str, data: bytes) -> str:
+        try:
+            return data.decode()
+        except UnicodeDecodeError as error:
+            raise DeserializationFailed(f"the value is no UTF-8: {error}") from error
 
 
 class Json:
@@ -76,3 +131,13 @@ class Json:
             raise SerializationFailed(
                 f"the value cannot be written as JSON: {error}", hint="Json(default=…) handles other types"
             ) from error
+
+    def deserialize(self, topic: str, data: bytes) -> Any:
+        try:
+            return json.loads(data, parse_constant=_refuse)
+        except (ValueError, RecursionError) as error:
+            raise DeserializationFailed(f"the value is no JSON: {error}") from error
+
+
+def _refuse(constant: str) -> None:
+    raise ValueError(f"{constant} is no number")

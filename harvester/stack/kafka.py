@@ -9,9 +9,7 @@ import tempfile
 import time
 import uuid
 from base64 import urlsafe_b64encode
-from collections.abc import Mapping
 from pathlib import Path
-from types import MappingProxyType
 
 from confluent_kafka import KafkaException
 from confluent_kafka.admin import AdminClient
@@ -19,7 +17,6 @@ from confluent_kafka.admin import AdminClient
 from harvester.errors import StackError
 from harvester.stack.java import Java
 from harvester.stack.processes import ProcessId, end, is_alive, run, spawn, tail
-from harvester.stack.state import TlsFiles
 
 _LOGGING = """\
 status = warn
@@ -74,56 +71,18 @@ def properties(*, port: int, controller_port: int, logs: Path) -> dict[str, str]
     }
 
 
-def secure_listener(port: int, tls: TlsFiles) -> dict[str, str]:
-    """What is added to the configuration for a SASL_SSL listener with SCRAM-SHA-512 and client certificates.
-
-    Keys and certificates go in as text, which saves making Java's kinds of store of them; the file is for its owner.
-    """
-    name = "listener.name.secure"
-
-    def pem(path: str) -> str:
-        return Path(path).read_text().strip().replace("\n", "\\n")
-
-    return {
-        "listeners": f"SECURE://127.0.0.1:{port}",
-        "advertised.listeners": f"SECURE://127.0.0.1:{port}",
-        "listener.security.protocol.map": "SECURE:SASL_SSL",
-        f"{name}.ssl.keystore.type": "PEM",
-        f"{name}.ssl.keystore.certificate.chain": pem(tls.certificate),
-        f"{name}.ssl.keystore.key": pem(tls.key),
-        f"{name}.ssl.truststore.type": "PEM",
-        f"{name}.ssl.truststore.certificates": pem(tls.clients_ca),
-        f"{name}.ssl.client.auth": "required",
-        f"{name}.sasl.enabled.mechanisms": "SCRAM-SHA-512",
-        f"{name}.scram-sha-512.sasl.jaas.config": ("org.apache.kafka.common.security.scram.ScramLoginModule required;"),
-    }
-
-
 def launch(
-    home: Path,
-    jars: Path,
-    java: Java,
-    *,
-    port: int,
-    controller_port: int,
-    heap_mb: int,
-    durable: bool,
-    secure: Mapping[str, str] = MappingProxyType({}),
-    replaced: Mapping[str, str] = MappingProxyType({}),
-    cluster: str | None = None,
+    home: Path, jars: Path, java: Java, *, port: int, controller_port: int, heap_mb: int, durable: bool
 ) -> ProcessId:
-    """Format the storage where there is none, and start the broker; does not wait for it.
-
-    `replaced` settings win over all others. `cluster` is the cluster's id, for nodes that have one in common.
-    """
+    """Format the storage where there is none, and start the broker; does not wait for it."""
     home.mkdir(exist_ok=True)
     logs = home / "data"
-    settings = _merged(properties(port=port, controller_port=controller_port, logs=logs), secure) | dict(replaced)
+    settings = properties(port=port, controller_port=controller_port, logs=logs)
     file = _write_properties(home / "server.properties", settings)
     (home / "log4j2.properties").write_text(_LOGGING)
     if not (logs / "meta.properties").is_file():
         shutil.rmtree(logs, ignore_errors=True)
-        _format(home, jars, java, settings, cluster or new_cluster())
+        _format(home, jars, java, settings, new_cluster())
     command = [
         *_java(home, jars, java),
         f"-Xms{min(heap_mb, 256)}m",
@@ -134,13 +93,6 @@ def launch(
         str(file),
     ]
     return spawn(command, log=log(home), env=_environment(), cwd=home, run_as=None)
-
-
-def _merged(settings: dict[str, str], added: Mapping[str, str]) -> dict[str, str]:
-    """Lists (of listeners) grow; everything else is new."""
-    return settings | {
-        name: f"{settings[name]},{value}" if name in settings else value for name, value in added.items()
-    }
 
 
 def new_cluster() -> str:

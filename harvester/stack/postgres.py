@@ -22,7 +22,6 @@ import psycopg
 
 from harvester.errors import StackError
 from harvester.stack.processes import ProcessId, RunAs, children_of, end, is_alive, run, send, spawn, tail
-from harvester.stack.state import TlsFiles
 
 ACCOUNTS = ("postgres", "nobody")
 _ENVIRONMENT = {"LC_ALL": "C", "TZ": "UTC", "PATH": "/usr/bin:/bin"}
@@ -98,7 +97,7 @@ def choose_place(directory: Path, known_home: str | None) -> ServerHome:
     return ServerHome(home, account)
 
 
-def launch(place: ServerHome, programs: Path, *, port: int, durable: bool, tls: TlsFiles | None = None) -> ProcessId:
+def launch(place: ServerHome, programs: Path, *, port: int, durable: bool) -> ProcessId:
     """Create the data directory where there is none, and start the server; does not wait for it."""
     place.home.mkdir(exist_ok=True)
     programs = _usable_programs(place, programs)
@@ -108,8 +107,6 @@ def launch(place: ServerHome, programs: Path, *, port: int, durable: bool, tls: 
         place.socket_dir.mkdir(exist_ok=True)
         _give(place.socket_dir, place.account)
     options = settings(port=port, socket_dir=place.socket_dir, durable=durable)
-    if tls is not None:
-        options |= _tls_settings(place, tls)
     command = [str(programs / "postgres"), "-D", str(place.data)]
     for name, value in options.items():
         command += ["-c", f"{name}={value}"]
@@ -130,22 +127,6 @@ def settings(*, port: int, socket_dir: Path | None, durable: bool) -> dict[str, 
         "max_wal_size": "4GB",  # no checkpoint in the middle of a measurement
         **({} if durable else {"fsync": "off", "full_page_writes": "off"}),
     }
-
-
-def _tls_settings(place: ServerHome, tls: TlsFiles) -> dict[str, str]:
-    # Copied: the key must belong to the server's account, and nobody else may read it.
-    options = {"ssl": "on"}
-    for name, source in (
-        ("ssl_cert_file", tls.certificate),
-        ("ssl_key_file", tls.key),
-        ("ssl_ca_file", tls.clients_ca),
-    ):
-        copy = place.data / f"{name}.pem"
-        copy.touch(mode=0o600)
-        copy.write_bytes(Path(source).read_bytes())
-        _give(copy, place.account)
-        options[name] = copy.name
-    return options
 
 
 def wait_ready(process: ProcessId, place: ServerHome, port: int, deadline: float) -> None:

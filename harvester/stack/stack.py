@@ -46,7 +46,6 @@ def up(directory: Path, options: StackOptions | None = None, *, progress: Progre
         if state is None:
             state = StackState(durable=options.durable, kafka_heap_mb=options.kafka_heap_mb)
             state.postgres_bin = str(options.postgres_bin.absolute()) if options.postgres_bin else None
-            state.tls = options.tls
         _adopt_given(state, options)
         return _start(directory, state, SERVERS, options.timeout_s, progress)
 
@@ -106,7 +105,6 @@ def info(directory: Path, state: StackState) -> StackInfo:
         kafka_pid=broker.process.pid if broker.process else None,
         postgres_log=pg.log,
         kafka_log=broker.log,
-        secure_bootstrap=kafka.bootstrap(broker.ports[2]) if state.tls and len(broker.ports) > 2 else None,
     )
 
 
@@ -212,7 +210,7 @@ def _start_postgres(
     server.ports = free_ports(1, server.ports)
     save()
     deadline = time.monotonic() + timeout_s
-    server.process = postgres.launch(place, programs, port=server.ports[0], durable=state.durable, tls=state.tls)
+    server.process = postgres.launch(place, programs, port=server.ports[0], durable=state.durable)
     save()
     _await(server, lambda process: postgres.wait_ready(process, place, server.ports[0], deadline))
 
@@ -226,7 +224,7 @@ def _start_kafka(
     progress("starting Apache Kafka")
     home = Path(server.home) if server.home else directory / "kafka"
     server.home = str(home)
-    server.ports = free_ports(3 if state.tls else 2, server.ports)
+    server.ports = free_ports(2, server.ports)
     save()
     deadline = time.monotonic() + timeout_s
     server.process = kafka.launch(
@@ -237,7 +235,6 @@ def _start_kafka(
         controller_port=server.ports[1],
         heap_mb=state.kafka_heap_mb,
         durable=state.durable,
-        secure=kafka.secure_listener(server.ports[2], state.tls) if state.tls else {},
     )
     save()
     _await(server, lambda process: kafka.wait_ready(process, home, server.ports[0], deadline))

@@ -16,6 +16,8 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Literal
 
+from pydantic import TypeAdapter
+
 from harvester.errors import StackError
 from harvester.stack.processes import ProcessId, is_alive
 
@@ -26,23 +28,12 @@ _FORMAT = 1
 
 
 @dataclass(frozen=True, slots=True)
-class TlsFiles:
-    """PEM files of a server: its certificate (and chain), its unencrypted PKCS#8 key, and who signs clients' ones."""
-
-    certificate: str
-    key: str
-    clients_ca: str
-
-
-@dataclass(frozen=True, slots=True)
 class StackOptions:
     """How to build a stack. Servers that already run are kept as they are, whatever the options say.
 
     `durable=False` gives up surviving a power cut (fsync off) for quick tests; a killed process loses nothing
     either way. `dsn` and `bootstrap` name servers of your own: those are used, and never started or stopped.
     `postgres_bin` is a directory with `initdb` and `postgres`; None takes the wheel's, else an installed one.
-    `tls`: PostgreSQL takes TLS connections too (the wheel's cannot, most installed ones can), and Kafka gets another
-    listener, SASL_SSL with SCRAM-SHA-512 and client certificates, for users that are yet to be made.
     """
 
     durable: bool = True
@@ -51,7 +42,6 @@ class StackOptions:
     dsn: str | None = None
     bootstrap: str | None = None
     timeout_s: float = 90.0
-    tls: TlsFiles | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +56,6 @@ class StackInfo:
     kafka_pid: int | None
     postgres_log: Path | None
     kafka_log: Path | None
-    secure_bootstrap: str | None = None  # of the SASL_SSL listener, where one was asked for
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,7 +111,6 @@ class StackState:
     durable: bool = True
     kafka_heap_mb: int = 1024
     postgres_bin: str | None = None
-    tls: TlsFiles | None = None
 
     def dump(self) -> str:
         """As JSON text."""
@@ -134,13 +122,7 @@ class StackState:
         raw = json.loads(text)
         if raw.pop("format") != _FORMAT:
             raise ValueError("unknown format")
-        servers: dict[ServerName, Server] = {}
-        for name in SERVERS:
-            entry = raw["servers"][name]
-            process = entry.pop("process")
-            servers[name] = Server(process=ProcessId(**process) if process else None, **entry)
-        tls = raw.pop("tls", None)
-        return cls(**{**raw, "servers": servers, "tls": TlsFiles(**tls) if tls else None})
+        return TypeAdapter(cls).validate_python(raw)
 
 
 def default_directory() -> Path:

@@ -13,12 +13,12 @@ from typing import Any
 
 from harvester.errors import SchemaError
 from harvester.origin import HEADER, decode
-from harvester.outbox.connection import Connection, connect, database_errors
+from harvester.outbox.connection import Connection, connect, database_errors, fetch_row
 from harvester.outbox.schema import inspect
 from harvester.outbox.shape import OutboxShape
 from harvester.outbox.tables import OutboxTable
 from harvester.verify.load import ROLLED_BACK, parse
-from harvester.verify.pump import one, prefix_sql, side_table
+from harvester.verify.pump import prefix_sql, side_table
 from harvester.verify.reader import Isolation, LogTimes, read
 from harvester.verify.sequences import Sequenced, Sequences, Stream
 from harvester.verify.verdict import Verdict, judge
@@ -140,7 +140,7 @@ def read_truth(connection: Connection, table: OutboxTable, shape: OutboxShape) -
     pending, quarantined = _Rows(), _Rows()
     with database_errors(f"read {side.sql}"), connection.transaction():
         connection.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ READ ONLY")
-        if one(connection, "SELECT to_regclass(%s)", side.sql)[0] is None:
+        if fetch_row(connection, "SELECT to_regclass($1)", side.sql)[0] is None:
             raise SchemaError(
                 f"there is no table {side.sql}: no pump has written to this outbox",
                 hint="`harvester pump` writes records that can be verified",

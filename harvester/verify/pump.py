@@ -14,15 +14,16 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import dataclass
-from typing import Any
 
 import psycopg
 
 from harvester.errors import ConfigurationError, OutboxError, Problem, SchemaError
-from harvester.outbox.connection import Connection, connect, database_errors
+from harvester.outbox.connection import Connection, connect, database_errors, fetch_row
 from harvester.outbox.schema import inspect
 from harvester.outbox.shape import OutboxShape
+from harvester.outbox.sql import columns
 from harvester.outbox.tables import OutboxTable
 from harvester.verify.load import COMMITTED, LATE, PREFIX_BYTES, ROLLED_BACK, Ending, Load, due_s, key_name, plan
 
@@ -91,13 +92,13 @@ def prepare(connection: Connection, table: OutboxTable, shape: OutboxShape, load
             f"CREATE TABLE IF NOT EXISTS {side.sql} (key text PRIMARY KEY, topic text NOT NULL,"
             " count bigint NOT NULL DEFAULT 0) WITH (fillfactor = 50)"
         )
-        counted = one(connection, f"SELECT coalesce(sum(count), 0) FROM {side.sql}")[0]
+        counted = fetch_row(connection, f"SELECT coalesce(sum(count), 0) FROM {side.sql}")[0]
         if counted and not append:
             raise OutboxError(
                 f"{side.sql} counts {counted} records of an earlier pump",
                 hint=f"continue it with --append, or begin anew: empty {table.sql} and DROP TABLE {side.sql}",
             )
-        strangers, first = one(connection, _strangers_sql(table, side, shape))
+        strangers, first = fetch_row(connection, _strangers_sql(table, side, shape))
         if strangers:
             raise OutboxError(
                 f"{table.sql} holds {strangers} records that no pump has counted (the first has id {first})",
@@ -125,6 +126,12 @@ def prepare(connection: Connection, table: OutboxTable, shape: OutboxShape, load
 
 
 def _check_sizes(shape: OutboxShape, load: Load) -> None:
+    for column, kind in (("kafka_key", shape.key_stored), ("kafka_value", shape.value_stored)):
+        if kind is not None:
+            raise SchemaError(
+                f"the pump writes plain text, which {column}, of type {kind}, does not take",
+                hint="give the pump an outbox_table of its own",
+            )
     problems = []
     if shape.value_max is not None and load.value_bytes > shape.value_max:
         problems.append(Problem("--size", f"{load.value_bytes} bytes do not fit", f"up to {shape.value_max}"))
@@ -157,14 +164,6 @@ def _strangers_sql(table: OutboxTable, side: OutboxTable, shape: OutboxShape) ->
                    ELSE split_part(prefix, ':', 1)::bigint > count END"""
 
 
-def one(connection: Connection, query: str, *parameters: object) -> tuple[Any, ...]:
-    """The only row of the answer."""
-    row = connection.execute(query, parameters or None).fetchone()
-    if row is None:
-        raise SchemaError(f"no answer to: {query}")
-    return tuple(row)
-
-
 class _Run:
     def __init__(self, dsn: str, table: OutboxTable, shape: OutboxShape, load: Load, stop: threading.Event) -> None:
         self._dsn = dsn
@@ -176,7 +175,6 @@ class _Run:
         self._transactions = plan(load)
         self._taking = threading.Lock()
         self._failed = threading.Event()
-        self._errors: list[BaseException] = []
         self._began_at = 0.0
         # Guarded by _changed; the highest id that is committed tells late transactions that they were overtaken.
         self._changed = threading.Condition()
@@ -185,24 +183,16 @@ class _Run:
 
     def perform(self, on_progress: Callable[[int], None]) -> PumpReport:
         self._began_at = time.monotonic()
-        writers = [
-            threading.Thread(target=self._write, name=f"pump-{index}", daemon=True)
-            for index in range(self._load.writers)
-        ]
-        for writer in writers:
-            writer.start()
-        try:
-            for writer in writers:
-                while writer.is_alive():
-                    writer.join(_TICK_S)
+        with ThreadPoolExecutor(self._load.writers, thread_name_prefix="pump") as pool:
+            writing = [pool.submit(self._write) for _ in range(self._load.writers)]
+            try:
+                while wait(writing, _TICK_S).not_done:
                     on_progress(self._records)
-        except BaseException:
-            self._failed.set()
-            for writer in writers:
-                writer.join()
-            raise
-        if self._errors:
-            raise self._errors[0]
+                on_progress(self._records)
+            finally:
+                self._failed.set()
+        for written in writing:
+            written.result()
         return PumpReport(
             records=self._records,
             transactions=self._committed,
@@ -228,9 +218,9 @@ class _Run:
                     if not self._wait_until(self._began_at + due_s(self._load, transaction)):
                         return
                     self._perform(connection, [self._names[key] for key in transaction.keys], transaction.ending)
-        except Exception as error:  # noqa: BLE001 - a thread's top frame: the caller's thread raises it
-            self._errors.append(error)
-            self._failed.set()
+        except Exception:
+            self._failed.set()  # the other writers end; the caller's thread raises it
+            raise
 
     def _perform(self, connection: Connection, keys: list[str], ending: Ending) -> None:
         if ending is Ending.COMMIT:
@@ -292,6 +282,7 @@ def _statement(table: OutboxTable, shape: OutboxShape, load: Load) -> str:
     key = "convert_to(key, 'UTF8')" if shape.key_type == "bytea" else "key"
     header_keys = ", ".join(f"'pump-{index}'" for index in range(load.headers))
     header_values = ", ".join(f"'seed {load.seed}'" for _ in range(load.headers))
+    fields = columns.stored(shape, key, value, f"ARRAY[{header_keys}]::text[]", f"ARRAY[{header_values}]::text[]")
     return f"""
         WITH wanted AS (
             SELECT key, place FROM unnest(%(keys)s::text[]) WITH ORDINALITY AS w(key, place)
@@ -305,10 +296,8 @@ def _statement(table: OutboxTable, shape: OutboxShape, load: Load) -> str:
             SELECT place, key, topic, count + row_number() OVER (PARTITION BY key ORDER BY place) AS seq
             FROM wanted JOIN locked USING (key)
         ), inserted AS (
-            INSERT INTO {table.sql} (create_time, kafka_topic, kafka_key, kafka_value,
-                                     kafka_header_keys, kafka_header_values)
-            SELECT clock_timestamp(), topic, {key}, {value},
-                   ARRAY[{header_keys}]::text[], ARRAY[{header_values}]::text[]
+            INSERT INTO {table.sql} (create_time, kafka_topic, {columns.written(shape)})
+            SELECT clock_timestamp(), topic, {fields}
             FROM numbered ORDER BY place
             RETURNING id
         ) SELECT count(*), coalesce(max(id), 0) FROM inserted"""

@@ -78,10 +78,14 @@ def _key(rows: Rows) -> tuple[str, dict[str, object]]:
 
 @dataclass(slots=True)
 class Log:
-    """The records of a topic: when each was appended (ms), and whether it was of the hot key; by time of append."""
+    """The records of a topic: when each was appended (ms), and whether it was of the hot key; by time of append.
+
+    `repeats`: how many came again, which are not among the others.
+    """
 
     appended_ms: array[int] = field(default_factory=lambda: array("q"))
     others_ms: array[int] = field(default_factory=lambda: array("q"))  # those not of the hot key
+    repeats: int = 0
 
     @property
     def rate_per_s(self) -> float:
@@ -95,9 +99,15 @@ def rate(moments_ms: Sequence[int]) -> float:
     return (len(moments_ms) - 1) * 1000 / max(took_ms, 1)
 
 
-def read(place: Place, expected: int, topic: str | None = None, timeout_s: float = 60.0) -> Log:
-    """Read a topic to its end; SystemExit unless it holds each record once and each key's in order."""
+def read(
+    place: Place, expected: int, topic: str | None = None, timeout_s: float = 60.0, *, may_repeat: bool = False
+) -> Log:
+    """Read a topic to its end; SystemExit unless it holds each record once and each key's in order.
+
+    `may_repeat`: repeats are counted, and no reason to end; what was asked for is waited for.
+    """
     topic = topic or place.name
+    seen = set[int]()
     consumer = Consumer(
         {
             "bootstrap.servers": place.bootstrap,
@@ -118,7 +128,7 @@ def read(place: Place, expected: int, topic: str | None = None, timeout_s: float
         left = _ends(consumer, topic, timeout_s)
         consumer.assign([TopicPartition(topic, partition, 0) for partition in left])
         moments: list[tuple[int, bool]] = []
-        while left:
+        while left or (may_repeat and len(moments) < expected):
             messages = consumer.consume(5_000, _POLL_S)
             silent_s = 0.0 if messages else silent_s + _POLL_S
             if silent_s > timeout_s:
@@ -132,6 +142,11 @@ def read(place: Place, expected: int, topic: str | None = None, timeout_s: float
                 if error is not None:
                     raise SystemExit(f"reading {topic}: {error}")
                 key, number = message.key() or b"", int((message.value() or b"0").partition(b":")[0])
+                if may_repeat:
+                    if number in seen:
+                        log.repeats += 1
+                        continue
+                    seen.add(number)
                 wrong += number <= tops.get(key, 0)
                 tops[key] = number
                 moments.append((message.timestamp()[1], key == hot))

@@ -6,13 +6,16 @@ them own their partitions, paused, before the clock starts, so that the client h
 
 from __future__ import annotations
 
+import asyncio
 import threading
 import time
 import uuid
+from itertools import count
 from typing import Any
 
 from confluent_kafka import Consumer, TopicPartition
 
+from harvester.coordination.async_consumer import AsyncCoordinatedConsumer
 from harvester.coordination.consumer import CoordinatedConsumer
 from harvester.coordination.settings import ConsumerSettings
 from scripts.benchmarks._worker import Gate
@@ -120,3 +123,69 @@ def written(settings: ConsumerSettings) -> int:
 def _check(deadline: float) -> None:
     if time.monotonic() > deadline:
         raise SystemExit(f"a consumer did not come to the end within {_STUCK_S:g} s")
+
+
+def handed(gate: Gate, settings: dict[str, Any], records: int, partitions: int, how: str, wait_s: float) -> Progress:
+    """Records are handed out with claims in one of the ways that there are, until so many were committed. `wait_s`: how
+    long the handler takes over each.
+    """
+    gate.ready()
+    if how == "async":
+        return asyncio.run(_handed_async(settings_of(settings), records, partitions))
+    done, ends, deadline = count(1), list[float](), time.monotonic() + _STUCK_S
+    consumer = CoordinatedConsumer(settings_of(settings))
+    consumer.pause()
+    while len(consumer.claims()) < partitions:
+        consumer.poll(0.05)
+        _check(deadline)
+    consumer.poll(0.05)  # the last of them is assigned
+
+    def handle(record: Any) -> None:
+        record.offset()
+        if wait_s:
+            time.sleep(wait_s)
+        if next(done) == records:
+            ends.append(time.monotonic())
+            consumer.stop()
+
+    def handle_batch(batch: list[Any]) -> None:
+        for record in batch:
+            handle(record)
+
+    began = time.monotonic()
+    consumer.resume()
+    if how == "run":
+        consumer.run(handle)
+    elif how == "run_batches":
+        consumer.run_batches(handle_batch, _BATCH)
+    else:
+        left = records
+        while left > 0:
+            batch = consumer.consume(_BATCH, 0.1)
+            for record in batch:
+                record.offset()
+            consumer.commit(batch)
+            left -= len(batch)
+        ends.append(time.monotonic())
+    consumer.close()
+    return [(began, 0), (ends[0], records)]
+
+
+async def _handed_async(settings: ConsumerSettings, records: int, partitions: int) -> Progress:
+    done, deadline = 0, time.monotonic() + _STUCK_S
+    async with AsyncCoordinatedConsumer(settings) as consumer:
+        await consumer.pause()
+        while len(consumer.claims()) < partitions:
+            await consumer.poll(0.05)
+            _check(deadline)
+        await consumer.poll(0.05)
+        began = time.monotonic()
+        await consumer.resume()
+        async for record in consumer:
+            record.offset()
+            await consumer.commit(record)
+            done += 1
+            if done == records:
+                break
+        ended = time.monotonic()
+    return [(began, 0), (ended, done)]

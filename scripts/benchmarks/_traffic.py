@@ -126,9 +126,13 @@ class Load:
 
 @dataclass(frozen=True, slots=True)
 class Journey:
-    """All records of a load, by the time they were sent: (sent, commit returned, received), in ns."""
+    """All records of a load, by the time they were sent: (sent, commit returned, received), in ns.
+
+    `repeats`: how many were received again; the first time counts.
+    """
 
     moments: list[tuple[int, int, int]]
+    repeats: int = 0
 
     def latencies_ms(self, *, from_commit: bool = False) -> list[float]:
         """Until it was received: from before the INSERT was sent, or from when its commit had returned."""
@@ -156,11 +160,12 @@ def travel(place: Place, load: Load, wait: Callable[[Place], None] | None = None
         (wait or wait_empty)(place)
         receiver.stop()
         arrived = receiver.result()
-    times = {number: received for number, _, received in arrived}
+    times = {number: received for number, _, received in reversed(arrived)}
     ours = [number for number, *_ in sent]
     if any(number not in times for number in ours):
         raise SystemExit("a record did not arrive")
-    journey = Journey(sorted((at, committed, times[number]) for number, at, committed in sent))
+    moments = sorted((at, committed, times[number]) for number, at, committed in sent)
+    journey = Journey(moments, len(arrived) - len(times))
     if not journey.moments:
         raise SystemExit("the writers wrote nothing")
     return journey

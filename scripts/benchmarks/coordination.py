@@ -53,20 +53,20 @@ def _compare(bench: Bench, samples: Samples, topic: str, records: int, used: lis
     rates: dict[str, float] = {}
     bares = []
     for mode in ("alo", "amo"):
-        bares.append(_per_s(run(_CONSUMERS + "bare", batches=False, **reading), records))
-        settings = _settings(bench, topic, used, at_most_once=mode == "amo")
+        bares.append(per_s(run(_CONSUMERS + "bare", batches=False, **reading), records))
+        settings = settings_for(bench, topic, used, at_most_once=mode == "amo")
         found = run(
             _CONSUMERS + "claimed", settings=settings, records=records, partitions=PARTITIONS,
             idle_s=idle_s if mode == "alo" else 0.0,
         )  # fmt: skip
-        rates[mode] = _per_s(found["progress"], records)
+        rates[mode] = per_s(found["progress"], records)
         before, after = found["messages"]
         if mode == "alo":
             samples.add("messages_per_partition_minute", (after - before) / PARTITIONS / idle_s * 60)
         else:
             samples.add("amo_messages_per_1000_records", before / records * 1000)
-    bares.append(_per_s(run(_CONSUMERS + "bare", batches=False, **reading), records))
-    batched = _per_s(run(_CONSUMERS + "bare", batches=True, **reading), records)
+    bares.append(per_s(run(_CONSUMERS + "bare", batches=False, **reading), records))
+    batched = per_s(run(_CONSUMERS + "bare", batches=True, **reading), records)
     # Each beside the bare ones that ran before and after it.
     samples.add("alo_ratio", rates["alo"] / ((bares[0] + bares[1]) / 2))
     samples.add("amo_ratio", rates["amo"] / ((bares[1] + bares[2]) / 2))
@@ -75,7 +75,7 @@ def _compare(bench: Bench, samples: Samples, topic: str, records: int, used: lis
     samples.add_all({f"{mode}_per_s": rate for mode, rate in rates.items()})
 
 
-def _per_s(progress: list[tuple[float, int]], records: int) -> float:
+def per_s(progress: list[tuple[float, int]], records: int) -> float:
     """From when all partitions were read to the end."""
     (began, before), (ended, done) = progress[0], progress[-1]
     if done != records:
@@ -85,7 +85,7 @@ def _per_s(progress: list[tuple[float, int]], records: int) -> float:
 
 def _recovery_s(bench: Bench, topic: str, used: list[str]) -> float:
     """From the killing of one of two until the other holds everything."""
-    given = _settings(bench, topic, used)
+    given = settings_for(bench, topic, used)
     settings = settings_of(given)
     with CoordinatedConsumer(settings) as survivor, worker(_CONSUMERS + "member", settings=given) as victim:
         victim.start()
@@ -117,7 +117,7 @@ def _poll_until(consumer: CoordinatedConsumer, done: Any) -> None:
             consumer.commit(record)
 
 
-def _settings(bench: Bench, topic: str, used: list[str], *, at_most_once: bool = False) -> dict[str, Any]:
+def settings_for(bench: Bench, topic: str, used: list[str], *, at_most_once: bool = False) -> dict[str, Any]:
     """Of a new group with a coordination topic of its own."""
     name = f"bench-marshal-{uuid.uuid4().hex[:12]}"
     used.append(name)

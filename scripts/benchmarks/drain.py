@@ -7,6 +7,7 @@ from scripts.benchmarks._relay import FULL, drain
 from scripts.benchmarks._scenario import Bench, Samples, Scenario
 from scripts.benchmarks.limits import DRIVER_BATCH, bare_relay, best_mark_delete, database
 
+ONCE = ("delivery=exactly-once",)
 VARIANTS: dict[str, tuple[str, ...]] = {
     "cap_10000": FULL,
     "cap_1000": ("limits.mark_query_records=1000", "limits.max_in_flight_records=1000"),
@@ -58,14 +59,17 @@ def shards(bench: Bench, samples: Samples) -> None:
 
 
 def keys(bench: Bench, samples: Samples) -> None:
-    """Few keys are bound by their round trips, so they get fewer records."""
+    """In both modes. At least once few keys are bound by their round trips, so they get fewer records."""
     for number in bench.each_round():
         for name, (share, count, skew) in KEYS.items():
             done = drain(bench, Rows(bench.share(share), keys=count, skew=skew))
-            samples.add(f"rate_per_s.{name}", done.rate_per_s)
-            samples.add(f"cpu_us_per_record.{name}", done.figures()["cpu_us_per_record"])
-            bench.say(f"round {number}: keys {name}: {done.rate_per_s:,.0f}/s")
+            once = drain(bench, Rows(bench.records, keys=count, skew=skew), settings=(*FULL, *ONCE))
+            for mode, found in (("", done), ("exactly_once.", once)):
+                samples.add(f"{mode}rate_per_s.{name}", found.rate_per_s)
+                samples.add(f"{mode}cpu_us_per_record.{name}", found.figures()["cpu_us_per_record"])
+            bench.say(f"round {number}: keys {name}: {done.rate_per_s:,.0f}/s, exactly once {once.rate_per_s:,.0f}/s")
     samples.use("all", FULL)
+    samples.use("exactly_once", (*FULL, *ONCE))
 
 
 def size(bench: Bench, samples: Samples) -> None:

@@ -7,9 +7,9 @@ from scripts.benchmarks._place import fresh
 from scripts.benchmarks._relay import FULL, drain, relay
 from scripts.benchmarks._scenario import Bench, Samples, Scenario
 from scripts.benchmarks._traffic import Load, percentile, travel
+from scripts.benchmarks.drain import ONCE
 from scripts.benchmarks.latency import SHARES, lead
 
-ONCE = ("delivery=exactly-once",)
 RATES = (200, 1_000, 5_000)
 _WARM = 5  # times the length of a phase, until the broker's compiler has seen enough
 

@@ -7,11 +7,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from confluent_kafka import Producer
 
-from scripts.benchmarks import _report, coordination, drain, latency, limits
+from scripts.benchmarks import _report, consumer, coordination, drain, latency, limits
 from scripts.benchmarks.__main__ import BOOTSTRAP, DSN, find, main
+from scripts.benchmarks._backlog import read
+from scripts.benchmarks._place import Place
 from scripts.benchmarks._relay import FULL
 from scripts.benchmarks._scenario import Bench, Samples
+from tests.conftest import MakeTopic
 from tests.support.longs import long
 from tests.support.servers import Servers
 
@@ -23,6 +27,7 @@ GROUPS: dict[str, dict[str, set[str]]] = {
     "rates": {
         "limits": {"mark_delete_per_s", "read_delete_per_s", "produce_per_s", "together.produce_per_s"},
         "drain": {*ONE_DRAIN, "limit_per_s", "ratio", "limit_per_s_by_batch.500_copy"},
+        "supervisor": {"per_core_per_s", "one_key.cpu_us_per_record"},
     },
     "once": {"exactly-once": {"rate_per_s", "ratio", "hot_key_per_s", "p50_ms", "p99_ms"}},
     "consumers": {
@@ -32,10 +37,11 @@ GROUPS: dict[str, dict[str, set[str]]] = {
             "messages_per_partition_minute",
             "recovery_s",
         },
+        "consumer": {f"{way}.ratio" for way in consumer.WAYS} | {"workers.factor"},
     },
     "variations": {
         "shards": {"rate_per_s.1", "slowest_over_best"},
-        "keys": {"rate_per_s.zipf"},
+        "keys": {"rate_per_s.zipf", "exactly_once.rate_per_s.zipf"},
         "size": {"rate_per_s.10000"},
     },
     "waits": {
@@ -100,6 +106,31 @@ def test_the_groups_are_all_scenarios_of_our_own() -> None:
     """A scenario that is added has to be tried here, too; those that take other software or long are not."""
     tried = {name for group in GROUPS.values() for name in group}
     assert find().keys() - tried == {"resume", "peers", "pipeline", "pipeline-growth"}
+
+
+def test_repeats_of_a_peer_are_counted_and_end_nothing(servers: Servers, make_topic: MakeTopic) -> None:
+    topic = make_topic(partitions=1)
+    place = Place(topic, servers.dsn, servers.bootstrap, Path(), servers.dsn)
+    producer = Producer({"bootstrap.servers": servers.bootstrap})
+
+    def publish(*numbers: int) -> None:
+        for number in numbers:
+            producer.produce(topic, key=f"k-{number % 2}", value=f"{number}:", timestamp=1_000 + number)
+        assert producer.flush(30) == 0
+
+    publish(1, 2, 3, 2, 3, 4)
+    log = read(place, 4, may_repeat=True)
+    assert (len(log.appended_ms), log.repeats) == (4, 2)
+    with pytest.raises(SystemExit, match="6 records of 4, 2 repeated or out of order"):
+        read(place, 4)
+    with pytest.raises(SystemExit, match="could not be read to its end"):  # one is lost, and that is not forgiven
+        read(place, 5, may_repeat=True, timeout_s=0.5)
+    publish(6, 5, 8, 7)
+    publish(10, 9, 11, 1)
+    assert read(place, 11, may_repeat=True).repeats == 3
+    publish(14, 12)  # one key's, in the wrong order for the first time
+    with pytest.raises(SystemExit, match="13 records of 13, 1 repeated or out of order"):
+        read(place, 13, may_repeat=True)
 
 
 def test_figures_are_medians_of_the_rounds() -> None:

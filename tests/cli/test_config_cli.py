@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 from harvester_cli.config import app
-from harvester_cli.options import load
+from harvester_cli.options import LoggedOptions
 from typer.testing import CliRunner
 
 from harvester.config import Config
@@ -117,7 +117,7 @@ def test_a_rule_between_settings_hides_no_option(file: Path) -> None:
 
 
 def test_other_commands_load_with_the_same_options(file: Path) -> None:
-    config = load(file, ["limits.shards=2"], "trace")
+    config = LoggedOptions(file, ["limits.shards=2"], "trace").load()
     assert (config.limits.shards, config.logging.level) == (2, "trace")
 
 

@@ -9,14 +9,18 @@ import signal
 import socket
 import urllib.error
 import urllib.request
+from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import replace
+from datetime import UTC, datetime, timedelta
 from html.parser import HTMLParser
 from pathlib import Path
+from threading import Event
 from typing import Any
 
 import pytest
 from confluent_kafka import Consumer
+from harvester_cli.dashboard.live import status_line
 from harvester_cli.dashboard.render import render
 from prometheus_client.parser import text_string_to_metric_families
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
@@ -28,6 +32,7 @@ from tests.support.browser import dump_dom
 from tests.support.cli import RunningCli
 from tests.support.harvesting import Scene, log_lines, wait_leads
 from tests.support.hooks import Fault
+from tests.support.longs import long
 from tests.support.proxy import Proxy
 from tests.support.wait import eventually
 from tests.unit.http.test_pages import BUSY, Shown
@@ -160,6 +165,28 @@ def test_it_is_ready_only_while_kafka_answers(scene: Scene) -> None:
 
 
 def test_an_outage_of_both_servers_is_a_few_lines(scene: Scene) -> None:
+    said = lines_of_an_outage(
+        scene, lambda url: eventually(lambda: state_of(url) == "standby", 60, "the end of its session with the group")
+    )
+    assert len(said) <= 60, said
+    assert sum(text.startswith("database: ") and "recovered" not in text for text in said) <= 6
+    assert any(text.startswith("group: ") for text in said)
+
+
+@long
+def test_a_minute_without_both_servers_is_at_most_a_hundred_lines(
+    scene: Scene, capsys: pytest.CaptureFixture[str]
+) -> None:
+    said = lines_of_an_outage(scene, lambda _url: Event().wait(60))
+    with capsys.disabled():
+        print(f"\nlines logged in an outage of 60 s, with 8 shards, and until all is well: {len(said)}")
+        for text in said:
+            print(f"  {text}")
+    assert len(said) <= 100
+
+
+def lines_of_an_outage(scene: Scene, lasts: Callable[[str], object]) -> list[str]:
+    """What a leader with 8 shards logs while both servers are away, and until it has delivered what came meanwhile."""
     with (
         Proxy(scene.bootstrap, kafka=True) as kafka,
         Proxy(database_of(scene)) as database,
@@ -180,16 +207,13 @@ def test_an_outage_of_both_servers_is_a_few_lines(scene: Scene) -> None:
             scene.add(*((f"k{number}", "2") for number in range(100)))
             kafka.cut()
             database.cut()
-            eventually(lambda: state_of(url) == "standby", 60, "the end of its session with the group")
+            lasts(url)
             kafka.open()
             database.open()
             running.wait_for_line("database: recovered after ")
             scene.wait_left(timeout_s=90)
             assert running.stop() == 0
-    said = [line["message"] for line in log_lines(running)[before:]]
-    assert len(said) <= 60, said
-    assert sum(text.startswith("database: ") and "recovered" not in text for text in said) <= 6
-    assert any(text.startswith("group: ") for text in said)
+    return [line["message"] for line in log_lines(running)[before:]]
 
 
 def test_a_standby_is_ready_while_both_servers_answer(scene: Scene) -> None:
@@ -242,6 +266,37 @@ def test_who_waits_for_a_dead_member_says_so_and_until_when(scene: Scene) -> Non
         assert shown().waits_for is None
         assert shown().waits_until_at is None
         assert shown().events[-1].text == f"leads under term {term} as {leader_id[:8]}"
+        assert running.stop() == 0
+
+
+def test_a_standby_says_that_it_waits_for_a_leader_that_died_beside_it(scene: Scene) -> None:
+    """Nothing tells it before the group gives up the dead one's session; until then it is a member, and ready."""
+    times: dict[str, Any] = {"session_timeout": "12s", "heartbeat_timeout": "2s"}
+    with ExitStack() as stack:
+        leader = stack.enter_context(scene.cli(**times))
+        wait_leads(leader)
+        running = stack.enter_context(scene.cli(name="standby", http=HTTP, **times))
+        url = base_url(running)
+        eventually(lambda: get(f"{url}/readyz") == (200, "standby\n"), what="a standby of the group")
+
+        def shown() -> Status:
+            status: Status = adapter(Status).validate_json(get(f"{url}/status")[1])
+            return status
+
+        assert shown().waits_for is None
+        leader.process.kill()
+        eventually(lambda: shown().waits_for is not None, what="the wait for the dead one")
+        waiting, (code, text) = shown(), get(f"{url}/readyz")
+        assert waiting.waits_until_at is not None
+        until = f"until {waiting.waits_until_at:%H:%M:%S} UTC at the latest: the leader is silent; group {scene.group}"
+        assert (code, text.startswith("standby: until ")) == (200, True)
+        assert "at the latest: the leader is silent" in text
+        assert render(waiting, 80, 24).plain.split("\n")[2].startswith(until[:70])
+        assert re.search('waits_for="the leader is silent.*" waits_until=', status_line(waiting))
+        wait_leads(running)
+        assert datetime.now(UTC) < waiting.waits_until_at + timedelta(seconds=3)
+        eventually(lambda: shown().state is State.LEADING, what="the leader")
+        assert (shown().waits_for, get(f"{url}/readyz")) == (None, (200, "leading\n"))
         assert running.stop() == 0
 
 
@@ -346,6 +401,20 @@ def test_the_page_in_a_browser(scene: Scene, tmp_path: Path) -> None:
     assert f"leads under term {scene.term()} as" in page.by_id["events"]
     assert "problem" not in page.by_id
     assert page.loaded == ["data:,", "status.css", "status.js"]  # nothing from elsewhere
+
+
+def test_the_page_of_a_standby_shows_what_it_waits_for(tmp_path: Path) -> None:
+    at = datetime(2026, 3, 14, 15, 9, 26, tzinfo=UTC)
+    waiting = replace(BUSY, state=State.STANDBY, problem=None, waits_for="the leader is silent", waits_until_at=at)
+    source = Shown(waiting)
+    server = web_server("127.0.0.1:0", source, lambda _text: None, lambda *_: None)
+    server.start()
+    try:
+        assert server.listening.wait(30)
+        page = _Texts(dump_dom(f"http://{server.address}/", tmp_path))
+    finally:
+        server.stop()
+    assert page.by_id["waits"] == "until 15:09:26 UTC at the latest: the leader is silent|"
 
 
 MARKUP = '<img src=x onerror="alert(1)"> <b>'

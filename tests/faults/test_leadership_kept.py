@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from typing import Any
 
 from tests.support.families import family, pass_time, wait_members
 from tests.support.harvesting import Scene
@@ -10,12 +11,14 @@ from tests.support.writing import figure, longest_gap_ms, verify, writing
 
 pytest_plugins = ["tests.support.scenes"]
 
-ROUNDS = 20
-HEARTBEAT_S = 2.0  # of the scene's limits
+ROUNDS = 9
+HEARTBEAT_S = 5.0  # what is left of it beside the freeze has to do on a busy machine, too
+# A frozen shard's records must not time out, either.
+LIMITS: dict[str, Any] = {"heartbeat_timeout": f"{HEARTBEAT_S:g}s", "session_timeout": "15s", "drain_interval": "8s"}
 
 
-def test_twenty_freezes_of_half_the_heartbeat_timeout_cost_no_leadership(scene: Scene) -> None:
-    with family(scene, "one") as one, family(scene, "two") as two:
+def test_nine_freezes_of_half_the_heartbeat_timeout_cost_no_leadership(scene: Scene) -> None:
+    with family(scene, "one", **LIMITS) as one, family(scene, "two", **LIMITS) as two:
         wait_members(scene, 2)
         with writing(scene) as load:
             load.wait(100)

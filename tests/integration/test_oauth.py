@@ -12,6 +12,7 @@ from confluent_kafka.admin import AdminClient, NewTopic
 
 from harvester.stack import broker_jars, java, kafka
 from harvester.stack.stack import free_ports
+from tests.support.brokers import another_listener
 from tests.support.cli import RunningCli, run_cli
 from tests.support.consuming import by_key, read_topic
 from tests.support.harvesting import Scene
@@ -36,19 +37,16 @@ def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Broker]:
 
     home = tmp_path_factory.mktemp("broker")
     port, controller, guarded = free_ports(3, [])
-    listener = {
-        "listeners": f"TOKENS://127.0.0.1:{guarded}",
-        "advertised.listeners": f"TOKENS://127.0.0.1:{guarded}",
-        "listener.security.protocol.map": "TOKENS:SASL_PLAINTEXT",
-        "listener.name.tokens.sasl.enabled.mechanisms": "OAUTHBEARER",
-        "listener.name.tokens.oauthbearer.sasl.jaas.config": (
+    settings = {
+        "sasl.enabled.mechanisms": "OAUTHBEARER",
+        "oauthbearer.sasl.jaas.config": (
             "org.apache.kafka.common.security.oauthbearer.OAuthBearerLoginModule required;"
         ),
     }
-    process = kafka.launch(
-        home, broker_jars(), java.find(), port=port, controller_port=controller, heap_mb=512, durable=False,
-        secure=listener,
-    )  # fmt: skip
+    with another_listener("TOKENS", guarded, "SASL_PLAINTEXT", settings):
+        process = kafka.launch(
+            home, broker_jars(), java.find(), port=port, controller_port=controller, heap_mb=512, durable=False
+        )
     try:
         kafka.wait_ready(process, home, port, time.monotonic() + 120)
         yield Broker(kafka.bootstrap(port), kafka.bootstrap(guarded))

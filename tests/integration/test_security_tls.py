@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import signal
+import urllib.error
+import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -140,6 +142,30 @@ def test_what_is_wrong_is_said_and_waited_for(place: Place, wrong: dict[str, dic
     assert "Traceback" not in running.output
     assert leaks(running.output, (DATABASE, KAFKA, KEY, "Canary-that-is-wrong")) == []
     assert place.left() == 1
+
+
+def test_it_is_not_ready_before_kafka_lets_it_in(place: Place) -> None:
+    """A rolling update with a wrong password stops at the first one; the right one, reloaded, makes it ready."""
+    place.add("one")
+    config = place.config(sasl_password="Canary-that-is-wrong")
+    with RunningCli("start", "-f", config, "--set", "http.listen=127.0.0.1:0", session=True) as running:
+        url = running.wait_for_line(r"serves (http://127\.0\.0\.1:\d+)/")[1]
+        eventually(lambda: "invalid credentials" in _readiness(url)[1], 60, "the refusal")
+        assert {_readiness(url)[0] for _ in range(50)} == {503}
+        assert place.left() == 1
+        place.config()
+        running.process.send_signal(signal.SIGHUP)
+        eventually(lambda: _readiness(url) == (200, "leading\n"), 60, "readiness with the right password")
+        eventually(lambda: place.left() == 0, 60, "an empty outbox")
+        assert running.stop() == ENDED_BY_US
+
+
+def _readiness(url: str) -> tuple[int, str]:
+    try:
+        with urllib.request.urlopen(f"{url}/readyz", timeout=60) as response:
+            return response.status, response.read().decode()
+    except urllib.error.HTTPError as error:
+        return error.code, error.read().decode()
 
 
 def test_other_commands_say_it_too(place: Place) -> None:

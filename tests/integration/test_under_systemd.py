@@ -81,5 +81,11 @@ def test_a_service_from_start_to_stop(manager: Systemd, scene: Scene) -> None:
     manager.run("systemctl", "stop", UNIT)
     assert (state()["ActiveState"], state()["Result"]) == ("inactive", "success")
     assert manager.processes(UNIT) == []
+    # What would be in the journal is JSON alone, the figures that others read on standard output included.
+    lines = [json.loads(line) for line in said().splitlines()]
+    assert {"at", "level", "name", "shard", "logger", "message"} <= set.intersection(*(set(line) for line in lines))
+    figures = [line for line in lines if line["message"].startswith("status: ")]
+    assert figures
+    assert all("rate_per_s" in line and "shards" in line for line in figures)
     published = scene.published()
     assert {key: list(dict.fromkeys(values)) for key, values in published.items()} == causal("abcdef", 3)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import re
 import shutil
 import subprocess
 import sysconfig
@@ -30,9 +31,25 @@ def _former(site: Path) -> None:
     )
 
 
+def test_every_lock_has_the_same_pins() -> None:
+    """requirements.lock is what is tested; the others are parts of it, but for Spark."""
+
+    def pins(name: str) -> dict[str, str]:
+        return dict(re.findall(r"^([a-z0-9-]+)==([^ ]+)", (ROOT / name).read_text(), re.MULTILINE))
+
+    everything = pins("requirements.lock")
+    assert pins("requirements-demo.lock").items() <= everything.items()
+    assert pins("deploy/requirements.lock").items() <= everything.items()
+    spark = pins("requirements-spark.lock")
+    assert {name for name in spark if spark[name] != everything.get(name)} >= {"pyspark", "py4j"}
+    assert all(everything.get(name, version) == version for name, version in spark.items())
+    assert not {"pyspark", "py4j"} & set(everything)
+    assert not {"pytest", "mypy", "django"} & set(pins("requirements-demo.lock"))
+
+
 def test_the_former_distribution_is_replaced(tmp_path: Path) -> None:
     checkout = tmp_path / "checkout"
-    for name in (*BUILD, "requirements.lock", "scripts/setup"):
+    for name in (*BUILD, "requirements.lock", "requirements-demo.lock", "scripts/setup"):
         (checkout / name).parent.mkdir(parents=True, exist_ok=True)
         if (ROOT / name).is_dir():
             shutil.copytree(ROOT / name, checkout / name, ignore=NOT_SHIPPED)

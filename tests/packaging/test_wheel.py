@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 import sys
 import sysconfig
+import tarfile
 import tomllib
 import venv
 import zipfile
@@ -18,9 +20,10 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 PROJECT: dict[str, Any] = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+README = (ROOT / "README.md").read_text(encoding="utf-8")
 DISTRIBUTION = "outbox_harvester"  # as file names have it
 pytestmark = pytest.mark.timeout(600)
-BUILD = ("pyproject.toml", "README.md", "LICENSE", "harvester", "cli", "docs/man")
+BUILD = ("pyproject.toml", "setup.py", "MANIFEST.in", "README.md", "LICENSE", "harvester", "cli", "docs/man")
 NOT_SHIPPED = shutil.ignore_patterns("__pycache__", "*.pyc")
 
 
@@ -32,11 +35,11 @@ def run(*command: str | Path, cwd: Path, env: dict[str, str] | None = None) -> s
     return done
 
 
-def build(kind: str, source: Path, into: Path) -> Path:
+def build(kind: str, source: Path, into: Path, env: dict[str, str] | None = None) -> Path:
     """By the backend itself, as a frontend without isolation would."""
     into.mkdir(exist_ok=True)
     program = f"from setuptools import build_meta; print(build_meta.build_{kind}({str(into)!r}))"
-    return into / run(sys.executable, "-c", program, cwd=source).stdout.splitlines()[-1]
+    return into / run(sys.executable, "-c", program, cwd=source, env=env).stdout.splitlines()[-1]
 
 
 def members(wheel: Path) -> set[str]:
@@ -119,11 +122,75 @@ def test_the_wheel_says_what_the_project_says(wheel: Path) -> None:
     assert sorted(modules) == ["harvester", "harvester_cli"]
 
 
+def test_the_index_page_gets_what_it_shows(wheel: Path) -> None:
+    """All addresses beside the description, and in it only links that work where the repository is not."""
+    info = f"{DISTRIBUTION}-{PROJECT['version']}.dist-info"
+    with zipfile.ZipFile(wheel) as archive:
+        metadata = message_from_string(archive.read(f"{info}/METADATA").decode())
+    page = metadata.get_payload()
+    assert isinstance(page, str)
+    assert metadata["Description-Content-Type"] == "text/markdown"
+    urls = dict(line.split(", ") for line in metadata.get_all("Project-URL") or ())
+    assert urls == PROJECT["urls"]
+    assert {"Documentation", "Source", "Issues", "Changelog"} <= set(urls)
+    for minor in range(11, 15):
+        assert f"Programming Language :: Python :: 3.{minor}" in metadata.get_all("Classifier", [])
+    source, tag = PROJECT["urls"]["Source"], f"v{PROJECT['version']}"
+    targets = re.findall(r"\]\(([^)\s]+)", page)
+    assert len(targets) > 30
+    for target in targets:
+        assert target.startswith("https://"), target
+        if target.startswith(source):
+            kind, at, path = target.removeprefix(f"{source}/").split("/", 2)
+            assert (kind, at) in {("blob", tag), ("tree", tag), ("raw", tag)}, target
+            assert (ROOT / path.partition("#")[0]).exists(), target
+    pictures = re.findall(r"!\[[^\]]*\]\(([^)\s]+)", page)
+    assert len(pictures) == README.count("![")
+    assert all(picture.startswith(f"{source}/raw/{tag}/docs/images/") for picture in pictures)
+    without_links = re.sub(r"(\]\()[^)\s]+", r"\1", page)
+    assert without_links.strip() == re.sub(r"(\]\()[^)\s]+", r"\1", README).strip()  # nothing else is changed
+
+
+def test_two_builds_are_equal(source: Path, wheel: Path, tmp_path: Path) -> None:
+    """Of copies that differ in times, modes, directory and place in the file system, at another moment."""
+    other = tmp_path / "elsewhere"
+    shutil.copytree(source, other, ignore=shutil.ignore_patterns("build", "*.egg-info", "__pycache__"))
+    for number, file in enumerate(sorted(other.rglob("*"), reverse=True)):
+        os.utime(file, (10**9 + number, 10**9 + number))
+        file.chmod((0o700 if file.is_dir() else 0o600) | (file.stat().st_mode & 0o100))
+    elsewhere = {**os.environ, "PYTHONHASHSEED": "7", "TZ": "Asia/Tokyo", "LC_ALL": "C"}
+    for kind, first in (("wheel", wheel), ("sdist", build("sdist", source, tmp_path / "first"))):
+        second = build(kind, other, tmp_path / kind, elsewhere)
+        assert second.name == first.name
+        assert second.read_bytes() == first.read_bytes(), kind
+    with zipfile.ZipFile(wheel) as archive:
+        assert {member.date_time[0] for member in archive.infolist()} == {1980}
+
+
+def test_the_sdist_is_the_repository(tmp_path: Path) -> None:
+    """Everything that is under version control, so that whoever has only this can run the tests."""
+    if not (ROOT / ".git").exists():
+        pytest.skip("this is no checkout")
+    listed = run("git", "ls-files", "-z", "--cached", "--others", "--exclude-standard", cwd=ROOT).stdout
+    tracked = {name for name in listed.split("\0") if name and (ROOT / name).is_file()}
+    for name in tracked:
+        (tmp_path / "source" / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(ROOT / name, tmp_path / "source" / name)
+    sdist = build("sdist", tmp_path / "source", tmp_path / "sdist")
+    with tarfile.open(sdist) as archive:
+        entries = {entry.name.partition("/")[2]: entry for entry in archive.getmembers()}
+    generated = {"PKG-INFO", "setup.cfg"} | {name for name in entries if ".egg-info/" in name}
+    assert set(entries) - generated == tracked - {".gitignore", ".ci/run"}
+    assert {entry.mode for entry in entries.values()} == {0o644, 0o755}
+    assert entries["scripts/setup"].mode == 0o755
+    assert {(entry.uid, entry.uname, entry.type) for entry in entries.values()} == {(0, "", tarfile.REGTYPE)}
+
+
 def test_the_sdist_builds_the_same_wheel(source: Path, wheel: Path, tmp_path: Path) -> None:
     sdist = build("sdist", source, tmp_path / "sdist")
     shutil.unpack_archive(sdist, tmp_path / "unpacked")
     (unpacked,) = (tmp_path / "unpacked").iterdir()
-    assert members(build("wheel", unpacked, tmp_path / "again")) == members(wheel)
+    assert build("wheel", unpacked, tmp_path / "again").read_bytes() == wheel.read_bytes()
 
 
 def test_the_wheel_works_without_a_checkout(installed: Path, tmp_path: Path) -> None:

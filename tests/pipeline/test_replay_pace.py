@@ -100,7 +100,7 @@ def test_the_command_line_says_what_is_missing_or_contradicts_itself() -> None:
         (("--suffix", "b", "--from", "yesterday"), "--from"),
         (("--suffix", "b", "--from", "2026-03-02", "--until", "2026-03-01"), "--until"),
         (("--suffix", "b", "--rate", "0"), "--rate"),
-        (("--suffix", "b", "--by", "luck"), "published, created"),
+        (("--suffix", "b", "--by", "luck"), "'published', 'created'"),
         (("--suffix", "b", "--key-base64", "?"), "--key-base64"),
         (("--resume", "id", "--suffix", "b"), "--resume"),
     ):

@@ -10,9 +10,11 @@ import shutil
 import subprocess
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
+from unittest import mock
 
 from harvester.stack import java
 from harvester.stack import kafka as stack_kafka
@@ -23,6 +25,25 @@ from harvester.stack.stack import free_ports
 _START_S = 90.0
 # At its end it kills what it was told of, however the test ended.
 _REAPER = 'while read pid; do pids="$pids $pid"; done; kill -9 $pids 2>/dev/null'
+
+
+@contextmanager
+def another_listener(name: str, port: int, protocol: str, settings: Mapping[str, str]) -> Iterator[None]:
+    """Brokers that are started meanwhile have one more, with these settings."""
+    original = stack_kafka.properties
+    added = {
+        "listeners": f"{name}://127.0.0.1:{port}",
+        "advertised.listeners": f"{name}://127.0.0.1:{port}",
+        "listener.security.protocol.map": f"{name}:{protocol}",
+    }
+
+    def properties(**given: Any) -> dict[str, str]:
+        found = original(**given)
+        own = {f"listener.name.{name.lower()}.{setting}": value for setting, value in settings.items()}
+        return {**found, **{each: f"{found[each]},{value}" for each, value in added.items()}, **own}
+
+    with mock.patch.object(stack_kafka, "properties", properties):
+        yield
 
 
 class Brokers:
@@ -62,26 +83,30 @@ class Brokers:
         advertised = [f"PLAINTEXT://127.0.0.1:{self._advertised[number]}", f"INNER://127.0.0.1:{inner}"]
         if number == 1:
             listeners.append(f"CONTROLLER://127.0.0.1:{self._controller}")
-        process = stack_kafka.launch(
-            self._directory / f"broker-{number}",
-            broker_jars(),
-            java.find(),
-            port=port,
-            controller_port=self._controller,
-            heap_mb=300,
-            durable=False,
-            cluster=self._cluster,
-            replaced={
-                "node.id": str(number),
-                "process.roles": "broker,controller" if number == 1 else "broker",
-                "listeners": ",".join(listeners),
-                "advertised.listeners": ",".join(advertised),
-                "listener.security.protocol.map": "PLAINTEXT:PLAINTEXT,INNER:PLAINTEXT,CONTROLLER:PLAINTEXT",
-                "inter.broker.listener.name": "INNER",
-                "min.insync.replicas": "2",
-                "replica.lag.time.max.ms": "2000",
-            },
-        )
+        original = stack_kafka.properties
+        replaced = {
+            "node.id": str(number),
+            "process.roles": "broker,controller" if number == 1 else "broker",
+            "listeners": ",".join(listeners),
+            "advertised.listeners": ",".join(advertised),
+            "listener.security.protocol.map": "PLAINTEXT:PLAINTEXT,INNER:PLAINTEXT,CONTROLLER:PLAINTEXT",
+            "inter.broker.listener.name": "INNER",
+            "min.insync.replicas": "2",
+            "replica.lag.time.max.ms": "2000",
+        }
+        with (
+            mock.patch.object(stack_kafka, "properties", lambda **given: {**original(**given), **replaced}),
+            mock.patch.object(stack_kafka, "new_cluster", return_value=self._cluster),
+        ):
+            process = stack_kafka.launch(
+                self._directory / f"broker-{number}",
+                broker_jars(),
+                java.find(),
+                port=port,
+                controller_port=self._controller,
+                heap_mb=300,
+                durable=False,
+            )
         self._processes[number] = process
         assert self._reaper.stdin is not None
         self._reaper.stdin.write(f"{process.pid}\n".encode())

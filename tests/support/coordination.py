@@ -69,7 +69,7 @@ class Actor:
     in_hand: deque[tuple[GroupPartition, int, int, float]] = field(default_factory=deque)
     tenures: dict[GroupPartition, Tenure] = field(default_factory=dict)
     batches: dict[tuple[GroupPartition, int, int], range] = field(default_factory=dict)
-    draining: set[GroupPartition] = field(default_factory=set)
+    draining: dict[GroupPartition, float] = field(default_factory=dict)  # since when
     refused: bool = False
 
 
@@ -89,6 +89,7 @@ class Sim:
         self, actors: int = 3, places: int = 3, *, at_most_once: bool = False, stable: bool = False,
         log_partitions: int = 2, shed_at_once: int | None = None, greedy: bool = True, max_claims: int | None = None,
         whole_topics: bool = False, topics: dict[str, int] | None = None, orderly: bool = False,
+        lets_go_after_s: float = 0.0,
     ) -> None:  # fmt: skip
         self.orderly = orderly  # nobody dies, and nothing is lost on its way: so no record is left out either
         self.now = 1000.0
@@ -96,6 +97,7 @@ class Sim:
         self.at_most_once, self.stable, self.log_partitions = at_most_once, stable, log_partitions
         self.shed_at_once, self.greedy, self.max_claims = shed_at_once, greedy, max_claims
         self.whole_topics = whole_topics
+        self.lets_go_after_s = lets_go_after_s  # how long something of a place is in hand when it is given up
         self.topics = topics or {TOPIC: places}
         self.logs: dict[int, list[tuple[int, bytes]]] = {partition: [] for partition in range(log_partitions)}
         self.full = {partition: World.begin(TIMING) for partition in self.logs}
@@ -230,8 +232,11 @@ class Sim:
         for _ in range(min(most, len(actor.to_process))):
             self._process(actor, *actor.to_process.popleft())
         for place in tuple(actor.draining):
-            if all(entry[0] != place for entry in actor.in_hand) and actor.coordinator.holdings[place].batch is None:
-                actor.draining.discard(place)
+            in_hand = self.now < actor.draining[place] + self.lets_go_after_s or any(
+                entry[0] == place for entry in actor.in_hand
+            )
+            if not in_hand and actor.coordinator.holdings[place].batch is None:
+                del actor.draining[place]
                 drained = PartitionDrained(actor.tenures[place].progress.last_offset)
                 self.perform(actor, actor.coordinator.tell(place, drained, self.local(actor)))
 
@@ -288,9 +293,9 @@ class Sim:
                     if lost:
                         actor.lost.add((place, generation))
                         actor.tenures.pop(place, None)
-                        actor.draining.discard(place)
+                        actor.draining.pop(place, None)
                     else:
-                        actor.draining.add(place)
+                        actor.draining[place] = self.now
                         kept = [each for each in actor.to_process if each[:2] != (place, generation)]
                         actor.to_process = deque(kept)  # the rest is returned
                 case Refuse(DuplicateClient()):

@@ -154,12 +154,21 @@ def wait_gone(pids: Sequence[int], timeout_s: float = 10.0) -> None:
 
 def wait_members(scene: Scene, count: int) -> None:
     """Until the coordinator counts this many members of a group that is at rest."""
+    from confluent_kafka import KafkaError, KafkaException
     from confluent_kafka.admin import AdminClient
 
     admin = AdminClient({"bootstrap.servers": scene.bootstrap, "broker.address.family": "v4"})
 
+    # A new broker's first groups have no coordinator at once.
+    moving = {KafkaError.NOT_COORDINATOR, KafkaError.COORDINATOR_LOAD_IN_PROGRESS, KafkaError.COORDINATOR_NOT_AVAILABLE}
+
     def members() -> int:
-        described = admin.describe_consumer_groups([scene.group])[scene.group].result(10)
+        try:
+            described = admin.describe_consumer_groups([scene.group])[scene.group].result(10)
+        except KafkaException as error:
+            if error.args[0].code() in moving:
+                return -1
+            raise
         return len(described.members) if described.state.name == "STABLE" else -1
 
     eventually(lambda: members() == count, 60.0, f"{count} members", interval_s=0.05)

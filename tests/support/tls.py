@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -23,8 +24,12 @@ from harvester import stack
 from harvester.outbox import schema
 from harvester.outbox.sql.grants import GrantTarget, script
 from harvester.outbox.tables import OutboxTable
+from harvester.stack import kafka as stack_kafka
+from harvester.stack.stack import free_ports
 
+from .brokers import another_listener
 from .servers import FAST
+from .wait import eventually
 
 TABLE = OutboxTable.parse("outbox")
 _TRUST_THE_ADMINISTRATOR = """\
@@ -124,17 +129,18 @@ def secure_servers(directory: Path, login: Login) -> Iterator[SecureServers]:
     authority, other = Authority(directory), Authority(directory, "other")
     server_certificate, server_key = authority.issue("server")
     client_certificate, client_key = authority.issue("client", login.key_password)
-    tls = stack.TlsFiles(str(server_certificate), str(server_key), str(authority.certificate))
-    place = directory / "stack"
+    tls = {"cert": server_certificate, "key": server_key, "ca": authority.certificate}
+    place, (port,) = directory / "stack", free_ports(1, [])
     try:
-        info = stack.up(place, replace(FAST, postgres_bin=programs, tls=tls))
-        assert info.secure_bootstrap is not None
+        with another_listener("SECURE", port, "SASL_SSL", _listener_settings(tls)):
+            info = stack.up(place, replace(FAST, postgres_bin=programs))
+        _speak_tls(info.dsn, tls)
         _make_login(info.dsn, info.bootstrap, login)
         yield SecureServers(
             admin_dsn=info.dsn,
             admin_bootstrap=info.bootstrap,
             dsn=info.dsn,
-            bootstrap=info.secure_bootstrap,
+            bootstrap=stack_kafka.bootstrap(port),
             ca=authority.certificate,
             other_ca=other.certificate,
             client_certificate=client_certificate,
@@ -143,6 +149,38 @@ def secure_servers(directory: Path, login: Login) -> Iterator[SecureServers]:
         )
     finally:
         stack.down(place, delete=True)
+
+
+def _listener_settings(tls: Mapping[str, Path]) -> dict[str, str]:
+    """SCRAM-SHA-512 and client certificates. Files go in as text, which saves making Java's kinds of store of them."""
+    pem = {which: file.read_text().strip().replace("\n", "\\n") for which, file in tls.items()}
+    return {
+        "ssl.keystore.type": "PEM",
+        "ssl.keystore.certificate.chain": pem["cert"],
+        "ssl.keystore.key": pem["key"],
+        "ssl.truststore.type": "PEM",
+        "ssl.truststore.certificates": pem["ca"],
+        "ssl.client.auth": "required",
+        "sasl.enabled.mechanisms": "SCRAM-SHA-512",
+        "scram-sha-512.sasl.jaas.config": "org.apache.kafka.common.security.scram.ScramLoginModule required;",
+    }
+
+
+def _speak_tls(dsn: str, tls: Mapping[str, Path]) -> None:
+    """The files are copied: the key must belong to the server's account, and nobody else may read it."""
+    with psycopg.connect(dsn, autocommit=True) as admin:
+        row = admin.execute("SHOW data_directory").fetchone()
+        assert row is not None
+        data = Path(row[0])
+        for which, source in tls.items():
+            copy = data / f"{which}.pem"
+            copy.touch(mode=0o600)
+            copy.write_bytes(source.read_bytes())
+            os.chown(copy, data.stat().st_uid, data.stat().st_gid)
+            admin.execute(f"ALTER SYSTEM SET ssl_{which}_file = '{copy.name}'".encode())
+        admin.execute("ALTER SYSTEM SET ssl = on")
+        admin.execute("SELECT pg_reload_conf()")
+        eventually(lambda: admin.execute("SHOW ssl").fetchone() == ("on",), what="TLS")
 
 
 def _make_login(dsn: str, bootstrap: str, login: Login) -> None:

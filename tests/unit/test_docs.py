@@ -35,6 +35,7 @@ EXECUTED = {
     "README.md": ({"console", "sql", "python"}, "tests/cli/test_readme.py"),
     "docs/tutorial.md": ({"console", "toml", "python", ""}, "tests/cli/test_tutorial.py"),
     "docs/writing.md": ({"console", "sql", "python"}, "tests/integration/test_writing_page.py"),
+    "docs/consuming.md": ({"python"}, "tests/integration/test_consuming_page.py"),
     "docs/consumers.md": ({"sql", "python"}, "tests/integration/test_consumers_page.py"),
     "docs/configuration.md": ({"toml"}, "tests/unit/config/test_model.py"),
     "docs/adr/0019-no-schedule-no-expiry-no-priorities.md": ({"sql"}, "tests/cli/test_readme.py"),

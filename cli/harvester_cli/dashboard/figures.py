@@ -8,7 +8,6 @@ COUNT_WIDTH = 6  # cells that short_count needs at most, below 10**15
 
 _SCALES = ((1_000, "k"), (1_000_000, "M"), (1_000_000_000, "G"), (1_000_000_000_000, "T"))
 _BARS, _ZERO = "▁▂▃▄▅▆▇█", "·"
-_ASCII_BARS, _ASCII_ZERO = "_:-=+*%#", "."
 
 
 def short_count(number: float) -> str:
@@ -23,6 +22,11 @@ def short_count(number: float) -> str:
             decimals = 2 if round(scaled, 2) < 10 else 1 if round(scaled, 1) < 100 else 0
             return f"{scaled:.{decimals}f}{letter}"
     raise AssertionError("the last scale takes every number")
+
+
+def counted(number: int, noun: str) -> str:
+    """`1 record`, `1,234 records`."""
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"
 
 
 def duration(seconds: float) -> str:
@@ -48,33 +52,31 @@ def milliseconds(value: float | None) -> str:
     return f"{max(value, 0.0):.{decimals}f} ms"
 
 
-def chart(values: Sequence[float], width: int, height: int, *, ascii_only: bool = False) -> list[str]:
+def chart(values: Sequence[float], width: int, height: int) -> list[str]:
     """Bars from the newest value at the right end; `height` lines, top first, each `width` cells.
 
     Scaled to the highest value shown. A value above zero shows at least the lowest bar and zero a dot, so that
     a trickle differs from nothing, and nothing from a time of which nothing is known.
     """
-    bars, zero = (_ASCII_BARS, _ASCII_ZERO) if ascii_only else (_BARS, _ZERO)
     shown = list(values)[-width:] if width > 0 else []
     top = max(shown, default=0.0)
-    steps = len(bars) * height
+    steps = len(_BARS) * height
     levels = [max(1, round(value / top * steps)) if top > 0 and value > 0 else 0 for value in shown]
     lines = []
     for row in range(height - 1, -1, -1):
-        floor = row * len(bars)
-        below = zero if row == 0 else " "
-        cells = "".join(bars[min(level - floor, len(bars)) - 1] if level > floor else below for level in levels)
+        floor = row * len(_BARS)
+        below = _ZERO if row == 0 else " "
+        cells = "".join(_BARS[min(level - floor, len(_BARS)) - 1] if level > floor else below for level in levels)
         lines.append(cells.rjust(max(width, 0)))
     return lines
 
 
-def gauge(part: float, whole: float, width: int, *, ascii_only: bool = False) -> str:
+def gauge(part: float, whole: float, width: int) -> str:
     """A bar of `width` cells, filled as `part` is of `whole`; anything above zero fills at least one cell."""
-    full, empty = ("#", ".") if ascii_only else ("█", "░")
     if whole <= 0 or part <= 0:
-        return empty * width
+        return "░" * width
     filled = min(width, max(1, int(width * part / whole)))
-    return full * filled + empty * (width - filled)
+    return "█" * filled + "░" * (width - filled)
 
 
 def one_line(text: str) -> str:

@@ -8,43 +8,48 @@ from dataclasses import dataclass
 from rich.text import Text
 
 from harvester.status import KeyStatus
-from harvester_cli.dashboard.figures import duration, one_line
+from harvester_cli.dashboard.figures import counted, duration, one_line
 
 _GAP = 2
+# What a dashboard is drawn with, and what stands for it, cell by cell, where only ASCII is shown.
+_IN_ASCII = str.maketrans("▁▂▃▄▅▆▇█·░─…", "_:-=+*%#..-.")
 
 
-def fit(text: Text, width: int, *, ascii_only: bool = False) -> Text:
+def in_ascii(text: Text) -> Text:
+    """A copy for a terminal that shows ASCII only."""
+    drawn = text.copy()
+    drawn.plain = text.plain.translate(_IN_ASCII)
+    return drawn
+
+
+def fit(text: Text, width: int) -> Text:
     """A copy that takes `width` cells at most; where something had to go, an ellipsis says so."""
     fitted = text.copy()
     if fitted.cell_len <= width:
         return fitted
-    if ascii_only and width > 2:
-        fitted.truncate(width - 2)
-        return fitted.append("..")
-    fitted.truncate(max(width, 0), overflow="crop" if ascii_only else "ellipsis")
+    fitted.truncate(max(width, 0), overflow="ellipsis")
     return fitted
 
 
-def ends(left: Text, rights: Sequence[Text], width: int, *, ascii_only: bool = False) -> Text:
+def ends(left: Text, rights: Sequence[Text], width: int) -> Text:
     """`left` at the left end and the first of `rights` that fits beside it at the right one; else none of them."""
     for right in rights:
         blanks = width - left.cell_len - right.cell_len
         if blanks >= _GAP:
             return Text.assemble(left, " " * blanks, right)
-    return fit(left, width, ascii_only=ascii_only)
+    return fit(left, width)
 
 
-def rule(title: str, width: int, *, notes: Sequence[str] = (), ascii_only: bool = False) -> Text:
+def rule(title: str, width: int, *, notes: Sequence[str] = ()) -> Text:
     """A line across, with a title near its left end and the first of `notes` that fits near its right one."""
-    dash = "-" if ascii_only else "─"
-    left = Text(f"{dash * 2} {title} ", style="bold")
+    left = Text(f"── {title} ", style="bold")
     for note in notes:
-        right = Text(f" {note} {dash * 2}", style="dim")
+        right = Text(f" {note} ──", style="dim")
         middle = width - left.cell_len - right.cell_len
         if middle >= _GAP:
-            return Text.assemble(left, (dash * middle, "dim"), right)
+            return Text.assemble(left, ("─" * middle, "dim"), right)
     rest = max(width - left.cell_len, 0)
-    return fit(Text.assemble(left, (dash * rest, "dim")), width, ascii_only=ascii_only)
+    return fit(Text.assemble(left, ("─" * rest, "dim")), width)
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +67,8 @@ def key_lines(view: OneKey) -> list[Text]:
     if view.told is not None:
         lines += [Text(one_line(line)) for line in key_words(view.told)]
     if view.trouble is not None:
-        lines.append(Text(one_line(view.trouble), style="yellow"))
+        since = "" if view.told is None else f"no answer since {view.told.at:%H:%M:%S} UTC: "
+        lines.append(Text(f"{since}{one_line(view.trouble)}", style="yellow"))
     elif view.told is None:
         lines.append(Text("asking ...", style="dim"))
     return lines
@@ -74,7 +80,8 @@ def key_words(status: KeyStatus) -> list[str]:
     if not status.leads:
         said.append("this harvester does not lead: only the database tells")
     else:
-        said.append(f"shard {status.shard}: {_records(status.under_way)} under way, {status.waiting:,} waiting")
+        under_way = counted(status.under_way, "record")
+        said.append(f"shard {status.shard}: {under_way} under way, {status.waiting:,} waiting")
     if status.leads and status.retry_in_s is not None:
         rule = "holds its key" if status.held else "is tried again"
         when = f"in {duration(status.retry_in_s)}" if status.retry_in_s > 0 else "now"
@@ -91,7 +98,3 @@ def key_words(status: KeyStatus) -> list[str]:
         newest = f"; the last: {status.newest_error}" if status.newest_error is not None else ""
         said.append(f"in quarantine: {status.quarantined:,}{newest}")
     return said
-
-
-def _records(count: int) -> str:
-    return "1 record" if count == 1 else f"{count:,} records"

@@ -8,12 +8,13 @@ is right again with the next frame. All other output is kept meanwhile (`KeptOut
 from __future__ import annotations
 
 import json
+import logging
 import os
 import sys
 import threading
 from collections.abc import Callable
 from functools import partial
-from typing import Literal, NoReturn, Protocol, TextIO, cast
+from typing import Literal, NoReturn, TextIO, cast
 
 from rich.console import Console, ConsoleDimensions
 from rich.live import Live
@@ -21,12 +22,25 @@ from rich.text import Text
 
 from harvester.status import Backlog, ShardState, Status
 from harvester_cli.dashboard.figures import one_line
+from harvester_cli.dashboard.lines import in_ascii
 from harvester_cli.dashboard.render import OffScreenOutput, render
 from harvester_cli.dashboard.terminal import KeptOutput
+from harvester_cli.output import is_ascii
 
 
 def status_line(status: Status) -> str:
     """Time, name and state, then `name=value` pairs in a fixed order; unknown figures are left out. Pure."""
+    words = [f"{status.at:%Y-%m-%dT%H:%M:%SZ}", one_line(status.name), status.state.value]
+    texts = ("problem", "waits_for")
+    pairs = {
+        name: json.dumps(value, ensure_ascii=False) if name in texts else value
+        for name, value in figures_of(status).items()
+    }
+    return " ".join(words + [f"{name}={value}" for name, value in pairs.items()])
+
+
+def figures_of(status: Status) -> dict[str, object]:
+    """The figures of a status line, without those that are unknown."""
     ready = sum(shard.state is ShardState.READY for shard in status.shards)
     pairs: dict[str, object] = {
         "term": status.term,
@@ -40,10 +54,11 @@ def status_line(status: Status) -> str:
         "p50_ms": _rounded(status.p50_ms),
         "p99_ms": _rounded(status.p99_ms),
         "shards": f"{ready}/{len(status.shards)}",
-        "problem": json.dumps(one_line(status.problem), ensure_ascii=False) if status.problem else None,
+        "waits_for": one_line(status.waits_for) if status.waits_for else None,
+        "waits_until": None if status.waits_until_at is None else f"{status.waits_until_at:%Y-%m-%dT%H:%M:%SZ}",
+        "problem": one_line(status.problem) if status.problem else None,
     }
-    words = [f"{status.at:%Y-%m-%dT%H:%M:%SZ}", one_line(status.name), status.state.value]
-    return " ".join(words + [f"{name}={value}" for name, value in pairs.items() if value is not None])
+    return {name: value for name, value in pairs.items() if value is not None}
 
 
 def run_plain(
@@ -52,15 +67,21 @@ def run_plain(
     every_s: float = 10,
     until: threading.Event,
     stream: TextIO | None = None,
+    log: logging.LoggerAdapter[logging.Logger] | None = None,
 ) -> None:
-    """Print a line now, every `every_s` seconds and when `until` is set. A reader that has gone ends the lines
-    only; the run goes on."""
+    """Print a line now, every `every_s` seconds and when `until` is set; or say the same to `log`, if there is one.
+
+    A reader that has gone ends the lines only; the run goes on.
+    """
     out = sys.stdout if stream is None else stream
     while True:
         stopped = until.is_set()
-        line = status_line(get_status())
+        status = get_status()
         try:
-            print(line, file=out, flush=True)
+            if log is not None:
+                log.info("status: %s", status.state.value, extra=figures_of(status))
+            else:
+                print(status_line(status), file=out, flush=True)
         except BrokenPipeError:
             _discard(out)
             until.wait()
@@ -90,15 +111,23 @@ def _rounded(value: float | None) -> float | None:
     return None if value is None else round(value, 1)
 
 
+def one_output() -> bool:
+    """Whether what is printed and the log end up in one place, as under a service manager; then all of it is log."""
+    if "NOTIFY_SOCKET" in os.environ:
+        return True
+    try:
+        printed, logged = os.fstat(sys.stdout.fileno()), os.fstat(sys.stderr.fileno())
+    except (OSError, ValueError):  # closed, or none
+        return False
+    return os.path.samestat(printed, logged) and not os.isatty(sys.stderr.fileno())
+
+
 _FALLBACK = ConsoleDimensions(80, 24)
 _active: list[KeptOutput] = []
 
 
-class Frame(Protocol):
-    """Draws one moment for a terminal of any size."""
-
-    def __call__(self, width: int, height: int, /, *, kept: OffScreenOutput | None, ascii_only: bool) -> Text:
-        """`height` lines of at most `width` cells each."""
+Frame = Callable[[int, int, OffScreenOutput | None], Text]
+"""Draws one moment for a terminal of this width and height, and says what output is kept off the screen."""
 
 
 def should_show(mode: Literal["auto", "on", "off"], stream: TextIO) -> bool:
@@ -181,7 +210,8 @@ class _Screen:
             return
         # Asked of the terminal itself: COLUMNS and LINES of the environment do not follow a resize.
         width, height = self._console.size = self._terminal_size()
-        drawn = frame(width, height, kept=self._output.kept(), ascii_only=self._console.options.ascii_only)
+        drawn = frame(width, height, self._output.kept())
+        drawn = in_ascii(drawn) if self._console.options.ascii_only or is_ascii() else drawn
         self._attempt(lambda: self._live.update(drawn, refresh=True))
 
     def stop(self) -> None:

@@ -17,8 +17,17 @@ from dataclasses import dataclass
 
 from rich.text import Text
 
-from harvester.status import Backlog, ShardState, ShardStatus, State, Status
-from harvester_cli.dashboard.figures import COUNT_WIDTH, chart, duration, gauge, milliseconds, one_line, short_count
+from harvester.status import Backlog, ShardState, ShardStatus, State, Status, awaited
+from harvester_cli.dashboard.figures import (
+    COUNT_WIDTH,
+    chart,
+    counted,
+    duration,
+    gauge,
+    milliseconds,
+    one_line,
+    short_count,
+)
 from harvester_cli.dashboard.lines import OneKey, ends, fit, key_lines, rule
 
 
@@ -47,15 +56,11 @@ class Block:
     draw: Callable[[int], list[Text]]
 
 
-def block(status: Status, detail: Detail | None, width: int, *, ascii_only: bool) -> Block:
+def block(status: Status, detail: Detail | None, width: int) -> Block:
     """The lower block; its `draw(n)` returns one line and at most `n` more."""
     if detail is None:
-        return Block(
-            "shards",
-            [in_words(status.shards)],
-            len(status.shards),
-            lambda rows: table(status.shards, width, rows, ascii_only=ascii_only),
-        )
+        shards = status.shards
+        return Block("shards", [in_words(shards)], len(shards), lambda rows: table(shards, width, rows))
     match detail:
         case OneShard(index):
             title, notes, lines = _one_shard(status, index)
@@ -63,7 +68,7 @@ def block(status: Status, detail: Detail | None, width: int, *, ascii_only: bool
             title, notes, lines = "key", ["esc: the shards"], key_lines(detail)
         case QuarantineMeter():
             title, notes, lines = _quarantine(status)
-    fitted = [fit(line, width, ascii_only=ascii_only) for line in lines]
+    fitted = [fit(line, width) for line in lines]
     return Block(title, notes, len(fitted) - 1, lambda rows: fitted[: rows + 1])
 
 
@@ -136,7 +141,7 @@ _COLUMNS = (
 )
 
 
-def table(shards: Sequence[ShardStatus], width: int, rows: int, *, ascii_only: bool = False) -> list[Text]:
+def table(shards: Sequence[ShardStatus], width: int, rows: int) -> list[Text]:
     """The heading and at most `rows` lines under it; the last of them counts the shards that are not shown.
 
     Where not all fit, shards that are not ready come first: they are what one looks for.
@@ -152,8 +157,8 @@ def table(shards: Sequence[ShardStatus], width: int, rows: int, *, ascii_only: b
     if not shards:
         lines.append(Text("no shard is running", style="dim"))
     elif hidden and rows > 0:
-        lines.append(Text(_about(hidden, ascii_only=ascii_only), style="dim"))
-    return [fit(line, width, ascii_only=ascii_only) for line in lines[: rows + 1]]
+        lines.append(Text(_about(hidden), style="dim"))
+    return [fit(line, width) for line in lines[: rows + 1]]
 
 
 def figures(shard: ShardStatus) -> list[tuple[str, str]]:
@@ -211,11 +216,9 @@ def _split(shards: Sequence[ShardStatus], rows: int) -> tuple[list[ShardStatus],
     return [s for s in shards if s.index in chosen], [s for s in shards if s.index not in chosen]
 
 
-def _about(hidden: Sequence[ShardStatus], *, ascii_only: bool) -> str:
-    dots = "..." if ascii_only else "…"
+def _about(hidden: Sequence[ShardStatus]) -> str:
     rate = short_count(sum(shard.rate_per_s for shard in hidden))
-    noun = "shard" if len(hidden) == 1 else "shards"
-    return f"{dots} {len(hidden)} more {noun} not shown ({in_words(hidden).partition(': ')[2]}; {rate}/s)"
+    return f"… {counted(len(hidden), 'more shard')} not shown ({in_words(hidden).partition(': ')[2]}; {rate}/s)"
 
 
 _FIXED_LINES = 9  # all but chart, shards and events
@@ -261,32 +264,32 @@ def render(
     status: Status,
     width: int,
     height: int,
-    *,
     kept: OffScreenOutput | None = None,
-    ascii_only: bool = False,
+    *,
     detail: Detail | None = None,
+    silent: bool = False,
 ) -> Text:
     """`height` lines of at most `width` cells each, without a line break after the last.
 
-    `detail` stands in the place of the table of shards.
+    `detail` stands in the place of the table of shards. `silent`: the status is the last one that was heard of.
     """
-    details = block(status, detail, width, ascii_only=ascii_only)
+    details = block(status, detail, width)
     detail_lines = _detail_lines(details.lines_wanted, height)
     chart_lines = _chart_lines(detail_lines, height)
     lines = [
-        *_header(status, width, ascii_only=ascii_only),
-        rule("throughput", width, notes=[f"last {_chart_seconds(width)} s"], ascii_only=ascii_only),
-        *_throughput(status, width, chart_lines, ascii_only=ascii_only),
-        *_figures(status, width, ascii_only=ascii_only),
-        rule(details.title, width, notes=details.notes, ascii_only=ascii_only),
+        *_header(status, width, silent=silent),
+        rule("throughput", width, notes=[f"last {_chart_seconds(width)} s"]),
+        *_throughput(status, width, chart_lines),
+        *_figures(status, width),
+        rule(details.title, width, notes=details.notes),
         *details.draw(detail_lines),
     ]
     room = height - len(lines)
     if room >= _EVENTS_BLOCK:
-        lines.append(rule("events", width, notes=_render_about(kept), ascii_only=ascii_only))
-        lines.extend(_events(status, width, room - 1, ascii_only=ascii_only))
+        lines.append(rule("events", width, notes=_render_about(kept)))
+        lines.extend(_events(status, width, room - 1))
     lines.extend(Text() for _ in range(height - len(lines)))
-    screen = Text("\n").join(fit(line, width, ascii_only=ascii_only) for line in lines[: max(height, 0)])
+    screen = Text("\n").join(fit(line, width) for line in lines[: max(height, 0)])
     screen.no_wrap, screen.overflow, screen.end = True, "crop", ""
     return screen
 
@@ -303,8 +306,8 @@ def _chart_lines(detail_lines: int, height: int) -> int:
     return max(1, min(_MAX_CHART_LINES, spare))
 
 
-def _header(status: Status, width: int, *, ascii_only: bool) -> list[Text]:
-    name = fit(Text(one_line(status.name), style="bold"), width // 2, ascii_only=ascii_only)
+def _header(status: Status, width: int, *, silent: bool) -> list[Text]:
+    name = fit(Text(one_line(status.name), style="bold"), width // 2)
     state = (status.state.value.upper(), _RENDER_STATE_STYLES.get(status.state, _TRANSIENT_STYLE))
     since = f" for {duration((status.at - status.state_since_at).total_seconds())}"
     if status.paused_since_at is not None and status.state is not State.PAUSED:
@@ -314,27 +317,20 @@ def _header(status: Status, width: int, *, ascii_only: bool) -> list[Text]:
     leader = "no leader id" if status.leader_id is None else f"leader {str(status.leader_id)[:8]}"
     term = "no term" if status.term is None else f"term {status.term}"
     problem = one_line(status.problem or "")
+    clocks = [Text(f"{up}  {clock}"), Text(up)]
+    if silent:  # neither its state nor its time is known any more
+        state, since, clocks = ("NO ANSWER", "bold red"), f" since {clock}", []
     return [
-        ends(
-            Text.assemble(name, "  ", state, since),
-            [Text(f"{up}  {clock}"), Text(up)],
-            width,
-            ascii_only=ascii_only,
-        ),
-        ends(
-            Text(f"outbox {one_line(status.outbox)}"),
-            [Text(f"{term}  {leader}"), Text(term)],
-            width,
-            ascii_only=ascii_only,
-        ),
+        ends(Text.assemble(name, "  ", state, since), clocks, width),
+        ends(Text(f"outbox {one_line(status.outbox)}"), [Text(f"{term}  {leader}"), Text(term)], width),
         Text(f"! {problem}", style="bold red") if problem else Text(_in_words(status), style="dim"),
     ]
 
 
 def _in_words(status: Status) -> str:
-    if status.state is State.STANDBY and status.waits_for is not None:
-        until = "" if status.waits_until_at is None else f"until {status.waits_until_at:%H:%M:%S} UTC at the latest: "
-        return f"{until}{one_line(status.waits_for)}"
+    waits = awaited(status)
+    if waits is not None:
+        return one_line(waits)
     if status.state is State.STANDBY and status.paused_since_at is not None:
         return "another process leads; this one would take over and mark nothing until it is resumed"
     return _IN_WORDS[status.state]
@@ -344,12 +340,12 @@ def _chart_seconds(width: int) -> int:
     return max(0, min(_CHART_SECONDS, width - _RATE_CELLS - _PEAK_CELLS))
 
 
-def _throughput(status: Status, width: int, lines: int, *, ascii_only: bool) -> list[Text]:
+def _throughput(status: Status, width: int, lines: int) -> list[Text]:
     seconds = _chart_seconds(width)
     recent = status.rate_history[-seconds:] if seconds else ()
     cells = 2 if width - _RATE_CELLS - _PEAK_CELLS >= 2 * _CHART_SECONDS else 1  # cells a second
     rates = [rate for rate in recent for _ in range(cells)]
-    bars = chart(rates, seconds * cells, lines, ascii_only=ascii_only)
+    bars = chart(rates, seconds * cells, lines)
     rate = f"{short_count(status.rate_per_s)}/s".rjust(_RATE_CELLS - 1)
     peak = f" max {short_count(max(recent, default=0.0))}"
     drawn = []
@@ -366,22 +362,22 @@ def _throughput(status: Status, width: int, lines: int, *, ascii_only: bool) -> 
     return drawn
 
 
-def _figures(status: Status, width: int, *, ascii_only: bool) -> list[Text]:
+def _figures(status: Status, width: int) -> list[Text]:
     counts = f" {status.in_flight:,} / {status.max_in_flight:,}"
     queued = f"queued {status.queued:,}"
     bar = max(5, min(40, width - len("in flight [] ") - len(counts) - len(queued) - 2))
     in_flight = Text.assemble(
         "in flight [",
-        (gauge(status.in_flight, status.max_in_flight, bar, ascii_only=ascii_only), "cyan"),
+        (gauge(status.in_flight, status.max_in_flight, bar), "cyan"),
         f"]{counts}",
     )
     latency = f"p50 {milliseconds(status.p50_ms)}  p99 {milliseconds(status.p99_ms)}"
     quarantined = Text.assemble("quarantined ", (f"{status.quarantined:,}", "bold red" if status.quarantined else ""))
     delivered = Text(f"delivered {status.delivered:,}")
     return [
-        ends(in_flight, [Text(queued)], width, ascii_only=ascii_only),
-        ends(Text(_backlog(status.backlog)), [Text(f"latency {latency}"), Text(latency)], width, ascii_only=ascii_only),
-        ends(delivered, [quarantined], width, ascii_only=ascii_only),
+        ends(in_flight, [Text(queued)], width),
+        ends(Text(_backlog(status.backlog)), [Text(f"latency {latency}"), Text(latency)], width),
+        ends(delivered, [quarantined], width),
     ]
 
 
@@ -397,18 +393,14 @@ def _backlog(backlog: Backlog | None) -> str:
 def _render_about(kept: OffScreenOutput | None) -> list[str]:
     if kept is None or not kept.lines:
         return []
-    count = f"{kept.lines:,} log {'line' if kept.lines == 1 else 'lines'}"
+    count = counted(kept.lines, "log line")
     return [f"{count} in {kept.path}", f"{count} kept"]
 
 
-def _events(status: Status, width: int, room: int, *, ascii_only: bool) -> Sequence[Text]:
+def _events(status: Status, width: int, room: int) -> Sequence[Text]:
     if not status.events:
         return [Text("none yet", style="dim")]
     return [
-        fit(
-            Text.assemble((f"{event.at:%H:%M:%S}", "dim"), f"  {one_line(event.text)}"),
-            width,
-            ascii_only=ascii_only,
-        )
+        fit(Text.assemble((f"{event.at:%H:%M:%S}", "dim"), f"  {one_line(event.text)}"), width)
         for event in status.events[-room:]
     ]

@@ -18,7 +18,6 @@ import time
 import tty
 from contextlib import suppress
 from pathlib import Path
-from types import TracebackType
 from typing import TextIO
 
 from harvester_cli.dashboard.render import OffScreenOutput
@@ -110,9 +109,7 @@ class Keyboard:
         tty.setcbreak(self._fd, termios.TCSANOW)
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_error: object) -> None:
         with suppress(termios.error, OSError):  # it has gone
             termios.tcsetattr(self._fd, termios.TCSANOW, self._before)
         os.close(self._wake_read)
@@ -172,12 +169,7 @@ class KeptOutput:
         self._held = True
         return self
 
-    def __exit__(
-        self,
-        exc_type: type[BaseException] | None,
-        exc: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_error: object) -> None:
         _flush()
         self.release()
 

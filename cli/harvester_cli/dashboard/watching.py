@@ -7,10 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 from rich.text import Text
 
+from harvester.control.protocol import Glimpse
 from harvester.status import Status
 from harvester_cli.dashboard.figures import one_line, short_count
 from harvester_cli.dashboard.lines import OneKey, ends, fit, rule
@@ -39,27 +41,13 @@ HELP_FOR_SEVERAL = "tab next  " + HELP
 
 
 @dataclass(frozen=True, slots=True)
-class SeenHarvester:
-    """A harvester as it was last heard of: by its socket. `trouble`: why it does not answer now."""
-
-    socket: str
-    status: Status | None = None
-    trouble: str | None = None
-
-    @property
-    def label(self) -> str:
-        """Its name or, before that is known, its socket."""
-        return self.status.name if self.status is not None else self.socket
-
-
-@dataclass(frozen=True, slots=True)
 class View:
     """The state of the watch: the harvester on view (its socket; None: the first), the detail, the last message.
 
     `typed`: what has been entered of a record's key so far, a character for each byte; None while none is.
     """
 
-    chosen: str | None = None
+    chosen: Path | None = None
     detail: Detail | None = None
     message: str = ""
     typed: str | None = None
@@ -69,7 +57,7 @@ class View:
 class Ask:
     """A request to this harvester; `words` say what is going on meanwhile."""
 
-    socket: str
+    socket: Path
     command: str
     words: str
     arguments: Mapping[str, Any] = field(default_factory=dict)
@@ -93,12 +81,12 @@ def split(data: bytes) -> list[str]:
     return keys
 
 
-def chosen(view: View, seen: Sequence[SeenHarvester]) -> SeenHarvester | None:
+def chosen(view: View, seen: Sequence[Glimpse]) -> Glimpse | None:
     """The harvester that is looked at."""
-    return next((one for one in seen if one.socket == view.chosen), seen[0] if seen else None)
+    return next((one for one in seen if one.path == view.chosen), seen[0] if seen else None)
 
 
-def press(view: View, key: str, seen: Sequence[SeenHarvester]) -> tuple[View, Ask | Quit | None]:
+def press(view: View, key: str, seen: Sequence[Glimpse]) -> tuple[View, Ask | Quit | None]:
     """The view after this key, and the request that it makes, if any."""
     view = replace(view, message="")
     if view.typed is not None:
@@ -110,7 +98,7 @@ def press(view: View, key: str, seen: Sequence[SeenHarvester]) -> tuple[View, As
         return view, None
     if key in _FURTHER:
         at = (list(seen).index(one) + _FURTHER[key]) % len(seen)
-        return View(chosen=seen[at].socket), None
+        return View(chosen=seen[at].path), None
     status = one.status
     if status is None:
         return view, None
@@ -124,7 +112,7 @@ def press(view: View, key: str, seen: Sequence[SeenHarvester]) -> tuple[View, As
         return _shard(view, int(key), status), None
     if key in _SIDEWAYS and isinstance(view.detail, OneShard) and status.shards:
         return replace(view, detail=OneShard((view.detail.index + _SIDEWAYS[key]) % len(status.shards))), None
-    return view, _request(key, one.socket, status)
+    return view, _request(key, one.path, status)
 
 
 def _entry(view: View, typed: str, key: str) -> View:
@@ -155,7 +143,7 @@ def _shard(view: View, index: int, status: Status) -> View:
     return replace(view, detail=None if view.detail == OneShard(index) else OneShard(index))
 
 
-def _request(key: str, socket: str, status: Status) -> Ask | None:
+def _request(key: str, socket: Path, status: Status) -> Ask | None:
     if key in ("p", "P"):
         if status.paused_since_at is None:
             return Ask(socket, "pause", "pausing")
@@ -172,58 +160,56 @@ _NAME_CELLS = 24
 
 def screen(
     view: View,
-    seen: Sequence[SeenHarvester],
+    seen: Sequence[Glimpse],
     width: int,
     height: int,
     *,
     keys: bool,
     kept: OffScreenOutput | None = None,
-    ascii_only: bool = False,
 ) -> Text:
     """`height` lines of at most `width` cells each. `keys`: whether any is heard; then the last line names them."""
     one = chosen(view, seen)
-    above = _others(seen, one, width, ascii_only=ascii_only) if len(seen) > 1 else []
-    below = [_foot(view, len(seen) > 1, width, ascii_only=ascii_only)] if keys or view.message else []
+    above = _others(seen, one, width) if len(seen) > 1 else []
+    below = [_foot(view, len(seen) > 1, width)] if keys or view.message else []
     room = max(0, height - len(above) - len(below))
-    lines = [*above, *_dashboard(view, one, width, room, kept, ascii_only=ascii_only), *below]
+    lines = [*above, *_dashboard(view, one, width, room, kept), *below]
     drawn = Text("\n").join(lines[: max(height, 0)])
     drawn.no_wrap, drawn.overflow, drawn.end = True, "crop", ""
     return drawn
 
 
-def _dashboard(
-    view: View, one: SeenHarvester | None, width: int, height: int, kept: OffScreenOutput | None, *, ascii_only: bool
-) -> list[Text]:
+def _dashboard(view: View, one: Glimpse | None, width: int, height: int, kept: OffScreenOutput | None) -> list[Text]:
     if height <= 0:
         return []
     if one is None or one.status is None:
         words = "no harvester runs; waiting for one" if one is None else one.trouble or "connecting"
-        where = "" if one is None else one.socket
-        lines = [fit(Text(one_line(text)), width, ascii_only=ascii_only) for text in (where, words) if text]
+        where = "" if one is None else str(one.path)
+        lines = [fit(Text(one_line(text)), width) for text in (where, words) if text]
         return [*lines[:height], *(Text() for _ in range(height - len(lines)))]
-    status = one.status if one.trouble is None else replace(one.status, problem=one.trouble)
-    drawn = render(status, width, height, kept=kept, ascii_only=ascii_only, detail=view.detail)
+    silent = one.trouble is not None
+    status = replace(one.status, problem=one.trouble) if silent else one.status
+    drawn = render(status, width, height, kept, detail=view.detail, silent=silent)
     return list(drawn.split("\n", allow_blank=True))
 
 
-def _others(seen: Sequence[SeenHarvester], one: SeenHarvester | None, width: int, *, ascii_only: bool) -> list[Text]:
+def _others(seen: Sequence[Glimpse], one: Glimpse | None, width: int) -> list[Text]:
     """A line for each, as many as there is room for around the one that is looked at."""
     at = next((number for number, other in enumerate(seen) if other is one), 0)
     first = max(0, min(at - _MOST_LISTED // 2, len(seen) - _MOST_LISTED))
     listed = seen[first : first + _MOST_LISTED]
     hidden = len(seen) - len(listed)
     notes = [f"{len(seen)}, {hidden} not shown" if hidden else f"{len(seen)}"]
-    lines = [rule("harvesters", width, notes=notes, ascii_only=ascii_only)]
+    lines = [rule("harvesters", width, notes=notes)]
     for other in listed:
         mark = ">" if other is one else " "
-        name = fit(Text(one_line(other.label)), _NAME_CELLS, ascii_only=ascii_only)
+        name = fit(Text(one_line(other.status.name if other.status is not None else str(other.path))), _NAME_CELLS)
         name.pad_right(max(0, _NAME_CELLS - name.cell_len))
         left = Text.assemble(f"{mark} ", name, f" {_word(other)}", style="bold" if other is one else "")
-        lines.append(ends(left, [Text(_figures(other))], width, ascii_only=ascii_only))
+        lines.append(ends(left, [Text(_figures(other))], width))
     return lines
 
 
-def _word(one: SeenHarvester) -> str:
+def _word(one: Glimpse) -> str:
     if one.trouble is not None:
         return "no answer"
     if one.status is None:
@@ -232,7 +218,7 @@ def _word(one: SeenHarvester) -> str:
     return one.status.state.value.upper() + (", paused" if paused else "")
 
 
-def _figures(one: SeenHarvester) -> str:
+def _figures(one: Glimpse) -> str:
     status = one.status
     if status is None or one.trouble is not None:
         return ""
@@ -243,9 +229,9 @@ def _figures(one: SeenHarvester) -> str:
     return f"{short_count(status.rate_per_s)}/s{backlog}  {len(status.shards)} shards{problem}"
 
 
-def _foot(view: View, several: bool, width: int, *, ascii_only: bool) -> Text:
+def _foot(view: View, several: bool, width: int) -> Text:
     entered = prompt(view)
     if entered is not None:
-        return fit(Text(one_line(entered), style="bold"), width, ascii_only=ascii_only)
+        return fit(Text(one_line(entered), style="bold"), width)
     words = Text(one_line(view.message), style="bold") if view.message else None
-    return fit(words or Text(HELP_FOR_SEVERAL if several else HELP, style="dim"), width, ascii_only=ascii_only)
+    return fit(words or Text(HELP_FOR_SEVERAL if several else HELP, style="dim"), width)

@@ -6,17 +6,18 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from harvester_cli.options import JsonOption
+from harvester_cli.options import JsonOption, duration, grouped
 from harvester_cli.pipeline import options
-from harvester_cli.pipeline.options import Job, say, with_job
+from harvester_cli.pipeline.options import Job, say
+
+from harvester.errors import VerificationFailed
 
 if TYPE_CHECKING:
     from harvester.pipeline.audit.report import AuditReport
 
 
-@with_job
+@grouped
 def audit(
-    job: Job,
     topic: Annotated[
         list[str] | None, typer.Option(help="Every topic that the outbox writes to; may be given several times.")
     ] = None,
@@ -43,6 +44,8 @@ def audit(
     html: Annotated[Path | None, typer.Option(metavar="FILE", help="Write a page with plots.")] = None,
     json_file: Annotated[Path | None, typer.Option("--json-file", metavar="FILE", help="Write the JSON there.")] = None,
     json_: JsonOption = False,
+    *,
+    job: Job,
 ) -> None:
     """Prove delivery: what the database knows against what the topics have.
 
@@ -51,14 +54,12 @@ def audit(
     """
     from importlib.util import find_spec
 
-    from harvester.errors import VerificationFailed
-
     if bool(topic) == bool(lake):
         raise typer.BadParameter("either topics or a lake", param_hint="--topic, --lake")
     if html is not None and not (find_spec("jinja2") and find_spec("pygal")):
         raise typer.BadParameter("needs Jinja2 and Pygal: pip install 'outbox-harvester[spark]'", param_hint="--html")
     begin, end = options.period(since, until)
-    reach = options.duration(margin, "--margin")
+    reach = duration(margin, "--margin")
     for file in (html, json_file):
         if file is not None and not file.absolute().parent.is_dir():
             raise typer.BadParameter(

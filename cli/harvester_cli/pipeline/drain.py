@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+import sys
 from typing import Annotated
 
 import typer
-from harvester_cli import output
-from harvester_cli.pipeline import options
-from harvester_cli.pipeline.options import Job, say, with_job
-from harvester_cli.pump import stop_on_signal
+from harvester_cli.options import duration, grouped
+from harvester_cli.pipeline.options import Job, say
+from harvester_cli.pump import progress, stop_on_signal
 
 
-@with_job
+@grouped
 def drain(
-    job: Job,
     tasks: Annotated[
         int | None, typer.Option(min=1, help="Read and send in so many [default: the cores of the cluster].")
     ] = None,
@@ -27,6 +24,8 @@ def drain(
     max_records: Annotated[int | None, typer.Option(min=1, help="End after so many records.")] = None,
     leave: Annotated[int, typer.Option(min=0, help="End when no more than so many are left.")] = 0,
     purgers: Annotated[int, typer.Option(min=1, max=32, help="Sessions that purge what was sent.")] = 2,
+    *,
+    job: Job,
 ) -> None:
     """Move a backlog to Kafka by a cluster, in the place of the harvesters, which wait meanwhile.
 
@@ -34,7 +33,7 @@ def drain(
     each key keeps its order; started again it goes on, and repeats no more than the slice it was at. SIGTERM and
     Ctrl-C end it after that slice.
     """
-    lasts = options.duration(lease, "--lease")
+    lasts = duration(lease, "--lease")
     with job.spark("drain") as spark:
         from harvester.pipeline.drain.job import DrainSettings, DrainSliceDone, run
 
@@ -42,11 +41,14 @@ def drain(
             job.config, job.kafka, lease=lasts, tasks=tasks, slice_records=slice_records, slice_bytes=slice_mb << 20,
             records=max_records, leave=leave, purgers=purgers,
         )  # fmt: skip
-        with stop_on_signal() as stop, _bar() as advance:
+        sent = 0
+        with stop_on_signal() as stop, progress("Draining", None) as advance:
 
             def tell(done: DrainSliceDone) -> None:
-                if advance is not None:
-                    advance(done.records, done.left)
+                nonlocal sent
+                sent += done.records
+                if sys.stderr.isatty():
+                    advance(sent, sent + done.left)
                     return
                 aside = f", {done.quarantined:,} to quarantine" if done.quarantined else ""
                 say(
@@ -61,24 +63,3 @@ def drain(
     rate = f" ({report.records / report.took_s:,.0f}/s)" if report.took_s else ""
     aside = f", {report.quarantined:,} moved to quarantine" if report.quarantined else ""
     print(f"{report.records:,} records sent in {report.slices:,} slices{rate}{aside}")
-
-
-@contextmanager
-def _bar() -> Iterator[Callable[[int, int], None] | None]:
-    """On a terminal: a bar, and what to call after each slice with its records and what is left. Else None."""
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
-
-    console = output.console(stderr=True)
-    if not console.is_terminal:
-        yield None
-        return
-    columns = (TextColumn("Draining"), BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[rate]:>10}"))
-    with Progress(*columns, TimeElapsedColumn(), console=console, transient=True) as bar:
-        task = bar.add_task("", total=None, rate="")
-
-        def advance(records: int, left: int) -> None:
-            sent, elapsed_s = int(bar.tasks[0].completed) + records, bar.tasks[0].elapsed
-            rate = f"{sent / elapsed_s:,.0f}/s" if elapsed_s else ""
-            bar.update(task, completed=sent, total=sent + left, rate=rate)
-
-        yield advance

@@ -5,14 +5,14 @@ from __future__ import annotations
 from typing import Annotated
 
 import typer
+from harvester_cli.options import duration, grouped
 from harvester_cli.pipeline import options
-from harvester_cli.pipeline.options import Job, say, with_job
+from harvester_cli.pipeline.options import Job, say
 from harvester_cli.pump import stop_on_signal
 
 
-@with_job
+@grouped
 def lake(
-    job: Job,
     topic: options.TopicsOption,
     to: options.TablesOption,
     once: options.OnceOption = False,
@@ -26,12 +26,14 @@ def lake(
         list[str] | None,
         typer.Option(metavar="TOPIC=DDL", help='Values of a topic as columns: "orders=total INT, customer STRING".'),
     ] = None,
+    *,
+    job: Job,
 ) -> None:
     """Keep Delta tables of topics: every record, each (incarnation, id) once, the state of each key, and rejects.
 
     Exactly once across kill and restart: start it again with the same directory. SIGTERM and Ctrl-C stop it.
     """
-    trigger_s = options.duration(every, "--every").total_seconds()
+    trigger_s = duration(every, "--every").total_seconds()
     payloads = options.pairs(json_schema, "--json-schema")
     if unknown := sorted(payloads.keys() - set(topic)):
         raise typer.BadParameter(f"{', '.join(unknown)} is no --topic", param_hint="--json-schema")

@@ -5,17 +5,17 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+from harvester_cli.options import duration, grouped
 from harvester_cli.pipeline import options
-from harvester_cli.pipeline.options import Job, say, with_job
+from harvester_cli.pipeline.options import Job, say
 from harvester_cli.pump import stop_on_signal
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
 
-@with_job
+@grouped
 def metrics(
-    job: Job,
     topic: options.TopicsOption,
     to: options.TablesOption,
     once: options.OnceOption = False,
@@ -34,13 +34,15 @@ def metrics(
     checkpoint: Annotated[
         str | None, options.directory("Of the stream [default: checkpoint-metrics, beside the tables].")
     ] = None,
+    *,
+    job: Job,
 ) -> None:
     """Keep a Delta table of what happens in topics, by window: throughput, latency, lanes and the hottest keys.
 
     Each window once, when it is closed. Start it again with the same directory; SIGTERM and Ctrl-C stop it.
     """
     trigger_s, window_s, late_s = (
-        options.duration(text, option).total_seconds()
+        duration(text, option).total_seconds()
         for text, option in ((every, "--every"), (window, "--window"), (late, "--late"))
     )
     if window_s < 1 or window_s != int(window_s):

@@ -2,23 +2,20 @@
 
 from __future__ import annotations
 
-import functools
-import inspect
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from harvester_cli.coordination_options import BootstrapOption
-from harvester_cli.options import ConfigOption, LogLevelOption, SetOption, load
+from harvester_cli.options import ConfigOption, ConfigOptions, LogLevelOption, SetOption, moment
 
 if TYPE_CHECKING:
-    from datetime import datetime, timedelta
-
     from pyspark.sql import SparkSession
 
     from harvester.config import Config
@@ -71,7 +68,7 @@ class Job:
     def config(self) -> Config:
         """The configuration; without a header, by which records are recognised, it is refused."""
         servers = [] if self.bootstrap is None else [f"base_kafka_config.bootstrap.servers={self.bootstrap}"]
-        loaded = load(self.config_file, [*(self.set_ or ()), *servers])
+        loaded = ConfigOptions(self.config_file, [*(self.set_ or ()), *servers]).load()
         if not loaded.record_header:
             raise typer.BadParameter("is empty: records do not say where they come from", param_hint="record_header")
         return loaded
@@ -96,19 +93,6 @@ class Job:
             yield running
 
 
-def with_job(command: Callable[..., None]) -> Callable[..., None]:
-    """Gives a command the options of `Job` behind its own; it is called with the Job that they make."""
-    shared = inspect.signature(Job, eval_str=True).parameters
-    _, *own = inspect.signature(command, eval_str=True).parameters.values()
-
-    @functools.wraps(command)
-    def run(**given: Any) -> None:
-        command(Job(**{name: given.pop(name) for name in shared}), **given)
-
-    run.__signature__ = inspect.Signature([*own, *shared.values()])  # type: ignore[attr-defined]
-    return run
-
-
 def pairs(given: list[str] | None, option: str) -> dict[str, str]:
     """NAME=VALUE, as often as given."""
     found = {}
@@ -120,37 +104,18 @@ def pairs(given: list[str] | None, option: str) -> dict[str, str]:
     return found
 
 
-def duration(text: str, option: str) -> timedelta:
-    """Such as 90s or 2h."""
-    from harvester.config import parse_duration
-
-    try:
-        return parse_duration(text)
-    except ValueError as error:
-        raise typer.BadParameter(str(error), param_hint=option) from error
-
-
 def period(since: str | None, until: str | None) -> tuple[datetime | None, datetime | None]:
-    """The times that --from and --until name, each a time or a duration before now; UTC unless it says otherwise."""
-    from datetime import UTC, datetime
-
-    from harvester.config import parse_duration
-
+    """The times that --from and --until name, each a time or a duration before now."""
     now = datetime.now(UTC)
 
-    def moment(text: str | None, option: str) -> datetime | None:
-        if text is None:
-            return None
-        with suppress(ValueError, OverflowError):
-            return now - parse_duration(text)
+    def at(text: str | None, option: str) -> datetime | None:
+        found = None if text is None else moment(text, option)
         try:
-            found = datetime.fromisoformat(text)
-        except ValueError as error:
-            said = "is neither a duration (2h, 7d) nor a time (ISO 8601)"
-            raise typer.BadParameter(said, param_hint=option) from error
-        return found if found.tzinfo is not None else found.replace(tzinfo=UTC)
+            return found if found is None or isinstance(found, datetime) else now - found
+        except OverflowError as error:
+            raise typer.BadParameter("is too long ago", param_hint=option) from error
 
-    begin, end = moment(since, "--from"), moment(until, "--until")
+    begin, end = at(since, "--from"), at(until, "--until")
     if begin is not None and end is not None and begin >= end:
         raise typer.BadParameter("is not later than --from", param_hint="--until")
     return begin, end

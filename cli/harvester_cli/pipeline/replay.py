@@ -2,29 +2,28 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated
+from datetime import datetime
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
+from harvester_cli.options import from_base64, grouped
 from harvester_cli.pipeline import options
-from harvester_cli.pipeline.options import Job, say, with_job
+from harvester_cli.pipeline.options import Job, say
 from harvester_cli.pump import stop_on_signal
 
 if TYPE_CHECKING:
-    from datetime import datetime
-
     from harvester.pipeline.replay.plan import ReplayRequest
 
 
-@with_job
+@grouped
 def replay(
-    job: Job,
     lake: Annotated[
         str, options.directory("The tables of `pipeline lake`.")
     ],
     since: options.SinceOption = None,
     until: options.UntilOption = None,
     by: Annotated[
-        str, typer.Option("--by", metavar="published|created", help="Times are Kafka's, or of the row's creation.")
+        Literal["published", "created"], typer.Option("--by", help="Times are Kafka's, or of the row's creation.")
     ] = "published",
     topic: Annotated[
         list[str] | None, typer.Option("--topic", help="Only of this one; several times.")
@@ -61,6 +60,8 @@ def replay(
     resume: Annotated[
         str | None, typer.Option(metavar="ID", help="Go on with one that was begun before.")
     ] = None,
+    *,
+    job: Job,
 ) -> None:  # fmt: skip
     """Publish records of a lake again, in the order of each key, marked by the header harvester-replay.
 
@@ -74,7 +75,8 @@ def replay(
         raise typer.BadParameter("goes on with what was asked for then; name nothing else", param_hint="--resume")
     request = None
     if resume is None:
-        keys = [*(text.encode() for text in key or ()), *map(_decoded, key_base64 or ())]
+        keys = [text.encode() for text in key or ()]
+        keys += [from_base64(text, "--key-base64") for text in key_base64 or ()]
         destination = to_topic, suffix, into_original
         request = _request(options.period(since, until), by, topic or [], keys, destination, as_new)
 
@@ -118,8 +120,6 @@ def _request(
 ) -> ReplayRequest:
     from harvester.pipeline.replay.plan import By, Destination, ReplayRequest, Selection
 
-    if by not in set(By):
-        raise typer.BadParameter(f"{by!r} is none of {', '.join(By)}", param_hint="--by")
     if [bool(one) for one in destination].count(True) != 1:
         raise typer.BadParameter("one of them says where to write", param_hint="--to-topic, --suffix, --into-original")
     if destination[0] in topics:
@@ -128,13 +128,3 @@ def _request(
         )
     selection = Selection(*period, By(by), tuple(dict.fromkeys(topics)), tuple(dict.fromkeys(keys)))
     return ReplayRequest(selection, Destination(*destination), as_new)
-
-
-def _decoded(text: str) -> bytes:
-    import base64
-    import binascii
-
-    try:
-        return base64.b64decode(text, validate=True)
-    except (binascii.Error, ValueError) as error:
-        raise typer.BadParameter(f"is no base64: {error}", param_hint="--key-base64") from error

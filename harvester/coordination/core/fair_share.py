@@ -11,7 +11,10 @@ not heard of for an interval, which a live one is twice), goes to those who ask 
 for what the dead are about to leave, and claim nothing at the moment when it is left.
 
 *Shedding.* A holder that has had to give something for a full interval releases all of it, or as many as its settings
-allow at once; the next ones no sooner than an interval later. Meanwhile it claims nothing.
+allow at once; the next ones no sooner than an interval later. Meanwhile it claims nothing. A release waits for what is
+in hand, for an interval at most: till then the partition is the holder's for others, and free for the holder itself,
+which would give more otherwise. It does not take it back for 2 intervals, nor does it ask: others who give may not
+have released yet.
 
 *Claiming.* A partition is *open* (P28) when a claim would win now: by what the log says, or will say if its time has
 gone on as `LogTime` estimates; or when the client id that holds it is ours, from an earlier life (P29); or when nothing
@@ -19,8 +22,9 @@ was heard of it for 2 intervals of the *local* clock. If the estimate was wrong 
 reader that is not certain about a partition allows for `clock_step` besides (P30). What is open is taken up to
 floor(partitions / present), and up to ceil(partitions / present) unless somebody who asks has less. Beyond it one
 partition an interval, and only while nobody asks: others may be bounded to fewer than their share. For its first half
-interval a client takes one at most, besides what its id held already, so that those who start together hear of each
-other before the first of them has taken everything.
+interval a client takes one at most, or only what its id held already, so that those who start together hear of each
+other before the first of them has taken everything. The same goes for half an interval after an outage, in which
+nothing of the log was read for an interval: everybody has its own again, and nothing has to be given.
 
 Shares are counted in *units*: partitions, or with whole topics their first partitions, whose holder alone claims the
 others. Each client prefers the partitions in an order of its own (rendezvous hashing), so that several rarely reach for
@@ -182,7 +186,7 @@ class Choice:
         self._interval_s = settings.heartbeat_interval_s
         self._places: list[GroupPartition] = []  # of the subscribed topics, in the order that this client prefers
         self._units: list[GroupPartition] = []
-        self._ready_at = self._first_until = -math.inf
+        self._ready_at = self._first_until = self._read_at = -math.inf
         self._heard_at: dict[GroupPartition, float] = {}
         self._retry_at: dict[GroupPartition, float] = {}
         self._log_time = LogTime()
@@ -203,11 +207,13 @@ class Choice:
         self._ready_at = now
 
     def active(self, now: float) -> None:
+        """Claims are made from now on."""
         self._first_until = now + self._interval_s / 2
 
     def read(self, partition: int, now_ms: int, now: float) -> None:
         """A record was read in a partition of the log, where the log time is now this."""
         self._log_time.read(partition, now_ms, now)
+        self._read_at = now
 
     def heard(self, place: GroupPartition, now: float) -> None:
         self._heard_at[place] = now
@@ -223,7 +229,7 @@ class Choice:
         self._retry_at[place] = now + wait_s
 
     def let_go(self, place: GroupPartition, now: float) -> None:
-        """It is given up on request: for others to claim."""
+        """It is given up for others to claim: an interval at most until it is released, and another one for them."""
         self._retry_at[place] = now + 2 * self._interval_s
 
     # -- what it chooses
@@ -235,7 +241,11 @@ class Choice:
         if not self._shedding.due(surplus > 0, now) or not held:
             return []
         most = self._settings.shed_at_once
-        return held[-(surplus if most is None else min(most, surplus)) :]
+        given = held[-(surplus if most is None else min(most, surplus)) :]
+        for place in given:
+            self.let_go(place, now)
+        self._next_ask_at = now + 2 * self._interval_s
+        return given
 
     def orphans(self) -> list[GroupPartition]:
         """With whole topics: what is held of a topic whose first partition is not."""
@@ -246,12 +256,17 @@ class Choice:
         ]
 
     def fewer_elsewhere(self, now: float) -> bool:
-        """Whether another client that is present has less: who could take something over."""
-        counts = self._roster(now).counts
-        return min(counts.values()) < counts[self._me]
+        """Whether another client that is present has less: who could take something over.
+
+        Not while one asks: it is given its share as it is, and both together would be more than anybody may take.
+        """
+        roster = self._roster(now)
+        return not roster.asking and min(roster.counts.values()) < roster.counts[self._me]
 
     def to_claim(self, now: float) -> list[GroupPartition]:
         """What is claimed now: what is open, within the share, and if nothing is, perhaps one in vain, to ask."""
+        if now - self._read_at > self._interval_s:
+            self.active(now)  # an outage: it begins anew
         if not self._shedding.may_claim(now):
             return []
         roster = self._roster(now)
@@ -293,7 +308,7 @@ class Choice:
 
     def _may_take(self, roster: Roster, mine: int, now: float) -> bool:
         """One unit more. What goes beyond the fair share is taken only when it was left over for an interval."""
-        if now < self._first_until and mine > 0:
+        if now < self._first_until and (mine > 0 or any(map(self._is_ours, self._units))):
             return False
         if roster.may_claim(mine):
             return True
@@ -333,6 +348,10 @@ class Choice:
         claim = self.world(place).claim(place)
         return claim.exact and claim.holder is not None and claim.holder.id == self._me
 
+    def _gives(self, place: GroupPartition, holder: Client) -> bool:
+        """Whether it is being released, or was, and the log does not say so yet."""
+        return holder.id == self._me and self._phase(place) in (ClaimPhase.LEAVING, ClaimPhase.IDLE)
+
     def _silent_for(self, place: GroupPartition, now: float) -> float:
         return now - max(self._heard_at.get(place, self._ready_at), self._ready_at)
 
@@ -346,7 +365,7 @@ class Choice:
             holder = world.claim(place).holder
             if self._phase(place) is ClaimPhase.HELD:
                 counts[self._me] += 1
-            elif holder is None or world.claimable(place, log_ms):
+            elif holder is None or world.claimable(place, log_ms) or self._gives(place, holder):
                 free += 1
             elif holder.id != self._me and self._silent_for(place, now) <= 2 * self._interval_s:
                 counts[holder.id] = counts.get(holder.id, 0) + 1

@@ -53,8 +53,10 @@ def resume(offset: int, first: int, end: int, policy: OutOfRangePolicy) -> int |
 class Health:
     """Whether a consumer keeps up with a partition that it holds, from one look each interval.
 
-    It falls behind when its lag has grown at each of the last `samples` looks, and is now more than the records that
-    were processed in all that time: at this speed it does not catch up.
+    It falls behind when more records have waited to be handed out at each of the last `samples` looks than at the one
+    before, and now more wait than were handed out in all that time: at this speed it does not catch up. What is handed
+    out and not processed yet does not wait: one record that is committed late would look like a consumer that stands
+    still. Where too many are open, no more are handed out, and those wait.
     """
 
     __slots__ = ("_looks",)
@@ -62,19 +64,19 @@ class Health:
     def __init__(self, samples: int = 4) -> None:
         if samples < 2:
             raise ValueError("a trend takes two samples")
-        self._looks: deque[tuple[int, int]] = deque(maxlen=samples)  # next offset to process, end of the partition
+        self._looks: deque[tuple[int, int]] = deque(maxlen=samples)  # next offset to hand out, end of the partition
 
     def look(self, next_offset: int, end_offset: int) -> None:
-        """Once an interval: where the consumer is, and where the partition ends."""
+        """Once an interval: what is handed out next, and where the partition ends."""
         self._looks.append((next_offset, end_offset))
 
     @property
     def falls_behind(self) -> bool:
         if len(self._looks) < (self._looks.maxlen or 0):
             return False
-        lags = [end - position for position, end in self._looks]
-        processed = self._looks[-1][0] - self._looks[0][0]
-        return all(later > earlier for earlier, later in pairwise(lags)) and lags[-1] > processed
+        waiting = [end - position for position, end in self._looks]
+        handed_out = self._looks[-1][0] - self._looks[0][0]
+        return all(later > earlier for earlier, later in pairwise(waiting)) and waiting[-1] > handed_out
 
 
 class PartitionProgress:
@@ -90,11 +92,11 @@ class PartitionProgress:
         """Given to the application; offsets come in order."""
         self._done[offset] = False
 
-    def finish(self, offset: int) -> bool:
+    def finish(self, *offsets: int) -> bool:
         """Processed. Whether the prefix has grown; a record that was not delivered, or is done, changes nothing."""
-        if offset not in self._done:
-            return False
-        self._done[offset] = True
+        for offset in offsets:
+            if offset in self._done:
+                self._done[offset] = True
         before = self.last_offset
         for first in self._leading():
             self.last_offset = first
@@ -113,6 +115,11 @@ class PartitionProgress:
     def first_open(self) -> int | None:
         """The record that a successor would begin with, if it was delivered."""
         return next(iter(self._done), None)
+
+    @property
+    def last_delivered(self) -> int | None:
+        """The end of the prefix, if nothing was delivered behind it."""
+        return next(reversed(self._done), self.last_offset)
 
     @property
     def open_records(self) -> int:
@@ -150,6 +157,18 @@ class RecordBatch:
             self.given = given
         return None
 
+    def take_some(self, most: int, now: float) -> list[Any]:
+        """The next ones, at most so many, in equal parts of what is left; none if they must not be handed out now."""
+        given, left = self.given, len(self.records) - self.given
+        if not left or not most:
+            return []
+        parts = -(-left // most)
+        self.given = end = given - (-left // parts)
+        if now < self.until:
+            return self.records[given:end]
+        self.given = given
+        return []
+
     def handed_out(self, clock: Callable[[], float]) -> Iterator[Any]:
         """The same for one after the other, which is quicker."""
         records, count = self.records, len(self.records)
@@ -167,6 +186,14 @@ class RecordBatch:
         last = self.given - 1
         if self.done == last and self.records[last] is record:
             self.done = last + 1
+            return True
+        return False
+
+    def finish_some(self, records: list[Any]) -> bool:
+        """The same for several: they are all that are open."""
+        done, given = self.done, self.given
+        if 0 <= done == given - len(records) and self.records[done:given] == records:
+            self.done = given
             return True
         return False
 
@@ -226,6 +253,7 @@ class PartitionBuffer:
         self.full_since: float | None = None  # at least once: there is no room for more
         self.blocked = False  # that was said
         self.stopping_at: float | None = None
+        self.laid_down = False  # it is given up, and nothing of it is in a handler's hands
         self.reason = ""  # why it is given up
         self._first_open: int | None = None
         self._first_open_since = 0.0
@@ -250,6 +278,15 @@ class PartitionBuffer:
     @property
     def next_offset(self) -> int:
         return 0 if self.fetched_to is None else self.fetched_to + 1
+
+    @property
+    def position(self) -> int:
+        """Of the record that is handed out next."""
+        batches = self.owned or ([] if self.batch is None else [self.batch])
+        waiting = next((batch.records[batch.given] for batch in batches if batch.given < len(batch.records)), None)
+        if waiting is None:
+            waiting = next(iter(self.fetched), None)
+        return self.next_offset if waiting is None else int(waiting.offset())
 
     def skip_to(self, offset: int) -> None:
         """What lies before this offset is not there to be fetched."""
@@ -287,12 +324,12 @@ class PartitionBuffer:
         self.fetched = batch.rest + self.fetched
         self.batch = None
 
-    def finish(self, offset: int) -> None:
-        """A record is processed that is not the next one to be (see `batch`)."""
+    def finish(self, *offsets: int) -> None:
+        """Records are processed that are not the next ones to be (see `batch`)."""
         batch = self.batch
         if batch is not None:
             batch.tell(self.progress)
-        self.progress.finish(offset)
+        self.progress.finish(*offsets)
         if batch is not None and not self.progress.open_records:
             batch.count_again()
 
@@ -304,6 +341,15 @@ class PartitionBuffer:
             last: int = batch.records[done - 1].offset()
             return last
         return self.progress.last_offset
+
+    @property
+    def last_handed_out(self) -> int | None:
+        """Its offset; what was processed or passed over before counts, too."""
+        batch = self.batch
+        if batch is not None and batch.given:
+            last: int = batch.records[batch.given - 1].offset()
+            return last
+        return self.progress.last_delivered
 
     @property
     def open_records(self) -> int:
@@ -324,6 +370,14 @@ class PartitionBuffer:
         offset: int = batch.records[done].offset()
         return offset
 
+    def falls_behind(self, lag: int) -> bool:
+        """To be asked once an interval, with the number of records that are not processed."""
+        processed, handed_out = (
+            0 if last_offset is None else last_offset + 1 for last_offset in (self.last_offset, self.last_handed_out)
+        )
+        self.health.look(handed_out, processed + lag)
+        return self.health.falls_behind
+
     def look(self, most: int, now: float) -> None:
         """Notice since when a record is open, and since when there is no room for more."""
         first = self.first_open
@@ -336,7 +390,7 @@ class PartitionBuffer:
 
     def open(self, now: float) -> Open | None:
         """What is handed out and not processed, as of the last look."""
-        if self._first_open is None:
+        if self._first_open is None or not self.open_records:
             return None
         return Open(self.open_records, self._first_open, max(0.0, now - self._first_open_since))
 

@@ -17,7 +17,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from harvester.errors import ConfigurationError, Problem, SchemaError
-from harvester.outbox.shape import ColumnShape
+from harvester.outbox.shape import ColumnShape, header_kind
+from harvester.outbox.sql import columns
 from harvester.outbox.sql.insert import written_columns
 from harvester.outbox.tables import OutboxTable, dollar_quoted, literal, quoted
 
@@ -62,12 +63,16 @@ class Template:
 
 @dataclass(frozen=True, slots=True)
 class Route:
-    """Which columns become what. A record without a key has no order; a NULL key counts as none."""
+    """Which columns become what. A record without a key has no order; a NULL key counts as none.
+
+    `headers_from`: a column with further headers, an object of JSON or an array of pairs.
+    """
 
     topic: Template
     key: Template | None
     value: Template
     headers: tuple[tuple[str, Template], ...]
+    headers_from: str | None = None
 
     @classmethod
     def parse(
@@ -77,6 +82,7 @@ class Route:
         key: str = DEBEZIUM_KEY,
         value: str = DEBEZIUM_VALUE,
         headers: Iterable[str] = DEBEZIUM_HEADERS,
+        headers_from: str | None = None,
     ) -> Route:
         """Read templates; an empty key is none, a header is `name=template`. Raises ConfigurationError."""
         return cls(
@@ -84,16 +90,19 @@ class Route:
             key=Template.parse("key", key) if key else None,
             value=Template.parse("value", value),
             headers=tuple(_header(header) for header in headers),
+            headers_from=headers_from,
         )
 
     @property
     def columns(self) -> frozenset[str]:
         templates = [self.topic, self.value, *(template for _, template in self.headers)]
-        return frozenset().union(*(template.columns for template in templates), self.key.columns if self.key else ())
+        further = [self.key.columns if self.key else (), (self.headers_from,) if self.headers_from else ()]
+        return frozenset().union(*(template.columns for template in templates), *further)
 
     def __str__(self) -> str:
         headers = "".join(f", header {name}={template}" for name, template in self.headers)
-        return f"topic {self.topic}, key {self.key}, value {self.value}{headers}"
+        further = f", headers of {self.headers_from}" if self.headers_from else ""
+        return f"topic {self.topic}, key {self.key}, value {self.value}{headers}{further}"
 
 
 def _escaped(text: str) -> str:
@@ -160,16 +169,24 @@ def _judge(outbox: OutboxTable, source: AdoptedTable, route: Route) -> None:
             f"{source.name} has no column {', '.join(missing)}",
             hint=f"it has {', '.join(source.columns)}; say what is topic, key, value and header with options",
         )
+    if route.headers_from and header_kind(source.columns[route.headers_from]) is None:
+        raise SchemaError(
+            f"{source.name} has {route.headers_from} as {source.columns[route.headers_from]}, which holds no headers",
+            hint="all headers in one column are an object (jsonb or json), or names and values in turn (text[])",
+        )
 
 
 def _body(outbox: OutboxTable, shape: ColumnShape, source: AdoptedTable, route: Route) -> str:
     fields = [
         "now()",
         _text(route.topic, source),
-        _bytes(route.key, source) if shape.key_type == "bytea" else _text(route.key, source),
-        _bytes(route.value, source) if shape.value_type == "bytea" else _text(route.value, source),
-        "names",
-        "contents",
+        columns.stored(
+            shape,
+            _bytes(route.key, source) if shape.key_type == "bytea" else _text(route.key, source),
+            _bytes(route.value, source) if shape.value_type == "bytea" else _text(route.value, source),
+            "names",
+            "contents",
+        ),
     ]
     if shape.has_partition:
         fields.append("NULL")
@@ -178,7 +195,7 @@ DECLARE
     names text[] := '{{}}';
     contents text[] := '{{}}';
 BEGIN
-{_headers(route, source)}    INSERT INTO {outbox.sql} ({written_columns(shape)})
+{_headers(route, source)}{_further(route, source)}    INSERT INTO {outbox.sql} ({written_columns(shape)})
     VALUES ({", ".join(fields)});
     RETURN NULL;
 END
@@ -195,6 +212,16 @@ def _headers(route: Route, source: AdoptedTable) -> str:
     return f"""    SELECT coalesce(array_agg(h.name ORDER BY h.at), '{{}}'),
         coalesce(array_agg(h.content ORDER BY h.at), '{{}}')
     INTO names, contents FROM (VALUES {rows}) AS h (at, name, content) WHERE h.content IS NOT NULL;
+"""
+
+
+def _further(route: Route, source: AdoptedTable) -> str:
+    if route.headers_from is None:
+        return ""
+    kind, column = header_kind(source.columns[route.headers_from]), f"NEW.{quoted(route.headers_from)}"
+    assert kind is not None, "it was judged"
+    return f"""    names := names || {columns.names_in(kind, column)};
+    contents := contents || {columns.values_in(kind, column)};
 """
 
 

@@ -157,14 +157,10 @@ def script(
     statements = ["BEGIN"]
     for role in roles:
         statements += revocations(place, role)
-    for role in dict.fromkeys(relays):
-        statements += relay_grants(place, role)
-    for role in dict.fromkeys(writers):
-        statements += writer_grants(place, role)
-    for role in dict.fromkeys(callers):
-        statements += caller_grants(place, role)
-    for role in dict.fromkeys(monitors):
-        statements += monitor_grants(place, role)
+    kinds = ((relay_grants, relays), (writer_grants, writers), (caller_grants, callers), (monitor_grants, monitors))
+    for grants, named in kinds:
+        for role in dict.fromkeys(named):
+            statements += grants(place, role)
     return "".join(f"{statement};\n" for statement in [*statements, "COMMIT"])
 
 

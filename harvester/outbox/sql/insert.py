@@ -18,6 +18,7 @@ from typing import Any
 
 from harvester.errors import OutboxError
 from harvester.outbox.shape import ColumnShape
+from harvester.outbox.sql import columns
 from harvester.outbox.tables import OutboxTable
 from harvester.outbox.validation import CheckedRow, check
 from harvester.record import OutboxRecord
@@ -86,9 +87,12 @@ class Insertion:
     def build(cls, table: OutboxTable, shape: ColumnShape, encoding: str, style: Style = Style.PSYCOPG) -> Insertion:
         """`encoding` is the Python codec of the session's client_encoding."""
         fields = "topic, key, value, header_keys, header_values"
-        selected = "now(), topic, key, value, header_keys::text[], header_values::text[]"
+        selected = (
+            f"now(), topic, {columns.stored(shape, 'key', 'value', 'header_keys::text[]', 'header_values::text[]')}"
+        )
         arrays = f"%b::text[], %b::{shape.key_type}[], %b::{shape.value_type}[], %b::text[], %b::text[]"
-        one = f"now(), %s, %s::{shape.key_type}, %b::{shape.value_type}, %s::text[], %s::text[]"
+        given = (f"%s::{shape.key_type}", f"%b::{shape.value_type}", "%s::text[]", "%s::text[]")
+        one = f"now(), %s, {columns.stored(shape, *given)}"
         if shape.has_partition:
             one = f"{one}, %s::integer"
             fields, selected, arrays = f"{fields}, part", f"{selected}, part", f"{arrays}, %b::integer[]"
@@ -147,7 +151,7 @@ _SUPPRESSED = "a trigger or rule of the table suppressed it; roll the transactio
 
 def written_columns(shape: ColumnShape) -> str:
     """The columns of an INSERT, in the order of `Insertion.parameters` behind create_time."""
-    names = "create_time, kafka_topic, kafka_key, kafka_value, kafka_header_keys, kafka_header_values"
+    names = f"create_time, kafka_topic, {columns.written(shape)}"
     return f"{names}, kafka_partition" if shape.has_partition else names
 
 

@@ -22,6 +22,7 @@ does now().
 from __future__ import annotations
 
 from harvester.outbox.shape import ColumnShape
+from harvester.outbox.sql import columns
 from harvester.outbox.sql.insert import written_columns
 from harvester.outbox.tables import OutboxTable, doubled
 
@@ -73,8 +74,9 @@ def stash_one(table: OutboxTable, shape: ColumnShape, *, hopeful: bool) -> str:
     One row (ctid, id of the new row or NULL, sequence before, generation after, expired), none where there is no such
     lease. A hopeful step gives the first two, none where it found nothing.
     """
-    values = f"now(), %(topic)s, %(key)s::{shape.key_type}, %(value)b::{shape.value_type}, %(header_keys)s::text[],"
-    values = f"{values} %(header_values)s::text[]{', %(part)s::integer' if shape.has_partition else ''}"
+    given = (f"%(key)s::{shape.key_type}", f"%(value)b::{shape.value_type}")
+    fields = columns.stored(shape, *given, "%(header_keys)s::text[]", "%(header_values)s::text[]")
+    values = f"now(), %(topic)s, {fields}{', %(part)s::integer' if shape.has_partition else ''}"
     step = _hope(table) if hopeful else _decide(table)
     return f"""WITH {step}, inserted AS (
     INSERT INTO {doubled(table.sql)} ({written_columns(shape)}) SELECT {values} FROM step WHERE accepted RETURNING id
@@ -84,7 +86,7 @@ def stash_one(table: OutboxTable, shape: ColumnShape, *, hopeful: bool) -> str:
 def stash_many(table: OutboxTable, shape: ColumnShape, *, hopeful: bool) -> str:
     """The same for arrays, named in MANY; gives an array of the ids of the new rows, in no order."""
     fields, part = "topic, key, value, header_keys, header_values", ""
-    selected = "now(), topic, key, value, header_keys::text[], header_values::text[]"
+    selected = f"now(), topic, {columns.stored(shape, 'key', 'value', 'header_keys::text[]', 'header_values::text[]')}"
     if shape.has_partition:
         fields, selected, part = f"{fields}, part", f"{selected}, part", ", %(parts)b::integer[]"
     new = "accepted" if hopeful else "accepted AND %(first)s::bigint + n - 1 > previous"

@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from uuid import UUID
 
 from harvester.outbox.shape import OutboxShape
+from harvester.outbox.sql import columns
 from harvester.outbox.tables import OutboxTable, doubled
 
 # What statements that read rows bring: the id, the key, and the row as the server sent it.
@@ -66,7 +67,7 @@ def in_space(table: OutboxTable, space: IdSpace | None) -> str:
     """
     if space is None:
         return ""
-    condition = f" AND {_oid_of(table)} = {space.table:d}::oid"
+    condition = f" AND {oid_of(table.sql)} = {space.table:d}::oid"
     if space.sequence:
         condition += f" AND pg_catalog.pg_relation_filenode({space.sequence:d}::oid)::bigint = {space.file:d}"
     return condition
@@ -78,13 +79,14 @@ def read_space(table: OutboxTable, sequence: str) -> str:
     `sequence`: SQL for the sequence's oid; NULL where there is none.
     """
     return (
-        f"SELECT {_oid_of(table)}, s.oid, pg_catalog.pg_relation_filenode(s.oid)::bigint"
+        f"SELECT {oid_of(table.sql)}, s.oid, pg_catalog.pg_relation_filenode(s.oid)::bigint"
         f" FROM (SELECT {sequence} AS oid) AS s"
     )
 
 
-def _oid_of(table: OutboxTable) -> str:
-    name = table.sql.replace("'", "''")
+def oid_of(relation: str) -> str:
+    """SQL for the oid of a table or sequence, whose name is quoted; NULL while there is none."""
+    name = relation.replace("'", "''")
     return f"pg_catalog.to_regclass('{name}')::oid"
 
 
@@ -101,7 +103,8 @@ def _fence(table: OutboxTable, fence: Fence, lock: str = " FOR SHARE", selected:
     return f"WITH t AS MATERIALIZED (SELECT {selected} FROM {table.term} WHERE {conditions}{lock})"
 
 
-def _file_of(sequence: str) -> str:
+def file_of(sequence: str) -> str:
+    """SQL for the file of a sequence, another one after a restart."""
     name = sequence.replace("'", "''")
     return f"pg_catalog.pg_relation_filenode('{name}'::pg_catalog.regclass)::bigint"
 
@@ -124,8 +127,8 @@ def _columns(shape: OutboxShape) -> str:
     """What `harvester.delivery.decode` expects; behind the key a time and a partition that are never NULL."""
     partition = f"coalesce(o.kafka_partition::bigint, {_NO_PARTITION})" if shape.has_partition else _NO_PARTITION
     return (
-        f"o.id::bigint, o.kafka_key, coalesce(o.create_time, 'epoch'), {partition}, o.kafka_topic,"
-        " o.kafka_header_keys, o.kafka_header_values, o.kafka_value"
+        f"o.id::bigint, {columns.key(shape, 'o')}, coalesce(o.create_time, 'epoch'), {partition}, o.kafka_topic,"
+        f" {columns.header_keys(shape, 'o')}, {columns.header_values(shape, 'o')}, {columns.value(shape, 'o')}"
     )
 
 
@@ -241,7 +244,7 @@ def holders(table: OutboxTable, oid: int, sequence: str | None) -> str:
     """
     value = "SELECT NULL::bigint AS id, NULL::bigint AS file"
     if sequence:
-        value = f"SELECT last_value - (NOT is_called)::int AS id, {_file_of(sequence)} AS file FROM {sequence}"
+        value = f"SELECT last_value - (NOT is_called)::int AS id, {file_of(sequence)} AS file FROM {sequence}"
     return (
         f"WITH given AS MATERIALIZED ({value}) SELECT (SELECT jsonb_object_agg(h.name, h.number) FROM"
         " (SELECT l.virtualtransaction AS name, max(l.pid) AS pid, bool_or(l.locktype = 'relation') AS holds,"
@@ -255,7 +258,7 @@ def holders(table: OutboxTable, oid: int, sequence: str | None) -> str:
         " WHERE a.pid = h.pid AND a.state LIKE 'idle in transaction%' AND a.backend_xid IS NULL))),"
         f" given.id, given.file, (SELECT wanted_by FROM {table.term} WHERE {_WANTED}),"
         " pg_catalog.pg_snapshot_xmax(pg_catalog.pg_current_snapshot())::text::bigint,"
-        f" {_oid_of(table)} FROM given"
+        f" {oid_of(table.sql)} FROM given"
     )
 
 
@@ -280,7 +283,7 @@ def save_bookmark(table: OutboxTable, sequence: str) -> str:
 
 def _id_space(sequence: str) -> str:
     """The incarnation alone does not tell of a sequence that was restarted, and has caught up, while nobody looked."""
-    return f"t.incarnation || '/' || t.outbox_oid || '/' || {_file_of(sequence)}"
+    return f"t.incarnation || '/' || t.outbox_oid || '/' || {file_of(sequence)}"
 
 
 def read_term(table: OutboxTable) -> str:

@@ -13,8 +13,9 @@ from typing import Literal
 
 from harvester.errors import SchemaError
 from harvester.outbox.shape import OutboxShape
+from harvester.outbox.sql import columns
 from harvester.outbox.sql.queries import IdSpace, in_space
-from harvester.outbox.tables import OutboxTable, doubled
+from harvester.outbox.tables import OutboxTable, as_bytes, doubled
 
 Archive = Literal["off", "ids", "rows"]
 
@@ -69,13 +70,19 @@ def quarantine(table: OutboxTable, shape: OutboxShape, notice_topic: str = "", s
     refused notice would breed another. Raises SchemaError for a topic longer than its column.
     """
     row = ", ".join(_ROW)
+    # As Kafka would have got them; by their names, the outbox's columns would be meant.
+    taken = (
+        f"o.id, o.create_time, o.kafka_topic, {columns.key(shape, 'o')} AS kafka_key,"
+        f" {columns.value(shape, 'o')} AS kafka_value, {columns.header_keys(shape, 'o')} AS kafka_header_keys,"
+        f" {columns.header_values(shape, 'o')} AS kafka_header_values"
+    )
     partition = "kafka_partition" if shape.has_partition else "NULL::int AS kafka_partition"
     notice = f", n AS ({_notice(table, shape, notice_topic)})" if notice_topic else ""
     return (
         f"WITH t AS MATERIALIZED (SELECT incarnation FROM {doubled(table.term)}"
         f" WHERE term = %(term)s AND holder = %(holder)s{doubled(in_space(table, space))} FOR SHARE),"
-        f" d AS (DELETE FROM {doubled(table.sql)} WHERE id = %(id)s AND EXISTS (SELECT 1 FROM t)"
-        f" RETURNING id, {row}, {partition}),"
+        f" d AS (DELETE FROM {doubled(table.sql)} o WHERE o.id = %(id)s AND EXISTS (SELECT 1 FROM t)"
+        f" RETURNING {taken}, {partition}),"
         f" q AS (INSERT INTO {doubled(table.quarantine)} (id, incarnation, {row}, kafka_partition, error, attempts,"
         f" first_failed_at, origin) SELECT d.id, t.incarnation, {', '.join(f'd.{c}' for c in _ROW)},"
         " d.kafka_partition, %(error)s, %(attempts)s, %(first_failed_at)s, %(origin)s::bytea FROM d, t"
@@ -87,21 +94,21 @@ def quarantine(table: OutboxTable, shape: OutboxShape, notice_topic: str = "", s
 
 def _kept(archive: Archive, shape: OutboxShape) -> str:
     """Columns of the archive, in its order. Key and value are kept as the bytes that Kafka got."""
-
-    def as_bytes(column: str, kind: str) -> str:
-        return f"o.{column}" if kind == "bytea" else f"convert_to(o.{column}, 'UTF8')"
-
-    kept = ["o.id::bigint AS id", "o.create_time", "o.kafka_topic", f"{as_bytes('kafka_key', shape.key_type)} AS key"]
+    key, value = (
+        as_bytes(columns.key(shape, "o"), shape.key_type),
+        as_bytes(columns.value(shape, "o"), shape.value_type),
+    )
+    kept = ["o.id::bigint AS id", "o.create_time", "o.kafka_topic", f"{key} AS key"]
     if archive == "rows":
         kept += [
-            f"{as_bytes('kafka_value', shape.value_type)} AS value",
-            "o.kafka_header_keys",
-            "o.kafka_header_values",
+            f"{value} AS value",
+            f"{columns.header_keys(shape, 'o')} AS kafka_header_keys",
+            f"{columns.header_values(shape, 'o')} AS kafka_header_values",
         ]
-        kept.append("o.kafka_partition" if shape.has_partition else "NULL::int AS kafka_partition")
     else:
         kept += ["NULL::bytea AS value", "NULL::text[] AS kafka_header_keys", "NULL::text[] AS kafka_header_values"]
-        kept.append("NULL::int AS kafka_partition")
+    has_partition = archive == "rows" and shape.has_partition
+    kept.append("o.kafka_partition" if has_partition else "NULL::int AS kafka_partition")
     return ", ".join(kept)
 
 
@@ -123,6 +130,11 @@ def _notice(table: OutboxTable, shape: OutboxShape, topic: str) -> str:
             f"the notice topic {topic!r} does not fit into kafka_topic, which holds {longest} characters",
             hint="widen the column, or choose a shorter poison.notice_topic",
         )
+    if shape.value_stored not in (None, "json", "jsonb"):
+        raise SchemaError(
+            f"a notice does not fit into kafka_value, which is {shape.value_stored}: it is a JSON document",
+            hint="change the column's type, or leave out poison.notice_topic",
+        )
     document = _document(shape, NOTICE_ERROR_CHARACTERS, key=True)
     value, condition = "x.document", ""
     if shape.value_max is not None:
@@ -130,9 +142,10 @@ def _notice(table: OutboxTable, shape: OutboxShape, topic: str) -> str:
         value = f"CASE WHEN char_length(x.document) <= {shape.value_max} THEN x.document ELSE x.short END"
         condition = f" WHERE char_length({value}) <= {shape.value_max}"
     value = f"convert_to({value}, 'UTF8')" if shape.value_type == "bytea" else value
+    fields = columns.stored(shape, "x.kafka_key", value, "'{}'::text[]", "'{}'::text[]")
     return (
-        f"INSERT INTO {doubled(table.sql)} (create_time, kafka_topic, kafka_key, kafka_value, kafka_header_keys,"
-        f" kafka_header_values) SELECT now(), '{topic}', x.kafka_key, {value}, '{{}}', '{{}}'"
+        f"INSERT INTO {doubled(table.sql)} (create_time, kafka_topic, {columns.written(shape)})"
+        f" SELECT now(), '{topic}', {fields}"
         f" FROM (SELECT d.kafka_key, {document} AS document,"
         f" {_document(shape, _SHORT_ERROR_CHARACTERS, key=False)} AS short FROM d, t"
         f" WHERE d.kafka_topic <> '{topic}') x{condition}"

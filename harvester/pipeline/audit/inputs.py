@@ -23,7 +23,8 @@ from harvester.outbox import archive
 from harvester.outbox.connection import Connection, connect, database_errors
 from harvester.outbox.schema import find_shape
 from harvester.outbox.shape import INIT_HINT, OutboxShape
-from harvester.outbox.tables import OutboxTable
+from harvester.outbox.sql import columns
+from harvester.outbox.tables import OutboxTable, as_bytes
 from harvester.pipeline import schemas, source, streaming, tables
 from harvester.pipeline.audit.schemas import HISTORY, RECORDS, RecordSource
 from harvester.pipeline.jdbc import JdbcSource
@@ -300,13 +301,14 @@ def _check_readable(connection: Connection, names: list[str]) -> None:
 
 def query(table: OutboxTable, facts: HistoryFacts, since: datetime | None) -> str:
     """One SELECT with the columns of HISTORY. `since`: what was purged before is left out."""
-    key = "kafka_key" if facts.shape.key_type == "bytea" else "convert_to(kafka_key, 'UTF8')"
+    key = as_bytes("kafka_key", facts.shape.key_type)
     partition = "kafka_partition" if facts.shape.has_partition else "NULL::integer"
     # An archive that was written while nothing stood in the term table does not know whose its rows are.
     current = f"'{facts.incarnation}'"
     since_sql = "" if since is None else f" WHERE purged_at >= '{since.astimezone(UTC).isoformat()}'"
+    outbox = f"{columns.published(table, facts.shape)} o"
     parts = [
-        _select(RecordSource.OUTBOX, table.sql, incarnation=current, partition=partition, key=key),
+        _select(RecordSource.OUTBOX, outbox, incarnation=current, partition=partition, key=key),
         _select(RecordSource.QUARANTINE, table.quarantine, key=key, at="quarantined_at", origin="origin"),
         _select(
             RecordSource.ARCHIVE, table.archive, incarnation=f"coalesce(incarnation::text, {current})", at="purged_at"

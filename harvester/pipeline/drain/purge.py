@@ -26,13 +26,7 @@ class Purgers:
     def __init__(
         self, dsn: str, table: OutboxTable, rules: Rules, server: str | None, term: int, sessions: int
     ) -> None:
-        self._sessions = [
-            PurgeSession(
-                dsn, table, f"harvester drain/{number}", rules,
-                opened=lambda _pid, _started: None, server_changed=lambda _reason: None,
-            )
-            for number in range(sessions)
-        ]  # fmt: skip
+        self._sessions = [PurgeSession(dsn, table, f"harvester drain/{number}", rules) for number in range(sessions)]
         for session in self._sessions:
             session.expect(server, term)
         self._pool = ThreadPoolExecutor(sessions, thread_name_prefix="purge")

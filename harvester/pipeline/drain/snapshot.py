@@ -7,7 +7,6 @@ Thin. Raises DatabaseUnavailable, SchemaError, TermLost.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from types import TracebackType
 from uuid import UUID
 
 from harvester.delivery.decode import Broken, Decoded, decode
@@ -67,9 +66,7 @@ class Snapshot:
             raise
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_error: object) -> None:
         self._connection.close()
 
     def choose(self, limit: int, most_bytes: int, term: int, holder: UUID) -> SliceRows | None:

@@ -13,7 +13,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from harvester.outbox.shape import OutboxShape
-from harvester.outbox.tables import OutboxTable, literal
+from harvester.outbox.sql import columns
+from harvester.outbox.sql.queries import file_of
+from harvester.outbox.tables import OutboxTable, as_bytes, literal
 from harvester.pipeline.drain.slices import DrainRules as PoisonRules
 from harvester.pipeline.drain.slices import Share, TopicLimits, limit_bytes
 
@@ -38,9 +40,7 @@ def same_snapshot(snapshot: str) -> str:
 
 def standing(table: OutboxTable, shape: OutboxShape) -> str:
     """Term, holder, the file of the outbox's sequence (which changes when ids start again)."""
-    file = "NULL::bigint"
-    if shape.sequence is not None:
-        file = f"pg_catalog.pg_relation_filenode({literal(shape.sequence)}::pg_catalog.regclass)::bigint"
+    file = "NULL::bigint" if shape.sequence is None else file_of(shape.sequence)
     return f"SELECT term, holder, {file} FROM {table.term}"
 
 
@@ -51,7 +51,7 @@ def choose(table: OutboxTable, shape: OutboxShape, limit: int) -> str:
         " max(x.headers), bool_or(x.odd), bool_or(x.shifted), array_agg(x.id)"
         f" FROM (SELECT o.id::bigint AS id, o.kafka_topic AS topic, {_place(shape)} AS place, {_bytes()} AS bytes,"
         f" coalesce(cardinality(o.kafka_header_keys), 0) AS headers, {_ODD} AS odd, {_SHIFTED} AS shifted"
-        f" FROM {table.sql} o ORDER BY o.id LIMIT {limit:d}) x GROUP BY x.topic"
+        f" FROM {columns.published(table, shape)} o ORDER BY o.id LIMIT {limit:d}) x GROUP BY x.topic"
     )
 
 
@@ -70,7 +70,8 @@ def doubtful(
     return (
         f"COPY (SELECT o.id::bigint, o.kafka_key, coalesce(o.create_time, 'epoch'), {partition}, o.kafka_topic,"
         " o.kafka_header_keys, o.kafka_header_values, octet_length(o.kafka_value)::text"
-        f" FROM {table.sql} o WHERE o.id BETWEEN {ids[0]:d} AND {ids[1]:d} AND ({' OR '.join(conditions)})"
+        f" FROM {columns.published(table, shape)} o WHERE o.id BETWEEN {ids[0]:d} AND {ids[1]:d}"
+        f" AND ({' OR '.join(conditions)})"
         f" ORDER BY o.id LIMIT {limit:d}) TO STDOUT (FORMAT BINARY)"
     )
 
@@ -87,10 +88,10 @@ def read(
         for number in range(1, headers + 1)
     )
     return (
-        f"(SELECT o.id::bigint AS id, {_as_bytes('o.kafka_key', shape.key_type)} AS key,"
-        f" {_as_bytes('o.kafka_value', shape.value_type)} AS value, o.kafka_topic::text AS topic,"
+        f"(SELECT o.id::bigint AS id, {as_bytes('o.kafka_key', shape.key_type)} AS key,"
+        f" {as_bytes('o.kafka_value', shape.value_type)} AS value, o.kafka_topic::text AS topic,"
         f" {_place(shape)} AS partition, {_CREATED_US} AS created_us{pairs}, {_bucket(shape, tasks)} AS bucket"
-        f" FROM {table.sql} o WHERE o.id BETWEEN {ids[0]:d} AND {ids[1]:d}) rows"
+        f" FROM {columns.published(table, shape)} o WHERE o.id BETWEEN {ids[0]:d} AND {ids[1]:d}) rows"
     )
 
 
@@ -119,10 +120,6 @@ def _condition(shape: OutboxShape, share: Share, topic: TopicLimits | None, rule
 
 def _place(shape: OutboxShape) -> str:
     return "o.kafka_partition" if shape.has_partition else "NULL::int"
-
-
-def _as_bytes(column: str, kind: str) -> str:
-    return column if kind == "bytea" else f"convert_to({column}, 'UTF8')"
 
 
 def _bytes() -> str:

@@ -122,7 +122,7 @@ class MetricsSettings:
 class MetricsBatchDone:
     """What a finished batch says. `windows` it wrote, `open_counts` are kept for those that are open.
 
-    `late`: records by topic that came after their window was closed, which no window counts. `watermark` is UTC.
+    `late`: records by topic that came after their window was closed, which no window counts.
     """
 
     batch: int
@@ -131,7 +131,6 @@ class MetricsBatchDone:
     windows: int
     open_counts: int
     late: Mapping[str, int]
-    watermark: str | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -211,5 +210,4 @@ def _done(said: Mapping[str, Any], windows: int, late: Callable[[int], dict[str,
         windows,
         int(state["numRowsTotal"]),
         late(batch) if state["numRowsDroppedByWatermark"] else {},
-        (said.get("eventTime") or {}).get("watermark"),
     )

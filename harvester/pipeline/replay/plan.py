@@ -11,11 +11,12 @@ from __future__ import annotations
 import base64
 import json
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from datetime import datetime
 from enum import StrEnum
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
+from pydantic import BeforeValidator, PlainSerializer, PlainValidator, TypeAdapter
 from pyspark.sql import Window
 from pyspark.sql import functions as F  # noqa: N812 - Spark's own name for it
 
@@ -24,8 +25,6 @@ from harvester.pipeline.errors import CheckpointMismatch, PipelineError
 from harvester.pipeline.streaming import Place, any_of
 
 if TYPE_CHECKING:
-    from datetime import datetime
-
     from pyspark.sql import Column, DataFrame, Row
 
 WITHOUT_RATE = 1_000_000
@@ -60,6 +59,18 @@ class ReplayRate:
 Positions = Mapping[Place, int]
 """(topic, partition) → offset: everything up to there, itself included."""
 
+# What JSON has no form for, as it is stored: a key in base64, positions as [topic, partition, offset].
+_Key = Annotated[
+    bytes,
+    PlainSerializer(lambda key: base64.b64encode(key).decode(), when_used="json"),
+    PlainValidator(lambda text: base64.b64decode(text, validate=True)),
+]
+_Positions = Annotated[
+    Positions,
+    PlainSerializer(lambda done: [[*place, offset] for place, offset in sorted(done.items())], when_used="json"),
+    BeforeValidator(lambda rows: {(topic, partition): offset for topic, partition, offset in rows}),
+]
+
 _VERSION = 1
 
 
@@ -78,7 +89,7 @@ class Selection:
     until: datetime | None = None
     by: By = By.PUBLISHED
     topics: tuple[str, ...] = ()
-    keys: tuple[bytes, ...] = ()
+    keys: tuple[_Key, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,62 +131,28 @@ class ReplayProgress:
     request: ReplayRequest
     silver_version: int
     records: int = 0
-    done: Positions = field(default_factory=dict)
+    done: _Positions = field(default_factory=dict)
     finished: bool = False
+
+
+_STORED = TypeAdapter(ReplayProgress)
 
 
 def to_text(progress: ReplayProgress) -> str:
     """As it is stored."""
-    selection, destination = progress.request.selection, progress.request.destination
-    return json.dumps(
-        {
-            "version": _VERSION,
-            "id": progress.id,
-            "from": None if selection.since is None else selection.since.isoformat(),
-            "until": None if selection.until is None else selection.until.isoformat(),
-            "by": selection.by,
-            "topics": list(selection.topics),
-            "keys": [base64.b64encode(key).decode() for key in selection.keys],
-            "destination": asdict(destination),
-            "as_new": progress.request.as_new,
-            "silver_version": progress.silver_version,
-            "records": progress.records,
-            "done": [[topic, partition, offset] for (topic, partition), offset in sorted(progress.done.items())],
-            "finished": progress.finished,
-        },
-        indent=1,
-    )
+    stored = {"version": _VERSION, **_STORED.dump_python(progress, mode="json")}
+    return json.dumps(stored, indent=1)
 
 
 def from_text(text: str, where: str) -> ReplayProgress:
     """Read `to_text`; CheckpointMismatch for anything else."""
     try:
         stored = json.loads(text)
-        if stored["version"] != _VERSION:
-            raise CheckpointMismatch(f"{where} is of version {stored['version']}, this is {_VERSION}")
-        selection = Selection(
-            since=_time(stored["from"]),
-            until=_time(stored["until"]),
-            by=By(stored["by"]),
-            topics=tuple(stored["topics"]),
-            keys=tuple(base64.b64decode(key, validate=True) for key in stored["keys"]),
-        )
-        request = ReplayRequest(selection, Destination(**stored["destination"]), bool(stored["as_new"]))
-        done = {(str(topic), int(partition)): int(offset) for topic, partition, offset in stored["done"]}
-        return ReplayProgress(
-            str(stored["id"]),
-            request,
-            int(stored["silver_version"]),
-            int(stored["records"]),
-            done,
-            bool(stored["finished"]),
-        )
-    except (ValueError, KeyError, TypeError) as error:
+        if (version := stored.pop("version")) != _VERSION:
+            raise CheckpointMismatch(f"{where} is of version {version}, this is {_VERSION}")
+        return _STORED.validate_python(stored)
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise CheckpointMismatch(f"{where} cannot be read", hint="begin the replay anew, from where it was") from error
-
-
-def _time(text: str | None) -> datetime | None:
-    return None if text is None else datetime.fromisoformat(text)
 
 
 HEADER = "harvester-replay"

@@ -135,12 +135,12 @@ class TransactionQueue:
 
     def committed(self) -> list[QueuedRecord]:
         """The transaction is committed, for certain. Returns its records, which are to be purged."""
-        entries, self._open = self._open, []
+        entries = self._open
         if self._suspects_open and not self._searching:
             self._suspects_at_once *= 2  # they were suspected in vain; so may the next be
-        self._suspects_open = self._open_bytes = 0
         for entry in entries:
             self._unpurged[entry.id] = entry
+        self._open, self._suspects_open, self._open_bytes = [], 0, 0  # last: other threads count what is in flight
         return entries
 
     def settle(self, ids: Iterable[int]) -> None:

@@ -20,11 +20,11 @@ from confluent_kafka import Consumer, TopicPartition
 
 from harvester.stack import StackOptions, down, start, stop, up
 from scripts.benchmarks import _procs
-from scripts.benchmarks._backlog import Rows, fill, rate, read
+from scripts.benchmarks._backlog import Log, Rows, fill, read
 from scripts.benchmarks._place import Place, fresh, make_topic
 from scripts.benchmarks._relay import FULL
 from scripts.benchmarks._scenario import Bench, Samples, Scenario
-from scripts.benchmarks._traffic import Load, percentile, travel, write_alone
+from scripts.benchmarks._traffic import Load, percentile, travel, wait_empty, write_alone
 from scripts.benchmarks._worker import worker
 from scripts.benchmarks.peers import _relays, _tools
 from scripts.benchmarks.peers._relays import Peer, process
@@ -83,24 +83,26 @@ def _drains(bench: Bench, samples: Samples, peer: Peer, under: str) -> None:
             running = lasting.enter_context(process(peer, place))
             _wait_slot(place)
             cold = _one(bench, peer, place, Rows(bench.records), running.pid)
-            samples.add(f"{under}.cold_per_s", cold[0])
+            samples.add(f"{under}.cold_per_s", cold[0].rate_per_s)
         for number in bench.each_round():
             for name, rows in loads.items():
                 if peer.deletes:
                     with _fresh(bench, peer) as other:
                         fill(other, rows)
                         with process(peer, other) as one:
-                            figures = _one(bench, peer, other, rows, one.pid, filled=True)
+                            log, cpu_us = _one(bench, peer, other, rows, one.pid, filled=True)
                 else:
-                    figures = _one(bench, peer, place, rows, running.pid)
-                samples.add(f"{under}.{name}", figures[0])
+                    log, cpu_us = _one(bench, peer, place, rows, running.pid)
+                samples.add(f"{under}.{name}", log.rate_per_s)
+                samples.add(f"{under}.repeats.{name.removesuffix('_per_s')}", log.repeats)
                 if name == "rate_per_s":
-                    samples.add(f"{under}.cpu_us_per_record", figures[1])
-                bench.say(f"round {number}: {under}: {name} {figures[0]:,.0f}")
+                    samples.add(f"{under}.cpu_us_per_record", cpu_us)
+                again = f", {log.repeats:,} of {rows.count:,} records repeated" if log.repeats else ""
+                bench.say(f"round {number}: {under}: {name} {log.rate_per_s:,.0f}{again}")
 
 
-def _one(bench: Bench, peer: Peer, place: Place, rows: Rows, pid: int, *, filled: bool = False) -> tuple[float, float]:
-    """(records per second, CPU per record in µs from before the first record to the last)."""
+def _one(bench: Bench, peer: Peer, place: Place, rows: Rows, pid: int, *, filled: bool = False) -> tuple[Log, float]:
+    """(the records, CPU per record in µs from before the first to the last). A peer's own repeats are counted."""
     topic = place.name
     if not filled:
         topic = f"{place.name}-{time.time_ns()}"
@@ -117,7 +119,8 @@ def _one(bench: Bench, peer: Peer, place: Place, rows: Rows, pid: int, *, filled
         used = _procs.cpu(pid).since(before).all_s
     finally:
         consumer.close()
-    return rate(read(place, rows.count, topic).appended_ms), used / rows.count * 1e6
+    may_repeat = not peer.name.startswith("harvester")
+    return read(place, rows.count, topic, may_repeat=may_repeat), used / rows.count * 1e6
 
 
 def _latencies(bench: Bench, samples: Samples, peer: Peer, under: str) -> None:
@@ -136,7 +139,10 @@ def _latencies(bench: Bench, samples: Samples, peer: Peer, under: str) -> None:
                 def arrived(where: Place, expected: int = expected) -> None:
                     wait_records(consumer, where.name, expected)
 
-                found = travel(place, load, arrived).latencies_ms()
+                # Counting records is misled by repeats; where the outbox gets empty, that says more.
+                journey = travel(place, load, None if peer.deletes else arrived)
+                found = journey.latencies_ms()
+                samples.add(f"{under}.repeats.at_{per_s}", journey.repeats)
                 samples.add(f"{under}.p50_ms.{per_s}", percentile(found, 0.5))
                 samples.add(f"{under}.p99_ms.{per_s}", percentile(found, 0.99))
         finally:
@@ -173,6 +179,8 @@ def _crash(bench: Bench, samples: Samples, peer: Peer, under: str) -> None:
             stack.enter_context(process(peer, place, "two"))
         sent = writer.result()
         wait_records(consumer, place.name, begun + len(sent))
+        if peer.deletes:
+            wait_empty(place)
         receiver.stop()
         arrived = receiver.result()
     numbers = [number for number, *_ in arrived]

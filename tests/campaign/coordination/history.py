@@ -113,12 +113,23 @@ class Limits:
 
     @property
     def claimed_s(self) -> float:
-        """All partitions are claimed again."""
+        """All partitions are claimed again.
+
+        After a death: 2 intervals of silence, a twentieth until somebody looks, a round trip; half an interval more if
+        only successors may take them that have just begun. After an outage of the broker: half an interval, or 1 s,
+        until clients have connected again, up to 2 s where a reader that stands still has to be replaced, round trips.
+        """
         return 2 * self.interval_s + self.claimed_extra_s
 
     @property
     def fair_s(self) -> float:
-        """The fair share is reached."""
+        """The fair share is reached, from when everything is held and runs.
+
+        Half an interval, or 1 s, until who was cut off is connected again; a twentieth until it asks; an interval in
+        which the others have to give; another one for what they have in hand (`fair_intervals` has it where records are
+        committed late); two twentieths until they have released and it has claimed. So the sum is 1.65 intervals, or
+        2.65; the rest is for three round trips, and for a client that has just begun and reads the log.
+        """
         return self.fair_intervals * self.interval_s
 
 

@@ -119,10 +119,10 @@ def test_positions_that_there_are_not(topic: str, partitions: tuple[int, ...], o
 # -- for the eye
 
 
-def shown(found: list[PartitionRow], width: int = 80, height: int = 8, *, ascii_only: bool = False) -> list[str]:
+def shown(found: list[PartitionRow], width: int = 80, height: int = 8) -> list[str]:
     out = io.StringIO()
     console = Console(file=out, width=width, height=height, color_system=None)
-    console.print(screen(found, "claims of g", "12:00:00 UTC", width, height, ascii_only=ascii_only), end="")
+    console.print(screen(found, "claims of g", "12:00:00 UTC", width, height), end="")
     return [line.rstrip() for line in out.getvalue().split("\n")]
 
 
@@ -143,7 +143,7 @@ def test_where_not_all_fit_what_is_not_fresh_stays() -> None:
     fresh = rows([world(*HELD)], BOUNDS, NOW_MS)[0]
     many = [replace(fresh, place=GroupPartition("g", "orders", number)) for number in range(20)]
     many[13] = replace(many[13], freshness=Freshness.STALE)
-    lines = shown(many, width=40, height=6, ascii_only=True)
+    lines = shown(many, width=40, height=6)
     assert len(lines) == 6
     assert [line.split()[:3] for line in lines[3:5]] == [["orders", "0", "fresh"], ["orders", "13", "stale"]]
     assert lines[5] == "and 18 more"

@@ -12,6 +12,7 @@ from datetime import timedelta
 from pathlib import Path
 
 import pytest
+from harvester_cli.dashboard.lines import in_ascii
 from harvester_cli.dashboard.render import OffScreenOutput, render
 from hypothesis import given
 from hypothesis import strategies as st
@@ -41,13 +42,11 @@ SCREENS: dict[str, tuple[Status, int, int]] = {
 }
 
 
-def drawn(
-    status: Status, width: int, height: int, *, kept: OffScreenOutput | None = None, ascii_only: bool = False
-) -> list[str]:
+def drawn(status: Status, width: int, height: int, *, kept: OffScreenOutput | None = None) -> list[str]:
     """The lines as a terminal of that size gets them, without colours."""
     out = io.StringIO()
     console = Console(file=out, width=width, height=height, color_system=None)
-    console.print(render(status, width, height, kept=kept, ascii_only=ascii_only), end="")
+    console.print(render(status, width, height, kept=kept), end="")
     return out.getvalue().split("\n")
 
 
@@ -63,7 +62,9 @@ def test_the_screen_is_the_golden_one(name: str) -> None:
 
 def test_without_unicode_only_ascii_is_drawn() -> None:
     for status, width, height in SCREENS.values():
-        assert "\n".join(drawn(status, width, height, ascii_only=True)).isascii()
+        lines = in_ascii(render(status, width, height)).plain.split("\n")
+        assert all(line.isascii() for line in lines)
+        assert [len(line) for line in lines] == [cell_len(line) for line in drawn(status, width, height)]
 
 
 def test_kept_log_lines_are_announced_with_their_file() -> None:
@@ -129,9 +130,9 @@ STATUSES = st.builds(
 )
 
 
-@given(STATUSES, st.integers(1, 220), st.integers(1, 70), st.booleans())
-def test_any_status_fits_any_terminal(status: Status, width: int, height: int, ascii_only: bool) -> None:
-    lines = drawn(status, width, height, kept=OffScreenOutput(3, "/tmp/harvester-x.log"), ascii_only=ascii_only)
+@given(STATUSES, st.integers(1, 220), st.integers(1, 70))
+def test_any_status_fits_any_terminal(status: Status, width: int, height: int) -> None:
+    lines = drawn(status, width, height, kept=OffScreenOutput(3, "/tmp/harvester-x.log"))
     assert len(lines) == height
     assert max(map(cell_len, lines)) <= width
 

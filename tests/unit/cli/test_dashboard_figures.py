@@ -85,7 +85,6 @@ def test_milliseconds(value: float | None, text: str) -> None:
 
 def test_the_chart_tells_unknown_nothing_little_and_much_apart() -> None:
     assert chart([0, 1, 500, 1_000], 6, 1) == ["  ·▁▄█"]
-    assert chart([0, 1, 500, 1_000], 6, 1, ascii_only=True) == ["  ._=#"]
 
 
 def test_a_taller_chart_stacks_its_bars() -> None:
@@ -97,27 +96,25 @@ def test_the_chart_shows_the_newest_values() -> None:
     assert chart([1], 0, 1) == [""]
 
 
-@given(st.lists(st.floats(0, 1e12), max_size=80), st.integers(0, 80), st.integers(1, 6), st.booleans())
-def test_a_chart_has_the_size_that_was_asked_for(
-    values: list[float], width: int, height: int, ascii_only: bool
-) -> None:
-    assert [len(line) for line in chart(values, width, height, ascii_only=ascii_only)] == [width] * height
+@given(st.lists(st.floats(0, 1e12), max_size=80), st.integers(0, 80), st.integers(1, 6))
+def test_a_chart_has_the_size_that_was_asked_for(values: list[float], width: int, height: int) -> None:
+    assert [len(line) for line in chart(values, width, height)] == [width] * height
 
 
 @pytest.mark.parametrize(
     ("part", "whole", "text"),
     [
-        (0, 10, "...."),
-        (1, 10, "#..."),
-        (5, 10, "##.."),
-        (9, 10, "###."),
-        (10, 10, "####"),
-        (12, 10, "####"),
-        (3, 0, "...."),
+        (0, 10, "░░░░"),
+        (1, 10, "█░░░"),
+        (5, 10, "██░░"),
+        (9, 10, "███░"),
+        (10, 10, "████"),
+        (12, 10, "████"),
+        (3, 0, "░░░░"),
     ],
 )
 def test_gauge(part: int, whole: int, text: str) -> None:
-    assert gauge(part, whole, 4, ascii_only=True) == text
+    assert gauge(part, whole, 4) == text
 
 
 @given(st.text())

@@ -105,6 +105,18 @@ def test_it_draws_on_the_alternate_screen_and_leaves_it(terminal: Terminal) -> N
     assert b"\x1b[2J" not in seen  # clearing between frames is what flickers
 
 
+def test_the_locale_c_is_respected(terminal: Terminal, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Though Python itself writes UTF-8 in it."""
+    monkeypatch.setenv("LC_ALL", "C")
+    run = Run(terminal.stream)
+    run.frames(3)
+    run.stop()
+    seen = terminal.everything()
+    assert b"billing-1" in seen
+    assert b"-- throughput" in seen
+    assert seen.isascii(), seen
+
+
 def test_no_color_is_respected(terminal: Terminal, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("NO_COLOR", "1")
     monkeypatch.setenv("TERM", "xterm-256color")

@@ -3,14 +3,23 @@
 from __future__ import annotations
 
 import io
+import json
+import logging
 import os
+import subprocess
+import sys
 import threading
+from collections.abc import Iterator
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
+from harvester_cli import main
 from harvester_cli.dashboard import live
 
+from harvester.errors import SchemaError
 from harvester.status import State, Status
+from harvester.telemetry.logging import LOGGER, configure, logger_for
 from tests.support.statuses import failed, fenced, leading, standby
 
 
@@ -96,3 +105,48 @@ def test_should_show(mode: str, terminal: bool, term: str | None, shown: bool, m
     else:
         monkeypatch.setenv("TERM", term)
     assert live.should_show(mode, _Stream(terminal=terminal)) is shown  # type: ignore[arg-type]
+
+
+@pytest.fixture
+def own_logger() -> Iterator[None]:
+    """The handlers and the level of the process's logger are as before."""
+    logger = logging.getLogger(LOGGER)
+    handlers, level, propagate = list(logger.handlers), logger.level, logger.propagate
+    yield
+    logger.handlers[:], logger.propagate = handlers, propagate
+    logger.setLevel(level)
+
+
+@pytest.mark.usefixtures("own_logger")
+def test_where_all_goes_to_one_place_the_figures_are_a_line_of_the_log(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NOTIFY_SOCKET", "/run/notify")
+    assert live.one_output()
+    out, log, until = io.StringIO(), io.StringIO(), threading.Event()
+    until.set()
+    logger = logger_for(configure("info", json=True, name="billing-1", stream=log), "billing-1")
+    waiting = replace(fenced(), problem='no "broker"', waits_for="the leader is silent")
+    live.run_plain(lambda: waiting, until=until, stream=out, log=logger)
+    assert out.getvalue() == ""
+    line = json.loads(log.getvalue())
+    assert (line["level"], line["message"], line["shards"]) == ("info", "status: fenced", "8/8")
+    assert (line["problem"], line["waits_for"]) == ('no "broker"', "the leader is silent")
+
+
+@pytest.mark.usefixtures("own_logger")
+def test_a_start_that_fails_under_a_service_manager_says_so_in_json(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("NOTIFY_SOCKET", "/run/notify")
+    main._print_error(SchemaError("there is no outbox", hint="run `harvester init`"))
+    line = json.loads(capsys.readouterr().err)
+    assert (line["level"], line["message"], line["hint"]) == ("error", "there is no outbox", "run `harvester init`")
+
+
+def test_files_are_one_place_where_they_are_the_same(tmp_path: Path) -> None:
+    program = "import sys; from harvester_cli.dashboard.live import one_output; print(one_output(), file=sys.stderr)"
+    environment = {name: value for name, value in os.environ.items() if name != "NOTIFY_SOCKET"}
+    for same in (True, False):
+        with (tmp_path / "out").open("w") as out, (tmp_path / "err").open("w") as err:
+            log = out if same else err
+            subprocess.run([sys.executable, "-c", program], stdout=out, stderr=log, env=environment, check=True)
+        assert (tmp_path / ("out" if same else "err")).read_text() == f"{same}\n"

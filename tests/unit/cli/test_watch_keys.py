@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from harvester_cli.dashboard.lines import OneKey
 from harvester_cli.dashboard.render import OneShard, QuarantineMeter
-from harvester_cli.dashboard.watching import Ask, Quit, SeenHarvester, View, chosen, press, prompt, split
+from harvester_cli.dashboard.watching import Ask, Quit, View, chosen, press, prompt, split
 from hypothesis import given
 from hypothesis import strategies as st
 
+from harvester.control.protocol import Glimpse
 from harvester.status import State
 from tests.support.statuses import AT, leading
 
-ONE = SeenHarvester("/r/one.sock", leading(4))
-TWO = SeenHarvester("/r/two.sock", replace(leading(2), name="two"))
-SILENT = SeenHarvester("/r/x.sock")
+ONE = Glimpse(Path("/r/one.sock"), leading(4))
+TWO = Glimpse(Path("/r/two.sock"), replace(leading(2), name="two"))
+SILENT = Glimpse(Path("/r/x.sock"))
 
 
 def test_keys_as_a_terminal_sends_them() -> None:
@@ -37,14 +39,14 @@ def test_any_bytes_are_keys_that_do_no_harm(data: bytes) -> None:
 
 
 def test_p_pauses_what_runs_and_resumes_what_is_paused() -> None:
-    assert press(View(), "p", [ONE])[1] == Ask(ONE.socket, "pause", "pausing")
-    paused = SeenHarvester(ONE.socket, replace(leading(4), state=State.PAUSED, paused_since_at=AT))
-    assert press(View(), "p", [paused])[1] == Ask(ONE.socket, "resume", "resuming")
+    assert press(View(), "p", [ONE])[1] == Ask(ONE.path, "pause", "pausing")
+    paused = Glimpse(ONE.path, replace(leading(4), state=State.PAUSED, paused_since_at=AT))
+    assert press(View(), "p", [paused])[1] == Ask(ONE.path, "resume", "resuming")
 
 
 @pytest.mark.parametrize(("key", "shards", "wanted"), [("+", 4, 5), ("=", 4, 5), ("-", 4, 3), ("-", 1, None)])
 def test_plus_and_minus_change_the_number_of_shards(key: str, shards: int, wanted: int | None) -> None:
-    action = press(View(), key, [SeenHarvester("/s", leading(shards))])[1]
+    action = press(View(), key, [Glimpse(Path("/s"), leading(shards))])[1]
     if wanted is None:
         assert action is None
     else:
@@ -71,17 +73,17 @@ def test_d_shows_the_quarantine() -> None:
 def test_tab_goes_round_the_harvesters_and_requests_go_to_the_chosen_one() -> None:
     both = [ONE, TWO]
     view, _ = press(View(detail=OneShard(3)), "down", both)
-    assert view == View(chosen=TWO.socket)
+    assert view == View(chosen=TWO.path)
     action = press(view, "p", both)[1]
     assert isinstance(action, Ask)
-    assert action.socket == TWO.socket
-    assert press(view, "down", both)[0].chosen == ONE.socket
-    assert press(View(), "up", both)[0].chosen == TWO.socket
+    assert action.socket == TWO.path
+    assert press(view, "down", both)[0].chosen == ONE.path
+    assert press(View(), "up", both)[0].chosen == TWO.path
 
 
 def test_who_is_gone_is_chosen_no_more() -> None:
-    assert chosen(View(chosen=TWO.socket), [ONE]) is ONE
-    assert chosen(View(chosen=TWO.socket), []) is None
+    assert chosen(View(chosen=TWO.path), [ONE]) is ONE
+    assert chosen(View(chosen=TWO.path), []) is None
 
 
 def test_q_ends_it_whatever_there_is() -> None:

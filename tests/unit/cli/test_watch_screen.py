@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
-from harvester_cli.dashboard.lines import OneKey
+import pytest
+from harvester_cli.dashboard.lines import OneKey, in_ascii
 from harvester_cli.dashboard.live import status_line
 from harvester_cli.dashboard.render import Detail, OneShard, QuarantineMeter, render
-from harvester_cli.dashboard.watching import HELP, HELP_FOR_SEVERAL, SeenHarvester, View, screen
+from harvester_cli.dashboard.watching import HELP, HELP_FOR_SEVERAL, View, screen
+from harvester_cli.watch_live import _Watch
 from hypothesis import given
 from hypothesis import strategies as st
 from rich.cells import cell_len
 
+from harvester.control.protocol import Glimpse
 from harvester.status import Backlog, LastEvent, State, Status
 from tests.support.statuses import AT, KEY, failed, fenced, leading, standby
 from tests.unit.cli.test_dashboard import STATUSES
@@ -19,29 +23,27 @@ from tests.unit.cli.test_dashboard import STATUSES
 PAUSED = replace(leading(), state=State.PAUSED, paused_since_at=AT, queued=0)
 
 
-def lines(
-    view: View, *seen: SeenHarvester, width: int = 80, height: int = 24, keys: bool = True, ascii_only: bool = False
-) -> list[str]:
-    return screen(view, seen, width, height, keys=keys, ascii_only=ascii_only).plain.split("\n")
+def lines(view: View, *seen: Glimpse, width: int = 80, height: int = 24, keys: bool = True) -> list[str]:
+    return screen(view, seen, width, height, keys=keys).plain.split("\n")
 
 
-def a(name: str, status: Status | None = None, trouble: str | None = None) -> SeenHarvester:
-    return SeenHarvester(f"/run/harvester/{name}.sock", replace(status, name=name) if status else None, trouble)
+def a(name: str, status: Status | None = None, trouble: str | None = None) -> Glimpse:
+    return Glimpse(Path(f"/run/harvester/{name}.sock"), replace(status, name=name) if status else None, trouble)
 
 
 def test_one_harvester_is_shown_as_start_does_and_the_last_line_names_the_keys() -> None:
-    drawn = lines(View(), SeenHarvester("/s", leading()))
+    drawn = lines(View(), Glimpse(Path("/s"), leading()))
     assert drawn[:23] == render(leading(), 80, 23).plain.split("\n")
     assert drawn[23] == HELP
-    assert lines(View(), SeenHarvester("/s", leading()), keys=False) == render(leading(), 80, 24).plain.split("\n")
+    assert lines(View(), Glimpse(Path("/s"), leading()), keys=False) == render(leading(), 80, 24).plain.split("\n")
 
 
 def test_a_pause_is_said_in_words() -> None:
-    first, _, third, *_ = lines(View(), SeenHarvester("/s", PAUSED))
+    first, _, third, *_ = lines(View(), Glimpse(Path("/s"), PAUSED))
     assert "PAUSED for 2m 13s" in first
     assert third == "leads and marks nothing until it is resumed; what was on the wire is finished"
     waiting = replace(standby(), paused_since_at=AT)
-    first, _, third, *_ = lines(View(), SeenHarvester("/s", waiting))
+    first, _, third, *_ = lines(View(), Glimpse(Path("/s"), waiting))
     assert "STANDBY for 2m 13s, paused for 0.0 s" in first
     assert third.startswith("another process leads; this one would take over and mark nothing")
     assert " standby paused_since=2025-03-14T15:09:26Z " in status_line(waiting)
@@ -50,7 +52,7 @@ def test_a_pause_is_said_in_words() -> None:
 def test_several_are_listed_above_the_one_that_is_looked_at() -> None:
     seen = [a("one", leading()), a("two", standby()), a("three", PAUSED), a("four", trouble="gone"), a("five")]
     seen.append(a("six", replace(standby(), paused_since_at=AT)))
-    drawn = lines(View(chosen=seen[1].socket), *seen)
+    drawn = lines(View(chosen=seen[1].path), *seen)
     assert drawn[0].startswith("── harvesters ──")
     assert drawn[0].endswith(" 6 ──")
     assert drawn[1].startswith("  one                      LEADING")
@@ -67,16 +69,37 @@ def test_several_are_listed_above_the_one_that_is_looked_at() -> None:
 def test_of_many_those_around_the_chosen_one_are_listed() -> None:
     seen = [a(f"h{number}", leading()) for number in range(20)]
     for number in (0, 9, 19):
-        drawn = lines(View(chosen=seen[number].socket), *seen)
+        drawn = lines(View(chosen=seen[number].path), *seen)
         assert "20, 14 not shown" in drawn[0]
         assert sum(line.startswith(">") for line in drawn[1:7]) == 1
         assert any(line.startswith(f"> h{number} ") for line in drawn[1:7])
 
 
 def test_who_does_not_answer_keeps_the_last_figures() -> None:
-    drawn = lines(View(), SeenHarvester("/s", leading(), "the harvester on /s does not answer"))
+    drawn = lines(View(), Glimpse(Path("/s"), leading(), "the harvester on /s does not answer"))
     assert drawn[2] == "! the harvester on /s does not answer"
     assert "12,600/s" in "\n".join(drawn)
+
+
+def test_of_a_harvester_that_does_not_answer_neither_state_nor_clock_is_shown_as_if_they_went_on() -> None:
+    first, _, third, *_ = lines(View(), a("billing-1", leading(), trouble="it is gone"))
+    assert first == "billing-1  NO ANSWER since 15:09:26 UTC"
+    assert third == "! it is gone"
+    detail = OneKey("k", KEY, "it is gone")
+    assert f"no answer since {KEY.at:%H:%M:%S} UTC: it is gone" in lines(View(detail=detail), a("billing-1", leading()))
+
+
+def test_a_notice_ends_by_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 100.0
+    monkeypatch.setattr("time.monotonic", lambda: now)
+    watch = _Watch(list, View())
+    watch._say("pausing: done")
+    now += 4.9
+    watch.frame()
+    assert watch._view.message == "pausing: done"
+    now += 0.1
+    watch.frame()
+    assert watch._view.message == ""
 
 
 def test_before_there_is_anything_to_show() -> None:
@@ -86,7 +109,7 @@ def test_before_there_is_anything_to_show() -> None:
 
 
 def test_one_shard_has_all_its_figures_and_its_events() -> None:
-    drawn = "\n".join(lines(View(detail=OneShard(3)), SeenHarvester("/s", leading())))
+    drawn = "\n".join(lines(View(detail=OneShard(3)), Glimpse(Path("/s"), leading())))
     assert "── shard 3 ──" in drawn
     assert "quarantined" in drawn
     assert "moves 12% of the records" in drawn
@@ -96,29 +119,29 @@ def test_one_shard_has_all_its_figures_and_its_events() -> None:
     other = replace(leading(), events=(LastEvent(AT, "shard 13 died"),))
     assert (
         "shard 13"
-        not in "\n".join(lines(View(detail=OneShard(1)), SeenHarvester("/s", other))[:-3]).partition("events")[0]
+        not in "\n".join(lines(View(detail=OneShard(1)), Glimpse(Path("/s"), other))[:-3]).partition("events")[0]
     )
-    assert "there is no shard 9" in "\n".join(lines(View(detail=OneShard(9)), SeenHarvester("/s", leading())))
+    assert "there is no shard 9" in "\n".join(lines(View(detail=OneShard(9)), Glimpse(Path("/s"), leading())))
 
 
 def test_the_quarantine_says_what_is_known_and_where_the_rest_is() -> None:
     status = replace(leading(), backlog=Backlog(5, False, 1.0, quarantine=17))
-    drawn = "\n".join(lines(View(detail=QuarantineMeter()), SeenHarvester("/s", status)))
+    drawn = "\n".join(lines(View(detail=QuarantineMeter()), Glimpse(Path("/s"), status)))
     assert "in the quarantine table now: 17" in drawn
     assert "by this process since its start: 1" in drawn
     assert "shard 7: 1" in drawn
     assert "wait for a retry, and may follow: shard 1: 1, shard 2: 2" in drawn
     assert "harvester dead list" in drawn
-    assert "now: not known" in "\n".join(lines(View(detail=QuarantineMeter()), SeenHarvester("/s", leading())))
+    assert "now: not known" in "\n".join(lines(View(detail=QuarantineMeter()), Glimpse(Path("/s"), leading())))
 
 
 def test_a_message_takes_the_place_of_the_keys() -> None:
-    assert lines(View(message="scaling: done"), SeenHarvester("/s", leading()))[23] == "scaling: done"
+    assert lines(View(message="scaling: done"), Glimpse(Path("/s"), leading()))[23] == "scaling: done"
 
 
 def test_one_key_has_what_the_relay_and_the_database_know() -> None:
     def drawn(detail: OneKey) -> str:
-        return "\n".join(lines(View(detail=detail), SeenHarvester("/s", leading())))
+        return "\n".join(lines(View(detail=detail), Glimpse(Path("/s"), leading())))
 
     shown = drawn(OneKey("account-17", KEY))
     assert "── key ──" in shown
@@ -141,7 +164,7 @@ def test_one_key_has_what_the_relay_and_the_database_know() -> None:
 
 
 def test_the_line_that_a_key_is_entered_in_takes_the_place_of_the_keys() -> None:
-    assert lines(View(typed="ab", message="before"), SeenHarvester("/s", leading()))[23].startswith("key: ab_")
+    assert lines(View(typed="ab", message="before"), Glimpse(Path("/s"), leading()))[23].startswith("key: ab_")
 
 
 KEYS = st.builds(
@@ -150,16 +173,15 @@ KEYS = st.builds(
 DETAILS: st.SearchStrategy[Detail | None] = (
     st.none() | st.builds(OneShard, st.integers(0, 40)) | st.just(QuarantineMeter()) | KEYS
 )
-SEEN = st.builds(SeenHarvester, st.text(max_size=40), st.none() | STATUSES, st.none() | st.text(max_size=100))
+PATHS = st.builds(Path, st.text(max_size=40))
+SEEN = st.builds(Glimpse, PATHS, st.none() | STATUSES, st.none() | st.text(max_size=100))
 TYPED = st.none() | st.text(st.characters(max_codepoint=255), max_size=300)
-VIEWS = st.builds(View, st.none() | st.text(max_size=5), DETAILS, st.text(max_size=100), TYPED)
+VIEWS = st.builds(View, st.none() | PATHS, DETAILS, st.text(max_size=100), TYPED)
 
 
-@given(VIEWS, st.lists(SEEN, max_size=8), st.integers(1, 220), st.integers(1, 60), st.booleans(), st.booleans())
-def test_anything_fits_any_terminal(
-    view: View, seen: list[SeenHarvester], width: int, height: int, keys: bool, ascii_only: bool
-) -> None:
-    drawn = lines(view, *seen, width=width, height=height, keys=keys, ascii_only=ascii_only)
+@given(VIEWS, st.lists(SEEN, max_size=8), st.integers(1, 220), st.integers(1, 60), st.booleans())
+def test_anything_fits_any_terminal(view: View, seen: list[Glimpse], width: int, height: int, keys: bool) -> None:
+    drawn = lines(view, *seen, width=width, height=height, keys=keys)
     assert len(drawn) == height
     assert max(map(cell_len, drawn)) <= width
 
@@ -167,4 +189,4 @@ def test_anything_fits_any_terminal(
 def test_without_unicode_only_ascii_is_drawn() -> None:
     seen = [a("one", failed()), a("two", fenced())]
     for detail in (None, OneShard(1), QuarantineMeter()):
-        assert "\n".join(lines(View(detail=detail), *seen, ascii_only=True)).isascii()
+        assert in_ascii(screen(View(detail=detail), seen, 80, 24, keys=True)).plain.isascii()

@@ -7,7 +7,14 @@ import pytest
 from harvester.coordination.core.claim import ReleaseClaim
 from harvester.coordination.core.coordinator import Stage
 from harvester.coordination.core.fair_share import Roster, Shedding, preferred
-from harvester.coordination.core.messages import Client, GroupPartition, Heartbeat, ReleasingPartition, SettingPosition
+from harvester.coordination.core.messages import (
+    ClaimingPartition,
+    Client,
+    GroupPartition,
+    Heartbeat,
+    ReleasingPartition,
+    SettingPosition,
+)
 from harvester.coordination.core.world import World
 from tests.support.coordination import GROUP, INTERVAL_S, TIMING, TOPIC, Actor, Sim
 
@@ -124,6 +131,38 @@ def test_seven_places_in_eight_move_within_three_intervals_and_none_twice(before
     assert sim.claims_won - won == 32 - 4 * before
 
 
+@pytest.mark.parametrize("before", [1, 2, 4, 7])
+def test_places_of_which_something_is_in_hand_for_an_interval_move_once_as_well(before: int) -> None:
+    """A campaign found this: what a client was giving was its own no more and nobody's yet, so it gave more."""
+    sim = Sim(actors=before, places=32, lets_go_after_s=INTERVAL_S)
+    sim.settle(3 * INTERVAL_S)
+    won = sim.claims_won
+    sim.actors += [sim.born(index) for index in range(before, 8)]
+    sim.settle(3 * INTERVAL_S)
+    assert spread(sim) == [4] * 8
+    sim.settle(2 * INTERVAL_S)
+    assert sim.claims_won - won == 32 - 4 * before
+
+
+def test_what_was_given_is_not_taken_back_before_the_release_is_read() -> None:
+    """A campaign found this: until then the log says that it is ours."""
+    sim = Sim(actors=1, places=4, lets_go_after_s=INTERVAL_S)
+    sim.settle(INTERVAL_S)
+    giving = sim.actors[0]
+    sim.actors.append(sim.born(1))
+    while not any(isinstance(message, ReleasingPartition) for message, _ in giving.unsent):
+        sim.now += 0.05
+        sim.turn(sim.actors[1])
+        sim.tick(giving)
+        sim.flush(giving)
+        for partition in sim.logs:
+            sim.read(giving, partition)
+        sim.finish(giving)
+    sim.now += 0.1
+    sim.tick(giving)
+    assert not any(isinstance(message, ClaimingPartition) for message, _ in giving.unsent)
+
+
 @pytest.mark.parametrize("left", [1, 4])
 def test_what_leavers_had_is_shared_within_three_intervals(left: int) -> None:
     sim = Sim(actors=8, places=32)
@@ -155,6 +194,16 @@ def test_somebody_has_fewer() -> None:
     assert [actor.coordinator.choice.fewer_elsewhere(sim.local(actor)) for actor in sim.actors] == [
         actor in more for actor in sim.actors
     ]
+
+
+def test_who_asks_is_given_its_share_and_not_what_others_fall_behind_with_besides() -> None:
+    """A campaign found this: a client gave for both reasons, and what was too much lay there for an interval."""
+    sim = Sim(actors=2, places=4)
+    sim.settle(3 * INTERVAL_S)
+    sim.actors.append(sim.born(2))
+    sim.settle(0.5 * INTERVAL_S)
+    assert spread(sim) == [2, 2, 0]
+    assert not any(actor.coordinator.choice.fewer_elsewhere(sim.local(actor)) for actor in sim.actors)
 
 
 def late_reader(tail: int) -> tuple[Sim, Actor]:
@@ -217,6 +266,39 @@ def test_whole_topics() -> None:
     for actor in sim.actors:
         topics = {place.topic for place in actor.coordinator.holds}
         assert len(topics) == 2
+
+
+def outage(sim: Sim, seconds: float) -> None:
+    """Nothing arrives and nothing is read; what was sent is given up."""
+    for _ in range(round(seconds / 0.05)):
+        sim.now += 0.05
+        for actor in sim.actors:
+            sim.tick(actor)
+            while actor.unsent:
+                sim.lose(actor, arrived=False)
+
+
+def test_after_an_outage_everybody_has_its_own_again() -> None:
+    """A campaign found this: who was connected first took everything, and gave it back an interval or two later."""
+    sim = Sim(actors=4, places=16)
+    sim.settle(3 * INTERVAL_S)
+    before = [actor.coordinator.holds for actor in sim.actors]
+    won = sim.claims_won
+    outage(sim, 4 * INTERVAL_S)
+    assert sum(spread(sim)) == 0
+    sim.settle(0.4 * INTERVAL_S, actors=sim.actors[:1])  # it is connected first
+    sim.settle(0.2 * INTERVAL_S)
+    assert [sorted(actor.coordinator.holds) for actor in sim.actors] == [sorted(held) for held in before]
+    assert sim.claims_won - won == 16
+
+
+def test_after_an_outage_what_the_dead_had_is_claimed_soon() -> None:
+    sim = Sim(actors=4, places=16)
+    sim.settle(3 * INTERVAL_S)
+    sim.actors.pop()
+    outage(sim, 4 * INTERVAL_S)
+    sim.settle(0.8 * INTERVAL_S)
+    assert spread(sim) == [6, 5, 5]
 
 
 def test_a_short_freeze_moves_nothing() -> None:

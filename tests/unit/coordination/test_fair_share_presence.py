@@ -119,3 +119,48 @@ def test_who_asked_and_is_gone_is_forgotten_by_the_log() -> None:
     assert {client for _, client in world.presence} == waiting
     assert {"dead", "asking-99", "asking-79"} <= waiting
     assert "asking-78" not in waiting
+
+
+def test_who_has_just_given_does_not_ask_for_what_others_are_giving() -> None:
+    """A campaign found this: what it asked for was released at that moment, so it won, and had to give again."""
+    places = [GroupPartition("g", "t", number) for number in range(11)]
+    holders = {place: US if number < 5 else OTHER for number, place in enumerate(places)}
+    world, holdings, generations = World.begin(TIMING), dict[GroupPartition, ClaimState](), dict[GroupPartition, int]()
+    settings = ConsumerSettings(kafka={}, group="g", topics=("t",), coordination_partitions=1, heartbeat_interval_s=1.0)
+    choice = Choice(settings, US, {0: world}, holdings)
+    choice.consume(places)
+    choice.ready(0.0)
+    choice.active(0.0)
+
+    def say(message: Message, at: float) -> None:
+        world.read(world.next_offset, round(1000 * at), encode(message))
+        choice.read(0, world.now_ms, at)
+        choice.heard(message.place, at)
+
+    def live_on(at: float) -> None:
+        """Both say that they hold what they hold; who has nothing asks the other."""
+        for place, generation in generations.items():
+            say(Heartbeat(place, holders[place], 2, generation, generation, None), at)
+        say(ClaimingPartition(places[-1], Client("new", "1"), 1, generations[places[-1]], None), at)
+
+    for place, client in holders.items():
+        generations[place] = world.next_offset
+        say(ClaimingPartition(place, client, 1, None, None), 1.0)
+        if client == US:
+            holdings[place] = ClaimState(place, US, ClaimPhase.HELD)
+    live_on(1.5)
+    assert choice.to_shed(1.5) == []
+    live_on(2.0)
+    live_on(2.5)
+    (given,) = choice.to_shed(2.5)
+    holdings[given] = ClaimState(given, US, ClaimPhase.LEAVING)
+    live_on(3.0)
+    say(ReleasingPartition(given, US, 3, generations[given], generations[given], None), 3.5)
+    holdings[given] = ClaimState(given, US)
+    live_on(3.5)
+    assert choice.to_claim(3.6) == []
+    live_on(4.0)
+    assert choice.to_claim(4.4) == []
+    live_on(4.5)
+    (asked,) = choice.to_claim(4.55)
+    assert holders[asked] == OTHER

@@ -53,6 +53,12 @@ def written_with(error: KafkaError, given_up: list[int]) -> tuple[CoordinationLo
     return log, writer
 
 
+@pytest.mark.parametrize(("expires_s", "longest_ms"), [(1.5, 500), (7.5, 1000)])  # intervals of 1 s and 5 s
+def test_who_was_cut_off_is_back_before_half_of_a_short_interval_has_passed(expires_s: float, longest_ms: int) -> None:
+    log = CoordinationLog("marshal", KAFKA, lambda *_: None, expires_s)
+    assert log._options["reconnect.backoff.max.ms"] == longest_ms
+
+
 def test_a_writer_that_has_given_itself_up_is_replaced() -> None:
     given_up: list[int] = []
     log, writer = written_with(KafkaError(KafkaError._FATAL, "out of sequence", True), given_up)

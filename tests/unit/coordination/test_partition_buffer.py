@@ -119,6 +119,31 @@ def test_an_older_record_that_is_finished_again_changes_nothing() -> None:
     assert (made.last_offset, made.open_records) == (5, 0)
 
 
+def test_a_record_that_is_committed_late_does_not_look_like_falling_behind() -> None:
+    made = opened()
+    lag = 0
+    for first in range(0, 60, 10):  # an interval each
+        made.close_batch()
+        made.fetch([Message(offset) for offset in range(first, first + 10)])
+        made.open_batch().until = 1.0
+        for record in given(made, 10):
+            if record.offset() != 0:
+                finish(made, record)
+        lag += 10
+        assert made.last_offset is None
+        assert not made.falls_behind(lag)
+
+
+def test_a_consumer_falls_behind_when_more_and_more_waits_to_be_handed_out() -> None:
+    made = opened(*range(60))
+    told = []
+    for interval in range(1, 5):
+        (record,) = given(made, 1)
+        finish(made, record)
+        told.append(made.falls_behind(lag=9 * interval))
+    assert told == [False, False, False, True]
+
+
 def test_a_batch_is_what_was_proposed_not_what_came_since() -> None:
     made = buffer(3, 4, 5)
     assert made.propose(2) == 4

@@ -19,7 +19,9 @@ class Message:
         return self.number
 
 
-WHAT = st.sampled_from(["do", "do", "fetch", "take", "take", "next", "next", "any", "any", "open", "end"])
+WHAT = st.sampled_from(
+    ["do", "do", "fetch", "take", "take", "next", "next", "any", "any", "open", "end", "some", "last", "last"]
+)
 MOST = 6  # open records
 STEPS = st.lists(st.tuples(WHAT, st.integers(0, 63)), min_size=5)
 
@@ -45,6 +47,16 @@ def test_the_prefix_ends_before_the_first_record_that_is_not_finished(steps: lis
             record = batch.take(0.0)
             if record is not None:
                 handed_out.append(record)
+        if what == "some" and batch is not None:
+            some = batch.take_some(which % 4 + 1, 0.0)
+            assert not some or batch.until > 0
+            handed_out += some
+        if what == "last" and handed_out:
+            first = which // 5 % len(handed_out)
+            records = handed_out[first : first + which % 5 + 1] if which % 2 else handed_out[-(which % 5 + 1) :]
+            finished |= {record.offset() for record in records}
+            if batch is None or not batch.finish_some(records):
+                buffer.finish(*(record.offset() for record in records))
         if what in ("next", "any", "do") and handed_out:
             record = handed_out[which % len(handed_out)] if what == "any" else handed_out[-1]
             finished.add(record.offset())

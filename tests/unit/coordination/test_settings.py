@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tomllib
 from typing import Any
 
 import pytest
@@ -54,3 +55,46 @@ def test_by_default_all_that_is_too_much_goes_at_once() -> None:
 
 def test_passwords_are_not_shown() -> None:
     assert "secret" not in repr(settings(kafka={"sasl.password": "secret"}))
+
+
+def test_a_table_of_toml_has_the_names_of_the_keyword_arguments() -> None:
+    table = tomllib.loads("""
+        group = "billing"
+        topics = ["orders", "refunds"]
+        heartbeat_interval_s = 2
+        kafka."bootstrap.servers" = "k:9092"
+    """)
+    expected = ConsumerSettings(
+        kafka={"bootstrap.servers": "k:9092"}, group="billing", topics=("orders", "refunds"), heartbeat_interval_s=2
+    )
+    assert ConsumerSettings.from_table(table) == expected
+
+
+def test_a_table_is_refused_with_everything_that_is_wrong_in_it() -> None:
+    with pytest.raises(ConfigurationError) as caught:
+        ConsumerSettings.from_table({"group": "g", "kafka": {}, "topic": ["t"]})
+    assert [str(problem) for problem in caught.value.problems] == [
+        "topic: is no setting of a consumer (allowed: topics?)",
+        "topics: is missing",
+    ]
+    with pytest.raises(ConfigurationError, match="heartbeat_interval_s: is '5s'"):
+        settings(heartbeat_interval_s="5s")
+
+
+def test_a_topic_alone_is_no_sequence_of_letters() -> None:
+    assert settings(topics="orders").topics == ("orders",)
+
+
+@pytest.mark.parametrize(("reset", "policy"), [("earliest", "earliest"), ("smallest", "earliest"), ("error", "error")])
+def test_options_of_a_plain_client(reset: str, policy: str) -> None:
+    options = {"bootstrap.servers": "k:9092", "group.id": "billing", "auto.offset.reset": reset}
+    made = ConsumerSettings.from_kafka(options, ["orders"], max_claims=2)
+    assert (made.group, made.topics, made.out_of_range, made.max_claims) == ("billing", ("orders",), policy, 2)
+    assert made.kafka == {"bootstrap.servers": "k:9092"}
+
+
+def test_a_group_that_would_begin_at_the_end_is_refused() -> None:
+    options = {"group.id": "billing", "auto.offset.reset": "latest"}
+    with pytest.raises(ConfigurationError, match="a new group begins with the first record"):
+        ConsumerSettings.from_kafka(options, ["orders"])
+    assert ConsumerSettings.from_kafka(options, ["orders"], out_of_range="latest").out_of_range == "latest"

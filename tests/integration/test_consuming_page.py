@@ -1,0 +1,163 @@
+"""The examples of docs/consuming.md run."""
+
+from __future__ import annotations
+
+import re
+import uuid
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import psycopg
+import pytest
+from confluent_kafka import Producer
+
+import harvester
+from harvester import AsyncCoordinatedConsumer, CoordinatedConsumer
+from harvester.coordination.settings import ConsumerSettings
+from tests.support.coordinated import fill
+from tests.support.servers import Servers
+
+pytestmark = pytest.mark.servers
+
+PAGE = (Path(__file__).parents[2] / "docs" / "consuming.md").read_text(encoding="utf-8")
+RECORDS = 20
+
+
+class Example:
+    """Runs the block that contains some words, for a topic with records and a group of its own."""
+
+    def __init__(self, bootstrap: str, topic: str) -> None:
+        self.bootstrap, self.topic, self.group = bootstrap, topic, uuid.uuid4().hex[:8]
+        fill(ConsumerSettings(kafka={"bootstrap.servers": bootstrap}, group="", topics=(topic,)), RECORDS)
+        self.names: dict[str, Any] = {"bootstrap": bootstrap}
+
+    def run(self, containing: str, **names: Any) -> dict[str, Any]:
+        (found,) = [text for text in re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL) if containing in text]
+        text = found.replace('"orders"', repr(self.topic)).replace('"billing"', repr(self.group))
+        self.names |= names
+        exec(compile(text, "consuming.md", "exec"), self.names)
+        return self.names
+
+    def until(self, all_came: Callable[[], bool]) -> Callable[..., None]:
+        """What a handler calls: ends the consumer once that is so."""
+
+        def look(*_: Any) -> None:
+            if all_came():
+                self.names["consumer"].stop()
+
+        return look
+
+
+@pytest.fixture
+def example(servers: Servers, topic: str) -> Example:
+    return Example(servers.bootstrap, topic)
+
+
+def test_the_first_example_prints_each_record(example: Example) -> None:
+    printed: list[tuple[bytes, bytes]] = []
+    stop = example.until(lambda: len(printed) == RECORDS)
+
+    def display(key: bytes, value: bytes) -> None:
+        printed.append((key, value))
+        stop()
+
+    example.run("def handle(record):", print=display)
+    assert sorted(int(value) for _, value in printed) == list(range(RECORDS))
+
+
+def test_the_loop_is_given_each_record(example: Example) -> None:
+    handled: list[int] = []
+    stop = example.until(lambda: len(handled) == RECORDS)
+
+    def handle(record: Any) -> None:
+        handled.append(int(record.value()))
+        stop()
+
+    example.run("with CoordinatedConsumer(settings)", handle=handle)
+    assert sorted(handled) == list(range(RECORDS))
+
+
+def test_the_event_loop_is_given_each_record(example: Example) -> None:
+    handled: list[int] = []
+
+    class Watched(AsyncCoordinatedConsumer):
+        """Ends once all records were committed."""
+
+        async def commit(self, record: Any) -> None:
+            await super().commit(record)
+            if len(handled) == RECORDS:
+                self.stop()
+
+    async def handle(record: Any) -> None:
+        handled.append(int(record.value()))
+
+    settings = ConsumerSettings(
+        kafka={"bootstrap.servers": example.bootstrap}, group=example.group, topics=(example.topic,)
+    )
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(harvester, "AsyncCoordinatedConsumer", Watched, raising=False)
+        example.run("async for record in consumer", settings=settings, handle_async=handle)
+    assert sorted(handled) == list(range(RECORDS))
+
+
+def test_settings_from_a_table_and_from_a_plain_consumer_are_the_same_but_for_out_of_range(example: Example) -> None:
+    settings = example.run("from_table")["settings"]
+    assert (settings.group, settings.topics, settings.on_error) == (example.group, (example.topic,), "dead-letter")
+    assert settings.out_of_range == "earliest"
+
+
+def test_values_are_read_and_what_is_none_goes_to_the_dead_letter_topic(example: Example) -> None:
+    printed: list[Any] = []
+    producer = Producer({"bootstrap.servers": example.bootstrap})
+    producer.produce(example.topic, key=b"k", value=b'{"total": 99}')
+    producer.flush(30)
+
+    class Watched(CoordinatedConsumer):
+        """Ends once all records were committed."""
+
+        def commit(self, record: Any) -> None:
+            super().commit(record)
+            if self.statistics().given_up == RECORDS and printed:
+                self.stop()
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(harvester, "CoordinatedConsumer", Watched, raising=False)
+        example.run("handle_order", print=lambda *shown: printed.append(shown))
+    assert printed == [(b"k", 99)]
+
+
+def test_the_record_that_fails_is_tried_three_times(example: Example) -> None:
+    handled: list[int] = []
+    stop = example.until(lambda: len(handled) == RECORDS + 2)
+
+    def handle(record: Any) -> None:
+        handled.append(int(record.value()))
+        stop()
+        if handled[-1] == 7:
+            raise ValueError
+
+    names = example.run("attempts=3", handle=handle)
+    assert sorted(handled) == sorted([*range(RECORDS), 7, 7])
+    assert names["consumer"].statistics().failures == 3
+
+
+def test_batches_go_through_the_inbox(example: Example, empty_database: str) -> None:
+    with psycopg.connect(empty_database, autocommit=True) as connection:
+        connection.execute("CREATE TABLE ledger (entry text)")
+
+        def entries() -> list[str]:
+            return [entry for (entry,) in connection.execute("SELECT entry FROM ledger").fetchall()]
+
+        class Watched(CoordinatedConsumer):
+            """Ends once all effects are there."""
+
+            def commit(self, record: Any) -> None:
+                super().commit(record)
+                if len(entries()) == RECORDS:
+                    self.stop()
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(harvester, "CoordinatedConsumer", Watched, raising=False)
+            example.run("handle_batch", connection=connection)
+        assert sorted(map(int, entries())) == list(range(RECORDS))

@@ -1,0 +1,62 @@
+"""What stands in a dead-letter topic says all of a record, whatever it was."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from harvester.coordination.core.dead_letter import HEADER, DeadLetter, decode
+
+BYTES = st.none() | st.binary(max_size=20)
+LETTERS = st.builds(
+    DeadLetter,
+    group=st.text(), topic=st.text(), partition=st.integers(0, 9), offset=st.integers(0), key=BYTES, value=BYTES,
+    headers=st.lists(st.tuples(st.sampled_from(["a", "ä", HEADER, "harvester"]), BYTES)),
+    error=st.text(), attempts=st.integers(1), client=st.text(), timestamp_ms=st.none() | st.integers(0),
+    failed_at_ms=st.integers(0),
+)  # fmt: skip
+
+
+@given(LETTERS)
+def test_what_is_written_is_read(letter: DeadLetter) -> None:
+    key, value, headers = letter.encode()
+    assert decode(value, headers) == letter
+    assert key.decode() == f"{letter.group}/{letter.place}"
+    assert headers[:-1] == letter.headers
+
+
+def header(**changes: Any) -> tuple[str, bytes]:
+    letter = DeadLetter(
+        group="g", topic="t", partition=0, offset=1, key=None, value=b"v", headers=[], error="e", attempts=1,
+        client="c", timestamp_ms=None, failed_at_ms=0,
+    )  # fmt: skip
+    about = json.loads(letter.encode()[2][-1][1] or b"") | changes
+    return (HEADER, json.dumps(about).encode())
+
+
+@pytest.mark.parametrize(
+    ("value", "headers"),
+    [
+        (None, [header()]),  # settled
+        (b"v", None),
+        (b"v", [("other", b"1")]),
+        (b"v", [(HEADER, b"no json")]),
+        (b"v", [(HEADER, None)]),
+        (b"v", [(HEADER, b"[]")]),
+        (b"v", [header(key_base64="?")]),
+        (b"v", [header(more=1)]),
+    ],
+)
+def test_what_is_none_of_ours_is_passed_over(value: bytes | None, headers: Any) -> None:
+    assert decode(value, headers) is None
+    assert decode(b"v", [header()]) is not None
+
+
+def test_headers_of_a_redriven_record_keep_the_origin_under_another_name() -> None:
+    letter = decode(b"v", [("harvester", b"o"), ("a", b"1"), header()])
+    assert letter is not None
+    assert letter.redriven() == [("harvester-origin", b"o"), ("a", b"1")]
