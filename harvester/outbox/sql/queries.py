@@ -17,6 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from uuid import UUID
 
 from harvester.outbox.shape import OutboxShape
@@ -123,6 +124,7 @@ def _transactions_over(watched: Iterable[int]) -> str:
     )
 
 
+@lru_cache(maxsize=8)
 def _columns(shape: OutboxShape) -> str:
     """What `harvester.delivery.decode` expects; behind the key a time and a partition that are never NULL."""
     partition = f"coalesce(o.kafka_partition::bigint, {_NO_PARTITION})" if shape.has_partition else _NO_PARTITION
