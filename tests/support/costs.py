@@ -1,0 +1,99 @@
+"""What each test costs in CPU: `scripts/test --costs FILE …` writes it down, `python -m tests.support.costs FILE` lists it.
+
+Each worker is a control group (so this needs root), and with it every process that its tests start, however that ends.
+The run's shared servers are a group of their own. A line of the file is: CPU seconds, seconds, test; or a total's name.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from harvester import stack
+from harvester.stack.processes import children_of, identify
+
+FILE = "HARVESTER_TEST_COSTS"
+_GROUP = "HARVESTER_TEST_COSTS_GROUP"
+_V1 = Path("/sys/fs/cgroup/cpuacct")
+_SHARED = "shared"
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """The process that begins the run makes the group that is the whole."""
+    if not hasattr(config, "workerinput"):
+        os.environ[_GROUP] = str((_V1 if _V1.is_dir() else Path("/sys/fs/cgroup")) / f"harvester-tests-{os.getpid()}")
+        _enter(_group(), os.getpid())
+    _enter(_group() / str(os.getpid()), os.getpid())
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_fixture_setup(fixturedef: pytest.FixtureDef[object]) -> Iterator[None]:
+    """Whichever worker has started the servers, they are nobody's."""
+    result = yield
+    if fixturedef.argname == "servers" and (directory := os.environ.get("HARVESTER_TEST_DIRECTORY")):
+        for server in stack.status(Path(directory)).servers:
+            if server.pid is not None and (process := identify(server.pid)):
+                for each in (process, *children_of(process)):
+                    _enter(_group() / _SHARED, each.pid)
+    return result
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
+    """From a test's set-up to the end of its teardown."""
+    own = _group() / str(os.getpid())
+    cpu, started = _used_s(own), time.monotonic()
+    result = yield
+    _write(_used_s(own) - cpu, time.monotonic() - started, item.nodeid)
+    return result
+
+
+def pytest_unconfigure(config: pytest.Config) -> None:
+    """The totals, once the workers have ended."""
+    if not hasattr(config, "workerinput"):
+        _write(_used_s(_group() / _SHARED), 0, "(shared servers)")
+        _write(_used_s(_group()), 0, "(all together)")
+
+
+def _group() -> Path:
+    return Path(os.environ[_GROUP])
+
+
+def _enter(group: Path, pid: int) -> None:
+    group.mkdir(exist_ok=True)
+    (group / "cgroup.procs").write_text(str(pid))
+
+
+def _used_s(group: Path) -> float:
+    if not group.is_dir():
+        return 0.0
+    if group.is_relative_to(_V1):
+        return int((group / "cpuacct.usage").read_text()) / 1e9
+    return int((group / "cpu.stat").read_text().split()[1]) / 1e6
+
+
+def _write(cpu_s: float, wall_s: float, what: str) -> None:
+    with Path(os.environ[FILE]).open("a") as file:
+        file.write(f"{cpu_s:.3f}\t{wall_s:.3f}\t{what}\n")
+
+
+def main() -> None:
+    """Totals, directories, files and the dearest tests."""
+    lines = [line.split("\t") for line in Path(sys.argv[1]).read_text().splitlines()]
+    tests = [(float(cpu), float(wall), what) for cpu, wall, what in lines]
+    for depth, shown in ((2, 20), (9, 60)):
+        sums: Counter[str] = Counter()
+        for cpu, _, what in tests:
+            sums["/".join(what.split("::")[0].split("/")[:depth])] += cpu  # type: ignore[assignment]
+        print(*(f"{cpu:9.1f}  {what}" for what, cpu in sums.most_common(shown)), "", sep="\n")
+    print(*(f"{cpu:9.2f} {wall:8.2f}  {what}" for cpu, wall, what in sorted(tests, reverse=True)[:100]), sep="\n")
+
+
+if __name__ == "__main__":
+    main()
