@@ -1,4 +1,4 @@
-"""What each test costs in CPU: `scripts/test --costs FILE …` writes it down, `python -m tests.support.costs FILE` lists it.
+"""What each test costs: `scripts/test --costs FILE` writes it down, `python -m tests.support.costs FILE` lists it.
 
 Each worker is a control group (so this needs root), and with it every process that its tests start, however that ends.
 The run's shared servers are a group of their own. A line of the file is: CPU seconds, seconds, test; or a total's name.
