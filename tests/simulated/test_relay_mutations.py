@@ -598,7 +598,7 @@ MUTATIONS: list[tuple[Callable[[pytest.MonkeyPatch], None], tuple[str, ...] | No
 ]
 
 # Where the search begins: what found the rarer ones when they were last looked for. All seeds follow.
-FOUND_BY = {
+FOUND_BY: dict[Callable[[pytest.MonkeyPatch], None], int] = {
     _recently_settled_ids_are_forgotten: 1451,
     _shards_lanes_are_overtaken: 462,
     _pins_do_not_outlast_a_remark: 440,

@@ -20,7 +20,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import cache
 from pathlib import Path
 from types import SimpleNamespace
@@ -115,7 +115,8 @@ class _Server:
         self.returncode: int | None = None
 
     def kill(self) -> None:
-        signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
+        with suppress(ProcessLookupError):
+            signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
 
     def wait(self, timeout: float | None = None) -> None:
         if not select.select([self._pidfd], [], [], timeout)[0]:

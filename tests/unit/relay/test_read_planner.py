@@ -215,7 +215,7 @@ def test_any_history_in_exactly_once_mode(data: bytes) -> None:
 
 
 def first_failure(histories: int, kind: type[IntakeWorld] = IntakeWorld, first: int = 0) -> int | None:
-    for seed in (first, *range(histories)):
+    for seed in [first, *range(histories)]:
         try:
             kind(random.Random(seed).randbytes(250)).run()
         except (AssertionError, KeyError):
@@ -319,6 +319,10 @@ def _stamps_stay(patch: pytest.MonkeyPatch) -> None:
 )
 def test_a_break_is_noticed(mutation: Callable[[pytest.MonkeyPatch], None], monkeypatch: pytest.MonkeyPatch) -> None:
     # Where the search begins: what found the rarer ones when they were last looked for. All seeds follow.
-    found_by = {_places_of_a_fetch_are_given_away: 330, _the_hash_alone_decides: 288, _stamps_stay: 236}
+    found_by: dict[Callable[[pytest.MonkeyPatch], None], int] = {
+        _places_of_a_fetch_are_given_away: 330,
+        _the_hash_alone_decides: 288,
+        _stamps_stay: 236,
+    }
     mutation(monkeypatch)
     assert first_failure(1500, first=found_by.get(mutation, 0)) is not None
