@@ -1,15 +1,13 @@
-"""What each test costs: `scripts/test --costs FILE` writes it down, `python -m tests.support.costs FILE` lists it.
+"""What each test costs: `scripts/test --costs FILE` writes it down, and `sort -rn FILE` lists the dearest first.
 
 Each worker is a control group (so this needs root), and with it every process that its tests start, however that ends.
-The run's shared servers are a group of their own. A line of the file is: CPU seconds, seconds, test; or a total's name.
+The run's shared servers are a group of their own. A line is: CPU seconds, seconds, test or name of a total.
 """
 
 from __future__ import annotations
 
 import os
-import sys
 import time
-from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -28,8 +26,8 @@ def pytest_configure(config: pytest.Config) -> None:
     """The process that begins the run makes the group that is the whole."""
     if not hasattr(config, "workerinput"):
         os.environ[_GROUP] = str((_V1 if _V1.is_dir() else Path("/sys/fs/cgroup")) / f"harvester-tests-{os.getpid()}")
-        _enter(_group(), os.getpid())
-    _enter(_group() / str(os.getpid()), os.getpid())
+        _enter(Path(os.environ[_GROUP]), os.getpid())
+    _enter(Path(os.environ[_GROUP]) / str(os.getpid()), os.getpid())
 
 
 @pytest.hookimpl(wrapper=True)
@@ -40,14 +38,14 @@ def pytest_fixture_setup(fixturedef: pytest.FixtureDef[object]) -> Iterator[None
         for server in stack.status(Path(directory)).servers:
             if server.pid is not None and (process := identify(server.pid)):
                 for each in (process, *children_of(process)):
-                    _enter(_group() / _SHARED, each.pid)
+                    _enter(Path(os.environ[_GROUP]) / _SHARED, each.pid)
     return result
 
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)
 def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
     """From a test's set-up to the end of its teardown."""
-    own = _group() / str(os.getpid())
+    own = Path(os.environ[_GROUP]) / str(os.getpid())
     cpu, started = _used_s(own), time.monotonic()
     result = yield
     _write(_used_s(own) - cpu, time.monotonic() - started, item.nodeid)
@@ -57,12 +55,8 @@ def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
 def pytest_unconfigure(config: pytest.Config) -> None:
     """The totals, once the workers have ended."""
     if not hasattr(config, "workerinput"):
-        _write(_used_s(_group() / _SHARED), 0, "(shared servers)")
-        _write(_used_s(_group()), 0, "(all together)")
-
-
-def _group() -> Path:
-    return Path(os.environ[_GROUP])
+        _write(_used_s(Path(os.environ[_GROUP]) / _SHARED), 0, "(shared servers)")
+        _write(_used_s(Path(os.environ[_GROUP])), 0, "(all together)")
 
 
 def _enter(group: Path, pid: int) -> None:
@@ -81,19 +75,3 @@ def _used_s(group: Path) -> float:
 def _write(cpu_s: float, wall_s: float, what: str) -> None:
     with Path(os.environ[FILE]).open("a") as file:
         file.write(f"{cpu_s:.3f}\t{wall_s:.3f}\t{what}\n")
-
-
-def main() -> None:
-    """Totals, directories, files and the dearest tests."""
-    lines = [line.split("\t") for line in Path(sys.argv[1]).read_text().splitlines()]
-    tests = [(float(cpu), float(wall), what) for cpu, wall, what in lines]
-    for depth, shown in ((2, 20), (9, 60)):
-        sums: Counter[str] = Counter()
-        for cpu, _, what in tests:
-            sums["/".join(what.split("::")[0].split("/")[:depth])] += cpu  # type: ignore[assignment]
-        print(*(f"{cpu:9.1f}  {what}" for what, cpu in sums.most_common(shown)), "", sep="\n")
-    print(*(f"{cpu:9.2f} {wall:8.2f}  {what}" for cpu, wall, what in sorted(tests, reverse=True)[:100]), sep="\n")
-
-
-if __name__ == "__main__":
-    main()
