@@ -215,7 +215,8 @@ def test_any_history_in_exactly_once_mode(data: bytes) -> None:
 
 
 def first_failure(histories: int, kind: type[IntakeWorld] = IntakeWorld, first: int = 0) -> int | None:
-    for seed in [first, *range(histories)]:
+    seeds: list[int] = [first, *range(histories)]
+    for seed in seeds:
         try:
             kind(random.Random(seed).randbytes(250)).run()
         except (AssertionError, KeyError):
