@@ -32,7 +32,7 @@ def place() -> Iterator[Path]:
 
 @pytest.mark.timeout(400)
 def test_a_short_campaign_holds(place: Path) -> None:
-    campaign = Campaign(seed=64, seconds=20.0, harvesters=2, pace=Pace(keys=60), kinds=QUICK, gap_s=1.5)
+    campaign = Campaign(seed=64, seconds=12.0, harvesters=2, pace=Pace(keys=60), kinds=QUICK, gap_s=1.0)
     outcome = run(campaign, place)
     assert outcome.judgement.sentence == "held", outcome.summary()
     assert outcome.judgement.committed > 1000
@@ -54,7 +54,7 @@ def test_a_leader_that_dies_with_a_full_wire_repeats_and_the_judge_counts_it(pla
 def test_killed_at_the_worst_moments_nothing_is_repeated_in_exactly_once_mode(place: Path) -> None:
     kinds = AIMED | {"unknown outcomes"}
     outcome = run(
-        Campaign(seed=5, seconds=20.0, delivery=EXACTLY_ONCE, harvesters=2, pace=Pace(keys=60), kinds=kinds, gap_s=1.5),
+        Campaign(seed=5, seconds=12.0, delivery=EXACTLY_ONCE, harvesters=2, pace=Pace(keys=60), kinds=kinds, gap_s=1.0),
         place,
     )
     assert outcome.judgement.sentence == "held", outcome.summary()

@@ -63,8 +63,8 @@ GROUPS: dict[str, dict[str, set[str]]] = {
         "soak": {f"{phase}.{name}" for phase in ("backlog", "steady") for name in FLAT},
     },
 }
-# Scenarios of several phases, which take as long as all others together; those try the same machinery.
-NIGHTLY = {"backlogs", "keys"}
+# Scenarios of several phases, and variations of others; those try the same machinery in half of the time.
+NIGHTLY = {"backlogs", "keys", "once", "variations"}
 
 
 @pytest.fixture

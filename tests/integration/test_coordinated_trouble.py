@@ -152,6 +152,7 @@ def test_offsets_that_nobody_takes_are_neither_waited_for_nor_paid_for(
     spent_s = time.process_time()
     threading.Event().wait(2)  # for nothing in particular: it is how long those that were let go may work on
     assert time.process_time() - spent_s < 1
+    offsets._let_go(mirror._writer)  # forgotten at once, it would keep a core and this thread busy for 45 s
     mirror._writer = offsets._Writer({**mirror._options, "bootstrap.servers": bootstrap})
     mirror.mirror({place: 8})
     eventually(lambda: mirror.committed([place]) == {place: 9}, what="the group's offset")

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from tests.support.longs import some_of
 from tests.support.once_scenes import SCENES, Play, perform
 from tests.support.relay_once import ONCE_FAULTS, OnceWorld
 
@@ -27,7 +28,7 @@ def test_any_history_with_some_faults(data: bytes, faults: set[str]) -> None:
 
 @pytest.mark.parametrize("part", range(4))
 def test_long_histories(part: int) -> None:
-    for seed in range(part * 100, (part + 1) * 100):
+    for seed in range(part * 100, part * 100 + some_of(100)):
         chance = random.Random(f"once {seed}")
         OnceWorld(chance.randbytes(chance.randrange(200, 1000))).run()
 
@@ -37,7 +38,7 @@ def test_long_histories(part: int) -> None:
     [("zombie", "hand over"), ("shard death", "kafka"), ("harvester death", "hand over", "kafka"), ("scale", "zombie")],
 )
 def test_long_histories_around_a_few_faults(faults: tuple[str, ...]) -> None:
-    for seed in range(60):
+    for seed in range(some_of(60)):
         chance = random.Random(f"{faults} {seed}")
         OnceWorld(chance.randbytes(chance.randrange(200, 1000)), (*faults, "hand over")).run()
 

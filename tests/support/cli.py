@@ -13,6 +13,7 @@ from pathlib import Path
 from types import TracebackType
 
 from .wait import eventually
+from .warm import run_command
 
 COMMAND = (sys.executable, "-m", "harvester_cli")
 
@@ -31,17 +32,23 @@ def run_cli(
     timeout_s: float = 120.0,
     stdin: str = "",
 ) -> subprocess.CompletedProcess[str]:
-    """Run `harvester ARGS` to its end; with `check`, AssertionError with its output unless it exits with 0."""
-    done = subprocess.run(
-        [*COMMAND, *args],
-        env=cli_environment(env),
-        cwd=cwd,
-        input=stdin,
-        capture_output=True,
-        text=True,
-        timeout=timeout_s,
-        check=False,
-    )
+    """Run `harvester ARGS` to its end; with `check`, AssertionError with its output unless it exits with 0.
+
+    Without `env` it runs in a fork (tests/support/warm.py), otherwise in a fresh interpreter.
+    """
+    if env is None:
+        done = run_command(args, cli_environment(), cwd, stdin, timeout_s)
+    else:
+        done = subprocess.run(
+            [*COMMAND, *args],
+            env=cli_environment(env),
+            cwd=cwd,
+            input=stdin,
+            capture_output=True,
+            text=True,
+            timeout=timeout_s,
+            check=False,
+        )
     if check:
         assert done.returncode == 0, (
             f"harvester {' '.join(args)}: exit code {done.returncode}\n{done.stdout}{done.stderr}"

@@ -22,6 +22,7 @@ from .consuming import Published, by_key, read_topic
 from .hooks import Plan
 from .servers import Servers
 from .wait import eventually
+from .warm import warm_forkservers
 
 E = TypeVar("E", bound=Event)
 
@@ -186,13 +187,14 @@ class Embedded:
 
     @contextmanager
     def run(self) -> Iterator[None]:
-        self.harvester.start()
-        failed = True
-        try:
-            yield
-            failed = False
-        finally:
-            self.harvester.stop(force=failed)
+        with warm_forkservers():
+            self.harvester.start()
+            failed = True
+            try:
+                yield
+                failed = False
+            finally:
+                self.harvester.stop(force=failed)
 
     def of(self, kind: type[E]) -> list[E]:
         """Events of this kind so far."""

@@ -214,8 +214,9 @@ def test_any_history_in_exactly_once_mode(data: bytes) -> None:
     PipelinedWorld(data).run()
 
 
-def first_failure(histories: int, kind: type[IntakeWorld] = IntakeWorld) -> int | None:
-    for seed in range(histories):
+def first_failure(histories: int, kind: type[IntakeWorld] = IntakeWorld, first: int = 0) -> int | None:
+    seeds: list[int] = [first, *range(histories)]
+    for seed in seeds:
         try:
             kind(random.Random(seed).randbytes(250)).run()
         except (AssertionError, KeyError):
@@ -318,5 +319,11 @@ def _stamps_stay(patch: pytest.MonkeyPatch) -> None:
     ids=lambda mutation: mutation.__name__.strip("_"),
 )
 def test_a_break_is_noticed(mutation: Callable[[pytest.MonkeyPatch], None], monkeypatch: pytest.MonkeyPatch) -> None:
+    # Where the search begins: what found the rarer ones when they were last looked for. All seeds follow.
+    found_by: dict[Callable[[pytest.MonkeyPatch], None], int] = {
+        _places_of_a_fetch_are_given_away: 330,
+        _the_hash_alone_decides: 288,
+        _stamps_stay: 236,
+    }
     mutation(monkeypatch)
-    assert first_failure(1500) is not None
+    assert first_failure(1500, first=found_by.get(mutation, 0)) is not None
