@@ -172,7 +172,12 @@ def test_from_goharvest(place: Scene, make_topic: MakeTopic, send: Callable[[lis
     leads = threading.Event()
     member.subscribe([leader_topic], on_assign=lambda _consumer, _partitions: leads.set())
     eventually(lambda: member.poll(0.1) or leads.is_set(), 60, "goharvest to lead")
-    old = OldRelay(place.dsn, lambda db: (member.poll(0), turn(db)))
+
+    def stay_and_turn(db: psycopg.Connection[Any]) -> None:
+        member.poll(0)
+        turn(db)
+
+    old = OldRelay(place.dsn, stay_and_turn)
     with writing(place, write) as writer:
         old.start()
         writer.more()
