@@ -104,7 +104,7 @@ def provider() -> Iterator[tuple[str, list[dict[str, list[str]]]]]:
             self.end_headers()
             self.wfile.write(data)
 
-        def log_message(self, format: str, *args: object) -> None:
+        def log_message(self, *_: object) -> None:
             """Nothing."""
 
     server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)

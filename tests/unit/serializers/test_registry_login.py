@@ -61,9 +61,13 @@ def serving(registry: Registry) -> Iterator[Registry]:
                 found = {"id": 7, "version": 1, "subject": "orders-value", "schema": ORDER, "schemaType": "AVRO"}
                 self._answer(200, found)
 
-        do_GET = do_POST = _serve
+        def do_GET(self) -> None:
+            self._serve()
 
-        def log_message(self, format: str, *args: object) -> None:
+        def do_POST(self) -> None:
+            self._serve()
+
+        def log_message(self, *_: object) -> None:
             """Nothing."""
 
     server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
