@@ -6,6 +6,7 @@ mounted: a tmpfs at /run/harvester, /proc, and a few devices. The network is the
 
 from __future__ import annotations
 
+import json
 import os
 import shlex
 import signal
@@ -17,6 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
+ROOT = Path(__file__).parents[1]
 USER = 65532
 _DEVICES = ("null", "zero", "full", "random", "urandom")
 
@@ -28,7 +30,14 @@ class Image:
     root: Path
     config: Mapping[str, Any]
 
-    def command(self, arguments: Sequence[str] | None, mounts: Mapping[Path, str], *, probe: bool = False) -> list[str]:
+    def command(
+        self,
+        arguments: Sequence[str] | None,
+        mounts: Mapping[Path, str],
+        environment: Mapping[str, str],
+        *,
+        probe: bool = False,
+    ) -> list[str]:
         """`arguments` instead of the image's CMD; `probe`: without its entrypoint, as a health check is run."""
         program = [
             *([] if probe else self.config["Entrypoint"]),
@@ -48,8 +57,8 @@ class Image:
         for source, inside in mounts.items():
             at = f"{root}{shlex.quote(inside)}"
             lines += [f"touch {at}", f"mount --bind {shlex.quote(str(source))} {at}"]
-        environment = [f"{name}={value}" for name, _, value in (line.partition("=") for line in self.config["Env"])]
-        inner = shlex.join(["env", "-i", *environment, *program])
+        variables = [*self.config["Env"], *(f"{name}={value}" for name, value in environment.items())]
+        inner = shlex.join(["env", "-i", *variables, *program])
         lines.append(f"exec chroot --userspec={self.config['User']} {root} {inner}")
         return [
             *("unshare", "--mount", "--pid", "--ipc", "--uts", "--fork", "--kill-child", "--propagation", "private"),
@@ -57,11 +66,24 @@ class Image:
         ]
 
     def run(
-        self, *arguments: str, mounts: Mapping[Path, str] | None = None, probe: bool = False
+        self,
+        *arguments: str,
+        mounts: Mapping[Path, str] | None = None,
+        environment: Mapping[str, str] | None = None,
+        probe: bool = False,
     ) -> subprocess.CompletedProcess[str]:
-        return subprocess.run(
-            self.command(arguments, mounts or {}, probe=probe), capture_output=True, text=True, check=False, timeout=120
-        )
+        command = self.command(arguments, mounts or {}, environment or {}, probe=probe)
+        return subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
+
+
+def built() -> Image:
+    """The image that `scripts/image` makes, made anew."""
+    said = subprocess.run([ROOT / "scripts" / "image", "--root"], stdout=subprocess.PIPE, check=True).stdout
+    made = json.loads(said.splitlines()[-1])
+    inspected = subprocess.run(
+        ["buildah", "inspect", "--type", "image", made["image"]], capture_output=True, check=True
+    ).stdout
+    return Image(Path(made["root"]), json.loads(inspected)["Docker"]["config"])
 
 
 @dataclass(slots=True)
@@ -82,20 +104,36 @@ class Container:
         os.kill(self.first, signal.SIGTERM)
         return self.process.wait(timeout_s)
 
+    def enter(self, *command: str) -> subprocess.CompletedProcess[str]:
+        """Another command beside process 1, with its variables, as `kubectl exec` runs it."""
+        first = self.first
+        variables = Path(f"/proc/{first}/environ").read_text().rstrip("\0").split("\0")
+        spaces = ("--mount", "--pid", "--ipc", "--uts", "--root", "--wd")
+        return subprocess.run(
+            ["nsenter", "--target", str(first), *spaces, "--setuid", str(USER), "--setgid", str(USER),
+             "env", "-i", *variables, *command],
+            capture_output=True, text=True, check=False, timeout=120,
+        )  # fmt: skip
+
     def said(self) -> str:
         return self.log.read_text(errors="replace")
 
 
 @contextmanager
 def container(
-    image: Image, log: Path, *arguments: str, mounts: Mapping[Path, str] | None = None
+    image: Image,
+    log: Path,
+    *arguments: str,
+    mounts: Mapping[Path, str] | None = None,
+    environment: Mapping[str, str] | None = None,
 ) -> Iterator[Container]:
     """Runs the image's own command, or these arguments of it; killed at the end."""
     file: IO[bytes]
     with log.open("ab") as file:
         process = subprocess.Popen(
-            image.command(arguments or None, mounts or {}), stdin=subprocess.DEVNULL, stdout=file, stderr=file
-        )
+            image.command(arguments or None, mounts or {}, environment or {}),
+            stdin=subprocess.DEVNULL, stdout=file, stderr=file,
+        )  # fmt: skip
         made = Container(process, log)
         try:
             deadline = time.monotonic() + 30

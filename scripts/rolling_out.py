@@ -20,7 +20,7 @@ import tempfile
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -31,7 +31,7 @@ from confluent_kafka import Consumer, TopicPartition
 
 from harvester import stack
 from harvester.stack.stack import free_ports
-from scripts.contained import Image, container
+from scripts.contained import Container, Image, built, container
 from scripts.smoke_parts import Broken, Outbox, Servers, outbox, run, running
 
 ROOT = Path(__file__).parents[1]
@@ -85,16 +85,28 @@ class Pod:
     port: int
     stop_with: Callable[[], None]
     process: subprocess.Popen[bytes]
+    container: Container | None = None
     ready: bool = False
     began: float = field(default_factory=time.monotonic)
     took_to_ready_s: float = 0.0
 
 
 class Cluster:
-    """The Deployment controller and the kubelet, as far as a rollout goes."""
+    """The Deployment controller and the kubelet, as far as a rollout goes.
 
-    def __init__(self, template: Template, servers: Servers, image: Image | None, stack_: ExitStack) -> None:
+    `secrets` are variables that the manifest takes from Secrets; only containers are given any.
+    """
+
+    def __init__(
+        self,
+        template: Template,
+        servers: Servers,
+        image: Image | None,
+        stack_: ExitStack,
+        secrets: Mapping[str, str] | None = None,
+    ) -> None:
         self.template, self.servers, self.image = template, servers, image
+        self.environment = {**template.environment, **(secrets or {})}
         self.pods: list[Pod] = []
         self._numbers = itertools.count(1)
         self._stack = stack_
@@ -108,9 +120,15 @@ class Cluster:
         log = self.servers.place / f"{name}.log"
         if self.image is not None:
             made = self._stack.enter_context(
-                container(self.image, log, *arguments, mounts={config: "/etc/harvester/harvester.toml"})
+                container(
+                    self.image,
+                    log,
+                    *arguments,
+                    mounts={config: "/etc/harvester/harvester.toml"},
+                    environment=self.environment,
+                )
             )
-            pod = Pod(name, port, lambda: os.kill(made.first, signal.SIGTERM), made.process)
+            pod = Pod(name, port, lambda: os.kill(made.first, signal.SIGTERM), made.process, made)
         else:
             process = self._stack.enter_context(_process(self.servers, config, log, name, arguments))
             pod = Pod(name, port, lambda: process.send_signal(signal.SIGTERM), process)
@@ -296,15 +314,6 @@ def _until(condition: Callable[[], bool], timeout_s: float, what: str) -> None:
         time.sleep(0.05)
 
 
-def _image() -> Image:
-    """The image that `scripts/image` makes."""
-    made = json.loads(subprocess.run([ROOT / "scripts/image", "--root"], stdout=subprocess.PIPE, check=True).stdout)
-    inspected = subprocess.run(
-        ["buildah", "inspect", "--type", "image", made["image"]], capture_output=True, check=True
-    ).stdout
-    return Image(Path(made["root"]), json.loads(inspected)["Docker"]["config"])
-
-
 def main(arguments: Sequence[str] | None = None) -> int:
     """0 when nothing was lost or repeated, and the broken rollout stopped."""
     parser = argparse.ArgumentParser(prog="scripts/rollout", description=(__doc__ or "").partition("\n")[0])
@@ -316,7 +325,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     with tempfile.TemporaryDirectory(prefix="harvester-rollout-") as scratch:
         place = Path(scratch)
         place.chmod(0o755)
-        image = _image() if given.image else None
+        image = built() if given.image else None
         info = stack.up(place / "stack", stack.StackOptions(durable=False, kafka_heap_mb=512))
         try:
             servers = Servers(info.dsn, info.bootstrap, "", "", Path(sys.executable), place)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import re
 import sys
+from types import SimpleNamespace
 from typing import Annotated, Any
 
 import typer
@@ -122,7 +123,10 @@ def main() -> None:
     from harvester.errors import HarvesterError
 
     try:
-        app()
+        if "NOTIFY_SOCKET" in os.environ:
+            _run_for_the_journal()
+        else:
+            app()
     except HarvesterError as error:
         _print_error(error)
         sys.exit(int(error.exit_code))
@@ -132,6 +136,21 @@ def main() -> None:
         # The reader of our output has gone (`| head`): nothing is left to say, and nobody to say it to.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(141)
+
+
+def _run_for_the_journal() -> None:
+    """The same, with a mistake in the command line as one line of JSON; the parser would print its usage as text."""
+    try:
+        code = app(standalone_mode=False)  # what `typer.Exit` says, or what the command returns, which is None
+    except Exception as error:
+        # The class is click's or Typer's own copy of it, by Typer's version.
+        if not (hasattr(error, "format_message") and hasattr(error, "exit_code")):
+            raise
+        context = getattr(error, "ctx", None)
+        hint = f"{context.command_path} --help lists what there is" if context is not None else None
+        _print_error(SimpleNamespace(message=error.format_message(), hint=hint))
+        sys.exit(error.exit_code)
+    sys.exit(code or 0)
 
 
 def _print_error(error: object) -> None:

@@ -67,6 +67,10 @@ def verify(
         raise VerificationFailed(f"{verdict.duplicates:,} deliveries are repeats, which --strict does not allow")
 
 
+# A record that Kafka refused and that was put back later leaves such a number, as does an aborted one.
+_BY_HEADERS = "By the headers alone, which cannot tell what became of a number; the verdict above can:"
+
+
 def render(report: VerifyReport) -> RenderableType:
     """Pure: report in, rich renderable out."""
     from rich.console import Group
@@ -98,10 +102,10 @@ def render(report: VerifyReport) -> RenderableType:
     table.add_row("rate", _figure(timing.rate_per_s, "/s"), "from first to last record in Kafka")
     table.add_row("p50", _figure(timing.p50_ms, " ms"), "row inserted to timestamp in Kafka")
     table.add_row("p99", _figure(timing.p99_ms, " ms"), "")
-    found = [*report.examples, *report.sequenced.examples]
-    examples = [Text(f"  {example}", overflow="fold") for example in found]
-    if examples:
-        examples.insert(0, Text("Examples"))
+    examples = []
+    for title, found in (("Examples", report.examples), (_BY_HEADERS, report.sequenced.examples)):
+        examples += [Text(title)] if found else []
+        examples += [Text(f"  {example}", overflow="fold") for example in found]
     return Group(table, Text(answer(report)), *examples)
 
 

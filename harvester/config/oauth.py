@@ -17,9 +17,10 @@ from harvester.config.kafka_options import get
 from harvester.config.problems import echo, refuse
 from harvester.errors import ConfigurationError, Problem
 
-FORM = '"module:function", or "" for none'
+FORM = '"module:function", "aws" for MSK with IAM, or "" for none'
 _NAME = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*(\.[A-Za-z_]\w*)*", re.ASCII)
 _PATH = "oauth.token"
+_OURS = {"aws": "harvester.config.aws_token:token"}
 # Without a token a new client fails for good. With one that every broker refuses, it reports the refusal and asks again
 # after four fifths of this time.
 _NO_TOKEN, _AGAIN_S = "no-token", 5.0
@@ -37,9 +38,13 @@ class TokenHook(str):
         hook = cls(name)
         try:
             hook._function()
+            if name == "aws":
+                importlib.import_module("botocore.session")
         except Exception as error:  # noqa: BLE001 - a module may raise anything while it is imported
             problem = Problem(_PATH, f"{name!r} cannot be used: {type(error).__name__}: {error}", FORM)
             hint = "install the module where the harvester runs, or put its directory on PYTHONPATH"
+            if name in _OURS:
+                hint = f"pip install 'outbox-harvester[{name}]'"
             raise ConfigurationError([problem], hint=hint) from None
         return hook
 
@@ -62,7 +67,7 @@ class TokenHook(str):
         return answer
 
     def _function(self) -> Callable[[str], Any]:
-        module, _, name = self.partition(":")
+        module, _, name = _OURS.get(self, self).partition(":")
         found: Any = importlib.import_module(module)
         for part in name.split("."):
             found = getattr(found, part)
@@ -85,7 +90,7 @@ def _is_valid(answer: tuple[Any, ...] | None) -> bool:
 def read_hook_name(value: object) -> str:
     """The dotted name of a function, or nothing."""
     text = value.strip() if isinstance(value, str) else None
-    if text is None or (text and not _NAME.fullmatch(text)):
+    if text is None or (text and text not in _OURS and not _NAME.fullmatch(text)):
         refuse(f"{echo(value)} does not name a function", FORM)
     return text
 

@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+import base64
+import json
+import threading
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
+from urllib.parse import parse_qs
 
 import pytest
 from confluent_kafka.admin import AdminClient, NewTopic
@@ -16,6 +22,7 @@ from tests.support.brokers import another_listener
 from tests.support.cli import RunningCli, run_cli
 from tests.support.consuming import by_key, read_topic
 from tests.support.harvesting import Scene
+from tests.support.tokens import unsecured_of
 
 pytest_plugins = ["tests.support.scenes"]
 pytestmark = pytest.mark.servers
@@ -77,6 +84,40 @@ def published(broker: Broker, scene: Scene) -> dict[str | None, list[str | None]
     return by_key(read_topic(broker.admin, scene.topic))
 
 
+@contextmanager
+def provider() -> Iterator[tuple[str, list[dict[str, list[str]]]]]:
+    """The token endpoint of an OpenID Connect provider that knows one client; its URL, and what it was asked."""
+    asked: list[dict[str, list[str]]] = []
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            form = parse_qs(self.rfile.read(int(self.headers["Content-Length"])).decode())
+            expected = "Basic " + base64.b64encode(b"harvester:secret").decode()
+            known = self.headers.get("Authorization") == expected
+            token, _ = unsecured_of("harvester")
+            answer = {"access_token": token, "token_type": "Bearer", "expires_in": 60} if known else {"error": "no"}
+            asked.append(form)
+            data = json.dumps(answer).encode()
+            self.send_response(200 if known else 401)
+            self.send_header("Content-Type", "application/json")
+            self.send_header("Content-Length", str(len(data)))
+            self.end_headers()
+            self.wfile.write(data)
+
+        def log_message(self, *_: object) -> None:
+            """Nothing."""
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    thread = threading.Thread(target=server.serve_forever, daemon=True)
+    thread.start()
+    try:
+        yield f"http://127.0.0.1:{server.server_address[1]}/token", asked
+    finally:
+        server.shutdown()
+        server.server_close()
+        thread.join()
+
+
 EXPECTED = {f"k{key}": [str(number) for number in range(key, 50, 5)] for key in range(5)}
 
 
@@ -87,6 +128,26 @@ def test_every_client_has_a_token(broker: Broker, there: Scene, tmp_path: Path, 
     config = there.config_file(**settings(broker, user, delivery=delivery))
     run_cli("start", "-f", str(config), "--until-empty", env=ENV)
     assert published(broker, there) == EXPECTED
+
+
+def test_client_credentials_of_a_provider_need_no_function(broker: Broker, there: Scene, tmp_path: Path) -> None:
+    """As with Entra or Keycloak: the client library asks the provider itself, with id, secret and scope."""
+    with provider() as (url, asked):
+        kafka_config = settings(broker, tmp_path)["base_kafka_config"]
+        del kafka_config["sasl.oauthbearer.config"]
+        kafka_config |= {
+            "sasl.oauthbearer.method": "oidc",
+            "sasl.oauthbearer.token.endpoint.url": url,
+            "sasl.oauthbearer.client.id": "harvester",
+            "sasl.oauthbearer.client.secret": "secret",
+            "sasl.oauthbearer.scope": "api://kafka/.default",
+        }
+        config = there.config_file(base_kafka_config=kafka_config)
+        run_cli("start", "-f", str(config), "--until-empty", env=ENV)
+    assert published(broker, there) == EXPECTED
+    assert all(form["grant_type"] == ["client_credentials"] for form in asked)
+    assert all(form["scope"] == ["api://kafka/.default"] for form in asked)
+    assert len(asked) >= 2, "supervisor and shards each ask"
 
 
 def test_a_function_that_fails_is_asked_again(broker: Broker, there: Scene, tmp_path: Path) -> None:

@@ -333,6 +333,10 @@ def _in_words(status: Status) -> str:
         return one_line(waits)
     if status.state is State.STANDBY and status.paused_since_at is not None:
         return "another process leads; this one would take over and mark nothing until it is resumed"
+    standing = status.backlog.quarantine if status.backlog is not None else None
+    if status.state is State.LEADING and standing:
+        records = "record is" if standing == 1 else "records are"
+        return f"publishes; {standing:,} {records} in quarantine: harvester dead list"
     return _IN_WORDS[status.state]
 
 

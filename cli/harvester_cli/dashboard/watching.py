@@ -38,6 +38,7 @@ _LONGEST_KEY = 1_000
 _SIDEWAYS = {"right": 1, "left": -1}
 HELP = "p pause  + - shards  0-9 one shard  k one key  d quarantine  q quit"
 HELP_FOR_SEVERAL = "tab next  " + HELP
+HELP_FOR_NOBODY = "q quit"  # who does not answer, obeys no key
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,7 +171,7 @@ def screen(
     """`height` lines of at most `width` cells each. `keys`: whether any is heard; then the last line names them."""
     one = chosen(view, seen)
     above = _others(seen, one, width) if len(seen) > 1 else []
-    below = [_foot(view, len(seen) > 1, width)] if keys or view.message else []
+    below = [_foot(view, one, len(seen) > 1, width)] if keys or view.message else []
     room = max(0, height - len(above) - len(below))
     lines = [*above, *_dashboard(view, one, width, room, kept), *below]
     drawn = Text("\n").join(lines[: max(height, 0)])
@@ -229,9 +230,10 @@ def _figures(one: Glimpse) -> str:
     return f"{short_count(status.rate_per_s)}/s{backlog}  {len(status.shards)} shards{problem}"
 
 
-def _foot(view: View, several: bool, width: int) -> Text:
+def _foot(view: View, one: Glimpse | None, several: bool, width: int) -> Text:
     entered = prompt(view)
     if entered is not None:
         return fit(Text(one_line(entered), style="bold"), width)
     words = Text(one_line(view.message), style="bold") if view.message else None
-    return fit(words or Text(HELP_FOR_SEVERAL if several else HELP, style="dim"), width)
+    alone = HELP if one is not None and one.trouble is None else HELP_FOR_NOBODY
+    return fit(words or Text(HELP_FOR_SEVERAL if several else alone, style="dim"), width)

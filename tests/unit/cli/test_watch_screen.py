@@ -9,7 +9,7 @@ import pytest
 from harvester_cli.dashboard.lines import OneKey, in_ascii
 from harvester_cli.dashboard.live import status_line
 from harvester_cli.dashboard.render import Detail, OneShard, QuarantineMeter, render
-from harvester_cli.dashboard.watching import HELP, HELP_FOR_SEVERAL, View, screen
+from harvester_cli.dashboard.watching import HELP, HELP_FOR_NOBODY, HELP_FOR_SEVERAL, View, screen
 from harvester_cli.watch_live import _Watch
 from hypothesis import given
 from hypothesis import strategies as st
@@ -36,6 +36,18 @@ def test_one_harvester_is_shown_as_start_does_and_the_last_line_names_the_keys()
     assert drawn[:23] == render(leading(), 80, 23).plain.split("\n")
     assert drawn[23] == HELP
     assert lines(View(), Glimpse(Path("/s"), leading()), keys=False) == render(leading(), 80, 24).plain.split("\n")
+
+
+def test_no_keys_are_offered_for_a_harvester_that_has_ended() -> None:
+    assert lines(View(), a("one", leading(), trouble="it has ended"))[23] == HELP_FOR_NOBODY
+    assert lines(View())[23] == HELP_FOR_NOBODY
+
+
+def test_all_is_not_well_while_records_are_in_quarantine() -> None:
+    for count, words in ((1, "1 record is"), (17, "17 records are"), (0, None), (None, None)):
+        status = replace(leading(), backlog=Backlog(5, False, 1.0, quarantine=count))
+        expected = f"publishes; {words} in quarantine: harvester dead list" if words else "all is well"
+        assert lines(View(), Glimpse(Path("/s"), status))[2] == expected
 
 
 def test_a_pause_is_said_in_words() -> None:
