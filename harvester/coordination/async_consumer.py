@@ -124,6 +124,10 @@ class AsyncCoordinatedConsumer:
         """Records that wait in each held partition."""
         return self._started.lag()
 
+    def ages(self) -> dict[tuple[str, int], float]:
+        """Of each held partition how many seconds ago the record that is handed out next was written."""
+        return self._started.ages()
+
     def open_records(self) -> dict[tuple[str, int], Open]:
         """Of each held partition what is handed out and not committed."""
         return self._started.open_records()
@@ -196,11 +200,14 @@ class _Run:
                 if record is None or self._workers > 1 or self._running or not handling.may_pass(record):
                     await self._turn(record)
                     continue
+                began = clock_s()
                 try:
                     await self._handler(record)
                 except Exception as error:  # noqa: BLE001 - the application's; on_error says what it leads to
+                    handling.took(began)
                     await asyncio.to_thread(handling.fail_at_once, record, error)
                 else:
+                    handling.took(began)
                     self._consumer._commit(record)
                 if handling.is_due:
                     await self._turn(None)
@@ -244,11 +251,14 @@ class _Run:
             handling.tidy()
 
     async def _attempt(self, queued: Any) -> None:
+        began = clock_s()
         try:
             await self._handler(queued.record)
         except Exception as error:  # noqa: BLE001 - the application's; on_error says what it leads to
+            self._handling.took(began)
             await asyncio.to_thread(self._handling.fail, queued, error)
         else:
+            self._handling.took(began)
             self._handling.finish(queued)
 
     async def _flush(self) -> None:
