@@ -150,7 +150,7 @@ _LOGGER = logging.getLogger("harvester.coordination")
 _CALL_S = 5.0
 _POLL_S = 0.002
 _LEAST_FETCHED = 2000  # in one call
-_MOST_WAITING = 10  # calls that are fetched ahead
+_MOST_WAITING, _MOST_WAITING_AMO = 3, 10  # calls that are fetched ahead; at most once, batches of all partitions wait
 _TOPIC: Any = Message.topic
 _PARTITION: Any = Message.partition
 
@@ -356,7 +356,7 @@ class Fetcher:
             proposed = any(buffer.proposed for buffer in session.buffer.values())
         if proposed:
             timeout_s = min(timeout_s, _POLL_S)  # the answer comes on the other thread
-        if waiting > _MOST_WAITING * self._fetched:
+        if waiting > (_MOST_WAITING_AMO if self._settings.at_most_once else _MOST_WAITING) * self._fetched:
             session.news.wait(min(timeout_s, _POLL_S))
             session.news.clear()
             return
