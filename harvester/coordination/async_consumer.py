@@ -22,6 +22,7 @@ from typing import Any, TypeVar
 
 from harvester.clock import clock_s
 from harvester.coordination.consumer import CoordinatedConsumer
+from harvester.coordination.core.messages import Client
 from harvester.coordination.events import Event
 from harvester.coordination.handling import AHEAD, IDLE_S
 from harvester.coordination.settings import ConsumerSettings, Open, Statistics
@@ -58,6 +59,16 @@ class AsyncCoordinatedConsumer:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         await self.close()
+
+    @property
+    def settings(self) -> ConsumerSettings:
+        """As given."""
+        return self._started.settings
+
+    @property
+    def client(self) -> Client:
+        """Who it is in the coordination topic."""
+        return self._started.client
 
     # -- records
 

@@ -16,6 +16,7 @@ from itertools import accumulate
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from harvester.coordination.async_consumer import AsyncCoordinatedConsumer
 from harvester.coordination.consumer import CoordinatedConsumer
 from harvester.coordination.settings import PROCESSING_BOUNDS_S, Statistics
 
@@ -24,9 +25,12 @@ Samples = Iterable[tuple[tuple[str, ...], float]]
 
 
 class ConsumerMetrics(Collector):
-    """Collects the figures of one consumer, from any thread; a closed consumer has no claims and no lag."""
+    """Collects the figures of one consumer, from any thread; a closed consumer has no claims and no lag.
 
-    def __init__(self, consumer: CoordinatedConsumer) -> None:
+    Of an asynchronous one once it has begun (`async with`).
+    """
+
+    def __init__(self, consumer: CoordinatedConsumer | AsyncCoordinatedConsumer) -> None:
         self._consumer = consumer
         self._who = [consumer.settings.group, consumer.client.id]
 

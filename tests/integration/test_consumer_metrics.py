@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
 from dataclasses import replace
 from typing import Any
 
 from prometheus_client import CollectorRegistry
 
+from harvester.coordination.async_consumer import AsyncCoordinatedConsumer
 from harvester.coordination.consumer import CoordinatedConsumer
 from harvester.coordination.settings import ConsumerSettings
 from harvester.http.consumers import ConsumerMetrics
@@ -84,3 +86,21 @@ def test_failures_retries_dead_letters_and_processing_time_are_counted(settings:
     calls = value("processing_seconds_count")
     assert calls == 40 + 2 * count == value("processing_seconds_bucket", le="+Inf")
     assert 0 < (value("processing_seconds_sum") or 0) < 60
+
+
+def test_an_asynchronous_consumer_has_the_same_metrics(settings: ConsumerSettings) -> None:
+    fill(settings, 20)
+
+    registry, seen = CollectorRegistry(), list[float | None]()
+    consumer = AsyncCoordinatedConsumer(settings)
+
+    async def handle(_: Any) -> None:
+        if not seen:
+            registry.register(ConsumerMetrics(consumer))  # now it has begun
+        who = {"group": settings.group, "client": consumer.client.id}
+        seen.append(registry.get_sample_value("harvester_consumer_processing_seconds_count", who))
+        if len(seen) == 20:
+            consumer.stop()
+
+    asyncio.run(consumer.run(handle))
+    assert seen == list(range(20))
