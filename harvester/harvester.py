@@ -10,6 +10,7 @@ error. It runs beside the host's threads, installs no signal handlers, and impor
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import time
 from functools import partial
@@ -29,6 +30,7 @@ from harvester.telemetry.metrics import Totals
 
 _ANSWER_WITHIN_S = 5.0
 _FIRST_LOOK_S = 2.0
+_TURN_S = 0.2
 
 
 class Harvester:
@@ -152,12 +154,28 @@ class Harvester:
             raise self._life.failure
         return ended
 
+    async def wait_async(self, timeout_s: float | None = None) -> bool:
+        """As `wait`, in an event loop; the harvester runs on when this is cancelled."""
+        deadline = None if timeout_s is None else time.monotonic() + timeout_s
+        while True:  # in turns, since the thread that waits outlives a cancellation
+            left_s = _TURN_S if deadline is None else min(_TURN_S, deadline - time.monotonic())
+            ended = await asyncio.to_thread(self.wait, max(0.0, left_s))
+            if ended or left_s < _TURN_S:
+                return ended
+
     def __enter__(self) -> Harvester:
         self.start()
         return self
 
     def __exit__(self, *_error: object) -> None:
         self.stop()
+
+    async def __aenter__(self) -> Harvester:
+        self.start()
+        return self
+
+    async def __aexit__(self, *_error: object) -> None:
+        await asyncio.to_thread(self.stop)
 
     # -- questions
 

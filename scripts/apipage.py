@@ -80,6 +80,7 @@ SECTIONS: tuple[tuple[str, str, tuple[str, ...]], ...] = (
             "harvester.coordination.events: Claimed Released Lost Paused Resumed Blocked Unblocked OutOfRange GivenUp",
             "harvester.coordination.settings: Statistics",
             "harvester.http.consumers: ConsumerMetrics",
+            "harvester.telemetry.tracing: traced",
         ),
     ),
     (

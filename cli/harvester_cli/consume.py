@@ -23,6 +23,7 @@ _KINDS = {1: "created", 2: "appended"}  # of a timestamp, as Kafka counts them
 
 
 Format = Literal["json", "value"]
+OnError = Literal["retry", "dead-letter", "skip", "stop"]
 
 
 @grouped
@@ -49,17 +50,44 @@ def consume(
     coordination_partitions: Annotated[
         int, typer.Option(min=1, help="Of the coordination topic, for its whole life.")
     ] = 8,
+    command: Annotated[
+        str | None,
+        typer.Option(
+            "--exec",
+            metavar="COMMAND",
+            help="Give each record to this shell command on its standard input instead of printing it.",
+            show_default=False,
+        ),
+    ] = None,
+    on_error: Annotated[
+        OnError, typer.Option(help="What is done with a record whose command has failed for the last time.")
+    ] = "stop",
+    attempts: Annotated[
+        int | None,
+        typer.Option(min=1, help="Tries of a record [default: 5; 1 with stop].", show_default=False),
+    ] = None,
+    dead_letter_topic: Annotated[
+        str | None, typer.Option(help="For --on-error dead-letter [default: GROUP.dead-letters].", show_default=False)
+    ] = None,
+    workers: Annotated[int, typer.Option(min=1, help="Commands at once, for records of different keys.")] = 1,
 ) -> None:
     """Print the records of topics, one a line, sharing their partitions with all consumers of the group.
 
-    A record counts as processed once its line is written. SIGTERM and Ctrl-C hand over what is held.
+    A record counts as processed once its line is written; with --exec, once the command has ended with exit code 0. The
+    command finds HARVESTER_TOPIC, HARVESTER_PARTITION, HARVESTER_OFFSET and HARVESTER_KEY in its environment. SIGTERM
+    and Ctrl-C hand over what is held.
     """
+    _check(command, timeout, on_error=on_error != "stop", workers=workers > 1)
     settings = options.settings(
         group=group,
         topics=tuple(topic),
         client_id=client_id,
         at_most_once=amo,
         coordination_partitions=coordination_partitions,
+        on_error=on_error,
+        attempts=attempts,
+        dead_letter_topic=dead_letter_topic,
+        workers=workers,
     )
 
     from harvester.coordination.consumer import CoordinatedConsumer
@@ -68,7 +96,54 @@ def consume(
 
     require_topics(topic, settings.kafka)
     with stop_on_signal() as stop, CoordinatedConsumer(settings) as consumer:
-        _print_all(consumer, stop, format_, count, timeout)
+        if command is None:
+            _print_all(consumer, stop, format_, count, timeout)
+        else:
+            _execute_all(consumer, stop, format_, count, command)
+
+
+def _check(command: str | None, timeout_s: float | None, **only_with_command: bool) -> None:
+    """Raises typer.BadParameter for options that do not go together."""
+    if command is not None and timeout_s is not None:
+        raise typer.BadParameter("cannot be had with --exec", param_hint="--timeout")
+    for name, given in only_with_command.items():
+        if given and command is None:
+            raise typer.BadParameter("is for --exec: printing does not fail", param_hint=f"--{name.replace('_', '-')}")
+
+
+def _execute_all(
+    consumer: CoordinatedConsumer, stop: threading.Event, format_: Format, count: int | None, command: str
+) -> None:
+    import os
+    import subprocess
+    import threading
+    from itertools import count as numbers
+
+    from harvester.errors import HarvesterError
+
+    done = numbers(1)
+
+    def handle(record: Any) -> None:
+        key = (record.key() or b"").decode(errors="surrogateescape").replace("\0", "")
+        about = {"TOPIC": record.topic(), "PARTITION": record.partition(), "OFFSET": record.offset(), "KEY": key}
+        ended = subprocess.run(
+            ["/bin/sh", "-c", command],
+            input=(record.value() or b"") if format_ == "value" else _json_of(record),
+            env=os.environ | {f"HARVESTER_{name}": str(value) for name, value in about.items()},
+            start_new_session=True,  # Ctrl-C is ours: the record in hand is finished
+            check=False,
+        )
+        if ended.returncode:
+            raise HarvesterError(f"the command ended with exit code {ended.returncode}")
+        if next(done) == count:
+            consumer.stop()
+
+    def await_signal() -> None:
+        stop.wait()
+        consumer.stop()
+
+    threading.Thread(target=await_signal, daemon=True).start()
+    consumer.run(handle)
 
 
 def _print_all(

@@ -22,6 +22,7 @@ from typing import Any, TypeVar
 
 from harvester.clock import clock_s
 from harvester.coordination.consumer import CoordinatedConsumer
+from harvester.coordination.core.messages import Client
 from harvester.coordination.events import Event
 from harvester.coordination.handling import AHEAD, IDLE_S
 from harvester.coordination.settings import ConsumerSettings, Open, Statistics
@@ -58,6 +59,16 @@ class AsyncCoordinatedConsumer:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         await self.close()
+
+    @property
+    def settings(self) -> ConsumerSettings:
+        """As given."""
+        return self._started.settings
+
+    @property
+    def client(self) -> Client:
+        """Who it is in the coordination topic."""
+        return self._started.client
 
     # -- records
 
@@ -123,6 +134,10 @@ class AsyncCoordinatedConsumer:
     def lag(self) -> dict[tuple[str, int], int]:
         """Records that wait in each held partition."""
         return self._started.lag()
+
+    def ages(self) -> dict[tuple[str, int], float]:
+        """Of each held partition how many seconds ago the record that is handed out next was written."""
+        return self._started.ages()
 
     def open_records(self) -> dict[tuple[str, int], Open]:
         """Of each held partition what is handed out and not committed."""
@@ -196,11 +211,14 @@ class _Run:
                 if record is None or self._workers > 1 or self._running or not handling.may_pass(record):
                     await self._turn(record)
                     continue
+                began = clock_s()
                 try:
                     await self._handler(record)
                 except Exception as error:  # noqa: BLE001 - the application's; on_error says what it leads to
+                    handling.took(began)
                     await asyncio.to_thread(handling.fail_at_once, record, error)
                 else:
+                    handling.took(began)
                     self._consumer._commit(record)
                 if handling.is_due:
                     await self._turn(None)
@@ -244,11 +262,14 @@ class _Run:
             handling.tidy()
 
     async def _attempt(self, queued: Any) -> None:
+        began = clock_s()
         try:
             await self._handler(queued.record)
         except Exception as error:  # noqa: BLE001 - the application's; on_error says what it leads to
+            self._handling.took(began)
             await asyncio.to_thread(self._handling.fail, queued, error)
         else:
+            self._handling.took(began)
             self._handling.finish(queued)
 
     async def _flush(self) -> None:

@@ -18,6 +18,7 @@ more than the last offset, for tools that show lag.
 from __future__ import annotations
 
 import math
+import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
@@ -133,7 +134,7 @@ class Turns:
 class CoordinatedConsumer:
     """Consumes what it claims; made from settings, or from their keyword arguments.
 
-    All but `stop`, `claims`, `lag`, `open_records` and `statistics` belong to one thread.
+    All but `stop`, `claims`, `lag`, `ages`, `open_records` and `statistics` belong to one thread.
 
     `on_event` is told what happens to the claims (`events`), in that thread.
     """
@@ -273,6 +274,20 @@ class CoordinatedConsumer:
         """Records that wait in each held partition, as of the last fetch; none once it is closed."""
         return {(place.topic, place.partition): behind for place, behind in self._lag().items()}
 
+    def ages(self) -> dict[tuple[str, int], float]:
+        """Of each held partition how many seconds ago the record that is handed out next was written, if one has come.
+
+        By the record's timestamp, and so by the clock of whoever wrote it.
+        """
+        with self._session.lock:
+            waiting = {place: buffer.next_record for place, buffer in self._session.buffer.items()}
+        now, ages = time.time(), {}
+        for place, record in waiting.items():
+            kind, at_ms = (0, 0) if record is None else record.timestamp()
+            if kind:
+                ages[place.topic, place.partition] = max(0.0, now - at_ms / 1000)
+        return ages
+
     def open_records(self) -> dict[tuple[str, int], Open]:
         """Of each held partition what is handed out and not committed, if anything is; at most once nothing ever."""
         now = clock_s()
@@ -285,7 +300,9 @@ class CoordinatedConsumer:
         handling = self._handling
         return replace(
             self._session.statistics(self._records + self._batch.given),
-            failures=handling.failures, given_up=handling.given_up, parked=handling.queues.parked,
+            failures=handling.failures, retries=handling.retries, given_up=handling.given_up,
+            dead_letters=handling.dead_letters, parked=handling.queues.parked,
+            processing=tuple(handling.processing.counts), processing_s=handling.processing.total_s,
         )  # fmt: skip
 
     # -- the end

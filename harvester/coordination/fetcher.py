@@ -12,7 +12,6 @@ import threading
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from concurrent.futures import Future
-from itertools import repeat
 from typing import Any, Generic, TypeVar
 
 from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaError, KafkaException, Message, TopicPartition
@@ -150,15 +149,19 @@ class Inquiry:
 _LOGGER = logging.getLogger("harvester.coordination")
 _CALL_S = 5.0
 _POLL_S = 0.002
-_LEAST_FETCHED = 500  # in one call
-_MOST_WAITING = 10  # calls that are fetched ahead
+_LEAST_FETCHED = 2000  # in one call
+_MOST_WAITING, _MOST_WAITING_AMO = 3, 10  # calls that are fetched ahead; at most once, batches of all partitions wait
 _TOPIC: Any = Message.topic
 _PARTITION: Any = Message.partition
+
+
+FULL_MS = 20  # how long the client rests once enough waits in its queue; by default a second, which was most of it
 
 
 def connect(settings: ConsumerSettings) -> Consumer:
     return Consumer(
         {
+            "fetch.queue.backoff.ms": FULL_MS,
             **settings.connection,
             "group.id": settings.group,
             "enable.auto.commit": False,
@@ -353,7 +356,7 @@ class Fetcher:
             proposed = any(buffer.proposed for buffer in session.buffer.values())
         if proposed:
             timeout_s = min(timeout_s, _POLL_S)  # the answer comes on the other thread
-        if waiting > _MOST_WAITING * self._fetched:
+        if waiting > (_MOST_WAITING_AMO if self._settings.at_most_once else _MOST_WAITING) * self._fetched:
             session.news.wait(min(timeout_s, _POLL_S))
             session.news.clear()
             return
@@ -361,15 +364,13 @@ class Fetcher:
         if first is None:
             self._emptied = True
             return
-        messages = [first, *self._data.consume(self._fetched, 0)]  # which would wait until there are so many
-        self._emptied |= len(messages) <= self._fetched
+        messages = [first, *self._data.consume(self._fetched - 1, 0)]  # which would wait until there are so many
+        self._emptied |= len(messages) < self._fetched
         troubles: list[Any] = []
         if any(map(Message.error, messages)):
             troubles = [message for message in messages if message.error() is not None]
             messages = [message for message in messages if message.error() is None]
-        runs: dict[tuple[str, int], list[Any]] = defaultdict(list)
-        for message, where in zip(messages, self._origins(messages), strict=True):
-            runs[where].append(message)
+        runs = self._runs(messages)
         with session.lock:
             for (topic, partition), run in runs.items():
                 buffer = session.buffer.get(GroupPartition(self._settings.group, topic, partition))
@@ -396,11 +397,19 @@ class Fetcher:
         idle = buffer.assigned and buffer.is_empty and buffer.stopping_at is None
         return idle and place in self._assigned and place not in self._displaced
 
-    def _origins(self, messages: list[Any]) -> Iterator[tuple[str, int]]:
-        """Topic and partition of each. It takes as long as all else that is done for a record, so no loop of ours."""
+    def _runs(self, messages: list[Any]) -> Mapping[tuple[str, int], list[Any]]:
+        """By topic and partition. The client mostly brings one partition at a time, which needs no loop of ours."""
+        if not messages:
+            return {}
         only = self._settings.topics[0] if len(self._settings.topics) == 1 else None
-        topics = map(_TOPIC, messages) if only is None else repeat(only, len(messages))
-        return zip(topics, map(_PARTITION, messages), strict=True)
+        topics = [only] * len(messages) if only is not None else list(map(_TOPIC, messages))
+        partitions = list(map(_PARTITION, messages))
+        if partitions.count(partitions[0]) == topics.count(topics[0]) == len(messages):
+            return {(topics[0], partitions[0]): messages}
+        runs: dict[tuple[str, int], list[Any]] = defaultdict(list)
+        for message, where in zip(messages, zip(topics, partitions, strict=True), strict=True):
+            runs[where].append(message)
+        return runs
 
     def look(self) -> None:
         """Once an interval: go on with places that the client has stopped to fetch."""

@@ -23,7 +23,7 @@ from harvester.coordination.core.record_queues import QueuedRecord, RecordQueues
 from harvester.coordination.dead_letters import DeadLetterWriter, ensure_dead_letter_topic
 from harvester.coordination.events import GivenUp
 from harvester.coordination.session import Session
-from harvester.coordination.settings import ConsumerSettings
+from harvester.coordination.settings import ConsumerSettings, Durations
 from harvester.errors import BrokerError, BrokerUnavailable, InboxError, InboxFenced
 
 _LOGGER = logging.getLogger("harvester.coordination")
@@ -51,7 +51,8 @@ class Handling:
         self.changed = threading.Condition(lock)  # there may be something to handle
         self.finished = threading.Condition(lock)  # something has been handled
         self.error: BaseException | None = None  # that ends the consumer
-        self.failures = self.given_up = 0
+        self.failures = self.retries = self.given_up = self.dead_letters = 0
+        self.processing = Durations()
         self._claims: set[Claim] = set()
         self._tidy_at = 0.0
         self._writer: DeadLetterWriter | None = None
@@ -89,14 +90,23 @@ class Handling:
 
     def attempt(self, handler: Callable[[Any], object], queued: Queued) -> None:
         """Handle it, whatever comes of that."""
+        began = clock_s()
         try:
             handler(queued.record)
         except Exception as error:  # noqa: BLE001 - the application's; on_error says what it leads to
+            self.took(began)
             self.fail(queued, error)
         except BaseException as error:  # noqa: BLE001 - it ends the consumer, in whichever thread it was raised
             self.end(error)
         else:
+            self.took(began)
             self.finish(queued)
+
+    def took(self, began: float) -> None:
+        """A call of the handler that began then has ended."""
+        took_s = clock_s() - began
+        with self.changed:
+            self.processing.add(took_s)
 
     def end(self, error: BaseException) -> None:
         """The consumer ends with the first of these."""
@@ -125,11 +135,13 @@ class Handling:
             self.failures += 1
             match verdict:
                 case Verdict.RETRY:
+                    self.retries += 1
                     self.queues.retry(queued, clock_s() + self.policy.wait_s(attempts))
                 case Verdict.STOP:
                     self.end(error)
                 case _:
                     self.given_up += 1
+                    self.dead_letters += verdict is Verdict.DEAD_LETTER
                     self.finish(queued, GivenUp(record, error, attempts, verdict is Verdict.DEAD_LETTER))
 
     def fail_at_once(self, record: Any, error: BaseException) -> None:
@@ -229,11 +241,14 @@ class Run:
             direct = self._workers == 1
             for offered in offers:
                 if direct and offered is not None and handling.may_pass(offered):
+                    began = clock_s()
                     try:
                         self._handler(offered)
                     except Exception as error:  # noqa: BLE001 - the application's; on_error says what it leads to
+                        handling.took(began)
                         self._failed(offered, error)
                     else:
+                        handling.processing.add(clock_s() - began)  # no other thread does
                         self._commit(offered)
                         if not handling.is_due:
                             continue

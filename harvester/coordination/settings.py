@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from difflib import get_close_matches
@@ -207,6 +208,23 @@ class Open:
     age_s: float
 
 
+PROCESSING_BOUNDS_S = (0.001, 0.005, 0.01, 0.05, 0.1, 0.5, 1.0, 5.0, 10.0, 60.0)
+
+
+class Durations:
+    """How many calls took how long, by `PROCESSING_BOUNDS_S`."""
+
+    __slots__ = ("counts", "total_s")
+
+    def __init__(self) -> None:
+        self.counts = [0] * (len(PROCESSING_BOUNDS_S) + 1)
+        self.total_s = 0.0
+
+    def add(self, took_s: float) -> None:
+        self.counts[bisect_left(PROCESSING_BOUNDS_S, took_s)] += 1
+        self.total_s += took_s
+
+
 @dataclass(frozen=True, slots=True)
 class Statistics:
     """Counts since the consumer began. They only grow, so a rate is the difference of two.
@@ -214,8 +232,10 @@ class Statistics:
     `batches`: at most once, those that became ours. `claims_won` and `claims_missed`: ClaimingPartition messages by
     their outcome; one that asks for a share is missed on purpose. `releases`: claims given up in good order; `losses`:
     the others. `written`: messages for the coordination topic by kind; `written_bytes`: their values; `unwritten`: how
-    many did not arrive, or may not have. `failures`: how often a handler raised; `given_up`: records that `on_error`
-    settled; `parked`: keys that wait for a retry now.
+    many did not arrive, or may not have. `failures`: how often a handler raised; `retries`: how often that led to
+    another try; `given_up`: records that `on_error` settled, and `dead_letters`, how many of them stand in the topic;
+    `parked`: keys that wait for a retry now. `processing`: calls of the handler by how long they took, up to each of
+    `PROCESSING_BOUNDS_S` and longer; `processing_s`: all of them together.
     """
 
     records: int
@@ -230,3 +250,7 @@ class Statistics:
     failures: int = 0
     given_up: int = 0
     parked: int = 0
+    retries: int = 0
+    dead_letters: int = 0
+    processing: tuple[int, ...] = ()
+    processing_s: float = 0.0

@@ -5,17 +5,20 @@
 `TracingProducer` wraps a shard's producer, so that tracing costs nothing where it is off. A
 record without a trace context is passed on as it is; the other headers, `baggage` among them, always are. Each attempt
 is a span of its own; it ends with the delivery report, in a transaction with the transaction. How spans are sampled and
-where they go is in the environment (OTEL_…), as everywhere: see docs/operations.md. An extra: `[otel]`.
+where they go is in the environment (OTEL_…), as everywhere: see docs/operations.md. `traced` continues the trace at a
+consumer. An extra: `[otel]`.
 """
 
 from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable, Mapping
-from functools import partial
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from functools import partial, wraps
 from importlib.metadata import entry_points
-from typing import Any
+from inspect import iscoroutinefunction
+from typing import Any, TypeVar, cast
 
 from opentelemetry.baggage import clear as without_baggage
 from opentelemetry.baggage.propagation import W3CBaggagePropagator
@@ -25,13 +28,24 @@ from opentelemetry.propagators.textmap import Getter, Setter
 from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import BatchSpanProcessor
-from opentelemetry.trace import Span, SpanKind, Status, StatusCode, get_current_span, set_span_in_context
+from opentelemetry.trace import (
+    Link,
+    Span,
+    SpanKind,
+    Status,
+    StatusCode,
+    get_current_span,
+    get_tracer_provider,
+    set_span_in_context,
+)
+from opentelemetry.trace import TracerProvider as AnyProvider
 
 from harvester.errors import ConfigurationError, Problem
 
 Provider = TracerProvider
 Headers = list[tuple[str, bytes | None]]
 Report = Callable[[Any, Any], None]  # error or None, message
+F = TypeVar("F", bound=Callable[[Any], Any])
 
 _EXPORTERS = "opentelemetry_traces_exporter"  # the entry points that OTEL_TRACES_EXPORTER names
 _PROTOCOLS = {"http/protobuf": "otlp_proto_http", "grpc": "otlp_proto_grpc"}
@@ -197,6 +211,48 @@ class TracingProducer:
         spans, self._open = self._open, []
         for span in spans:
             _end(span, error)
+
+
+def traced(handler: F, *, group: str | None = None, provider: AnyProvider | None = None) -> F:
+    """A consumer's handler, function or coroutine function, each call of which is a span "process <topic>".
+
+    The span of a record continues the trace that its headers name, and is the current one while the handler runs; that
+    of a list has a link to each of those traces. What the handler raises is noted and comes out. `provider` defaults to
+    the application's own; `group` becomes an attribute.
+    """
+    tracer = (provider or get_tracer_provider()).get_tracer("harvester")
+
+    def span(given: Any) -> AbstractContextManager[Span]:
+        records: Sequence[Any] = given if isinstance(given, list) else [given]
+        parents = [get_global_textmap().extract(list(each.headers() or ()), Context(), _GETTER) for each in records]
+        attributes: dict[str, str | int] = {
+            "messaging.system": "kafka",
+            "messaging.operation.type": "process",
+            "messaging.operation.name": "process",
+        }
+        topics = {each.topic() for each in records}
+        topic = topics.pop() if len(topics) == 1 else "several topics"
+        attributes["messaging.destination.name"] = topic
+        if group is not None:
+            attributes["messaging.consumer.group.name"] = group
+        if given is not records:
+            attributes["messaging.destination.partition.id"] = str(given.partition())
+            attributes["messaging.kafka.offset"] = given.offset()
+            return tracer.start_as_current_span(f"process {topic}", parents[0], SpanKind.CONSUMER, attributes)
+        attributes["messaging.batch.message_count"] = len(records)
+        contexts = [get_current_span(parent).get_span_context() for parent in parents]
+        links = [Link(context) for context in contexts if context.is_valid]
+        return tracer.start_as_current_span(f"process {topic}", None, SpanKind.CONSUMER, attributes, links)
+
+    async def awaited(given: Any) -> Any:
+        with span(given):
+            return await handler(given)
+
+    def called(given: Any) -> Any:
+        with span(given):
+            return handler(given)
+
+    return cast("F", wraps(handler)(awaited if iscoroutinefunction(handler) else called))
 
 
 def _end(span: Span, error: str | None) -> None:

@@ -25,14 +25,20 @@ _STUCK_S = 120.0
 _BATCH = 500
 
 
-def bare(gate: Gate, bootstrap: str, topic: str, records: int, partitions: int, batches: bool) -> Progress:
-    """What an application without us would write: subscribe, and `poll`; or `consume`, many at a time."""
+def bare(
+    gate: Gate, bootstrap: str, topic: str, records: int, partitions: int, batches: bool, rest_ms: int = 1000
+) -> Progress:
+    """What an application without us would write: subscribe, and `poll`; or `consume`, many at a time.
+
+    `rest_ms`: how long the client rests once enough waits in its queue.
+    """
     consumer = Consumer(
         {
             "bootstrap.servers": bootstrap,
             "broker.address.family": "v4",
             "group.id": f"bench-{uuid.uuid4().hex[:12]}",
             "auto.offset.reset": "earliest",
+            "fetch.queue.backoff.ms": rest_ms,
             "log_level": 0,
         }
     )

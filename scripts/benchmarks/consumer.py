@@ -5,6 +5,7 @@ from __future__ import annotations
 import uuid
 from typing import Any
 
+from harvester.coordination.fetcher import FULL_MS
 from scripts.benchmarks._backlog import Rows
 from scripts.benchmarks._place import make_topic, remove_topics
 from scripts.benchmarks._scenario import Bench, Samples, Scenario
@@ -18,16 +19,17 @@ _CONSUMERS = "scripts.benchmarks._consumers:"
 
 
 def consumer(bench: Bench, samples: Samples) -> None:
-    """Each way beside a bare loop of `poll` or `consume` before and after it."""
+    """Each way beside a bare loop of `poll` or `consume` before and after it; `rested`: beside one whose client rests
+    no longer than ours when its queue is full."""
     records = bench.share(_LONGER, least=200)
     waited = bench.share(0.02, least=100)
     topic = f"bench-{uuid.uuid4().hex[:12]}"
     make_topic(bench, topic, PARTITIONS)
     used = [topic]
 
-    def bare(*, batches: bool) -> float:
+    def bare(*, batches: bool, **changes: int) -> float:
         reading = {"bootstrap": bench.bootstrap, "topic": topic, "records": records, "partitions": PARTITIONS}
-        return per_s(run(_CONSUMERS + "bare", batches=batches, **reading), records)
+        return per_s(run(_CONSUMERS + "bare", batches=batches, **reading, **changes), records)
 
     def handed(how: str, count: int, wait_s: float = 0.0, **changes: Any) -> float:
         settings = settings_for(bench, topic, used) | changes
@@ -50,6 +52,7 @@ def consumer(bench: Bench, samples: Samples) -> None:
                 samples.add(f"{way}.per_s", rate)
                 samples.add(f"{way}.bare_per_s", (before + after) / 2)
                 samples.add(f"{way}.ratio", rate / ((before + after) / 2))
+                samples.add(f"{way}.rested_ratio", rate / bare(batches=batches, rest_ms=FULL_MS))
             alone, many = handed("run", waited, WAIT_S), handed("run", 8 * waited, WAIT_S, workers=8)
             samples.add("workers.factor", many / alone)
             bench.say(f"round {number}: " + ", ".join(f"{way} {samples.median(f'{way}.ratio'):.2f}" for way in WAYS))

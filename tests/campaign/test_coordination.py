@@ -30,6 +30,18 @@ def test_a_short_campaign_holds(servers: Servers, tmp_path: Path, at_most_once: 
     assert sum(outcome.struck.values()) >= 2
 
 
+@pytest.mark.timeout(300)
+def test_a_short_campaign_with_workers_that_fail_holds(servers: Servers, tmp_path: Path) -> None:
+    campaign = Campaign(
+        seed=5, seconds=12.0, consumers=3, partitions=6, records=3000, workers=8,
+        kinds={"kill", "kill and come back"}, limits=BUSY,
+    )  # fmt: skip
+    outcome = run(campaign, tmp_path, servers.bootstrap)
+    assert outcome.judgement.sentence == "held", outcome.summary()
+    assert outcome.judgement.records == 3000
+    assert sum(outcome.struck.values()) >= 2
+
+
 def test_what_strikes_follows_from_the_seed() -> None:
     one, again, other = (list(islice(strikes(seed, KINDS, 1.0), 200)) for seed in (3, 3, 4))
     assert one == again

@@ -61,6 +61,21 @@ def test_a_record_that_was_never_written() -> None:
     )
 
 
+def test_handlers_lose_what_they_had_in_hand_and_keep_the_order_of_a_key() -> None:
+    keys = dict.fromkeys(((0, 0), (0, 2)), 1) | {(0, 1): 2}
+    took = member("a", (1.0, 0, 0, 5), (1.1, 0, 1, 5), (1.2, 0, 2, 5))
+    in_order = replace(took, done=((2.0, (0, 1)), (3.0, (0, 0)), (4.0, (0, 2))))
+    assert sentence(replace(history(in_order), keys=keys)) == "held"
+    again = member("b", (8.0, 0, 0, 7))
+    repeated = replace(again, done=((9.0, (0, 0)),))
+    assert sentence(replace(history(in_order, repeated), keys=keys)) == "held"
+    passed = replace(took, done=((2.0, (0, 1)), (4.0, (0, 2))))
+    assert sentence(replace(history(passed, repeated), keys=keys)) == (
+        "broken: keys: [0]@2 was processed 5.000 s before [0]@0 of its key"
+    )
+    assert sentence(replace(history(passed, again), keys=keys)) == "broken: lost: 1 records, [0]@0"
+
+
 def test_a_record_twice_at_most_once() -> None:
     twice = history(member("a", (1.0, 0, 0, 5)), member("b", (9.0, 0, 0, 7)), at_most_once=True)
     assert sentence(twice).startswith("broken: twice: [0]@0 by a under 5 and b under 7")

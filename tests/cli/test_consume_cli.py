@@ -11,6 +11,7 @@ import signal
 import subprocess
 import uuid
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -102,6 +103,35 @@ def test_a_line_of_json_has_all_of_a_record(scene: Scene) -> None:
             {"key": "none", "value": None, "value_base64": None},
         ],
     }
+
+
+def test_a_command_is_given_each_record_and_what_it_refuses_becomes_a_dead_letter(scene: Scene, tmp_path: Path) -> None:
+    values = scene.numbers(0, 12)
+    taken = tmp_path / "taken"
+    command = f'value=$(cat); [ "$value" != 5 ] && echo "$value $HARVESTER_TOPIC $HARVESTER_PARTITION" >> {taken}'
+    letters = f"{scene.group}.dead"
+    options = ["--on-error", "dead-letter", "--attempts", "1", "--dead-letter-topic", letters, "--workers", "2"]
+    run_cli(*scene.consuming, "--format", "value", "--exec", command, *options, "--count", "11")
+    lines = sorted(taken.read_text().splitlines())
+    assert lines == sorted(f"{value} {scene.topic} {int(value) % 4}" for value in values if value != "5")
+    done = run_cli("dead", "list", "--dead-letter-topic", letters, "--bootstrap", scene.bootstrap, "--json")
+    (letter,) = json.loads(done.stdout)["records"]
+    assert (letter["partition"], letter["offset"], letter["attempts"]) == (1, 1, 1)
+    assert "exit code 1" in letter["error"]
+
+
+def test_a_command_that_fails_ends_it_by_default(scene: Scene) -> None:
+    scene.fill(b"x")
+    done = run_cli(*scene.consuming, "--exec", "exit 3", check=False)
+    assert done.returncode == 1
+    assert "exit code 3" in done.stderr
+
+
+@pytest.mark.parametrize(
+    "options", [("--on-error", "skip"), ("--workers", "2"), ("--exec", "true", "--timeout", "1")], ids=lambda it: it[0]
+)
+def test_options_that_do_not_go_together_are_refused(scene: Scene, options: tuple[str, ...]) -> None:
+    assert run_cli(*scene.consuming, *options, check=False).returncode == 2
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])

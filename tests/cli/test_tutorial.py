@@ -28,7 +28,7 @@ ELSEWHERE = {
 
 @pytest.mark.timeout(600)
 def test_the_tutorial_works(servers: Servers, empty_database: str, group: str, tmp_path: Path) -> None:
-    names = {"shop": group, "orders": f"orders-{group}", "readers": f"readers-{group}"}
+    names = {"shop": group, "orders": f"orders-{group}", "readers": f"readers-{group}", "billing": f"billing-{group}"}
     environment = cli_environment(
         {"HARVESTER_STACK": str(tmp_path / "stack"), "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
     )
@@ -37,7 +37,7 @@ def test_the_tutorial_works(servers: Servers, empty_database: str, group: str, t
     for found in BLOCK.finditer(PAGE):
         text = found["text"]
         for name, ours in names.items():
-            text = re.sub(rf"(['\" ]){name}(?=['\"]| --format)", rf"\g<1>{ours}", text)
+            text = re.sub(rf"(['\" ]){name}(?=['\"]| --format| --topic| --offset)", rf"\g<1>{ours}", text)
         if found["kind"] == "console":
             for command in re.findall(r"^\$ (.*)$", text, re.M):
                 if command in ELSEWHERE:
@@ -47,6 +47,8 @@ def test_the_tutorial_works(servers: Servers, empty_database: str, group: str, t
                     given += f" {started}"
                 elif given.startswith("harvester consume"):
                     given += f" --coordination-topic marshal-{group} --heartbeat-interval 1s --timeout 60"
+                elif given.startswith("harvester claims"):
+                    given += f" --coordination-topic marshal-{group} --heartbeat-interval 1s"
                 elif given.startswith("eval"):
                     exports = f"{given}\n"
                 done = subprocess.run(
@@ -62,7 +64,8 @@ def test_the_tutorial_works(servers: Servers, empty_database: str, group: str, t
                 output += f"$ {command}\n{done.stdout}"
         elif found["kind"] in ("toml", "python"):
             file = found["file"] or "broken.py"
-            (tmp_path / file).write_text(text)
+            ours = f'topics=["orders-{group}"], coordination_topic="marshal-{group}", heartbeat_interval_s=1'
+            (tmp_path / file).write_text(text.replace(f'topics=["orders-{group}"]', ours))
         else:
             # A transcript: what the command before it has printed, in any order of the keys.
             assert sorted(pending.splitlines()) == sorted(text.splitlines())
@@ -70,6 +73,7 @@ def test_the_tutorial_works(servers: Servers, empty_database: str, group: str, t
     assert "no purchase: the card was refused" in output
     assert "3 records, the first for" in output
     assert "leader      none yet" in output
+    assert output.count("3 invoices") == 2
     assert re.search(r"warning  topics.missing|problem  topics.missing", output)
     assert "1 record discarded" in output
 

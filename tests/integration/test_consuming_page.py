@@ -7,10 +7,14 @@ import uuid
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import psycopg
 import pytest
 from confluent_kafka import Producer
+from opentelemetry import trace
+from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.trace import get_current_span
 
 import harvester
 from harvester import AsyncCoordinatedConsumer, CoordinatedConsumer
@@ -161,3 +165,28 @@ def test_batches_go_through_the_inbox(example: Example, empty_database: str) -> 
             patch.setattr(harvester, "CoordinatedConsumer", Watched, raising=False)
             example.run("handle_batch", connection=connection)
         assert sorted(map(int, entries())) == list(range(RECORDS))
+
+
+def test_metrics_and_traces(example: Example) -> None:
+    seen: list[Any] = []
+    stop = example.until(lambda: len(seen) == RECORDS)
+
+    def handle(record: Any) -> None:
+        assert get_current_span().is_recording()
+        seen.append(record)
+        stop()
+
+    previous = trace.get_tracer_provider()
+    with patch.object(trace, "_TRACER_PROVIDER", TracerProvider()):
+        assert previous is not trace.get_tracer_provider()
+        consumer = CoordinatedConsumer(
+            kafka={"bootstrap.servers": example.bootstrap}, group=example.group, topics=[example.topic]
+        )
+        names = example.run("REGISTRY.register", consumer=consumer)
+        try:
+            example.run("traced(", handle=handle)
+            who = {"group": example.group, "client": consumer.client.id}
+            assert names["REGISTRY"].get_sample_value("harvester_consumer_processing_seconds_count", who) == RECORDS
+        finally:
+            for each in [each for each in names["REGISTRY"]._collector_to_names if hasattr(each, "_consumer")]:
+                names["REGISTRY"].unregister(each)

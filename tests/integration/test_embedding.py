@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import gc
 import logging
 import os
@@ -84,6 +85,32 @@ def test_it_is_started_once(scene: Scene) -> None:
     never.stop()
     never.stop()
     assert never.wait(0) is True
+
+
+def test_it_runs_in_an_event_loop_which_goes_on_while_it_waits_and_stops(scene: Scene) -> None:
+    async def main() -> Harvester:
+        async with Harvester(scene.config(shards=1), group=FakeGroup()) as harvester:
+            assert await harvester.wait_async(0.01) is False
+            waiting = asyncio.create_task(harvester.wait_async())
+            await asyncio.sleep(0)
+            assert not waiting.done()  # and the loop was not held up
+            harvester.stop_soon()
+            assert await waiting is True
+            waiting = asyncio.create_task(harvester.wait_async())
+            waiting.cancel()
+        return harvester
+
+    assert asyncio.run(main()).state is State.STOPPED
+
+
+def test_wait_async_raises_what_ended_it(scene: Scene) -> None:
+    async def main() -> None:
+        scene.db.execute("DROP TABLE outbox_term")
+        async with Harvester(scene.config(), group=FakeGroup()) as harvester:
+            await harvester.wait_async(30)
+
+    with pytest.raises(SchemaError, match="outbox_term"):
+        asyncio.run(main())
 
 
 def test_several_threads_may_stop_it(scene: Scene) -> None:

@@ -33,6 +33,11 @@ class Forged:
     def offset(self) -> int | None:
         return self.at
 
+    def key(self) -> bytes | None:
+        return None
+
+    value = key
+
     def headers(self) -> list[tuple[str, bytes | None]] | None:
         return None if self.header is None else [("other", b"x"), (HEADER, self.header)]
 

@@ -280,12 +280,17 @@ class PartitionBuffer:
         return 0 if self.fetched_to is None else self.fetched_to + 1
 
     @property
+    def next_record(self) -> Any:
+        """The one that is handed out next; None if none has come."""
+        for batch in self.owned or ([] if self.batch is None else [self.batch]):
+            if batch.rest:
+                return batch.rest[0]
+        return next(iter(self.fetched), None)
+
+    @property
     def position(self) -> int:
         """Of the record that is handed out next."""
-        batches = self.owned or ([] if self.batch is None else [self.batch])
-        waiting = next((batch.records[batch.given] for batch in batches if batch.given < len(batch.records)), None)
-        if waiting is None:
-            waiting = next(iter(self.fetched), None)
+        waiting = self.next_record
         return self.next_offset if waiting is None else int(waiting.offset())
 
     def skip_to(self, offset: int) -> None:

@@ -46,7 +46,8 @@ class Holding:
 class Member:
     """One life of a consumer. `born`: when it began to consume; `ended`: when it was killed, or had ended.
 
-    `lost`: partitions and generations that it was told to be another's, and had not given up.
+    `lost`: partitions and generations that it was told to be another's, and had not given up. `done`: when its handler
+    had processed which records, or had given them up; empty without a handler.
     """
 
     name: str
@@ -56,6 +57,7 @@ class Member:
     holds: Sequence[Holds] = ()
     frozen: Sequence[Span] = ()
     lost: frozenset[tuple[int, int]] = frozenset()
+    done: Sequence[tuple[float, Record]] = ()
 
     def able(self, at: float) -> bool:
         """Whether it lived and did not stand still."""
@@ -135,7 +137,7 @@ class Limits:
 
 @dataclass(frozen=True, slots=True)
 class History:
-    """Everything that was noted. `began`, `ended`: of the load."""
+    """Everything that was noted. `keys`: of the records that handlers in several threads took, in the order of each."""
 
     at_most_once: bool
     partitions: int
@@ -143,4 +145,5 @@ class History:
     members: Sequence[Member]
     limits: Limits
     episodes: Sequence[Episode] = ()
+    keys: Mapping[Record, int] = field(default_factory=dict)
     accidents: Sequence[str] = field(default=())  # what must not happen at all: a process that ended by itself

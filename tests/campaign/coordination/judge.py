@@ -3,6 +3,7 @@
     lost          at least once, each record is processed
     twice         at most once, none is processed twice; at least once, none twice under one generation
     repeats       at least once, what a successor repeats was handed out within one interval, but for what may be open
+    keys          with handlers in several threads, first processings of a key come in its order
     order         at most once, nothing is handed out under a generation that was given up, when a later one has begun
     holders       a record is not processed under a generation when a later one has begun; nobody else believes to hold
     claimed       all partitions are held again 2 intervals and 2 s after a fault
@@ -21,7 +22,7 @@ from typing import TypeVar
 from tests.campaign.frame import Verdict
 
 from .coverage import fair_from, gaps, held, overlaps
-from .history import Episode, History, Holding, Member, Processed
+from .history import Episode, History, Holding, Member, Processed, Record
 
 EXAMPLES = 5  # of each kind
 T = TypeVar("T", bound=tuple[int, ...])
@@ -55,7 +56,8 @@ def judge(history: History) -> Judgement:
     times: Counter[tuple[int, int]] = Counter()
     for member in history.members:
         times.update((each.partition, each.offset) for each in member.processed)
-    never = history.records - times.keys()
+    done = {record for member in history.members for _, record in member.done}
+    never = history.records - (done if history.keys else times.keys())
     violations = [f"accident: {text}" for text in history.accidents]
     violations += [
         f"lost: {_name(each)} was processed, and never written" for each in _few(times.keys() - history.records)
@@ -67,6 +69,7 @@ def judge(history: History) -> Judgement:
     violations += [text for width, text in repeats if text]
     violations += _late(history)
     violations += _out_of_order(history) if history.at_most_once else ()
+    violations += _keys(history)
     holdings = held(history.members)
     violations += _two_holders(history, holdings)
     recoveries = tuple(_recovery(history, holdings, episode) for episode in history.episodes)
@@ -126,6 +129,23 @@ def _repeats(history: History) -> Iterator[tuple[float, str]]:
             )
         else:
             yield last - began, ""
+
+
+def _keys(history: History) -> Iterator[str]:
+    """Of each key, a record that was first processed before one that is earlier in its partition."""
+    first: dict[Record, float] = {}
+    for member in history.members:
+        for at, record in member.done:
+            first[record] = min(at, first.get(record, at))
+    latest: dict[tuple[int, int], tuple[float, Record]] = {}
+    for record in sorted(first.keys() & history.keys.keys()):
+        lane = record[0], history.keys[record]
+        at = first[record]
+        before_at, before = latest.get(lane, (at, record))
+        if at < before_at:
+            yield f"keys: {_name(record)} was processed {before_at - at:.3f} s before {_name(before)} of its key"
+            return
+        latest[lane] = at, record
 
 
 # -- who held what

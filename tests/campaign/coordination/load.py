@@ -11,6 +11,7 @@ from confluent_kafka import Producer
 from .history import Record
 
 _FLUSH_S = 120.0
+KEYS = 5  # of each partition
 
 
 class Load:
@@ -18,6 +19,7 @@ class Load:
 
     def __init__(self, bootstrap: str, topic: str, partitions: int, count: int, seconds: float) -> None:
         self.records: set[Record] = set()
+        self.keys: dict[Record, int] = {}
         self._topic, self._partitions, self._count, self._seconds = topic, partitions, count, seconds
         self._failed = 0
         self._producer = Producer(
@@ -49,12 +51,16 @@ class Load:
             due = began + number * self._seconds / self._count
             while (wait_s := due - time.monotonic()) > 0:
                 self._producer.poll(min(wait_s, 0.1))
-            value = str(number).encode()
-            self._producer.produce(self._topic, value, partition=number % self._partitions, on_delivery=self._delivered)
+            value, key = str(number).encode(), str(number // self._partitions % KEYS).encode()
+            self._producer.produce(
+                self._topic, value, key, partition=number % self._partitions, on_delivery=self._delivered
+            )
             self._producer.poll(0)
 
     def _delivered(self, error: Any, message: Any) -> None:
         if error is None:
-            self.records.add((message.partition(), message.offset()))
+            record = message.partition(), message.offset()
+            self.records.add(record)
+            self.keys[record] = int(message.key())
         else:
             self._failed += 1

@@ -8,13 +8,14 @@ import logging
 import signal
 import sys
 import threading
+import time
 from collections import deque
 from pathlib import Path
 from typing import Any
 
 from harvester.clock import clock_s
 from harvester.coordination.consumer import CoordinatedConsumer
-from harvester.coordination.events import Event, Lost
+from harvester.coordination.events import Event, GivenUp, Lost
 from harvester.coordination.settings import ConsumerSettings
 from harvester.errors import BrokerUnavailable
 
@@ -24,6 +25,8 @@ _POLL_S = 0.02
 _LOOK_S = 0.01
 _AGAIN_S = 0.2
 _WORK_S = 0.01
+_HANDLED_S = 0.002
+_TWICE_EACH, _POISON_EACH = 11, 97
 _HELD_BACK_EACH = 50  # so many records of a partition
 
 
@@ -82,6 +85,51 @@ class Work:
             self._consumer.commit(self._held_back.popleft()[1])
 
 
+class Handler:
+    """What is done with a record by several threads: it takes a moment, is tried twice at times, or never succeeds."""
+
+    def __init__(self, watch: Watch, notes: Notebook) -> None:
+        self._watch, self._notes = watch, notes
+        self._tried: set[tuple[int, int, int]] = set()
+
+    def __call__(self, record: Any) -> None:
+        """Raises what `on_error` is for."""
+        self._watch.look()
+        partition, offset = record.partition(), record.offset()
+        generation = self._watch.generations.get(partition, -1)
+        if is_poison(offset):
+            raise ValueError("poison")
+        if offset % _TWICE_EACH == 0 and (partition, offset, generation) not in self._tried:
+            self._tried.add((partition, offset, generation))
+            raise ConnectionError("not now")
+        self._notes.has(partition, offset, generation)
+        time.sleep(_HANDLED_S)
+        self._notes.done(partition, offset)
+
+
+def is_poison(offset: int) -> bool:
+    """Whether no handler takes it."""
+    return offset % _POISON_EACH == _POISON_EACH - 1
+
+
+def handle(settings: ConsumerSettings, notes: Notebook, stop: threading.Event) -> None:
+    """With handlers in threads, until told to stop."""
+    consumer = _begin(settings, notes, stop)
+    notes.begins()
+    watch = Watch(consumer, notes)
+
+    def await_stop() -> None:
+        stop.wait()
+        consumer.stop()
+
+    threading.Thread(target=await_stop, daemon=True).start()
+    try:
+        consumer.run(Handler(watch, notes))
+    finally:
+        watch.end()
+    notes.ends()
+
+
 def consume(settings: ConsumerSettings, notes: Notebook, stop: threading.Event, held_back_s: float) -> None:
     """Until told to stop."""
     with _begin(settings, notes, stop) as consumer:
@@ -105,6 +153,8 @@ def _begin(settings: ConsumerSettings, notes: Notebook, stop: threading.Event) -
     def note(event: Event) -> None:
         if isinstance(event, Lost):
             notes.loses(event.partition, event.generation)
+        if isinstance(event, GivenUp):
+            notes.done(event.record.partition(), event.record.offset())
 
     while True:
         try:
@@ -121,7 +171,11 @@ def _main() -> None:
     stop = threading.Event()
     signal.signal(signal.SIGTERM, lambda *_: stop.set())
     settings = ConsumerSettings(**{**given["settings"], "topics": tuple(given["settings"]["topics"])})
-    consume(settings, Notebook(Path(given["notes"])), stop, given["held_back_s"])
+    notes = Notebook(Path(given["notes"]))
+    if settings.workers > 1:
+        handle(settings, notes, stop)
+    else:
+        consume(settings, notes, stop, given["held_back_s"])
 
 
 if __name__ == "__main__":

@@ -5,6 +5,7 @@ A line is appended by one call before anything follows from it, so a process tha
     B 12.5              it consumes from now on
     C 13.1 0:55 3:77    it holds these partitions under these generations
     R 13.2 3 1041 77    it has this record in hand: partition, offset, generation
+    D 13.3 3 1041       its handler has processed it, or has given it up
     L 14.0 3 77         it was told that it has lost this partition, held under this generation
     E 20.0              it has ended in good order
 """
@@ -17,7 +18,7 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
-from .history import Holds, Member, Processed, Span
+from .history import Holds, Member, Processed, Record, Span
 
 
 class Notebook:
@@ -37,6 +38,10 @@ class Notebook:
     def has(self, partition: int, offset: int, generation: int) -> None:
         """A record in hand."""
         self._write("R", str(partition), str(offset), str(generation))
+
+    def done(self, partition: int, offset: int) -> None:
+        """Its handler is done with it."""
+        self._write("D", str(partition), str(offset))
 
     def loses(self, partition: int, generation: int) -> None:
         """It is another's, or may be."""
@@ -59,6 +64,7 @@ class Reader:
         self.processed: list[Processed] = []
         self.holds: list[Holds] = []
         self.lost: set[tuple[int, int]] = set()
+        self.done: list[tuple[float, Record]] = []
 
     def read(self) -> None:
         """What is new."""
@@ -84,7 +90,7 @@ class Reader:
     def member(self, name: str, killed: float = math.inf, frozen: Sequence[Span] = ()) -> Member:
         """All that was noted, as the judge wants it."""
         ended, lost = min(self.ended, killed), frozenset(self.lost)
-        return Member(name, self.born, ended, tuple(self.processed), tuple(self.holds), tuple(frozen), lost)
+        return Member(name, self.born, ended, tuple(self.processed), tuple(self.holds), tuple(frozen), lost, self.done)
 
     def _take(self, lines: Iterable[str]) -> None:
         for line in lines:
@@ -98,6 +104,9 @@ class Reader:
                 case "R":
                     partition, offset, generation = map(int, words)
                     self.processed.append(Processed(float(at), partition, offset, generation))
+                case "D":
+                    partition, offset = map(int, words)
+                    self.done.append((float(at), (partition, offset)))
                 case "L":
                     partition, generation = map(int, words)
                     self.lost.add((partition, generation))

@@ -16,28 +16,32 @@ from typing import Any
 
 from harvester.coordination.admin import Observer
 from harvester.coordination.core.overview import rows
+from harvester.coordination.dead_letters import DeadLetterTopic
 from tests.campaign import frame
 from tests.campaign.frame import Command, Scenario
 from tests.support.consuming import read_topic
 
 from .faults import ConsumerStriker
 from .field import Field
-from .history import Episode, History, Limits
+from .history import Episode, History, Limits, Record
 from .judge import Judgement, judge
 from .load import Load
+from .member import is_poison
 from .schedule import KINDS, strikes
 
 _LOOK_S = 0.02
 _DRAINS_WITHIN_S = 60.0
 _GIVES_UP_AFTER = 3.0  # times what is allowed
 _QUIET_S = 1.0
+_HANDLING = {"on_error": "dead-letter", "attempts": 3, "backoff_s": 0.05}
 
 
 @dataclass(frozen=True, slots=True)
 class Campaign:
     """What to do. `kinds` None: all, but for those of the broker where it is not our own; `limits`: the judge's.
 
-    `held_back_intervals`: at least once, how late some records are committed.
+    `held_back_intervals`: at least once, how late some records are committed. `workers`: more than one have handlers,
+    which raise at times; what they never take becomes a dead letter.
     """
 
     seed: int
@@ -50,6 +54,7 @@ class Campaign:
     batch_records: int = 20
     max_open_records: int = 60
     held_back_intervals: float = 4.0
+    workers: int = 1
     kinds: Collection[str] | None = None
     limits: Limits | None = None
     settings: Mapping[str, Any] = attribute(default_factory=dict)
@@ -152,9 +157,12 @@ class Coordination(Scenario[Field, Outcome]):
                 observer.follow(_LOOK_S)
                 bounds = observer.bounds([field.topic])
                 found = rows(observer.worlds.values(), bounds, round(time.time() * 1000), field.settings.group)
-                done = {
-                    (each.partition, each.offset) for process in field.processes for each in process.notes.processed
-                }
+                if self._campaign.workers > 1:
+                    done = {record for process in field.processes for _, record in process.notes.done}
+                else:
+                    done = {
+                        (each.partition, each.offset) for process in field.processes for each in process.notes.processed
+                    }
                 if not self._campaign.at_most_once and self._load.records - done:
                     return False
                 return all(row.lag == 0 for row in found)
@@ -164,6 +172,8 @@ class Coordination(Scenario[Field, Outcome]):
                     field.accidents.append(f"not everything was processed {_DRAINS_WITHIN_S:g} s after the last record")
                     break
             _wait_quiet(field)
+            if self._campaign.workers > 1:
+                field.accidents += self._missing_letters()
             self._messages = sum(world.next_offset for world in observer.worlds.values())
         self._end_episode()
         self._seconds = self.now() - self.began
@@ -185,6 +195,7 @@ class Coordination(Scenario[Field, Outcome]):
             [process.member() for process in field.processes if process.notes.born < math.inf],
             self._limits,
             self._episodes,
+            self._handled_keys(),
             field.accidents,
         )
         return Outcome(
@@ -202,6 +213,19 @@ class Coordination(Scenario[Field, Outcome]):
         )
 
     # -- parts
+
+    def _missing_letters(self) -> list[str]:
+        settings = self.field.settings
+        letters = {
+            (each.partition, each.offset) for each in DeadLetterTopic(settings.dead_letters, settings.kafka).read()
+        }
+        missing = {record for record in self._load.records if is_poison(record[1])} - letters
+        return [f"{len(missing)} records should be dead letters, {min(missing)} for one"] if missing else []
+
+    def _handled_keys(self) -> dict[Record, int]:
+        if self._campaign.workers == 1:
+            return {}
+        return {record: key for record, key in self._load.keys.items() if not is_poison(record[1])}
 
     def _end_episode(self) -> None:
         """What was struck last is not looked at any longer."""
@@ -233,6 +257,7 @@ def run(campaign: Campaign, directory: Path, bootstrap: str | None = None, say: 
         "at_most_once": campaign.at_most_once,
         "batch_records": campaign.batch_records,
         "max_open_records": campaign.max_open_records,
+        **({} if campaign.workers == 1 else {"workers": campaign.workers, **_HANDLING}),
         **campaign.settings,
     }
     held_back_s = campaign.held_back_intervals * campaign.interval_s
@@ -280,6 +305,7 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--partitions", type=int, default=32)
     parser.add_argument("--records", type=int, default=20_000, help="evenly over the time")
     parser.add_argument("--batch", type=int, default=20, help="records that are claimed at once, at most once")
+    parser.add_argument("--workers", type=int, default=1, help="more than 1: handlers in threads, which raise at times")
     parser.add_argument("--shed-at-once", type=int, help="the most that are given up in an interval (default: all)")
 
 
@@ -294,6 +320,7 @@ def _run(options: argparse.Namespace, kinds: frozenset[str], directory: Path, sa
         records=options.records,
         batch_records=options.batch,
         kinds=kinds,
+        workers=options.workers,
         settings={} if options.shed_at_once is None else {"shed_at_once": options.shed_at_once},
     )
     return run(campaign, directory, None, say)

@@ -6,6 +6,7 @@ import json
 import re
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import promql_parser
@@ -13,6 +14,8 @@ import pytest
 import yaml
 from prometheus_client.parser import text_string_to_metric_families
 
+from harvester.coordination.settings import PROCESSING_BOUNDS_S, Statistics
+from harvester.http.consumers import ConsumerMetrics
 from harvester.http.pages import expose
 from harvester.telemetry.metrics import SOURCES
 from tests.unit.http.test_pages import BUSY, TOTALS
@@ -74,6 +77,18 @@ def test_every_query_asks_for_what_is_exported(expression: str) -> None:
     for function in ("rate", "increase"):  # of counters only
         for name in re.findall(rf"\b{function}\((\w+)", expression):
             assert name.endswith(("_total", "_bucket"))
+
+
+def test_the_page_lists_the_metrics_of_consumers() -> None:
+    consumer: Any = SimpleNamespace(
+        settings=SimpleNamespace(group="billing"), client=SimpleNamespace(id="me"),
+        claims=dict, lag=dict, ages=dict, open_records=dict,
+        statistics=lambda: Statistics(0, 0, 0, 0, 0, 0, {}, 0, 0, processing=(0,) * (len(PROCESSING_BOUNDS_S) + 1)),
+    )  # fmt: skip
+    families = ConsumerMetrics(consumer).collect()
+    made = {family.name + ("_total" if family.type == "counter" else "") for family in families}
+    page = (DOCS / "consuming.md").read_text(encoding="utf-8")
+    assert set(re.findall(r"`(harvester_consumer_\w+)`", page)) == made
 
 
 def test_every_rule_is_whole() -> None:
