@@ -11,6 +11,7 @@ from uuid import uuid4
 from confluent_kafka import Consumer, KafkaException, TopicPartition
 from confluent_kafka.admin import AdminClient, OffsetSpec
 
+from harvester.bounds import passes, refresh
 from harvester.clock import clock_s
 from harvester.coordination.core.fair_share import log_partition
 from harvester.coordination.core.messages import (
@@ -26,7 +27,7 @@ from harvester.coordination.core.world import Claim, ClaimVerdict, Reading, Worl
 from harvester.coordination.errors import CoordinationTopicError
 from harvester.coordination.log import CoordinationLog
 from harvester.coordination.settings import ConsumerSettings
-from harvester.coordination.topic import failed, passes
+from harvester.coordination.topic import failed
 from harvester.errors import BrokerError, BrokerUnavailable
 
 _TIMEOUT_S = 30.0
@@ -179,6 +180,7 @@ class Observer:
                 if not passes(error.args[0]) or clock_s() > deadline:
                     raise self._failed(error) from error
                 time.sleep(_TURN_S)  # a partition of a topic that has just been made may be led by nobody yet
+                refresh(self._admin, None, _CALL_S)
 
     def _positioned(self, place: GroupPartition) -> bool:
         """Else a release would make a position of what is only the best that is known."""

@@ -9,10 +9,10 @@ from typing import Any
 from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaError, KafkaException, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient, NewTopic
 
+from harvester.bounds import passes
 from harvester.clock import clock_s
 from harvester.coordination.core.dead_letter import DeadLetter, decode
 from harvester.coordination.errors import UnknownTopic
-from harvester.coordination.topic import passes
 from harvester.delivery.progress_topic import durable
 from harvester.errors import BrokerError, BrokerUnavailable
 

@@ -16,6 +16,7 @@ from typing import Any, Generic, TypeVar
 
 from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaError, KafkaException, Message, TopicPartition
 
+from harvester.bounds import passes
 from harvester.clock import clock_s
 from harvester.coordination.core.messages import GroupPartition
 from harvester.coordination.core.partition_buffer import PartitionBuffer, resume
@@ -25,7 +26,6 @@ from harvester.coordination.log import Standstill
 from harvester.coordination.offsets import GroupOffsets
 from harvester.coordination.session import Change, Session
 from harvester.coordination.settings import ConsumerSettings
-from harvester.coordination.topic import passes
 from harvester.errors import BrokerError, BrokerUnavailable
 
 T = TypeVar("T")

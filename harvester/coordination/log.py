@@ -19,13 +19,14 @@ from typing import Any, Generic, TypeVar
 
 from confluent_kafka import TIMESTAMP_LOG_APPEND_TIME, Consumer, KafkaError, KafkaException, Producer, TopicPartition
 
+from harvester.bounds import passes, read_bounds
 from harvester.clock import clock_s
 from harvester.coordination.core.claim import PositionFound
 from harvester.coordination.core.messages import GroupPartition, Message, encode
 from harvester.coordination.core.world import World
 from harvester.coordination.errors import CoordinationTopicError
 from harvester.coordination.settings import ConsumerSettings
-from harvester.coordination.topic import failed, passes, refused, refuses
+from harvester.coordination.topic import failed, refused, refuses
 from harvester.errors import BrokerError, HarvesterError
 
 _LOGGER = logging.getLogger("harvester.coordination")
@@ -309,16 +310,10 @@ class CoordinationLog:
         return {each.partition: each.offset for each in found if each.error is None and each.offset >= 0}
 
     def _ends(self, partition: int) -> tuple[int, int]:
-        deadline = time.monotonic() + _READY_S
-        while True:
-            try:
-                low, high = self._reader.get_watermark_offsets(TopicPartition(self.topic, partition), _TIMEOUT_S)
-            except KafkaException as error:
-                if not passes(error.args[0]) or time.monotonic() > deadline:
-                    raise failed(self.topic, self._options, error) from error
-                time.sleep(0.05)
-            else:
-                return low, high
+        try:
+            return read_bounds(self._reader, self.topic, partition, _READY_S)
+        except KafkaException as error:
+            raise failed(self.topic, self._options, error) from error
 
     def _complain(self, error: KafkaError) -> None:
         if not passes(error):

@@ -10,10 +10,10 @@ from typing import Any
 
 from confluent_kafka import OFFSET_END, Consumer, KafkaError, KafkaException, TopicPartition
 
+from harvester.bounds import passes, refresh
 from harvester.clock import clock_s
 from harvester.coordination.core.messages import GroupPartition
 from harvester.coordination.settings import ConsumerSettings
-from harvester.coordination.topic import passes
 from harvester.errors import BrokerError, BrokerUnavailable
 
 _LOGGER = logging.getLogger("harvester.coordination")
@@ -113,12 +113,19 @@ class GroupOffsets:
         try:
             found = self._reader.offsets_for_times(asked, timeout=_CALL_S)
         except KafkaException as error:
+            self._ask_anew({place.topic for place in asked_at})
             raise BrokerUnavailable(f"offsets of partitions cannot be read: {error.args[0].str()}") from error
+        self._ask_anew({each.topic for each in found if each.error is not None})
         return {
             GroupPartition(self._group, each.topic, each.partition): each.offset
             for each in found
             if each.error is None and each.offset >= 0
         }
+
+    def _ask_anew(self, topics: Collection[str]) -> None:
+        """For the next question: the client keeps what it was told while a partition was led by nobody."""
+        for topic in topics:
+            refresh(self._reader, topic, _LAST_S)
 
     def mirror(self, processed: Mapping[GroupPartition, int | None], *, unanswered: int = 1) -> None:
         """Tell them the last offsets that are processed, unless so many commits have no answer yet.

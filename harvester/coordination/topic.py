@@ -18,10 +18,12 @@ _TIMEOUT_S = 10.0
 _LEAST_INTERVALS = 100  # that the log is kept
 _LEAST_RETENTION_MS = 86_400_000
 _REPLICAS = 3
-_LASTING = frozenset({
-    KafkaError.TOPIC_AUTHORIZATION_FAILED, KafkaError.GROUP_AUTHORIZATION_FAILED,
-    KafkaError.CLUSTER_AUTHORIZATION_FAILED, KafkaError.INVALID_GROUP_ID, KafkaError.UNSUPPORTED_VERSION,
-    KafkaError._UNSUPPORTED_FEATURE, KafkaError._INVALID_ARG, KafkaError._FATAL,
+_AWAY = frozenset({KafkaError._TRANSPORT, KafkaError._TIMED_OUT, KafkaError._ALL_BROKERS_DOWN})
+# What is said of a topic while brokers start, or leaders and controllers change.
+_STARTING = frozenset({
+    KafkaError._UNKNOWN_PARTITION, KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError.LEADER_NOT_AVAILABLE,
+    KafkaError.NOT_LEADER_FOR_PARTITION, KafkaError.BROKER_NOT_AVAILABLE, KafkaError.REQUEST_TIMED_OUT,
+    KafkaError.NOT_CONTROLLER,
 })  # fmt: skip
 # What a topic's own settings forbid: said of each message again, until somebody changes them.
 _REFUSED = frozenset({
@@ -95,8 +97,13 @@ def misfits(
 def failed(name: str, options: Mapping[str, Any], error: KafkaException) -> BrokerError:
     """The error of this library for one of the client."""
     problem = error.args[0]
-    if problem.code() in {KafkaError._TRANSPORT, KafkaError._TIMED_OUT}:
+    if problem.code() in _AWAY:
         return BrokerUnavailable(f"Kafka at {options.get('bootstrap.servers', '')} does not answer: {problem.str()}")
+    if problem.code() in _STARTING:
+        return BrokerUnavailable(
+            f"the coordination topic {name!r} cannot be used now: {problem.str()}",
+            hint="brokers that start or stop answer so: try again, and see whether all of them run",
+        )
     return BrokerError(
         f"the coordination topic {name!r} cannot be used: {problem.str()}",
         hint="this user needs to describe, read and write it, and to create it if it is missing",
@@ -114,17 +121,6 @@ def refused(name: str, error: KafkaError) -> CoordinationTopicError:
 def refuses(error: KafkaError) -> bool:
     """Whether the topic's settings are the reason that it does not take a message."""
     return error.code() in _REFUSED
-
-
-def passes(error: KafkaError) -> bool:
-    """Whether it is worth while to wait and try again.
-
-    While brokers come and go, a client reports many errors: of the network, of partitions and groups that are led by
-    somebody else, or by nobody yet. None of them is a reason to end a consumer: its claims run out by themselves when
-    it lasts. What does not get better by waiting is a missing right, and a client that has given itself up. A wrong
-    password is noticed at the start; later, an authentication that fails may be one that was cut short.
-    """
-    return not error.fatal() and error.code() not in _LASTING
 
 
 def _create(admin: AdminClient, name: str, partitions: int, brokers: int, interval_ms: int) -> None:

@@ -44,6 +44,7 @@ from uuid import UUID
 
 from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition, libversion
 
+from harvester.bounds import read_bounds
 from harvester.delivery.progress import Progress, decode, encode, most_ids
 from harvester.delivery.progress_topic import largest_record_bytes, why_refused
 from harvester.delivery.retries import FATE_UNKNOWN
@@ -373,8 +374,8 @@ class Lanes:
         """The first offset, and the end as a reader of everything sees it."""
         asking = Consumer({**self._consumer_options(), "isolation.level": "read_uncommitted"})
         try:
-            low, end = asking.get_watermark_offsets(TopicPartition(self._settings.topic, number), timeout_s)
-        except (KafkaException, TypeError) as error:  # None, when it took too long
+            low, end = read_bounds(asking, self._settings.topic, number, timeout_s)
+        except KafkaException as error:
             raise BrokerUnavailable(
                 f"the ends of {self._settings.topic}/{number} could not be read: {error}"
             ) from error

@@ -13,8 +13,9 @@ import math
 from collections.abc import Callable
 from typing import Any
 
-from confluent_kafka import KafkaError, KafkaException, TopicPartition
+from confluent_kafka import KafkaError, KafkaException
 
+from harvester.bounds import read_bounds
 from harvester.clock import clock_s
 from harvester.neli.election import ElectionTiming
 from harvester.neli.group import Missing
@@ -101,7 +102,7 @@ class Pulse:
     """
 
     def __init__(self, topic: str, group: str, session_s: float, timing: ElectionTiming) -> None:
-        self._place, self._group, self._timing = TopicPartition(topic, 0), group, timing
+        self._topic, self._group, self._timing = topic, group, timing
         # Who died did so before the next heartbeat was due. The group hears of the dead one's end with a heartbeat.
         self._ends_s = timing.heartbeat_interval_s + session_s + timing.missed_heartbeats_s
         self._look_at = -math.inf
@@ -115,7 +116,7 @@ class Pulse:
             return
         self._look_at = now + self._timing.heartbeat_interval_s
         try:
-            _, end = consumer.get_watermark_offsets(self._place, timeout=_LOOK_S)
+            _, end = read_bounds(consumer, self._topic, 0, _LOOK_S)
         except KafkaException:
             self.forget()
         else:

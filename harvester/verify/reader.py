@@ -15,6 +15,7 @@ from typing import Any, Literal
 
 from confluent_kafka import TIMESTAMP_NOT_AVAILABLE, Consumer, KafkaError, KafkaException, TopicPartition
 
+from harvester.bounds import read_bounds
 from harvester.errors import BrokerError, BrokerUnavailable
 from harvester.origin import HEADER, decode, find
 from harvester.verify.load import COMMITTED, ROLLED_BACK, parse
@@ -283,10 +284,7 @@ class _Reader:
             asking.close()
 
     def _watermarks(self, consumer: Consumer, place: Partition) -> tuple[int, int]:
-        bounds = consumer.get_watermark_offsets(TopicPartition(*place), self._timeout_s)
-        if bounds is None:
-            raise self.unavailable(f"Kafka did not tell the end of {_name(place)}")
-        return bounds
+        return read_bounds(consumer, *place, self._timeout_s)
 
     def _silence(self, left: Mapping[Partition, int]) -> BrokerError:
         """Why nothing comes any more."""

@@ -32,7 +32,16 @@ from typing import Literal
 
 from .wait import eventually
 
-PRODUCE, FETCH, METADATA, OFFSET_COMMIT, FIND_COORDINATOR, JOIN_GROUP, HEARTBEAT = 0, 1, 3, 8, 10, 11, 12
+PRODUCE, FETCH, LIST_OFFSETS, METADATA, OFFSET_COMMIT, FIND_COORDINATOR, JOIN_GROUP, HEARTBEAT = (
+    0,
+    1,
+    2,
+    3,
+    8,
+    10,
+    11,
+    12,
+)
 INIT_PRODUCER_ID, ADD_PARTITIONS_TO_TXN, END_TXN = 22, 24, 26
 
 Then = Literal["fin", "rst", "silence"]
@@ -118,6 +127,7 @@ class KafkaProxy:
         self._rules: list[Caught] = []
         self._delays: dict[int | None, float] = {}
         self._answers: dict[int, Callable[[Request], bytes | None]] = {}
+        self._changes: dict[int, Callable[[bytes], bytes]] = {}
         self.seen: dict[int, int] = {}  # requests of each API so far
         threading.Thread(target=self._accept, daemon=True).start()
 
@@ -155,6 +165,13 @@ class KafkaProxy:
         else:
             self._answers[api] = make
 
+    def change(self, api: int, how: Callable[[bytes], bytes] | None) -> None:
+        """The broker's answers to this API become what `how` makes of them, of the same length; None ends that."""
+        if how is None:
+            self._changes.pop(api, None)
+        else:
+            self._changes[api] = how
+
     def cut(self, *, reset: bool = False) -> None:
         """End every connection, the broker's side too; new ones are accepted."""
         with self._lock:
@@ -169,6 +186,7 @@ class KafkaProxy:
             self._rules.clear()
         self._delays.clear()
         self._answers.clear()
+        self._changes.clear()
 
     def __enter__(self) -> KafkaProxy:
         return self
@@ -200,6 +218,10 @@ class KafkaProxy:
         if body is None:
             return None
         return struct.pack(">ii", 4 + len(body), request.correlation) + body
+
+    def changed(self, api: int, frame: bytes) -> bytes:
+        how = self._changes.get(api)
+        return frame if how is None else how(frame)
 
     def delay_of(self, api: int) -> float:
         return self._delays.get(api, self._delays.get(None, 0.0))
@@ -294,6 +316,7 @@ class _Link:
                 if rule is not None and request is not None and not self._caught(rule, request):
                     break
                 delay_s = self._proxy.delay_of(request.api) if request is not None else 0.0
+                frame = self._proxy.changed(request.api, frame) if request is not None else frame
                 self._due.put((time.monotonic() + delay_s, self._proxy.renamed(frame)))
         self.end_near()
 
@@ -316,6 +339,41 @@ class _Link:
                     return
                 time.sleep(max(0.0, due - time.monotonic()))
                 self._near.sendall(frame)
+
+
+class Leaderless:
+    """For `change(METADATA, …)`, version 10 or later: in the first answers that tell of the topic, the partition that
+    is told first has no leader. `told` counts them.
+    """
+
+    def __init__(self, topic: str, times: int = 1) -> None:
+        self._name, self._times = topic.encode(), times
+        self.told = 0
+
+    def __call__(self, frame: bytes) -> bytes:
+        at = frame.find(self._name)
+        if at < 0 or self.told == self._times:
+            return frame
+        self.told += 1
+        # Behind the name: the topic's id, whether it is internal, how many partitions; then an error and a number.
+        at += len(self._name) + 16 + 1 + 1 + 2 + 4
+        return frame[:at] + struct.pack(">i", -1) + frame[at + 4 :]
+
+
+class Misled:
+    """For `change(LIST_OFFSETS, …)`, version 6 or later: the first answers about the topic come from another leader."""
+
+    def __init__(self, topic: str, times: int = 1) -> None:
+        self._name, self._times = topic.encode(), times
+        self.told = 0
+
+    def __call__(self, frame: bytes) -> bytes:
+        at = frame.find(self._name)
+        if at < 0 or self.told == self._times:
+            return frame
+        self.told += 1
+        at += len(self._name) + 1 + 4  # behind the name: how many partitions, and the first one's number
+        return frame[:at] + struct.pack(">h", 6) + frame[at + 2 :]
 
 
 def _ask(target: tuple[str, int], frame: bytes) -> bytes:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from types import SimpleNamespace
 
 import pytest
-from confluent_kafka import KafkaException
+from confluent_kafka import KafkaError, KafkaException
 
 from harvester.neli.election import ElectionTiming
 from harvester.neli.reach import Pulse
@@ -50,7 +50,7 @@ def test_a_silent_leader_is_waited_for_until_its_session_must_have_ended(pulse: 
 
 def test_nothing_is_known_where_the_topic_cannot_be_asked(pulse: Pulse) -> None:
     def refuse(_place: object, timeout: float) -> None:
-        raise KafkaException
+        raise KafkaException(KafkaError(KafkaError.TOPIC_AUTHORIZATION_FAILED))
 
     pulse.seen(100, 10.0)
     pulse.look(SimpleNamespace(get_watermark_offsets=refuse))

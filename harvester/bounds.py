@@ -1,0 +1,64 @@
+"""Where a partition begins and ends, asked for until the brokers tell it; which errors of Kafka's client pass."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from typing import Any
+
+from confluent_kafka import KafkaError, KafkaException, TopicPartition
+
+_AGAIN_S = 0.05
+_LONGEST_PAUSE_S = 0.25
+_LASTING = frozenset({
+    KafkaError.TOPIC_AUTHORIZATION_FAILED, KafkaError.GROUP_AUTHORIZATION_FAILED,
+    KafkaError.CLUSTER_AUTHORIZATION_FAILED, KafkaError.INVALID_GROUP_ID, KafkaError.UNSUPPORTED_VERSION,
+    KafkaError._UNSUPPORTED_FEATURE, KafkaError._INVALID_ARG, KafkaError._FATAL,
+})  # fmt: skip
+
+
+def passes(error: KafkaError) -> bool:
+    """Whether it is worth while to wait and try again.
+
+    While brokers come and go, a client reports many errors: of the network, of partitions and groups that are led by
+    somebody else, or by nobody yet. None of them is a reason to end a consumer: its claims run out by themselves when
+    it lasts. What does not get better by waiting is a missing right, and a client that has given itself up. A wrong
+    password is noticed at the start; later, an authentication that fails may be one that was cut short.
+    """
+    return not error.fatal() and error.code() not in _LASTING
+
+
+def read_bounds(client: Any, topic: str, partition: int, timeout_s: float) -> tuple[int, int]:
+    """The first offset of a partition, and the one behind its last record, as the client's isolation level sees it.
+
+    Asks again while a partition is led by nobody, or by another broker than the client knows. Between two attempts the
+    client is made to ask for the topic anew: one that nothing is assigned to keeps what it was told last, for a quarter
+    of an hour, and a partition that had no leader then stays "unknown" to it. Raises KafkaException with the last error
+    that it met, after `timeout_s` or at once if that error does not pass.
+    """
+    deadline = time.monotonic() + timeout_s
+    pause_s = _AGAIN_S
+    while True:
+        try:
+            bounds: tuple[int, int] | None = client.get_watermark_offsets(
+                TopicPartition(topic, partition), timeout=_left_s(deadline)
+            )
+            if bounds is not None:
+                return bounds
+            raise KafkaException(KafkaError(KafkaError._TIMED_OUT))
+        except KafkaException as error:
+            if not passes(error.args[0]) or time.monotonic() + pause_s > deadline:
+                raise
+        time.sleep(pause_s)
+        pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
+        refresh(client, topic, _left_s(deadline))
+
+
+def refresh(client: Any, topic: str | None, timeout_s: float) -> None:
+    """Make the client ask who leads the partitions of a topic; of all, where one that is asked for might be created."""
+    with contextlib.suppress(KafkaException):
+        client.list_topics(topic, timeout=timeout_s)
+
+
+def _left_s(deadline: float) -> float:
+    return max(0.01, deadline - time.monotonic())
