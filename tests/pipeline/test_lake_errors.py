@@ -85,7 +85,7 @@ def test_each_reason_not_to_start_is_one_line_with_an_exit_code_of_its_own(
     refused(ExitCode.CHECKPOINT, "cannot be read", *args)
     manifest.unlink()
     refused(ExitCode.CHECKPOINT, "is the checkpoint of something else", *args)
-    for table in ("bronze", "silver"):
+    for table in ("repeats", "silver"):
         shutil.rmtree(lake / table)
         (lake / table).mkdir()
         (lake / table / "part.csv").touch()
