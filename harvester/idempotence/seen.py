@@ -55,8 +55,9 @@ class SeenIds:
         return found.add(record_id)
 
     def add_range(self, incarnation: UUID, first: int, last: int) -> None:
-        """Adds the ids first … last."""
-        self._sets.setdefault(incarnation, Intervals()).add_range(first, last)
+        """Adds the ids first … last; nothing where last < first."""
+        if first <= last:
+            self._sets.setdefault(incarnation, Intervals()).add_range(first, last)
 
     def contains(self, incarnation: UUID, record_id: int) -> bool:
         """Whether it was added, or lies below a low water."""
