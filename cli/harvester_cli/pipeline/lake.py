@@ -92,14 +92,21 @@ def views(
     *,
     job: Job,
 ) -> None:
-    """Print SQL for a catalog of yours: the views `bronze`, `deliveries` and `current` of a lake. Starts no Spark."""
-    from harvester.pipeline import schemas
+    """Print SQL for a catalog of yours: the views `bronze`, `deliveries` and `current` of a lake as it is now.
 
-    header = job.config.record_header
+    An older text gives the same rows. But its `current` reads all that was folded since: print it again now and then.
+    """
+    with job.spark("views") as spark:
+        from harvester.pipeline import schemas, tables
+        from harvester.pipeline.session import clear_errors
+
+        with clear_errors("the views"):
+            header = tables.lake_header(spark, lake)
+            folded = tables.properties(spark, tables.path_of(lake, "current")).get(tables.FOLDED)
     queries = {
         "bronze": schemas.bronze(lake, header),
         "deliveries": schemas.deliveries(schemas.at(f"{lake}/silver"), header),
-        "current": schemas.current(lake, header),
+        "current": schemas.current(lake, header, folded),
     }
     for name, query in queries.items():
         print(f"CREATE OR REPLACE VIEW {name} AS {query};")
