@@ -79,6 +79,16 @@ class Intervals:
         at = bisect_right(self._starts, number)
         return self._ends[at - 1] if at > 0 and number <= self._ends[at - 1] else None
 
+    @property
+    def last(self) -> int | None:
+        """The highest integer; None when there is none."""
+        return self._ends[-1] if self._ends else None
+
+    def overlapping(self, first: int, last: int) -> Iterator[tuple[int, int]]:
+        """The intervals, whole and ascending, that have any of first … last."""
+        for at in range(bisect_left(self._ends, first), bisect_right(self._starts, last)):
+            yield self._starts[at], self._ends[at]
+
     def __contains__(self, number: int) -> bool:
         return self.end_from(number) is not None
 

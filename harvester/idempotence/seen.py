@@ -54,6 +54,11 @@ class SeenIds:
             return True
         return found.add(record_id)
 
+    def add_range(self, incarnation: UUID, first: int, last: int) -> None:
+        """Adds the ids first … last; nothing where last < first."""
+        if first <= last:
+            self._sets.setdefault(incarnation, Intervals()).add_range(first, last)
+
     def contains(self, incarnation: UUID, record_id: int) -> bool:
         """Whether it was added, or lies below a low water."""
         found = self._sets.get(incarnation)
@@ -72,6 +77,16 @@ class SeenIds:
     def intervals(self, incarnation: UUID) -> Iterator[tuple[int, int]]:
         """(first, last) of each interval, ascending; after a low water the first begins at -2**63."""
         return iter(self._sets.get(incarnation, ()))
+
+    def highest(self, incarnation: UUID) -> int | None:
+        """The highest id that has been seen."""
+        found = self._sets.get(incarnation)
+        return None if found is None else found.last
+
+    def overlapping(self, incarnation: UUID, first: int, last: int) -> Iterator[tuple[int, int]]:
+        """The intervals, whole, that have any of the ids first … last."""
+        found = self._sets.get(incarnation)
+        return iter(()) if found is None else found.overlapping(first, last)
 
     @property
     def incarnations(self) -> tuple[UUID, ...]:

@@ -130,7 +130,6 @@ NO_HEADER, UNSOUND, NEWER = "no header", "unsound header", "newer header"
 """Why a record has no origin; the column `problem`."""
 
 # What a timestamp of Spark and of Parquet holds is wider than what most readers do: years 1 to 9999.
-_FIRST_US, _LAST_US = -62_135_596_800_000_000, 253_402_300_799_999_999
 _DAY_US = 86_400_000_000
 _MARK = bytes((0xB5,))
 # Where they stand in the header, by column.
@@ -169,7 +168,6 @@ def bronze_columns(kafka: DataFrame, header: str = origin.HEADER, reader: Column
             {
                 "day": day_of(F.unix_micros("timestamp")),
                 "created_at": instant(F.col("created_us")),
-                "timestamp_type": F.col("timestampType"),
                 "problem": F.col("_problem"),
             }
         )
@@ -179,12 +177,12 @@ def bronze_columns(kafka: DataFrame, header: str = origin.HEADER, reader: Column
 
 def instant(microseconds: Column) -> Column:
     """Microseconds since the epoch → timestamp; NULL beyond the years 1 to 9999."""
-    return F.when(microseconds.between(_FIRST_US, _LAST_US), F.timestamp_micros(microseconds))
+    return F.when(microseconds.between(schemas.FIRST_US, schemas.LAST_US), F.timestamp_micros(microseconds))
 
 
 def day_of(microseconds: Column) -> Column:
     """Microseconds since the epoch → the day in UTC, whatever the session's time zone is; NULL as in `instant`."""
-    inside = F.when(microseconds.between(_FIRST_US, _LAST_US), microseconds)
+    inside = F.when(microseconds.between(schemas.FIRST_US, schemas.LAST_US), microseconds)
     # Whole days before they are divided: a double would round, and `div` goes towards zero instead of down.
     days = F.call_function("div", inside - F.pmod(inside, F.lit(_DAY_US)), F.lit(_DAY_US))
     return F.date_from_unix_date(days.cast("int"))

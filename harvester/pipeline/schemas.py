@@ -1,4 +1,4 @@
-"""The columns of every table, whether an existing table fits, and the statements that write tables, as text.
+"""The columns of tables and views, whether an existing table fits, and statements that write and read them, as text.
 
 Each statement has the same effect whether it runs once or again.
 """
@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from datetime import date
 
 from pyspark.sql.types import (
     ArrayType,
@@ -49,7 +50,7 @@ PLACE = "topic string, partition int, offset bigint, timestamp timestamp"
 _CONTENT = "key binary, value binary, headers headers"
 _ORIGIN = (
     "incarnation string, id bigint, term bigint, lane bigint, producer bigint, sequence bigint, low_water bigint,"
-    " created_us bigint, created_at timestamp"
+    " created_us bigint"
 )
 
 KAFKA = struct(
@@ -58,8 +59,12 @@ KAFKA = struct(
 )
 """What Spark's Kafka source gives, with its option includeHeaders."""
 
-BRONZE = struct("day date", PLACE, "timestamp_type int", _CONTENT, _ORIGIN, "problem string")
-SILVER = struct("day date", _ORIGIN, PLACE, _CONTENT, "tombstone boolean")
+BRONZE = struct("day date", PLACE, _CONTENT, _ORIGIN, "created_at timestamp, problem string")
+"""Every record of the topics: what Kafka gave, and what its header says. A view; `day` is that of Kafka's timestamp."""
+SILVER = struct("day date", _ORIGIN, PLACE, _CONTENT, "batch string")
+"""As it is stored, in `silver` and `repeats`: `day` is that of creation, `headers` are without the harvester's own."""
+DELIVERIES = struct("day date", _ORIGIN, "created_at timestamp", PLACE, _CONTENT, "tombstone boolean, batch string")
+"""The same with all that can be derived, and with all headers. A view."""
 CURRENT = struct(
     "topic string", _CONTENT, "deleted boolean, since timestamp, incarnation string, id bigint",
     "created_at timestamp, timestamp timestamp",
@@ -82,16 +87,15 @@ class Table:
     bounded: tuple[str, ...] = ()
 
 
-_BOUNDED = ("id", "created_at", "timestamp", "topic")
-BRONZE_TABLE = Table("bronze", BRONZE, ("day",), (*_BOUNDED, "partition", "offset"))
+_BOUNDED = ("id", "created_us", "timestamp", "topic", "partition", "offset", "batch")
 SILVER_TABLE = Table("silver", SILVER, ("day",), _BOUNDED)
-TABLES = (
-    BRONZE_TABLE,
-    SILVER_TABLE,
-    Table("current", CURRENT, ("topic",), ("incarnation", "id", "created_at", "timestamp")),
-    Table("incarnations", INCARNATIONS),
-    Table("rejects", REJECTS, ("day",)),
-)
+REPEATS_TABLE = Table("repeats", SILVER, ("day",), _BOUNDED)
+CURRENT_TABLE = Table("current", CURRENT, ("topic",), ("incarnation", "id", "created_at", "timestamp"))
+INCARNATIONS_TABLE = Table("incarnations", INCARNATIONS)
+REJECTS_TABLE = Table("rejects", REJECTS, ("day",))
+TABLES = (SILVER_TABLE, REPEATS_TABLE, CURRENT_TABLE, INCARNATIONS_TABLE, REJECTS_TABLE)
+BAD_PAYLOAD = "bad payload"
+"""The reason in `rejects` of a record that silver has as well."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,14 +134,11 @@ def _compare(
     problems += [f"{'.'.join((*path, field.name))} takes no NULL" for field in have.values() if not field.nullable]
 
 
-_AGE = ("since", "incarnation", "id")
-
-
 def create(path: str, table: Table, properties: Mapping[str, str]) -> str:
     """The table, unless it is there."""
     columns = ", ".join(f"{quote(field.name)} {field.dataType.simpleString()}" for field in table.schema)
     partitioned = f" PARTITIONED BY ({', '.join(table.partitioned_by)})" if table.partitioned_by else ""
-    listed = ", ".join(f"{_text(name)} = {_text(value)}" for name, value in properties.items())
+    listed = ", ".join(f"{text(name)} = {text(value)}" for name, value in properties.items())
     return f"CREATE TABLE IF NOT EXISTS {at(path)} ({columns}) USING DELTA{partitioned} TBLPROPERTIES ({listed})"
 
 
@@ -147,26 +148,112 @@ def add_columns(path: str, additions: Iterable[Addition]) -> str:
     return f"ALTER TABLE {at(path)} ADD COLUMNS ({listed})"
 
 
-def take_latest(path: str, topics: Iterable[str]) -> str:
-    """States of {source} that are younger than the table's, or whose key it does not have."""
-    listed = ", ".join(_text(topic) for topic in topics)
-    younger = " > ".join(f"struct({', '.join(f'{side}.{name}' for name in _AGE)})" for side in "st")
+_AGE = "since, incarnation, id"
+
+
+def merge_states(path: str, states: str) -> str:
+    """Takes the rows of a query with the columns of CURRENT that are younger than the table's, or of another key."""
+    younger = " > ".join(f"struct({', '.join(f'{side}.{name}' for name in _AGE.split(', '))})" for side in "st")
     changes = ", ".join(f"t.{quote(name)} = s.{quote(name)}" for name in CURRENT.names)
     columns = ", ".join(map(quote, CURRENT.names))
     values = ", ".join(f"s.{quote(name)}" for name in CURRENT.names)
-    # The statement's {source} is filled in later; other braces are to stay.
-    table = at(path).replace("{", "{{").replace("}", "}}")
     return (
-        f"MERGE INTO {table} t USING {{source}} s"
-        f" ON t.topic IN ({listed}) AND t.topic = s.topic AND t.key = s.key"
+        f"MERGE INTO {at(path)} t USING ({states}) s ON t.topic = s.topic AND t.key = s.key"
         f" WHEN MATCHED AND {younger} THEN UPDATE SET {changes}"
         f" WHEN NOT MATCHED THEN INSERT ({columns}) VALUES ({values})"
     )
 
 
-def compact(path: str) -> str:
-    """Small files into large ones. What was written before stays readable until the user's VACUUM."""
-    return f"OPTIMIZE {at(path)}"
+def compact(path: str, before: date | None = None) -> str:
+    """Small files into large ones, of days before this one. What they replace stays until the user's VACUUM."""
+    return f"OPTIMIZE {at(path)}" + ("" if before is None else f" WHERE day < DATE'{before}'")
+
+
+# -- views. Columns of these names are those of the stored tables.
+
+_DAY_US = 86_400_000_000
+FIRST_US, LAST_US = -62_135_596_800_000_000, 253_402_300_799_999_999
+"""Of the years 1 to 9999, which is what a timestamp can have."""
+_OWN = (
+    ("term", 16),
+    ("lane", 8),
+    ("producer", 8),
+    ("coalesce(low_water, shiftleft(1L, 63))", 16),
+    *((name, 16) for name in ("id", "sequence", "created_us")),
+)
+_CREATED_AT = f"CASE WHEN created_us BETWEEN {FIRST_US} AND {LAST_US} THEN timestamp_micros(created_us) END"
+# Not to_date: that would be the day in the time zone of the session.
+_DAY = (
+    f"date_from_unix_date(CAST((unix_micros(timestamp) - pmod(unix_micros(timestamp), {_DAY_US}L)) DIV {_DAY_US}L"
+    " AS INT))"
+)
+
+
+def deliveries(source: str, header: str) -> str:
+    """A query for DELIVERIES of a table with the columns of SILVER. `header`: the name of the harvester's own.
+
+    It is made from the columns that were decoded from it, byte for byte, unless `headers` has it: where it was not the
+    last one, and in tables of earlier versions.
+    """
+    digits = ", ".join(f"lpad(hex({column}), {size}, '0')" for column, size in _OWN)
+    own = f"unhex(concat('b501', replace(incarnation, '-', ''), {digits}))"
+    name = text(header)
+    last = f"try_element_at(filter(headers, one -> one.key = {name}), -1).value"
+    none = f"CAST(array() AS {HEADERS.simpleString()})"
+    whole = f"concat(coalesce(headers, {none}), array(struct({name} AS key, {own} AS value)))"
+    made = {
+        "created_at": _CREATED_AT,
+        "tombstone": "value IS NULL",
+        "headers": f"CASE WHEN {last} <=> {own} THEN headers ELSE {whole} END",
+    }
+    return f"SELECT {_listed(DELIVERIES, made)} FROM {source}"
+
+
+def bronze(root: str, header: str) -> str:
+    """A query for BRONZE: every record, each once, whichever table holds it."""
+    of_silver = {"day": _DAY, "problem": "CAST(NULL AS STRING)"}
+    parts = [
+        f"SELECT {_listed(BRONZE, of_silver)} FROM ({deliveries(at(f'{root}/{table}'), header)})"
+        for table in ("silver", "repeats")
+    ]
+    none = {field.name: f"CAST(NULL AS {field.dataType.simpleString()})" for field in struct(_ORIGIN)}
+    of_rejects = {**none, "created_at": "CAST(NULL AS TIMESTAMP)", "problem": "reason"}
+    rejects = f"{at(f'{root}/rejects')} WHERE reason <> {text(BAD_PAYLOAD)}"
+    return " UNION ALL ".join([*parts, f"SELECT {_listed(BRONZE, of_rejects)} FROM {rejects}"])
+
+
+def current(root: str, header: str, after: str | None = None) -> str:
+    """A query for CURRENT: the table's states, and those of silver's batches behind `after`, up to which it has them.
+
+    None: of all batches. An earlier one than that gives the same states.
+    """
+    states = f"SELECT {_listed(CURRENT, {})} FROM {at(f'{root}/current')}"
+    return _youngest(f"{states} UNION ALL {_states(root, header, after)}")
+
+
+def folded(root: str, header: str, after: str | None) -> str:
+    """A query for CURRENT: the states in silver's batches behind `after` alone."""
+    return _youngest(_states(root, header, after))
+
+
+def _states(root: str, header: str, after: str | None) -> str:
+    behind = "" if after is None else f" AND batch > {text(after)}"
+    return (
+        f"SELECT {_listed(CURRENT, {'deleted': 'tombstone'})} FROM ({deliveries(at(f'{root}/silver'), header)})"
+        f" JOIN {at(f'{root}/incarnations')} USING (incarnation) WHERE key IS NOT NULL{behind}"
+    )
+
+
+def _youngest(states: str) -> str:
+    """Of each topic and key the state of the highest (since, incarnation, id)."""
+    others = [field.name for field in CURRENT if field.name not in ("topic", "key")]
+    row = f"struct({', '.join(map(quote, others))})"
+    chosen = f"SELECT topic, key, max_by({row}, struct({_AGE})) AS state FROM ({states}) GROUP BY topic, key"
+    return f"SELECT {_listed(CURRENT, {name: f'state.{quote(name)}' for name in others})} FROM ({chosen})"
+
+
+def _listed(schema: StructType, made: Mapping[str, str]) -> str:
+    return ", ".join(f"{made[name]} AS {quote(name)}" if name in made else quote(name) for name in schema.names)
 
 
 def at(path: str) -> str:
@@ -179,5 +266,6 @@ def quote(name: str) -> str:
     return "`" + name.replace("`", "``") + "`"
 
 
-def _text(value: str) -> str:
+def text(value: str) -> str:
+    """A string in SQL, whatever it holds."""
     return "'" + value.replace("\\", "\\\\").replace("'", "\\'") + "'"

@@ -125,7 +125,6 @@ _USUAL = {
     "spark.databricks.delta.optimize.maxFileSize": str(256 * 2**20),
     **{f"spark.hadoop.parquet.enable.dictionary#{column}": "false" for column in _UNALIKE},
 }
-_TASKS_PER_CORE = 4
 _GOES_ON = "nothing is lost: started again, it continues where it was"
 
 
@@ -185,7 +184,7 @@ def _sized(master: str) -> dict[str, str]:
     if found is None:
         return {}
     cores = len(os.sched_getaffinity(0)) if found[1] == "*" else int(found[1] or 1)
-    return {"spark.sql.shuffle.partitions": str(_TASKS_PER_CORE * cores)}
+    return {"spark.sql.shuffle.partitions": str(cores)}
 
 
 def use_java() -> None:

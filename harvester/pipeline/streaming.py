@@ -8,11 +8,9 @@ from __future__ import annotations
 
 import json
 import uuid
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
-
-from pyspark.sql import functions as F  # noqa: N812 - Spark's own name for it
 
 from harvester.pipeline import tables
 from harvester.pipeline.errors import CheckpointMismatch
@@ -157,29 +155,6 @@ def ranges(before: PlannedBatch | None, now: PlannedBatch) -> list[Range]:
     return [
         Range(*place, begun.get(place), end) for place, end in sorted(now.ends.items()) if end > begun.get(place, 0)
     ]
-
-
-def most_records(found: Iterable[Range]) -> int:
-    """An upper bound of the records in these ranges; offsets may be without one."""
-    return sum(each.end - (each.first or 0) for each in found)
-
-
-def within(found: Sequence[Range]) -> Column:
-    """Whether a row of schemas.BRONZE is of one of these ranges."""
-    return any_of([_one(each) for each in found]) if found else F.lit(False)
-
-
-def inside(ranges: Iterable[Range], topic: str, partition: int, lowest: int, highest: int) -> bool:
-    """Whether all between these offsets, both included, is in one of the ranges."""
-    return any(
-        (each.topic, each.partition) == (topic, partition) and (each.first or 0) <= lowest and highest < each.end
-        for each in ranges
-    )
-
-
-def _one(found: Range) -> Column:
-    here = (F.col("topic") == found.topic) & (F.col("partition") == found.partition) & (F.col("offset") < found.end)
-    return here if found.first is None else here & (F.col("offset") >= found.first)
 
 
 def any_of(conditions: Sequence[Column]) -> Column:

@@ -56,6 +56,19 @@ def write_text(spark: SparkSession, path: str, text: str) -> None:
     context.rename(context.makeQualified(aside), context.makeQualified(place), overwrite)
 
 
+def remove(spark: SparkSession, paths: Iterable[str]) -> None:
+    """Removes files, if they are there."""
+    for path in paths:
+        place, system = _open(spark, path)
+        system.delete(place, False)
+
+
+def copy(spark: SparkSession, source: str, target: str) -> None:
+    """Copies a directory to a name that nothing has."""
+    (place, system), (to, there) = _open(spark, source), _open(spark, target)
+    _jvm(spark).org.apache.hadoop.fs.FileUtil.copy(system, place, there, to, False, _configuration(spark))
+
+
 def _open(spark: SparkSession, path: str) -> tuple[Any, Any]:
     place = _jvm(spark).org.apache.hadoop.fs.Path(path)
     return place, place.getFileSystem(_configuration(spark))
@@ -91,14 +104,22 @@ def collected(frame: DataFrame) -> list[dict[str, Any]]:
 
 OWNER = "harvester.lake"
 """The table property that names the lake's checkpoint: what filled a table, alone may go on filling it."""
+HEADER = "harvester.header"
+"""Names the header that the table's columns were decoded from, without which no view can make it again."""
+FOLDED = "harvester.folded"
+"""Of `current`: the last batch of silver whose states it has."""
+
+REBUILD = "`harvester pipeline rebuild --from OLD --to NEW` makes a new one of it, once its job has ended"
 
 _BOUNDED = "delta.dataSkippingStatsColumns"
 
 
-def prepare(spark: SparkSession, root: str, tables: Iterable[Table], owner: str | None = None) -> None:
+def prepare(
+    spark: SparkSession, root: str, tables: Iterable[Table], owner: str | None = None, header: str | None = None
+) -> None:
     """Makes what is missing, adds columns that are new; TableMismatch for anything else, before anything is changed.
 
-    Without an `owner`, anybody may add to the tables.
+    Without an `owner`, anybody may add to the tables. `header`: of a lake.
     """
     wanted = list(tables)
     additions = {table.name: _check(spark, path_of(root, table.name), table, owner) for table in wanted}
@@ -106,11 +127,27 @@ def prepare(spark: SparkSession, root: str, tables: Iterable[Table], owner: str 
         path, missing = path_of(root, table.name), additions[table.name]
         if missing is None:
             bounded = {_BOUNDED: ",".join(table.bounded)} if table.bounded else {}
-            shared = {"delta.autoOptimize.optimizeWrite": "true"}
-            owned = shared if owner is None else {"delta.enableDeletionVectors": "true", OWNER: owner}
-            spark.sql(schemas.create(path, table, {**owned, **bounded}))
+            own = {"delta.autoOptimize.optimizeWrite": "true"}
+            if owner is not None:
+                # Every tenth batch would wait for a checkpoint of the log, as Delta has it.
+                own = {"delta.enableDeletionVectors": "true", "delta.checkpointInterval": "100", OWNER: owner}
+            if header is not None:
+                own[HEADER] = header
+            spark.sql(schemas.create(path, table, {**own, **bounded}))
         elif missing:
             spark.sql(schemas.add_columns(path, missing))
+
+
+def properties(spark: SparkSession, path: str) -> dict[str, str]:
+    """The properties of the table in a directory."""
+    detail = spark.sql(f"DESCRIBE DETAIL {schemas.at(path)}").select("properties").first()
+    assert detail is not None
+    return dict(detail["properties"])
+
+
+def set_property(spark: SparkSession, path: str, name: str, value: str) -> None:
+    pair = f"{schemas.text(name)} = {schemas.text(value)}"
+    spark.sql(f"ALTER TABLE {schemas.at(path)} SET TBLPROPERTIES ({pair})")
 
 
 def append(rows: DataFrame, root: str, name: str, transaction: tuple[str, int] | None = None) -> None:
@@ -149,6 +186,14 @@ def load(spark: SparkSession, root: str, table: Table) -> DataFrame:
         said = "; ".join([*(f"no column {'.'.join(one.path)}" for one in missing), *problems])
         raise TableMismatch(f"the table {path} has another schema: {said}", hint="run `harvester pipeline lake` first")
     return rows
+
+
+def lake_header(spark: SparkSession, root: str) -> str:
+    """The name of the harvester's header in a lake; raises as `load` does, and TableMismatch for one of an old form."""
+    if exists(spark, path_of(root, "bronze")):
+        raise TableMismatch(f"{root} is a lake of an earlier version", hint=REBUILD)
+    load(spark, root, schemas.SILVER_TABLE)
+    return properties(spark, path_of(root, "silver")).get(HEADER, "harvester")
 
 
 def _check(spark: SparkSession, path: str, table: Table, owner: str | None) -> list[schemas.Addition] | None:

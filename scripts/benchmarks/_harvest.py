@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import os
+import random
+from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -21,12 +24,15 @@ _US_BETWEEN = 1_000
 
 @dataclass(frozen=True, slots=True)
 class Harvest:
-    """What a topic is filled with: `keys` in turn, values of JSON with `size` bytes, `repeats` of each 1000 twice."""
+    """What a topic is filled with: `keys` in turn, values of JSON of 250 to 350 bytes, `repeats` of each 1000 twice.
+
+    Every other repeat comes right behind its record, the others `late` records later.
+    """
 
     count: int
     keys: int = 10_000
-    size: int = 200
     repeats: int = 10
+    late: int = 250_000
 
 
 @contextmanager
@@ -49,16 +55,49 @@ def _fill(bootstrap: str, topic: str, harvest: Harvest) -> None:
         }
     )  # fmt: skip
     begin = head(_INCARNATION, 1, 0, 1, 1)
-    pad = "." * max(0, harvest.size - 60)
+    chance = random.Random(1)
+    late = deque[tuple[int, str, str, bytes]]()
     for number in range(1, harvest.count + 1):
-        value = f'{{"number": {number}, "customer": "c-{number % 977}", "pad": "{pad}"}}'
-        header = stamp(begin, number, number, _CREATED_US + number * _US_BETWEEN)
-        for _ in range(2 if number % 1000 < harvest.repeats else 1):
-            _produce(producer, topic, value, f"k-{number % harvest.keys}", header)
-        if number % 1000 == 0:
+        record = (
+            number,
+            _order(chance, number),
+            f"k-{number % harvest.keys}",
+            stamp(begin, number, number, _CREATED_US + number * _US_BETWEEN),
+        )
+        _produce(producer, topic, *record[1:])
+        if (place := number % 1000) < harvest.repeats:
+            if place % 2:
+                late.append(record)
+            else:
+                _produce(producer, topic, *record[1:])
+        while late and late[0][0] + harvest.late <= number:
+            _produce(producer, topic, *late.popleft()[1:])
+        if place == 0:
             producer.poll(0)
+    for record in late:
+        _produce(producer, topic, *record[1:])
     if left := producer.flush(60):
         raise SystemExit(f"{left} records were not taken by the broker")
+
+
+_WORDS = ("amber", "birch", "cedar", "delta", "ember", "flint", "grove", "hazel", "iris", "juniper", "kelp", "lotus")
+
+
+def _order(chance: random.Random, number: int) -> str:
+    """An order as a shop would write it: some of it the same in each, some never."""
+    order = {
+        "order_id": number,
+        "customer": f"{chance.getrandbits(64):016x}",
+        "placed_at": f"2026-03-{number % 28 + 1:02d}T{number % 24:02d}:{number % 60:02d}:00Z",
+        "currency": "EUR",
+        "total": round(chance.random() * 1000, 2),
+        "lines": [
+            {"sku": chance.getrandbits(40), "count": chance.randrange(1, 9)} for _ in range(chance.randrange(1, 4))
+        ],
+        "address": {"street": f"{chance.choice(_WORDS)} street {chance.randrange(200)}", "city": chance.choice(_WORDS)},
+        "note": " ".join(chance.choices(_WORDS, k=6)),
+    }
+    return json.dumps(order)
 
 
 def _produce(producer: Producer, topic: str, value: str, key: str, header: bytes) -> None:

@@ -1,19 +1,21 @@
 """The job `lake`, and for comparison the least that Spark can do with the same topic: copy it into one Delta table.
 
-Between the two: the lake's two tables that hold every value, filled without looking for repeats or states. Each runs in
-a Spark of its own, in a process of its own, and has it to itself. All read with the same source, as many records in a
-batch, to the end that the topic has (availableNow), and write files partitioned by day. Rates are from the beginning
-of the first batch to the end of the last, as the stream's own reports say, so Spark's start is in none of them.
+Each runs in a Spark of its own, in a process of its own, and has it to itself. Both read with the same options, as many
+records in a batch, to the end that the topic has (availableNow), and write files partitioned by day. Rates are from the
+beginning of the first batch to the end of the last, as the stream's own reports say, so Spark's start is in none of
+them, and neither is what the lake does after its last batch; `after_s` has that.
 """
 
 from __future__ import annotations
 
 import shutil
+import statistics
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from datetime import datetime
+from pathlib import Path
 from typing import Any
 
 from scripts.benchmarks._scenario import Bench
@@ -29,12 +31,18 @@ CONF = {
 
 @dataclass(frozen=True, slots=True)
 class Streamed:
-    """What a stream did, by its own reports: batches, and milliseconds by what they were spent on."""
+    """What a stream did, by its own reports: batches, the median of their times, and milliseconds by what took them.
+
+    `after_s`: from the end of the last batch to the end of the run. `sizes`: bytes by table.
+    """
 
     records: int
     seconds: float
     batches: int
+    batch_s: float
     spent_ms: Mapping[str, int]
+    after_s: float = 0.0
+    sizes: Mapping[str, int] = field(default_factory=dict)
 
     @property
     def per_s(self) -> float:
@@ -75,11 +83,6 @@ def bare_copy_run(bench: Bench, topic: str, *, most: int, warm: Warm) -> Streame
     return _measured("bare_copy", bench, topic, most, warm)
 
 
-def two_tables_run(bench: Bench, topic: str, *, most: int, warm: Warm) -> Streamed:
-    """The topic into bronze, and bronze into silver, with all repeats: what the lake's tables cost without its work."""
-    return _measured("two_tables", bench, topic, most, warm)
-
-
 def lake(gate: Gate, **given: Any) -> dict[str, Any]:
     """In the worker."""
     from harvester.pipeline.lake.job import LakeSettings, run
@@ -95,42 +98,13 @@ def bare_copy(gate: Gate, **given: Any) -> dict[str, Any]:
     """In the worker."""
     from pyspark.sql import functions as F  # noqa: N812 - Spark's own name for it
 
+    from harvester.pipeline import source
+
     def copy(spark: Any, topic: str, most: int, root: str) -> None:
-        options = {
-            "kafka.bootstrap.servers": given["bootstrap"], "kafka.isolation.level": "read_committed",
-            "subscribe": topic, "startingOffsets": "earliest",
-            "includeHeaders": "true", "maxOffsetsPerTrigger": str(most),
-        }  # fmt: skip
-        records = spark.readStream.format("kafka").options(**options).load()
+        records = source.stream(spark, _kafka(given), (topic,), most)
         writer = records.withColumn("day", F.to_date("timestamp")).writeStream.format("delta").partitionBy("day")
         query = writer.option("checkpointLocation", f"{root}/checkpoint").trigger(availableNow=True)
         query.start(f"{root}/copy").awaitTermination()
-
-    return _worked(gate, given, copy)
-
-
-def two_tables(gate: Gate, **given: Any) -> dict[str, Any]:
-    """In the worker."""
-    from harvester.pipeline import schemas, source, tables
-    from harvester.pipeline.lake import silver
-    from harvester.pipeline.origin_columns import bronze_columns
-
-    def copy(spark: Any, topic: str, most: int, root: str) -> None:
-        bronze, silver_path = (tables.path_of(root, name) for name in ("bronze", "silver"))
-        wanted = [table for table in schemas.TABLES if table.name in ("bronze", "silver")]
-        tables.prepare(spark, root, wanted, "bench")
-        before: set[str] = set()
-
-        def write(kafka: Any, _: int) -> None:
-            bronze_columns(kafka).write.format("delta").mode("append").save(bronze)
-            files = set(spark.read.format("delta").load(bronze).inputFiles()) - before
-            before.update(files)
-            rows = spark.read.schema(schemas.BRONZE).option("basePath", bronze).parquet(*files)
-            silver.deliveries(rows).write.format("delta").mode("append").save(silver_path)
-
-        records = source.stream(spark, _kafka(given), (topic,), most)
-        query = records.writeStream.foreachBatch(write).option("checkpointLocation", f"{root}/checkpoint")
-        query.trigger(availableNow=True).start().awaitTermination()
 
     return _worked(gate, given, copy)
 
@@ -168,7 +142,9 @@ def _worked(gate: Gate, given: Mapping[str, Any], copy: Any) -> dict[str, Any]:
             reports.clear()
             gate.ready()
             copy(spark, given["topic"], given["most"], f"{root}/measured")
-            return asdict(_sum(_settled(reports)))
+            ended = time.time()
+            found = _sum(_settled(reports), ended)
+            return asdict(replace(found, sizes=_sizes(Path(root) / "measured")))
     finally:
         shutil.rmtree(root, ignore_errors=True)
 
@@ -207,11 +183,29 @@ def _settled(reports: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     return [report for report in reports if report]
 
 
-def _sum(reports: Sequence[dict[str, Any]]) -> Streamed:
+def _sizes(root: Path) -> dict[str, int]:
+    """Of the data files by table; the log and the checkpoint are left out."""
+    found: dict[str, int] = {}
+    for file in root.glob("**/*.parquet"):
+        name = file.relative_to(root).parts[0]
+        if "_delta_log" not in file.parts and name != "checkpoint":
+            found[name] = found.get(name, 0) + file.stat().st_size
+    return found
+
+
+def _sum(reports: Sequence[dict[str, Any]], run_ended: float) -> Streamed:
     begun = [datetime.fromisoformat(report["timestamp"]).timestamp() for report in reports]
     ended = [at + report["durationMs"]["triggerExecution"] / 1000 for at, report in zip(begun, reports, strict=True)]
     spent: dict[str, int] = {}
     for report in reports:
         for name, milliseconds in report["durationMs"].items():
             spent[name] = spent.get(name, 0) + milliseconds
-    return Streamed(sum(report["numInputRows"] for report in reports), max(ended) - min(begun), len(reports), spent)
+    times = [end - begin for begin, end in zip(begun, ended, strict=True)]
+    return Streamed(
+        sum(report["numInputRows"] for report in reports),
+        max(ended) - min(begun),
+        len(reports),
+        statistics.median(times),
+        spent,
+        run_ended - max(ended),
+    )

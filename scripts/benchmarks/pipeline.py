@@ -5,11 +5,12 @@ from __future__ import annotations
 from scripts.benchmarks._backlog import Rows
 from scripts.benchmarks._drained import drained_per_s
 from scripts.benchmarks._harvest import Harvest, harvested
-from scripts.benchmarks._lake import Warm, bare_copy_run, lake_run, two_tables_run
+from scripts.benchmarks._lake import Warm, bare_copy_run, lake_run
 from scripts.benchmarks._relay import drain
 from scripts.benchmarks._scenario import Bench, Samples, Scenario
 
-_BATCHES = 2
+_BATCHES = 5
+_SMALL = 200_000
 _WARM = 0.3  # of what is measured,
 _WARM_BATCHES = 10  # in so many batches: Spark's compiler and Java's have seen most of it by then
 _TENFOLD = 10
@@ -18,25 +19,33 @@ _TENFOLD = 10
 def pipeline(bench: Bench, samples: Samples) -> None:
     """The lake and the copy in turns, in batches of the job's own size, on a backlog of which each is full.
 
-    `lake_ratio` compares their rates. Of what is missing to 1 `two_tables_ratio` has the part that comes of writing all
-    values to two tables. `spent_ms` says what the stream's batches were spent on.
+    `lake_ratio` compares their rates, `bytes_ratio` the files of all records. `small_batch_s` is the lake's time for a
+    batch of up to 200,000. What is done after the last batch, folding all states for one, is `after_s`. `spent_ms` says
+    what the stream's batches were spent on. Every key is another one.
     """
     size = bench.share(100, least=2_000)
     most = max(1, size // _BATCHES)
     read_before = max(1_000, int(size * _WARM))
-    with harvested(bench, Harvest(size)) as topic, harvested(bench, Harvest(read_before)) as other:
+    keys = size
+    with (
+        harvested(bench, Harvest(size, keys, late=size // 4)) as topic,
+        harvested(bench, Harvest(read_before, keys, late=read_before // 4)) as other,
+    ):
         warm = Warm(other, max(100, read_before // _WARM_BATCHES))
         for number in bench.each_round():
             copied = bare_copy_run(bench, topic, most=most, warm=warm)
             done = lake_run(bench, topic, most=most, warm=warm)
-            twice = two_tables_run(bench, topic, most=most, warm=warm)
+            small = lake_run(bench, other, most=min(_SMALL, read_before // 5), warm=warm)
             samples.add("lake_per_s", done.per_s)
             samples.add("bare_copy_per_s", copied.per_s)
-            samples.add("two_tables_per_s", twice.per_s)
             samples.add("lake_ratio", done.per_s / copied.per_s)
-            samples.add("two_tables_ratio", twice.per_s / copied.per_s)
+            records = sum(done.sizes.get(name, 0) for name in ("silver", "repeats", "rejects"))
+            samples.add("bytes_ratio", records / sum(copied.sizes.values()))
+            samples.add("small_batch_s", small.batch_s)
+            samples.add("after_s", done.after_s)
             samples.note("spent_ms", {"lake": dict(done.spent_ms), "bare_copy": dict(copied.spent_ms)})
-            rates = f"lake {done.per_s:,.0f}/s, bare copy {copied.per_s:,.0f}/s, two tables {twice.per_s:,.0f}/s"
+            samples.note("sizes", {"lake": dict(done.sizes), "bare_copy": dict(copied.sizes)})
+            rates = f"lake {done.per_s:,.0f}/s, bare copy {copied.per_s:,.0f}/s, small batch {small.batch_s:.2f} s"
             bench.say(f"round {number}: {rates}")
     _drain_beside_relay(bench, samples)
 
@@ -59,9 +68,9 @@ def growth(bench: Bench, samples: Samples) -> None:
     small = bench.share(4, least=1_000)
     most = max(1, small // 2)
     with (
-        harvested(bench, Harvest(small)) as few,
-        harvested(bench, Harvest(small * _TENFOLD)) as many,
-        harvested(bench, Harvest(small * 5)) as other,
+        harvested(bench, Harvest(small, small)) as few,
+        harvested(bench, Harvest(small * _TENFOLD, small * _TENFOLD)) as many,
+        harvested(bench, Harvest(small * 5, small)) as other,
     ):
         warm = Warm(other, most)
         for number in bench.each_round():

@@ -23,12 +23,11 @@ from harvester.pipeline.audit.job import AuditSettings, run
 from harvester.pipeline.audit.report import AuditReport
 from harvester.pipeline.audit.schemas import FINDINGS_TABLE
 from harvester.pipeline.errors import InputMissing, TableMismatch
-from harvester.pipeline.origin_columns import bronze_columns
 from tests.conftest import MakeTopic
 from tests.support.audits import Scene, Sent, at, numbered
+from tests.support.lakes import make_lake
 from tests.support.outboxes import poor_role
 from tests.support.servers import Servers
-from tests.support.sparks import kafka_rows
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -169,9 +168,7 @@ def test_each_planted_defect_is_found_and_nothing_else(
 
 
 def lake_of(spark: SparkSession, root: Path, sent: list[Sent]) -> str:
-    rows = kafka_rows(spark, [one.row() for one in sent])
-    bronze_columns(rows).write.format("delta").save(str(root / "bronze"))
-    return str(root)
+    return make_lake(spark, root, [one.row() for one in sent])
 
 
 def test_a_range_of_a_lake_without_a_history(spark: SparkSession, tmp_path: Path) -> None:
@@ -233,9 +230,9 @@ def test_what_cannot_be_read_is_told_in_one_line(
 ) -> None:
     assert in_process(scene, "--topic", "no-such-topic", "--no-history") == ExitCode.INPUT
     assert capsys.readouterr().err.splitlines()[0].startswith("harvester: no topic no-such-topic at ")
-    with pytest.raises(InputMissing, match="no table bronze in "):
+    with pytest.raises(InputMissing, match="no table silver in "):
         run(spark, AuditSettings(lake=str(tmp_path)))
-    spark.range(1).write.format("delta").save(str(tmp_path / "odd" / "bronze"))
+    spark.range(1).write.format("delta").save(str(tmp_path / "odd" / "silver"))
     with pytest.raises(TableMismatch, match="has another schema: no column day"):
         run(spark, AuditSettings(lake=str(tmp_path / "odd")))
     with pytest.raises(DatabaseUnavailable):

@@ -49,8 +49,8 @@ def test_the_lake_survives_its_workers_and_its_driver(
         first.wait_for_line(r"batch 0: ", START_S)
         cluster.restart_worker(0)
         eventually(lambda: len(cluster.executors()) == 2, START_S, "an executor on the worker that came back")
-        with plan.blocked("lake.current"):
-            first.wait_held(plan, "lake.current", START_S)
+        with plan.blocked("lake.ids"):
+            first.wait_held(plan, "lake.ids", START_S)
             cluster.workers[1].kill()
             first.kill()
     cluster.restart_worker(1)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -9,10 +10,14 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from confluent_kafka import TopicPartition
 from confluent_kafka.admin import AdminClient
+from pyspark.sql import functions as F  # noqa: N812 - Spark's own name for it
 
-from harvester.pipeline.errors import CheckpointMismatch, PipelineError, TableMismatch
+from harvester.origin import HEADER
+from harvester.pipeline import schemas
+from harvester.pipeline.errors import CheckpointMismatch, InputMissing, PipelineError, TableMismatch
 from harvester.pipeline.lake.batch import LakeBatch
 from harvester.pipeline.lake.silver import from_ddl
+from harvester.pipeline.lake.upkeep import rebuild
 from harvester.relay.failpoints import VARIABLE
 from tests.support.harvested import DAY_US, KEPT, SENT_MS, A, B, Sent, Writer
 from tests.support.lakes import Lake, Oracle, assert_same, moment_ms
@@ -62,7 +67,8 @@ def test_a_lake_over_several_runs(lake: Lake, writer: Writer, make_topic: MakeTo
     lake.assert_holds(oracle)
     assert_same(REJECTED, [_value(row) for row in lake.rows("rejects", "value", "reason")])
     assert sorted(path.name for path in lake.root.glob("silver/day=*")) == ["day=2026-01-20", "day=2026-03-01"]
-    assert [path.name for path in lake.root.glob("bronze/day=*")] == ["day=2026-03-02"]
+    assert not (lake.root / "bronze").exists()
+    assert {row["headers"] for row in lake.table("silver").collect()} == {None}, "a record's own header is kept twice"
     data = {row["id"]: row["data"] for row in lake.rows(f"json/{orders}", "id", "data")}
     assert data.keys() == {1, 2, 3, 4, 5, 6, 7, 9, 12, -(2**62)}
     assert data[4] is None
@@ -87,7 +93,7 @@ def test_a_lake_over_several_runs(lake: Lake, writer: Writer, make_topic: MakeTo
     assert data[str(B), 1].asDict() == {"n": None, "note": None}
     since = {row["incarnation"]: moment_ms(row["since"]) for row in lake.rows("incarnations")}
     assert since == {str(A): SENT_MS, str(B): SENT_MS + 51 * 3_600_000}
-    assert (lake.files("bronze"), lake.files("silver"), lake.files("current")) == (2, 2, 2)
+    assert (lake.files("silver"), lake.files("current")) == (2, 2)
 
     _refusals(lake, orders, payments, grown)
 
@@ -106,6 +112,10 @@ def _refusals(lake: Lake, orders: str, payments: str, payloads: dict[str, Any]) 
     assert not other.root.exists()
 
 
+BESIDE = ("lake.current", "lake.folded", "lake.compaction")
+"""What is done beside batches; test_transforms cuts that off."""
+
+
 class Interrupter:
     """Lets so many writes pass, and never the one that is refused; remembers before which ones it was asked."""
 
@@ -114,6 +124,8 @@ class Interrupter:
 
     def hit(self, place: str, **_: Any) -> None:
         self.places.append(place)
+        if place in BESIDE:
+            return
         if self.left == 0 or place == self.refused:
             raise InterruptedError(place)
         self.left -= 1
@@ -134,14 +146,14 @@ class InterruptedBatch(LakeBatch):
     """
 
     def write(self, kafka: DataFrame, number: int) -> None:
-        further = range(0 if number == 0 else 4, 20)
-        alone = [(99, "lake.silver"), (99, "lake.current")]
-        for left, refused in [*alone[:: 1 if number else -1], *((passed, "") for passed in further)]:
+        # Appends are made side by side, so each is once the only one that is missing.
+        alone = [(99, f"lake.{name}") for name in ("silver", "repeats", "rejects", "json", "ids")]
+        for left, refused in [*alone, *((passed, "") for passed in range(20))]:
             interrupter.left, interrupter.refused = left, refused
             self._known.clear()  # as in a new process
-            self._highest.clear()
+            self._number = None
             with suppress(InterruptedError):
-                super().write(kafka, number)
+                LakeBatch.write(self, kafka, number)  # super() knows no class with slots
                 return
 
 
@@ -157,12 +169,49 @@ def test_a_batch_that_is_cut_off_between_any_two_writes_is_as_if_it_had_not_been
             sent = writer.send(topic, batch)
             oracle.take(sent)
             lake.once(topic, payloads={topic: from_ddl("n INT")}, compact_every=1)
-    places = ["bronze", "incarnations", "rejects", "json", "current", "silver", "compaction", "end"]
+    places = ["incarnations", "rejects", "json", "repeats", "silver", "ids", "end", "current", "folded", "compaction"]
     assert sorted(set(interrupter.places)) == sorted(f"lake.{place}" for place in places)
-    assert interrupter.places.count("lake.bronze") > len(places)
+    assert interrupter.places.count("lake.silver") > len(places)
     lake.assert_holds(oracle)
     assert_same(REJECTED, [_value(row) for row in lake.rows("rejects", "value", "reason")])
     assert len(lake.rows(f"json/{topic}")) == len(oracle.silver) - 1  # but for the value that does not fit
+
+
+def test_a_lake_of_an_earlier_version_is_rebuilt_and_goes_on(lake: Lake, writer: Writer, make_topic: MakeTopic) -> None:
+    topic, oracle = make_topic(2, KEPT), Oracle()
+    payloads = {topic: from_ddl("n INT")}
+    oracle.take(writer.send(topic, FIRST))
+    lake.once(topic, payloads=payloads)
+    old, new = (Lake(lake.spark, lake.root.parent / name, lake.bootstrap) for name in ("old", "new"))
+    _as_it_was(lake, old.root, topic)
+    with pytest.raises(TableMismatch, match="earlier version"):
+        old.once(topic)
+    with pytest.raises(InputMissing, match="no lake of an earlier version"):
+        rebuild(lake.spark, str(lake.root), str(new.root))
+    assert rebuild(lake.spark, str(old.root), str(new.root)) == len(FIRST)
+    new.assert_holds(oracle)
+    assert_same(REJECTED, [_value(row) for row in new.rows("rejects", "value", "reason")])
+    with pytest.raises(TableMismatch, match="not empty"):
+        rebuild(lake.spark, str(old.root), str(new.root))
+
+    # Repeats of what the old one had, which no ids are remembered of, and the record that it had half written.
+    oracle.take(writer.send(topic, SECOND))
+    assert new.once(topic, payloads=payloads) == len(SECOND)
+    new.assert_holds(oracle)
+    assert len(new.rows(f"json/{topic}")) == len(oracle.silver) - 1
+
+
+def _as_it_was(lake: Lake, root: Path, topic: str) -> None:
+    """The tables of this lake in the form of an earlier version, and a batch that it had not ended."""
+    kind = F.lit(0).alias("timestamp_type")
+    bronze = lake.spark.sql(schemas.bronze(str(lake.root), HEADER)).select("*", kind)
+    begun = bronze.where("problem IS NULL").limit(1).withColumn("offset", F.lit(10**9).cast("bigint"))
+    bronze.unionByName(begun).write.format("delta").partitionBy("day").save(str(root / "bronze"))
+    silver = schemas.deliveries(schemas.at(str(lake.root / "silver")), HEADER)
+    lake.spark.sql(silver).drop("batch").write.format("delta").partitionBy("day").save(str(root / "silver"))
+    for name in ("current", "incarnations", "rejects", f"json/{topic}"):
+        shutil.copytree(lake.root / name, root / name)
+    shutil.copytree(lake.root / "checkpoint", root / "checkpoint", ignore=shutil.ignore_patterns("ids"))
 
 
 def test_repeats_in_the_next_batch_of_the_same_run_are_found(lake: Lake, writer: Writer, make_topic: MakeTopic) -> None:
@@ -171,7 +220,7 @@ def test_repeats_in_the_next_batch_of_the_same_run_are_found(lake: Lake, writer:
     for batch in (first, [*(one.again(1) for one in first[1:]), Sent(5, b"k-1")]):
         oracle.take(writer.send(topic, batch))
     assert lake.once(topic, most_records=len(first)) == 2 * len(first)
-    assert lake.versions()["bronze"] == 1 + 2, "made, and two batches"
+    assert lake.versions()["silver"] == 1 + 2, "made, and two batches"
     lake.assert_holds(oracle)
 
 

@@ -1,4 +1,4 @@
-"""What `harvester pipeline lake` says when it cannot start, row by row of the table in docs/pipeline.md.
+"""What `harvester pipeline lake` says when it cannot start, row by row of the table in docs/pipeline.md; its views.
 
 Without Spark or Java, and with a connector that does not fit: test_session.
 """
@@ -18,6 +18,7 @@ from harvester_cli.main import main
 from harvester.errors import ExitCode
 from harvester.pipeline import session
 from tests.support.harvested import KEPT, Sent, Writer
+from tests.support.lakes import make_lake
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -85,12 +86,41 @@ def test_each_reason_not_to_start_is_one_line_with_an_exit_code_of_its_own(
     refused(ExitCode.CHECKPOINT, "cannot be read", *args)
     manifest.unlink()
     refused(ExitCode.CHECKPOINT, "is the checkpoint of something else", *args)
-    for table in ("bronze", "silver"):
+    for table in ("repeats", "silver"):
         shutil.rmtree(lake / table)
         (lake / table).mkdir()
         (lake / table / "part.csv").touch()
     (lake / "checkpoint").rename(tmp_path / "elsewhere")
     refused(ExitCode.TABLE, "holds something that is no Delta table", *args)
+
+
+@pytest.mark.usefixtures("command")
+def test_the_queries_of_the_page_run_on_the_views_that_are_printed(
+    spark: SparkSession,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    sent = [Sent(4711, b"customer-42"), Sent(4711, b"customer-42"), Sent(4712, b"other", None)]
+    rows = [{"key": one.key, "value": one.value, "headers": one.written()} for one in sent]
+    root = make_lake(spark, tmp_path / "lake", rows)
+    page = (Path(__file__).parents[2] / "docs" / "pipeline.md").read_text(encoding="utf-8")
+    listed = page.partition("### Five queries\n\n```sql\n")[2].partition("```")[0]
+    monkeypatch.setattr(
+        sys, "argv", ["harvester", "pipeline", "views", "--lake", root, "--set", "leader_group_id=test"]
+    )
+    with pytest.raises(SystemExit) as ended:
+        main()
+    assert not ended.value.code
+    views = capsys.readouterr().out.splitlines()
+    for line in views:
+        spark.sql(line.removesuffix(";").replace("OR REPLACE VIEW", "OR REPLACE TEMP VIEW"))
+    found = [spark.sql(one.replace("/data/lake", root)).collect() for one in listed.split(";") if one.strip()]
+    counts = [len(rows) for rows in found]
+    assert (counts[:3], counts[4:]) == ([2, 1, 1], [1]), "the fourth depends on today"
+    assert found[1][0][0] == "customer-42"
+    for name in ("bronze", "deliveries", "current"):
+        spark.catalog.dropTempView(name)
 
 
 def test_what_ends_the_stream_later_is_one_line_too(

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 pytestmark = [long, pytest.mark.timeout(900)]
 
-PLACES = ("lake.bronze", "lake.current", "lake.end")
+PLACES = ("lake.silver", "lake.ids", "lake.end", "lake.current", "lake.folded")
 KEYS = 7
 
 
@@ -78,13 +78,14 @@ def test_killed_at_any_point_nothing_is_lost_or_doubled(
     stream = Stream(Writer(servers.bootstrap), topic)
     plan = Plan(tmp_path / "plan")
     args = ("--topic", topic, "--to", str(lake.root), "--bootstrap", servers.bootstrap, "--set", "leader_group_id=test")
+    flowing = (*args, "--every", "0s", "--fold-every", "0s")
     stream.more()
     with stream.flowing():
         for place in PLACES:
-            with plan.blocked(place), Driver("lake", *args, "--every", "0s", env=plan.env) as driver:
+            with plan.blocked(place), Driver("lake", *flowing, env=plan.env) as driver:
                 driver.wait_held(plan, place, START_S)
                 driver.kill()
-        with Driver("lake", *args, "--every", "0s") as driver:
+        with Driver("lake", *flowing) as driver:
             driver.wait_for_line(r"batch \d+: ", START_S)
             driver.kill(java=False)
     with Driver("lake", *args, "--once", "--compact-every", "1") as driver:

@@ -40,7 +40,7 @@ pytestmark = pytest.mark.timeout(600)  # the first one starts Spark, maybe besid
 
 A = UUID(int=2**127)
 START = datetime(2026, 3, 1, tzinfo=UTC)
-SILVER = schemas.Table("silver", schemas.SILVER, ("day",))
+DELIVERIES = schemas.DELIVERIES
 
 
 def at(seconds: float) -> datetime:
@@ -54,13 +54,14 @@ def row(number: int, **given: Any) -> dict[str, Any]:
         "day": created.date(), "incarnation": str(A), "id": number, "term": 1, "lane": 0, "producer": 1, "sequence": 1,
         "low_water": None, "created_us": round(created.timestamp() * 1e6), "created_at": created, "topic": "orders",
         "partition": 0, "offset": number, "timestamp": created, "key": b"key", "value": str(number).encode(),
-        "headers": [("mine", None), (HEADER, value)], "tombstone": False,
+        "headers": [("mine", None), (HEADER, value)], "tombstone": False, "batch": "0",
     }  # fmt: skip
     return {**defaults, **given}
 
 
 def silver(spark: SparkSession, rows: list[dict[str, Any]]) -> DataFrame:
-    return spark.createDataFrame([tuple(one[name] for name in SILVER.schema.names) for one in rows], SILVER.schema)
+    """As the view gives them."""
+    return spark.createDataFrame([tuple(one[name] for name in DELIVERIES.names) for one in rows], DELIVERIES)
 
 
 def many(count: int, keys: int = 20) -> list[dict[str, Any]]:
@@ -92,13 +93,14 @@ def moved() -> list[dict[str, Any]]:
 @pytest.fixture
 def lake(spark: SparkSession, tmp_path: Path) -> str:
     """A lake with the rows of `many`; of keys 0 … 19, in topics orders and payments."""
-    tables.prepare(spark, str(tmp_path), [SILVER], "somebody")
+    tables.prepare(spark, str(tmp_path), [schemas.SILVER_TABLE], "somebody", HEADER)
     append(spark, str(tmp_path), many(300))
     return str(tmp_path)
 
 
 def append(spark: SparkSession, root: str, rows: list[dict[str, Any]]) -> None:
-    silver(spark, rows).write.format("delta").mode("append").save(tables.path_of(root, "silver"))
+    stored = silver(spark, rows).select(*schemas.SILVER.names)
+    stored.write.format("delta").mode("append").save(tables.path_of(root, "silver"))
 
 
 def test_rows_are_chosen_by_time_topic_and_key(spark: SparkSession) -> None:
@@ -279,7 +281,7 @@ def test_without_a_rate_topics_keep_their_names_but_for_a_suffix(
     spark: SparkSession, tmp_path: Path, servers: Servers, make_topic: MakeTopic, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     source, root, suffix = f"test-{uuid.uuid4().hex[:8]}", str(tmp_path), "-again"
-    tables.prepare(spark, root, [SILVER], "somebody")
+    tables.prepare(spark, root, [schemas.SILVER_TABLE], "somebody", HEADER)
     append(spark, root, [row(number, topic=source) for number in range(50)])
     settings = replay.ReplaySettings(root, {"bootstrap.servers": servers.bootstrap})
     request = ReplayRequest(Selection(keys=(b"key",)), Destination(suffix=suffix), as_new=True)
@@ -318,7 +320,7 @@ def test_what_is_not_there_is_told(spark: SparkSession, tmp_path: Path) -> None:
     request = ReplayRequest(Selection(), Destination(original=True))
     with pytest.raises(InputMissing, match="no table silver"):
         replay.begin(spark, str(tmp_path), request)
-    tables.prepare(spark, str(tmp_path), [SILVER], "somebody")
+    tables.prepare(spark, str(tmp_path), [schemas.SILVER_TABLE], "somebody", HEADER)
     with pytest.raises(InputMissing, match="no replay that"):
         replay.load(spark, str(tmp_path), "that")
     empty = replay.begin(spark, str(tmp_path), request)

@@ -45,9 +45,9 @@ def java(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, version: str) -> Path:
 @pytest.mark.parametrize(
     ("master", "tasks"),
     [
-        ("local", "4"),
-        ("local[3]", "12"),
-        ("local[2,4]", "8"),
+        ("local", "1"),
+        ("local[3]", "3"),
+        ("local[2,4]", "2"),
         ("spark://host:7077", None),
         ("local-cluster[2,1,1024]", None),
     ],

@@ -13,12 +13,16 @@ from pyspark.sql import functions as F  # noqa: N812 - Spark's own name for it
 
 from harvester import origin
 from harvester.origin import HEADER, Origin
-from harvester.pipeline import origin_columns, schemas
+from harvester.pipeline import origin_columns, schemas, tables
 from harvester.pipeline.lake import silver
+from harvester.pipeline.lake.upkeep import Upkeep
 from harvester.pipeline.origin_columns import NEWER, NO_HEADER, UNSOUND, JavaBytes, SqlBytes, bronze_columns
+from tests.support.lakes import first_deliveries, make_lake
 from tests.support.sparks import assert_rows, assert_same_columns, kafka_rows
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from pyspark.sql import DataFrame, SparkSession
 
 pytestmark = pytest.mark.timeout(600)  # the first one starts Spark, maybe beside all other workers
@@ -33,11 +37,6 @@ origins = st.builds(
     Origin, incarnation=st.uuids(), id=numbers, term=numbers, lane=short, producer=short,
     sequence=st.integers(-1, 3) | numbers, created_us=numbers, low_water=st.none() | numbers,
 )  # fmt: skip
-
-
-def first_deliveries(bronze: DataFrame, most: int) -> DataFrame:
-    """As a batch has them, but for what was there before."""
-    return silver.without(silver.deliveries(bronze), silver.later_deliveries(bronze, most))
 
 
 def damaged(value: bytes, at: int, byte: int) -> bytes:
@@ -64,7 +63,7 @@ def sent(number: int, incarnation: UUID = A, created_us: int = 1_700_000_000_000
 
 
 def silver_of(spark: SparkSession, *rows: dict[str, Any]) -> DataFrame:
-    return first_deliveries(bronze_columns(kafka_rows(spark, rows)), len(rows))
+    return first_deliveries(bronze_columns(kafka_rows(spark, rows)))
 
 
 @pytest.mark.parametrize("kind", [JavaBytes, SqlBytes])
@@ -103,7 +102,8 @@ def test_times_are_of_utc_and_null_where_no_calendar_has_them(spark: SparkSessio
     assert_rows(bronze, [{"id": number, "created": one} for number, one in enumerate(usual)])
     days = [date(1970, 1, 1), date(1969, 12, 31), date(1970, 1, 2), date(1969, 12, 30)]
     days += [date(1970, 1, 1), date(1970, 1, 1), date(9999, 12, 31)]
-    assert_rows(first_deliveries(bronze, len(days)), [{"id": number, "day": day} for number, day in enumerate(days)])
+    found = silver.deliveries(first_deliveries(bronze), HEADER)
+    assert_rows(found, [{"id": number, "day": day} for number, day in enumerate(days)])
 
 
 def test_of_repeats_the_first_delivery_is_kept(spark: SparkSession) -> None:
@@ -115,19 +115,44 @@ def test_of_repeats_the_first_delivery_is_kept(spark: SparkSession) -> None:
         sent(1, B, timestamp=at(9), offset=8, value=None),
         {"headers": None, "offset": 9},
     )
-    assert_same_columns(found, schemas.SILVER)
     assert_rows(
         found,
         [
-            {"incarnation": str(A), "id": 1, "partition": 0, "offset": 3, "tombstone": False},
-            {"incarnation": str(B), "id": 1, "partition": 0, "offset": 8, "tombstone": True},
+            {"incarnation": str(A), "id": 1, "partition": 0, "offset": 3, "value": b"value"},
+            {"incarnation": str(B), "id": 1, "partition": 0, "offset": 8, "value": None},
         ],
     )
 
 
-def test_the_last_state_is_of_the_highest_id_of_the_latest_incarnation(spark: SparkSession) -> None:
-    rows = silver_of(
-        spark,
+@settings(max_examples=4, deadline=None, suppress_health_check=list(HealthCheck))
+@given(
+    batch=st.lists(st.lists(st.tuples(st.sampled_from([HEADER, "other"]), values), max_size=3), min_size=1, max_size=30)
+)
+def test_headers_are_as_they_were_though_the_own_one_is_not_stored(spark: SparkSession, batch: list[Any]) -> None:
+    bronze = bronze_columns(kafka_rows(spark, ({"headers": one or None} for one in batch)))
+    stored = silver.deliveries(bronze, HEADER).withColumn("batch", F.lit("1"))
+    assert_same_columns(stored, schemas.SILVER)
+    stored.createOrReplaceTempView("stored_rows")
+    found = spark.sql(schemas.deliveries("stored_rows", HEADER))
+    assert_same_columns(found, schemas.DELIVERIES)
+    wanted = {
+        offset: one
+        for offset, one in enumerate(batch)
+        if origin.decode(origin.find(one)) is not None and one.count((HEADER, origin.find(one))) == 1
+    }
+    got = {
+        row["offset"]: [(key, None if value is None else bytes(value)) for key, value in row["headers"]]
+        for row in found.select("offset", "headers").collect()
+    }
+    assert {offset: one for offset, one in got.items() if offset in wanted} == wanted
+    for row in stored.select("offset", "headers").collect():
+        assert len(row["headers"] or ()) in (len(batch[row["offset"]]) - 1, len(batch[row["offset"]]))
+        if batch[row["offset"]][-1][0] == HEADER:
+            assert len(row["headers"] or ()) == len(batch[row["offset"]]) - 1
+
+
+def test_the_last_state_is_of_the_highest_id_of_the_latest_incarnation(spark: SparkSession, tmp_path: Path) -> None:
+    rows = [
         # Of one incarnation the id counts, whatever came last: 5 was committed beside 6.
         sent(6, key=b"a", value=b"six", timestamp=at(1)),
         sent(5, key=b"a", value=b"five", timestamp=at(2)),
@@ -136,27 +161,38 @@ def test_the_last_state_is_of_the_highest_id_of_the_latest_incarnation(spark: Sp
         sent(8, key=b"b", value=None),
         sent(9, key=b"b", topic="payments"),
         # B came after A. What A still sends then is not the younger state, and its ids are higher.
-        sent(90, A, key=b"c", value=b"old", timestamp=at(0)),
-        sent(2, B, key=b"c", value=b"new", timestamp=at(10)),
+        sent(LAST, A, key=b"c", value=b"old", timestamp=at(0)),
+        sent(-(2**63), B, key=b"c", value=b"older", timestamp=at(10)),
+        sent(-(2**63) + 1, B, key=b"c", value=b"new", timestamp=at(10)),
         sent(91, A, key=b"c", value=b"late", timestamp=at(20)),
         sent(10, key=None),
-    )
-    known = silver.incarnations(rows)
-    assert_same_columns(known, schemas.INCARNATIONS)
-    since_us = {
-        row["incarnation"]: row["us"] for row in known.selectExpr("incarnation", "unix_micros(since) us").collect()
-    }
-    states = silver.latest_states(rows, since_us, 10)
+    ]
+    root = make_lake(spark, tmp_path / "lake", rows[:6], rows[6:])
+    expected: list[dict[str, Any]] = [
+        {"topic": "orders", "key": b"a", "value": b"six", "deleted": False, "incarnation": str(A), "id": 6},
+        {"topic": "orders", "key": b"b", "value": None, "deleted": True, "incarnation": str(A), "id": 8},
+        {"topic": "payments", "key": b"b", "value": b"value", "deleted": False, "incarnation": str(A), "id": 9},
+        {"topic": "orders", "key": b"c", "value": b"new", "deleted": False, "incarnation": str(B), "id": -(2**63) + 1},
+    ]
+    states = spark.sql(schemas.current(root, HEADER))
     assert_same_columns(states, schemas.CURRENT)
-    assert_rows(
-        states,
-        [
-            {"topic": "orders", "key": b"a", "value": b"six", "deleted": False, "incarnation": str(A), "id": 6},
-            {"topic": "orders", "key": b"b", "value": None, "deleted": True, "incarnation": str(A), "id": 8},
-            {"topic": "payments", "key": b"b", "value": b"value", "deleted": False, "incarnation": str(A), "id": 9},
-            {"topic": "orders", "key": b"c", "value": b"new", "deleted": False, "incarnation": str(B), "id": 2},
-        ],
-    )
+    assert_rows(states, expected)
+
+    def cut_off(place: str) -> None:
+        if place == "lake.folded":
+            raise InterruptedError(place)
+
+    # The table has the states then, and does not say so.
+    with pytest.raises(InterruptedError):
+        Upkeep(spark, root, HEADER, [], 0, 0.0, cut_off).fold(1)
+    assert_rows(spark.sql(schemas.current(root, HEADER)), expected)
+    upkeep = Upkeep(spark, root, HEADER, [], 0, 0.0)
+    for number in (0, 1, 1):  # also again
+        upkeep.fold(number)
+        after = tables.properties(spark, f"{root}/current")[tables.FOLDED]
+        assert_rows(spark.sql(schemas.current(root, HEADER, after)), expected)
+    assert_rows(spark.read.format("delta").load(f"{root}/current"), expected)
+    upkeep.close(finish=False)
 
 
 def test_values_that_fit_become_columns_and_the_others_rejects(spark: SparkSession) -> None:

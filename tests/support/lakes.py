@@ -3,18 +3,25 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
+from harvester.origin import HEADER
+from harvester.pipeline import schemas, tables
+from harvester.pipeline.lake import silver
+from harvester.pipeline.lake.batch import LakeBatch
+from harvester.pipeline.lake.ids import StoredIds
 from harvester.pipeline.lake.job import LakeSettings, run
+from harvester.pipeline.origin_columns import SqlBytes
 
 from .harvested import Delivered
+from .sparks import kafka_rows
 
 if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
+    from pyspark.sql import DataFrame, SparkSession
 
 Name = tuple[UUID, int]
 
@@ -47,6 +54,24 @@ class Oracle:
         return self._since[incarnation], str(incarnation), number
 
 
+def make_lake(spark: SparkSession, root: Path, *batches: Iterable[Mapping[str, Any]]) -> str:
+    """A lake of these rows of Kafka (`kafka_rows`), without Kafka; returns its directory."""
+    tables.prepare(spark, str(root), schemas.TABLES, "test", HEADER)
+    batch = LakeBatch(spark, str(root), f"{root}/checkpoint", "test", HEADER, {}, SqlBytes())
+    for number, rows in enumerate(batches):
+        batch.write(kafka_rows(spark, rows), number)
+    return str(root)
+
+
+def first_deliveries(bronze: DataFrame, stored: StoredIds | None = None, table: DataFrame | None = None) -> DataFrame:
+    """schemas.BRONZE → the same: what a batch finds new, given the ids that are stored and the table that has them."""
+    found = silver.summed_up(silver.overview(bronze).collect())
+    suspects = found.ids.suspects(stored or StoredIds())
+    empty = silver.deliveries(bronze, HEADER).limit(0)
+    places = silver.repeats(bronze, suspects, empty if table is None else table) if suspects else None
+    return silver.without(bronze, places).where("problem IS NULL")
+
+
 class Lake:
     """The tables in a directory, and the job that writes them, in this process."""
 
@@ -60,9 +85,26 @@ class Lake:
         return run(self.spark, LakeSettings(topics, str(self.root), kafka, once=True, **given))
 
     def rows(self, table: str, *columns: str) -> list[Any]:
-        """Of a table, these columns or all."""
-        frame = self.spark.read.format("delta").load(str(self.root / table))
+        """Of a table or a view, these columns or all. `current` is the view."""
+        root = str(self.root)
+        if table == "bronze":
+            frame = self.spark.sql(schemas.bronze(root, HEADER))
+        elif table == "silver":
+            frame = self.spark.sql(schemas.deliveries(schemas.at(f"{root}/silver"), HEADER))
+        elif table == "current":
+            frame = self.spark.sql(schemas.current(root, HEADER, self.folded))
+        else:
+            frame = self.table(table)
         return frame.select(*columns or ["*"]).collect()
+
+    def table(self, name: str) -> DataFrame:
+        """As it is stored."""
+        return self.spark.read.format("delta").load(str(self.root / name))
+
+    @property
+    def folded(self) -> str | None:
+        """The batch up to which the table `current` has the states."""
+        return tables.properties(self.spark, str(self.root / "current")).get(tables.FOLDED)
 
     def files(self, table: str) -> int:
         """How many files the table now consists of."""
@@ -74,9 +116,12 @@ class Lake:
         return {str(log.parent.relative_to(self.root)): len(list(log.glob("0*[0-9].json"))) for log in logs}
 
     def assert_holds(self, oracle: Oracle) -> None:
-        """Bronze, silver and current are what they have to be, each row once."""
+        """Bronze, silver and current are what they have to be, each row once, and headers as they were sent."""
         places = [(one.topic, one.partition, one.offset) for one in oracle.bronze]
         assert_same(places, [tuple(row) for row in self.rows("bronze", "topic", "partition", "offset")])
+        sent = [(one.topic, one.partition, one.offset, tuple(one.sent.written())) for one in oracle.bronze]
+        got = self.rows("bronze", "topic", "partition", "offset", "headers")
+        assert_same(sent, [(*row[:3], tuple((key, bytes(value)) for key, value in row[3] or ())) for row in got])
         expected = [
             (str(incarnation), number, one.topic, one.partition, one.offset, one.sent.value, one.sent.value is None)
             for (incarnation, number), one in oracle.silver.items()
@@ -89,6 +134,9 @@ class Lake:
         ]
         found = self.rows("current", "topic", "key", "incarnation", "id", "value", "deleted")
         assert_same(states, [_plain(row) for row in found])
+        # It does not matter how much of silver the table has.
+        afresh = self.spark.sql(schemas.current(str(self.root), HEADER)).select(*found[0].__fields__ if found else "*")
+        assert_same(states, [_plain(row) for row in afresh.collect()])
 
 
 def assert_same(expected: Iterable[Any], found: Iterable[Any]) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import typer
 from harvester_cli.pipeline.audit import audit
 from harvester_cli.pipeline.drain import drain
-from harvester_cli.pipeline.lake import lake
+from harvester_cli.pipeline.lake import lake, rebuild, views
 from harvester_cli.pipeline.metrics import metrics
 from harvester_cli.pipeline.options import say
 from harvester_cli.pipeline.replay import replay
@@ -13,6 +13,8 @@ from harvester_cli.pipeline.replay import replay
 app = typer.Typer(no_args_is_help=True, help="Jobs on Apache Spark over the harvested topics.")
 
 app.command("lake")(lake)
+app.command("rebuild")(rebuild)
+app.command("views")(views)
 app.command("drain")(drain)
 app.command("replay")(replay)
 app.command("metrics")(metrics)

@@ -17,8 +17,11 @@ def lake(
     to: options.TablesOption,
     once: options.OnceOption = False,
     every: options.EveryOption = "10s",
-    max_records: Annotated[int, typer.Option(min=1, help="In a batch.")] = 5_000_000,
+    max_records: Annotated[int, typer.Option(min=1, help="In a batch.")] = 2_000_000,
     compact_every: options.CompactOption = 50,
+    fold_every: Annotated[
+        str, typer.Option(metavar="DURATION", help="Take new states into the table `current` this often.")
+    ] = "10m",
     checkpoint: Annotated[
         str | None, options.directory("Of the stream [default: checkpoint, beside the tables].")
     ] = None,
@@ -29,11 +32,12 @@ def lake(
     *,
     job: Job,
 ) -> None:
-    """Keep Delta tables of topics: every record, each (incarnation, id) once, the state of each key, and rejects.
+    """Keep Delta tables of topics: each (incarnation, id) once, its repeats, the state of each key, and rejects.
 
     Exactly once across kill and restart: start it again with the same directory. SIGTERM and Ctrl-C stop it.
     """
     trigger_s = duration(every, "--every").total_seconds()
+    fold_s = duration(fold_every, "--fold-every").total_seconds()
     payloads = options.pairs(json_schema, "--json-schema")
     if unknown := sorted(payloads.keys() - set(topic)):
         raise typer.BadParameter(f"{', '.join(unknown)} is no --topic", param_hint="--json-schema")
@@ -49,7 +53,7 @@ def lake(
         settings = LakeSettings(
             topics=tuple(dict.fromkeys(topic)), root=to, kafka=job.kafka, checkpoint=checkpoint,
             header=job.config.record_header, once=once, trigger_s=trigger_s, most_records=max_records,
-            compact_every=compact_every, payloads=schemas,
+            compact_every=compact_every, fold_s=fold_s, payloads=schemas,
         )  # fmt: skip
 
         def tell(done: BatchDone) -> None:
@@ -59,3 +63,50 @@ def lake(
         with stop_on_signal() as stop:
             records = run(spark, settings, stop=stop.is_set, progress=tell)
     print(f"{records:,} records read into {settings.root}")
+
+
+@grouped
+def rebuild(
+    old: Annotated[str, options.directory("A lake of an earlier version, whose job has ended.", "--from")],
+    to: Annotated[str, options.directory("A new directory.", "--to")],
+    checkpoint: Annotated[str | None, options.directory("The old one's [default: beside its tables].")] = None,
+    *,
+    job: Job,
+) -> None:
+    """Make a lake of this version from one of an earlier version; `lake --to` the new one then goes on.
+
+    The old one is only read. Started again after a failure, it wants another new directory.
+    """
+    with job.spark("rebuild") as spark:
+        from harvester.pipeline.lake.upkeep import rebuild as run
+        from harvester.pipeline.session import clear_errors
+
+        with clear_errors("the rebuild", hint="remove the new directory and begin again"):
+            records = run(spark, old, to, checkpoint)
+    print(f"{records:,} records in {to}")
+
+
+@grouped
+def views(
+    lake: Annotated[str, options.directory("The tables of `pipeline lake`.")],
+    *,
+    job: Job,
+) -> None:
+    """Print SQL for a catalog of yours: the views `bronze`, `deliveries` and `current` of a lake as it is now.
+
+    An older text gives the same rows. But its `current` reads all that was folded since: print it again now and then.
+    """
+    with job.spark("views") as spark:
+        from harvester.pipeline import schemas, tables
+        from harvester.pipeline.session import clear_errors
+
+        with clear_errors("the views"):
+            header = tables.lake_header(spark, lake)
+            folded = tables.properties(spark, tables.path_of(lake, "current")).get(tables.FOLDED)
+    queries = {
+        "bronze": schemas.bronze(lake, header),
+        "deliveries": schemas.deliveries(schemas.at(f"{lake}/silver"), header),
+        "current": schemas.current(lake, header, folded),
+    }
+    for name, query in queries.items():
+        print(f"CREATE OR REPLACE VIEW {name} AS {query};")

@@ -196,7 +196,7 @@ def require(spark: SparkSession, kafka: Mapping[str, str], topics: tuple[str, ..
     if lake is None:
         source.require_topics(spark, kafka, topics)
     else:
-        tables.load(spark, lake, schemas.BRONZE_TABLE)
+        tables.lake_header(spark, lake)
 
 
 def from_topics(
@@ -221,12 +221,11 @@ def from_topics(
 
 
 def from_lake(spark: SparkSession, root: str, since: datetime | None) -> Input:
-    """The bronze table of `pipeline lake`. Raises TableMismatch for another."""
-    rows = tables.load(spark, root, schemas.BRONZE_TABLE)
+    """The view `bronze` of what `pipeline lake` has made. Raises InputMissing, TableMismatch."""
+    rows = spark.sql(schemas.bronze(root, tables.lake_header(spark, root)))
     if since is not None:
-        rows = rows.where(F.col("day") >= F.lit(since.date()))
         rows = rows.where(F.col("timestamp") >= F.lit(since))
-    return Input(f"lake {root}", _topics(spark, root), rows.select(*schemas.BRONZE.names), None)
+    return Input(f"lake {root}", _topics(spark, root), rows, None)
 
 
 def trimmed(bronze: DataFrame, since: datetime | None, until: datetime | None, notices: str) -> DataFrame:

@@ -1,25 +1,27 @@
-"""One batch of the lake: which tables it is written to, in which order, and what makes that safe to repeat.
+"""One batch of the lake: which tables it is written to, and what makes that safe to repeat.
 
-Bronze comes first, and all other tables are made of what bronze then holds of the batch. So Kafka is read once, columns
-that a table does not need are not read again, and no record waits in memory from one write to the next.
-
-What silver has already is left out of silver, and of the tables that expand it. So silver is written after those: were
-it there before, a batch that is cut off and comes again would find nothing new for them. The state of keys takes any
-record any number of times, and is written beside silver.
+A batch is decided before anything is written, from its own records and from the ids that silver had after the batch
+before. Those are kept in a file beside the checkpoint's own, one for each batch, written last. So a batch that is cut
+off comes again with the same records and the same ids, and is decided alike. Its appends bear the checkpoint's name and
+the batch's number, by which Delta leaves out what it has. In which order they come makes no difference.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
+from uuid import UUID
 
+from pyspark import StorageLevel
 from pyspark.sql import functions as F  # noqa: N812 - Spark's own name for it
 
-from harvester.pipeline import schemas, streaming, tables
+from harvester.errors import CorruptSeenIds
+from harvester.pipeline import tables
 from harvester.pipeline.lake import silver
+from harvester.pipeline.lake.ids import StoredIds
 from harvester.pipeline.origin_columns import bronze_columns
 
 if TYPE_CHECKING:
@@ -29,15 +31,21 @@ if TYPE_CHECKING:
     from harvester.pipeline.origin_columns import ColumnReader
 
 _IN_A_FILE = 100_000
-_EXTENT = ("topic", "partition", "from_offset", "to_offset")
+_KEPT = 5
+_PACKED = "spark.sql.inMemoryColumnarStorage.compressed"
 
 
-@dataclass(frozen=True, slots=True)
+def batch_name(number: int) -> str:
+    """The batch in the column `batch`: ordered like the number. Text, since Spark compiles numbers into its code."""
+    return f"{number:020d}"
+
+
+@dataclass(slots=True)
 class LakeBatch:
     """What every batch of a lake needs to know. `owner` names the checkpoint, which is in the directory `checkpoint`.
 
-    `hit` is told before each write which one comes. Of the incarnations in the tables `_known` has when each was first
-    seen, in microseconds, which never changes, and `_highest` the highest id in silver, where there is any.
+    `hit` is told before each write which one comes. `_stored` are the ids that silver has after the batch `_number`,
+    `_known` the incarnations that are in their table.
     """
 
     spark: SparkSession
@@ -46,117 +54,104 @@ class LakeBatch:
     owner: str
     header: str
     payloads: Mapping[str, StructType]
-    compact_every: int
     reader: ColumnReader
     hit: Callable[[str], None] = lambda _: None
-    _known: dict[str, int] = field(default_factory=dict)
-    _highest: dict[str, int] = field(default_factory=dict)
+    done: Callable[[int], None] = lambda _: None
+    _number: int | None = None
+    _stored: StoredIds = field(default_factory=StoredIds)
+    _known: set[str] = field(default_factory=set)
 
     def write(self, kafka: DataFrame, number: int) -> None:
         """Write a batch to every table. May be cut off anywhere, and called again with the same records."""
-        before, now = (streaming.planned(self.spark, self.checkpoint, one) for one in (number - 1, number))
-        assert now is not None  # Spark has written it before it called
-        ranges = streaming.ranges(before, now)
-        most = streaming.most_records(ranges)
-        # One file for a few records, however many partitions they come from; nothing is moved for it.
-        records = bronze_columns(kafka, self.header, self.reader).coalesce(-(-most // _IN_A_FILE) or 1)
-        self._append(records, "bronze", number)
-        bronze, found = self._bronze(ranges)
+        stored = self._stored if self._number == number - 1 else self._load(number)
         with ExitStack() as stack:
-            repeated = self._some(silver.later_deliveries(bronze, most), stack)
-            self._know(bronze, found, number)
-            stored = silver.stored_before(bronze, self._table("silver"), found, self._highest)
-            rows = silver.deliveries(bronze)
-            new = silver.without(silver.without(rows, repeated), self._some(stored, stack))
-            self._reject(bronze, new, found, number)
-            if found.ids:
-                since_us = {name: self._known[name] for name in found.ids}
-                self._derive(silver.latest_states(rows, since_us, most, repeated), new, found, number)
-        if self.compact_every and (number + 1) % self.compact_every == 0:
-            self.hit("lake.compaction")
-            for name in self._names():
-                self.spark.sql(schemas.compact(self._path(name)))
+            # Fetched from Kafka once. To pack what is read twice would take longer than to read it.
+            kafka.sparkSession.conf.set(_PACKED, "false")
+            bronze = self._kept(bronze_columns(kafka, self.header, self.reader), stack)
+            found = silver.summed_up(silver.overview(bronze).collect())
+            places, repeated = None, 0
+            if suspects := found.ids.suspects(stored):
+                before = self._table("silver").where(F.col("batch") < batch_name(number))
+                places = self._kept(silver.repeats(bronze, suspects, before), stack)
+                repeated = places.count()
+            self._know(found, number)
+            self._append_all(bronze, places if repeated else None, repeated, found, number)
+        self._number = None
+        stored.add(found.ids)
+        self.hit("lake.ids")
+        tables.write_text(self.spark, self._file(number), stored.to_text())
+        self._number, self._stored = number, stored
+        if number % _KEPT == 0:
+            tables.remove(self.spark, [self._file(one) for one in range(number - 2 * _KEPT, number - _KEPT)])
         self.hit("lake.end")
+        self.done(number)
 
-    def _some(self, places: DataFrame | None, stack: ExitStack) -> DataFrame | None:
-        if places is None:
-            return None
-        kept = places.persist()
-        stack.callback(kept.unpersist)
-        return kept if kept.count() else None
+    def _append_all(
+        self, bronze: DataFrame, places: DataFrame | None, repeated: int, found: silver.BatchOverview, number: int
+    ) -> None:
+        new = silver.without(bronze, places)
+        frames = []
+        if found.topics:
+            # One file for a few records, however many partitions they come from; nothing is moved for it.
+            frames.append(("silver", self._rows(new, number).coalesce(_files(found.records))))
+        if places is not None:
+            # Few of all that are read, so these are moved.
+            frames.append(("repeats", self._rows(silver.at(bronze, places), number).repartition(_files(repeated))))
+        rejected = silver.rejects(bronze) if found.rejected else None
+        fresh = new.where(F.col("problem").isNull())
+        for topic in sorted(self.payloads.keys() & found.topics):
+            payload = self.payloads[topic]
+            frames.append((silver.payload_table(topic, payload).name, silver.expanded(fresh, topic, payload)))
+            bad = silver.bad_payloads(fresh, topic, payload)
+            if found.rejected or not bad.isEmpty():
+                rejected = bad if rejected is None else rejected.unionByName(bad)
+        if rejected is not None:
+            frames.append(("rejects", rejected.repartition(_files(found.rejected))))
+        if len(frames) == 1:
+            self._append(*frames[0], number)
+            return
+        with ThreadPoolExecutor(len(frames)) as pool:
+            for written in [pool.submit(self._append, name, rows, number) for name, rows in frames]:
+                written.result()
 
-    def _append(self, rows: DataFrame, name: str, number: int, hit: str | None = None) -> None:
-        self.hit(f"lake.{hit or name}")
+    def _rows(self, bronze: DataFrame, number: int) -> DataFrame:
+        return silver.deliveries(bronze, self.header).withColumn("batch", F.lit(batch_name(number)))
+
+    def _append(self, name: str, rows: DataFrame, number: int) -> None:
+        self.hit(f"lake.{name.partition('/')[0]}")
         tables.append(rows, self.root, name, (self.owner, number))
 
-    def _reject(self, bronze: DataFrame, rows: DataFrame, found: silver.BatchOverview, number: int) -> None:
-        bad = [silver.bad_payloads(rows, topic, self.payloads[topic]) for topic in self._expanded(found)]
-        rejected = silver.rejects(bronze)
-        for frame in bad:
-            rejected = rejected.unionByName(frame)
-        if found.rejected or (bad and not rejected.isEmpty()):
-            self._append(rejected, "rejects", number)
-
-    def _derive(self, states: DataFrame, new: DataFrame, found: silver.BatchOverview, number: int) -> None:
-        for topic in self._expanded(found):
-            table = silver.payload_table(topic, self.payloads[topic])
-            self._append(silver.expanded(new, topic, self.payloads[topic]), table.name, number, hit="json")
-        with ThreadPoolExecutor(1) as beside:
-            taken = beside.submit(self._take_states, states, found)
-            self._append(new, "silver", number)
-            taken.result()
-        for name, span in found.ids.items():
-            self._highest[name] = max(span.highest, self._highest.get(name, span.highest))
-
-    def _take_states(self, states: DataFrame, found: silver.BatchOverview) -> None:
-        self.hit("lake.current")
-        self.spark.sql(schemas.take_latest(self._path("current"), sorted(found.topics)), source=states)
-
-    def _know(self, bronze: DataFrame, found: silver.BatchOverview, number: int) -> None:
-        unknown = found.ids.keys() - self._known.keys()
-        if not unknown:
+    def _know(self, found: silver.BatchOverview, number: int) -> None:
+        """Incarnations come first: without its own a row of silver is in no view of states."""
+        if found.since_us.keys() <= self._known:
             return
-        stored = self._incarnations()
-        if unknown - stored.keys():
-            seen = silver.incarnations(silver.deliveries(bronze))
-            self._append(seen.where(~F.col("incarnation").isin(list(stored))), "incarnations", number)
-        for name in unknown & stored.keys():  # of any other, silver has nothing yet
-            rows = self._table("silver")
-            # Of all rows it is known without reading any.
-            rows = rows if len(stored) == 1 else rows.where(F.col("incarnation") == name)
-            for row in rows.agg(F.max("id").alias("highest")).where("highest IS NOT NULL").collect():
-                self._highest[name] = row["highest"]
-        self._known.update(self._incarnations())
+        self._known.update(row["incarnation"] for row in self._table("incarnations").collect())
+        if unknown := {name: us for name, us in found.since_us.items() if name not in self._known}:
+            self._append("incarnations", silver.incarnations(self.spark, unknown), number)
+            self._known.update(unknown)
 
-    def _incarnations(self) -> dict[str, int]:
-        stored = self._table("incarnations").select("incarnation", F.unix_micros("since").alias("since_us"))
-        return {row["incarnation"]: row["since_us"] for row in stored.collect()}
+    def _load(self, number: int) -> StoredIds:
+        """The ids after the batch before. Where they are lost, or nobody kept them, silver knows the highest ones."""
+        text = tables.read_text(self.spark, self._file(number - 1))
+        if text is not None:
+            with suppress(CorruptSeenIds):
+                return StoredIds.from_text(text)
+        rows = self._table("silver").where(F.col("batch") < batch_name(number))
+        highest = rows.groupBy("incarnation").agg(F.max("id").alias("id")).collect()
+        return StoredIds(floors={UUID(row["incarnation"]): row["id"] for row in highest})
 
-    def _expanded(self, found: silver.BatchOverview) -> list[str]:
-        return [topic for topic in self.payloads if topic in found.topics]
+    def _file(self, number: int) -> str:
+        return f"{self.checkpoint}/ids/{number}.json"
 
-    def _names(self) -> list[str]:
-        extra = [silver.payload_table(topic, payload).name for topic, payload in self.payloads.items()]
-        return [*(table.name for table in schemas.TABLES), *extra]
+    def _kept(self, rows: DataFrame, stack: ExitStack) -> DataFrame:
+        # On disk, for the most part the system's cache: in Java's own memory it costs more than it saves.
+        kept = rows.persist(StorageLevel.DISK_ONLY)
+        stack.callback(kept.unpersist)
+        return kept
 
     def _table(self, name: str) -> DataFrame:
-        return self.spark.read.format("delta").load(self._path(name))
+        return self.spark.read.format("delta").load(tables.path_of(self.root, name))
 
-    def _bronze(self, ranges: Sequence[streaming.Range]) -> tuple[DataFrame, silver.BatchOverview]:
-        """The rows of these ranges. They are only appended to, so which files have them is asked once."""
-        # In the job's session: in the stream's own, Spark plans without looking at how much there is.
-        which = streaming.within(ranges)
-        rows = self._table("bronze").where(which)
-        if written := rows.inputFiles():
-            read = self.spark.read.schema(schemas.BRONZE).option("basePath", self._path("bronze"))
-            rows = read.parquet(*written)
-        seen = silver.overview(rows).collect()
-        if not all(streaming.inside(ranges, *(row[name] for name in _EXTENT)) for row in seen):
-            # Compacted since, with rows of other batches. As a rule the files hold nothing else. Without the filter,
-            # whose numbers are of this batch, code that Spark has compiled for the batch before is good for this one.
-            rows = rows.where(which)
-            seen = silver.overview(rows).collect()
-        return rows, silver.summed_up(seen)
 
-    def _path(self, name: str) -> str:
-        return tables.path_of(self.root, name)
+def _files(records: int) -> int:
+    return -(-records // _IN_A_FILE) or 1

@@ -1,8 +1,7 @@
 """The job `lake`: harvested topics into Delta tables, exactly once across kill and restart.
 
 A batch is a range of offsets that Spark has written down before it begins, so a killed batch comes again with the same
-records. Each write of it has the same effect once and twice: appends bear the checkpoint's name and the batch's number,
-which Delta refuses a second time; merges find what they inserted. So it does not matter where a batch was cut off.
+records. `batch` says why each write of it has the same effect once and twice.
 """
 
 from __future__ import annotations
@@ -13,8 +12,10 @@ from typing import TYPE_CHECKING, Any
 
 from harvester.origin import HEADER
 from harvester.pipeline import origin_columns, source, streaming, tables
+from harvester.pipeline.errors import TableMismatch
 from harvester.pipeline.lake.batch import LakeBatch
 from harvester.pipeline.lake.silver import payload_table
+from harvester.pipeline.lake.upkeep import Upkeep
 from harvester.pipeline.schemas import TABLES
 from harvester.pipeline.session import clear_errors
 from harvester.relay import failpoints
@@ -26,7 +27,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class LakeSettings:
-    """`kafka` has options as Kafka's Java client names them. `once`: up to the ends that the topics have now."""
+    """`kafka` has options as Kafka's Java client names them. `once`: up to the ends that the topics have now.
+
+    `fold_s`: how long states may wait in silver for being folded into `current`.
+    """
 
     topics: tuple[str, ...]
     root: str
@@ -35,8 +39,9 @@ class LakeSettings:
     header: str = HEADER
     once: bool = False
     trigger_s: float = 10.0
-    most_records: int = 5_000_000
+    most_records: int = 2_000_000
     compact_every: int = 50
+    fold_s: float = 600.0
     payloads: Mapping[str, StructType] = field(default_factory=dict)
 
 
@@ -65,19 +70,24 @@ def run(
     source.require_topics(spark, settings.kafka, settings.topics)
     with clear_errors("the lake"):
         where = settings.checkpoint or f"{settings.root.rstrip('/')}/checkpoint"
+        if tables.exists(spark, tables.path_of(settings.root, "bronze")):
+            raise TableMismatch(f"{settings.root} is a lake of an earlier version", hint=tables.REBUILD)
         manifest = streaming.claim(
-            spark, where, "lake", settings.topics, settings.header, tables.path_of(settings.root, "bronze")
+            spark, where, "lake", settings.topics, settings.header, tables.path_of(settings.root, "silver")
         )
         tables_of = {topic: payload_table(topic, payload) for topic, payload in settings.payloads.items()}
-        tables.prepare(spark, settings.root, [*TABLES, *tables_of.values()], manifest.owner)
+        tables.prepare(spark, settings.root, [*TABLES, *tables_of.values()], manifest.owner, settings.header)
         # As they are stored: columns that were asked for in an earlier run stay, in the order they came in.
         stored = {
             topic: tables.load(spark, settings.root, table).select("data.*").schema
             for topic, table in tables_of.items()
         }
+        hit = failpoints.load().hit
+        by_day = ["silver", "repeats", "rejects", *(table.name for table in tables_of.values())]
+        upkeep = Upkeep(spark, settings.root, settings.header, by_day, settings.compact_every, settings.fold_s, hit)
         batch = LakeBatch(
-            spark, settings.root, where, manifest.owner, settings.header, stored, settings.compact_every,
-            origin_columns.fastest_reader(spark), failpoints.load().hit,
+            spark, settings.root, where, manifest.owner, settings.header, stored, origin_columns.fastest_reader(spark),
+            hit, upkeep.after,
         )  # fmt: skip
         kafka = source.stream(spark, settings.kafka, settings.topics, settings.most_records)
         writer = kafka.writeStream.foreachBatch(batch.write).option("checkpointLocation", where).queryName("lake")
@@ -90,7 +100,12 @@ def run(
             records += done.records
             progress(done)
 
-        streaming.follow(query, stop, take)
+        finished = False
+        try:
+            streaming.follow(query, stop, take)
+            finished = settings.once and not stop()
+        finally:
+            upkeep.close(finish=finished)
         return records
 
 

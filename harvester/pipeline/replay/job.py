@@ -67,7 +67,7 @@ class ReplaySliceDone:
 def begin(spark: SparkSession, lake: str, request: ReplayRequest) -> ReplayProgress:
     """A new replay of the lake as it is now; nothing is stored yet. Raises InputMissing, TableMismatch."""
     with clear_errors("the replay"):
-        tables.load(spark, lake, schemas.SILVER_TABLE)
+        tables.lake_header(spark, lake)
         version = spark.sql(f"DESCRIBE HISTORY {schemas.at(tables.path_of(lake, 'silver'))} LIMIT 1").first()
         assert version is not None
         return ReplayProgress(str(uuid.uuid4()), request, int(version["version"]))
@@ -76,7 +76,7 @@ def begin(spark: SparkSession, lake: str, request: ReplayRequest) -> ReplayProgr
 def load(spark: SparkSession, lake: str, replay: str) -> ReplayProgress:
     """One that was begun before; InputMissing if the lake knows none of this id, CheckpointMismatch."""
     with clear_errors("the replay"):
-        tables.load(spark, lake, schemas.SILVER_TABLE)
+        tables.lake_header(spark, lake)
         file = _file(lake, replay)
         text = tables.read_text(spark, file)
     if text is None:
@@ -186,8 +186,8 @@ def sink_options(kafka: Mapping[str, str]) -> dict[str, str]:
 
 
 def _remaining(spark: SparkSession, lake: str, progress: ReplayProgress) -> DataFrame:
-    path = tables.path_of(lake, "silver")
-    silver = spark.read.format("delta").option("versionAsOf", progress.silver_version).load(path)
+    table = f"{schemas.at(tables.path_of(lake, 'silver'))} VERSION AS OF {progress.silver_version}"
+    silver = spark.sql(schemas.deliveries(table, tables.lake_header(spark, lake)))
     return plan.behind(plan.selected(silver, progress.request.selection), progress.done)
 
 

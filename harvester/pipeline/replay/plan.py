@@ -171,7 +171,7 @@ class ReplaySlice:
 
 
 def selected(silver: DataFrame, selection: Selection) -> DataFrame:
-    """schemas.SILVER → the same: the rows that are asked for. Without a time of creation none is in a range of it."""
+    """schemas.DELIVERIES → the same: rows that are asked for. Without a time of creation none is in a range of it."""
     column = "timestamp" if selection.by is By.PUBLISHED else "created_at"
     rows = silver
     if selection.topics:
@@ -187,7 +187,7 @@ def selected(silver: DataFrame, selection: Selection) -> DataFrame:
             rows = rows.where(F.col("day") >= F.to_date(F.lit(selection.since)))
         if selection.until is not None:
             rows = rows.where(F.col("day") <= F.to_date(F.lit(selection.until)))
-    return rows.select(*schemas.SILVER.names)
+    return rows.select(*schemas.DELIVERIES.names)
 
 
 def behind(rows: DataFrame, done: Positions) -> DataFrame:
@@ -215,7 +215,7 @@ def placed(rows: DataFrame) -> DataFrame:
 
 
 def cuts(rows: DataFrame, size: int) -> DataFrame:
-    """schemas.SILVER → (task, cut, topic, partition, last, records), sorted: slices of up to `size` rows, in order.
+    """schemas.DELIVERIES → (task, cut, topic, partition, last, records), sorted: slices of up to `size` rows, in order.
 
     The sort leaves each task a range of the order; each is cut by itself, so nothing has to count through all rows.
     """
@@ -263,7 +263,7 @@ def outgoing(rows: DataFrame, targets: Mapping[str, str], replay: str, without: 
 
 
 def summary(rows: DataFrame) -> DataFrame:
-    """schemas.SILVER → (topic, records, tombstones, first, last), the last two by Kafka's time."""
+    """schemas.DELIVERIES → (topic, records, tombstones, first, last), the last two by Kafka's time."""
     return rows.groupBy("topic").agg(
         F.count("*").alias("records"),
         F.count_if("tombstone").alias("tombstones"),

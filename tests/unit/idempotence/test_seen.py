@@ -37,6 +37,11 @@ class AgainstASet(RuleBasedStateMachine):
         assert self.seen.add(incarnation, record_id) == ((incarnation, record_id) not in self.model)
         self.model.add((incarnation, record_id))
 
+    @rule(incarnation=incarnations, first=ids, last=ids)
+    def add_range(self, incarnation: UUID, first: int, last: int) -> None:
+        self.seen.add_range(incarnation, first, last)
+        self.model.update((incarnation, one) for one in range(first, last + 1))
+
     @rule(incarnation=incarnations, record_id=ids)
     def low_water(self, incarnation: UUID, record_id: int) -> None:
         self.seen.low_water(incarnation, record_id)
@@ -76,6 +81,15 @@ class AgainstASet(RuleBasedStateMachine):
             for (_, last), (first, _) in pairwise(found):
                 assert last + 1 < first
             assert all(first <= last for first, last in found)
+
+    @invariant()
+    def overlaps_and_the_end(self) -> None:
+        for incarnation in (A, B):
+            found = list(self.seen.intervals(incarnation))
+            assert self.seen.highest(incarnation) == (found[-1][1] if found else None)
+            for low, high in ((-3, 3), (5, 5), (7, 40)):
+                expected = [(first, last) for first, last in found if first <= high and last >= low]
+                assert list(self.seen.overlapping(incarnation, low, high)) == expected
 
     @invariant()
     def the_contiguous_prefix(self) -> None:

@@ -1,0 +1,153 @@
+"""What a lake does beside its batches: folds states into `current`, joins small files, and is made from an older one.
+
+Folding and joining take turns in one thread. Neither changes what a reader sees: the view of states is the same before
+and after a fold, wherever it was cut off.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING
+from urllib.parse import unquote
+
+from pyspark.sql import functions as F  # noqa: N812 - Spark's own name for it
+
+from harvester.pipeline import schemas, streaming, tables
+from harvester.pipeline.errors import InputMissing, TableMismatch
+from harvester.pipeline.lake.batch import batch_name
+from harvester.pipeline.lake.silver import deliveries, payload_table
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+# What is read again and again may take longer to write.
+_CODEC = {"spark.sql.parquet.compression.codec": "zstd"}
+
+
+class Upkeep:
+    """Called after each batch; begins what is due unless it is at it still. What it raised ends the next call."""
+
+    def __init__(
+        self,
+        spark: SparkSession,
+        root: str,
+        header: str,
+        names: list[str],
+        compact_every: int,
+        fold_s: float,
+        hit: Callable[[str], None] = lambda _: None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """`names`: the tables by day. `compact_every`: batches, 0 for never."""
+        self._spark, self._root, self._header, self._names = spark.newSession(), root, header, names
+        self._compact_every, self._fold_s, self._hit, self._clock = compact_every, fold_s, hit, clock
+        for name, value in _CODEC.items():
+            self._spark.conf.set(name, value)
+        self._pool = ThreadPoolExecutor(1, thread_name_prefix="lake-upkeep")
+        self._at_it: Future[None] | None = None
+        self._last: int | None = None
+        self._compacted: int | None = None
+        self._folded = -1
+        self._folded_at = clock()
+
+    def after(self, number: int) -> None:
+        """A batch is done."""
+        self._last = number
+        if self._compacted is None and self._compact_every:
+            self._compacted = number // self._compact_every
+        if self._at_it is not None and self._at_it.done():
+            self._at_it.result()
+            self._at_it = None
+        is_due = self._clock() - self._folded_at >= self._fold_s or self._is_to_compact(number)
+        if self._at_it is None and is_due:
+            self._at_it = self._pool.submit(self._run, number)
+
+    def close(self, *, finish: bool) -> None:
+        """Wait for what was begun, and `finish` what is left to do."""
+        try:
+            if self._at_it is not None:
+                self._at_it.result()
+            if self._last is not None and finish:
+                self._run(self._last)
+        finally:
+            self._pool.shutdown()
+
+    def _is_to_compact(self, number: int) -> bool:
+        return self._compacted is not None and (number + 1) // self._compact_every > self._compacted
+
+    def _run(self, number: int) -> None:
+        if number > self._folded:
+            self.fold(number)
+            self._folded, self._folded_at = number, self._clock()
+        if self._is_to_compact(number):
+            self.compact()
+            self._compacted = (number + 1) // self._compact_every
+
+    def fold(self, number: int) -> None:
+        """Take the states of all batches up to this one into `current`; repeated, it changes nothing."""
+        path = tables.path_of(self._root, "current")
+        after = tables.properties(self._spark, path).get(tables.FOLDED)
+        self._hit("lake.current")
+        self._spark.sql(schemas.merge_states(path, schemas.folded(self._root, self._header, after)))
+        self._hit("lake.folded")
+        tables.set_property(self._spark, path, tables.FOLDED, batch_name(number))
+
+    def compact(self) -> None:
+        """Join the small files of days that are over, and those of `current`."""
+        self._hit("lake.compaction")
+        today = datetime.now(UTC).date()
+        for name in self._names:
+            self._spark.sql(schemas.compact(tables.path_of(self._root, name), today))
+        self._spark.sql(schemas.compact(tables.path_of(self._root, "current")))
+
+
+def rebuild(spark: SparkSession, old: str, new: str, checkpoint: str | None = None) -> int:
+    """Make a lake of this version from one of an earlier version, which had `bronze` as a table, in another directory.
+
+    Returns how many records there are in it. The new lake's job goes on where the old one's ended: the checkpoint is
+    copied, last, so that what was cut off before is no lake. The old one is only read. Raises InputMissing,
+    TableMismatch.
+    """
+    where = checkpoint or tables.path_of(old, "checkpoint")
+    if tables.listing(spark, new):
+        raise TableMismatch(f"{new} is not empty", hint="name a new directory")
+    text = tables.read_text(spark, f"{where}/{streaming.FILE}")
+    done = [int(name) for name in tables.listing(spark, f"{where}/commits") if name.isdigit()]
+    if text is None or not done or not tables.exists(spark, tables.path_of(old, "bronze")):
+        raise InputMissing(
+            f"no lake of an earlier version in {old}",
+            hint="name its directory, and its --checkpoint if that is elsewhere",
+        )
+    manifest, number = streaming.from_text(text, where), max(done)
+    planned = streaming.planned(spark, where, number)
+    assert planned is not None
+    # The last batch may be half written. It comes again.
+    whole = streaming.any_of([
+        (F.col("topic") == topic) & (F.col("partition") == partition) & (F.col("offset") < end)
+        for (topic, partition), end in planned.ends.items()
+    ])  # fmt: skip
+
+    def stored(root: str, name: str) -> DataFrame:
+        return spark.read.format("delta").load(tables.path_of(root, name))
+
+    bronze = stored(old, "bronze").where(whole)
+    first = stored(old, "silver").select("topic", "partition", "offset")
+    values = {name: stored(old, f"json/{name}") for name in tables.listing(spark, tables.path_of(old, "json"))}
+    expanded = [payload_table(unquote(name), rows.select("data.*").schema) for name, rows in values.items()]
+    tables.prepare(spark, new, [*schemas.TABLES, *expanded], manifest.owner, manifest.header)
+    for name, how in (("silver", "left_semi"), ("repeats", "left_anti")):
+        rows = deliveries(bronze.join(first, ["topic", "partition", "offset"], how), manifest.header)
+        tables.append(rows.withColumn("batch", F.lit(batch_name(number))), new, name)
+    tables.append(stored(old, "rejects").where(whole).select(*schemas.REJECTS.names), new, "rejects")
+    tables.append(stored(old, "incarnations").select(*schemas.INCARNATIONS.names), new, "incarnations")
+    names = stored(new, "silver").select("incarnation", "id")
+    for name, rows in values.items():
+        tables.append(rows.join(names, ["incarnation", "id"], "left_semi").select(*rows.columns), new, f"json/{name}")
+    upkeep = Upkeep(spark, new, manifest.header, [], 0, 0.0)
+    upkeep.fold(number)
+    upkeep.close(finish=False)
+    tables.copy(spark, where, tables.path_of(new, "checkpoint"))
+    return spark.sql(schemas.bronze(new, manifest.header)).count()
