@@ -25,7 +25,8 @@ def test_one_record_that_is_not_committed_holds_its_partition_and_no_other(
     settings: ConsumerSettings, join: Join, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.WARNING, "harvester.coordination")
-    settings = replace(settings, heartbeat_interval_s=2.0)  # a claim lost to a busy machine would hand records out again
+    # A claim that is lost to a busy machine would hand records out again.
+    settings = replace(settings, heartbeat_interval_s=2.0)
     fill(settings, RECORDS)
     seen: Counter[int] = Counter()
     events: list[Event] = []
