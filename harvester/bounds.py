@@ -1,4 +1,4 @@
-"""Where a partition begins and ends, asked for until the brokers tell it; which errors of Kafka's client pass."""
+"""Asks where a partition begins and ends until the brokers tell it, and judges which errors of Kafka's client pass."""
 
 from __future__ import annotations
 

@@ -38,7 +38,7 @@ IncarnationOption = Annotated[
 
 @dataclass
 class DeadLetterTopicOptions(ConfigOptions):
-    """Where the dead letters are: in quarantine, or in the topic of a group of consumers."""
+    """Names the place of the dead letters: the quarantine, or the topic of a group of consumers."""
 
     dead_letter_topic: Annotated[
         str | None,

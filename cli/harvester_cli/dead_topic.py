@@ -1,4 +1,4 @@
-"""What `harvester dead --dead-letter-topic` does: the same with records that consumers have given up. Kafka only."""
+"""Does for `harvester dead --dead-letter-topic` the same with records that consumers have given up. Kafka only."""
 
 from __future__ import annotations
 

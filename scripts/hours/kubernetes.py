@@ -11,7 +11,6 @@ import os
 import shutil
 import subprocess
 import sys
-import time
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -24,7 +23,7 @@ from scripts.contained import Image, built
 from scripts.rolling_out import Cluster, Template
 from scripts.smoke_parts import Servers
 
-from .steps import PUMP, RECORDS, ROOT, TOPIC, Failed, Hour, checked, verdict
+from .steps import PUMP, RECORDS, ROOT, TOPIC, Failed, Hour, checked, verdict, wait_published
 
 CHART = ROOT / "deploy" / "helm" / "harvester"
 SECRETS = {("harvester", "password"): "known-to-nobody"}
@@ -115,11 +114,10 @@ def _play(hour: Hour, rendered: Rendered, image: Image, servers: StackInfo, ever
                 raise Failed(f"{each.name} does not become ready: {_log(hour, each.name)}")
     with hour.step(f"harvester pump: {RECORDS:,} records, watched until all is published"):
         harvester(*PUMP)
-        deadline = time.monotonic() + 120
-        while sum(_delivered(each) for each in pods) != RECORDS:
-            if time.monotonic() > deadline:
-                raise Failed(f"the pods did not publish all: {''.join(_log(hour, each.name) for each in pods)}")
-            time.sleep(0.3)
+        wait_published(
+            lambda: sum(_delivered(each) for each in pods) == RECORDS,
+            lambda: f"the pods did not publish all: {''.join(_log(hour, each.name) for each in pods)}",
+        )
     with hour.step("the end of the pods"):
         for each in pods:
             cluster.stop(each)

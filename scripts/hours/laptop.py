@@ -11,10 +11,9 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
-from .steps import PUMP, RECORDS, TOPIC, Failed, Hour, checked, verdict
+from .steps import PUMP, RECORDS, TOPIC, Failed, Hour, checked, verdict, wait_published
 
 CONFIGURATION = """\
 leader_group_id = "shop"
@@ -62,11 +61,11 @@ class Laptop:
                 cwd=self.home, env=self.environment, stdout=log, stderr=log,
             )  # fmt: skip
         try:
-            deadline = time.monotonic() + 120
-            while not self._published():
-                if process.poll() is not None or time.monotonic() > deadline:
-                    raise Failed(f"start did not publish all: {(self.home / 'start.log').read_text()[-800:]}")
-                time.sleep(0.3)
+            wait_published(
+                self._published,
+                lambda: f"start did not publish all: {(self.home / 'start.log').read_text()[-800:]}",
+                is_over=lambda: process.poll() is not None,
+            )
             process.send_signal(signal.SIGTERM)
             if code := process.wait(60):
                 raise Failed(f"start ended with exit code {code}")

@@ -7,7 +7,7 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -15,6 +15,7 @@ ROOT = Path(__file__).parents[2]
 RECORDS = 5_000
 TOPIC = "orders"
 PUMP = ("pump", "--topic", TOPIC, "--records", str(RECORDS), "--rows-per-transaction", "5")
+_PUBLISHED_S = 120
 _BUILD = ("pyproject.toml", "setup.py", "README.md", "LICENSE", "harvester", "cli", "docs/man")
 _COUNTS = ("inserted", "delivered", "lost", "duplicates", "order_violations", "pending")
 
@@ -48,6 +49,17 @@ def checked(done: subprocess.CompletedProcess[str]) -> str:
         command = done.args if isinstance(done.args, str) else " ".join(map(str, done.args))
         raise Failed(f"…{command[-200:]}: exit code {done.returncode}: {(done.stderr or done.stdout)[-800:]}")
     return done.stdout
+
+
+def wait_published(
+    is_published: Callable[[], bool], why_not: Callable[[], str], is_over: Callable[[], bool] = lambda: False
+) -> None:
+    """Until all records of the pump are; Failed, with a reason, after two minutes or when it `is_over` before."""
+    deadline = time.monotonic() + _PUBLISHED_S
+    while not is_published():
+        if is_over() or time.monotonic() > deadline:
+            raise Failed(why_not())
+        time.sleep(0.3)
 
 
 def verdict(said: str) -> dict[str, int]:

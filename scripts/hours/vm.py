@@ -10,7 +10,6 @@ import json
 import subprocess
 import sys
 import sysconfig
-import time
 from pathlib import Path
 
 import psycopg.conninfo
@@ -18,7 +17,7 @@ import psycopg.conninfo
 from harvester.stack import StackInfo
 from scripts.own_systemd import Impossible, Systemd, booted
 
-from .steps import PUMP, RECORDS, TOPIC, Failed, Hour, checked, verdict
+from .steps import PUMP, RECORDS, TOPIC, Failed, Hour, checked, verdict, wait_published
 
 UNIT = "harvester.service"
 _CONFIGURATION = """\
@@ -93,11 +92,9 @@ def _play(hour: Hour, machine: Machine, wheels: Path) -> dict[str, int]:
         raise Failed(f"the service is {state}")
     with hour.step(f"harvester pump: {RECORDS:,} records, watched until all is published"):
         machine.harvester(*PUMP)
-        deadline = time.monotonic() + 120
-        while not machine.published():
-            if time.monotonic() > deadline:
-                raise Failed(f"the service did not publish all: {machine.systemd.show(UNIT, 'StatusText')}")
-            time.sleep(0.3)
+        wait_published(
+            machine.published, lambda: f"the service did not publish all: {machine.systemd.show(UNIT, 'StatusText')}"
+        )
     with hour.step("systemctl reload, systemctl stop"):
         machine.sh("systemctl reload harvester")
         machine.sh("systemctl stop harvester")

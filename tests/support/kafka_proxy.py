@@ -341,10 +341,8 @@ class _Link:
                 self._near.sendall(frame)
 
 
-class Leaderless:
-    """For `change(METADATA, …)`, version 10 or later: in the first answers that tell of the topic, the partition that
-    is told first has no leader. `told` counts them.
-    """
+class _FirstAnswers:
+    """The first `times` answers that tell of a topic are changed; `told` counts them."""
 
     def __init__(self, topic: str, times: int = 1) -> None:
         self._name, self._times = topic.encode(), times
@@ -355,24 +353,26 @@ class Leaderless:
         if at < 0 or self.told == self._times:
             return frame
         self.told += 1
-        # Behind the name: the topic's id, whether it is internal, how many partitions; then an error and a number.
-        at += len(self._name) + 16 + 1 + 1 + 2 + 4
+        return self._changed(frame, at + len(self._name))
+
+    def _changed(self, frame: bytes, at: int) -> bytes:
+        """The answer instead of this one, in which the topic's name ends at this place."""
+        raise NotImplementedError
+
+
+class Leaderless(_FirstAnswers):
+    """For `change(METADATA, …)`, version 10 or later: the partition that is told first has no leader."""
+
+    def _changed(self, frame: bytes, at: int) -> bytes:
+        at += 16 + 1 + 1 + 2 + 4  # the topic's id, whether it is internal, how many partitions; an error and a number
         return frame[:at] + struct.pack(">i", -1) + frame[at + 4 :]
 
 
-class Misled:
-    """For `change(LIST_OFFSETS, …)`, version 6 or later: the first answers about the topic come from another leader."""
+class Misled(_FirstAnswers):
+    """For `change(LIST_OFFSETS, …)`, version 6 or later: another broker leads the partition."""
 
-    def __init__(self, topic: str, times: int = 1) -> None:
-        self._name, self._times = topic.encode(), times
-        self.told = 0
-
-    def __call__(self, frame: bytes) -> bytes:
-        at = frame.find(self._name)
-        if at < 0 or self.told == self._times:
-            return frame
-        self.told += 1
-        at += len(self._name) + 1 + 4  # behind the name: how many partitions, and the first one's number
+    def _changed(self, frame: bytes, at: int) -> bytes:
+        at += 1 + 4  # how many partitions, and the first one's number
         return frame[:at] + struct.pack(">h", 6) + frame[at + 2 :]
 
 
