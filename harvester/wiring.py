@@ -17,6 +17,7 @@ from harvester.announcer import Announcer
 from harvester.config import Config, timing
 from harvester.config.model import WORTHWHILE_SHARDS_PER_CORE
 from harvester.delivery.lane import Lanes, LaneSettings
+from harvester.delivery.progress import LANES_OF_A_SHARD
 from harvester.delivery.progress_topic import ProgressTopic, ensure_progress_topic, find_progress_topic
 from harvester.delivery.retries import Policy
 from harvester.neli.election import ElectionTiming
@@ -183,7 +184,7 @@ def progress_topic(config: Config) -> ProgressTopic | None:
 
 
 def _ensure_progress_topic(config: Config, shards: int = 0) -> ProgressTopic:
-    lanes = max(shards, config.limits.shards)
+    lanes = LANES_OF_A_SHARD * max(shards, config.limits.shards)
     return ensure_progress_topic(config.progress_topic, config.common_options(), lanes)
 
 

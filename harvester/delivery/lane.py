@@ -1,4 +1,4 @@
-"""A lane: the transactional identity of one shard, as a producer and as a partition of the progress topic.
+"""A lane: a transactional identity of one shard, as a producer and as a partition of the progress topic.
 
 *When a commit is clear* (P23, P40). An EndTxn request names a producer and its epoch, not a transaction: one that
 arrives late ends whatever transaction the producer has open by then. The broker's remedy (KIP-890, a new epoch after
@@ -60,7 +60,6 @@ _BACKOFF_MS, _BACKOFF_MAX_MS, _LEAST_SHARE = "100", "1000", 0.8
 _RECORD_BYTES = "1000000"
 _WITNESSED = "eos,broker"  # of the client's debug contexts: EndTxn, and connections
 _INFERRED = ("IMPLICITACK", "DUPSEQ")  # lines of the context eos
-_TOO_SOON = KafkaError(KafkaError.CONCURRENT_TRANSACTIONS).str()  # in a line about AddPartitionsToTxn
 _TELLS_INFERRED = libversion()[1] < 0x02_11_00_00  # up to 2.16 the lines above are known
 _ENDED = re.compile(r"EndTxn returned (\S+)")
 _OVER = re.compile(r"in state (?!UP)")  # connections that could not carry a request any more, or not yet
@@ -115,7 +114,6 @@ class Witness:
         self.answers: list[str] = []  # to each EndTxn since `ask`
         self.broken = False  # a connection on which records may have been sent, since `watch`
         self.inferred = False  # a delivery, since `watch`
-        self.too_soon = False  # for the broker, which had not ended the transaction before; since `watch`
 
     def log(self, *line: Any) -> None:
         """A level, a format, and what goes into it: what the line is about, the client's name, and the text."""
@@ -132,13 +130,11 @@ class Witness:
                 self.broken = True
             elif facility in _INFERRED:
                 self.inferred = True
-            elif facility == "ADDPARTS" and text.endswith(_TOO_SOON):
-                self.too_soon = True
             if self._log is not None and level >= self._least:
                 self._log.log(*line)
 
     def watch(self) -> None:
-        self.broken = self.inferred = self.too_soon = False
+        self.broken = self.inferred = False
 
     def ask(self) -> None:
         self.answers = []
@@ -172,11 +168,6 @@ class Lane:
     def init(self) -> TransactionOutcome:
         """Fences the predecessor."""
         return self._call(lambda: self._producer.init_transactions(_INIT_S))
-
-    @property
-    def began_too_soon(self) -> bool:
-        """Whether the open transaction began before the broker had ended the one before, which delays it by 20 ms."""
-        return self._witness.too_soon
 
     def begin(self) -> TransactionOutcome:
         self.refused = None
@@ -299,17 +290,16 @@ class Lanes:
         """`log` is the logger of the producers' lines, if anybody wants them; it has the method `log`."""
         self._settings, self._make_producer, self._log = settings, make_producer, log
         self._room: int | None = None  # see `room`
-        self._latest: Callable[[], Lane | None] = lambda: None
+        self._opened: weakref.WeakSet[Lane] = weakref.WeakSet()
 
     def log_in(self, user: str, password: str) -> None:
-        """What clients log in with from now on, that of the lane opened last included. Safe from any thread."""
+        """What clients log in with from now on, those of open lanes included. Safe from any thread."""
         given = {"sasl.username": user, "sasl.password": password}
         settings = self._settings
         self._settings = replace(
             settings, options={**settings.options, **given}, producer={**settings.producer, **given}
         )
-        lane = self._latest()
-        if lane is not None:
+        for lane in list(self._opened):
             lane.log_in(user, password)
 
     def open(self, number: int) -> Lane:
@@ -326,7 +316,7 @@ class Lanes:
         }
         producer = self._make_producer(options)
         lane = Lane(number, self._settings.topic, producer, witness, earliest_resend_s(given))
-        self._latest = weakref.ref(lane)
+        self._opened.add(lane)
         return lane
 
     def room(self) -> int:

@@ -30,6 +30,24 @@ LEAST_RECORD_BYTES = 4096  # that a topic has to take: hundreds of ids
 _OVERHEAD_BYTES = 256  # of a batch of one record: its headers, the key, and the head above
 
 
+LANES_OF_A_SHARD = 2  # that take turns: Kafka ends a transaction of one while the other one's is filled (ADR 25)
+
+
+def lanes_of(shard: int) -> range:
+    """The numbers of a shard's own lanes, whatever the number of shards."""
+    return range(shard * LANES_OF_A_SHARD, (shard + 1) * LANES_OF_A_SHARD)
+
+
+def lanes_to_fence(shard: int, shards: int, lanes: int) -> list[int]:
+    """What one of so many shards opens of all lanes there are: those of shards that are no more, then its own.
+
+    Together the shards open every lane once.
+    """
+    owners = range(shard + shards, -(-lanes // LANES_OF_A_SHARD), shards)
+    others = [number for owner in owners for number in lanes_of(owner) if number < lanes]
+    return [*others, *lanes_of(shard)]
+
+
 @dataclass(frozen=True, slots=True)
 class Progress:
     """`ids` ascend. An id counts only together with the incarnation."""

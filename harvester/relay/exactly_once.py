@@ -1,4 +1,4 @@
-"""Publishes a shard's records exactly once: transactions, one after the other, on a lane of its own.
+"""Publishes a shard's records exactly once: transactions, one after the other, on two lanes of its own.
 
 One thread, the *transactor*, does all work with Kafka. It finds what is queued, and what the supervisor wants, in the
 shard's `transaction_intake`.
@@ -10,14 +10,20 @@ purged when its commit is *clear* (`harvester.delivery.lane`). Outcomes and what
 
     DONE      purge; go on
     REFUSED   abort; find out who is at fault, by halves if need be (`core.transaction_queue`); go on
-    UNCLEAR   close the lane, *open* it again; what its progress names was committed, the rest is sent again
+    UNCLEAR   close the lanes, *open* them again; what their progress names was committed, the rest is sent again
 
 A transaction that is refused although none of its records failed is repeated, at first at once, then with pauses that
 grow to 30 s while a trouble names cause and remedy. As a rule the progress record is refused.
 
+*Taking turns*. Kafka answers a commit before it has written the transaction's markers, and puts the producer's next
+transaction off until then. So a shard has two lanes (ADR 25), and the next transaction is the other lane's. It begins
+while this one is committed, and takes no record before that commit is clear: of a shard's transactions one at a time
+has records, and they are committed in their order.
+
 *Opening* a lane fences its last owner and purges what that had committed (P20). With a new term a shard opens its own
-lane and ends those of shards that are no more (P19); until then it does not answer the supervisor's `Remark`, and
-nothing is marked. A shard's successor does the same before the supervisor lets go of the dead one's ids (P21).
+lanes and ends those of shards that are no more (P19); until then it does not answer the supervisor's `Remark`, and
+nothing is marked. A shard's successor does the same before the supervisor lets go of the dead one's ids (P21). What
+became of an open transaction is known when both lanes are open, since either may have had it.
 
 Trust is checked before a transaction begins and before it is committed. In between there is no need: what a zombie
 sends cannot be committed once its successor has opened the lane.
@@ -26,8 +32,7 @@ sends cannot be committed once its successor has opened the lane.
 first record, by one request, and nothing is sent before it answers. So a transaction that has taken all there is waits
 as long for more, unless the transactor had nothing to do before. The partition of the lane's progress would need a
 second such request at the end, so a progress record that names earlier transactions only is sent first. All that does
-not need a record is done ahead of it: after a commit the next transaction begins, and is aborted if no record comes
-soon.
+not need a record is done ahead of it, when the next transaction begins. It is aborted if no record comes soon.
 """
 
 from __future__ import annotations
@@ -53,7 +58,7 @@ from harvester.delivery.lane import (
     Superseded,
     TransactionOutcome,
 )
-from harvester.delivery.progress import Progress, encode
+from harvester.delivery.progress import Progress, encode, lanes_of, lanes_to_fence
 from harvester.origin import Stamps, timestamp_ms
 from harvester.relay.at_least_once import INFERRED, RESERVED
 from harvester.relay.core import frames as f
@@ -61,29 +66,11 @@ from harvester.relay.core.transaction_queue import QueuedRecord
 from harvester.relay.purger import Purger, ShardHost
 from harvester.relay.transaction_intake import INNOCENT, Failed, TransactionIntake
 
-_LEAST_PAUSE_S, _MOST_PAUSE_S, _PAUSE_DECAY = 0.001, 0.005, 0.98
 _PATIENCE_S = 0.5  # for a record that timed out before
 _IDLE_S = 30.0  # after which the client may say what it has to say
 _AHEAD_S = 0.5  # for which a transaction without records stays open
 _UNSAID = 2  # refusals in a row, with no record at fault, before anybody is told
 _PAUSE_S, _LONGEST_PAUSE_S = 0.25, 30.0
-
-
-class MarkerPause:
-    """How long to wait between two transactions.
-
-    Kafka answers a commit before it has written its markers. A transaction that begins sooner is put off, and the
-    client asks again only after 20 ms. It asks a millisecond after the first record.
-    """
-
-    def __init__(self) -> None:
-        self._pause_s = _LEAST_PAUSE_S
-
-    def after(self, too_soon: bool) -> float:
-        """In seconds, after a transaction that had begun too soon or not: doubled, or a little less than before."""
-        pause_s = self._pause_s * (2.0 if too_soon else _PAUSE_DECAY)
-        self._pause_s = min(max(pause_s, _LEAST_PAUSE_S), _MOST_PAUSE_S)
-        return self._pause_s
 
 
 class Transactor:
@@ -102,8 +89,9 @@ class Transactor:
         self._intake, self._lanes, self._shard, self._index = intake, lanes, shard, shard.index
         self.term_row, self.delete = purger.term, purger.delete
         self._opener = Opener(lanes, self)
-        self._pause = MarkerPause()
-        self._begun = False  # whether a transaction is open that has taken no record yet
+        self._idle: Lane | None = None  # the other lane of the shard, whose turn comes next
+        self._begun: set[int] = set()  # numbers of lanes with a transaction open that has taken no record yet
+        self._found: set[int] = set()  # what lanes that were opened had committed, as long as not all are open
         self._refused = 0  # commits in a row, with no record at fault
         self._wanted: f.Remark | None = None  # the one that is being answered
         self._term: int | None = None  # of the last answer
@@ -131,13 +119,13 @@ class Transactor:
                 if pending is not None:
                     self._answer(pending)
                 elif intake.lane is None and intake.under is not None:
-                    self._open(intake.under, [self._index])
+                    self._open(intake.under, lanes_of(self._index))
                 elif intake.lane is not None and due:
                     self._transact(intake.lane, _JOIN_S if busy else _QUIET_JOIN_S)
                 elif intake.lane is not None and self._begun:
-                    self._abort(intake.lane)
-                elif intake.lane is not None and intake.lane.poll(0) is not TransactionOutcome.DONE:
-                    self._lose_lane()
+                    self._abort_begun()
+                elif any(lane.poll(0) is not TransactionOutcome.DONE for lane in self._lanes_open()):
+                    self._lose_lanes()
         except Exception as error:  # noqa: BLE001 - the top frame of this thread; without it nothing would be sent
             self._shard.die(f"the transactor failed: {error!r}")
 
@@ -146,14 +134,15 @@ class Transactor:
         if not self._shard.trusted():
             intake.give_all_up()
             return
-        if not self._begun and not self._begin(lane):
+        if lane.number not in self._begun and not self._begin(lane):
             return
-        self._begun = False
+        self._begun.discard(lane.number)
         if not self._writer.fill(lane, join_s):
             self._abort(lane)
             return
         with intake.changed:
-            under, ids, alone = intake.under, intake.batches.progress(), intake.batches.alone
+            under, batches = intake.under, intake.batches
+            before, ids, alone = batches.unpurged(), batches.progress(), batches.alone
         if under is None or intake.is_over() or not self._shard.trusted():
             self._abort(lane)
             return
@@ -163,6 +152,10 @@ class Transactor:
         if not arrived or self._writer.failed:
             self._abort(lane)
             return
+        idle = self._idle
+        assert idle is not None
+        if idle.number not in self._begun:
+            self._begin_ahead(idle, _progress(under, before))
         self._shard.failpoints.hit("shard.commit", index=self._index, ids=ids)
         outcome = lane.commit(_progress(under, ids))
         self._shard.failpoints.hit("shard.committed", index=self._index, ids=ids, outcome=outcome.value)
@@ -172,20 +165,19 @@ class Transactor:
             if not at_fault:
                 self._repeat(lane)
         elif outcome is TransactionOutcome.UNCLEAR:
-            self._lose_lane()
+            self._lose_lanes()
         else:
             self._writer.committed()
-            self._commit(self._pause.after(lane.began_too_soon))
-            if not intake.ended and not intake.is_over() and self._shard.trusted():
-                self._begin(lane)
+            self._commit()
+            intake.lane, self._idle = idle, lane
 
     def _begin(self, lane: Lane) -> bool:
         """Open a transaction for records to come. False: it is not to be had, and what follows from that is done."""
         if lane.begin() is not TransactionOutcome.DONE:
-            self._lose_lane()
+            self._lose_lanes()
             return False
         with self._intake.changed:
-            under, before = self._intake.under, self._intake.batches.progress()
+            under, before = self._intake.under, self._intake.batches.unpurged()
         if under is None:
             self._abort(lane)
             return False
@@ -193,20 +185,30 @@ class Transactor:
             self._abort(lane)
             self._repeat(lane)
             return False
-        self._begun = True
+        self._begun.add(lane.number)
         return True
+
+    def _begin_ahead(self, lane: Lane, progress: bytes) -> None:
+        """Open the transaction that comes next. If it is not to be had, that shows when its turn has come."""
+        if lane.begin() is TransactionOutcome.DONE:
+            if lane.note(progress) is TransactionOutcome.DONE:
+                self._begun.add(lane.number)
+            else:
+                lane.abort()
 
     def _repeat(self, lane: Lane) -> None:
         """The transaction was refused, and none of its records is at fault: say why, and wait."""
         self._refused += 1
         if self._refused <= _UNSAID:
             return
+        self._abort_begun()
         self.trouble(f"nothing can be committed: {self._lanes.explain(lane)}")
         with self._intake.changed:
             pause_s = min(_LONGEST_PAUSE_S, _PAUSE_S * 2.0 ** min(self._refused - _UNSAID, 20))
             self._intake.changed.wait_for(self._intake.is_over, pause_s)
 
-    def _commit(self, pause_s: float) -> None:
+    def _commit(self) -> None:
+        """The transaction is committed, for certain."""
         now_us = time.time_ns() // 1000
         intake = self._intake
         if self._refused > _UNSAID:
@@ -214,27 +216,34 @@ class Transactor:
         self._refused = 0
         with intake.changed:
             intake.commit(now_us)
-            intake.changed.wait_for(lambda: intake.ended, pause_s)
 
     def _abort(self, lane: Lane) -> None:
         """Give the transaction up, and see to those that failed. What timed out may still arrive (P23)."""
-        self._begun = False
+        self._begun.discard(lane.number)
         failed = [why for _, why in self._writer.failed] + [lane.refused]
         timed_out = any(isinstance(why, KafkaError) and why.name() == "_MSG_TIMED_OUT" for why in failed)
         if timed_out or lane.abort() is not TransactionOutcome.DONE:
-            self._lose_lane()
+            self._lose_lanes()
             return
         with self._intake.changed:
             self._intake.batches.aborted()
             self._judge()
 
-    def _lose_lane(self) -> None:
-        """Nobody knows what became of the transaction, or nothing can be done with the producer any more."""
-        lane = self._intake.lane
-        self._begun = False
-        if lane is not None:
+    def _lose_lanes(self) -> None:
+        """Nobody knows what became of the transaction, or nothing can be done with a producer any more."""
+        for lane in self._lanes_open():
             lane.close()
-            self._intake.lane = None
+        self._begun.clear()
+        self._intake.lane = self._idle = None
+
+    def _lanes_open(self) -> list[Lane]:
+        return [lane for lane in (self._intake.lane, self._idle) if lane is not None]
+
+    def _abort_begun(self) -> None:
+        """End transactions that have no record."""
+        for lane in self._lanes_open():
+            if lane.number in self._begun:
+                self._abort(lane)
 
     def _judge(self) -> None:
         """The transaction is undone: see to the records that failed; the lock is held."""
@@ -244,8 +253,13 @@ class Transactor:
     def _give_back(self) -> None:
         """Forget what is not known to be committed: who opens the lane next finds out."""
         with self._intake.changed:
-            self._intake.batches.aborted()
+            self._undo()
             self._intake.batches.drop_queue()
+
+    def _undo(self) -> None:
+        """Nothing of the open transaction is committed, but for what was found; the lock is held."""
+        self._intake.batches.aborted(self._found)
+        self._found.clear()
 
     # -- opening
 
@@ -254,13 +268,12 @@ class Transactor:
         intake = self._intake
         intake.under = None
         if frame.term is None:
-            if self._begun and intake.lane is not None:
-                self._abort(intake.lane)
+            self._abort_begun()
             self._give_back()
         elif intake.lane is None or self._opened != (frame.term, frame.lanes):
-            self._lose_lane()
+            self._lose_lanes()
             self._opened = None
-            if not self._open(frame, [*range(self._index + frame.shards, frame.lanes, frame.shards), self._index]):
+            if not self._open(frame, lanes_to_fence(self._index, frame.shards, frame.lanes)):
                 return
             if intake.lane is not None:
                 self._opened = (frame.term, frame.lanes)
@@ -274,35 +287,43 @@ class Transactor:
             self._shard.send(f.Remarked(frame.epoch, intake.batches.leaving()))
 
     def _open(self, frame: f.Remark, numbers: Sequence[int]) -> bool:
-        """Open these lanes, the last of which is our own and stays open. False: nobody wants that any more."""
+        """Open these lanes, the last two of which are our own and stay open. False: nobody wants that any more."""
         assert frame.term is not None
         assert frame.holder is not None
         assert frame.incarnation is not None
         intake = self._intake
         under = Leadership(frame.term, frame.holder, UUID(frame.incarnation))
+        own: list[Lane] = []
         try:
             for number in numbers:
                 lane = self._opener.open(number, under, partial(self._published, number))
-                if number == self._index:
-                    with intake.changed:
-                        intake.lane, intake.batches.most_named = lane, lane.room
-                    self._writer.begin(frame.term, frame.incarnation)
-                else:
-                    lane.close()
+                own.append(lane)
+                if number not in lanes_of(self._index):
+                    own.pop().close()
+            with intake.changed:
+                self._idle, intake.lane = own
+                intake.batches.most_named = own[-1].room
+            self._writer.begin(frame.term, frame.incarnation)
         except Superseded:
+            for lane in own:
+                lane.close()
             return False
         except Deposed as error:
+            for lane in own:
+                lane.close()
             self._shard.send(f.Log(30, f"lane {self._index} is not opened: {error}"))
             with intake.changed:  # of an unclear outcome: else the supervisor waits for them, and never asks why
-                intake.batches.aborted()
+                self._undo()
             intake.give_all_up()
         return True
 
     def _published(self, number: int, ids: list[int]) -> None:
         """These, and no others of the lane's open transaction, were committed; they are purged by now."""
         with self._intake.changed:
-            if number == self._index:
-                self._intake.batches.aborted(ids)
+            if number in lanes_of(self._index):
+                self._found.update(ids)
+            if number == lanes_of(self._index)[-1]:
+                self._undo()
                 self._judge()
             self._intake.refusals.attempts.settled(ids)
             if ids:

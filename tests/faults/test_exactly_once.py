@@ -13,6 +13,7 @@ import pytest
 from confluent_kafka import Consumer, TopicPartition
 
 from harvester import LeaderRefreshed
+from harvester.delivery.progress import lanes_of
 from tests.support.cli import RunningCli
 from tests.support.families import QUICK, Family, family, pass_time, wait_gone, wait_members
 from tests.support.harvesting import Scene
@@ -107,6 +108,25 @@ def test_a_leader_that_froze_there_commits_nothing_when_it_thaws(scene: Scene, p
                 load.wait(300)
             assert verify(scene, load) == 0
             two.stop()
+
+
+@pytest.mark.parametrize("earlier", [0, 1])
+def test_an_outcome_that_nobody_knows_on_either_lane(scene: Scene, earlier: int) -> None:
+    """It is committed. Whichever lane is opened first, the rows are not sent again before the other one is open, too."""
+    with family(scene, "one", hooks=True, **{**ONCE, "shards": 1}) as one:
+        one.wait_leads()
+        for number in range(earlier):
+            scene.add(("k", f"before {number}"))
+            scene.wait_left()
+        scene.plan.add(Fault("_TIMED_OUT", when="committed"))
+        with scene.db.transaction():
+            scene.add(("k", "1"), ("k", "2"))
+        eventually(lambda: scene.plan.struck() == 1, what="an unclear outcome")
+        scene.wait_left()
+        scene.add(("k", "3"))
+        scene.wait_left()
+        one.stop()
+    assert scene.published() == {"k": [*(f"before {number}" for number in range(earlier)), "1", "2", "3"]}
 
 
 @pytest.mark.parametrize("when", ["commit", "committed"])
@@ -250,15 +270,15 @@ def test_a_transaction_that_began_ahead_of_its_records_does_not_stay_open(scene:
     def ends(isolation: str) -> int:
         reader = Consumer({"bootstrap.servers": scene.bootstrap, "group.id": "nobody", "isolation.level": isolation})
         with closing(reader):
-            end: int = reader.get_watermark_offsets(TopicPartition(topic, 0), 10)[1]
-        return end
+            edges = [reader.get_watermark_offsets(TopicPartition(topic, lane), 10) for lane in lanes_of(0)]
+        return sum(end for _, end in edges)
 
     with scene.embedded(shards=1, **ONCE) as running:
         running.wait_leading()
         opened = ends("read_uncommitted")
         scene.add(("a", "1"))
         scene.wait_left()
-        # Two records and their marker, and of the next transaction one and its marker.
+        # Two records and their marker, and of the next transaction, on the other lane, one and its marker.
         eventually(lambda: ends("read_uncommitted") == opened + 5, what="an aborted transaction")
         assert ends("read_committed") == opened + 5
         assert running.of(LeaderRefreshed) == []

@@ -17,6 +17,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from uuid import UUID
 
+from harvester.delivery.progress import LANES_OF_A_SHARD
 from harvester.relay.core.dispatcher import ShardFlows
 from harvester.relay.core.frames import Remark
 from harvester.relay.core.ledger import InFlightBounds, Ledger
@@ -69,7 +70,7 @@ class Tenure:
         """What shards are told. `shards`: how many have lanes to fence; 0 outside of exactly-once mode."""
         if self.told is None:
             return Remark(epoch, None, None)
-        lanes = max(self.lanes, shards) if shards else 0
+        lanes = max(self.lanes, LANES_OF_A_SHARD * shards) if shards else 0
         return Remark(epoch, self.told, str(self.holder), self._server, self._incarnation, lanes, shards)
 
 

@@ -95,6 +95,10 @@ class TransactionQueue:
         """What the progress record of the open transaction names, ascending."""
         return sorted([*self._unpurged, *(entry.id for entry in self._open)])
 
+    def unpurged(self) -> list[int]:
+        """What a progress record names that is written before its transaction has records, ascending."""
+        return sorted(self._unpurged)
+
     def oldest(self) -> QueuedRecord | None:
         """The record that has been here longest without being committed, of those that nothing holds."""
         if self._open:

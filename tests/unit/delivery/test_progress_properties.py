@@ -7,7 +7,7 @@ from contextlib import suppress
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from harvester.delivery.progress import Progress, decode, encode
+from harvester.delivery.progress import Progress, decode, encode, lanes_of, lanes_to_fence
 from harvester.errors import WireError
 
 BIGINTS = st.integers(-(2**63), 2**63 - 1)
@@ -69,3 +69,11 @@ def test_a_head_that_promises_anything(version: int, width: int, count: int, tai
     value = bytes([version, width]) + bytes(24) + count.to_bytes(4, "big") + bytes(8) + tail
     with suppress(WireError):
         decode(value)
+
+
+@given(st.integers(1, 40), st.integers(0, 100))
+def test_shards_open_every_lane_once_and_their_own_last(shards: int, lanes: int) -> None:
+    """P19. The topic may have more lanes than these shards need, and any number: an older harvester made it."""
+    opened = [lanes_to_fence(shard, shards, lanes) for shard in range(shards)]
+    assert sorted(number for numbers in opened for number in numbers) == list(range(max(lanes, 2 * shards)))
+    assert all(numbers[-2:] == list(lanes_of(shard)) for shard, numbers in enumerate(opened))

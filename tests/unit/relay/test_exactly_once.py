@@ -18,7 +18,7 @@ from harvester.record import KafkaRecord
 from harvester.relay import exactly_once
 from harvester.relay.at_least_once import RESERVED
 from harvester.relay.core.transaction_queue import QueuedRecord, TransactionQueue
-from harvester.relay.exactly_once import MarkerPause, TransactionWriter
+from harvester.relay.exactly_once import TransactionWriter
 from tests.support.relay_shard import Delivered
 
 INCARNATION = str(UUID(int=5))
@@ -158,16 +158,3 @@ def test_a_delivery_without_an_offset_is_none(shard: Shard) -> None:
     for report, offset in zip(shard.lane.reported, (0, None), strict=True):
         report(None, Delivered(offset))
     assert [entry.id for entry, _ in shard.filler.failed] == [2]
-
-
-def test_the_pause_for_markers_grows_when_a_transaction_began_too_soon_and_shrinks_again() -> None:
-    pause = MarkerPause()
-    least = pause.after(False)
-    assert pause.after(False) == least
-    grown = [pause.after(True) for _ in range(10)]
-    assert grown[0] == 2 * least
-    assert grown[-1] == grown[-2] == 5 * least
-    assert least < pause.after(False) < grown[-1]
-    for _ in range(1_000):
-        pause.after(False)
-    assert pause.after(False) == least

@@ -56,11 +56,11 @@ def test_shards_are_told_all_that_they_need_to_open_their_lanes() -> None:
     assert told == {0: expected, 1: expected}
 
 
-def test_there_are_as_many_lanes_as_shards_at_least() -> None:
+def test_there_are_two_lanes_for_each_shard_at_least() -> None:
     driver = Driver(ONCE)
     driver.machine.acquire(0)
     driver.answer()
-    assert {frame.lanes for frame in remarks(take_term(driver)).values()} == {2}
+    assert {frame.lanes for frame in remarks(take_term(driver)).values()} == {4}
 
 
 def test_a_take_over_waits_for_shards_that_are_being_started() -> None:
@@ -480,7 +480,7 @@ def test_new_shards_get_nothing_before_they_have_opened_their_lanes() -> None:
     assert c.Resize(3) in said
     assert driver.machine.phase is LeadershipPhase.LEADING
     frame = remarks(driver.machine.shard_ready(2, 0))[2]
-    assert (frame.term, frame.lanes, frame.shards) == (1, 3, 3)
+    assert (frame.term, frame.lanes, frame.shards) == (1, 6, 3)
     assert sent(driver.mark(row(1), row(2))) == {1: [1]}
     answer(driver, 2)
     assert sent(driver.fetch(row(2))) == {2: [2]}
