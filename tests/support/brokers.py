@@ -22,6 +22,8 @@ from harvester.stack.java import broker_jars
 from harvester.stack.processes import ProcessId
 from harvester.stack.stack import free_ports
 
+from .servers import in_memory
+
 _START_S = 90.0
 # At its end it kills what it was told of, however the test ended.
 _REAPER = 'while read pid; do pids="$pids $pid"; done; kill -9 $pids 2>/dev/null'
@@ -121,7 +123,7 @@ class Brokers:
 @contextmanager
 def three_brokers(port: int, advertised: int) -> Iterator[Brokers]:
     """Broker 1 listens on `port`, and tells its clients to come to `advertised`."""
-    directory = Path(tempfile.mkdtemp(prefix="harvester-brokers-"))
+    directory = Path(tempfile.mkdtemp(prefix="harvester-brokers-", dir=in_memory()))
     reaper = subprocess.Popen(["sh", "-c", _REAPER], stdin=subprocess.PIPE, start_new_session=True)
     try:
         brokers = Brokers(directory, port, advertised, reaper)

@@ -32,7 +32,7 @@ from harvester.stack.state import ServerName
 
 from .databases import TABLE, fresh_database
 from .harvesting import Scene
-from .servers import Servers
+from .servers import Servers, in_memory
 from .topics import Topics
 
 
@@ -106,7 +106,7 @@ class Private:
 @contextmanager
 def private(servers: Servers, name: ServerName, settings: Mapping[str, str] | None = None) -> Iterator[Private]:
     """Start one; `settings` are the broker's. It goes with this process, however that ends."""
-    directory = Path(tempfile.mkdtemp(prefix=f"harvester-{name}-"))
+    directory = Path(tempfile.mkdtemp(prefix=f"harvester-{name}-", dir=in_memory()))
     directory.chmod(0o755)  # started by root, PostgreSQL runs under another account
     reaper = subprocess.Popen(
         [sys.executable, "-m", "tests.support.reaper", str(directory)],
