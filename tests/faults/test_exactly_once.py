@@ -112,7 +112,7 @@ def test_a_leader_that_froze_there_commits_nothing_when_it_thaws(scene: Scene, p
 
 @pytest.mark.parametrize("earlier", [0, 1])
 def test_an_outcome_that_nobody_knows_on_either_lane(scene: Scene, earlier: int) -> None:
-    """It is committed. Whichever lane is opened first, the rows are not sent again before the other one is open, too."""
+    """It is committed. Nothing is sent again before both lanes are open, whichever of them is opened first."""
     with family(scene, "one", hooks=True, **{**ONCE, "shards": 1}) as one:
         one.wait_leads()
         for number in range(earlier):

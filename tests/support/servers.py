@@ -18,7 +18,6 @@ import uuid
 from dataclasses import dataclass
 from pathlib import Path
 
-import psutil
 import psycopg
 from psycopg import sql
 
@@ -78,7 +77,8 @@ def in_memory() -> Path | None:
         place = os.statvfs(_MEMORY)
     except OSError:
         return None
-    room = place.f_bavail * place.f_frsize >= _MEMORY_BYTES and psutil.virtual_memory().available >= _MEMORY_BYTES
+    available = next(line for line in Path("/proc/meminfo").open() if line.startswith("MemAvailable:"))
+    room = min(place.f_bavail * place.f_frsize, int(available.split()[1]) << 10) >= _MEMORY_BYTES
     return _MEMORY if room and not place.f_flag & os.ST_NOEXEC and os.access(_MEMORY, os.W_OK) else None
 
 
