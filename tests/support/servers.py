@@ -77,8 +77,9 @@ def in_memory() -> Path | None:
         place = os.statvfs(_MEMORY)
     except OSError:
         return None
-    available = next(line for line in Path("/proc/meminfo").open() if line.startswith("MemAvailable:"))
-    room = min(place.f_bavail * place.f_frsize, int(available.split()[1]) << 10) >= _MEMORY_BYTES
+    figures = dict(line.split(":") for line in Path("/proc/meminfo").read_text().splitlines())
+    available = int(figures["MemAvailable"].split()[0]) << 10
+    room = min(place.f_bavail * place.f_frsize, available) >= _MEMORY_BYTES
     return _MEMORY if room and not place.f_flag & os.ST_NOEXEC and os.access(_MEMORY, os.W_OK) else None
 
 
