@@ -2,7 +2,7 @@
 
 Real are the machine (`StateMachine` with its settings for that mode), each shard's `TransactionQueue`, and what becomes
 of failed records (`Refusals`). Simulated are the lanes as Kafka keeps them, and the transactor with the opening of its
-lane, as a generator that stops wherever another process could do something.
+lanes, as a generator that stops wherever another process could do something.
 
 Besides what its base checks:
 
@@ -23,7 +23,7 @@ from uuid import UUID
 from confluent_kafka import KafkaError
 
 from harvester.delivery.decode import Broken, decode
-from harvester.delivery.progress import Progress
+from harvester.delivery.progress import LANES_OF_A_SHARD, Progress, lanes_of, lanes_to_fence
 from harvester.outbox.purge_session import PoisonRow, QuarantineOutcome
 from harvester.relay.core import frames as f
 from harvester.relay.core.leadership import RelaySettings
@@ -50,7 +50,8 @@ ONCE_FAULTS = (
     "pause",
     "loan",
 )
-LANES = 3
+SHARDS = 3
+LANES = SHARDS * LANES_OF_A_SHARD
 TROUBLES = ("_MSG_TIMED_OUT", "UNKNOWN_TOPIC_OR_PART", "unclear", "unavailable")
 Steps = Generator[str, None, None]
 _FOR_EVER = float("inf")
@@ -134,7 +135,9 @@ class OnceShard(SimProcess):
         self.wanted: f.Remark | None = None
         self.answered_term: int | None = None
         self.opened: tuple[int | None, int] | None = None
-        self.producer: SimProducer | None = None
+        self.producer: SimProducer | None = None  # of the lane whose turn it is
+        self.idle: SimProducer | None = None  # of the other one
+        self.found: set[int] = set()  # committed on a lane that was opened, while the other one is not open
         self.failed: list[Failed] = []
         self.trouble: str | None = None  # what goes wrong with the next thing that is asked of Kafka
         self.answered = -1  # the epoch
@@ -262,7 +265,7 @@ class OnceShard(SimProcess):
         self._purged([poison.id])
 
     def _leave_producer(self) -> None:
-        self.producer = None  # its transaction stays open, and a commit may be on its way
+        self.producer = self.idle = None  # a transaction stays open, and a commit may be on its way
 
     # -- the transactor: it yields what it is about to do
 
@@ -273,7 +276,7 @@ class OnceShard(SimProcess):
             if self.pending is not None:
                 yield from self._answer(self.pending)
             elif self.producer is None and self.under is not None:
-                yield from self._open(self.under, [self.index])
+                yield from self._open(self.under, lanes_of(self.index))
             elif self.producer is not None:
                 yield from self._transact(self.producer)
 
@@ -306,6 +309,7 @@ class OnceShard(SimProcess):
         yield "awaits the commit"
         if not self._is_troubled("unclear") and producer.result and self._is_clear(producer):
             self._commit()
+            self.producer, self.idle = self.idle, self.producer
         else:
             self._not_committed()
 
@@ -344,18 +348,18 @@ class OnceShard(SimProcess):
 
     def _not_committed(self) -> None:
         """Or it was, and nobody knows."""
-        self._lose_lane()
+        self._lose_lanes()
 
     def _abort(self, producer: SimProducer) -> Steps:
         yield "aborts"
         if not producer.abort() or self._is_troubled("unclear"):
-            self._lose_lane()
+            self._lose_lanes()
             return
         self.batches.aborted()
         self._judge()
 
-    def _lose_lane(self) -> None:
-        self.producer = None
+    def _lose_lanes(self) -> None:
+        self.producer = self.idle = None
 
     def _judge(self) -> None:
         failed, self.failed = self.failed, []
@@ -373,12 +377,12 @@ class OnceShard(SimProcess):
     def _answer(self, frame: f.Remark) -> Steps:
         self.under = None
         if frame.term is None:
-            self.batches.aborted()
+            self._undo()
             self.batches.drop_queue()
         elif self.producer is None or self.opened != (frame.term, frame.lanes):
-            self._lose_lane()
+            self._lose_lanes()
             self.opened = None
-            opened = yield from self._open(frame, [*self._others(frame), self.index])
+            opened = yield from self._open(frame, [*self._others(frame), *lanes_of(self.index)])
             if not opened:
                 return
             if self.producer is not None:
@@ -393,10 +397,11 @@ class OnceShard(SimProcess):
 
     def _others(self, frame: f.Remark) -> list[int]:
         """Lanes of shards that are no more."""
-        return [*range(self.index + frame.shards, frame.lanes, frame.shards)]
+        return lanes_to_fence(self.index, frame.shards, frame.lanes)[:-LANES_OF_A_SHARD]
 
     def _open(self, frame: f.Remark, numbers: Sequence[int]) -> Generator[str, None, bool]:
         """False: nobody wants it any more."""
+        own: list[SimProducer] = []
         for number in numbers:
             producer: SimProducer | None = None
             while producer is None:
@@ -416,8 +421,9 @@ class OnceShard(SimProcess):
                     continue
                 if not (yield from self._see_to_progress(producer, frame)):
                     producer = None
-            if number == self.index:
-                self.producer = producer
+            if number in lanes_of(self.index):
+                own.append(producer)
+        self.idle, self.producer = own
         return True
 
     def _fence(self, producer: SimProducer) -> Steps:
@@ -435,7 +441,7 @@ class OnceShard(SimProcess):
         return self._is_ours(frame)
 
     def _be_deposed(self) -> bool:
-        self.batches.aborted()
+        self._undo()
         self._give_all_up()
         return True
 
@@ -465,12 +471,22 @@ class OnceShard(SimProcess):
         return bool(producer.result)
 
     def _published(self, number: int, ids: list[int]) -> None:
-        if number == self.index:
-            self.batches.aborted(ids)
-            self._judge()
+        if number in lanes_of(self.index):
+            self.found.update(ids)
+            if self._is_known(number):
+                self._undo()
+                self._judge()
         self.refusals.attempts.settled(ids)
         if ids:
             self.to_supervisor.append(f.Settled(ids))
+
+    def _is_known(self, number: int) -> bool:
+        """What became of the open transaction, when this lane of ours has been read: both are open."""
+        return number == lanes_of(self.index)[-1]
+
+    def _undo(self) -> None:
+        self.batches.aborted(self.found)
+        self.found.clear()
 
 
 class OnceHarvester(SimHarvester):
@@ -555,7 +571,7 @@ class OnceWorld(World):
 
     def make_harvester(self, name: str, settings: RelaySettings) -> SimHarvester:
         """The second has a number of shards of its own: a key's lane is not the same for both."""
-        shards = settings.shards if name == "A" else 1 + self.script.next(LANES)
+        shards = settings.shards if name == "A" else 1 + self.script.next(SHARDS)
         return OnceHarvester(self, name, replace(settings, shards=shards))
 
     def make_shard(self, owner: SimHarvester, index: int) -> SimProcess:
