@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import re
 import subprocess
 import sys
 import tempfile
@@ -18,7 +19,6 @@ import uuid
 from dataclasses import dataclass
 from pathlib import Path
 
-import psutil
 import psycopg
 from psycopg import sql
 
@@ -76,9 +76,10 @@ def in_memory() -> Path | None:
     """
     try:
         place = os.statvfs(_MEMORY)
-    except OSError:
+        (available_kb,) = re.findall(r"MemAvailable: +(\d+) kB", Path("/proc/meminfo").read_text())
+    except (OSError, ValueError):
         return None
-    room = place.f_bavail * place.f_frsize >= _MEMORY_BYTES and psutil.virtual_memory().available >= _MEMORY_BYTES
+    room = min(place.f_bavail * place.f_frsize, int(available_kb) << 10) >= _MEMORY_BYTES
     return _MEMORY if room and not place.f_flag & os.ST_NOEXEC and os.access(_MEMORY, os.W_OK) else None
 
 
