@@ -111,6 +111,9 @@ class CoordinationLog:
             "socket.nagle.disable": True,  # messages are small and urgent
             "socket.timeout.ms": round(max(expires_s, _LEAST_ANSWER_S) * 1000),
             "reconnect.backoff.max.ms": round(min(expires_s / 3, _LONGEST_PAUSE_S) * 1000),
+            # Else the client forgets all brokers once none is connected, and asks for the leaders again only up to a
+            # second after it has reached one. If their addresses have changed, what replaces it begins anew.
+            "metadata.recovery.strategy": "none",
             **options,
         }
         self._reader = self._new_reader()

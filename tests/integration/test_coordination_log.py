@@ -12,6 +12,7 @@ from harvester.coordination.log import CoordinationLog
 from harvester.coordination.settings import ConsumerSettings
 from harvester.coordination.topic import ensure_coordination_topic
 from tests.support.coordinated import admin, settings
+from tests.support.proxy import Proxy
 from tests.support.wait import eventually
 
 __all__ = ["settings"]
@@ -41,6 +42,36 @@ def test_a_writer_that_gets_nothing_through_is_replaced(settings: ConsumerSettin
     assert given_up[0] == 0
     assert read[0] in sent
     log.close(1)
+
+
+def test_who_was_cut_off_goes_on_with_the_brokers_it_knows(settings: ConsumerSettings) -> None:
+    """It does not ask anew who they are, which takes its client up to a second: nobody is there to be asked."""
+    name = settings.coordination_topic
+    ensure_coordination_topic(name, settings.kafka, settings.coordination_partitions, settings.timing.interval_ms)
+    with Proxy(settings.kafka["bootstrap.servers"], kafka=True) as link, Proxy(link.address) as door:
+        link.open()
+        door.open()
+        options = {**settings.kafka, "bootstrap.servers": door.address, "log_level": 0}
+        log = CoordinationLog(name, options, lambda place, number: None, 5.0)
+        place, client = GroupPartition("billing", "orders", 0), Client("one", uuid.uuid4().hex)
+        log.begin({0: World.begin(settings.timing)})
+        sent = 0
+
+        def has_arrived() -> bool:
+            nonlocal sent
+            log.append(0, ClaimingPartition(place, client, sent, None, None))
+            sent += 1
+            return any(log.poll(0.05))
+
+        eventually(has_arrived, 30, "a message")
+        writer, reader = log._writer, log._reader
+        door.cut()
+        link.cut()
+        eventually(lambda: link.links == 0, 10, "the end of all connections")
+        link.open()
+        eventually(lambda: any(log.poll(0.05)) or has_arrived(), 5, "a message after the cut")
+        assert (log._writer, log._reader) == (writer, reader)
+        log.close(0)
 
 
 def test_a_reader_that_stands_still_is_replaced(settings: ConsumerSettings) -> None:
