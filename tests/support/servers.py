@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import re
 import subprocess
 import sys
 import tempfile
@@ -71,15 +72,14 @@ class Run:
 def in_memory() -> Path | None:
     """Where servers keep their files; None, the usual place, if memory has no room or runs no programs.
 
-    A test's database is 300 small files, which a file system on a disk makes and removes at ten times the CPU time.
+    A test's database is 300 small files, which a file system on a disk makes and removes at several times the CPU time.
     """
     try:
         place = os.statvfs(_MEMORY)
-    except OSError:
+        (available_kb,) = re.findall(r"MemAvailable: +(\d+) kB", Path("/proc/meminfo").read_text())
+    except (OSError, ValueError):
         return None
-    figures = dict(line.split(":") for line in Path("/proc/meminfo").read_text().splitlines())
-    available = int(figures["MemAvailable"].split()[0]) << 10
-    room = min(place.f_bavail * place.f_frsize, available) >= _MEMORY_BYTES
+    room = min(place.f_bavail * place.f_frsize, int(available_kb) << 10) >= _MEMORY_BYTES
     return _MEMORY if room and not place.f_flag & os.ST_NOEXEC and os.access(_MEMORY, os.W_OK) else None
 
 
