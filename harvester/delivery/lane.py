@@ -290,17 +290,19 @@ class Lanes:
         """`log` is the logger of the producers' lines, if anybody wants them; it has the method `log`."""
         self._settings, self._make_producer, self._log = settings, make_producer, log
         self._room: int | None = None  # see `room`
-        self._opened: weakref.WeakSet[Lane] = weakref.WeakSet()
+        self._opened: tuple[weakref.ref[Lane], ...] = ()  # replaced whole, since `log_in` comes from other threads
 
     def log_in(self, user: str, password: str) -> None:
-        """What clients log in with from now on, those of open lanes included. Safe from any thread."""
+        """Log in with this from now on, on open lanes, too. Safe from any thread."""
         given = {"sasl.username": user, "sasl.password": password}
         settings = self._settings
         self._settings = replace(
             settings, options={**settings.options, **given}, producer={**settings.producer, **given}
         )
-        for lane in list(self._opened):
-            lane.log_in(user, password)
+        for reference in self._opened:
+            lane = reference()
+            if lane is not None:
+                lane.log_in(user, password)
 
     def open(self, number: int) -> Lane:
         """A lane with a producer of its own, on which `init` is still to be called."""
@@ -316,7 +318,7 @@ class Lanes:
         }
         producer = self._make_producer(options)
         lane = Lane(number, self._settings.topic, producer, witness, earliest_resend_s(given))
-        self._opened.add(lane)
+        self._opened = (*(each for each in self._opened if each() is not None), weakref.ref(lane))
         return lane
 
     def room(self) -> int:

@@ -39,7 +39,7 @@ def lanes_of(shard: int) -> range:
 
 
 def lanes_to_fence(shard: int, shards: int, lanes: int) -> list[int]:
-    """What one of so many shards opens of all lanes there are: those of shards that are no more, then its own.
+    """The lanes that one of so many shards opens, of all there are: those of shards that are no more, then its own.
 
     Together the shards open every lane once.
     """

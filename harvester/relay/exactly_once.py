@@ -297,32 +297,32 @@ class Transactor:
         try:
             for number in numbers:
                 lane = self._opener.open(number, under, partial(self._published, number))
-                own.append(lane)
-                if number not in lanes_of(self._index):
-                    own.pop().close()
+                if number in lanes_of(self._index):
+                    own.append(lane)
+                else:
+                    lane.close()
             with intake.changed:
                 self._idle, intake.lane = own
                 intake.batches.most_named = own[-1].room
             self._writer.begin(frame.term, frame.incarnation)
-        except Superseded:
+        except (Superseded, Deposed) as error:
             for lane in own:
                 lane.close()
-            return False
-        except Deposed as error:
-            for lane in own:
-                lane.close()
-            self._shard.send(f.Log(30, f"lane {self._index} is not opened: {error}"))
+            if isinstance(error, Superseded):
+                return False
+            self._shard.send(f.Log(30, f"its lanes are not opened: {error}"))
             with intake.changed:  # of an unclear outcome: else the supervisor waits for them, and never asks why
                 self._undo()
             intake.give_all_up()
         return True
 
     def _published(self, number: int, ids: list[int]) -> None:
-        """These, and no others of the lane's open transaction, were committed; they are purged by now."""
+        """These, and no others of a transaction open on this lane, were committed; they are purged by now."""
+        own = lanes_of(self._index)
         with self._intake.changed:
-            if number in lanes_of(self._index):
+            if number in own:
                 self._found.update(ids)
-            if number == lanes_of(self._index)[-1]:
+            if number == own[-1]:
                 self._undo()
                 self._judge()
             self._intake.refusals.attempts.settled(ids)

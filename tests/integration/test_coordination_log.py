@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import uuid
 
+import pytest
 from confluent_kafka import Producer, TopicPartition
 
 from harvester.coordination.core.messages import ClaimingPartition, Client, GroupPartition, encode
@@ -18,13 +19,18 @@ from tests.support.wait import eventually
 __all__ = ["settings"]
 
 
-def test_a_writer_that_gets_nothing_through_is_replaced(settings: ConsumerSettings) -> None:
+@pytest.fixture
+def name(settings: ConsumerSettings) -> str:
+    """The coordination topic, made."""
+    topic = settings.coordination_topic
+    ensure_coordination_topic(topic, settings.kafka, settings.coordination_partitions, settings.timing.interval_ms)
+    return topic
+
+
+def test_a_writer_that_gets_nothing_through_is_replaced(settings: ConsumerSettings, name: str) -> None:
     """As after an outage that its client does not get over: here it asks at an address where nobody is."""
-    ensure_coordination_topic(
-        settings.coordination_topic, settings.kafka, settings.coordination_partitions, settings.timing.interval_ms
-    )
     given_up: list[int] = []
-    log = CoordinationLog(settings.coordination_topic, settings.kafka, lambda _, number: given_up.append(number), 1.0)
+    log = CoordinationLog(name, settings.kafka, lambda _, number: given_up.append(number), 1.0)
     log._writer = Producer({"bootstrap.servers": "127.0.0.1:1", "delivery.timeout.ms": 1000, "log_level": 0})
     place, client = GroupPartition("billing", "orders", 0), Client("one", uuid.uuid4().hex)
     log.begin({0: World.begin(settings.timing)})
@@ -44,10 +50,8 @@ def test_a_writer_that_gets_nothing_through_is_replaced(settings: ConsumerSettin
     log.close(1)
 
 
-def test_who_was_cut_off_goes_on_with_the_brokers_it_knows(settings: ConsumerSettings) -> None:
+def test_who_was_cut_off_goes_on_with_the_brokers_it_knows(settings: ConsumerSettings, name: str) -> None:
     """It does not ask anew who they are, which takes its client up to a second: nobody is there to be asked."""
-    name = settings.coordination_topic
-    ensure_coordination_topic(name, settings.kafka, settings.coordination_partitions, settings.timing.interval_ms)
     with Proxy(settings.kafka["bootstrap.servers"], kafka=True) as link, Proxy(link.address) as door:
         link.open()
         door.open()
@@ -74,12 +78,9 @@ def test_who_was_cut_off_goes_on_with_the_brokers_it_knows(settings: ConsumerSet
         log.close(0)
 
 
-def test_a_reader_that_stands_still_is_replaced(settings: ConsumerSettings) -> None:
+def test_a_reader_that_stands_still_is_replaced(settings: ConsumerSettings, name: str) -> None:
     """Kafka's client may not go on with a partition after an outage: here it is paused. Nothing is missed by that."""
-    ensure_coordination_topic(
-        settings.coordination_topic, settings.kafka, settings.coordination_partitions, settings.timing.interval_ms
-    )
-    log = CoordinationLog(settings.coordination_topic, settings.kafka, lambda place, _: None, 0.5)
+    log = CoordinationLog(name, settings.kafka, lambda place, _: None, 0.5)
     place, client = GroupPartition("billing", "orders", 0), Client("one", uuid.uuid4().hex)
     sent: list[bytes] = []
     read: list[bytes | None] = []
@@ -102,20 +103,18 @@ def test_a_reader_that_stands_still_is_replaced(settings: ConsumerSettings) -> N
     before = 0
     eventually(all_is_read, 30, "a message")
     first = log._reader
-    first.pause([TopicPartition(settings.coordination_topic, 0)])
+    first.pause([TopicPartition(name, 0)])
     eventually(is_replaced, 30, "another reader")
     before = len(read)
     eventually(all_is_read, 30, "what came since")
     log.close(5)
 
 
-def test_a_topic_that_is_deleted_under_a_writer_is_not_made_anew_by_it(settings: ConsumerSettings) -> None:
+def test_a_topic_that_is_deleted_under_a_writer_is_not_made_anew_by_it(settings: ConsumerSettings, name: str) -> None:
     """The broker of the tests makes topics that a client wishes: with its own settings, which are not safe for claims.
 
     Writers are given up with their messages and made anew meanwhile, as in a living group.
     """
-    name = settings.coordination_topic
-    ensure_coordination_topic(name, settings.kafka, settings.coordination_partitions, settings.timing.interval_ms)
     given_up: list[int] = []
     log = CoordinationLog(name, settings.kafka, lambda _, number: given_up.append(number), 1.0)
     place, client = GroupPartition("billing", "orders", 0), Client("one", uuid.uuid4().hex)

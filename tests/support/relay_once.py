@@ -481,7 +481,7 @@ class OnceShard(SimProcess):
             self.to_supervisor.append(f.Settled(ids))
 
     def _is_known(self, number: int) -> bool:
-        """What became of the open transaction, when this lane of ours has been read: both are open."""
+        """Both lanes are open once this one of ours has been read, so the open transaction's fate is known."""
         return number == lanes_of(self.index)[-1]
 
     def _undo(self) -> None:

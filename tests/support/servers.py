@@ -70,7 +70,7 @@ class Run:
 
 
 def in_memory() -> Path | None:
-    """Where servers keep their files; None, the usual place, if memory has no room or runs no programs.
+    """A directory in memory for the servers' files; None if memory has no room or runs no programs.
 
     A test's database is 300 small files, which a file system on a disk makes and removes at several times the CPU time.
     """

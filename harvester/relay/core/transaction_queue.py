@@ -96,7 +96,7 @@ class TransactionQueue:
         return sorted([*self._unpurged, *(entry.id for entry in self._open)])
 
     def unpurged(self) -> list[int]:
-        """What a progress record names that is written before its transaction has records, ascending."""
+        """The ids that a progress record names before its transaction has records, ascending."""
         return sorted(self._unpurged)
 
     def oldest(self) -> QueuedRecord | None:
