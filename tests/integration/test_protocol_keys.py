@@ -86,16 +86,19 @@ def test_rows_for_a_shard_that_is_not_there_wait_for_it_in_order(scene: Scene, p
     names = [f"k{number}" for number in range(100)]
     dead = [name for name in names if shard_of(name.encode(), 0, 2) == 0][:3]
     free = [name for name in names if shard_of(name.encode(), 0, 2) == 1][:3]
-    with scene.embedded(marking=marking, max_queued_per_key=5) as running:
+    with scene.embedded(marking=marking, max_queued_per_key=5, restart_budget=10_000) as running:
         running.wait_leading()
         scene.add(*((key, "1") for key in dead + free))
         scene.wait_left()
-        os.kill(running.pids()[0], signal.SIGKILL)
         number = 1
-        while not waiting(running).by_shard:
+        while not waiting(running).by_shard:  # the shard may be replaced before the rows come
             number += 1
-            with scene.db.transaction():
-                scene.add(*((key, str(number)) for key in dead + free))
+            running.wait_ready()
+            with plan.blocked("marker.marked") as reached:
+                with scene.db.transaction():
+                    scene.add(*((key, str(number)) for key in dead + free))
+                reached()
+                os.kill(running.pids()[0], signal.SIGKILL)
             eventually(
                 lambda: waiting(running).by_shard or not scene.left(), what="a row behind the shard, or all published"
             )

@@ -1,4 +1,8 @@
-"""The real command line, as a process."""
+"""The real command line, as a process.
+
+In tests it is a fork (tests/support/warm.py), unless `env` has it find modules elsewhere. A campaign by scripts/faults
+starts fresh interpreters, and so does every test that uses `COMMAND` or a terminal.
+"""
 
 from __future__ import annotations
 
@@ -13,15 +17,21 @@ from pathlib import Path
 from types import TracebackType
 
 from .wait import eventually
-from .warm import run_command
+from .warm import Forked, run_command, start_command
 
 COMMAND = (sys.executable, "-m", "harvester_cli")
+_ROOT = str(Path(__file__).parents[2])
 
 
 def cli_environment(extra: Mapping[str, str] | None = None) -> dict[str, str]:
     """Of this process, without what would configure a harvester by accident; wide output, no colours."""
     kept = {name: value for name, value in os.environ.items() if name not in ("HARVESTER_CONFIG", "HARVESTER_STACK")}
     return {**kept, "COLUMNS": "120", "NO_COLOR": "1", "PYTHONUNBUFFERED": "1", **(extra or {})}
+
+
+def _forks(env: Mapping[str, str] | None) -> bool:
+    path = (env or {}).get("PYTHONPATH", _ROOT)
+    return "PYTEST_VERSION" in os.environ and path.split(os.pathsep)[0] == _ROOT
 
 
 def run_cli(
@@ -32,12 +42,9 @@ def run_cli(
     timeout_s: float = 120.0,
     stdin: str = "",
 ) -> subprocess.CompletedProcess[str]:
-    """Run `harvester ARGS` to its end; with `check`, AssertionError with its output unless it exits with 0.
-
-    Without `env` it runs in a fork (tests/support/warm.py), otherwise in a fresh interpreter.
-    """
-    if env is None:
-        done = run_command(args, cli_environment(), cwd, stdin, timeout_s)
+    """Run `harvester ARGS` to its end; with `check`, AssertionError with its output unless it exits with 0."""
+    if _forks(env):
+        done = run_command(args, cli_environment(env), cwd, stdin, timeout_s)
     else:
         done = subprocess.run(
             [*COMMAND, *args],
@@ -67,23 +74,28 @@ class RunningCli:
     ) -> None:
         """`session`: in a session of its own, so that its process group is it and its children."""
         self.args = args
-        self.process = subprocess.Popen(
-            [*COMMAND, *args],
-            env=cli_environment(env),
-            cwd=cwd,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            errors="replace",
-            start_new_session=session,
-        )
+        self.process: subprocess.Popen[str] | Forked
+        if _forks(env):
+            self.process, out, err = start_command(args, cli_environment(env), cwd, session)
+        else:
+            self.process = subprocess.Popen(
+                [*COMMAND, *args],
+                env=cli_environment(env),
+                cwd=cwd,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                text=True,
+                errors="replace",
+                start_new_session=session,
+            )
+            out, err = self.process.stdout, self.process.stderr  # type: ignore[assignment]
         self.stdout: list[str] = []
         self.stderr: list[str] = []
         self.lines: list[str] = []
         self._readers = [
-            threading.Thread(target=self._read, args=(self.process.stdout, self.stdout), daemon=True),
-            threading.Thread(target=self._read, args=(self.process.stderr, self.stderr), daemon=True),
+            threading.Thread(target=self._read, args=(out, self.stdout), daemon=True),
+            threading.Thread(target=self._read, args=(err, self.stderr), daemon=True),
         ]
         for reader in self._readers:
             reader.start()

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -38,7 +39,8 @@ def pytest_fixture_setup(fixturedef: pytest.FixtureDef[object]) -> Iterator[None
         for server in stack.status(Path(directory)).servers:
             if server.pid is not None and (process := identify(server.pid)):
                 for each in (process, *children_of(process)):
-                    _enter(Path(os.environ[_GROUP]) / _SHARED, each.pid)
+                    with suppress(ProcessLookupError):  # a session that has just ended
+                        _enter(Path(os.environ[_GROUP]) / _SHARED, each.pid)
     return result
 
 

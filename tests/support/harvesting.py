@@ -281,9 +281,9 @@ def alive(pid: int) -> bool:
         return False
 
 
-def command_line(pid: int) -> str:
+def _name_of(pid: int) -> str:
     try:
-        return Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode()
+        return Path(f"/proc/{pid}/comm").read_text().strip()
     except OSError:
         return ""
 
@@ -295,7 +295,7 @@ def shards_of(pid: int) -> list[int]:
 
 def forkservers_of(pid: int) -> list[int]:
     """The process of a supervisor that starts its shards; none, or one."""
-    return [child for child in children(pid) if "forkserver" in command_line(child)]
+    return [child for child in children(pid) if _name_of(child) == "forkserver"]
 
 
 def causal(keys: Sequence[str], count: int) -> dict[str | None, list[str | None]]:

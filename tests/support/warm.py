@@ -19,12 +19,12 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, TextIO
 from unittest import mock
 
 from harvester.relay import forkserver
@@ -37,6 +37,7 @@ _IMPORTED = {
         "harvester.harvester",
         "harvester.doctor",
         "harvester.config.model",
+        "harvester.relay.shard",
     ),
     "server": ("harvester.relay.shard", "harvester.relay.forkserver"),
 }
@@ -46,44 +47,93 @@ class _Warm:
     """The process that is forked; it ends with the one that made it."""
 
     def __init__(self, kind: str) -> None:
-        self.socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        self.lock = threading.Lock()
+        self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._lock = threading.Lock()
         with theirs:
             self._process = subprocess.Popen(
                 [sys.executable, "-m", "tests.support.warm", str(theirs.fileno()), kind],
                 pass_fds=(theirs.fileno(),),
                 stdin=subprocess.DEVNULL,
                 cwd=Path(__file__).parents[2],
+                env=os.environ | {"PYTHONUNBUFFERED": "1"},
             )
 
-    def fork(self, args: Sequence[str], env: Mapping[str, str], cwd: Path, fds: Mapping[int, int]) -> int:
-        """The pid; `fds` are descriptors of ours by what they become."""
-        request = json.dumps([list(args), dict(env), str(cwd), list(fds)]).encode()
-        self.socket.settimeout(None)
-        socket.send_fds(self.socket, [request], list(fds.values()))
-        return int(self.socket.recv(99))
+    def fork(
+        self,
+        args: Sequence[str],
+        fds: Mapping[int, int],
+        env: Mapping[str, str],
+        cwd: Path | None = None,
+        session: bool = False,
+    ) -> Forked:
+        """`fds` are descriptors of ours by what they become."""
+        request = (list(args), dict(env), str(cwd or Path.cwd()), list(fds), session)
+        with self._lock:
+            socket.send_fds(self._socket, [json.dumps(request).encode()], list(fds.values()))
+            pid, (pidfd,), _, _ = socket.recv_fds(self._socket, 99, 1, socket.MSG_CMSG_CLOEXEC)
+        return Forked(args, int(pid), pidfd, self._reaped)
+
+    def _reaped(self, pid: int) -> int:
+        """The exit code of a process that has ended."""
+        with self._lock:
+            self._socket.send(json.dumps(pid).encode())
+            return int(self._socket.recv(99))
 
 
 _warm = cache(_Warm)
+
+
+class Forked:
+    """What is needed of `subprocess.Popen`, for a process that is a zombie from its end until somebody reaps it."""
+
+    def __init__(self, args: Sequence[str], pid: int, pidfd: int, reap: Callable[[int], int]) -> None:
+        self.args, self.pid, self._pidfd, self._reap = args, pid, pidfd, reap
+        self._lock = threading.RLock()
+        self.returncode: int | None = None
+
+    def poll(self) -> int | None:
+        with self._lock:
+            if self.returncode is None and self._has_ended(0):
+                self.returncode = self._reap(self.pid)
+        return self.returncode
+
+    def wait(self, timeout: float | None = None) -> int:
+        if self.returncode is None and not self._has_ended(timeout):
+            raise subprocess.TimeoutExpired(list(self.args), timeout or 0.0)
+        code = self.poll()
+        assert code is not None
+        return code
+
+    def send_signal(self, number: int) -> None:
+        with self._lock:  # nobody else reaps it meanwhile
+            if self.poll() is None:
+                signal.pidfd_send_signal(self._pidfd, number)
+
+    def kill(self) -> None:
+        self.send_signal(signal.SIGKILL)
+
+    def _has_ended(self, within_s: float | None) -> bool:
+        return bool(select.select([self._pidfd], [], [], within_s)[0])
+
+    def __del__(self) -> None:
+        os.close(self._pidfd)
 
 
 def run_command(
     args: Sequence[str], env: Mapping[str, str], cwd: Path | None, stdin: str, timeout_s: float
 ) -> subprocess.CompletedProcess[str]:
     """`harvester ARGS`, as `subprocess.run` would, with both outputs as text."""
-    warm = _warm("command")
-    with warm.lock, tempfile.TemporaryFile() as given, tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
+    with tempfile.TemporaryFile() as given, tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
         given.write(stdin.encode())
         given.seek(0)
-        pid = warm.fork(args, env, cwd or Path.cwd(), dict(enumerate(file.fileno() for file in (given, out, err))))
-        warm.socket.settimeout(timeout_s)
+        fds = dict(enumerate(file.fileno() for file in (given, out, err)))
+        process = _warm("command").fork(args, fds, env, cwd)
         try:
-            code = int(warm.socket.recv(99))
-        except TimeoutError:
-            os.kill(pid, signal.SIGKILL)
-            warm.socket.settimeout(None)
-            warm.socket.recv(99)
-            raise subprocess.TimeoutExpired(list(args), timeout_s) from None
+            code = process.wait(timeout_s)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+            raise
         printed = []
         for file in (out, err):
             file.seek(0)
@@ -91,42 +141,69 @@ def run_command(
     return subprocess.CompletedProcess(list(args), code, *printed)
 
 
+def start_command(
+    args: Sequence[str], env: Mapping[str, str], cwd: Path | None, session: bool
+) -> tuple[Forked, TextIO, TextIO]:
+    """`harvester ARGS`, and its outputs."""
+    (out, writes_out), (err, writes_err) = os.pipe(), os.pipe()
+    nothing = os.open(os.devnull, os.O_RDONLY)
+    try:
+        process = _warm("command").fork(args, {0: nothing, 1: writes_out, 2: writes_err}, env, cwd, session)
+    finally:
+        for fd in (nothing, writes_out, writes_err):
+            os.close(fd)
+    return process, os.fdopen(out, errors="replace"), os.fdopen(err, errors="replace")
+
+
 @contextmanager
 def warm_forkservers() -> Iterator[None]:
     """Supervisors of this process get their fork servers as forks."""
+    with _servers_by(_server):
+        yield
+
+
+def _servers_by(popen: Any) -> Any:
     made = SimpleNamespace(
-        Popen=_Server,
+        Popen=popen,
         DEVNULL=subprocess.DEVNULL,
         TimeoutExpired=subprocess.TimeoutExpired,
         _args_from_interpreter_flags=subprocess._args_from_interpreter_flags,  # type: ignore[attr-defined]
     )
-    with mock.patch.object(forkserver, "subprocess", made):
-        yield
+    return mock.patch.object(forkserver, "subprocess", made)
 
 
-class _Server:
-    """What a supervisor needs of `subprocess.Popen`."""
-
-    def __init__(self, command: list[str], *, pass_fds: tuple[int, ...], **_stdin: Any) -> None:
-        warm = _warm("server")
-        with warm.lock:
-            pid = warm.fork(command[-1:], os.environ, Path.cwd(), {fd: fd for fd in (1, 2, *pass_fds)})
-            self._pidfd = os.pidfd_open(pid)
-        self.returncode: int | None = None
-
-    def kill(self) -> None:
-        with suppress(ProcessLookupError):
-            signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
-
-    def wait(self, timeout: float | None = None) -> None:
-        if not select.select([self._pidfd], [], [], timeout)[0]:
-            raise subprocess.TimeoutExpired("a fork server", timeout or 0.0)
-
-    def __del__(self) -> None:
-        os.close(self._pidfd)
+def _server(command: list[str], *, pass_fds: tuple[int, ...], **_stdin: Any) -> Forked:
+    return _warm("server").fork(command[-1:], {fd: fd for fd in (1, 2, *pass_fds)}, os.environ)
 
 
 # -- in that process, and its forks
+
+
+class _Spare:
+    """A fork of a command that waits to become its supervisor's fork server: as a child, and from before any thread."""
+
+    def __init__(self) -> None:
+        self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self.program: str | None = None  # in the fork
+        self._pid = os.fork()
+        if self._pid == 0:
+            self._socket.close()
+            signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGINT, signal.SIGTERM, signal.SIGHUP))
+            request, fds, _, _ = socket.recv_fds(theirs, _MESSAGE_BYTES, 9)
+            if not request:
+                os._exit(0)
+            self.program, wanted = json.loads(request)
+            theirs.close()
+            _place(fds, wanted)
+        theirs.close()
+
+    def popen(self, command: list[str], *, pass_fds: tuple[int, ...], **given: Any) -> Any:
+        """`subprocess.Popen`; the first is this one."""
+        if self._socket.fileno() < 0:
+            return subprocess.Popen(command, pass_fds=pass_fds, **given)
+        with self._socket:
+            socket.send_fds(self._socket, [json.dumps([command[-1], pass_fds]).encode()], pass_fds)
+        return Forked(command, self._pid, os.pidfd_open(self._pid), _reap)
 
 
 def _main() -> None:
@@ -141,10 +218,16 @@ def _main() -> None:
             importlib.import_module(name)
     gc.collect()
     gc.freeze()
-    args = _await_a_fork(control, waits=kind == "command")
+    args = _await_a_fork(control)
     if kind == "server":
         exec(args[0], {"__name__": "__main__"})
         return
+    if args[:1] == ["start"]:
+        spare = _Spare()
+        if spare.program is not None:
+            exec(spare.program, {"__name__": "__main__"})
+            return
+        _servers_by(spare.popen).start()
     # What `python -m harvester_cli` has, and prints in its usage.
     sys.argv = [str(Path(harvester_cli.__path__[0]) / "__main__.py"), *args]
     sys.path[0] = str(Path.cwd())
@@ -152,35 +235,47 @@ def _main() -> None:
     harvester_cli.main.main()
 
 
-def _await_a_fork(control: socket.socket, *, waits: bool) -> list[str]:
-    """Returns in the forks only; the process itself tells the exit code of each if it `waits`."""
-    if not waits:
-        signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody else reaps them
+def _await_a_fork(control: socket.socket) -> list[str]:
+    """Returns in the forks only."""
     while True:
-        request, fds, _, _ = socket.recv_fds(control, _MESSAGE_BYTES, 9)
-        if not request:
+        message, fds, _, _ = socket.recv_fds(control, _MESSAGE_BYTES, 9)
+        if not message:
             os._exit(0)
+        request = json.loads(message)
+        if isinstance(request, int):
+            control.send(str(_reap(request)).encode())
+            continue
         pid = os.fork()
         if pid == 0:
             break
-        for fd in fds:
+        pidfd = os.pidfd_open(pid)
+        socket.send_fds(control, [str(pid).encode()], [pidfd])
+        for fd in (pidfd, *fds):
             os.close(fd)
-        control.send(str(pid).encode())
-        if waits:
-            control.send(str(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])).encode())
-    args, environment, directory, wanted = json.loads(request)
+    args, environment, directory, wanted, session = request
     control.close()
+    _place(fds, wanted)
+    os.environ.clear()
+    os.environ.update(environment)
+    time.tzset()
+    os.chdir(directory)
+    if session:
+        os.setsid()
+    return list(args)
+
+
+def _reap(pid: int) -> int:
+    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+
+
+def _place(fds: Sequence[int], wanted: Sequence[int]) -> None:
+    """Descriptors get these numbers."""
     away = [os.dup2(fd, 500 + number, inheritable=False) for number, fd in enumerate(fds)]
     for fd in fds:
         os.close(fd)
     for fd, wanted_fd in zip(away, wanted, strict=True):
         os.dup2(fd, wanted_fd)
         os.close(fd)
-    os.environ.clear()
-    os.environ.update(environment)
-    time.tzset()
-    os.chdir(directory)
-    return list(args)
 
 
 if __name__ == "__main__":
