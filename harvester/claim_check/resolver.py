@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from harvester.claim_check import reference
 from harvester.claim_check.stores import StoreSettings
 from harvester.errors import StoredValueChanged
+from harvester.origin import find
 
 _HEADERS = (reference.HEADER, reference.BYTES_HEADER, reference.DIGEST_HEADER)
 
@@ -38,12 +39,22 @@ class ClaimChecks:
         except StoredValueChanged as error:
             raise StoredValueChanged(f"{self._store.url}/{found.name}", error.reason) from None
 
+    def applies_to(self, record: Any) -> bool:
+        """Whether its value lies in a store."""
+        return find(record.headers(), reference.HEADER) is not None
+
+    def resolving(self, handler: Callable[[Any], object]) -> Callable[[Any], object]:
+        """The handler, given its record, or each of a list, as `resolve` returns it."""
+
+        def handle(given: Any) -> object:
+            many = isinstance(given, list)
+            return handler([self.resolve(record) for record in given] if many else self.resolve(given))
+
+        return handle
+
     def resolve(self, record: Any) -> Any:
         """The record itself, or one with its value from the store; anything with `value()` and `headers()`."""
-        headers = record.headers()
-        if reference.read(headers) is None:
-            return record
-        return ResolvedRecord(record, self.value(None, headers))
+        return ResolvedRecord(record, self.value(None, record.headers())) if self.applies_to(record) else record
 
 
 class ResolvedRecord:
