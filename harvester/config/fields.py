@@ -236,7 +236,9 @@ FunctionName = Annotated[str, BeforeValidator(read_hook_name)]
 StoreUrl = Annotated[str, BeforeValidator(_store_url)]  # empty: none
 Endpoint = Annotated[
     str,
-    BeforeValidator(_matching(r"https?://[^\s/@?#]+/?", "the address of a server", '"https://host", "http://host:9000"')),
+    BeforeValidator(
+        _matching(r"https?://[^\s/@?#]+/?", "the address of a server", '"https://host", "http://host:9000"')
+    ),
 ]
 Region = Annotated[str, BeforeValidator(_matching(r"[A-Za-z0-9-]{1,63}", "a region", 'such as "eu-central-1"'))]
 

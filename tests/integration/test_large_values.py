@@ -12,8 +12,7 @@ import pytest
 from harvester import ClaimChecks, StoreSettings
 from harvester.claim_check.reference import HEADER, read
 from harvester.origin import decode, find
-from harvester.outbox.redrive import redrive
-from harvester.outbox.tables import OutboxTable
+from tests.support.cli import run_cli
 from tests.support.harvesting import Scene
 from tests.support.hooks import Plan
 from tests.support.large_values import directory, s3
@@ -146,7 +145,8 @@ def test_a_record_from_quarantine_is_put_away_when_it_comes_back(scene: Scene, d
     with scene.embedded(**SMALL):
         (refused,) = scene.add(("a", large(1)))
         eventually(lambda: "MSG_SIZE_TOO_LARGE" in scene.quarantined().get(refused, ""), what="a quarantine")
-    redrive(scene.db, OutboxTable.parse("outbox"), [refused])
+    config = str(scene.config_file(**oversize(directory)))
+    run_cli("dead", "redrive", "-f", config, "--id", str(refused), "--order", "unknown-ok", "--yes")
     with scene.embedded(**oversize(directory)):
         scene.wait_left()
     assert values(scene, directory) == {"a": [large(1)]}
