@@ -9,13 +9,13 @@ rows share one, and a store can keep each topic's objects for a time of its own.
     harvester.claim-check.bytes    its length
     harvester.claim-check.sha256   its SHA-256, in hexadecimal digits
 
-The body says the same as JSON, for readers that see no headers. A consumer takes the object's name from the header, and
-the store from its own settings: no record can send it to another place.
+The body is the place again, in plain text: who expects JSON or Avro and knows nothing of claim checks fails on it, and
+does not take it for a value without fields. A consumer takes the object's name from the header, and the store from its
+own settings: no record can send it to another place.
 """
 
 from __future__ import annotations
 
-import json
 import re
 from dataclasses import dataclass
 from hashlib import sha256
@@ -58,15 +58,14 @@ def refer(record: KafkaRecord) -> Reference:
 
 def replaced(record: KafkaRecord, reference: Reference, store_url: str) -> KafkaRecord:
     """The record as it is published: with a reference in place of its value."""
-    url = f"{store_url}/{reference.name}"
+    url = f"{store_url}/{reference.name}".encode()
     headers = [
         *record.headers,
-        (HEADER, url.encode()),
+        (HEADER, url),
         (BYTES_HEADER, b"%d" % reference.length),
         (DIGEST_HEADER, reference.digest.encode()),
     ]
-    body = json.dumps({"claim-check": url, "bytes": reference.length, "sha256": reference.digest})
-    return record._replace(value=body.encode(), headers=headers)
+    return record._replace(value=url, headers=headers)
 
 
 def read(headers: Any) -> Reference | None:

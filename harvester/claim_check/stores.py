@@ -141,6 +141,9 @@ class S3Store:
         parts = urlsplit(settings.url)
         self._bucket, self._prefix = parts.netloc, f"{parts.path.lstrip('/')}/".lstrip("/")
 
+    def __reduce__(self) -> tuple[type[S3Store], tuple[StoreSettings]]:
+        return S3Store, (self._settings,)  # a client cannot go to another process
+
     def put(self, name: str, value: bytes) -> None:
         self._call("put_object", Key=self._prefix + name, Body=value)
 

@@ -69,9 +69,12 @@ class TransactionIntake:
             some_failed = bool(self._attempts.states)
             for entry in entries:
                 entry.alone = some_failed and self._attempts.has_timed_out(entry.id)
-                if isinstance(entry.record, KafkaRecord) and entry.record.value is not None:
-                    entry.size = len(entry.record.value)
-                if stale or not self.batches.offer(entry):
+                record, offer = entry.record, self.batches.offer
+                if isinstance(record, KafkaRecord):
+                    entry.size = len(record.value or b"")
+                elif isinstance(record, Oversize):
+                    offer = self.batches.offer_oversize
+                if stale or not offer(entry):
                     refused.append(entry.id)
             if refused:
                 self._shard.send(f.Dropped(refused) if blocked else f.Refused(frame.epoch, refused))

@@ -252,7 +252,8 @@ class OnceShard(SimProcess):
         for record in decode(rows) if self.store is None else self.store.decode(rows):
             entry = QueuedRecord(record.id, record.key, record, self.world.now)
             entry.alone = self.refusals.attempts.has_timed_out(entry.id)
-            if blocked or (meant is not None and epoch != meant.epoch) or not self.batches.offer(entry):
+            offer = self.batches.offer_oversize if isinstance(record, Oversize) else self.batches.offer
+            if blocked or (meant is not None and epoch != meant.epoch) or not offer(entry):
                 refused.append(entry.id)
         if refused:
             self.to_supervisor.append(f.Dropped(refused) if blocked else f.Refused(epoch, refused))

@@ -119,16 +119,25 @@ class TransactionQueue:
         if entry.key in self._refusing:
             return False
         held = self._held.get(entry.key) if entry.key is not None else None
-        if held is not None:
-            held.append(entry)
-        elif isinstance(entry.record, Oversize):
-            self._oversize[_name(entry)] = entry
-            self._to_store.append(entry)
-            if entry.key is not None:
-                self._held[entry.key] = deque()
-        else:
-            self._queue.append(entry)
+        (self._queue if held is None else held).append(entry)
         return True
+
+    def offer_oversize(self, entry: QueuedRecord) -> bool:
+        """The same for one that is oversize. A method of its own, since each record comes through the other."""
+        if entry.key in self._refusing:
+            return False
+        if entry.key in self._held:
+            self._held[entry.key].append(entry)
+            return True
+        self._oversize[_name(entry)] = entry
+        self._to_store.append(entry)
+        if entry.key is not None:
+            self._held[entry.key] = deque()
+        return True
+
+    def _offer_again(self, entries: Iterable[QueuedRecord]) -> None:
+        for entry in entries:
+            (self.offer_oversize if isinstance(entry.record, Oversize) else self.offer)(entry)
 
     def to_store(self) -> list[QueuedRecord]:
         """The oversize records that have come up since the last call."""
@@ -149,7 +158,7 @@ class TransactionQueue:
         held = self._held.pop(entry.key) if entry.key is not None else ()
         for other in (entry, *held):
             other.since = now
-            self.offer(other)
+        self._offer_again((entry, *held))
 
     def take(self, most: int) -> list[QueuedRecord]:
         """The next records of the open transaction, at most so many; none: it has all that it may have."""
@@ -192,8 +201,7 @@ class TransactionQueue:
                 held = list(self._held.pop(key))
                 ready = list(takewhile(lambda entry: not isinstance(entry.record, Oversize), held))
                 self._queue.extendleft(reversed(ready))
-                for entry in held[len(ready) :]:
-                    self.offer(entry)
+                self._offer_again(held[len(ready) :])
 
     # -- failures
 
