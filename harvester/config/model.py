@@ -255,8 +255,8 @@ class Config(SettingsTable):
     archive: Annotated[Literal["off", "ids", "rows"], one_of("off", "ids", "rows")] = "off"
     archive_retention: Retention = timedelta(days=7)
     limits: Annotated[Limits, nested(Limits, "limits")] = Field(default_factory=Limits)
-    poison: Annotated[PoisonSettings, nested(PoisonSettings, "poison")] = PoisonSettings()
     oversize: Annotated[OversizeSettings, nested(OversizeSettings, "oversize")] = OversizeSettings()
+    poison: Annotated[PoisonSettings, nested(PoisonSettings, "poison")] = PoisonSettings()
     logging: Annotated[Logging, nested(Logging, "logging")] = Logging()
     http: Annotated[Http, nested(Http, "http")] = Http()
     tracing: Annotated[Tracing, nested(Tracing, "tracing")] = Tracing()

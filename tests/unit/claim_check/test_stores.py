@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import pickle
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -14,6 +16,9 @@ from harvester.claim_check import stores
 from harvester.claim_check.reference import refer, replaced
 from harvester.errors import StoredValueChanged, StoredValueMissing, StoreUnavailable
 from harvester.record import KafkaRecord
+from tests.support.large_values import s3
+
+__all__ = ["s3"]
 
 VALUE = b"x" * 1000
 RECORD = KafkaRecord(7, b"key", "orders", VALUE, [("source", b"shop")], -1, 0)
@@ -129,3 +134,29 @@ def test_a_url_has_one_form() -> None:
     assert stores.read_url("file:///srv/values/") == stores.read_url("file://localhost/srv/values")
     assert stores.read_url("s3://bucket/") == "s3://bucket"
     assert stores.read_url("s3://bucket/a/b/") == "s3://bucket/a/b"
+
+
+def test_a_store_of_s3_puts_gets_and_misses(s3: StoreSettings) -> None:
+    checks = ClaimChecks(s3)
+    with pytest.raises(StoredValueMissing, match=f"s3://values/of/tests/{NAME}"):
+        checks.resolve(consumed(s3))
+    for _ in range(2):
+        s3.open().put(NAME, VALUE)
+    assert checks.resolve(consumed(s3)).value() == VALUE
+    assert pickle.loads(pickle.dumps(checks)).resolve(consumed(s3)).value() == VALUE
+
+
+def test_a_store_of_s3_that_is_away_or_refuses_is_unavailable(s3: StoreSettings) -> None:
+    for settings in (replace(s3, url="s3://no-such-bucket"), replace(s3, endpoint="http://127.0.0.1:9")):
+        store = settings.open()
+        with pytest.raises(StoreUnavailable, match=settings.url):
+            store.put(NAME, VALUE)
+        with pytest.raises(StoreUnavailable, match=settings.url):
+            store.get(NAME)
+
+
+def test_without_boto3_a_store_of_s3_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda _name: None)
+    with pytest.raises(ConfigurationError, match="boto3 is missing") as refused:
+        ClaimChecks("s3://bucket")
+    assert "[s3]" in (refused.value.hint or "")
