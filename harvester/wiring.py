@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from harvester.announcer import Announcer
+from harvester.claim_check.stores import open_store
 from harvester.config import Config, timing
 from harvester.config.model import WORTHWHILE_SHARDS_PER_CORE
 from harvester.delivery.lane import Lanes, LaneSettings
@@ -209,7 +210,7 @@ def _put_away_settings(config: Config) -> PutAwaySettings | None:
     store = config.oversize.store_settings
     if config.oversize.policy != "claim-check" or store is None:
         return None
-    store.open()  # raises ConfigurationError where S3's library is missing, before there are shards
+    open_store(store)  # raises ConfigurationError where S3's library is missing, before there are shards
     return PutAwaySettings(store, config.oversize.above or config.largest_record_bytes)
 
 

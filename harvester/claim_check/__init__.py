@@ -5,6 +5,6 @@ gets the value for whoever consumes the record.
 """
 
 from harvester.claim_check.resolver import ClaimChecks, ResolvedRecord
-from harvester.claim_check.stores import StoreSettings
+from harvester.claim_check.settings import StoreSettings
 
 __all__ = ["ClaimChecks", "ResolvedRecord", "StoreSettings"]

@@ -6,7 +6,8 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from harvester.claim_check import reference
-from harvester.claim_check.stores import StoreSettings
+from harvester.claim_check.settings import StoreSettings
+from harvester.claim_check.stores import open_store
 from harvester.errors import StoredValueChanged
 from harvester.origin import find
 
@@ -26,7 +27,7 @@ class ClaimChecks:
             store = StoreSettings(store)
         elif isinstance(store, Mapping):
             store = StoreSettings(**store)
-        self._store = store.open()
+        self._store = open_store(store)
 
     def value(self, value: bytes | None, headers: Any) -> bytes | None:
         """The value of a record with this value and these headers, which may be None: from the store, or its own."""

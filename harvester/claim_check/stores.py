@@ -8,60 +8,17 @@ which counts from its last `put`.
 from __future__ import annotations
 
 import os
-import re
 import secrets
-from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Protocol
 from urllib.parse import unquote, urlsplit
 
+from harvester.claim_check.settings import StoreSettings
 from harvester.errors import ConfigurationError, Problem, StoredValueMissing, StoreUnavailable
 
-FORM = '"file:///directory" or "s3://bucket/prefix"'
-_BUCKET = re.compile(r"[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]")
 _CONNECT_S, _ANSWER_S = 5, 30
 _MISSING = frozenset({"NoSuchKey", "404", "NotFound"})
-
-
-@dataclass(frozen=True, slots=True)
-class StoreSettings:
-    """Which store: `url`; for S3 also `endpoint` and `region`, where they are not those of the environment.
-
-    Credentials for S3 come from where boto3 finds them: environment, shared files, or the machine's role.
-    """
-
-    url: str
-    endpoint: str = ""
-    region: str = ""
-
-    def __post_init__(self) -> None:
-        """Raises ConfigurationError."""
-        try:
-            url = read_url(self.url)
-        except ValueError as error:
-            raise ConfigurationError([Problem("url", str(error), FORM)]) from None
-        object.__setattr__(self, "url", url)
-
-    def open(self) -> Store:
-        """Nothing is asked yet; raises ConfigurationError where the library for S3 is missing."""
-        return DirectoryStore(self) if self.url.startswith("file:") else S3Store(self)
-
-
-def read_url(text: str) -> str:
-    """The URL of a store in its one form, without a slash at its end; raises ValueError for anything else."""
-    try:
-        parts = urlsplit(text)
-    except ValueError:
-        raise ValueError(f"{text!r} is no URL") from None
-    path = parts.path.rstrip("/")
-    if parts.query or parts.fragment or not text.isprintable():
-        raise ValueError(f"{text!r} is not the URL of a store")
-    if parts.scheme == "file" and parts.netloc in ("", "localhost") and path:
-        return f"file://{path}"
-    if parts.scheme == "s3" and _BUCKET.fullmatch(parts.netloc):
-        return f"s3://{parts.netloc}{path}"
-    raise ValueError(f"{text!r} is not the URL of a store")
 
 
 class Store(Protocol):
@@ -75,6 +32,11 @@ class Store(Protocol):
 
     def get(self, name: str) -> bytes:
         """All of an object; raises StoredValueMissing, StoreUnavailable."""
+
+
+def open_store(settings: StoreSettings) -> Store:
+    """Nothing is asked yet; raises ConfigurationError where the library for S3 is missing."""
+    return DirectoryStore(settings) if settings.url.startswith("file:") else S3Store(settings)
 
 
 class DirectoryStore:

@@ -12,6 +12,7 @@ import confluent_kafka
 import psycopg
 
 from harvester.claim_check import StoreSettings
+from harvester.claim_check.stores import open_store
 from harvester.config import Config, check_clients
 from harvester.doctor.database import read_database
 from harvester.doctor.facts import CheckResult, DoctorReport, HostFacts, JavaFacts, listed, ok, problem, skipped
@@ -115,7 +116,7 @@ def _store(settings: StoreSettings, *, probe: bool) -> CheckResult:
     if not probe:
         return skipped(check, f"{settings.url} was not tried: that writes an object", "run doctor with --probe")
     try:
-        store = settings.open()
+        store = open_store(settings)
         store.put("doctor/probe", said)
         got = store.get("doctor/probe")
     except HarvesterError as error:

@@ -17,7 +17,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from harvester.claim_check.reference import refer, replaced
-from harvester.claim_check.stores import StoreSettings
+from harvester.claim_check.settings import StoreSettings
+from harvester.claim_check.stores import open_store
 from harvester.delivery.decode import Decoded, Oversize, decode, set_apart
 from harvester.delivery.retries import Failure
 from harvester.errors import ClaimCheckError
@@ -41,7 +42,7 @@ class PutAway:
 
     def __init__(self, settings: PutAwaySettings, shard: ShardHost) -> None:
         self._above, self._shard = settings.above, shard
-        self._store = settings.store.open()
+        self._store = open_store(settings.store)
         self._waiting: queue.SimpleQueue[tuple[Oversize, Callable[[Outcome], None]]] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
         self.stored = 0  # values, repeats included

@@ -15,6 +15,7 @@ from confluent_kafka import Producer
 
 from harvester import AsyncCoordinatedConsumer, CoordinatedConsumer, StoreSettings
 from harvester.claim_check.reference import HEADER, read, refer, replaced
+from harvester.claim_check.stores import open_store
 from harvester.coordination.dead_letters import DeadLetterTopic
 from harvester.coordination.events import GivenUp
 from harvester.coordination.settings import ConsumerSettings
@@ -47,7 +48,7 @@ def fill(settings: ConsumerSettings, store: StoreSettings, count: int = 10) -> l
         record = KafkaRecord(number, b"k", settings.topics[0], value_of(number), [("n", b"%d" % number)], 0, 0)
         if number % 2:
             reference = refer(record)
-            store.open().put(reference.name, value_of(number))
+            open_store(store).put(reference.name, value_of(number))
             names.append(reference.name)
             record = replaced(record, reference, store.url)
         headers: Any = record.headers
@@ -175,7 +176,7 @@ def test_a_loop_ends_with_the_record_whose_value_cannot_be_had(
     with pytest.raises(StoredValueChanged, match=names[0]):
         by_loop(CoordinatedConsumer(replace(settings, claim_check=directory)), 10, seen)
     assert [record.value() for record in seen] == [value_of(0)]
-    directory.open().put(names[0], value_of(1))
+    open_store(directory).put(names[0], value_of(1))
     again: list[Any] = []
     by_poll(CoordinatedConsumer(replace(settings, claim_check=directory)), 9, again)
     assert [record.value() for record in again] == [value_of(number) for number in range(1, 10)]
@@ -210,7 +211,7 @@ class Referring(Forged):
 
 def test_the_inbox_gives_values_and_does_nothing_where_one_is_missing(database: str, directory: StoreSettings) -> None:
     first, second, third = Referring(1), Referring(2), Forged(3)
-    directory.open().put(refer(first.record()).name, value_of(1))
+    open_store(directory).put(refer(first.record()).name, value_of(1))
     with psycopg.connect(database, autocommit=True) as db:
         db.execute("CREATE TABLE effect (value bytea)")
         inbox = Inbox(db, "group", claim_check=directory)
@@ -223,7 +224,7 @@ def test_the_inbox_gives_values_and_does_nothing_where_one_is_missing(database: 
             batch.cursor.execute("INSERT INTO effect VALUES ('never')")
         with pytest.raises(InboxError, match="@2 was not committed"), inbox.record(third):
             """It would be passed over, and nobody told."""
-        directory.open().put(refer(second.record()).name, value_of(2))
+        open_store(directory).put(refer(second.record()).name, value_of(2))
         with inbox.batch([second, third]) as batch:
             assert [message.value() for message in batch.new] == [value_of(2), None]
         assert db.execute("SELECT value FROM effect").fetchall() == [(value_of(1),)]
@@ -231,7 +232,7 @@ def test_the_inbox_gives_values_and_does_nothing_where_one_is_missing(database: 
 
 def test_the_async_inbox_gives_values(database: str, directory: StoreSettings) -> None:
     message = Referring(1)
-    directory.open().put(refer(message.record()).name, value_of(1))
+    open_store(directory).put(refer(message.record()).name, value_of(1))
 
     async def main() -> None:
         async with await psycopg.AsyncConnection.connect(database, autocommit=True) as db:

@@ -12,8 +12,9 @@ from typing import Any
 import pytest
 
 from harvester import ClaimChecks, ConfigurationError, StoreSettings
-from harvester.claim_check import stores
 from harvester.claim_check.reference import refer, replaced
+from harvester.claim_check.settings import read_url
+from harvester.claim_check.stores import open_store
 from harvester.errors import StoredValueChanged, StoredValueMissing, StoreUnavailable
 from harvester.record import KafkaRecord
 from tests.support.large_values import s3
@@ -39,7 +40,7 @@ def consumed(settings: StoreSettings, record: KafkaRecord = RECORD) -> Any:
 
 
 def test_a_value_is_put_and_got_and_a_repeat_changes_nothing(settings: StoreSettings, tmp_path: Path) -> None:
-    store = settings.open()
+    store = open_store(settings)
     for _ in range(2):
         store.put(NAME, VALUE)
         assert store.get(NAME) == VALUE
@@ -63,7 +64,7 @@ def test_file_and_directories_are_synced_before_and_after_the_name_is_given(
 
     monkeypatch.setattr(os, "fsync", note_sync)
     monkeypatch.setattr(Path, "replace", note_replace)
-    settings.open().put(NAME, VALUE)
+    open_store(settings).put(NAME, VALUE)
     assert done == ["directory .", "file", "rename", "directory orders"]
 
 
@@ -77,21 +78,21 @@ def test_a_write_that_fails_leaves_nothing_behind(
     with monkeypatch.context() as inner:
         inner.setattr(os, "fsync", full)
         with pytest.raises(StoreUnavailable, match="No space left"):
-            settings.open().put(NAME, VALUE)
+            open_store(settings).put(NAME, VALUE)
     assert list((tmp_path / "orders").iterdir()) == []
 
 
 def test_a_directory_that_is_not_mounted_is_no_store(settings: StoreSettings, tmp_path: Path) -> None:
     tmp_path.rmdir()
     with pytest.raises(StoreUnavailable):
-        settings.open().put(NAME, VALUE)
+        open_store(settings).put(NAME, VALUE)
     with pytest.raises(StoreUnavailable):
-        settings.open().get(NAME)
+        open_store(settings).get(NAME)
     assert not tmp_path.exists()
 
 
 def test_a_record_is_resolved_and_its_references_are_left_out(settings: StoreSettings) -> None:
-    settings.open().put(NAME, VALUE)
+    open_store(settings).put(NAME, VALUE)
     record = ClaimChecks(settings.url).resolve(consumed(settings))
     assert (record.value(), record.headers(), record.topic(), record.offset()) == (
         VALUE, [("source", b"shop")], "orders", 3,
@@ -107,7 +108,7 @@ def test_a_record_with_its_own_value_is_given_back_as_it_is(settings: StoreSetti
 
 def test_the_store_is_the_consumers_own_wherever_a_record_points(settings: StoreSettings, tmp_path: Path) -> None:
     """The same file system may be mounted elsewhere; and no record may send a consumer to another place."""
-    settings.open().put(NAME, VALUE)
+    open_store(settings).put(NAME, VALUE)
     elsewhere = consumed(StoreSettings("s3://somebody-elses-bucket"))
     assert ClaimChecks(f"file://{tmp_path}").resolve(elsewhere).value() == VALUE
 
@@ -117,7 +118,7 @@ def test_a_value_that_is_missing_or_changed_is_an_error(settings: StoreSettings,
     with pytest.raises(StoredValueMissing, match=NAME) as missing:
         checks.resolve(consumed(settings))
     assert missing.value.hint is not None
-    settings.open().put(NAME, b"y" * 1000)
+    open_store(settings).put(NAME, b"y" * 1000)
     with pytest.raises(StoredValueChanged, match=f"file://{tmp_path}/{NAME} .*SHA-256 is another"):
         checks.resolve(consumed(settings))
 
@@ -131,9 +132,9 @@ def test_what_is_no_store(url: str) -> None:
 
 
 def test_a_url_has_one_form() -> None:
-    assert stores.read_url("file:///srv/values/") == stores.read_url("file://localhost/srv/values")
-    assert stores.read_url("s3://bucket/") == "s3://bucket"
-    assert stores.read_url("s3://bucket/a/b/") == "s3://bucket/a/b"
+    assert read_url("file:///srv/values/") == read_url("file://localhost/srv/values")
+    assert read_url("s3://bucket/") == "s3://bucket"
+    assert read_url("s3://bucket/a/b/") == "s3://bucket/a/b"
 
 
 def test_a_store_of_s3_puts_gets_and_misses(s3: StoreSettings) -> None:
@@ -141,14 +142,14 @@ def test_a_store_of_s3_puts_gets_and_misses(s3: StoreSettings) -> None:
     with pytest.raises(StoredValueMissing, match=f"s3://values/of/tests/{NAME}"):
         checks.resolve(consumed(s3))
     for _ in range(2):
-        s3.open().put(NAME, VALUE)
+        open_store(s3).put(NAME, VALUE)
     assert checks.resolve(consumed(s3)).value() == VALUE
     assert pickle.loads(pickle.dumps(checks)).resolve(consumed(s3)).value() == VALUE
 
 
 def test_a_store_of_s3_that_is_away_or_refuses_is_unavailable(s3: StoreSettings) -> None:
     for settings in (replace(s3, url="s3://no-such-bucket"), replace(s3, endpoint="http://127.0.0.1:9")):
-        store = settings.open()
+        store = open_store(settings)
         with pytest.raises(StoreUnavailable, match=settings.url):
             store.put(NAME, VALUE)
         with pytest.raises(StoreUnavailable, match=settings.url):
