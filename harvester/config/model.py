@@ -282,8 +282,8 @@ class Config(SettingsTable):
             archive: Literal["off", "ids", "rows"] = ...,
             archive_retention: timedelta | str = ...,
             limits: Limits | Mapping[str, object] = ...,
-            poison: PoisonSettings | Mapping[str, object] = ...,
             oversize: OversizeSettings | Mapping[str, object] = ...,
+            poison: PoisonSettings | Mapping[str, object] = ...,
             logging: Logging | Mapping[str, object] = ...,
             http: Http | Mapping[str, object] = ...,
             tracing: Tracing | Mapping[str, object] = ...,
@@ -377,8 +377,10 @@ class Config(SettingsTable):
     @property
     def largest_record_bytes(self) -> int:
         """What key, value and headers of a row may take together, by the producer's message.max.bytes."""
-        limit = kafka_options.get(self.producer_options(), "message.max.bytes")
-        return max(1, int(limit or _MESSAGE_BYTES) - _AROUND_A_RECORD)
+        tables = (self.producer_kafka_config, self.base_kafka_config)
+        limit = next(filter(None, (kafka_options.get(table, "message.max.bytes") for table in tables)), "")
+        # What is no number `harvester config check` hears from librdkafka.
+        return max(1, (int(limit) if limit.isdecimal() else _MESSAGE_BYTES) - _AROUND_A_RECORD)
 
     @property
     def progress_topic(self) -> str:

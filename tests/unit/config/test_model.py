@@ -578,6 +578,7 @@ def test_the_limit_of_what_is_put_away_follows_from_the_producers() -> None:
         ({"producer_kafka_config": {"message.max.bytes": 5_000_000}}, 4_998_976),
         ({"base_kafka_config": {"message.max.bytes": 2_000}}, 976),
         ({"base_kafka_config": {"message.max.bytes": 1_000}}, 1),
+        ({"base_kafka_config": {"message.max.bytes": "many"}}, 998_976),
     ):
         (spec, *_) = shard_specs(given(oversize=STORE, **options))
         assert spec.oversize == PutAwaySettings(StoreSettings("s3://bucket/prefix"), limit)
