@@ -76,9 +76,9 @@ SECTIONS: tuple[tuple[str, str, tuple[str, ...]], ...] = (
         "Large values",
         "Values that lie in a store beside Kafka: [large values](large-values.md).",
         (
-            "harvester: ClaimChecks StoreSettings",
+            "harvester: ClaimChecks StoreSettings ClaimCheckError",
             "harvester.claim_check: ResolvedRecord",
-            "harvester.errors: ClaimCheckError StoreUnavailable StoredValueMissing StoredValueChanged",
+            "harvester.errors: StoreUnavailable StoredValueMissing StoredValueChanged",
         ),
     ),
     (

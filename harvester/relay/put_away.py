@@ -25,7 +25,7 @@ from harvester.errors import ClaimCheckError
 from harvester.record import KafkaRecord
 from harvester.relay.purger import ShardHost
 
-NOT_STORED = Failure("_STORE", local=True)  # nothing of it was sent, and the record is not at fault
+NOT_STORED = Failure("_STORE")  # the record is not at fault
 Outcome = KafkaRecord | str  # with a reference; or why it could not be put away
 
 

@@ -118,7 +118,8 @@ def test_a_coordinated_consumer_hands_out_values(
         assert successor.consume(1, 3.0) == []
 
 
-def test_an_async_consumer_hands_out_values(settings: ConsumerSettings, directory: StoreSettings) -> None:
+@pytest.mark.parametrize("workers", [1, 2])
+def test_an_async_consumer_hands_out_values(settings: ConsumerSettings, directory: StoreSettings, workers: int) -> None:
     fill(settings, directory)
     looped, handled = list[bytes](), list[bytes]()
 
@@ -129,7 +130,7 @@ def test_an_async_consumer_hands_out_values(settings: ConsumerSettings, director
                 await consumer.commit(record)
                 if len(looped) == 4:
                     consumer.stop()
-        consumer = AsyncCoordinatedConsumer(replace(settings, claim_check=claim_check, workers=2))
+        consumer = AsyncCoordinatedConsumer(replace(settings, claim_check=claim_check, workers=workers))
 
         async def handle(record: Any) -> None:
             handled.append(record.value())

@@ -600,7 +600,7 @@ def test_poison_and_archive_are_read_from_overrides() -> None:
 
 
 def _commented_settings(text: str) -> str:
-    return re.sub(r"^# (?=[a-z_]+ = )", "", text, flags=re.MULTILINE)
+    return re.sub(r"^# (?=[a-z0-9_]+ = )", "", text, flags=re.MULTILINE)
 
 
 def test_the_sample_holds_every_setting_with_its_default() -> None:
@@ -624,13 +624,13 @@ def test_the_sample_holds_every_setting_with_its_default() -> None:
 def test_every_setting_of_the_sample_is_explained() -> None:
     lines = (ROOT / "sample-config.toml").read_text().splitlines()
     for number, line in enumerate(lines):
-        if re.match(r"(# )?[a-z_]+ = ", line):
+        if re.match(r"(# )?[a-z0-9_]+ = ", line):
             assert lines[number - 1].startswith("# "), f"sample-config.toml: no comment above {line!r}"
 
 
 def test_the_page_names_every_setting_and_its_default() -> None:
     page = (ROOT / "docs/configuration.md").read_text()
-    rows = dict(re.findall(r"^\| `([a-z_.]+)` \| (.+?) \|", page.partition("## Settings")[2], re.MULTILINE))
+    rows = dict(re.findall(r"^\| `([a-z0-9_.]+)` \| (.+?) \|", page.partition("## Settings")[2], re.MULTILINE))
     tables = Config.tables()
     fields = [name for name in Config.model_fields if name not in tables]
     fields += [f"{table}.{name}" for table, kind in tables.items() for name in kind.model_fields]

@@ -176,6 +176,19 @@ def test_exactly_once_what_was_dropped_is_not_queued_when_its_value_arrives(
     assert taken(intake) == [1, 2]  # nothing is held any more
 
 
+def test_exactly_once_what_a_quarantine_held_is_put_away_after_it(host: Any, intake: TransactionIntake) -> None:
+    intake.dispatch(dispatch((1, b"a", b"1"), (2, b"a", LARGE)))
+    (poison,) = intake.batches._queue
+    with intake.changed:
+        intake.refusals.poison(poison, "refused", LEADING)
+    ((oversize, done),) = host.waiting
+    done(oversize.record)
+    assert taken(intake) == []
+    intake.purged([1])
+    host.waiting[1][1](oversize.record)
+    assert taken(intake) == [2]
+
+
 def test_what_is_behind_a_quarantine_is_put_away_when_that_has_committed() -> None:
     queue = TransactionQueue(100, 100)
     large = KafkaRecord(2, b"a", "t", LARGE, [], -1, 0)
