@@ -69,6 +69,7 @@ class Backlog:
     capped: bool
     oldest_age_s: float | None  # None when empty, or created at `infinity`
     quarantine: int | None = None  # rows that stand in quarantine, up to the same bound; None while unknown
+    advice: str | None = None  # what would move it faster, where few keys carry it
 
 
 @dataclass(frozen=True, slots=True)

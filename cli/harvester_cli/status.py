@@ -53,6 +53,7 @@ def as_json(table: OutboxTable, overview: Overview) -> dict[str, Any]:
             "records": backlog.records,
             "capped": backlog.capped,
             "oldest_age_s": backlog.oldest_age_s,
+            "advice": backlog.advice,
         },
         "quarantine": {
             "records": quarantine.records,
@@ -100,6 +101,7 @@ def as_table(table: OutboxTable, overview: Overview, now: Any, group: str) -> Ta
         ("leader", leader),
         ("belongs to", belongs_to),
         ("backlog", waiting),
+        *((("advice", backlog.advice),) if backlog.advice is not None else ()),
         ("quarantine", given_up),
         ("delivery", overview.delivery),
         ("columns", columns),

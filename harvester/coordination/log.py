@@ -37,7 +37,7 @@ _LONG = 1_000  # records of a partition: fewer are read faster than their tail i
 _LEAST_ANSWER_S = 1.0
 _RENEWED_AFTER = 2.0  # times what a message has to arrive
 _LONGEST_PAUSE_S = 1.0  # between two attempts to connect
-_LEAST_STANDSTILL_S = 2.0
+_LEAST_STANDSTILL_S = 1.0
 _READY_S = 30.0  # a topic that has just been made is not led at once
 
 P = TypeVar("P", bound=Hashable)
@@ -118,7 +118,7 @@ class CoordinationLog:
         }
         self._reader = self._new_reader()
         self._writer = self._new_writer()
-        self._standstill = Standstill[int](max(expires_s, _LEAST_STANDSTILL_S))
+        self._standstill = Standstill[int](max(expires_s / 2, _LEAST_STANDSTILL_S))  # before its claims run out
         self._stands_still = False
         self._complaint = ""  # the last one
         self._given_up: list[tuple[GroupPartition, int]] = []  # and not reported yet

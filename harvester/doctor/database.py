@@ -13,7 +13,7 @@ from typing import TypeVar
 import psycopg
 
 from harvester.config import Config
-from harvester.doctor.facts import Clock, Connections, DatabaseFacts, Holder, Index, Pooling, Skew, Vacuum
+from harvester.doctor.facts import Clock, Connections, DatabaseFacts, Holder, Index, Pooling, Vacuum
 from harvester.errors import SchemaError
 from harvester.outbox.catalog import Facts
 from harvester.outbox.connection import (
@@ -27,6 +27,7 @@ from harvester.outbox.connection import (
     server_identity,
 )
 from harvester.outbox.leader_session import ANYONE, Owner
+from harvester.outbox.overview import HEAD_ROWS, KeySkew, read_skew
 from harvester.outbox.schema import read_facts
 from harvester.outbox.tables import OutboxTable
 
@@ -114,8 +115,6 @@ SELECT to_regclass($1) IS NOT NULL,
             ELSE 'denied' END,
        has_any_column_privilege(to_regclass($3)::oid, 'INSERT')
 """
-
-HEAD_ROWS = 1_000
 
 
 T = TypeVar("T")
@@ -242,12 +241,7 @@ def _topics(connection: Connection, table: OutboxTable, facts: Facts) -> tuple[s
     return tuple(row[0] for row in connection.execute(query.encode()) if row[0] is not None)
 
 
-def _skew(connection: Connection, table: OutboxTable, facts: Facts) -> Skew | None:
+def _skew(connection: Connection, table: OutboxTable, facts: Facts) -> KeySkew | None:
     if facts.outbox is None or "kafka_key" not in facts.outbox.columns:
         return None
-    query = f"""SELECT sum(rows)::bigint, (sum(rows) ^ 2 / sum(rows ^ 2))::float8 FROM (
-        SELECT count(*) AS rows FROM (
-            SELECT kafka_key::text AS key FROM {table.sql} ORDER BY id LIMIT {HEAD_ROWS}) AS head
-        WHERE key IS NOT NULL GROUP BY key) AS keys"""
-    rows, keys = fetch_row(connection, query)
-    return Skew(rows, keys) if rows else None
+    return read_skew(connection, table)

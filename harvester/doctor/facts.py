@@ -12,6 +12,7 @@ from typing import Any
 
 from harvester.outbox import catalog
 from harvester.outbox.leader_session import ANYONE, Owner
+from harvester.outbox.overview import KeySkew
 
 
 class Pooling(Enum):
@@ -95,14 +96,6 @@ class Index:
     columns: tuple[str, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class Skew:
-    """Of the rows with a key at the outbox's head: how many there are, and how many keys would share them evenly."""
-
-    rows: int
-    keys: float  # 1 ÷ the sum of the squares of the keys' shares
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DatabaseFacts:
     """One look at PostgreSQL. `settings` as `RESET` would make them, so without what our own session has set."""
@@ -125,7 +118,7 @@ class DatabaseFacts:
     indexes: tuple[Index, ...] = ()
     standbys: int = 0
     topics: tuple[str, ...] = ()  # that rows at the head name
-    skew: Skew | None = None  # None: no row has a key
+    skew: KeySkew | None = None  # None: no row has a key
     unread: Mapping[str, str] = field(default_factory=dict)
 
 

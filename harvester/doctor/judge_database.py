@@ -26,6 +26,7 @@ from harvester.doctor.facts import (
 )
 from harvester.errors import SchemaError
 from harvester.outbox.leader_session import Owner
+from harvester.outbox.overview import BACKLOG_ROWS
 from harvester.outbox.shape import INIT_HINT, MINIMUM_SERVER_VERSION, check_companions, outbox_shape
 from harvester.outbox.sql import ddl
 
@@ -35,8 +36,6 @@ _MANY_DEAD = 100_000
 _BEHIND = 10  # times the rows at which autovacuum would begin
 _WITHOUT_S = 600.0
 _OFF = ("off", "false", "no", "0")
-_BACKLOG_ROWS = 500  # at the head; fewer show no skew
-_FEW_KEYS = 40  # bound a backlog to less than 20,000 records/s, at least once
 _SESSIONS = 2  # the mark loop's, and one that reads the backlog while somebody asks for the status
 # What keeps deleted rows, by kind of holder: what it does, and what to do about it.
 _HOLDERS = {
@@ -291,10 +290,10 @@ def _connections(database: DatabaseFacts, config: Config) -> Iterator[CheckResul
 def _keys(database: DatabaseFacts, config: Config) -> Iterator[CheckResult]:
     """At least once, one record of a key is under way at a time; in a transaction there are many."""
     skew, check = database.skew, "outbox.keys"
-    if skew is None or skew.rows < _BACKLOG_ROWS:
+    if skew is None or skew.rows < BACKLOG_ROWS:
         return
     text = f"{skew.rows:,} rows with a key at the head, as if {skew.keys:,.0f} keys shared them evenly"
-    if config.delivery == "exactly-once" or skew.keys >= _FEW_KEYS:
+    if config.delivery == "exactly-once" or not skew.is_few:
         yield ok(check, text)
         return
     advice = (

@@ -77,7 +77,7 @@ function show(status) {
   byId("since").textContent = "for " + lasting(status.state_since_at, status.at);
   byId("where").textContent = "outbox " + status.outbox + (status.leader_id ? ", leader " + status.leader_id : "");
   byId("problem").textContent = status.problem ?? "";
-  byId("waits").textContent = status.problem ? "" : awaited(status);
+  byId("waits").textContent = status.problem ? "" : awaited(status) || status.backlog?.advice || "";
   drawChart(status.rate_history);
   byId("figures").replaceChildren(
     ...FIGURES.map(([name, value]) => make("div", make("dt", name), make("dd", String(value(status))))),

@@ -29,6 +29,9 @@ from harvester.status import Backlog
 Connection = psycopg.Connection[Any]
 
 COUNT_BOUND = 100_000
+HEAD_ROWS = 1_000
+BACKLOG_ROWS = 500  # at the head; fewer show no skew
+_FEW_KEYS = 40  # bound a backlog to less than 20,000 records/s, at least once
 # How old a row is, in seconds; NULL where create_time is `infinity` or `-infinity`.
 AGE_S = "CASE WHEN isfinite(create_time) THEN extract(epoch FROM clock_timestamp() - create_time)::float8 END"
 
@@ -41,6 +44,19 @@ class QuarantineOverview:
     capped: bool
     newest_at: datetime | None
     newest_error: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class KeySkew:
+    """Of the rows with a key at the outbox's head: how many there are, and how many keys would share them evenly."""
+
+    rows: int
+    keys: float  # 1 ÷ the sum of the squares of the keys' shares
+
+    @property
+    def is_few(self) -> bool:
+        """Whether few keys carry the backlog, which matters where a key's records go one at a time (at-least-once)."""
+        return self.rows >= BACKLOG_ROWS and self.keys < _FEW_KEYS
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +117,27 @@ def _backlog(connection: Connection, table: OutboxTable, bound: int) -> Backlog:
         f"""SELECT (SELECT count(*) FROM (SELECT FROM {table.sql} LIMIT {bound + 1}) AS bounded),
         (SELECT {AGE_S} FROM {table.sql} ORDER BY id LIMIT 1)""",
     )
-    return Backlog(records=min(count, bound), capped=count > bound, oldest_age_s=_age(age_s))
+    backlog = Backlog(records=min(count, bound), capped=count > bound, oldest_age_s=_age(age_s))
+    return replace(backlog, advice=_advice(connection, table)) if count >= BACKLOG_ROWS else backlog
+
+
+def _advice(connection: Connection, table: OutboxTable) -> str | None:
+    if fetch_row(connection, f"SELECT delivery FROM {table.term}")[0] == "exactly-once":
+        return None
+    skew = read_skew(connection, table)
+    if skew is None or not skew.is_few:
+        return None
+    return f'few keys carry the backlog (as {skew.keys:,.0f} would): delivery = "exactly-once" is faster'
+
+
+def read_skew(connection: Connection, table: OutboxTable) -> KeySkew | None:
+    """None: no row at the head has a key."""
+    query = f"""SELECT sum(rows)::bigint, (sum(rows) ^ 2 / sum(rows ^ 2))::float8 FROM (
+        SELECT count(*) AS rows FROM (
+            SELECT kafka_key::text AS key FROM {table.sql} ORDER BY id LIMIT {HEAD_ROWS}) AS head
+        WHERE key IS NOT NULL GROUP BY key) AS keys"""
+    rows, keys = fetch_row(connection, query)
+    return KeySkew(rows, keys) if rows else None
 
 
 def _quarantine(connection: Connection, table: OutboxTable, bound: int) -> QuarantineOverview:

@@ -66,6 +66,26 @@ def test_counting_stops_at_its_bound(connection: psycopg.Connection[Any]) -> Non
     assert [(count.records, count.capped) for count in counts] == [(9, True), (10, False), (10, False)]
 
 
+@pytest.mark.parametrize(("keys", "advice"), [(1, True), (39, True), (40, False)])
+def test_a_backlog_that_few_keys_carry_has_an_advice(
+    connection: psycopg.Connection[Any], keys: int, advice: bool
+) -> None:
+    """At least once, a record of a key waits for the one before; exactly once it does not."""
+    connection.execute(
+        "INSERT INTO outbox (kafka_topic, kafka_key) SELECT 't', 'key ' || n %% %s FROM generate_series(1, 1000) n",
+        (keys,),
+    )
+    found = read_backlog(connection, OUTBOX).advice
+    assert found == (
+        f'few keys carry the backlog (as {keys} would): delivery = "exactly-once" is faster' if advice else None
+    )
+    connection.execute("UPDATE outbox_term SET delivery = 'exactly-once'")
+    assert read_backlog(connection, OUTBOX).advice is None
+    connection.execute("DELETE FROM outbox WHERE id > 499")
+    connection.execute("UPDATE outbox_term SET delivery = 'at-least-once'")
+    assert read_backlog(connection, OUTBOX).advice is None, "too short to tell"
+
+
 def test_an_age_is_never_negative(connection: psycopg.Connection[Any]) -> None:
     connection.execute("INSERT INTO outbox (create_time, kafka_topic) VALUES (now() + interval '1 hour', 't')")
     assert read_backlog(connection, OUTBOX).oldest_age_s == 0.0

@@ -12,13 +12,12 @@ import pytest
 from harvester import OutboxRecord, Stasher
 from harvester.delivery.decode import decode
 from harvester.doctor.database import _skew
-from harvester.doctor.facts import Skew
 from harvester.errors import RecordRejected, SchemaError
 from harvester.outbox import quarantine, schema
 from harvester.outbox import redrive as redriving
 from harvester.outbox.adoption import adopt
 from harvester.outbox.libpq import copy_rows
-from harvester.outbox.overview import read_key
+from harvester.outbox.overview import KeySkew, read_key
 from harvester.outbox.quarantine import DeadLetterFilter
 from harvester.outbox.sql import queries
 from harvester.outbox.sql.adoption import Route
@@ -369,7 +368,7 @@ def test_the_statements_of_a_drain_and_of_the_doctor_read_such_columns(connectio
     [broken] = decode(b"".join(raw for _, _, raw in copy_rows(connection, statement, 10)))
     assert broken.id == 2
     facts = schema.read_facts(connection, OUTBOX)
-    assert _skew(connection, OUTBOX, facts) == Skew(2, 1.0)
+    assert _skew(connection, OUTBOX, facts) == KeySkew(2, 1.0)
 
 
 @BOTH

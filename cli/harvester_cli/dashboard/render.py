@@ -337,6 +337,8 @@ def _in_words(status: Status) -> str:
     if status.state is State.LEADING and standing:
         records = "record is" if standing == 1 else "records are"
         return f"publishes; {standing:,} {records} in quarantine: harvester dead list"
+    if status.state is State.LEADING and status.backlog is not None and status.backlog.advice is not None:
+        return f"publishes; {status.backlog.advice}"
     return _IN_WORDS[status.state]
 
 

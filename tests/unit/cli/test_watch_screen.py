@@ -50,6 +50,11 @@ def test_all_is_not_well_while_records_are_in_quarantine() -> None:
         assert lines(View(), Glimpse(Path("/s"), status))[2] == expected
 
 
+def test_who_leads_says_what_would_move_a_backlog_faster() -> None:
+    status = replace(leading(), backlog=Backlog(5, False, 1.0, advice="few keys carry it"))
+    assert lines(View(), Glimpse(Path("/s"), status))[2] == "publishes; few keys carry it"
+
+
 def test_a_pause_is_said_in_words() -> None:
     first, _, third, *_ = lines(View(), Glimpse(Path("/s"), PAUSED))
     assert "PAUSED for 2m 13s" in first

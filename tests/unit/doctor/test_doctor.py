@@ -11,10 +11,11 @@ from harvester_cli.doctor import lines_of
 
 from harvester.config import Config
 from harvester.doctor import CheckLevel, CheckResult, DoctorReport
-from harvester.doctor.facts import Clock, Holder, HostFacts, Index, JavaFacts, Pooling, Skew
+from harvester.doctor.facts import Clock, Holder, HostFacts, Index, JavaFacts, Pooling
 from harvester.doctor.judge_database import judge_database, judge_vacuum, sessions_needed
 from harvester.doctor.judge_host import judge_clock, judge_host, judge_java
 from harvester.doctor.judge_kafka import judge_kafka, judge_topics
+from harvester.outbox.overview import KeySkew
 from tests.support.doctor import (
     CATALOG,
     CONFIG,
@@ -260,16 +261,16 @@ def test_the_report_for_people_and_for_scripts() -> None:
 @pytest.mark.parametrize(
     ("skew", "config", "level"),
     [
-        (Skew(1_000, 1.0), CONFIG, CheckLevel.WARNING),
-        (Skew(1_000, 39.0), CONFIG, CheckLevel.WARNING),
-        (Skew(1_000, 40.0), CONFIG, CheckLevel.OK),
-        (Skew(1_000, 1.0), EXACTLY, CheckLevel.OK),
-        (Skew(499, 1.0), CONFIG, None),
+        (KeySkew(1_000, 1.0), CONFIG, CheckLevel.WARNING),
+        (KeySkew(1_000, 39.0), CONFIG, CheckLevel.WARNING),
+        (KeySkew(1_000, 40.0), CONFIG, CheckLevel.OK),
+        (KeySkew(1_000, 1.0), EXACTLY, CheckLevel.OK),
+        (KeySkew(499, 1.0), CONFIG, None),
         (None, CONFIG, None),
     ],
 )
 def test_a_backlog_of_few_keys_is_named_where_the_other_mode_would_help(
-    skew: Skew | None, config: Config, level: CheckLevel | None
+    skew: KeySkew | None, config: Config, level: CheckLevel | None
 ) -> None:
     found = [each for each in judge_database(replace(DATABASE, skew=skew), config) if each.check == "outbox.keys"]
     assert [each.level for each in found] == ([level] if level is not None else [])
