@@ -43,7 +43,7 @@ def value_of(number: int) -> bytes:
 
 def fill(settings: ConsumerSettings, store: StoreSettings, count: int = 10) -> list[str]:
     """Records of one partition, every second with its value in the store; the names of those objects."""
-    producer, names = Producer(dict(settings.kafka)), []
+    producer, names = Producer({**settings.kafka, "enable.idempotence": True}), []  # in order, whatever is sent again
     for number in range(count):
         record = KafkaRecord(number, b"k", settings.topics[0], value_of(number), [("n", b"%d" % number)], 0, 0)
         if number % 2:
