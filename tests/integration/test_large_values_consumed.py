@@ -120,7 +120,7 @@ def test_a_coordinated_consumer_hands_out_values(
 
 @pytest.mark.parametrize("workers", [1, 2])
 def test_an_async_consumer_hands_out_values(settings: ConsumerSettings, directory: StoreSettings, workers: int) -> None:
-    fill(settings, directory)
+    fill(settings, directory, 60)
     looped, handled = list[bytes](), list[bytes]()
 
     async def main(claim_check: Any) -> None:
@@ -134,13 +134,13 @@ def test_an_async_consumer_hands_out_values(settings: ConsumerSettings, director
 
         async def handle(record: Any) -> None:
             handled.append(record.value())
-            if len(handled) == 6:
+            if len(handled) == 56:
                 consumer.stop()
 
         await consumer.run(handle)
 
     asyncio.run(asyncio.wait_for(main({"url": directory.url}), 60))
-    assert looped + handled == [value_of(number) for number in range(10)]
+    assert looped + handled == [value_of(number) for number in range(60)]
 
 
 def test_a_value_that_cannot_be_had_is_a_failure_of_its_handler(
