@@ -10,11 +10,13 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from harvester.claim_check import ClaimChecks, StoreSettings
     from harvester.config import Config, Limits, load_config
     from harvester.coordination.async_consumer import AsyncCoordinatedConsumer
     from harvester.coordination.consumer import CoordinatedConsumer
     from harvester.coordination.settings import ConsumerSettings
     from harvester.errors import (
+        ClaimCheckError,
         ConfigurationError,
         HarvesterError,
         LeaseError,
@@ -42,13 +44,14 @@ if TYPE_CHECKING:
 
 # Loaded on first use: writers who only stash need no Kafka client, and `harvester --help` needs nothing at all.
 _HOMES = {
+    "claim_check": ("ClaimChecks", "StoreSettings"),
     "config": ("Config", "Limits", "load_config"),
     "coordination.async_consumer": ("AsyncCoordinatedConsumer",),
     "coordination.consumer": ("CoordinatedConsumer",),
     "coordination.settings": ("ConsumerSettings",),
     "errors": (
-        "ConfigurationError", "HarvesterError", "LeaseError", "LeaseExpired", "LeaseFenced", "LeaseUnknown",
-        "SequenceGap",
+        "ClaimCheckError", "ConfigurationError", "HarvesterError", "LeaseError", "LeaseExpired", "LeaseFenced",
+        "LeaseUnknown", "SequenceGap",
     ),
     "events": ("Event", "LeaderAcquired", "LeaderFenced", "LeaderRefreshed", "LeaderRevoked", "MeterRead"),
     "harvester": ("Harvester",),
@@ -66,6 +69,8 @@ __all__ = [
     "AsyncInbox",
     "AsyncLeasedStasher",
     "AsyncStasher",
+    "ClaimCheckError",
+    "ClaimChecks",
     "Config",
     "ConfigurationError",
     "ConsumerSettings",
@@ -93,6 +98,7 @@ __all__ = [
     "Stasher",
     "State",
     "Status",
+    "StoreSettings",
     "load_config",
 ]
 

@@ -18,6 +18,7 @@ The codes follow sysexits.h where one fits, so that systemd can tell "do not res
       IdempotenceError   CorruptSeenIds
         InboxError       InboxFenced
       ShardError         CrashLoop
+      ClaimCheckError    StoreUnavailable  StoredValueMissing  StoredValueChanged
       WireError  StackError  DeserializationFailed  VerificationFailed
 """
 
@@ -270,6 +271,44 @@ class InboxFenced(InboxError):
         super().__init__(
             f"{topic}[{partition}] is owned by generation {theirs}, this consumer has {ours}",
             hint="stop consuming the partition; open it again once it is assigned again",
+        )
+
+
+class ClaimCheckError(HarvesterError):
+    """A value that lies in a store beside Kafka could not be put there, or got from there."""
+
+
+class StoreUnavailable(ClaimCheckError):
+    """The store cannot be reached, or refuses what is asked of it. The relay tries again for as long as it takes."""
+
+    exit_code = ExitCode.UNAVAILABLE
+
+    def __init__(self, store: str, reason: str) -> None:
+        super().__init__(
+            f"the store {store} cannot be used: {reason}",
+            hint="check that it exists and that this process may read and write there; `harvester doctor` tries it",
+        )
+
+
+class StoredValueMissing(ClaimCheckError):
+    """The store has no object under the name that a record refers to."""
+
+    def __init__(self, place: str) -> None:
+        super().__init__(
+            f"{place} is not there: it was deleted, or lies in another store",
+            hint="let the store's rules keep objects for longer than the topics keep records, and check that `store`"
+            " is the one that the relay writes to",
+        )
+
+
+class StoredValueChanged(ClaimCheckError):
+    """An object is not the value that was put away, or a record's headers name no object."""
+
+    def __init__(self, place: str, reason: str) -> None:
+        self.reason = reason
+        super().__init__(
+            f"{place} is not the value that was put away: {reason}",
+            hint="find out who writes to the store besides the relay; the row may still be in the archive",
         )
 
 

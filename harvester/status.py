@@ -58,6 +58,7 @@ class ShardStatus:
     quarantined: int
     restarts: int
     cpu_percent: float | None  # of one core; None where it cannot be told
+    stored: int = 0  # values that were put away in a store
 
 
 @dataclass(frozen=True, slots=True)

@@ -256,4 +256,5 @@ class StatusRecorder:
             quarantined=stats.quarantined,
             restarts=slot.restarts,
             cpu_percent=self._usage.get(process.pid) if process is not None else None,
+            stored=stats.stored,
         )

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from harvester.announcer import Announcer
+from harvester.claim_check.stores import open_store
 from harvester.config import Config, timing
 from harvester.config.model import WORTHWHILE_SHARDS_PER_CORE
 from harvester.delivery.lane import Lanes, LaneSettings
@@ -32,6 +33,7 @@ from harvester.relay.core.frames import Login
 from harvester.relay.core.leadership import HandOver, RelaySettings, max_unsettled
 from harvester.relay.forkserver import Forkserver
 from harvester.relay.marker import Marker, RetryDelays
+from harvester.relay.put_away import PutAwaySettings
 from harvester.relay.shard import ShardSpec
 from harvester.relay.shard_pool import RestartBudget
 from harvester.relay.supervisor import Host, Supervisor
@@ -204,9 +206,18 @@ def _keeper(config: Config, recorder: StatusRecorder) -> ArchiveKeeper | None:
     )
 
 
+def _put_away_settings(config: Config) -> PutAwaySettings | None:
+    store = config.oversize.store_settings
+    if config.oversize.policy != "claim-check" or store is None:
+        return None
+    open_store(store)  # raises ConfigurationError where S3's library is missing, before there are shards
+    return PutAwaySettings(store, config.oversize.above or config.largest_record_bytes)
+
+
 def shard_specs(config: Config) -> list[ShardSpec]:
     """What each shard process is told."""
     limits = config.limits
+    oversize = _put_away_settings(config)
     policy = Policy(
         max_attempts=limits.max_attempts,
         retry_backoff_s=limits.retry_backoff.total_seconds(),
@@ -231,6 +242,7 @@ def shard_specs(config: Config) -> list[ShardSpec]:
             tracing=config.tracing.enabled,
             reserved=frozenset({config.leader_topic, config.progress_topic}),
             dated=config.record_timestamp == "create_time",
+            oversize=oversize,
         )
         for index in range(limits.shards)
     ]

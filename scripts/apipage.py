@@ -73,6 +73,15 @@ SECTIONS: tuple[tuple[str, str, tuple[str, ...]], ...] = (
         ),
     ),
     (
+        "Large values",
+        "Values that lie in a store beside Kafka: [large values](large-values.md).",
+        (
+            "harvester: ClaimChecks StoreSettings ClaimCheckError",
+            "harvester.claim_check: ResolvedRecord",
+            "harvester.errors: StoreUnavailable StoredValueMissing StoredValueChanged",
+        ),
+    ),
+    (
         "Coordinated consumers",
         "Processes that share partitions through Kafka alone: [consuming](consuming.md).",
         (

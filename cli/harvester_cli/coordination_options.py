@@ -50,5 +50,6 @@ class CoordinationOptions(LoggedOptions):
             kafka=config.common_options(),
             heartbeat_interval_s=interval_s,
             coordination_topic=self.coordination_topic,
+            claim_check=config.oversize.store_settings,
             **given,
         )

@@ -276,7 +276,13 @@ def perform(
             with DemoRelay(place, *arguments, "--until-empty", output=output) as relay:
                 relay.wait(STUCK_S)
     say("verifying")
-    return verify(config.dsn, config.table, config.common_options(), header=config.record_header)
+    return verify(
+        config.dsn,
+        config.table,
+        config.common_options(),
+        header=config.record_header,
+        claim_check=config.oversize.store_settings,
+    )
 
 
 def _wait_for_leader(connection: Connection, place: DemoPaths, relay: DemoRelay, shards: int) -> None:

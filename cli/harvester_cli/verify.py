@@ -50,6 +50,7 @@ def verify(
             isolation=isolation,
             timeout_s=timeout,
             header=settings.record_header,
+            claim_check=settings.oversize.store_settings,
             on_progress=advance,
         )
     if json_:

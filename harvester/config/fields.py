@@ -18,6 +18,8 @@ from typing import Annotated
 
 from pydantic import BeforeValidator, PlainSerializer
 
+from harvester.claim_check.settings import FORM as STORE_FORM
+from harvester.claim_check.settings import read_url
 from harvester.config.dsn import FORM as DSN_FORM
 from harvester.config.dsn import parse_dsn
 from harvester.config.durations import FORM as DURATION_FORM
@@ -199,6 +201,24 @@ def _data_source(value: object) -> str:
     return text
 
 
+def _store_url(value: object) -> str:
+    text = _text(value).strip()
+    try:
+        return read_url(text) if text else ""
+    except ValueError as error:
+        refuse(str(error), STORE_FORM)
+
+
+def _matching(form: str, what: str, allowed: str) -> Callable[[object], str]:
+    def read(value: object) -> str:
+        text = _text(value).strip()
+        if text and not re.fullmatch(form, text, re.ASCII):
+            refuse(f"{echo(text)} is not {what}", allowed)
+        return text
+
+    return read
+
+
 Duration = Annotated[timedelta, duration_up_to(timedelta(hours=24)), _as_text]
 SessionDuration = Annotated[timedelta, duration_up_to(MAX_SESSION_TIMEOUT), _as_text]
 Retention = Annotated[timedelta, duration_up_to(timedelta(days=3650)), _as_text]
@@ -213,6 +233,14 @@ DataSource = Annotated[str, BeforeValidator(_data_source)]
 ListenAddress = Annotated[str, BeforeValidator(_listen)]  # HOST:PORT, an IPv6 host in brackets, or "off"
 SocketPath = Annotated[str, BeforeValidator(_control_socket)]  # "auto", "off", or a path
 FunctionName = Annotated[str, BeforeValidator(read_hook_name)]
+StoreUrl = Annotated[str, BeforeValidator(_store_url)]  # empty: none
+Endpoint = Annotated[
+    str,
+    BeforeValidator(
+        _matching(r"https?://[^\s/@?#]+/?", "the address of a server", '"https://host", "http://host:9000"')
+    ),
+]
+Region = Annotated[str, BeforeValidator(_matching(r"[A-Za-z0-9-]{1,63}", "a region", 'such as "eu-central-1"'))]
 
 
 # A name that says nothing about the service (an interpreter, an application server) is no default: two services that

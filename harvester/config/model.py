@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from pydantic import BeforeValidator, Field, model_validator
 
+from harvester.claim_check.settings import FORM as STORE_FORM
+from harvester.claim_check.settings import StoreSettings
 from harvester.config import kafka_options, timing
 from harvester.config.dsn import effective_dsn, mask_dsn
 from harvester.config.durations import format_duration, to_ms
@@ -20,14 +22,17 @@ from harvester.config.fields import (
     Conflict,
     DataSource,
     Duration,
+    Endpoint,
     FunctionName,
     GroupId,
     HeaderName,
     ListenAddress,
     Name,
+    Region,
     Retention,
     SessionDuration,
     SocketPath,
+    StoreUrl,
     Switch,
     TableName,
     Topic,
@@ -56,6 +61,8 @@ _LOG_LEVELS = {"trace": "7", "debug": "7", "info": "6", "warning": "4", "error":
 _MAX_PROPAGATION = timedelta(seconds=1)
 _MIN_TRANSACTION_MS = 10_000
 _MIN_PRODUCER_QUEUE_RECORDS = 100_000
+_MESSAGE_BYTES = 1_000_000  # librdkafka's default of message.max.bytes
+_AROUND_A_RECORD = 1_024  # the header of the harvester, a trace's, and what the protocol adds
 
 
 def derived(source: str, compute: Any) -> Any:
@@ -122,6 +129,21 @@ class PoisonSettings(SettingsTable):
     notice_topic: TopicOrNone = ""
 
 
+class OversizeSettings(SettingsTable):
+    """What becomes of a record that is too large for Kafka; see docs/large-values.md."""
+
+    policy: Annotated[Literal["quarantine", "claim-check"], one_of("quarantine", "claim-check")] = "quarantine"
+    above: Annotated[int, whole_number(0, 1 << 30)] = 0
+    store: StoreUrl = ""
+    s3_endpoint: Endpoint = ""
+    s3_region: Region = ""
+
+    @property
+    def store_settings(self) -> StoreSettings | None:
+        """The store, if one is named."""
+        return StoreSettings(self.store, self.s3_endpoint, self.s3_region) if self.store else None
+
+
 class Logging(SettingsTable):
     """What is logged."""
 
@@ -183,6 +205,19 @@ def _notice_problems(notice_topic: str, leader_topic: str) -> list[Problem]:
     return [Problem("poison.notice_topic", "is the leader topic, which takes heartbeats only", "another topic")]
 
 
+def _oversize_problems(oversize: OversizeSettings, largest: int) -> list[Problem]:
+    """What is put away needs a place, and what is not must pass the producer."""
+    if oversize.policy != "claim-check":
+        return []
+    found = []
+    if not oversize.store:
+        found.append(Problem("oversize.store", 'is not set, and oversize.policy is "claim-check"', STORE_FORM))
+    if oversize.above > largest:
+        text = f"is {oversize.above}, and the producer's message.max.bytes leaves room for {largest}"
+        found.append(Problem("oversize.above", text, f"at most {largest}, or 0 for that"))
+    return found
+
+
 def _kafka_table(name: kafka_options.Table) -> BeforeValidator:
     def read(value: object) -> dict[str, str]:
         if not isinstance(value, Mapping):
@@ -220,6 +255,7 @@ class Config(SettingsTable):
     archive: Annotated[Literal["off", "ids", "rows"], one_of("off", "ids", "rows")] = "off"
     archive_retention: Retention = timedelta(days=7)
     limits: Annotated[Limits, nested(Limits, "limits")] = Field(default_factory=Limits)
+    oversize: Annotated[OversizeSettings, nested(OversizeSettings, "oversize")] = OversizeSettings()
     poison: Annotated[PoisonSettings, nested(PoisonSettings, "poison")] = PoisonSettings()
     logging: Annotated[Logging, nested(Logging, "logging")] = Logging()
     http: Annotated[Http, nested(Http, "http")] = Http()
@@ -246,6 +282,7 @@ class Config(SettingsTable):
             archive: Literal["off", "ids", "rows"] = ...,
             archive_retention: timedelta | str = ...,
             limits: Limits | Mapping[str, object] = ...,
+            oversize: OversizeSettings | Mapping[str, object] = ...,
             poison: PoisonSettings | Mapping[str, object] = ...,
             logging: Logging | Mapping[str, object] = ...,
             http: Http | Mapping[str, object] = ...,
@@ -273,6 +310,7 @@ class Config(SettingsTable):
             *_linger_problems(self.producer_kafka_config, self.delivery_timeout),
             *_notice_problems(self.poison.notice_topic, self.leader_topic),
             *hook_problems(self.oauth.token, self.base_kafka_config),
+            *_oversize_problems(self.oversize, self.largest_record_bytes),
         ]
         if problems:
             refuse_all(problems)
@@ -335,6 +373,14 @@ class Config(SettingsTable):
     def dsn(self) -> str:
         """What to connect with: `data_source`, only to a server that takes writes, named after this instance."""
         return effective_dsn(self.data_source, application_name=f"harvester {self.name}")
+
+    @property
+    def largest_record_bytes(self) -> int:
+        """What key, value and headers of a row may take together, by the producer's message.max.bytes."""
+        tables = (self.producer_kafka_config, self.base_kafka_config)
+        limit = next(filter(None, (kafka_options.get(table, "message.max.bytes") for table in tables)), "")
+        # What is no number `harvester config check` hears from librdkafka.
+        return max(1, (int(limit) if limit.isdecimal() else _MESSAGE_BYTES) - _AROUND_A_RECORD)
 
     @property
     def progress_topic(self) -> str:

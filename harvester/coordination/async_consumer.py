@@ -76,14 +76,17 @@ class AsyncCoordinatedConsumer:
         """Records, until the consumer is stopped or closed."""
         consumer = self._started
         while not consumer._is_over:
-            record = await self.poll(IDLE_S)
+            record = await self._next(IDLE_S)
             if record is not None:
-                yield record
+                yield await self._resolve(record)
                 for another in consumer._batch.handed_out(clock_s):
-                    yield another
+                    yield await self._resolve(another)
 
     async def poll(self, timeout_s: float) -> Any:
         """The next record that may be processed, or None. Raises what ended the coordination."""
+        return await self._resolve(await self._next(timeout_s))
+
+    async def _next(self, timeout_s: float) -> Any:
         record = None if self._filling else self._started._batch.take(clock_s())
         if record is not None:
             return record
@@ -165,6 +168,13 @@ class AsyncCoordinatedConsumer:
 
     # -- parts
 
+    async def _resolve(self, record: Any) -> Any:
+        """With its value, which another thread waits for."""
+        checks = self._started._claim_checks
+        if record is None or checks is None or not checks.applies_to(record):
+            return record
+        return await asyncio.to_thread(checks.resolve, record)
+
     @property
     def _started(self) -> CoordinatedConsumer:
         if self._consumer is None:
@@ -174,7 +184,7 @@ class AsyncCoordinatedConsumer:
     def _fill(self, timeout_s: float) -> asyncio.Future[Any]:
         """Let the thread wait for records; what it brings is the first of them."""
         if self._filling is None:
-            self._filling = asyncio.ensure_future(self._call(self._started.poll, timeout_s))
+            self._filling = asyncio.ensure_future(self._call(self._started._next, timeout_s))
         return self._filling
 
     def _commit(self, record: Any) -> None:
@@ -213,7 +223,7 @@ class _Run:
                     continue
                 began = clock_s()
                 try:
-                    await self._handler(record)
+                    await self._handler(await self._consumer._resolve(record))
                 except Exception as error:  # noqa: BLE001 - the application's; on_error says what it leads to
                     handling.took(began)
                     await asyncio.to_thread(handling.fail_at_once, record, error)
@@ -256,7 +266,7 @@ class _Run:
         else:
             await asyncio.sleep(wait_s)  # what is ready is paused
         if self._consumer._filling is not None and self._consumer._filling.done():
-            record = await self._consumer.poll(0)
+            record = await self._consumer._next(0)
             if record is not None:
                 handling.admit(record)
             handling.tidy()
@@ -264,7 +274,7 @@ class _Run:
     async def _attempt(self, queued: Any) -> None:
         began = clock_s()
         try:
-            await self._handler(queued.record)
+            await self._handler(await self._consumer._resolve(queued.record))
         except Exception as error:  # noqa: BLE001 - the application's; on_error says what it leads to
             self._handling.took(began)
             await asyncio.to_thread(self._handling.fail, queued, error)

@@ -29,6 +29,7 @@ from uuid import uuid4
 
 from confluent_kafka import TopicPartition
 
+from harvester.claim_check import ClaimChecks
 from harvester.clock import clock_s
 from harvester.coordination.admin import setting_position
 from harvester.coordination.core.claim import BatchWaiting, ReleaseClaim
@@ -150,6 +151,7 @@ class CoordinatedConsumer:
         self.settings = settings
         self.client = Client(settings.client_id or uuid4().hex[:12], uuid4().hex)
         self._on_event = on_event
+        self._claim_checks = None if settings.claim_check is None else ClaimChecks(settings.claim_check)
         ensure_coordination_topic(
             settings.coordination_topic, settings.kafka, settings.coordination_partitions, settings.timing.interval_ms
         )
@@ -177,18 +179,23 @@ class CoordinatedConsumer:
 
     def __iter__(self) -> Iterator[Any]:
         """Records, until the consumer is stopped or closed."""
-        return (record for record in self._offers(lambda: _IDLE_S) if record is not None)
+        records = (record for record in self._offers(lambda: _IDLE_S) if record is not None)
+        return records if self._claim_checks is None else map(self._claim_checks.resolve, records)
 
     def poll(self, timeout_s: float) -> Any:
         """The next record that may be processed, or None. Raises what ended the coordination."""
-        record = self._batch.take(clock_s())
-        return self._poll(timeout_s) if record is None else record
+        record = self._next(timeout_s)
+        return record if record is None or self._claim_checks is None else self._claim_checks.resolve(record)
 
     def consume(self, most: int, timeout_s: float) -> list[Any]:
         """So many records at most, of any partitions; waits for the first one, and takes what has come with it.
 
         Half as many are enough if no more have come of a partition: lists of one partition are committed quickest.
         """
+        records = self._consume(most, timeout_s)
+        return records if self._claim_checks is None else [self._claim_checks.resolve(record) for record in records]
+
+    def _consume(self, most: int, timeout_s: float) -> list[Any]:
         records = self._batch.take_some(most, clock_s())
         while 2 * len(records) < most:
             first = self._poll(0 if records else timeout_s)
@@ -352,7 +359,12 @@ class CoordinatedConsumer:
 
     def _offer_batches(self, most: int) -> Iterator[list[Any] | None]:
         while not self._is_over:
-            yield self.consume(most, self._handling.wait_s()) or None
+            yield self._consume(most, self._handling.wait_s()) or None
+
+    def _next(self, timeout_s: float) -> Any:
+        """The next record as it was consumed, or None."""
+        record = self._batch.take(clock_s())
+        return self._poll(timeout_s) if record is None else record
 
     def _finish(self, records: list[Any]) -> None:
         """Commit what is not the next to be; from any thread."""
@@ -368,6 +380,8 @@ class CoordinatedConsumer:
                     buffer.finish(*processed)
 
     def _run(self, handler: Callable[[Any], object], single: Callable[[Any], object], workers: int) -> Run:
+        if self._claim_checks is not None:  # within each try, so that on_error says what a failure leads to
+            handler, single = self._claim_checks.resolving(handler), self._claim_checks.resolving(single)
         return Run(
             self._handling, handler, single,
             workers=workers, commit=self.commit, announce=self._announce, is_stopping=lambda: self._stopping,

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, fields
 from difflib import get_close_matches
 from typing import Any, Literal, get_args
 
+from harvester.claim_check.settings import StoreSettings
 from harvester.coordination.core.claim import ClaimTiming
 from harvester.coordination.core.record_queues import FailurePolicy, OnError, RecordOrder
 from harvester.coordination.core.world import LogTiming
@@ -46,6 +47,10 @@ class ConsumerSettings:
     without one has none), of a `partition`, or `none`. `workers`: how many records are handled at once, in threads; of
     those whose order is kept, one.
 
+    `claim_check`: the store of values that are too large for Kafka, as StoreSettings or a table of its fields. Records
+    are handed out with their values; one whose value cannot be had is a failure of the handler, and without a handler
+    raises ClaimCheckError.
+
     `out_of_range`: where to go on when retention has removed the record that comes next.
     `shed_at_once`: the most partitions that are given up in one interval for those who have fewer; None: all of them.
     """
@@ -67,6 +72,7 @@ class ConsumerSettings:
     dead_letter_topic: str | None = None
     order: RecordOrder = "key"
     workers: int = 1
+    claim_check: StoreSettings | Mapping[str, str] | None = None
     out_of_range: OutOfRangePolicy = "error"
     greedy: bool = True
     whole_topics: bool = False

@@ -48,6 +48,30 @@ class Broken(NamedTuple):
 Decoded = KafkaRecord | Broken
 
 
+class Oversize(NamedTuple):
+    """A record that is too large for Kafka: its value has to be put away before it can be published."""
+
+    id: int
+    key: bytes | None
+    record: KafkaRecord
+
+
+def set_apart(records: list[Decoded], above: int) -> list[Decoded | Oversize]:
+    """Of these records, those whose key, value and headers take more bytes as Oversize; the others as they are."""
+    return [
+        Oversize(record.id, record.key, record)
+        if isinstance(record, KafkaRecord) and record.value and size_of(record) > above
+        else record
+        for record in records
+    ]
+
+
+def size_of(record: KafkaRecord) -> int:
+    """The bytes of its key, value and headers."""
+    headers = sum(len(name.encode()) + len(value) for name, value in record.headers)
+    return len(record.key or b"") + len(record.value or b"") + headers
+
+
 def decode(data: bytes) -> list[Decoded]:
     """The rows that lie in `data` one after the other; raises WireError where they are none."""
     found: list[Decoded] = []

@@ -11,6 +11,8 @@ from typing import TypeVar
 import confluent_kafka
 import psycopg
 
+from harvester.claim_check import StoreSettings
+from harvester.claim_check.stores import open_store
 from harvester.config import Config, check_clients
 from harvester.doctor.database import read_database
 from harvester.doctor.facts import CheckResult, DoctorReport, HostFacts, JavaFacts, listed, ok, problem, skipped
@@ -30,7 +32,8 @@ def examine(
     """All findings about this machine, the database and the cluster of `config`. Changes nothing without `probe`.
 
     `also`: commands (`stack`, `pipeline`) whose Java is looked for. `probe`: let the brokers stamp a record of a topic
-    that is created for it and deleted again, to see their clock.
+    that is created for it and deleted again, to see their clock; and put a small object, `doctor/probe`, into the
+    store of large values.
     """
     found = [_configuration(config), *judge_host(read_host(), config), *judge_java(read_java(also))]
 
@@ -59,6 +62,9 @@ def examine(
         found += judge_owner(database, kafka, config)
         matters = "latencies and the age of the backlog are computed from both"
         found.append(judge_clock("clock.database", "PostgreSQL's", database.clock, matters))
+    if config.oversize.store_settings is not None:
+        progress("looking at the store of large values" if probe else "")
+        found.append(_store(config.oversize.store_settings, probe=probe))
     if kafka is not None:
         progress("looking at the brokers' clock" if probe else "")
         found.append(_broker_clock(config, probe=probe))
@@ -103,6 +109,21 @@ def _configuration(config: Config) -> CheckResult:
         text = f"the Kafka client refuses {listed([str(each) for each in problems])}"
         return problem("configuration", text, "correct it; `harvester config check` reports the same")
     return ok("configuration", f"{config.delivery}, outbox {config.table}, group {config.leader_group_id}")
+
+
+def _store(settings: StoreSettings, *, probe: bool) -> CheckResult:
+    check, said = "oversize.store", b"put here by `harvester doctor --probe`\n"
+    if not probe:
+        return skipped(check, f"{settings.url} was not tried: that writes an object", "run doctor with --probe")
+    try:
+        store = open_store(settings)
+        store.put("doctor/probe", said)
+        got = store.get("doctor/probe")
+    except HarvesterError as error:
+        return problem(check, error.message, error.hint or "correct oversize.store")
+    if got != said:
+        return problem(check, f"{settings.url} gives back another object than was put", "see what else writes there")
+    return ok(check, f"{settings.url} can be written and read")
 
 
 def _broker_clock(config: Config, *, probe: bool) -> CheckResult:

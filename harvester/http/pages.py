@@ -140,6 +140,8 @@ def _shards(status: Status) -> Iterator[Metric]:
     yield each("shard_published_records", "Records published.", delivered, counter=True)
     yield each("shard_retries", "Deliveries tried again.", (shard.retries for shard in shards), counter=True)
     yield each("shard_errors", "Deliveries that Kafka refused.", (shard.errors for shard in shards), counter=True)
+    stored = (shard.stored for shard in shards)
+    yield each("shard_stored_records", "Records whose values were put into the store.", stored, counter=True)
     restarts = (shard.restarts for shard in shards)
     yield each("shard_restarts", "How often its process was replaced.", restarts, counter=True)
 

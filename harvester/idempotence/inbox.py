@@ -16,7 +16,8 @@ raises them; after any of them, also after a commit whose end is unknown, the ro
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterator, Sequence
+from asyncio import to_thread
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import (
     AbstractAsyncContextManager,
     AbstractContextManager,
@@ -32,6 +33,7 @@ from psycopg import sql
 from psycopg.pq import TransactionStatus
 from psycopg.rows import tuple_row
 
+from harvester.claim_check import ClaimChecks, StoreSettings
 from harvester.errors import InboxError, InboxFenced
 from harvester.idempotence.partition import Batch, Effect, InboxTransaction, Message, OpenPartitions, Position
 from harvester.idempotence.seen import SeenIds
@@ -120,8 +122,10 @@ class InboxBase(Generic[S]):
         header: str = HEADER,
         max_intervals: int = 20_000,
         idle_timeout_s: float = 60.0,
+        claim_check: StoreSettings | Mapping[str, str] | None = None,
     ) -> None:
         self._source = connection
+        self._claim_checks = None if claim_check is None else ClaimChecks(claim_check)
         self._sql = InboxStatements(table)
         self._group = OpenPartitions(group, header, max_intervals, idle_timeout_s)
 
@@ -141,6 +145,8 @@ class Inbox(InboxBase[Connection | Pool]):
     `max_intervals` bounds what a partition remembers above the relay's low water: the lowest ids are forgotten
     beyond that, with a warning, and would be taken again if they came again. `idle_timeout_s` ends a transaction
     whose client does nothing for so long (a frozen process), so that a successor does not wait for its lock for ever.
+    `claim_check`: the store of values that are too large for Kafka, as StoreSettings or their fields. Messages of a
+    batch, and `Effect.message`, then have their values, which are got before the rows are locked.
     """
 
     def create_table(self) -> None:
@@ -180,6 +186,8 @@ class Inbox(InboxBase[Connection | Pool]):
         transaction = InboxTransaction(self._group, messages)
         written = committed = False
         try:
+            if self._claim_checks is not None:
+                transaction.resolve(self._claim_checks.resolve)
             with self._connection() as connection, self._locked(connection, transaction):
                 yield Batch(connection.cursor(), transaction.judge())
                 changes = transaction.write()
@@ -262,6 +270,8 @@ class AsyncInbox(InboxBase[AsyncConnection | AsyncPool]):
         transaction = InboxTransaction(self._group, messages)
         written = committed = False
         try:
+            if self._claim_checks is not None:
+                await to_thread(transaction.resolve, self._claim_checks.resolve)
             async with self._connection() as connection, self._locked(connection, transaction):
                 yield Batch(connection.cursor(), transaction.judge())
                 changes = transaction.write()

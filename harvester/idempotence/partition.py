@@ -13,7 +13,7 @@ effects, what `write` says, and at last `end`, whatever the end was.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, Generic, NamedTuple, Protocol, TypeVar
@@ -253,6 +253,10 @@ class InboxTransaction:
                 self._before[place] = partition.next_offset
         return fresh
 
+    def resolve(self, resolver: Callable[[Message], Message]) -> None:
+        """Replaces each message by what the resolver makes of it."""
+        self._messages = [resolver(message) for message in self._messages]
+
     def judge(self) -> list[tuple[Message, Judged]]:
         """Each message with its judgement, in the order given."""
         judged = []
@@ -309,12 +313,13 @@ class Batch(Generic[C]):
 class Effect(Generic[C]):
     """A batch of one record; `origin` is None where it carries none."""
 
+    message: Message
     novelty: Novelty
     origin: Origin | None
 
     def __init__(self, batch: Batch[C]) -> None:
         self.cursor = batch.cursor
-        ((_, (self.novelty, self.origin)),) = batch.judged
+        ((self.message, (self.novelty, self.origin)),) = batch.judged
 
     @property
     def is_new(self) -> bool:

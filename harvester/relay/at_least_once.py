@@ -33,7 +33,7 @@ from typing import Any
 
 from confluent_kafka import KafkaError, KafkaException
 
-from harvester.delivery.decode import Broken, decode
+from harvester.delivery.decode import Broken, Oversize, decode, size_of
 from harvester.delivery.retries import (
     TOO_LARGE,
     Attempts,
@@ -46,9 +46,11 @@ from harvester.delivery.retries import (
 )
 from harvester.origin import Stamps, timestamp_ms
 from harvester.outbox.purge_session import PoisonRow, QuarantineOutcome
+from harvester.record import KafkaRecord
 from harvester.relay.core import frames as f
 from harvester.relay.core.barrier import Barrier, BarrierEntry
 from harvester.relay.purger import ShardHost
+from harvester.relay.put_away import NOT_STORED, Outcome, PutAway
 from harvester.telemetry.latency import Histogram
 
 RESERVED = "its topic is one of the harvester's own, where a record could pass for the harvester's word"
@@ -70,9 +72,13 @@ class Sender:
         header: str = "",
         reserved: frozenset[str] = frozenset(),
         dated: bool = False,
+        put_away: PutAway | None = None,
     ) -> None:
-        """`dated`: a record's timestamp is its row's create_time; else the moment at which it is produced."""
-        self._producer, self._reserved, self._dated = producer, reserved, dated
+        """`dated`: a record's timestamp is its row's create_time; else the moment at which it is produced.
+
+        `put_away`: what sees to the values of records that are too large; None: nothing does.
+        """
+        self._producer, self._reserved, self._dated, self._put_away = producer, reserved, dated, put_away
         self._stamps = Stamps(header, shard.index)
         self._shard = shard
         self._lock = threading.Lock()
@@ -100,7 +106,8 @@ class Sender:
     def dispatch(self, frame: f.Dispatch) -> None:
         """Rows in id order: send what may be sent, queue the rest."""
         now, term = time.monotonic(), self._term  # which this thread alone changes
-        entries = [BarrierEntry(record[0], record[1], record, now, term) for record in decode(frame.rows)]
+        records = decode(frame.rows) if self._put_away is None else self._put_away.decode(frame.rows)
+        entries = [BarrierEntry(record[0], record[1], record, now, term) for record in records]
         self._stamps.set_low_water(frame.low_water)
         if self._attempts.states:
             for entry in entries:
@@ -165,8 +172,8 @@ class Sender:
         dated = self._dated
         for entry in entries:
             record = entry.record
-            if isinstance(record, Broken):
-                self._poison(entry, record.reason)
+            if not isinstance(record, KafkaRecord):
+                self._divert(entry, record)
                 continue
             if entry.term != self._term or not trusted():
                 self._run_out_of_trust(entry)
@@ -190,6 +197,32 @@ class Sender:
                 self._failed(entry, error.args[0], local=True)
             except Exception as error:  # noqa: BLE001 - no record may end the shard (P33)
                 self._poison(entry, f"the client refused it: {error}")
+
+    def _divert(self, entry: BarrierEntry, record: Broken | Oversize) -> None:
+        """It is no record that can be sent, or not yet."""
+        if isinstance(record, Broken):
+            self._poison(entry, record.reason)
+            return
+        assert self._put_away is not None
+        with self._lock:
+            if entry.id not in self._barrier:
+                return
+            self._barrier.hold(entry.id)
+        self._put_away.put(record, partial(self._stored, entry))
+
+    def _stored(self, entry: BarrierEntry, outcome: Outcome) -> None:
+        """The value was put away, or could not be."""
+        with self._lock:
+            if self._barrier.unsettled.get(entry.id) is not entry:
+                return  # dropped meanwhile; its row may have come again as another entry
+            if isinstance(outcome, str):
+                self._errors += 1
+                _, retry = self._attempts.failed(entry.id, NOT_STORED, datetime.now(UTC))
+                self._retry(entry, retry, outcome, counts=True)
+                return
+            entry.record = outcome
+            self._barrier.release(entry.id, time.monotonic())
+        self._produce((entry,))
 
     def _run_out_of_trust(self, entry: BarrierEntry) -> None:
         with self._lock:
@@ -221,7 +254,7 @@ class Sender:
         if acked:
             now_us = time.time_ns() // 1000
             with self._lock:
-                ages = [now_us - entry.record[6] for entry in acked if not isinstance(entry.record, Broken)]
+                ages = [now_us - entry.record[6] for entry in acked if isinstance(entry.record, KafkaRecord)]
                 self._latency.add_all(ages)
                 self._delivered += len(acked)
                 self._acked_at = time.monotonic()
@@ -372,9 +405,10 @@ class Sender:
                 return None
             self._seen = now
             latency, self._latency = self._latency, Histogram()
-        return f.Stats(*now[:4], self._retried, *now[4:], latency.pack().hex())
+        stored = 0 if self._put_away is None else self._put_away.stored
+        return f.Stats(*now[:4], self._retried, *now[4:], latency.pack().hex(), stored)
 
 
 def _size(entry: BarrierEntry) -> int:
     record = entry.record
-    return 0 if isinstance(record, Broken) else len(record.key or b"") + len(record.value or b"")
+    return size_of(record) if isinstance(record, KafkaRecord) else 0

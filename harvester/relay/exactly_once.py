@@ -60,6 +60,7 @@ from harvester.delivery.lane import (
 )
 from harvester.delivery.progress import Progress, encode, lanes_of, lanes_to_fence
 from harvester.origin import Stamps, timestamp_ms
+from harvester.record import KafkaRecord
 from harvester.relay.at_least_once import INFERRED, RESERVED
 from harvester.relay.core import frames as f
 from harvester.relay.core.transaction_queue import QueuedRecord
@@ -405,7 +406,8 @@ class TransactionWriter:
     def _produce(self, lane: Lane, entry: QueuedRecord) -> bool:
         """False: the transaction cannot go on, because of this record or for another reason."""
         record = entry.record
-        if isinstance(record, Broken):
+        if not isinstance(record, KafkaRecord):
+            assert isinstance(record, Broken)  # what is oversize is not queued
             self.failed.append((entry, record.reason))
             return False
         record_id, key, topic, value, headers, partition, created_us = record

@@ -34,6 +34,7 @@ from harvester.relay.exactly_once import Transactor
 from harvester.relay.failpoints import Failpoints
 from harvester.relay.ipc import ShardPipe, Shared, Waker, in_flight, trust_check, widen
 from harvester.relay.purger import Purger
+from harvester.relay.put_away import PutAway, PutAwaySettings
 from harvester.relay.transaction_intake import TransactionIntake
 from harvester.telemetry.logging import ClientLog
 from harvester.telemetry.process import calm_collector
@@ -61,6 +62,7 @@ class ShardSpec:
     tracing: bool = False  # continue traces that the headers of rows carry
     reserved: frozenset[str] = frozenset()  # topics of the harvester's own: no record goes there
     dated: bool = False  # a record's timestamp is its row's create_time
+    oversize: PutAwaySettings | None = None  # values that are put away
 
 
 class Producers:
@@ -144,15 +146,16 @@ class Shard:
             lambda level, text: pipe.send(f.Log(level, text)),
             spec.name if spec.tracing else None,
         )
+        put_away = PutAway(spec.oversize, self) if spec.oversize is not None else None
         self.records: Sender | TransactionIntake
         self.transactor: Transactor | None = None
         self._lanes: Lanes | None = None
         if spec.lanes is None:
             self._producer = self._producers.make(spec.producer_options)
-            self.records = Sender(self._producer, spec.policy, self, spec.header, spec.reserved, spec.dated)
+            self.records = Sender(self._producer, spec.policy, self, spec.header, spec.reserved, spec.dated, put_away)
         else:
             self._lanes = Lanes(spec.lanes, self._producers.make, self._producers.log)
-            self.records = TransactionIntake(spec.transaction_records, spec.policy, self)
+            self.records = TransactionIntake(spec.transaction_records, spec.policy, self, put_away)
             self.transactor = Transactor(
                 self.records, self._lanes, self, self.purger, spec.header, spec.reserved, spec.dated
             )

@@ -15,10 +15,11 @@ import threading
 import time
 from collections.abc import Sequence
 from datetime import UTC, datetime
+from functools import partial
 
 from confluent_kafka import KafkaError
 
-from harvester.delivery.decode import Broken, decode
+from harvester.delivery.decode import Oversize, decode
 from harvester.delivery.lane import Lane
 from harvester.delivery.retries import NEVER, Attempts, Failure, Policy, RetryVerdict, burns_attempt
 from harvester.outbox.purge_session import PoisonRow, QuarantineOutcome
@@ -26,6 +27,7 @@ from harvester.record import KafkaRecord
 from harvester.relay.core import frames as f
 from harvester.relay.core.transaction_queue import QueuedRecord, TransactionQueue
 from harvester.relay.purger import ShardHost
+from harvester.relay.put_away import NOT_STORED, Outcome, PutAway
 from harvester.telemetry.latency import Histogram
 
 _MOST_BYTES = 1 << 23  # a commit has to be over soon, or its outcome counts as unclear
@@ -35,9 +37,9 @@ class TransactionIntake:
     """A shard's records in exactly-once mode. Public attributes are for the transactor, under the lock but for single
     reads."""
 
-    def __init__(self, most: int, policy: Policy, shard: ShardHost) -> None:
-        """`most` records go into one transaction."""
-        self._shard = shard
+    def __init__(self, most: int, policy: Policy, shard: ShardHost, put_away: PutAway | None = None) -> None:
+        """`most` records go into one transaction. `put_away` as a `Sender`'s."""
+        self._shard, self._put_away = shard, put_away
         self.changed = threading.Condition(threading.Lock())
         self.batches = TransactionQueue(most, 0, _MOST_BYTES)
         self.refusals = Refusals(self.batches, policy, shard)
@@ -56,7 +58,8 @@ class TransactionIntake:
 
     def dispatch(self, frame: f.Dispatch) -> None:
         now = time.monotonic()
-        entries = [QueuedRecord(record[0], record[1], record, now) for record in decode(frame.rows)]
+        records = decode(frame.rows) if self._put_away is None else self._put_away.decode(frame.rows)
+        entries = [QueuedRecord(record[0], record[1], record, now) for record in records]
         refused: list[int] = []
         with self.changed:
             meant = self.pending or self.under
@@ -66,12 +69,16 @@ class TransactionIntake:
             some_failed = bool(self._attempts.states)
             for entry in entries:
                 entry.alone = some_failed and self._attempts.has_timed_out(entry.id)
-                if isinstance(entry.record, KafkaRecord) and entry.record.value is not None:
-                    entry.size = len(entry.record.value)
-                if stale or not self.batches.offer(entry):
+                record, offer = entry.record, self.batches.offer
+                if isinstance(record, KafkaRecord):
+                    entry.size = len(record.value or b"")
+                elif isinstance(record, Oversize):
+                    offer = self.batches.offer_oversize
+                if stale or not offer(entry):
                     refused.append(entry.id)
             if refused:
                 self._shard.send(f.Dropped(refused) if blocked else f.Refused(frame.epoch, refused))
+            self._store_oversize()
             self.changed.notify()
 
     def remark(self, frame: f.Remark) -> None:
@@ -127,7 +134,8 @@ class TransactionIntake:
                 return None
             self._seen = now
             latency, self._latency = self._latency, Histogram()
-        return f.Stats(*now[:4], self.refusals.retried, *now[4:], latency.pack().hex())
+        stored = 0 if self._put_away is None else self._put_away.stored
+        return f.Stats(*now[:4], self.refusals.retried, *now[4:], latency.pack().hex(), stored)
 
     # -- commits; the purger's thread
 
@@ -135,6 +143,7 @@ class TransactionIntake:
         """The DELETE of these ids has committed."""
         with self.changed:
             self.batches.settle(ids)
+            self._store_oversize()
             if self._attempts.states:
                 self._attempts.settled(ids)
             self._shard.send(f.Settled(ids))  # in order with the answer to a remark
@@ -150,6 +159,27 @@ class TransactionIntake:
             self._quarantined += 1
             self._shard.send(f.Quarantined(poison.id, poison.error))
         self.purged([poison.id])
+
+    # -- values that are put away
+
+    def _store_oversize(self) -> None:
+        """See to the oversize records that have come up; the lock is held."""
+        for entry in self.batches.to_store():
+            assert self._put_away is not None
+            assert isinstance(entry.record, Oversize)
+            self._put_away.put(entry.record, partial(self._stored, entry))
+
+    def _stored(self, entry: QueuedRecord, outcome: Outcome) -> None:
+        """A value was put away, or could not be."""
+        with self.changed:
+            if not self.batches.is_oversize(entry):
+                return  # dropped or parked meanwhile; its row may have come again as another entry
+            if isinstance(outcome, KafkaRecord):
+                self.batches.stored(entry, outcome, time.monotonic())
+            elif (meant := self.pending or self.under) is not None:
+                self.refusals.not_stored(entry, outcome, meant)
+            self._store_oversize()
+            self.changed.notify()
 
     # -- the transactor
 
@@ -169,7 +199,7 @@ class TransactionIntake:
     def commit(self, now_us: int) -> None:
         """The open transaction is committed, for certain: purge what it held. The lock is held."""
         entries = self.batches.committed()
-        self._latency.add_all([now_us - entry.record[6] for entry in entries if not isinstance(entry.record, Broken)])
+        self._latency.add_all([now_us - entry.record[6] for entry in entries if isinstance(entry.record, KafkaRecord)])
         self._delivered += len(entries)
         self._committed_at = time.monotonic()
         self._shard.purge([entry.id for entry in entries])
@@ -239,6 +269,13 @@ class Refusals:
             self.poison(entry, text, under)
             return
         self.retried += 1
+        self._park(entry, text, self.attempts.wait_s(retry, random.random()), retry.attempts, under)
+
+    def not_stored(self, entry: QueuedRecord, text: str, under: f.Remark) -> None:
+        """The value of an oversize record could not be put away: it is tried again, for as long as it takes."""
+        self.errors += 1
+        self.retried += 1
+        _, retry = self.attempts.failed(entry.id, NOT_STORED, datetime.now(UTC))
         self._park(entry, text, self.attempts.wait_s(retry, random.random()), retry.attempts, under)
 
     def poison(self, entry: QueuedRecord, text: str, under: f.Remark) -> None:

@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from harvester.claim_check import StoreSettings
 from harvester.errors import SchemaError
 from harvester.origin import HEADER, decode
 from harvester.outbox.connection import Connection, connect, database_errors, fetch_row
@@ -75,20 +76,23 @@ def verify(
     isolation: Isolation = "read_committed",
     timeout_s: float = 30.0,
     header: str = HEADER,
+    claim_check: StoreSettings | None = None,
     on_progress: Callable[[int], None] = lambda records: None,
 ) -> VerifyReport:
     """Compare an outbox that was filled by the pump with what Kafka holds.
 
-    `topics` defaults to those the pump wrote to; `header` is the name of the relay's own. Raises SchemaError without
-    a pump's side table, DatabaseUnavailable, BrokerUnavailable, BrokerError; never because of what it finds.
+    `topics` defaults to those the pump wrote to; `header` is the name of the relay's own; `claim_check`: the store of
+    values that are too large for Kafka. Raises SchemaError without a pump's side table, DatabaseUnavailable,
+    BrokerUnavailable, BrokerError, ClaimCheckError; never because of anything else that it finds.
     """
     with connect(dsn, application_name="harvester verify") as connection:
         shape = inspect(connection, table)
         truth = read_truth(connection, table, shape)
         topics = tuple(topics) or truth.topics
         history = read(
-            kafka_options, topics, isolation=isolation, timeout_s=timeout_s, header=header, on_progress=on_progress
-        )
+            kafka_options, topics, isolation=isolation, timeout_s=timeout_s, header=header, claim_check=claim_check,
+            on_progress=on_progress,
+        )  # fmt: skip
         known = read_counts(connection, table, shape)
     verdict = judge(
         truth.counts,

@@ -16,6 +16,7 @@ from typing import Any, Literal
 from confluent_kafka import TIMESTAMP_NOT_AVAILABLE, Consumer, KafkaError, KafkaException, TopicPartition
 
 from harvester.bounds import read_bounds
+from harvester.claim_check import ClaimChecks, StoreSettings
 from harvester.errors import BrokerError, BrokerUnavailable
 from harvester.origin import HEADER, decode, find
 from harvester.verify.load import COMMITTED, ROLLED_BACK, parse
@@ -160,17 +161,20 @@ def read(
     isolation: Isolation = "read_committed",
     timeout_s: float = 30.0,
     header: str = HEADER,
+    claim_check: StoreSettings | None = None,
     on_progress: Callable[[int], None] = lambda records: None,
 ) -> History:
     """Read `topics` to their end. `options` are the client's (bootstrap.servers, security).
 
-    `header` names the one that says where a record comes from; empty: there is none.
+    `header` names the one that says where a record comes from; empty: there is none. `claim_check`: the store of values
+    that are too large for Kafka, which are read as well; raises ClaimCheckError for one that is missing or changed.
 
     A topic that does not exist counts as empty: nothing was delivered to it. `timeout_s` bounds how long nothing
     may arrive; `on_progress` gets the number of records read. Raises BrokerUnavailable; BrokerError for what
     waiting does not help, and when an open transaction hides records from a read_committed reader for that long.
     """
-    reader = _Reader(options, isolation, timeout_s, header, on_progress)
+    checks = None if claim_check is None else ClaimChecks(claim_check)
+    reader = _Reader(options, isolation, timeout_s, header, checks, on_progress)
     try:
         return reader.read(list(dict.fromkeys(topics)))
     except KafkaException as error:
@@ -186,9 +190,10 @@ class _Reader:
         isolation: Isolation,
         timeout_s: float,
         header: str,
+        claim_checks: ClaimChecks | None,
         on_progress: Callable[[int], None],
     ) -> None:
-        self._header = header
+        self._header, self._claim_checks = header, claim_checks
         self._timeout_s = timeout_s
         self._on_progress = on_progress
         self._complaint = ""
@@ -249,7 +254,10 @@ class _Reader:
                     if offset < end:
                         kind, at_ms = message.timestamp()
                         timestamp_ms = -1 if kind == TIMESTAMP_NOT_AVAILABLE else at_ms
-                        self._history.add(numbers[place], offset, message.key(), message.value(), timestamp_ms)
+                        value, checks = message.value(), self._claim_checks
+                        if checks is not None:
+                            value = checks.value(value, message.headers())
+                        self._history.add(numbers[place], offset, message.key(), value, timestamp_ms)
                         origin = decode(find(message.headers(), self._header)) if self._header else None
                         if origin is not None:
                             self._history.sequences.add(origin, timestamp_ms)

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import shutil
 import uuid
 from contextlib import ExitStack
+from pathlib import Path
 from typing import Any
 
 import psycopg
@@ -12,7 +14,7 @@ import pytest
 from confluent_kafka.admin import AdminClient
 
 from harvester.config import Config
-from harvester.doctor import CheckLevel, DoctorReport, examine
+from harvester.doctor import CheckLevel, CheckResult, DoctorReport, examine
 from harvester.doctor.database import read_database
 from harvester.doctor.examine import read_java
 from harvester.doctor.facts import Pooling
@@ -79,6 +81,21 @@ def test_the_probe_leaves_nothing_behind(servers: Servers, database: str, group:
         return any(name.startswith("harvester-doctor-") for name in admin.list_topics(timeout=30).topics)
 
     eventually(lambda: not ours(), what="the topic of the probe deleted")
+
+
+def test_the_store_of_large_values_is_tried(servers: Servers, database: str, group: str, tmp_path: Path) -> None:
+    def found(**given: Any) -> CheckResult:
+        config = config_of(servers, database, group, oversize={"policy": "claim-check", "store": f"file://{tmp_path}"})
+        return next(each for each in examine(config, **given).findings if each.check == "oversize.store")
+
+    assert found().level is CheckLevel.SKIPPED
+    assert list(tmp_path.iterdir()) == []
+    assert found(probe=True).level is CheckLevel.OK
+    assert found(probe=True).level is CheckLevel.OK  # it writes the same object again
+    shutil.rmtree(tmp_path)
+    away = found(probe=True)
+    assert away.level is CheckLevel.PROBLEM
+    assert "cannot be used" in str(away)
 
 
 def test_one_server_that_is_away_does_not_hide_the_other(servers: Servers, database: str, group: str) -> None:

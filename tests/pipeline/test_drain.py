@@ -271,6 +271,7 @@ def test_what_sparks_sink_cannot_do_is_refused(scene: Scene) -> None:
         ({"record_timestamp": "create_time"}, "record_timestamp"),
         ({"tracing": {"enabled": True}}, "tracing.enabled"),
         ({"record_header": ""}, "record_header"),
+        ({"oversize": {"policy": "claim-check", "store": "file:///srv"}}, "oversize.policy"),
     ):
         with pytest.raises(ConfigurationError, match=name):
             scene.drain(**given)

@@ -40,6 +40,16 @@ def test_nothing_planned_repeats_a_record() -> None:
         assert set(world.appended.values()) <= {1}
 
 
+def test_values_that_are_put_away_keep_all_of_it() -> None:
+    words: set[object] = set()
+    for seed in range(some_of(100)):
+        chance = random.Random(f"store {seed}")
+        faults = (*FAULTS, "store") if seed % 2 else ("store", "kafka", "hand over")
+        world = World(chance.randbytes(chance.randrange(200, 1000)), faults).run()
+        words |= {part for note in world.trace for part in note if isinstance(part, str)}
+    assert {"is put away", "is not put away"} <= words
+
+
 # -- the world itself
 
 

@@ -43,6 +43,16 @@ def test_long_histories_around_a_few_faults(faults: tuple[str, ...]) -> None:
         OnceWorld(chance.randbytes(chance.randrange(200, 1000)), (*faults, "hand over")).run()
 
 
+def test_values_that_are_put_away_keep_all_of_it() -> None:
+    words: set[object] = set()
+    for seed in range(some_of(100)):
+        chance = random.Random(f"store {seed}")
+        faults = (*ONCE_FAULTS, "store") if seed % 2 else ("store", "kafka", "poison", "hand over")
+        world = OnceWorld(chance.randbytes(chance.randrange(200, 1000)), faults).run()
+        words |= {part for note in world.trace for part in note if isinstance(part, str)}
+    assert {"is put away", "is not put away"} <= words
+
+
 @pytest.mark.parametrize(
     "scene",
     [scene for scene, _, _ in SCENES],

@@ -9,12 +9,14 @@ from typing import Any
 
 import pytest
 
+from harvester.record import KafkaRecord
 from harvester.relay.core import frames as f
 from harvester.relay.core.dispatcher import ShardFlows
 from harvester.relay.core.ledger import Ledger
 from harvester.relay.core.read_planner import ReadPlanner
 from harvester.relay.core.state_machine import StateMachine
 from harvester.relay.core.transaction_queue import QueuedRecord, TransactionQueue
+from harvester.relay.transaction_intake import Refusals
 from tests.support import once_scenes as scenes
 from tests.support.once_scenes import Play
 from tests.support.relay_once import ONCE_FAULTS, OnceShard, OnceWorld, SimProducer, Steps
@@ -297,6 +299,40 @@ def _keys_are_bounded_and_not_records(patch: Patch) -> None:
     patch.setattr(Ledger, "__init__", lambda self, bounds, **_: init(self, replace(bounds, unsettled=100)))
 
 
+# -- values that are put away
+
+
+def _a_record_overtakes_its_key_once_its_value_is_put_away(patch: Patch) -> None:
+    def stored(self: TransactionQueue, entry: QueuedRecord, record: KafkaRecord, _now: float) -> None:
+        entry.record = record
+        del self._oversize[entry.id if entry.key is None else entry.key]
+        behind = self._held.pop(entry.key) if entry.key is not None else ()
+        self._queue.extendleft(reversed([entry, *behind]))
+
+    patch.setattr(TransactionQueue, "stored", stored)
+
+
+def _what_is_behind_an_oversize_record_overtakes_it(patch: Patch) -> None:
+    offer = TransactionQueue.offer
+
+    def eager(self: TransactionQueue, entry: QueuedRecord) -> bool:
+        if entry.key in self._oversize:
+            self._queue.append(entry)
+            return True
+        return offer(self, entry)
+
+    patch.setattr(TransactionQueue, "offer", eager)
+
+
+def _a_record_that_is_not_put_away_is_forgotten(patch: Patch) -> None:
+    """I1."""
+
+    def forget(self: Refusals, entry: QueuedRecord, _text: str, _under: f.Remark) -> None:
+        self._batches.park(entry)
+
+    patch.setattr(Refusals, "not_stored", forget)
+
+
 def _low_water_is_the_floor(patch: Patch) -> None:
     """P25."""
     patch.setattr(ReadPlanner, "lowest", lambda _self: None)
@@ -321,6 +357,7 @@ def _a_deposed_shard_keeps_what_is_unclear(patch: Patch) -> None:
 ONE_KEY = bytes([0, 0, 4, 4, 2, 5, 1, 3, 0, 0, 5, 7, 7, 0])
 FOUR_KEYS = bytes([3, 0, 2, *ONE_KEY[3:12], 0, 0])  # room for three
 KAFKA = ("kafka",)
+STORE = ("store", "kafka")
 DEATH = ("shard death",)
 
 # What is broken, the faults it takes to see it (None: all), and how the history begins.
@@ -347,6 +384,9 @@ MUTATIONS: list[tuple[Mutation, tuple[str, ...] | None, bytes]] = [
     (_a_remark_keeps_the_queue, None, b""),
     (_an_answer_forgets_what_is_not_purged, ("timeouts",), ONE_KEY),
     (_keys_are_bounded_and_not_records, KAFKA, FOUR_KEYS),
+    (_a_record_overtakes_its_key_once_its_value_is_put_away, STORE, ONE_KEY),
+    (_what_is_behind_an_oversize_record_overtakes_it, STORE, ONE_KEY),
+    (_a_record_that_is_not_put_away_is_forgotten, STORE, ONE_KEY),
     (_low_water_is_the_floor, None, b""),
     (_low_water_forgets_what_waits, None, b""),
 ]

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from harvester.record import KafkaRecord
 from harvester.relay.at_least_once import Sender
 from harvester.relay.core.barrier import Barrier, BarrierEntry, EntryState
 from harvester.relay.core.deferred import DeferredQueue, DeferredRows
@@ -19,6 +20,7 @@ from harvester.relay.core.messages import Drained
 from harvester.relay.core.read_planner import ReadPlanner
 from harvester.relay.core.scan import Bookmark, LowWatermark, Scan
 from harvester.relay.core.state_machine import LeadershipPhase, StateMachine
+from harvester.relay.put_away import Outcome
 from tests.support.relay_actors import SimHarvester
 from tests.support.relay_shard import Delivered, SimShard
 from tests.support.relay_world import FAULTS, Broken, World
@@ -513,6 +515,19 @@ def _nobody_resumes(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(StateMachine, "resume", lambda _self, _now: [])
 
 
+# -- values that are put away
+
+
+def _a_record_that_was_dropped_is_sent_once_its_value_is_put_away(patch: pytest.MonkeyPatch) -> None:
+    def careless(self: Sender, entry: BarrierEntry, outcome: Outcome) -> None:
+        if isinstance(outcome, KafkaRecord):
+            entry.record = outcome
+        self._barrier.release(entry.id, 0.0)
+        self._produce((entry,))
+
+    patch.setattr(Sender, "_stored", careless)
+
+
 # -- policies
 
 
@@ -595,6 +610,7 @@ MUTATIONS: list[tuple[Callable[[pytest.MonkeyPatch], None], tuple[str, ...] | No
     (_a_pause_drops_nothing, ("pause", "shard death"), b""),
     (_a_resumed_leader_keeps_its_leader_id, PAUSE, b""),
     (_nobody_resumes, PAUSE, b""),
+    (_a_record_that_was_dropped_is_sent_once_its_value_is_put_away, ("store", "kafka", "timeouts"), ONE_KEY),
 ]
 
 # Where the search begins: what found the rarer ones when they were last looked for. All seeds follow.

@@ -18,16 +18,19 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from uuid import UUID
 
 from confluent_kafka import KafkaError
 
-from harvester.delivery.decode import Broken, decode
+from harvester.delivery.decode import Broken, Oversize, decode
 from harvester.delivery.progress import LANES_OF_A_SHARD, Progress, lanes_of, lanes_to_fence
 from harvester.outbox.purge_session import PoisonRow, QuarantineOutcome
+from harvester.record import KafkaRecord
 from harvester.relay.core import frames as f
 from harvester.relay.core.leadership import RelaySettings
 from harvester.relay.core.transaction_queue import QueuedRecord, TransactionQueue
+from harvester.relay.put_away import Outcome
 from harvester.relay.transaction_intake import Failed, Refusals
 from tests.support.relay_actors import SimHarvester
 from tests.support.relay_shard import Action, Note, SimProcess, uid_of
@@ -162,7 +165,8 @@ class OnceShard(SimProcess):
     def inside(self) -> list[tuple[int, bytes | None]]:
         batches = self.batches
         held = [entry for entries in batches._held.values() for entry in entries]
-        entries = [*batches._queue, *held, *self._open_entries(), *batches._unpurged.values()]
+        entries = [*batches._queue, *batches._oversize.values(), *held]
+        entries += [*self._open_entries(), *batches._unpurged.values()]
         return [*((entry.id, entry.key) for entry in entries), *((record_id, None) for record_id in batches._leaving)]
 
     @property
@@ -195,6 +199,8 @@ class OnceShard(SimProcess):
             if self.producer is not None and not (self.producer.resent or self.producer.is_fenced):
                 found.append(("kafka", (name, "its commit is sent twice"), self._resend))
         found.append(("kafka", (name, "will have trouble"), self._foresee))
+        if self.store is not None:
+            found += self.store.mishaps(name)
         return found
 
     def _foresee(self) -> None:
@@ -243,16 +249,34 @@ class OnceShard(SimProcess):
     def _dispatch(self, epoch: int, rows: bytes) -> None:
         meant, refused = self.pending or self.under, list[int]()
         blocked = meant is None or meant.term is None
-        for record in decode(rows):
+        for record in decode(rows) if self.store is None else self.store.decode(rows):
             entry = QueuedRecord(record.id, record.key, record, self.world.now)
             entry.alone = self.refusals.attempts.has_timed_out(entry.id)
-            if blocked or (meant is not None and epoch != meant.epoch) or not self.batches.offer(entry):
+            offer = self.batches.offer_oversize if isinstance(record, Oversize) else self.batches.offer
+            if blocked or (meant is not None and epoch != meant.epoch) or not offer(entry):
                 refused.append(entry.id)
         if refused:
             self.to_supervisor.append(f.Dropped(refused) if blocked else f.Refused(epoch, refused))
+        self._store_oversize()
+
+    def _store_oversize(self) -> None:
+        for entry in self.batches.to_store():
+            assert self.store is not None
+            assert isinstance(entry.record, Oversize)
+            self.store.put(entry.record, partial(self._stored, entry))
+
+    def _stored(self, entry: QueuedRecord, outcome: Outcome) -> None:
+        if self.batches.is_oversize(entry):
+            meant = self.pending or self.under
+            if isinstance(outcome, KafkaRecord):
+                self.batches.stored(entry, outcome, self.world.now)
+            elif meant is not None:
+                self.refusals.not_stored(entry, outcome, meant)
+            self._store_oversize()
 
     def _purged(self, ids: list[int]) -> None:
         self.batches.settle(ids)
+        self._store_oversize()
         self.refusals.attempts.settled(ids)
         self.to_supervisor.append(f.Settled(ids))
 
@@ -317,7 +341,8 @@ class OnceShard(SimProcess):
         while True:
             entries = [] if self._is_over() else self.batches.take(1 + self.world.script.next(3))
             for entry in entries:
-                if isinstance(entry.record, Broken):
+                if not isinstance(entry.record, KafkaRecord):
+                    assert isinstance(entry.record, Broken)  # what is oversize is not queued
                     self.failed.append((entry, entry.record.reason))
                     return False
                 producer.write(uid_of(entry.record))

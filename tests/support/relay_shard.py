@@ -12,12 +12,14 @@ from typing import TYPE_CHECKING, Any
 
 from confluent_kafka import KafkaError
 
-from harvester.delivery.decode import Broken, Decoded, decode
+from harvester.delivery.decode import Broken, Decoded, Oversize, decode
 from harvester.delivery.retries import Policy
 from harvester.outbox.purge_session import PoisonRow, QuarantineOutcome
+from harvester.record import KafkaRecord
 from harvester.relay.at_least_once import Sender
 from harvester.relay.core import frames as f
 from harvester.relay.failpoints import load
+from harvester.relay.put_away import Outcome
 from tests.support.rows import row
 
 if TYPE_CHECKING:
@@ -38,8 +40,10 @@ def undecodable_topic(uid: int) -> str:
     return f"?{uid}"
 
 
-def uid_of(found: Decoded) -> int:
+def uid_of(found: Decoded | Oversize) -> int:
     """Which row of the world this is."""
+    if isinstance(found, Oversize):
+        return uid_of(found.record)
     if isinstance(found, Broken):
         complaint = re.search(r"'\?(\d+)'", found.reason)
         assert complaint, found
@@ -67,6 +71,40 @@ class Sent:
     appended: bool = False
 
 
+class SimStore:
+    """Puts values away in a world with the fault "store", where those of every third row are too large."""
+
+    stored = 0
+
+    def __init__(self) -> None:
+        self._waiting: list[tuple[Oversize, Callable[[Outcome], None]]] = []
+
+    def decode(self, rows: bytes) -> list[Decoded | Oversize]:
+        return [
+            Oversize(found.id, found.key, found) if isinstance(found, KafkaRecord) and not uid_of(found) % 3 else found
+            for found in decode(rows)
+        ]
+
+    def put(self, record: Oversize, done: Callable[[Outcome], None]) -> None:
+        self._waiting.append((record, done))
+
+    def actions(self, name: str) -> list[tuple[Note, Action]]:
+        if not self._waiting:
+            return []
+        record, _ = self._waiting[0]
+        return [((name, record.id, "is put away"), partial(self._end, record.record))]
+
+    def mishaps(self, name: str) -> list[tuple[str, Note, Action]]:
+        if not self._waiting:
+            return []
+        record, _ = self._waiting[0]
+        return [("store", (name, record.id, "is not put away"), partial(self._end, "the store is away"))]
+
+    def _end(self, outcome: Outcome) -> None:
+        _, done = self._waiting.pop(0)
+        done(outcome)
+
+
 class SimProcess(ABC):
     """What shards of both modes share: the process with its pipes and its purger, which are simulated."""
 
@@ -82,6 +120,7 @@ class SimProcess(ABC):
         self.server: str | None = None  # of the purger, as its `expect` and its connections leave it
         self.term = 0
         self.connected = False
+        self.store = SimStore() if "store" in owner.world.faults else None
         self.late: dict[int, Sent] = {}  # timed out; the network has kept them, and may deliver them yet
         self.policy = Policy(
             2, retry_backoff_s=1.0, retry_backoff_max_s=4.0, queue_timeout_s=0.0, poison=owner.world.policy
@@ -194,6 +233,8 @@ class SimProcess(ABC):
         if self.to_shard:
             found.append(((name, "reads", self.to_shard[0]), self._read))
         found += self._steps()
+        if self.store is not None:
+            found += self.store.actions(name)
         if not self.connected and (self.deleting or self.acked or self.poison):
             found.append(((name, "reconnects"), self._connect))
         elif self.deleting is not None:
@@ -277,7 +318,8 @@ class SimShard(SimProcess):
         super().__init__(owner, index)
         self.wire: dict[int, Sent] = {}
         self.full = 0  # how many produces the producer refuses for lack of room
-        self.sender = Sender(self, self.policy, self)
+        put_away: Any = self.store
+        self.sender = Sender(self, self.policy, self, put_away=put_away)
 
     # -- what it holds
 
@@ -359,6 +401,7 @@ class SimShard(SimProcess):
             ("shard death", (name, "dies"), self.kill),
             ("kafka", (name, "producer full"), self._fill),
             ("timeouts", (name, "checks its queues"), lambda: self.sender.check_queues(_FOR_EVER)),
+            *(self.store.mishaps(name) if self.store is not None else ()),
         ]
         for i, sent in self.wire.items():
             if not sent.appended:

@@ -23,6 +23,7 @@ def a_shard(index: int, *, state: ShardState = ShardState.READY) -> ShardStatus:
         delivered=154_000 + 1_717 * index,
         rate_per_s=0.0 if state is ShardState.DEAD else 1_523.4 + 17 * index,
         retries=2 * index,
+        stored=4 * index,
         errors=index // 4,
         quarantined=index // 7,
         restarts=1 if state is ShardState.DEAD else 0,

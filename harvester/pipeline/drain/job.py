@@ -176,6 +176,9 @@ def refuse(spark: SparkSession, config: Config) -> None:
         problems.append(Problem("record_timestamp", "cannot be kept: Spark's Kafka sink sets no timestamps", "produce"))
     if config.tracing.enabled:
         problems.append(Problem("tracing.enabled", "cannot be kept: Spark's Kafka sink makes no spans", "false"))
+    if config.oversize.policy == "claim-check":
+        text = "puts values into a store, and a drain would quarantine their rows"
+        problems.append(Problem("oversize.policy", text, "quarantine; or let `harvester start` publish them"))
     if spark.sparkContext.getConf().get("spark.speculation", "false") == "true":
         problems.append(Problem("--conf spark.speculation", "would send a key by two tasks at once", "false"))
     if problems:

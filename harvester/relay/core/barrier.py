@@ -28,7 +28,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Final
 
-from harvester.delivery.decode import Decoded
+from harvester.delivery.decode import Decoded, Oversize
 
 
 class EntryState(Enum):
@@ -54,7 +54,7 @@ class BarrierEntry:
 
     id: int
     key: bytes | None
-    record: Decoded
+    record: Decoded | Oversize
     since: float
     term: int | None = None
     step: EntryState = _QUEUED

@@ -214,6 +214,7 @@ class Stats:
     errors: int
     quarantined: int
     latency: str = ""  # harvester.telemetry.latency.Histogram.pack() in hex
+    stored: int = 0  # values that were put away
 
 
 @dataclass(frozen=True, slots=True)

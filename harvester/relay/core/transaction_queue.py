@@ -19,6 +19,9 @@ key is *held* until it has arrived there: if the shard dies before, the record i
 it is *parked* with what is behind it, and everything of its key that still arrives is refused until `reopen` (P5, P18).
 A record that timed out before goes *alone*, with little patience: its partition may be away, and nothing else shall
 wait for it.
+
+A record that is *oversize* is queued once its value has been put away (`stored`); until then it and what comes behind
+it of its key are held.
 """
 
 from __future__ import annotations
@@ -26,8 +29,10 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import takewhile
 
-from harvester.delivery.decode import Decoded
+from harvester.delivery.decode import Decoded, Oversize
+from harvester.record import KafkaRecord
 
 
 @dataclass(slots=True, eq=False)
@@ -36,7 +41,7 @@ class QueuedRecord:
 
     id: int
     key: bytes | None
-    record: Decoded
+    record: Decoded | Oversize
     since: float
     suspect: bool = False
     alone: bool = False
@@ -57,6 +62,8 @@ class TransactionQueue:
         self._unpurged: dict[int, QueuedRecord] = {}
         self._leaving: dict[int, bytes | None] = {}  # on their way to quarantine, and their keys
         self._held: dict[bytes, deque[QueuedRecord]] = {}  # key of such a record -> what is behind it, in order
+        self._oversize: dict[bytes | int, QueuedRecord] = {}  # by key, or id without one; what is behind is held, too
+        self._to_store: list[QueuedRecord] = []  # those of them that nobody has been told of
         self._refusing: set[bytes] = set()
         self._announced: dict[int, bytes] = {}  # parked record -> its key, until the supervisor has answered
         self.put_back = 0  # by the last abort
@@ -67,7 +74,7 @@ class TransactionQueue:
     @property
     def queued(self) -> int:
         """Records that are in no transaction yet."""
-        return len(self._queue) + sum(map(len, self._held.values()))
+        return len(self._queue) + len(self._oversize) + sum(map(len, self._held.values()))
 
     @property
     def in_flight(self) -> int:
@@ -115,6 +122,44 @@ class TransactionQueue:
         (self._queue if held is None else held).append(entry)
         return True
 
+    def offer_oversize(self, entry: QueuedRecord) -> bool:
+        """The same for one that is oversize. A method of its own, since each record comes through the other."""
+        if entry.key in self._refusing:
+            return False
+        if entry.key in self._held:
+            self._held[entry.key].append(entry)
+            return True
+        self._oversize[_name(entry)] = entry
+        self._to_store.append(entry)
+        if entry.key is not None:
+            self._held[entry.key] = deque()
+        return True
+
+    def _offer_again(self, entries: Iterable[QueuedRecord]) -> None:
+        for entry in entries:
+            (self.offer_oversize if isinstance(entry.record, Oversize) else self.offer)(entry)
+
+    def to_store(self) -> list[QueuedRecord]:
+        """The oversize records that have come up since the last call."""
+        found, self._to_store = self._to_store, []
+        return found
+
+    def is_oversize(self, entry: QueuedRecord) -> bool:
+        """Whether it still waits for its value to be put away."""
+        return self._oversize.get(_name(entry)) is entry
+
+    def stored(self, entry: QueuedRecord, record: KafkaRecord, now: float) -> None:
+        """The value of an oversize record was put away: it is queued as this one, with what is behind it.
+
+        Not ahead of others: older ones of its key may be among them.
+        """
+        entry.record, entry.size = record, len(record.value or b"")
+        del self._oversize[_name(entry)]
+        held = self._held.pop(entry.key) if entry.key is not None else ()
+        for other in (entry, *held):
+            other.since = now
+        self._offer_again((entry, *held))
+
     def take(self, most: int) -> list[QueuedRecord]:
         """The next records of the open transaction, at most so many; none: it has all that it may have."""
         taken: list[QueuedRecord] = []
@@ -153,7 +198,10 @@ class TransactionQueue:
             self._unpurged.pop(record_id, None)
             key = self._leaving.pop(record_id, None)
             if key is not None:
-                self._queue.extendleft(reversed(self._held.pop(key)))
+                held = list(self._held.pop(key))
+                ready = list(takewhile(lambda entry: not isinstance(entry.record, Oversize), held))
+                self._queue.extendleft(reversed(ready))
+                self._offer_again(held[len(ready) :])
 
     # -- failures
 
@@ -196,13 +244,14 @@ class TransactionQueue:
         return [record_id, *(entry.id for entry in self._held.pop(key))]
 
     def park(self, entry: QueuedRecord) -> list[int]:
-        """A queued record will be sent again by the supervisor's word only: take it and what is behind it out.
+        """A queued or oversize record will be sent again by the supervisor's word only: take it out, and its key.
 
-        Returns the ids behind it. Its key is refused until `reopen`.
+        Returns the other ids of its key. It is refused until `reopen`.
         """
         key = entry.key
         if key is None:
-            self._queue.remove(entry)
+            if self._oversize.pop(entry.id, None) is None:
+                self._queue.remove(entry)
             return []
         self._refusing.add(key)
         self._announced[entry.id] = key
@@ -211,6 +260,9 @@ class TransactionQueue:
     def _take_out(self, key: bytes) -> deque[QueuedRecord]:
         found = deque(entry for entry in self._queue if entry.key == key)
         self._queue = deque(entry for entry in self._queue if entry.key != key)
+        oversize = self._oversize.pop(key, None)
+        if oversize is not None:
+            found += [oversize, *self._held.pop(key)]
         return found
 
     def reopen(self, record_id: int) -> None:
@@ -224,10 +276,20 @@ class TransactionQueue:
 
         Keys of records that go to quarantine stay held.
         """
-        ids = [entry.id for entries in (self._queue, *self._held.values()) for entry in entries]
+        all_queued = (self._queue, self._oversize.values(), *self._held.values())
+        ids = [entry.id for entries in all_queued for entry in entries]
         self._queue.clear()
+        for entry in self._oversize.values():
+            if entry.key is not None:
+                del self._held[entry.key]
+        self._oversize.clear()
+        self._to_store.clear()
         for held in self._held.values():
             held.clear()
         self._refusing.clear()
         self._announced.clear()
         return ids
+
+
+def _name(entry: QueuedRecord) -> bytes | int:
+    return entry.id if entry.key is None else entry.key

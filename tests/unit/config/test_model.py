@@ -17,9 +17,12 @@ import pytest
 from confluent_kafka import Consumer, Producer
 from confluent_kafka.admin import AdminClient
 
+from harvester import StoreSettings
 from harvester.config import Config, Limits, Logging, PoisonSettings, check_clients, format_duration, load, load_config
 from harvester.config.kafka_options import REFUSED
 from harvester.errors import ConfigurationError, ExitCode, Problem
+from harvester.relay.put_away import PutAwaySettings
+from harvester.wiring import shard_specs
 
 ROOT = Path(__file__).resolve().parents[3]
 GROUP = "leader_group_id=g"
@@ -98,6 +101,7 @@ def test_no_default_changes_unnoticed() -> None:
     assert config.table.sql == '"outbox"'
     assert config.logging == Logging(level="info")
     assert config.poison == PoisonSettings(policy="quarantine", notice_topic="")
+    assert (config.oversize.policy, config.oversize.store_settings) == ("quarantine", None)
     assert (config.marking, config.archive, config.archive_retention) == ("memory", "off", timedelta(days=7))
     assert re.fullmatch(r".+_[0-9]+_[0-9]{10}", config.name)
     assert (config.delivery_timeout, config.rebalance_timeout) == (ms(2000), ms(11_000))
@@ -546,6 +550,45 @@ def test_poison_and_archive_are_judged(settings: dict[str, Any], path: str, part
     assert part in problems_of(settings)[path]
 
 
+STORE = {"policy": "claim-check", "store": "s3://bucket/prefix/"}
+
+
+@pytest.mark.parametrize(
+    ("oversize", "path", "part"),
+    [
+        ({"policy": "claim-check"}, "oversize.store", "is not set"),
+        ({"policy": "drop"}, "oversize.policy", "quarantine, claim-check"),
+        ({"store": "/srv/values"}, "oversize.store", "file:///directory"),
+        ({"store": "s3://bucket", "s3_endpoint": "minio:9000"}, "oversize.s3_endpoint", "address of a server"),
+        ({"store": "s3://bucket", "s3_endpoint": "http://user@minio"}, "oversize.s3_endpoint", "address of a server"),
+        ({"store": "s3://bucket", "s3_region": "a b"}, "oversize.s3_region", "region"),
+        ({**STORE, "above": 998_977}, "oversize.above", "at most 998976"),
+        ({**STORE, "above": -1}, "oversize.above", "out of range"),
+    ],
+)
+def test_what_is_too_large_has_a_store_and_a_limit_below_the_producers(
+    oversize: dict[str, Any], path: str, part: str
+) -> None:
+    assert part in problems_of({"oversize": oversize})[path]
+
+
+def test_the_limit_of_what_is_put_away_follows_from_the_producers() -> None:
+    assert given(oversize=STORE | {"above": "998976"}).oversize.store_settings == StoreSettings("s3://bucket/prefix")
+    for options, limit in (
+        ({"producer_kafka_config": {"message.max.bytes": 5_000_000}}, 4_998_976),
+        ({"base_kafka_config": {"message.max.bytes": 2_000}}, 976),
+        ({"base_kafka_config": {"message.max.bytes": 1_000}}, 1),
+        ({"base_kafka_config": {"message.max.bytes": "many"}}, 998_976),
+    ):
+        (spec, *_) = shard_specs(given(oversize=STORE, **options))
+        assert spec.oversize == PutAwaySettings(StoreSettings("s3://bucket/prefix"), limit)
+    (spec, *_) = shard_specs(given(oversize=STORE | {"above": 7}))
+    assert spec.oversize is not None
+    assert spec.oversize.above == 7
+    (spec, *_) = shard_specs(given(oversize={"store": "s3://bucket"}))  # consumers may read it still
+    assert spec.oversize is None
+
+
 def test_poison_and_archive_are_read_from_overrides() -> None:
     overrides = [GROUP, "archive=off", "archive=ids", "archive_retention=30d", "poison.policy=HOLD"]
     config = load_config(None, [*overrides, "poison.notice_topic=notices"], {})
@@ -557,7 +600,7 @@ def test_poison_and_archive_are_read_from_overrides() -> None:
 
 
 def _commented_settings(text: str) -> str:
-    return re.sub(r"^# (?=[a-z_]+ = )", "", text, flags=re.MULTILINE)
+    return re.sub(r"^# (?=[a-z0-9_]+ = )", "", text, flags=re.MULTILINE)
 
 
 def test_the_sample_holds_every_setting_with_its_default() -> None:
@@ -581,13 +624,13 @@ def test_the_sample_holds_every_setting_with_its_default() -> None:
 def test_every_setting_of_the_sample_is_explained() -> None:
     lines = (ROOT / "sample-config.toml").read_text().splitlines()
     for number, line in enumerate(lines):
-        if re.match(r"(# )?[a-z_]+ = ", line):
+        if re.match(r"(# )?[a-z0-9_]+ = ", line):
             assert lines[number - 1].startswith("# "), f"sample-config.toml: no comment above {line!r}"
 
 
 def test_the_page_names_every_setting_and_its_default() -> None:
     page = (ROOT / "docs/configuration.md").read_text()
-    rows = dict(re.findall(r"^\| `([a-z_.]+)` \| (.+?) \|", page.partition("## Settings")[2], re.MULTILINE))
+    rows = dict(re.findall(r"^\| `([a-z0-9_.]+)` \| (.+?) \|", page.partition("## Settings")[2], re.MULTILINE))
     tables = Config.tables()
     fields = [name for name in Config.model_fields if name not in tables]
     fields += [f"{table}.{name}" for table, kind in tables.items() for name in kind.model_fields]
@@ -602,6 +645,9 @@ def test_the_page_names_every_setting_and_its_default() -> None:
         "limits.max_poll_interval": "`heartbeat_timeout` / 2",
         "limits.session_timeout": "2 × `heartbeat_timeout`, or 3 s more than it",
         "limits.drain_interval": "`session_timeout` − `heartbeat_timeout` − 500 ms, at most `queue_timeout`",
+        "oversize.store": "none",
+        "oversize.s3_endpoint": "none",
+        "oversize.s3_region": "none",
         "poison.notice_topic": "none",
         "tracing.enabled": "`false`",
         "oauth.token": "none",

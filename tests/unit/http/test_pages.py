@@ -116,6 +116,7 @@ def test_the_figures_of_a_leader() -> None:
         "harvester_shards": 2,
         "harvester_shard_ready{shard=1}": 1,
         "harvester_shard_retries_total{shard=1}": 2,
+        "harvester_shard_stored_records_total{shard=1}": 4,
         "harvester_shard_restarts_total{shard=0}": 0,
         "harvester_trouble{source=kafka}": 1,
         "harvester_trouble{source=database}": 0,

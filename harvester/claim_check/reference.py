@@ -1,0 +1,83 @@
+"""The reference that a record carries in place of its value: its form in headers and body, and what it is checked for.
+
+Pure.
+
+A value lies in its store as `<topic>/<id of the row>-<SHA-256>`. So the same row always gives the same object, no two
+rows share one, and a store can keep each topic's objects for a time of its own. Three headers tell of it, in UTF-8:
+
+    harvester.claim-check          where it lies, e.g. s3://bucket/prefix/orders/4711-9f86d081…
+    harvester.claim-check.bytes    its length
+    harvester.claim-check.sha256   its SHA-256, in hexadecimal digits
+
+The body is the place again, in plain text: who expects JSON or Avro and knows nothing of claim checks fails on it, and
+does not take it for a value without fields. A consumer takes the object's name from the header, and the store from its
+own settings: no record can send it to another place.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from hashlib import sha256
+from typing import Any
+
+from harvester.errors import StoredValueChanged
+from harvester.origin import find
+from harvester.record import KafkaRecord
+
+HEADER = "harvester.claim-check"
+BYTES_HEADER = f"{HEADER}.bytes"
+DIGEST_HEADER = f"{HEADER}.sha256"
+_NAME = re.compile(r"(?:^|/)((?!\.{1,2}/)[a-zA-Z0-9._-]{1,249}/-?[0-9]{1,19}-([0-9a-f]{64}))\Z", re.ASCII)
+_LENGTH = re.compile(rb"[0-9]{1,18}\Z")
+
+
+@dataclass(frozen=True, slots=True)
+class Reference:
+    """An object in a store: its name, and the length and SHA-256 of the value."""
+
+    name: str
+    length: int
+    digest: str
+
+    def check(self, value: bytes) -> bytes:
+        """The value, if it is the one that was put away; raises StoredValueChanged."""
+        if len(value) != self.length:
+            raise StoredValueChanged(self.name, f"it has {len(value):,} bytes, and had {self.length:,}")
+        if sha256(value).hexdigest() != self.digest:
+            raise StoredValueChanged(self.name, "its SHA-256 is another")
+        return value
+
+
+def refer(record: KafkaRecord) -> Reference:
+    """Where this record's value is to lie."""
+    value = record.value or b""
+    digest = sha256(value).hexdigest()
+    return Reference(f"{record.topic}/{record.id}-{digest}", len(value), digest)
+
+
+def replaced(record: KafkaRecord, reference: Reference, store_url: str) -> KafkaRecord:
+    """The record as it is published: with a reference in place of its value."""
+    url = f"{store_url}/{reference.name}".encode()
+    headers = [
+        *record.headers,
+        (HEADER, url),
+        (BYTES_HEADER, b"%d" % reference.length),
+        (DIGEST_HEADER, reference.digest.encode()),
+    ]
+    return record._replace(value=url, headers=headers)
+
+
+def read(headers: Any) -> Reference | None:
+    """The reference among a record's headers, of which the last of a name counts; None: its value is its own.
+
+    Raises StoredValueChanged for headers that name no object.
+    """
+    url = find(headers, HEADER)
+    if url is None:
+        return None
+    found = _NAME.search(url.decode("utf-8", "replace"))
+    length, digest = find(headers, BYTES_HEADER) or b"", find(headers, DIGEST_HEADER) or b""
+    if found is None or found[2].encode() != digest or not _LENGTH.match(length):
+        raise StoredValueChanged(repr(url[:300]), "the headers of the record do not name an object")
+    return Reference(found[1], int(length), found[2])

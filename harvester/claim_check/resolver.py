@@ -1,0 +1,76 @@
+"""Gets the values of records that refer to a store, and checks that they are what the relay put away."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from harvester.claim_check import reference
+from harvester.claim_check.settings import StoreSettings
+from harvester.claim_check.stores import open_store
+from harvester.errors import StoredValueChanged
+from harvester.origin import find
+
+_HEADERS = (reference.HEADER, reference.BYTES_HEADER, reference.DIGEST_HEADER)
+
+
+class ClaimChecks:
+    """Resolves records of one store; `ClaimChecks("s3://bucket/prefix")`. Safe for several threads.
+
+    Raises ConfigurationError for what names no store. A value that is missing or changed, and a store that cannot be
+    reached, are ClaimCheckErrors.
+    """
+
+    def __init__(self, store: StoreSettings | Mapping[str, str] | str) -> None:
+        """A mapping has the fields of StoreSettings."""
+        if isinstance(store, str):
+            store = StoreSettings(store)
+        elif isinstance(store, Mapping):
+            store = StoreSettings(**store)
+        self._store = open_store(store)
+
+    def value(self, value: bytes | None, headers: Any) -> bytes | None:
+        """The value of a record with this value and these headers, which may be None: from the store, or its own."""
+        found = reference.read(headers)
+        if found is None:
+            return value
+        stored = self._store.get(found.name)
+        try:
+            return found.check(stored)
+        except StoredValueChanged as error:
+            raise StoredValueChanged(f"{self._store.url}/{found.name}", error.reason) from None
+
+    def applies_to(self, record: Any) -> bool:
+        """Whether its value lies in a store."""
+        return find(record.headers(), reference.HEADER) is not None
+
+    def resolving(self, handler: Callable[[Any], object]) -> Callable[[Any], object]:
+        """The handler, given its record, or each of a list, as `resolve` returns it."""
+
+        def handle(given: Any) -> object:
+            many = isinstance(given, list)
+            return handler([self.resolve(record) for record in given] if many else self.resolve(given))
+
+        return handle
+
+    def resolve(self, record: Any) -> Any:
+        """The record itself, or one with its value from the store; anything with `value()` and `headers()`."""
+        return ResolvedRecord(record, self.value(None, record.headers())) if self.applies_to(record) else record
+
+
+class ResolvedRecord:
+    """A record with its value from the store, and without the headers that refer to it; else as the one consumed."""
+
+    __slots__ = ("_record", "_value")
+
+    def __init__(self, record: Any, value: bytes | None) -> None:
+        self._record, self._value = record, value
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._record, name)
+
+    def value(self) -> bytes | None:
+        return self._value
+
+    def headers(self) -> list[tuple[str, bytes]]:
+        return [(name, value) for name, value in self._record.headers() if name not in _HEADERS]
