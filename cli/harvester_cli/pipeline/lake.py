@@ -29,6 +29,22 @@ def lake(
         list[str] | None,
         typer.Option(metavar="TOPIC=DDL", help='Values of a topic as columns: "orders=total INT, customer STRING".'),
     ] = None,
+    accept_loss: Annotated[
+        bool,
+        typer.Option(
+            "--accept-loss", help="Go on behind records that Kafka has no longer; the table `losses` has them."
+        ),
+    ] = False,
+    retire_topic: Annotated[
+        list[str] | None,
+        typer.Option(metavar="TOPIC", help="Read it no longer: it is gone, or is not wanted any more."),
+    ] = None,
+    adopt: Annotated[
+        bool, typer.Option("--adopt", help="Make a new checkpoint from the tables: theirs is lost or cannot be read.")
+    ] = False,
+    start_at: Annotated[
+        str | None, typer.Option(metavar="TIME", help="Of a new lake: from then on. ISO 8601, or so long ago: 2h.")
+    ] = None,
     *,
     job: Job,
 ) -> None:
@@ -41,9 +57,13 @@ def lake(
     payloads = options.pairs(json_schema, "--json-schema")
     if unknown := sorted(payloads.keys() - set(topic)):
         raise typer.BadParameter(f"{', '.join(unknown)} is no --topic", param_hint="--json-schema")
+    if both := sorted({*(retire_topic or ())} & {*topic}):
+        raise typer.BadParameter(f"{', '.join(both)} is a --topic as well", param_hint="--retire-topic")
+    begin, _ = options.period(start_at, None, "--start-at")
 
     with job.spark("lake") as spark:
         from harvester.pipeline.lake.job import BatchDone, LakeSettings, run
+        from harvester.pipeline.lake.recovery import Recovery
         from harvester.pipeline.lake.silver import from_ddl
 
         try:
@@ -54,6 +74,7 @@ def lake(
             topics=tuple(dict.fromkeys(topic)), root=to, kafka=job.kafka, checkpoint=checkpoint,
             header=job.config.record_header, once=once, trigger_s=trigger_s, most_records=max_records,
             compact_every=compact_every, fold_s=fold_s, payloads=schemas,
+            recovery=Recovery(accept_loss, tuple(retire_topic or ()), adopt, begin),
         )  # fmt: skip
 
         def tell(done: BatchDone) -> None:
@@ -61,7 +82,7 @@ def lake(
             say(f"batch {done.batch}: {done.records:,} records, {done.per_s:,.0f}/s{behind}")
 
         with stop_on_signal() as stop:
-            records = run(spark, settings, stop=stop.is_set, progress=tell)
+            records = run(spark, settings, stop=stop.is_set, progress=tell, say=say)
     print(f"{records:,} records read into {settings.root}")
 
 

@@ -151,7 +151,8 @@ def run(spark: SparkSession, settings: AuditSettings, *, progress: Progress = la
         # A lake says nothing of what came after its last record.
         latest = max((one.last_at for one in whole_input), default=None) if given.bounds is None else None
         until = min((one for one in (settings.until, latest) if one is not None), default=None)
-        bounds = checks.AuditScope(topics, settings.since, until, whole, doubtful)
+        losses = () if settings.lake is None else inputs.losses(spark, settings.lake, records)
+        bounds = checks.AuditScope(topics, settings.since, until, whole, doubtful, losses)
 
         marked = _keep(checks.marked(records), kept)
         streams = collect_streams(checks.streams(marked))
@@ -173,7 +174,7 @@ def run(spark: SparkSession, settings: AuditSettings, *, progress: Progress = la
         parts = [
             checks.lost(found, bounds),
             checks.findings(marked, repeats=_severity(settings.once), swaps=_severity(settings.serial_keys)),
-            sequences.open_gaps(gaps, _severity(not (doubtful or elsewhere or waiting))),
+            sequences.open_gaps(gaps, _severity(not (doubtful or elsewhere or waiting)), losses),
             sequences.clashes(numbers),
             checks.scattered(places),
         ]
