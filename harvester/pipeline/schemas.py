@@ -74,6 +74,9 @@ REJECTS = struct("day date", PLACE, _CONTENT, "reason string, detail string, bat
 LOSSES = struct("topic string, partition int, first_offset bigint, end_offset bigint, accepted_at timestamp")
 """Offsets from `first_offset` to before `end_offset` that were never read; NULL: nobody knows up to where."""
 
+ERASURES = struct("incarnation string, term bigint, lane bigint, producer bigint, sequence bigint, erased_at timestamp")
+"""Numbers of records that were erased, which an audit would miss."""
+
 
 @dataclass(frozen=True, slots=True)
 class Table:
@@ -96,7 +99,10 @@ CURRENT_TABLE = Table("current", CURRENT, ("topic",), ("incarnation", "id", "cre
 INCARNATIONS_TABLE = Table("incarnations", INCARNATIONS)
 REJECTS_TABLE = Table("rejects", REJECTS, ("day",))
 LOSSES_TABLE = Table("losses", LOSSES)
-TABLES = (SILVER_TABLE, REPEATS_TABLE, CURRENT_TABLE, INCARNATIONS_TABLE, REJECTS_TABLE, LOSSES_TABLE)
+ERASURES_TABLE = Table("erasures", ERASURES)
+TABLES = (
+    SILVER_TABLE, REPEATS_TABLE, CURRENT_TABLE, INCARNATIONS_TABLE, REJECTS_TABLE, LOSSES_TABLE, ERASURES_TABLE,
+)  # fmt: skip
 BAD_PAYLOAD = "bad payload"
 """The reason in `rejects` of a record that silver has as well."""
 

@@ -305,3 +305,46 @@ def test_a_new_lake_starts_at_a_time_and_no_other_does(lake: Lake, writer: Write
     assert "--start-at" in str(caught.value.hint)
     assert lake.once(topic) == 5
     lake.assert_holds(oracle)
+
+
+@pytest.mark.usefixtures("hooked")
+@pytest.mark.parametrize("interrupted", [None, "lake.silver"])
+def test_columns_that_are_asked_for_later_are_filled_in_from_silver(
+    lake: Lake, writer: Writer, make_topic: MakeTopic, interrupted: str | None
+) -> None:
+    """Of a topic whose values nobody wanted so far, of one with fewer columns, and of runs that left them out."""
+    topic, oracle = make_topic(1, KEPT), Oracle()
+    values = [Sent(number, b"k", b'{"n": %d, "who": "x"}' % number, partition=0) for number in range(20)]
+    oracle.take(writer.send(topic, [*values[:5], Sent(40, b"k-1", b"[", partition=0), values[0].again(1)]))
+    lake.once(topic)
+    told: list[str] = []
+
+    def read(ddl: str | None, sent: list[Sent], place: str | None = None) -> dict[int, Any]:
+        oracle.take(writer.send(topic, sent))
+        told.clear()
+        cut_off.place = place
+        try:
+            with suppress(HarvesterError):
+                lake.once(topic, payloads={topic: from_ddl(ddl)} if ddl else {}, say=told.append)
+        finally:
+            cut_off.place = None
+        rows = lake.rows(f"json/{topic}", "id", "data")
+        data = {row["id"]: row["data"].asDict() for row in rows}
+        assert len(data) == len(rows)
+        return data
+
+    def expected(last: int, *columns: str) -> dict[int, Any]:
+        return {number: {"n": number, **dict.fromkeys(columns, "x")} for number in range(last)}
+
+    filling = [f"filling json/{topic} in from silver"]
+    assert read("n INT", values[5:7]) == expected(7)
+    assert told == filling
+    assert read("n INT", values[7:9]) == expected(9)
+    assert told == []
+    read("n INT", values[9:11], place=interrupted)
+    assert read("n INT, who STRING", values[11:13]) == expected(13, "who")
+    assert told == filling
+    assert read(None, values[13:15]) == expected(13, "who")
+    assert read("n INT, who STRING", values[15:17]) == expected(17, "who")
+    assert told == filling
+    assert_whole(lake, topic, oracle)

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import json
+from dataclasses import asdict
+from datetime import datetime
+from pathlib import Path
 from typing import Annotated
 
 import typer
-from harvester_cli.options import duration, grouped
+from harvester_cli.options import duration, from_base64, grouped
 from harvester_cli.pipeline import options
 from harvester_cli.pipeline.options import Job, say
 from harvester_cli.pump import stop_on_signal
@@ -105,6 +109,47 @@ def rebuild(
         with clear_errors("the rebuild", hint="remove the new directory and begin again"):
             records = run(spark, old, to, checkpoint)
     print(f"{records:,} records in {to}")
+
+
+@grouped
+def erase(
+    lake: Annotated[str, options.directory("The tables of `pipeline lake`, whose job has ended.")],
+    key: Annotated[str | None, typer.Option(help="The key to erase.")] = None,
+    key_base64: Annotated[
+        str | None, typer.Option("--key-base64", metavar="BASE64", help="The key, where it is no text.")
+    ] = None,
+    topic: Annotated[list[str] | None, typer.Option(help="Of these topics alone; may be given several times.")] = None,
+    database: Annotated[
+        bool, typer.Option("--database/--no-database", help="From the outbox's archive and quarantine as well.")
+    ] = True,
+    certificate: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Write the certificate there [default: standard output].")
+    ] = None,
+    checkpoint: Annotated[str | None, options.directory("Of the lake [default: beside the tables].")] = None,
+    *,
+    job: Job,
+) -> None:
+    """Erase a key from every table of a lake, and from archive and quarantine; VACUUM; say what was removed where.
+
+    No earlier version of the tables can be read afterwards. Can be repeated after a failure.
+    """
+    if (key is None) == (key_base64 is None):
+        raise typer.BadParameter("either as text or as base64", param_hint="--key, --key-base64")
+    raw = key.encode() if key is not None else from_base64(key_base64 or "", "--key-base64")
+    if certificate is not None and not certificate.absolute().parent.is_dir():
+        raise typer.BadParameter(f"there is no directory {certificate.absolute().parent}", param_hint="--certificate")
+    outbox = (job.config.data_source, job.config.table) if database else None
+    with job.spark("erase") as spark:
+        from harvester.pipeline.lake.erase import erase as run
+        from harvester.pipeline.session import clear_errors
+
+        with clear_errors("the erasure", hint="repeat it"):
+            done = run(spark, lake, raw, tuple(dict.fromkeys(topic or ())), checkpoint, outbox, say)
+    text = json.dumps(asdict(done), default=datetime.isoformat, indent=2)
+    if certificate is None:
+        print(text)
+    else:
+        certificate.write_text(text + "\n", encoding="utf-8")
 
 
 @grouped

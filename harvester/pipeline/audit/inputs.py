@@ -27,7 +27,7 @@ from harvester.outbox.sql import columns
 from harvester.outbox.tables import OutboxTable, as_bytes
 from harvester.pipeline import schemas, source, streaming, tables
 from harvester.pipeline.audit.checks import AcceptedLoss
-from harvester.pipeline.audit.schemas import HISTORY, RECORDS, RecordSource
+from harvester.pipeline.audit.schemas import GIVEN_UP, HISTORY, RECORDS, RecordSource
 from harvester.pipeline.jdbc import JdbcSource
 from harvester.pipeline.origin_columns import bronze_columns
 from harvester.pipeline.source import Place
@@ -213,6 +213,14 @@ def losses(spark: SparkSession, root: str, records: DataFrame) -> tuple[Accepted
 
 
 _NO_END = 2**63 - 1
+
+
+def erased(spark: SparkSession, root: str) -> DataFrame | None:
+    """GIVEN_UP: the numbers of what was erased from a lake."""
+    path = tables.path_of(root, schemas.ERASURES_TABLE.name)
+    if not tables.exists(spark, path):
+        return None
+    return spark.read.format("delta").load(path).select(*GIVEN_UP.names).distinct()
 
 
 def trimmed(bronze: DataFrame, since: datetime | None, until: datetime | None, notices: str) -> DataFrame:

@@ -157,7 +157,10 @@ def run(spark: SparkSession, settings: AuditSettings, *, progress: Progress = la
         marked = _keep(checks.marked(records), kept)
         streams = collect_streams(checks.streams(marked))
         progress(f"{len(streams):,} producers; comparing with {past.rows.get(RecordSource.ARCHIVE, 0):,} archived ids")
-        numbers = sequences.numbers(marked, sequences.given_up(past.frame, records))
+        given_up = sequences.given_up(past.frame, records)
+        if settings.lake is not None and (erased := inputs.erased(spark, settings.lake)) is not None:
+            given_up = given_up.unionByName(erased).distinct()
+        numbers = sequences.numbers(marked, given_up)
         last = sequences.last_streams(checks.streams(marked))
         gaps = _keep(sequences.gaps(numbers, last, whole, past.read_at), kept)
         found = _keep(checks.found(checks.archived(past.frame, bounds), marked), kept)

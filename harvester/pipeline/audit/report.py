@@ -214,8 +214,8 @@ MEANINGS = {
     FindingKind.CLASH: "Two ids under one number of a lane: a reader of committed records must never see that.",
     FindingKind.UNEXPECTED: "Delivered, but in neither outbox, quarantine nor archive: published though rolled back,"
     " purged while the archive was off, or past the archive's retention.",
-    FindingKind.ACCEPTED: "The lake was allowed to go on without what Kafka had no longer (`--accept-loss`). These ids and"
-    " numbers may have been among it.",
+    FindingKind.ACCEPTED: "The lake was allowed to go on without what Kafka had no longer (`--accept-loss`). These ids"
+    " and numbers may have been among it.",
     FindingKind.SCATTERED: "Between partitions there is no order. It comes from adding or choosing partitions.",
 }
 

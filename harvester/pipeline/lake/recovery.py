@@ -172,6 +172,22 @@ def require_unread(spark: SparkSession, where: str, kafka: Mapping[str, str], to
             raise _overtaken(lost)
 
 
+def require_idle(spark: SparkSession, where: str, owner: str | None) -> None:
+    """Raises CheckpointMismatch unless this is the checkpoint of these tables, and no batch of it is to come again."""
+    stored, _ = streaming.examine(spark, where)
+    if stored is None or stored.owner != owner:
+        raise CheckpointMismatch(
+            f"there is no checkpoint of these tables in {where}",
+            hint="name it with --checkpoint; if it is lost, `lake --adopt` makes a new one",
+        )
+    progress = _of_checkpoint(spark, where)
+    if stored.plan is not None or (progress is not None and not (progress.is_committed and progress.ends is None)):
+        raise CheckpointMismatch(
+            "a batch of the lake is under way, or was cut off and comes again",
+            hint="end the lake's job; `lake --once` does what is left",
+        )
+
+
 _NOT_NEW = "--start-at is for a new one"
 _ADOPT = "restore it, or make a new one from the tables with --adopt"
 
