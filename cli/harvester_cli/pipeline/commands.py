@@ -25,8 +25,7 @@ app.command("audit")(audit)
 @app.command("packages")
 def packages() -> None:
     """Print the connectors that belong to the installed PySpark, for `spark-submit --packages`."""
-    from harvester.pipeline.session import spark_version
-    from harvester.pipeline.versions import connectors
+    from harvester.pipeline.session import connectors, spark_version
 
     print(",".join(str(one) for one in connectors(spark_version())))
 
