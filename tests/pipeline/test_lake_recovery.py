@@ -307,6 +307,20 @@ def test_a_new_lake_starts_at_a_time_and_no_other_does(lake: Lake, writer: Write
     lake.assert_holds(oracle)
 
 
+def test_a_topic_that_is_added_may_have_lost_its_beginning(
+    lake: Lake, writer: Writer, admin: AdminClient, make_topic: MakeTopic
+) -> None:
+    topic, old, oracle = make_topic(1, KEPT), make_topic(1, KEPT), Oracle()
+    oracle.take(writer.send(topic, records(1, 4)))
+    lake.once(topic)
+    sent = writer.send(old, records(4, 10))
+    admin.delete_records([TopicPartition(old, 0, 3)])[TopicPartition(old, 0)].result(30)
+    assert lake.once(topic, old) == 3
+    oracle.take(sent[3:])
+    lake.assert_holds(oracle)
+    assert lake.table("losses").isEmpty()
+
+
 @pytest.mark.usefixtures("hooked")
 @pytest.mark.parametrize("interrupted", [None, "lake.silver"])
 def test_columns_that_are_asked_for_later_are_filled_in_from_silver(

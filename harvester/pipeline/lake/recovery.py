@@ -274,7 +274,10 @@ def _of_tables(spark: SparkSession, root: str, wanted: Manifest) -> tuple[Progre
         ),
     )
     last = rows.agg(F.max("batch")).collect()[0][0] or folded or batch_name(0)
-    since = None if folded is not None and folded >= last else min(last, noted.get(tables.AGAIN, last))
+    # Once a batch was folded, all before it are whole.
+    given_up = noted.get(tables.AGAIN, last)
+    since = min(last, given_up if folded is None or folded <= given_up else last)
+    since = None if folded is not None and folded >= last else since
     behind = F.col("batch") < (since or batch_name(int(last) + 1))
     found = rows.groupBy("topic", "partition").agg(
         F.max("offset").alias("last"), F.max(F.when(behind, F.col("offset"))).alias("whole")
@@ -317,9 +320,11 @@ def _resolved(
             f"topics to be retired have records that were not read: {_listed(there)}",
             hint="read them first, by --topic with --once; or add --accept-loss",
         )
-    # Spark would read a batch again that is whole, and of which Kafka may have nothing any more. A table that is filled
-    # in cannot have a half of one that comes again.
-    if not (chosen.adopt or chosen.retire or lost or (late if progress.ends else not progress.is_committed)):
+    # Spark takes it for a loss that a topic which is added does not begin at 0. It would read a batch again that is
+    # whole, and of which Kafka may have nothing any more. A table that is filled in cannot have a half of a batch.
+    added = any(offset > 0 and place not in progress.begun for place, offset in plan.start.items())
+    changed = late if progress.ends else not progress.is_committed
+    if not (chosen.adopt or chosen.retire or lost or added or changed):
         return None
     for one in (losses := [*lost, *unread]):
         say(f"accepted as lost: {one}")
