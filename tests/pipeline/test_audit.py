@@ -213,7 +213,7 @@ def test_a_loss_that_a_lake_was_allowed_to_go_on_without_is_accepted_as_far_as_i
         return run(spark, settings(scene, topics=(), lake=root))
 
     lost, gap = ("lost", "violation", 1, [36]), ("gap in a lane", "violation", 1, [None])
-    accepted = ("accepted loss", "accepted", 5, [None, 25, 26, 27, 28])
+    accepted = ("accepted loss", "accepted", 5, [25, 26, 27, 28, None])
     report = audited((25, 29))
     assert findings(report) == [lost, gap, accepted]
     assert report.figures["accepted"] == 5

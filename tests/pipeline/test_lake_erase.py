@@ -61,15 +61,18 @@ def value_of(name: str) -> bytes:
 
 
 def told_of(spark: SparkSession, root: Path, *texts: str) -> set[str]:
-    """Those of the texts that any file below a directory has."""
-    found = set()
-    for file in (path for path in root.rglob("*") if path.is_file()):
-        content = file.read_bytes().decode("latin-1")
+    """Those of the texts that any file below a directory has, whether the log still names it or not."""
+    files = [path for path in root.rglob("*") if path.is_file()]
+    content = "".join(file.read_bytes().decode("latin-1") for file in files)
+    # Each file is read alone: a table would leave out rows that are gone.
+    parquet: dict[Path, list[str]] = {}
+    for file in files:
         if file.suffix == ".parquet":
-            # Uncompressed. The file alone, without the log that says which of its rows are gone.
-            content += repr([row.asDict(recursive=True) for row in spark.read.parquet(str(file)).collect()])
-        found |= {text for text in texts if text in content}
-    return found
+            table = next(one for one in file.parents if (one / "_delta_log").exists() or one.name == "_delta_log")
+            parquet.setdefault(table, []).append(str(file))
+    for some in parquet.values():
+        content += repr([row.asDict(recursive=True) for row in spark.read.parquet(*some).collect()])
+    return {text for text in texts if text in content}
 
 
 def counts(dsn: str) -> list[int]:
