@@ -106,7 +106,7 @@ def test_an_erased_key_leaves_nothing_but_a_certificate(
         for one in (*theirs, *ours, bad, elsewhere):
             connection.execute(
                 "INSERT INTO outbox_archive (id, incarnation, purged_at, create_time, kafka_topic, kafka_key) VALUES"
-                " (%s, %s, '2026-03-02Z', '2026-03-01Z', %s, %s)",
+                " (%s, %s, '2026-03-01T12:00Z', '2026-03-01Z', %s, %s)",
                 (one.id, scene.incarnation, other if one is elsewhere else topic, one.key),
             )
         for number, key in ((20, KEY), (21, b"customer-8")):
