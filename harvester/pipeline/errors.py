@@ -22,7 +22,7 @@ class ConnectorMismatch(PipelineError):
 
 
 class InputMissing(PipelineError):
-    """A topic that is to be read does not exist."""
+    """A topic that is to be read does not exist, or records of it that were not read exist no more."""
 
     exit_code = ExitCode.INPUT
 

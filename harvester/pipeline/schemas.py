@@ -70,7 +70,12 @@ CURRENT = struct(
     "created_at timestamp, timestamp timestamp",
 )  # fmt: skip
 INCARNATIONS = struct("incarnation string, since timestamp")
-REJECTS = struct("day date", PLACE, _CONTENT, "reason string, detail string")
+REJECTS = struct("day date", PLACE, _CONTENT, "reason string, detail string, batch string")
+LOSSES = struct("topic string, partition int, first_offset bigint, end_offset bigint, accepted_at timestamp")
+"""Offsets from `first_offset` to before `end_offset` that were never read; NULL: nobody knows up to where."""
+
+ERASURES = struct("incarnation string, term bigint, lane bigint, producer bigint, sequence bigint, erased_at timestamp")
+"""Numbers of records that were erased, which an audit would miss."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +98,11 @@ REPEATS_TABLE = Table("repeats", SILVER, ("day",), _BOUNDED)
 CURRENT_TABLE = Table("current", CURRENT, ("topic",), ("incarnation", "id", "created_at", "timestamp"))
 INCARNATIONS_TABLE = Table("incarnations", INCARNATIONS)
 REJECTS_TABLE = Table("rejects", REJECTS, ("day",))
-TABLES = (SILVER_TABLE, REPEATS_TABLE, CURRENT_TABLE, INCARNATIONS_TABLE, REJECTS_TABLE)
+LOSSES_TABLE = Table("losses", LOSSES)
+ERASURES_TABLE = Table("erasures", ERASURES)
+TABLES = (
+    SILVER_TABLE, REPEATS_TABLE, CURRENT_TABLE, INCARNATIONS_TABLE, REJECTS_TABLE, LOSSES_TABLE, ERASURES_TABLE,
+)  # fmt: skip
 BAD_PAYLOAD = "bad payload"
 """The reason in `rejects` of a record that silver has as well."""
 
@@ -161,6 +170,16 @@ def merge_states(path: str, states: str) -> str:
         f"MERGE INTO {at(path)} t USING ({states}) s ON t.topic = s.topic AND t.key = s.key"
         f" WHEN MATCHED AND {younger} THEN UPDATE SET {changes}"
         f" WHEN NOT MATCHED THEN INSERT ({columns}) VALUES ({values})"
+    )
+
+
+def merge_losses(path: str, losses: str) -> str:
+    """Takes the rows of a view with the columns of LOSSES but for the last; those that begin alike are one."""
+    return (
+        f"MERGE INTO {at(path)} t USING {losses} s ON t.topic = s.topic AND t.partition = s.partition AND"
+        " t.first_offset = s.first_offset WHEN MATCHED THEN UPDATE SET t.end_offset = s.end_offset"
+        f" WHEN NOT MATCHED THEN INSERT ({', '.join(LOSSES.names)}) VALUES (s.topic, s.partition, s.first_offset,"
+        " s.end_offset, current_timestamp())"
     )
 
 

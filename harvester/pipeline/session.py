@@ -1,4 +1,4 @@
-"""The Spark session of a job: its settings, its connectors' jars, and one clear error for what cannot work."""
+"""The Spark session of a job: its settings, the connectors that belong to it, and clear errors for what cannot work."""
 
 from __future__ import annotations
 
@@ -7,15 +7,14 @@ import logging
 import os
 import re
 import tempfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from harvester.errors import StackError
-from harvester.pipeline import versions
-from harvester.pipeline.errors import PipelineError, SparkUnavailable
+from harvester.pipeline.errors import ConnectorMismatch, PipelineError, SparkUnavailable
 from harvester.stack import java
 from harvester.stack.processes import run
 
@@ -25,6 +24,77 @@ if TYPE_CHECKING:
 JARS = "HARVESTER_SPARK_JARS"
 # What Spark itself brings along: a second copy of these in another version would be loaded first.
 _OF_SPARK = ("org.apache.hadoop", "org.scala-lang", "org.slf4j", "org.lz4", "org.xerial.snappy", "org.antlr")
+
+
+_SCALA = "2.13"
+_VERSION = re.compile(r"(\d+)\.(\d+)\.\d+")
+_KAFKA = re.compile(r"spark-sql-kafka-0-10_(\d+\.\d+)[-:](\d+\.\d+\.\d+)")
+_DELTA_JAR = re.compile(r"delta-spark(?:_(\d+\.\d+))?_(\d+\.\d+)[-:](\d+\.\d+)")
+
+
+@dataclass(frozen=True, slots=True)
+class Coordinate:
+    group: str
+    artifact: str
+    version: str
+
+    def __str__(self) -> str:
+        return f"{self.group}:{self.artifact}:{self.version}"
+
+
+_POSTGRES = Coordinate("org.postgresql", "postgresql", "42.7.8")
+# A Delta is built for one minor version of Spark; since 4.1 the artifact says for which. https://docs.delta.io/releases
+_DELTA = {
+    (4, 0): Coordinate("io.delta", f"delta-spark_{_SCALA}", "4.0.0"),
+    (4, 1): Coordinate("io.delta", f"delta-spark_4.1_{_SCALA}", "4.1.0"),
+}
+
+
+def connectors(pyspark_version: str) -> tuple[Coordinate, ...]:
+    """Kafka source, Delta Lake and PostgreSQL driver for this Spark; ConnectorMismatch if Delta has none for it."""
+    return _kafka(pyspark_version), _delta(pyspark_version), _POSTGRES
+
+
+def check_connectors(pyspark_version: str, jars: Iterable[str]) -> None:
+    """Raise ConnectorMismatch if one of these jars (paths or coordinates) was made for another Spark or Scala.
+
+    Jars that are none of our connectors are the user's own business.
+    """
+    kafka, delta = _kafka(pyspark_version), _delta(pyspark_version)
+    major, minor, _ = kafka.version.split(".")
+    for jar in jars:
+        if found := _KAFKA.search(jar):
+            fits, expected = found.groups() == (_SCALA, kafka.version), kafka
+        elif found := _DELTA_JAR.search(jar):
+            spark, scala, line = found.groups()
+            # Without Spark's version in its name, Delta's own stands for it.
+            fits, expected = scala == _SCALA and (spark or line) == f"{major}.{minor}", delta
+        else:
+            continue
+        if not fits:
+            raise ConnectorMismatch(
+                f"{jar.rsplit('/', 1)[-1]} was not made for PySpark {pyspark_version}",
+                hint=f"it takes {expected}; name no connectors, and the right ones are fetched",
+            )
+
+
+def _kafka(version: str) -> Coordinate:
+    found = _VERSION.match(version)  # 4.1.0.dev3 is served by the connector of 4.1.0
+    if found is None:
+        raise ConnectorMismatch(f"PySpark calls its version {version!r}, which is no version of Spark")
+    return Coordinate("org.apache.spark", f"spark-sql-kafka-0-10_{_SCALA}", found[0])
+
+
+def _delta(version: str) -> Coordinate:
+    major, minor, _ = _kafka(version).version.split(".")
+    try:
+        return _DELTA[int(major), int(minor)]
+    except KeyError:
+        known = ", ".join(f"{major}.{minor}" for major, minor in sorted(_DELTA))
+        raise ConnectorMismatch(
+            f"no Delta Lake is known for PySpark {version}, only for {known}",
+            hint=f"pip install 'pyspark=={known.split(', ')[-1]}.*'",
+        ) from None
 
 
 def connector_jars(pyspark_version: str, *, progress: Callable[[str], None] = lambda _: None) -> list[Path]:
@@ -39,9 +109,9 @@ def connector_jars(pyspark_version: str, *, progress: Callable[[str], None] = la
                 f"{JARS}={given}: no Kafka connector of Spark there",
                 hint="name a directory with the connectors' jars, or unset it",
             )
-        versions.check(pyspark_version, (jar.name for jar in jars))
+        check_connectors(pyspark_version, (jar.name for jar in jars))
         return jars
-    wanted = versions.connectors(pyspark_version)
+    wanted = connectors(pyspark_version)
     home = java.cached_jars(
         "spark-" + "-".join((pyspark_version, *(coordinate.version for coordinate in wanted[1:]))),
         lambda directory: _resolve(wanted, directory),
@@ -50,7 +120,7 @@ def connector_jars(pyspark_version: str, *, progress: Callable[[str], None] = la
     return sorted(home.glob("*.jar"))
 
 
-def _resolve(wanted: tuple[versions.Coordinate, ...], directory: Path) -> None:
+def _resolve(wanted: tuple[Coordinate, ...], directory: Path) -> None:
     """Fetch them and all they need with the Apache Ivy that PySpark ships, as `spark-submit --packages` does."""
     # Found without importing: importing pyspark takes half a second and starts nothing we need.
     found = importlib.util.find_spec("pyspark")
@@ -85,7 +155,7 @@ def _resolve(wanted: tuple[versions.Coordinate, ...], directory: Path) -> None:
             ) from error
 
 
-def _module(wanted: tuple[versions.Coordinate, ...]) -> str:
+def _module(wanted: tuple[Coordinate, ...]) -> str:
     lines = [
         f'    <dependency org="{one.group}" name="{one.artifact}" rev="{one.version}" conf="default->default"/>'
         for one in wanted
@@ -167,7 +237,7 @@ def options(settings: SessionSettings, pyspark_version: str, progress: Callable[
         for name in conf.get(key, "").split(",")
         if name.strip()
     ]
-    versions.check(pyspark_version, named)
+    check_connectors(pyspark_version, named)
     if not any("spark-sql-kafka" in name for name in named) and "PYSPARK_GATEWAY_PORT" not in os.environ:
         jars = [str(jar) for jar in connector_jars(pyspark_version, progress=progress)]
         conf["spark.jars"] = ",".join([*(name for name in conf.get("spark.jars", "").split(",") if name), *jars])

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
 from harvester.errors import BrokerUnavailable
@@ -14,6 +16,9 @@ if TYPE_CHECKING:
 
 _SAME = ("bootstrap.servers", "security.protocol", "ssl.endpoint.identification.algorithm", "client.id")
 _UPPER = "security.protocol"
+
+Place = tuple[str, int]
+"""Topic and partition."""
 
 
 def for_java(options: Mapping[str, object]) -> dict[str, str]:
@@ -76,9 +81,60 @@ def stream(spark: SparkSession, kafka: Mapping[str, str], topics: Iterable[str],
     return spark.readStream.format("kafka").options(**options(kafka), **range_).load()
 
 
+@dataclass(frozen=True, slots=True)
+class TopicAdmin:
+    """Kafka's admin client for Java, by way of py4j: what it says of topics and their partitions."""
+
+    _jvm: Any
+    _client: Any
+
+    def names(self) -> set[str]:
+        """The topics that exist."""
+        return set(self._client.listTopics().names().get())
+
+    def places(self, topics: Iterable[str]) -> list[Place]:
+        """The partitions of topics that exist."""
+        described = self._client.describeTopics(list(topics)).allTopicNames().get()
+        return [(topic, info.partition()) for topic in topics for info in described[topic].partitions()]
+
+    def earliest(self, places: Iterable[Place]) -> dict[Place, int]:
+        """Where their logs begin."""
+        return self._offsets(places, self._jvm.org.apache.kafka.clients.admin.OffsetSpec.earliest())
+
+    def latest(self, places: Iterable[Place], *, committed: bool = False) -> dict[Place, int]:
+        """Where they end; `committed`: what stands before open transactions alone."""
+        return self._offsets(places, self._jvm.org.apache.kafka.clients.admin.OffsetSpec.latest(), committed=committed)
+
+    def since(self, places: Iterable[Place], since: datetime, end: Mapping[Place, int]) -> dict[Place, int]:
+        """The first offsets with this timestamp, or a later one; where there are none, those of `end`."""
+        spec = self._jvm.org.apache.kafka.clients.admin.OffsetSpec.forTimestamp(int(since.timestamp() * 1000))
+        found = self._offsets(places, spec)
+        return {place: end[place] if offset < 0 else min(offset, end[place]) for place, offset in found.items()}
+
+    def compacted(self, topics: Iterable[str]) -> tuple[str, ...]:
+        """Those of them that are compacted."""
+        kind = self._jvm.org.apache.kafka.common.config.ConfigResource
+        # A nested class, whose name Python cannot spell as an attribute of the outer one.
+        topic_type = self._jvm.org.apache.kafka.common.config.ConfigResource.Type.TOPIC
+        named = {topic: kind(topic_type, topic) for topic in topics}
+        configs = self._client.describeConfigs(list(named.values())).all().get()
+        policies = {topic: str(configs[one].get("cleanup.policy").value()) for topic, one in named.items()}
+        return tuple(topic for topic, policy in policies.items() if "compact" in policy)
+
+    def _offsets(self, places: Iterable[Place], wanted: Any, *, committed: bool = False) -> dict[Place, int]:
+        level = self._jvm.org.apache.kafka.common.IsolationLevel
+        level = level.READ_COMMITTED if committed else level.READ_UNCOMMITTED
+        named = {place: self._jvm.org.apache.kafka.common.TopicPartition(*place) for place in places}
+        request = self._jvm.java.util.HashMap()
+        for one in named.values():
+            request.put(one, wanted)
+        found = self._client.listOffsets(request, self._jvm.org.apache.kafka.clients.admin.ListOffsetsOptions(level))
+        return {place: int(found.partitionResult(one).get().offset()) for place, one in named.items()}
+
+
 @contextmanager
-def admin(spark: SparkSession, kafka: Mapping[str, str], wanted: str) -> Iterator[Any]:
-    """Kafka's admin client for Java, by way of py4j; what it raises becomes a BrokerUnavailable that names `wanted`."""
+def admin(spark: SparkSession, kafka: Mapping[str, str], wanted: str) -> Iterator[TopicAdmin]:
+    """What the client raises becomes a BrokerUnavailable that names `wanted`."""
     from py4j.protocol import Py4JJavaError
 
     jvm: Any = spark.sparkContext._jvm
@@ -88,7 +144,7 @@ def admin(spark: SparkSession, kafka: Mapping[str, str], wanted: str) -> Iterato
     try:
         client = jvm.org.apache.kafka.clients.admin.AdminClient.create(properties)
         try:
-            yield client
+            yield TopicAdmin(jvm, client)
         finally:
             client.close()
     except Py4JJavaError as error:
@@ -101,9 +157,10 @@ def admin(spark: SparkSession, kafka: Mapping[str, str], wanted: str) -> Iterato
 def require_topics(spark: SparkSession, kafka: Mapping[str, str], topics: Iterable[str]) -> None:
     """Raises InputMissing, which names the topics that do not exist, or BrokerUnavailable."""
     with admin(spark, kafka, "topics") as client:
-        found = set(client.listTopics().names().get())
+        found = client.names()
     if missing := [topic for topic in topics if topic not in found]:
         raise InputMissing(
             f"no topic {', '.join(missing)} at {kafka.get('bootstrap.servers')}",
-            hint="a topic comes with the harvester's first record for it, or is made beforehand",
+            hint="a topic comes with the harvester's first record for it, or is made beforehand;"
+            " a lake lets one go by --retire-topic",
         )

@@ -9,11 +9,12 @@ from __future__ import annotations
 import json
 import uuid
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from harvester.pipeline import tables
 from harvester.pipeline.errors import CheckpointMismatch
+from harvester.pipeline.source import Place
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, SparkSession
@@ -22,24 +23,49 @@ if TYPE_CHECKING:
 FILE = "harvester.json"
 _VERSION = 1
 _LOOK_S = 0.5
+# What Spark writes of a stream without state (OffsetSeqLog, CommitLog).
+_ABOUT = '{"batchWatermarkMs":0,"batchTimestampMs":0,"conf":{}}'
+_COMMITTED = '{"nextBatchWatermarkMs":0}'
 
-Place = tuple[str, int]
-"""Topic and partition."""
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """Where a stream is to go on that Spark has not written down: behind the batch `number`, at `start`.
+
+    `ends`: the next batch reads up to there again what that one may have written in part; its rows that are there
+    already are of batches from `since` on. `adopts`: the tables bear this name, and are to bear the checkpoint's.
+    """
+
+    number: int
+    start: Mapping[Place, int]
+    ends: Mapping[Place, int] | None = None
+    since: int | None = None
+    adopts: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Manifest:
-    """`owner` is a name made up for the checkpoint, which its tables bear as well."""
+    """`owner` is a name made up for the checkpoint, which its tables bear as well.
+
+    `payloads`: columns of the tables of values that have every record. `plan` is written ahead: a start that was cut
+    off is continued by the next one.
+    """
 
     owner: str
     job: str
     topics: tuple[str, ...]
     header: str
+    payloads: Mapping[str, str] = field(default_factory=dict)
+    plan: Plan | None = None
 
 
 def to_text(manifest: Manifest) -> str:
     """The manifest as it is stored."""
-    return json.dumps({"version": _VERSION, **asdict(manifest)})
+    stored = {"version": _VERSION, **asdict(replace(manifest, plan=None))}
+    if (plan := manifest.plan) is not None:
+        ends = None if plan.ends is None else by_topic(plan.ends)
+        stored["plan"] = {**asdict(plan), "start": by_topic(plan.start), "ends": ends}
+    return json.dumps(stored)
 
 
 def from_text(text: str, where: str) -> Manifest:
@@ -48,8 +74,14 @@ def from_text(text: str, where: str) -> Manifest:
         stored = json.loads(text)
         if stored["version"] != _VERSION:
             raise CheckpointMismatch(f"the checkpoint {where} is of version {stored['version']}, this is {_VERSION}")
-        return Manifest(str(stored["owner"]), str(stored["job"]), tuple(stored["topics"]), str(stored["header"]))
-    except (ValueError, KeyError, TypeError) as error:
+        plan = stored.get("plan")
+        if plan is not None:
+            ends = None if plan["ends"] is None else places(plan["ends"])
+            plan = Plan(**{**plan, "start": places(plan["start"]), "ends": ends})
+        payloads = {str(topic): str(columns) for topic, columns in stored.get("payloads", {}).items()}
+        owner, job, header = (str(stored[name]) for name in ("owner", "job", "header"))
+        return Manifest(owner, job, tuple(stored["topics"]), header, payloads, plan)
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise CheckpointMismatch(
             f"{where}/{FILE} cannot be read", hint="restore it; without it nobody knows what was read"
         ) from error
@@ -76,12 +108,20 @@ def decide(stored: Manifest | None, wanted: Manifest, where: str, *, used: bool)
             hint="records before and after would be recognised by different names",
         )
     if gone := [topic for topic in stored.topics if topic not in wanted.topics]:
+        retire = ", drop them with --retire-topic," if wanted.job == "lake" else ""
         raise CheckpointMismatch(
             f"the checkpoint {where} is for topics {', '.join(stored.topics)}; it cannot continue without"
             f" {', '.join(gone)}",
-            hint="name these topics as well, or another directory",
+            hint=f"name these topics as well{retire} or name another directory",
         )
-    return Manifest(stored.owner, wanted.job, wanted.topics, wanted.header)
+    return replace(stored, topics=wanted.topics)
+
+
+def examine(spark: SparkSession, where: str) -> tuple[Manifest | None, bool]:
+    """The manifest of a checkpoint, None where there is none, and whether Spark has written there."""
+    text = tables.read_text(spark, f"{where}/{FILE}")
+    used = bool({"offsets", "commits", "metadata"} & set(tables.listing(spark, where)))
+    return (from_text(text, where) if text is not None else None), used
 
 
 def claim(spark: SparkSession, where: str, job: str, topics: tuple[str, ...], header: str, table: str) -> Manifest:
@@ -89,20 +129,42 @@ def claim(spark: SparkSession, where: str, job: str, topics: tuple[str, ...], he
 
     `table` is the path of one that the job fills: what was read before has to be there.
     """
-    file = f"{where}/{FILE}"
-    text = tables.read_text(spark, file)
-    stored = from_text(text, where) if text is not None else None
-    used = bool({"offsets", "commits", "metadata"} & set(tables.listing(spark, where)))
-    wanted = Manifest(uuid.uuid4().hex, job, topics, header)
-    decided = decide(stored, wanted, where, used=used)
+    stored, used = examine(spark, where)
+    decided = decide(stored, Manifest(uuid.uuid4().hex, job, topics, header), where, used=used)
+    require_table(spark, where, table, used=used)
+    if decided != stored:
+        store(spark, where, decided)
+    return decided
+
+
+def require_table(spark: SparkSession, where: str, table: str, *, used: bool) -> None:
+    """Raises CheckpointMismatch where the checkpoint has read records into a table that is not there."""
     if used and not tables.exists(spark, table):
         raise CheckpointMismatch(
             f"the checkpoint {where} has read records into tables that are not in {table.rpartition('/')[0]}",
             hint="name the directory they are in, or begin anew in another one",
         )
-    if decided != stored:
-        tables.write_text(spark, file, to_text(decided))
-    return decided
+
+
+def store(spark: SparkSession, where: str, manifest: Manifest) -> None:
+    """Writes the manifest."""
+    tables.write_text(spark, f"{where}/{FILE}", to_text(manifest))
+
+
+def go_on(spark: SparkSession, where: str, plan: Plan) -> None:
+    """Writes a plan as Spark's own files: repeatable. The manifest has it, and is to lose it afterwards."""
+    before = plan.number - 1
+    if plan.number and tables.read_text(spark, f"{where}/offsets/{before}") is None:
+        # Spark wants to know where its last batch began.
+        tables.write_text(spark, f"{where}/offsets/{before}", _entry(plan.start))
+    tables.write_text(spark, f"{where}/offsets/{plan.number}", _entry(plan.start))
+    if plan.ends is not None:
+        tables.write_text(spark, f"{where}/offsets/{plan.number + 1}", _entry(plan.ends))
+    tables.write_text(spark, f"{where}/commits/{plan.number}", f"v1\n{_COMMITTED}")
+
+
+def _entry(ends: Mapping[Place, int]) -> str:
+    return f"v1\n{_ABOUT}\n{by_topic(ends)}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,12 +198,7 @@ def parse(text: str, where: str) -> PlannedBatch:
         version, about, ends = text.strip().splitlines()
         if version != "v1":
             raise ValueError(version)
-        found = {
-            (topic, int(partition)): int(end)
-            for topic, partitions in json.loads(ends).items()
-            for partition, end in partitions.items()
-        }
-        return PlannedBatch(int(json.loads(about)["batchWatermarkMs"]), found)
+        return PlannedBatch(int(json.loads(about)["batchWatermarkMs"]), places(ends))
     except (ValueError, AttributeError, KeyError, TypeError) as error:
         raise CheckpointMismatch(
             f"the checkpoint {where} was not written by a Spark that this harvester knows",
@@ -169,6 +226,15 @@ def by_topic(offsets: Mapping[Place, int]) -> str:
     for (topic, partition), offset in offsets.items():
         found.setdefault(topic, {})[str(partition)] = offset
     return json.dumps(found)
+
+
+def places(text: str) -> dict[Place, int]:
+    """Reads `by_topic`."""
+    return {
+        (topic, int(partition)): int(offset)
+        for topic, partitions in json.loads(text).items()
+        for partition, offset in partitions.items()
+    }
 
 
 def start(writer: Any, *, once: bool, trigger_s: float) -> StreamingQuery:

@@ -63,6 +63,13 @@ def remove(spark: SparkSession, paths: Iterable[str]) -> None:
         system.delete(place, False)
 
 
+def move(spark: SparkSession, source: str, target: str) -> None:
+    """Gives a directory a name that nothing has."""
+    (place, system), (to, _) = _open(spark, source), _open(spark, target)
+    if not system.rename(place, to):
+        raise OSError(f"{source} could not be renamed to {target}")
+
+
 def copy(spark: SparkSession, source: str, target: str) -> None:
     """Copies a directory to a name that nothing has."""
     (place, system), (to, there) = _open(spark, source), _open(spark, target)
@@ -108,8 +115,12 @@ HEADER = "harvester.header"
 """Names the header that the table's columns were decoded from, without which no view can make it again."""
 FOLDED = "harvester.folded"
 """Of `current`: the last batch of silver whose states it has."""
+AGAIN = "harvester.again"
+"""Of silver: the last batch that was given up half written, for its records to be read again."""
 
 REBUILD = "`harvester pipeline rebuild --from OLD --to NEW` makes a new one of it, once its job has ended"
+
+FOREIGN = "go on with that checkpoint; if it is lost, `harvester pipeline lake --adopt` makes a new one from the tables"
 
 _BOUNDED = "delta.dataSkippingStatsColumns"
 
@@ -214,6 +225,6 @@ def _check(spark: SparkSession, path: str, table: Table, owner: str | None) -> l
     if owner is not None and detail["properties"].get(OWNER) != owner:
         raise TableMismatch(
             f"the table {path} was filled through another checkpoint",
-            hint="go on with that checkpoint; a new one would read the topics again, into a directory of its own",
+            hint=FOREIGN,
         )
     return missing

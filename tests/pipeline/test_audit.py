@@ -23,6 +23,7 @@ from harvester.pipeline.audit.job import AuditSettings, run
 from harvester.pipeline.audit.report import AuditReport
 from harvester.pipeline.audit.schemas import FINDINGS_TABLE
 from harvester.pipeline.errors import InputMissing, TableMismatch
+from harvester.pipeline.schemas import LOSSES_TABLE
 from tests.conftest import MakeTopic
 from tests.support.audits import Scene, Sent, at, numbered
 from tests.support.lakes import make_lake
@@ -193,6 +194,35 @@ def test_a_range_of_a_lake_without_a_history(spark: SparkSession, tmp_path: Path
         "gaps before 2026-03-01 10:00:02 UTC: not judged, the topics do not go back further",
         "what was purged after 2026-03-01 10:00:40 UTC: not judged, the lake has nothing younger",
     )
+
+
+def test_a_loss_that_a_lake_was_allowed_to_go_on_without_is_accepted_as_far_as_it_has_room(
+    scene: Scene, spark: SparkSession, tmp_path: Path
+) -> None:
+    sent = scene.own(replace(one, partition=0, lane=0, seconds=300 * one.seconds) for one in clean())
+    gone, late = sent[24:28], sent[35]  # 25 to 28, and 36
+    scene.archive(sent)
+    rows = [one.row() | {"offset": one.id} for one in sent if one not in gone and one is not late]
+    root = make_lake(spark, tmp_path, rows)
+
+    def audited(*losses: tuple[int, int | None]) -> AuditReport:
+        rows = spark.createDataFrame(
+            [(scene.topic, 0, first, end, at(0)) for first, end in losses], LOSSES_TABLE.schema
+        )
+        rows.write.format("delta").mode("overwrite").save(f"{root}/losses")
+        return run(spark, settings(scene, topics=(), lake=root))
+
+    lost, gap = ("lost", "violation", 1, [36]), ("gap in a lane", "violation", 1, [None])
+    accepted = ("accepted loss", "accepted", 5, [25, 26, 27, 28, None])
+    report = audited((25, 29))
+    assert findings(report) == [lost, gap, accepted]
+    assert report.figures["accepted"] == 5
+    assert audited((25, 29), (36, None)).answer() == "Nothing broke a guarantee; 7 are accepted losses."
+    # Offsets of less than what is missing there, and those of another time.
+    for other in ((25, 28), (5, 10)):
+        assert findings(audited(other)) == [
+            ("lost", "violation", 5, [25, 26, 27, 28, 36]), ("gap in a lane", "violation", 2, [None, None]),
+        ]  # fmt: skip
 
 
 def test_what_the_brokers_say_of_topics(

@@ -6,7 +6,7 @@ import pytest
 
 from harvester.errors import ExitCode
 from harvester.pipeline.errors import ConnectorMismatch
-from harvester.pipeline.versions import check, connectors
+from harvester.pipeline.session import check_connectors, connectors
 
 
 @pytest.mark.parametrize(
@@ -44,11 +44,11 @@ def test_a_spark_that_nothing_is_known_for(version: str) -> None:
 )
 def test_a_connector_of_another_spark_is_named(jar: str) -> None:
     with pytest.raises(ConnectorMismatch, match=r"was not made for PySpark 4\.0\.0") as caught:
-        check("4.0.0", ["postgresql-42.7.8.jar", jar])
+        check_connectors("4.0.0", ["postgresql-42.7.8.jar", jar])
     assert jar.rsplit("/", 1)[-1] in caught.value.message
     assert ":4.0.0" in (caught.value.hint or "")
 
 
 def test_connectors_that_fit_and_jars_of_others_pass() -> None:
-    check("4.0.0", [*map(str, connectors("4.0.0")), "delta-spark_4.0_2.13-4.2.0.jar", "mine-1.0.jar"])
-    check("4.1.2", map(str, connectors("4.1.2")))
+    check_connectors("4.0.0", [*map(str, connectors("4.0.0")), "delta-spark_4.0_2.13-4.2.0.jar", "mine-1.0.jar"])
+    check_connectors("4.1.2", map(str, connectors("4.1.2")))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -78,11 +78,11 @@ class Lake:
     def __init__(self, spark: SparkSession, root: Path, bootstrap: str) -> None:
         self.spark, self.root, self.bootstrap = spark, root, bootstrap
 
-    def once(self, *topics: str, **settings: Any) -> int:
+    def once(self, *topics: str, say: Callable[[str], None] = lambda _: None, **settings: Any) -> int:
         """`lake --once`; how many records it read."""
         kafka = {"bootstrap.servers": self.bootstrap}
         given: dict[str, Any] = {"compact_every": 0, **settings}
-        return run(self.spark, LakeSettings(topics, str(self.root), kafka, once=True, **given))
+        return run(self.spark, LakeSettings(topics, str(self.root), kafka, once=True, **given), say=say)
 
     def rows(self, table: str, *columns: str) -> list[Any]:
         """Of a table or a view, these columns or all. `current` is the view."""

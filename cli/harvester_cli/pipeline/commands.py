@@ -5,7 +5,7 @@ from __future__ import annotations
 import typer
 from harvester_cli.pipeline.audit import audit
 from harvester_cli.pipeline.drain import drain
-from harvester_cli.pipeline.lake import lake, rebuild, views
+from harvester_cli.pipeline.lake import erase, lake, rebuild, views
 from harvester_cli.pipeline.metrics import metrics
 from harvester_cli.pipeline.options import say
 from harvester_cli.pipeline.replay import replay
@@ -15,6 +15,7 @@ app = typer.Typer(no_args_is_help=True, help="Jobs on Apache Spark over the harv
 app.command("lake")(lake)
 app.command("rebuild")(rebuild)
 app.command("views")(views)
+app.command("erase")(erase)
 app.command("drain")(drain)
 app.command("replay")(replay)
 app.command("metrics")(metrics)
@@ -24,8 +25,7 @@ app.command("audit")(audit)
 @app.command("packages")
 def packages() -> None:
     """Print the connectors that belong to the installed PySpark, for `spark-submit --packages`."""
-    from harvester.pipeline.session import spark_version
-    from harvester.pipeline.versions import connectors
+    from harvester.pipeline.session import connectors, spark_version
 
     print(",".join(str(one) for one in connectors(spark_version())))
 

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import json
+from dataclasses import asdict
+from datetime import datetime
+from pathlib import Path
 from typing import Annotated
 
 import typer
-from harvester_cli.options import duration, grouped
+from harvester_cli.options import duration, from_base64, grouped
 from harvester_cli.pipeline import options
 from harvester_cli.pipeline.options import Job, say
 from harvester_cli.pump import stop_on_signal
@@ -29,6 +33,22 @@ def lake(
         list[str] | None,
         typer.Option(metavar="TOPIC=DDL", help='Values of a topic as columns: "orders=total INT, customer STRING".'),
     ] = None,
+    accept_loss: Annotated[
+        bool,
+        typer.Option(
+            "--accept-loss", help="Go on behind records that Kafka has no longer; the table `losses` has them."
+        ),
+    ] = False,
+    retire_topic: Annotated[
+        list[str] | None,
+        typer.Option(metavar="TOPIC", help="Read it no longer: it is gone, or is not wanted any more."),
+    ] = None,
+    adopt: Annotated[
+        bool, typer.Option("--adopt", help="Make a new checkpoint from the tables: theirs is lost or cannot be read.")
+    ] = False,
+    start_at: Annotated[
+        str | None, typer.Option(metavar="TIME", help="Of a new lake: from then on. ISO 8601, or so long ago: 2h.")
+    ] = None,
     *,
     job: Job,
 ) -> None:
@@ -41,9 +61,13 @@ def lake(
     payloads = options.pairs(json_schema, "--json-schema")
     if unknown := sorted(payloads.keys() - set(topic)):
         raise typer.BadParameter(f"{', '.join(unknown)} is no --topic", param_hint="--json-schema")
+    if both := sorted({*(retire_topic or ())} & {*topic}):
+        raise typer.BadParameter(f"{', '.join(both)} is a --topic as well", param_hint="--retire-topic")
+    begin, _ = options.period(start_at, None, "--start-at")
 
     with job.spark("lake") as spark:
         from harvester.pipeline.lake.job import BatchDone, LakeSettings, run
+        from harvester.pipeline.lake.recovery import Recovery
         from harvester.pipeline.lake.silver import from_ddl
 
         try:
@@ -54,6 +78,7 @@ def lake(
             topics=tuple(dict.fromkeys(topic)), root=to, kafka=job.kafka, checkpoint=checkpoint,
             header=job.config.record_header, once=once, trigger_s=trigger_s, most_records=max_records,
             compact_every=compact_every, fold_s=fold_s, payloads=schemas,
+            recovery=Recovery(accept_loss, tuple(retire_topic or ()), adopt, begin),
         )  # fmt: skip
 
         def tell(done: BatchDone) -> None:
@@ -61,7 +86,7 @@ def lake(
             say(f"batch {done.batch}: {done.records:,} records, {done.per_s:,.0f}/s{behind}")
 
         with stop_on_signal() as stop:
-            records = run(spark, settings, stop=stop.is_set, progress=tell)
+            records = run(spark, settings, stop=stop.is_set, progress=tell, say=say)
     print(f"{records:,} records read into {settings.root}")
 
 
@@ -84,6 +109,47 @@ def rebuild(
         with clear_errors("the rebuild", hint="remove the new directory and begin again"):
             records = run(spark, old, to, checkpoint)
     print(f"{records:,} records in {to}")
+
+
+@grouped
+def erase(
+    lake: Annotated[str, options.directory("The tables of `pipeline lake`, whose job has ended.")],
+    key: Annotated[str | None, typer.Option(help="The key to erase.")] = None,
+    key_base64: Annotated[
+        str | None, typer.Option("--key-base64", metavar="BASE64", help="The key, where it is no text.")
+    ] = None,
+    topic: Annotated[list[str] | None, typer.Option(help="Of these topics alone; may be given several times.")] = None,
+    database: Annotated[
+        bool, typer.Option("--database/--no-database", help="From the outbox's archive and quarantine as well.")
+    ] = True,
+    certificate: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Write the certificate there [default: standard output].")
+    ] = None,
+    checkpoint: Annotated[str | None, options.directory("Of the lake [default: beside the tables].")] = None,
+    *,
+    job: Job,
+) -> None:
+    """Erase a key from every table of a lake, and from archive and quarantine; VACUUM; say what was removed where.
+
+    No earlier version of the tables can be read afterwards. Can be repeated after a failure.
+    """
+    if (key is None) == (key_base64 is None):
+        raise typer.BadParameter("either as text or as base64", param_hint="--key, --key-base64")
+    raw = key.encode() if key is not None else from_base64(key_base64 or "", "--key-base64")
+    if certificate is not None and not certificate.absolute().parent.is_dir():
+        raise typer.BadParameter(f"there is no directory {certificate.absolute().parent}", param_hint="--certificate")
+    outbox = (job.config.data_source, job.config.table) if database else None
+    with job.spark("erase") as spark:
+        from harvester.pipeline.lake.erase import erase as run
+        from harvester.pipeline.session import clear_errors
+
+        with clear_errors("the erasure", hint="repeat it"):
+            done = run(spark, lake, raw, tuple(dict.fromkeys(topic or ())), checkpoint, outbox, say)
+    text = json.dumps(asdict(done), default=datetime.isoformat, indent=2)
+    if certificate is None:
+        print(text)
+    else:
+        certificate.write_text(text + "\n", encoding="utf-8")
 
 
 @grouped

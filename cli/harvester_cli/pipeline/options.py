@@ -104,8 +104,8 @@ def pairs(given: list[str] | None, option: str) -> dict[str, str]:
     return found
 
 
-def period(since: str | None, until: str | None) -> tuple[datetime | None, datetime | None]:
-    """The times that --from and --until name, each a time or a duration before now."""
+def period(since: str | None, until: str | None, first: str = "--from") -> tuple[datetime | None, datetime | None]:
+    """The times that --from (or the option `first`) and --until name, each a time or a duration before now."""
     now = datetime.now(UTC)
 
     def at(text: str | None, option: str) -> datetime | None:
@@ -115,7 +115,7 @@ def period(since: str | None, until: str | None) -> tuple[datetime | None, datet
         except OverflowError as error:
             raise typer.BadParameter("is too long ago", param_hint=option) from error
 
-    begin, end = at(since, "--from"), at(until, "--until")
+    begin, end = at(since, first), at(until, "--until")
     if begin is not None and end is not None and begin >= end:
         raise typer.BadParameter("is not later than --from", param_hint="--until")
     return begin, end

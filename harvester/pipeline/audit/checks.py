@@ -18,7 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import TYPE_CHECKING
 
 from pyspark.sql import functions as F  # noqa: N812 - Spark's own name for it
@@ -28,6 +28,45 @@ from harvester.pipeline.audit.schemas import MARKED, STREAM, FindingKind, Record
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
+
+
+@dataclass(frozen=True, slots=True)
+class AcceptedLoss:
+    """Offsets that a lake was allowed to go on without, and Kafka's times of the records before and after them.
+
+    `room`: how many records there were at most; None: nobody knows.
+    """
+
+    topic: str
+    room: int | None
+    after: datetime | None
+    before: datetime | None
+
+
+_SLACK = timedelta(minutes=1)  # between the clocks of the database, of producers and of brokers
+
+
+def explained(
+    losses: Collection[AcceptedLoss], *, begun: str, ended: str, size: Column, topic: str | None = None
+) -> Column:
+    """Whether what is missing may lie in an accepted loss: it was sent at some time from `begun` to `ended`.
+
+    Nothing is, where that would be more than there was room for. `topic`: None where only times are known.
+    """
+    found, room = F.lit(False), F.lit(0).cast("bigint")
+    for loss in losses:
+        here = F.lit(True) if topic is None else F.col(topic) == loss.topic
+        there = here
+        if loss.after is not None:
+            there = there & (F.col(ended) >= F.lit(loss.after - _SLACK))
+        if loss.before is not None:
+            there = there & F.coalesce(F.col(begun) <= F.lit(loss.before + _SLACK), F.lit(True))
+        found = found | F.coalesce(there, F.lit(False))
+        room = F.least(room + F.when(here, _ROOM if loss.room is None else loss.room).otherwise(0), F.lit(_ROOM))
+    if not losses:
+        return found
+    within = Window.partitionBy(F.lit(1) if topic is None else F.col(topic))
+    return found & (F.coalesce(F.try_sum(F.when(found, size)).over(within), F.lit(_MOST)) <= room)
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +81,7 @@ class AuditScope:
     until: datetime | None = None
     whole: datetime | None = None
     doubtful: Collection[str] = ()
+    losses: Collection[AcceptedLoss] = ()
 
 
 def archived(history: DataFrame, bounds: AuditScope) -> DataFrame:
@@ -67,9 +107,15 @@ def found(archived: DataFrame, marked: DataFrame) -> DataFrame:
 def lost(found: DataFrame, bounds: AuditScope) -> DataFrame:
     """`found` → FINDINGS: purged, and in none of the topics."""
     doubtful = F.col("topic").isin(*bounds.doubtful) if bounds.doubtful else F.lit(False)
-    severity = F.when(doubtful, Severity.SUSPECT).otherwise(Severity.VIOLATION)
     rows = found.where(F.col("judged") & ~F.col("delivered"))
-    return finding(rows, FindingKind.LOST, severity, "purged as delivered, and in none of the topics")
+    accepted = explained(bounds.losses, begun="created_at", ended="at", size=F.lit(1), topic="topic")
+    rows = rows.withColumn("_accepted", accepted)
+    kind = F.when(F.col("_accepted"), FindingKind.ACCEPTED).otherwise(FindingKind.LOST)
+    severity = F.when(F.col("_accepted"), Severity.ACCEPTED).when(doubtful, Severity.SUSPECT)
+    detail = F.when(F.col("_accepted"), "may be among what the lake went on without").otherwise(
+        "purged as delivered, and in none of the topics"
+    )
+    return finding(rows, kind, severity.otherwise(Severity.VIOLATION), detail)
 
 
 def unexpected(marked: DataFrame, history: DataFrame, began: datetime | None, read_at: datetime) -> DataFrame:
@@ -165,6 +211,7 @@ DELIVERIES, IDS = "deliveries", "ids"
 ARCHIVED, DELIVERED, BEYOND = "archived", "delivered", "beyond"
 PENDING = "pending"
 _MOST = 2**63 - 1
+_ROOM = 2**61
 NAMES = (DELIVERIES, IDS, ARCHIVED, DELIVERED, BEYOND, PENDING)
 
 

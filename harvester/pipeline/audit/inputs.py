@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 from uuid import UUID
 
 from pyspark.sql import functions as F  # noqa: N812 - Spark's own name for it
@@ -26,10 +26,11 @@ from harvester.outbox.shape import INIT_HINT, OutboxShape
 from harvester.outbox.sql import columns
 from harvester.outbox.tables import OutboxTable, as_bytes
 from harvester.pipeline import schemas, source, streaming, tables
-from harvester.pipeline.audit.schemas import HISTORY, RECORDS, RecordSource
+from harvester.pipeline.audit.checks import AcceptedLoss
+from harvester.pipeline.audit.schemas import GIVEN_UP, HISTORY, RECORDS, RecordSource
 from harvester.pipeline.jdbc import JdbcSource
 from harvester.pipeline.origin_columns import bronze_columns
-from harvester.pipeline.streaming import Place
+from harvester.pipeline.source import Place
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
@@ -72,21 +73,18 @@ def topic_bounds(
     These are waited for, since a reader of what is committed sees nothing behind them. Raises BrokerUnavailable.
     """
     with source.admin(spark, kafka, "ends of topics") as client:
-        return _bounds(_Asked(spark.sparkContext._jvm, client), list(dict.fromkeys(topics)), since, progress)
+        return _bounds(client, list(dict.fromkeys(topics)), since, progress)
 
 
-def _bounds(asked: _Asked, topics: list[str], since: datetime | None, progress: Callable[[str], None]) -> TopicBounds:
+def _bounds(
+    asked: source.TopicAdmin, topics: list[str], since: datetime | None, progress: Callable[[str], None]
+) -> TopicBounds:
     places = asked.places(topics)
-    end = asked.offsets(places, "latest", committed=False)
-    earliest = asked.offsets(places, "earliest", committed=False)
-    start = dict(earliest)
-    if since is not None:
-        # None has come since: then there is nothing to read.
-        found = asked.offsets(places, "since", committed=False, at_ms=int(since.timestamp() * 1000))
-        start = {place: min(end[place], found[place] if found[place] >= 0 else end[place]) for place in places}
+    end, earliest = asked.latest(places), asked.earliest(places)
+    start = dict(earliest) if since is None else asked.since(places, since, end)
     deadline, told = time.monotonic() + _OPEN_S, False
     while True:
-        readable = asked.offsets(places, "latest", committed=True)
+        readable = asked.latest(places, committed=True)
         held = [place for place in places if readable[place] < end[place]]
         if not held:
             return TopicBounds(earliest, start, end, asked.compacted(topics))
@@ -100,39 +98,6 @@ def _bounds(asked: _Asked, topics: list[str], since: datetime | None, progress: 
                 hint="wait until its producer or its timeout ends it",
             )
         time.sleep(_LOOK_S)
-
-
-@dataclass(frozen=True, slots=True)
-class _Asked:
-    """Kafka's admin client, through py4j."""
-
-    jvm: Any
-    admin: Any
-
-    def places(self, topics: list[str]) -> list[Place]:
-        described = self.admin.describeTopics(topics).allTopicNames().get()
-        return [(topic, info.partition()) for topic in topics for info in described[topic].partitions()]
-
-    def offsets(self, places: list[Place], which: str, *, committed: bool, at_ms: int = 0) -> dict[Place, int]:
-        spec = self.jvm.org.apache.kafka.clients.admin.OffsetSpec
-        wanted = {"latest": spec.latest, "earliest": spec.earliest, "since": lambda: spec.forTimestamp(at_ms)}[which]()
-        level = self.jvm.org.apache.kafka.common.IsolationLevel
-        level = level.READ_COMMITTED if committed else level.READ_UNCOMMITTED
-        named = {place: self.jvm.org.apache.kafka.common.TopicPartition(*place) for place in places}
-        request = self.jvm.java.util.HashMap()
-        for one in named.values():
-            request.put(one, wanted)
-        found = self.admin.listOffsets(request, self.jvm.org.apache.kafka.clients.admin.ListOffsetsOptions(level))
-        return {place: int(found.partitionResult(one).get().offset()) for place, one in named.items()}
-
-    def compacted(self, topics: list[str]) -> tuple[str, ...]:
-        kind = self.jvm.org.apache.kafka.common.config.ConfigResource
-        # A nested class, whose name Python cannot spell as an attribute of the outer one.
-        topic_type = self.jvm.org.apache.kafka.common.config.ConfigResource.Type.TOPIC
-        named = {topic: kind(topic_type, topic) for topic in topics}
-        configs = self.admin.describeConfigs(list(named.values())).all().get()
-        policies = {topic: str(configs[one].get("cleanup.policy").value()) for topic, one in named.items()}
-        return tuple(topic for topic, policy in policies.items() if "compact" in policy)
 
 
 @dataclass(frozen=True, slots=True)
@@ -226,6 +191,36 @@ def from_lake(spark: SparkSession, root: str, since: datetime | None) -> Input:
     if since is not None:
         rows = rows.where(F.col("timestamp") >= F.lit(since))
     return Input(f"lake {root}", _topics(spark, root), rows, None)
+
+
+def losses(spark: SparkSession, root: str, records: DataFrame) -> tuple[AcceptedLoss, ...]:
+    """What a lake was allowed to go on without. `records`: RECORDS of it."""
+    path = tables.path_of(root, schemas.LOSSES_TABLE.name)
+    noted = spark.read.format("delta").load(path) if tables.exists(spark, path) else None
+    if noted is None or noted.isEmpty():
+        return ()
+    end = F.coalesce("end_offset", F.lit(_NO_END))
+    seen = records.select("topic", "partition", "offset", "timestamp")
+    rows = seen.join(F.broadcast(noted), ["topic", "partition"], "right").groupBy(
+        "topic", "partition", "first_offset", "end_offset"
+    )
+    times = rows.agg(
+        F.max(F.when(F.col("offset") < F.col("first_offset"), F.col("timestamp"))).alias("after"),
+        F.min(F.when(F.col("offset") >= end, F.col("timestamp"))).alias("before"),
+    )
+    room = times.withColumn("room", F.col("end_offset") - F.col("first_offset"))
+    return tuple(AcceptedLoss(**row) for row in tables.collected(room.select("topic", "room", "after", "before")))
+
+
+_NO_END = 2**63 - 1
+
+
+def erased(spark: SparkSession, root: str) -> DataFrame | None:
+    """GIVEN_UP: the numbers of what was erased from a lake."""
+    path = tables.path_of(root, schemas.ERASURES_TABLE.name)
+    if not tables.exists(spark, path):
+        return None
+    return spark.read.format("delta").load(path).select(*GIVEN_UP.names).distinct()
 
 
 def trimmed(bronze: DataFrame, since: datetime | None, until: datetime | None, notices: str) -> DataFrame:

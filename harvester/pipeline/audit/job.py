@@ -151,12 +151,16 @@ def run(spark: SparkSession, settings: AuditSettings, *, progress: Progress = la
         # A lake says nothing of what came after its last record.
         latest = max((one.last_at for one in whole_input), default=None) if given.bounds is None else None
         until = min((one for one in (settings.until, latest) if one is not None), default=None)
-        bounds = checks.AuditScope(topics, settings.since, until, whole, doubtful)
+        losses = () if settings.lake is None else inputs.losses(spark, settings.lake, records)
+        bounds = checks.AuditScope(topics, settings.since, until, whole, doubtful, losses)
 
         marked = _keep(checks.marked(records), kept)
         streams = collect_streams(checks.streams(marked))
         progress(f"{len(streams):,} producers; comparing with {past.rows.get(RecordSource.ARCHIVE, 0):,} archived ids")
-        numbers = sequences.numbers(marked, sequences.given_up(past.frame, records))
+        given_up = sequences.given_up(past.frame, records)
+        if settings.lake is not None and (erased := inputs.erased(spark, settings.lake)) is not None:
+            given_up = given_up.unionByName(erased).distinct()
+        numbers = sequences.numbers(marked, given_up)
         last = sequences.last_streams(checks.streams(marked))
         gaps = _keep(sequences.gaps(numbers, last, whole, past.read_at), kept)
         found = _keep(checks.found(checks.archived(past.frame, bounds), marked), kept)
@@ -173,7 +177,7 @@ def run(spark: SparkSession, settings: AuditSettings, *, progress: Progress = la
         parts = [
             checks.lost(found, bounds),
             checks.findings(marked, repeats=_severity(settings.once), swaps=_severity(settings.serial_keys)),
-            sequences.open_gaps(gaps, _severity(not (doubtful or elsewhere or waiting))),
+            sequences.open_gaps(gaps, _severity(not (doubtful or elsewhere or waiting)), losses),
             sequences.clashes(numbers),
             checks.scattered(places),
         ]

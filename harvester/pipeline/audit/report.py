@@ -106,10 +106,13 @@ class AuditReport:
         broken = [f"{one.count:,} {one.kind}" for one in self.found if one.severity is Severity.VIOLATION]
         if broken:
             return f"The guarantees do not hold: {', '.join(broken)}."
-        suspects = sum(one.count for one in self.found)
         if not self.figures.get("records"):
             return "Nothing was delivered, and nothing is known to be lost."
-        return "Nothing broke a guarantee" + (f"; {suspects:,} findings are suspect." if suspects else ".")
+        suspects = sum(one.count for one in self.found if one.severity is Severity.SUSPECT)
+        accepted = sum(one.count for one in self.found if one.severity is Severity.ACCEPTED)
+        said = [f"{suspects:,} findings are suspect"] if suspects else []
+        said += [f"{accepted:,} are accepted losses"] if accepted else []
+        return f"{'; '.join(['Nothing broke a guarantee', *said])}."
 
     def to_json(self) -> str:
         """All of it; times in ISO 8601, UTC."""
@@ -211,6 +214,8 @@ MEANINGS = {
     FindingKind.CLASH: "Two ids under one number of a lane: a reader of committed records must never see that.",
     FindingKind.UNEXPECTED: "Delivered, but in neither outbox, quarantine nor archive: published though rolled back,"
     " purged while the archive was off, or past the archive's retention.",
+    FindingKind.ACCEPTED: "The lake was allowed to go on without what Kafka had no longer (`--accept-loss`). These ids"
+    " and numbers may have been among it.",
     FindingKind.SCATTERED: "Between partitions there is no order. It comes from adding or choosing partitions.",
 }
 

@@ -24,13 +24,18 @@ class FindingKind(StrEnum):
     CLASH = "number of several ids"
     UNEXPECTED = "not in the history"
     SCATTERED = "key in several partitions"
+    ACCEPTED = "accepted loss"
 
 
 class Severity(StrEnum):
-    """`violation`: a guarantee did not hold. `suspect`: it may have, for a reason that nothing here can tell."""
+    """`violation`: a guarantee did not hold. `suspect`: it may have, for a reason that nothing here can tell.
+
+    `accepted`: somebody has let a lake go on without it.
+    """
 
     VIOLATION = "violation"
     SUSPECT = "suspect"
+    ACCEPTED = "accepted"
 
 
 class RecordSource(StrEnum):

@@ -10,6 +10,7 @@ Beyond that module an audit knows edges: what retention removed, or what lies be
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from datetime import datetime
 from enum import StrEnum
 from typing import TYPE_CHECKING
@@ -17,6 +18,7 @@ from typing import TYPE_CHECKING
 from pyspark.sql import functions as F  # noqa: N812 - Spark's own name for it
 from pyspark.sql.window import Window
 
+from harvester.pipeline.audit.checks import AcceptedLoss, explained
 from harvester.pipeline.audit.schemas import GIVEN_UP, HISTORY, MARKED, RECORDS, STREAM, FindingKind, Severity, finding
 from harvester.pipeline.origin_columns import bronze_columns
 
@@ -99,7 +101,7 @@ def gaps(numbers: DataFrame, last: DataFrame, whole: datetime | None, read_at: d
         .when(recent, SequenceHole.RECENT)
         .otherwise(SequenceHole.OPEN)
     )
-    return found.withColumn("hole", hole).select(*STREAM, "first", "last", "at", "hole")
+    return found.withColumn("hole", hole).select(*STREAM, "first", "last", "previous_at", "at", "hole")
 
 
 def last_streams(streams: DataFrame) -> DataFrame:
@@ -110,14 +112,19 @@ def last_streams(streams: DataFrame) -> DataFrame:
     return latest.withColumn("_nth", F.row_number().over(lane)).where(F.col("_nth") == 1).select(*STREAM)
 
 
-def open_gaps(gaps: DataFrame, severity: Severity) -> DataFrame:
+def open_gaps(gaps: DataFrame, severity: Severity, losses: Collection[AcceptedLoss] = ()) -> DataFrame:
     """`gaps` → FINDINGS: the open ones, each at the record whose number comes next."""
     rows = gaps.where((F.col("hole") == SequenceHole.OPEN) & F.col("at.inside"))
+    size = F.try_add(F.try_subtract("last", "first"), F.lit(1))
+    accepted = explained(losses, begun="previous_at", ended="at.timestamp", size=size)
+    rows = rows.withColumn("_accepted", accepted)
+    kind = F.when(F.col("_accepted"), FindingKind.ACCEPTED).otherwise(FindingKind.GAP)
+    judged = F.when(F.col("_accepted"), Severity.ACCEPTED).otherwise(severity.value)
     numbers = F.when(F.col("first") == F.col("last"), F.format_string("number %d is", "first")).otherwise(
         F.format_string("numbers %d to %d are", "first", "last")
     )
     detail = F.format_string("term %d, lane %d, producer %d: %s missing", "term", "lane", "producer", numbers)
-    return _at_record(rows, FindingKind.GAP, severity, detail, id=F.lit(None))
+    return _at_record(rows, kind, judged, detail, id=F.lit(None))
 
 
 def clashes(numbers: DataFrame) -> DataFrame:
@@ -129,7 +136,9 @@ def clashes(numbers: DataFrame) -> DataFrame:
     return _at_record(rows, FindingKind.CLASH, Severity.VIOLATION, detail)
 
 
-def _at_record(rows: DataFrame, kind: FindingKind, severity: Severity, detail: Column, **other: Column) -> DataFrame:
+def _at_record(
+    rows: DataFrame, kind: Column | FindingKind, severity: Column | Severity, detail: Column, **other: Column
+) -> DataFrame:
     place = {name: F.col(f"at.{name}") for name in ("topic", "partition", "offset", "id")}
     place |= {"key": F.lit(None), "at": F.col("at.timestamp")}
     return finding(rows, kind, severity, detail, **{**place, **other})

@@ -8,6 +8,7 @@ the batch's number, by which Delta leaves out what it has. In which order they c
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, suppress
@@ -23,6 +24,7 @@ from harvester.pipeline import tables
 from harvester.pipeline.lake import silver
 from harvester.pipeline.lake.ids import StoredIds
 from harvester.pipeline.origin_columns import bronze_columns
+from harvester.pipeline.schemas import BAD_PAYLOAD
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -33,6 +35,26 @@ if TYPE_CHECKING:
 _IN_A_FILE = 100_000
 _KEPT = 5
 _PACKED = "spark.sql.inMemoryColumnarStorage.compressed"
+
+
+def ids_file(checkpoint: str, number: int) -> str:
+    """Where the ids after a batch are kept. Once it is there, so is all of the batch."""
+    return f"{checkpoint}/ids/{number}.json"
+
+
+def to_do_again(since: int) -> str:
+    """What such a file has of a batch that may be half written, and whose records the next one reads again.
+
+    That one leaves out what batches from `since` on have.
+    """
+    return json.dumps({"again": since})
+
+
+def done_again(text: str | None) -> int | None:
+    """Reads `to_do_again`; None for anything else."""
+    with suppress(ValueError, KeyError, TypeError):
+        return int(json.loads(text or "")["again"])
+    return None
 
 
 def batch_name(number: int) -> str:
@@ -63,11 +85,16 @@ class LakeBatch:
 
     def write(self, kafka: DataFrame, number: int) -> None:
         """Write a batch to every table. May be cut off anywhere, and called again with the same records."""
-        stored = self._stored if self._number == number - 1 else self._load(number)
+        stored, again = (self._stored, None) if self._number == number - 1 else self._load(number)
         with ExitStack() as stack:
             # Fetched from Kafka once. To pack what is read twice would take longer than to read it.
             kafka.sparkSession.conf.set(_PACKED, "false")
-            bronze = self._kept(bronze_columns(kafka, self.header, self.reader), stack)
+            bronze = bronze_columns(kafka, self.header, self.reader)
+            if again is not None:
+                tables_of = [self._since("silver", again, number), self._since("repeats", again, number)]
+                nameless = self._since("rejects", again, number).where(F.col("reason") != BAD_PAYLOAD)
+                bronze = silver.unwritten(bronze, [*tables_of, nameless])
+            bronze = self._kept(bronze, stack)
             found = silver.summed_up(silver.overview(bronze).collect())
             places, repeated = None, 0
             if suspects := found.ids.suspects(stored):
@@ -75,19 +102,26 @@ class LakeBatch:
                 places = self._kept(silver.repeats(bronze, suspects, before), stack)
                 repeated = places.count()
             self._know(found, number)
-            self._append_all(bronze, places if repeated else None, repeated, found, number)
+            self._append_all(bronze, places if repeated else None, repeated, found, number, again)
         self._number = None
         stored.add(found.ids)
         self.hit("lake.ids")
-        tables.write_text(self.spark, self._file(number), stored.to_text())
+        tables.write_text(self.spark, ids_file(self.checkpoint, number), stored.to_text())
         self._number, self._stored = number, stored
         if number % _KEPT == 0:
-            tables.remove(self.spark, [self._file(one) for one in range(number - 2 * _KEPT, number - _KEPT)])
+            old = range(number - 2 * _KEPT, number - _KEPT)
+            tables.remove(self.spark, [ids_file(self.checkpoint, one) for one in old])
         self.hit("lake.end")
         self.done(number)
 
     def _append_all(
-        self, bronze: DataFrame, places: DataFrame | None, repeated: int, found: silver.BatchOverview, number: int
+        self,
+        bronze: DataFrame,
+        places: DataFrame | None,
+        repeated: int,
+        found: silver.BatchOverview,
+        number: int,
+        again: int | None,
     ) -> None:
         new = silver.without(bronze, places)
         frames = []
@@ -103,12 +137,16 @@ class LakeBatch:
             payload = self.payloads[topic]
             frames.append((silver.payload_table(topic, payload).name, silver.expanded(fresh, topic, payload)))
             bad = silver.bad_payloads(fresh, topic, payload)
+            if again is not None:
+                bad = silver.unwritten(bad, [self._since("rejects", again, number)])
             if found.rejected or not bad.isEmpty():
                 rejected = bad if rejected is None else rejected.unionByName(bad)
         if rejected is not None:
+            rejected = rejected.withColumn("batch", F.lit(batch_name(number)))
             frames.append(("rejects", rejected.repartition(_files(found.rejected))))
-        if len(frames) == 1:
-            self._append(*frames[0], number)
+        if len(frames) <= 1:
+            for frame in frames:
+                self._append(*frame, number)
             return
         with ThreadPoolExecutor(len(frames)) as pool:
             for written in [pool.submit(self._append, name, rows, number) for name, rows in frames]:
@@ -130,18 +168,23 @@ class LakeBatch:
             self._append("incarnations", silver.incarnations(self.spark, unknown), number)
             self._known.update(unknown)
 
-    def _load(self, number: int) -> StoredIds:
-        """The ids after the batch before. Where they are lost, or nobody kept them, silver knows the highest ones."""
-        text = tables.read_text(self.spark, self._file(number - 1))
+    def _load(self, number: int) -> tuple[StoredIds, int | None]:
+        """The ids after the batch before; since which one batches have what this one reads again, None if none has.
+
+        Where they are lost, or nobody kept them, silver knows the highest ones.
+        """
+        text = tables.read_text(self.spark, ids_file(self.checkpoint, number - 1))
         if text is not None:
             with suppress(CorruptSeenIds):
-                return StoredIds.from_text(text)
+                return StoredIds.from_text(text), None
         rows = self._table("silver").where(F.col("batch") < batch_name(number))
         highest = rows.groupBy("incarnation").agg(F.max("id").alias("id")).collect()
-        return StoredIds(floors={UUID(row["incarnation"]): row["id"] for row in highest})
+        return StoredIds(floors={UUID(row["incarnation"]): row["id"] for row in highest}), done_again(text)
 
-    def _file(self, number: int) -> str:
-        return f"{self.checkpoint}/ids/{number}.json"
+    def _since(self, name: str, first: int, number: int) -> DataFrame:
+        """What batches from the `first` on have written, without this one, and rows of which nobody knows."""
+        batch = F.coalesce("batch", F.lit(batch_name(first)))
+        return self._table(name).where((batch >= batch_name(first)) & (batch < batch_name(number)))
 
     def _kept(self, rows: DataFrame, stack: ExitStack) -> DataFrame:
         # On disk, for the most part the system's cache: in Java's own memory it costs more than it saves.

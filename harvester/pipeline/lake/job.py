@@ -6,18 +6,24 @@ records. `batch` says why each write of it has the same effect once and twice.
 
 from __future__ import annotations
 
+import uuid
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
+
+from pyspark.errors import PySparkException
 
 from harvester.origin import HEADER
 from harvester.pipeline import origin_columns, source, streaming, tables
 from harvester.pipeline.errors import TableMismatch
+from harvester.pipeline.lake import recovery
 from harvester.pipeline.lake.batch import LakeBatch
+from harvester.pipeline.lake.recovery import Recovery
 from harvester.pipeline.lake.silver import payload_table
-from harvester.pipeline.lake.upkeep import Upkeep
+from harvester.pipeline.lake.upkeep import Upkeep, fill_in
 from harvester.pipeline.schemas import TABLES
 from harvester.pipeline.session import clear_errors
+from harvester.pipeline.streaming import Manifest
 from harvester.relay import failpoints
 
 if TYPE_CHECKING:
@@ -43,6 +49,7 @@ class LakeSettings:
     compact_every: int = 50
     fold_s: float = 600.0
     payloads: Mapping[str, StructType] = field(default_factory=dict)
+    recovery: Recovery = field(default_factory=Recovery)
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +68,7 @@ def run(
     *,
     stop: Callable[[], bool] = lambda: False,
     progress: Callable[[BatchDone], None] = lambda _: None,
+    say: Callable[[str], None] = lambda _: None,
 ) -> int:
     """Run until there is nothing more (`once`) or `stop()`; returns the number of records that were read.
 
@@ -72,9 +80,9 @@ def run(
         where = settings.checkpoint or f"{settings.root.rstrip('/')}/checkpoint"
         if tables.exists(spark, tables.path_of(settings.root, "bronze")):
             raise TableMismatch(f"{settings.root} is a lake of an earlier version", hint=tables.REBUILD)
-        manifest = streaming.claim(
-            spark, where, "lake", settings.topics, settings.header, tables.path_of(settings.root, "silver")
-        )
+        columns = {topic: payload.simpleString() for topic, payload in settings.payloads.items()}
+        wanted = Manifest(uuid.uuid4().hex, "lake", settings.topics, settings.header, columns)
+        manifest = recovery.claim(spark, settings.root, where, settings.kafka, wanted, settings.recovery, say)
         tables_of = {topic: payload_table(topic, payload) for topic, payload in settings.payloads.items()}
         tables.prepare(spark, settings.root, [*TABLES, *tables_of.values()], manifest.owner, settings.header)
         # As they are stored: columns that were asked for in an earlier run stay, in the order they came in.
@@ -82,6 +90,11 @@ def run(
             topic: tables.load(spark, settings.root, table).select("data.*").schema
             for topic, table in tables_of.items()
         }
+        for topic, payload in stored.items():
+            if manifest.payloads.get(topic) != columns[topic]:
+                fill_in(spark, settings.root, settings.header, topic, payload, say)
+        if manifest.payloads != columns:
+            streaming.store(spark, where, replace(manifest, payloads=columns))
         hit = failpoints.load().hit
         by_day = ["silver", "repeats", "rejects", *(table.name for table in tables_of.values())]
         upkeep = Upkeep(spark, settings.root, settings.header, by_day, settings.compact_every, settings.fold_s, hit)
@@ -104,6 +117,9 @@ def run(
         try:
             streaming.follow(query, stop, take)
             finished = settings.once and not stop()
+        except PySparkException:
+            recovery.require_unread(spark, where, settings.kafka, settings.topics)
+            raise
         finally:
             upkeep.close(finish=finished)
         return records

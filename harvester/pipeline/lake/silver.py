@@ -9,11 +9,12 @@ import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import reduce
 from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
 from pyspark.errors import PySparkException
-from pyspark.sql import Window
+from pyspark.sql import DataFrame, Window
 from pyspark.sql import functions as F  # noqa: N812 - Spark's own name for it
 from pyspark.sql.types import StringType, StructField, StructType
 
@@ -23,13 +24,14 @@ from harvester.pipeline.origin_columns import day_of
 from harvester.pipeline.schemas import BAD_PAYLOAD, Table
 
 if TYPE_CHECKING:
-    from pyspark.sql import Column, DataFrame, SparkSession
+    from pyspark.sql import Column, SparkSession
 
 _MASK = 2**64 - 1
 _MOST_DAYS = 366
 _NO_DAY = "1970-01-01"
 _NAME = ("incarnation", "id")
 _PLACE = ("topic", "partition", "offset")
+_REJECTS = [name for name in schemas.REJECTS.names if name != "batch"]
 
 
 def deliveries(bronze: DataFrame, header: str) -> DataFrame:
@@ -166,6 +168,13 @@ def _signed(bits: int) -> int:
     return bits - 2**64 if bits >> 63 else bits
 
 
+def unwritten(bronze: DataFrame, stored: Iterable[DataFrame]) -> DataFrame:
+    """The rows of schemas.BRONZE whose records are in none of these tables."""
+    # A topic that was made anew has the same offsets, at other times.
+    place = [*_PLACE, "timestamp"]
+    return bronze.join(reduce(DataFrame.unionByName, (rows.select(*place) for rows in stored)), place, "left_anti")
+
+
 def without(rows: DataFrame, places: DataFrame | None) -> DataFrame:
     """The rows but for the records at these (topic, partition, offset). None, which is usual, costs nothing."""
     return rows if places is None else rows.join(F.broadcast(places), [*_PLACE], "left_anti")
@@ -177,11 +186,11 @@ def at(rows: DataFrame, places: DataFrame) -> DataFrame:
 
 
 def rejects(bronze: DataFrame) -> DataFrame:
-    """schemas.BRONZE → schemas.REJECTS: the records that silver cannot have, since nothing names them."""
+    """schemas.BRONZE → schemas.REJECTS but for `batch`: the records that silver cannot have: nothing names them."""
     rows = bronze.where(F.col("problem").isNotNull()).withColumns(
         {"reason": F.col("problem"), "detail": F.lit(None).cast("string")}
     )
-    return rows.select(*schemas.REJECTS.names)
+    return rows.select(*_REJECTS)
 
 
 _CORRUPT = "_corrupt_record"
@@ -218,7 +227,7 @@ def expanded(bronze: DataFrame, topic: str, payload: StructType) -> DataFrame:
 
 
 def bad_payloads(bronze: DataFrame, topic: str, payload: StructType) -> DataFrame:
-    """schemas.BRONZE → schemas.REJECTS: the topic's rows whose value is no JSON object of this schema."""
+    """schemas.BRONZE → schemas.REJECTS but for `batch`: the topic's rows whose value is no JSON of this schema."""
     rows = _parsed(bronze, topic, payload).where(_bad())
     found = rows.withColumns(
         {
@@ -227,7 +236,7 @@ def bad_payloads(bronze: DataFrame, topic: str, payload: StructType) -> DataFram
             "detail": F.concat(F.lit("not "), F.lit(payload.simpleString())),
         }
     )
-    return found.select(*schemas.REJECTS.names)
+    return found.select(*_REJECTS)
 
 
 def _parsed(bronze: DataFrame, topic: str, payload: StructType) -> DataFrame:

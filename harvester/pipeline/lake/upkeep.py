@@ -1,4 +1,5 @@
-"""What a lake does beside its batches: folds states into `current`, joins small files, and is made from an older one.
+"""What a lake does beside its batches: folds states into `current`, joins small files, fills in columns that were asked
+for later, and is made from an older one.
 
 Folding and joining take turns in one thread. Neither changes what a reader sees: the view of states is the same before
 and after a fold, wherever it was cut off.
@@ -18,10 +19,11 @@ from pyspark.sql import functions as F  # noqa: N812 - Spark's own name for it
 from harvester.pipeline import schemas, streaming, tables
 from harvester.pipeline.errors import InputMissing, TableMismatch
 from harvester.pipeline.lake.batch import batch_name
-from harvester.pipeline.lake.silver import deliveries, payload_table
+from harvester.pipeline.lake.silver import bad_payloads, deliveries, expanded, payload_table, unwritten
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql.types import StructType
 
 # What is read again and again may take longer to write.
 _CODEC = {"spark.sql.parquet.compression.codec": "zstd"}
@@ -104,6 +106,26 @@ class Upkeep:
         self._spark.sql(schemas.compact(tables.path_of(self._root, "current")))
 
 
+def fill_in(
+    spark: SparkSession, root: str, header: str, topic: str, payload: StructType, say: Callable[[str], None]
+) -> None:
+    """Makes the table of a topic's values anew from silver, in one commit; what does not fit, `rejects` has afterwards.
+
+    Repeatable. No batch may be under way, or half written and to come again.
+    """
+    rows = spark.sql(schemas.deliveries(schemas.at(f"{root}/silver"), header)).where(F.col("topic") == topic)
+    if rows.isEmpty():
+        return
+    table = payload_table(topic, payload)
+    say(f"filling {table.name} in from silver")
+    rejects = spark.read.format("delta").load(tables.path_of(root, "rejects"))
+    known = rejects.where((F.col("reason") == schemas.BAD_PAYLOAD) & (F.col("topic") == topic))
+    bad = unwritten(bad_payloads(rows, topic, payload), [known])
+    tables.append(bad.withColumn("batch", F.lit(None).cast("string")), root, "rejects")
+    filled = expanded(rows, topic, payload).write.format("delta").mode("overwrite")
+    filled.save(tables.path_of(root, table.name))
+
+
 def rebuild(spark: SparkSession, old: str, new: str, checkpoint: str | None = None) -> int:
     """Make a lake of this version from one of an earlier version, which had `bronze` as a table, in another directory.
 
@@ -141,7 +163,8 @@ def rebuild(spark: SparkSession, old: str, new: str, checkpoint: str | None = No
     for name, how in (("silver", "left_semi"), ("repeats", "left_anti")):
         rows = deliveries(bronze.join(first, ["topic", "partition", "offset"], how), manifest.header)
         tables.append(rows.withColumn("batch", F.lit(batch_name(number))), new, name)
-    tables.append(stored(old, "rejects").where(whole).select(*schemas.REJECTS.names), new, "rejects")
+    rejected = stored(old, "rejects").where(whole).withColumn("batch", F.lit(batch_name(number)))
+    tables.append(rejected.select(*schemas.REJECTS.names), new, "rejects")
     tables.append(stored(old, "incarnations").select(*schemas.INCARNATIONS.names), new, "incarnations")
     names = stored(new, "silver").select("incarnation", "id")
     for name, rows in values.items():

@@ -22,7 +22,8 @@ from pyspark.sql import functions as F  # noqa: N812 - Spark's own name for it
 
 from harvester.pipeline import schemas
 from harvester.pipeline.errors import CheckpointMismatch, PipelineError
-from harvester.pipeline.streaming import Place, any_of
+from harvester.pipeline.source import Place
+from harvester.pipeline.streaming import any_of
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, Row

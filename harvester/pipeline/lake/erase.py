@@ -1,0 +1,175 @@
+"""Erases a key: from every table of a lake, and from the quarantine and the archive of the outbox.
+
+Rows that a table has deleted are still in its older files, and columns' smallest and largest values in its log. So the
+files are written anew without the rows, those of earlier versions are removed, and the log begins with this version:
+nothing of the key can be read from the directory any more, and no earlier version of its tables.
+
+What was erased had numbers in its lanes, which an audit would miss: they are kept, without the key and the id.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Collection
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any
+
+from pyspark.sql import functions as F  # noqa: N812 - Spark's own name for it
+from pyspark.sql.types import StructType
+
+from harvester.errors import SchemaError
+from harvester.outbox import archive
+from harvester.outbox.connection import connect, database_errors, execute, fetch_row
+from harvester.outbox.schema import find_shape
+from harvester.outbox.shape import INIT_HINT
+from harvester.outbox.sql import columns
+from harvester.outbox.tables import OutboxTable, as_bytes
+from harvester.pipeline import schemas, tables
+from harvester.pipeline.errors import PipelineError
+from harvester.pipeline.lake import recovery
+from harvester.pipeline.lake.silver import payload_table
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+_KEYED = ("silver", "repeats", "rejects", "current")
+_VACUUM = (
+    # Files that nothing refers to may be of now.
+    ("spark.databricks.delta.retentionDurationCheck.enabled", "false"),
+    ("spark.databricks.delta.vacuum.logging.enabled", "true"),
+)
+_NOT_REACHED = (
+    "Kafka's topics: the records stay until retention or compaction removes them",
+    "tables made elsewhere: an audit's findings, copies, backups",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class ErasedTable:
+    """`versions`: the first and the last of the versions that can no longer be read."""
+
+    rows: int
+    files_removed: int
+    versions: tuple[int, int] | None
+
+
+@dataclass(frozen=True, slots=True)
+class ErasedRows:
+    """Rows of the database. `waiting`: those that the outbox still has, and that are going to be published."""
+
+    archive: int
+    quarantine: int
+    waiting: int
+    not_vacuumed: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Certificate:
+    """What was removed where. Of the key it has the SHA-256 alone; `topics`: () for all."""
+
+    erased_at: datetime
+    key_sha256: str
+    topics: tuple[str, ...]
+    lake: str
+    tables: dict[str, ErasedTable]
+    database: ErasedRows | None
+    not_reached: tuple[str, ...] = field(default=_NOT_REACHED)
+
+
+def erase(
+    spark: SparkSession,
+    root: str,
+    key: bytes,
+    topics: Collection[str] = (),
+    checkpoint: str | None = None,
+    database: tuple[str, OutboxTable] | None = None,
+    say: Callable[[str], None] = lambda _: None,
+) -> Certificate:
+    """Erases the records of a key, of these topics or of all. `database`: connection string and outbox; None: left out.
+
+    Repeatable, after a failure as well. Raises InputMissing, TableMismatch, CheckpointMismatch, DatabaseUnavailable,
+    SchemaError before anything is erased; PipelineError where the key is back at the end.
+    """
+    header = tables.lake_header(spark, root)
+    owner = tables.properties(spark, tables.path_of(root, "silver")).get(tables.OWNER)
+    recovery.require_idle(spark, checkpoint or tables.path_of(root, "checkpoint"), owner)
+    tables.prepare(spark, root, schemas.TABLES, owner, header)
+    erased = None if database is None else erase_rows(*database, key, topics)
+    named = f"key = X'{key.hex()}'"
+    chosen = named + (f" AND topic IN ({', '.join(map(schemas.text, topics))})" if topics else "")
+    conditions = dict.fromkeys(_KEYED, chosen)
+    of_topics = {payload_table(topic, StructType()).name for topic in topics}
+    for name in (f"json/{one}" for one in tables.listing(spark, tables.path_of(root, "json"))):
+        if not topics or name in of_topics:
+            conditions[name] = named
+    quiet = spark.newSession()
+    for setting, value in _VACUUM:
+        quiet.conf.set(setting, value)
+    _keep_numbers(quiet, root, chosen)
+    found = {}
+    for name, condition in conditions.items():
+        found[name] = _erased(quiet, tables.path_of(root, name), condition)
+        say(f"{name}: {found[name].rows:,} rows")
+    for name, condition in conditions.items():
+        if not _rows(quiet, root, name).where(condition).isEmpty():
+            raise PipelineError(f"the key is in {name} again", hint="end the lake's job, then repeat this")
+    digest = hashlib.sha256(key).hexdigest()
+    return Certificate(datetime.now(UTC), digest, tuple(topics), root, found, erased)
+
+
+def _rows(spark: SparkSession, root: str, name: str) -> DataFrame:
+    return spark.read.format("delta").load(tables.path_of(root, name))
+
+
+def _keep_numbers(spark: SparkSession, root: str, chosen: str) -> None:
+    for name in ("silver", "repeats"):
+        numbers = _rows(spark, root, name).where(chosen).select(*schemas.ERASURES.names[:-1])
+        if not numbers.isEmpty():
+            rows = numbers.withColumn("erased_at", F.current_timestamp())
+            tables.append(rows, root, schemas.ERASURES_TABLE.name)
+
+
+def _erased(spark: SparkSession, path: str, chosen: str) -> ErasedTable:
+    """Done again it goes on where it was cut off: rows may be deleted whose files are still there."""
+    at = schemas.at(path)
+    rows = spark.sql(f"DELETE FROM {at} WHERE {chosen}").collect()[0][0]
+    spark.sql(f"REORG TABLE {at} APPLY (PURGE)")
+    spark.sql(f"VACUUM {at} RETAIN 0 HOURS")
+    last = spark.sql(f"DESCRIBE HISTORY {at} LIMIT 1").select("version", "operationMetrics").collect()[0]
+    jvm: Any = spark.sparkContext._jvm
+    log, none = jvm.org.apache.spark.sql.delta.DeltaLog.forTable(spark._jsparkSession, path), jvm.scala.Option.empty()
+    log.update(False, none, none)
+    log.checkpoint()
+    # Of the log before this version nothing is needed to read it. It has predicates, and bounds of columns.
+    there = {name: int(name[:20]) for name in tables.listing(spark, f"{path}/_delta_log") if name[:20].isdigit()}
+    if not any(number == last["version"] and ".checkpoint" in name for name, number in there.items()):
+        raise PipelineError(f"{path} was written to meanwhile", hint="end the lake's job, then repeat this")
+    old = {name: number for name, number in there.items() if number < last["version"]}
+    tables.remove(spark, [f"{path}/_delta_log/{name}" for name in old])
+    versions = (min(old.values()), max(old.values())) if old else None
+    return ErasedTable(int(rows), int(last["operationMetrics"].get("numDeletedFiles", 0)), versions)
+
+
+def erase_rows(dsn: str, table: OutboxTable, key: bytes, topics: Collection[str]) -> ErasedRows:
+    """Deletes a key from archive and quarantine. Raises DatabaseUnavailable, SchemaError."""
+    warned: list[str] = []
+    with connect(dsn, application_name="harvester erase") as connection:
+        shape = find_shape(connection, table)
+        if shape is None:
+            raise SchemaError(f"there is no outbox table {table} in this database", hint=INIT_HINT)
+        chosen = "{} = $1 AND (cardinality($2::text[]) = 0 OR kafka_topic = ANY($2))"
+        quarantined = f"{table.quarantine} WHERE {chosen.format(as_bytes('kafka_key', shape.key_type))}"
+        waiting = f"{columns.published(table, shape)} o WHERE {chosen.format(as_bytes('kafka_key', shape.key_type))}"
+        archived = f"{table.archive} WHERE {chosen.format('kafka_key')}" if archive.exists(connection, table) else None
+        values = (key, list(topics))
+        with database_errors("erase the key"), connection.transaction():
+            gone = 0 if archived is None else execute(connection, f"DELETE FROM {archived}", *values).rowcount
+            dead = execute(connection, f"DELETE FROM {quarantined}", *values).rowcount
+            left = fetch_row(connection, f"SELECT count(*) FROM {waiting}", *values)[0]
+        # Whoever may not, gets a warning.
+        connection.add_notice_handler(lambda told: warned.append(str(told.message_primary)))
+        with database_errors("vacuum"):
+            for name in (table.quarantine, *([table.archive] if archived else [])):
+                connection.execute(f"VACUUM {name}")
+    return ErasedRows(gone, dead, left, tuple(warned))

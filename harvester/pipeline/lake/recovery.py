@@ -1,0 +1,382 @@
+"""Ways out for a lake that cannot go on: lost records, retired topics, a lost checkpoint; and where a new one begins.
+
+All of them are one thing: the stream is to go on at offsets of our choice. They are decided here, purely, from where
+the lake is and what the brokers have, and written ahead as the manifest's `Plan`.
+
+Where the lake is, its checkpoint says; where that is lost, its tables do: behind the highest offsets of all batches but
+the last. That one may have been cut off between its tables, as may one that the checkpoint has as begun. Then the same
+offsets cannot be read once more as the same batch, for that would have to find the same records. So it is given up as
+it is, and the next batch reads up to where it ended, without the records that a table has.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import dataclass, replace
+from datetime import datetime
+from functools import reduce
+from typing import TYPE_CHECKING
+
+from pyspark.sql import DataFrame
+from pyspark.sql import functions as F  # noqa: N812 - Spark's own name for it
+
+from harvester.pipeline import schemas, source, streaming, tables
+from harvester.pipeline.errors import CheckpointMismatch, InputMissing, PipelineError, TableMismatch
+from harvester.pipeline.lake.batch import batch_name, done_again, ids_file, to_do_again
+from harvester.pipeline.lake.silver import local
+from harvester.pipeline.source import Place
+from harvester.pipeline.streaming import Manifest, Plan
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+
+@dataclass(frozen=True, slots=True)
+class Recovery:
+    """What the user allows: records to be lost, topics to be dropped, a new checkpoint; `start_at`: of a new lake."""
+
+    accept_loss: bool = False
+    retire: tuple[str, ...] = ()
+    adopt: bool = False
+    start_at: datetime | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """How far a lake is: behind the batch `number`, at `begun`.
+
+    `ends`: how far that batch may have got, where it may be half written; batches from `since` on then have rows of
+    records behind `begun`. `is_complete`: of each topic it names all partitions, so that others begin at 0.
+    `is_committed`: Spark knows that the batch is done.
+    """
+
+    number: int
+    begun: Mapping[Place, int]
+    ends: Mapping[Place, int] | None = None
+    since: int | None = None
+    is_complete: bool = True
+    is_committed: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Loss:
+    """Offsets that were never read; `end` None: of a topic that is gone, or was made anew."""
+
+    topic: str
+    partition: int
+    first: int
+    end: int | None
+
+    def __str__(self) -> str:
+        to = "on" if self.end is None else f"to before {self.end}"
+        return f"{self.topic}[{self.partition}] from offset {self.first} {to}"
+
+
+@dataclass(frozen=True, slots=True)
+class Log:
+    """Where the partitions begin and end that there are. A topic that is not among them does not exist."""
+
+    earliest: Mapping[Place, int]
+    latest: Mapping[Place, int]
+
+
+def resolve(progress: Progress, log: Log, topics: Collection[str]) -> tuple[Plan, list[Loss], list[Loss]]:
+    """Where to go on, what was removed of the `topics` before it was read, and what is unread of others."""
+    known = {topic for topic, _ in progress.begun} if progress.is_complete else set()
+    start, lost, unread = {}, [], []
+    for place, earliest in log.earliest.items():
+        topic, latest = place[0], log.latest[place]
+        begun = progress.begun.get(place, 0 if topic in known else earliest)
+        if topic not in topics:
+            if begun < latest:
+                unread.append(Loss(*place, begun, latest))
+            continue
+        if begun < earliest:
+            lost.append(Loss(*place, begun, earliest))
+        elif begun > latest:
+            lost.append(Loss(*place, begun, None))
+        start[place] = begun if earliest <= begun <= latest else earliest
+    for place, begun in progress.begun.items():
+        if place not in log.earliest:
+            (lost if place[0] in topics else unread).append(Loss(*place, begun, None))
+    ends = progress.ends
+    if ends is not None:
+        ends = {one: max(offset, min(ends.get(one, offset), log.latest[one])) for one, offset in start.items()}
+    return Plan(progress.number, start, ends, progress.since), lost, unread
+
+
+def claim(
+    spark: SparkSession,
+    root: str,
+    where: str,
+    kafka: Mapping[str, str],
+    wanted: Manifest,
+    chosen: Recovery,
+    say: Callable[[str], None] = lambda _: None,
+) -> Manifest:
+    """Claims the checkpoint `where` for the tables in `root`; `wanted` has a name for a new one.
+
+    Of its `payloads` those that the manifest does not have are to be filled in.
+
+    Raises CheckpointMismatch, TableMismatch, InputMissing unless the lake can go on with what is allowed; then nothing
+    was changed.
+    """
+    silver = tables.path_of(root, "silver")
+    owner = tables.properties(spark, silver).get(tables.OWNER) if tables.exists(spark, silver) else None
+    stored, used, broken = _examined(spark, root, where, owner)
+    progress: Progress | None = None
+    if chosen.adopt:
+        _require_lost(spark, where, stored, owner, broken)
+        progress, stored = _of_tables(spark, root, wanted)
+    elif broken is not None:
+        raise broken
+    else:
+        streaming.require_table(spark, where, silver, used=used)
+        if stored is not None and stored.job == wanted.job:
+            progress = _of_checkpoint(spark, where)
+    if strange := [topic for topic in chosen.retire if stored is None or topic not in stored.topics]:
+        raise CheckpointMismatch(f"the lake does not read {', '.join(strange)}", hint="leave --retire-topic out")
+    if chosen.start_at is not None and progress is not None:
+        raise CheckpointMismatch(f"the lake in {root} has begun, and goes on where it is", hint=_NOT_NEW)
+    left = stored and replace(stored, topics=tuple(one for one in stored.topics if one not in chosen.retire))
+    decided = streaming.decide(left, replace(wanted, payloads={}), where, used=used)
+    plan: Plan | None = None
+    with source.admin(spark, kafka, "offsets") as brokers:
+        if progress is not None:
+            late = any(decided.payloads.get(topic) != columns for topic, columns in wanted.payloads.items())
+            log = _log(brokers, [*wanted.topics, *chosen.retire])
+            plan = _resolved(spark, root, progress, log, decided, chosen, late=late, say=say)
+        elif chosen.start_at is not None:
+            places = brokers.places(wanted.topics)
+            plan = Plan(0, brokers.since(places, chosen.start_at, brokers.latest(places)))
+    if chosen.adopt and tables.listing(spark, where):
+        aside = f"{where}.{uuid.uuid4().hex[:8]}"
+        tables.move(spark, where, aside)
+        say(f"what is left of the checkpoint is in {aside} now")
+    if plan is not None:
+        plan = replace(plan, adopts=owner if chosen.adopt else None)
+    decided = replace(decided, plan=plan)
+    if decided != stored:
+        streaming.store(spark, where, decided)
+    return _carried_out(spark, root, where, decided)
+
+
+def require_unread(spark: SparkSession, where: str, kafka: Mapping[str, str], topics: Collection[str]) -> None:
+    """Raises InputMissing where records that the checkpoint goes on with have been removed."""
+    progress = _of_checkpoint(spark, where)
+    if progress is not None:
+        with source.admin(spark, kafka, "offsets") as brokers:
+            _, lost, _ = resolve(progress, _log(brokers, topics), topics)
+        if lost:
+            raise _overtaken(lost)
+
+
+def require_idle(spark: SparkSession, where: str, owner: str | None) -> None:
+    """Raises CheckpointMismatch unless this is the checkpoint of these tables, and no batch of it is to come again."""
+    stored, _ = streaming.examine(spark, where)
+    if stored is None or stored.owner != owner:
+        raise CheckpointMismatch(
+            f"there is no checkpoint of these tables in {where}",
+            hint="name it with --checkpoint; if it is lost, `lake --adopt` makes a new one",
+        )
+    progress = _of_checkpoint(spark, where)
+    if stored.plan is not None or (progress is not None and not (progress.is_committed and progress.ends is None)):
+        raise CheckpointMismatch(
+            "a batch of the lake is under way, or was cut off and comes again",
+            hint="end the lake's job; `lake --once` does what is left",
+        )
+
+
+_NOT_NEW = "--start-at is for a new one"
+_ADOPT = "restore it, or make a new one from the tables with --adopt"
+
+
+def _examined(
+    spark: SparkSession, root: str, where: str, owner: str | None
+) -> tuple[Manifest | None, bool, PipelineError | None]:
+    """The manifest, whether Spark has written there, and what is wrong with it for tables that the `owner` has filled.
+
+    What an earlier start has written ahead is done first.
+    """
+    try:
+        stored, used = streaming.examine(spark, where)
+        if stored is not None and stored.plan is not None:
+            stored, used = _carried_out(spark, root, where, stored), True
+            owner = stored.owner
+        if stored is not None and used:
+            _of_checkpoint(spark, where)
+    except CheckpointMismatch as error:
+        return None, True, error if owner is None else CheckpointMismatch(error.message, hint=_ADOPT)
+    broken: PipelineError | None = None
+    if owner is None:
+        pass
+    elif stored is None and used:
+        broken = CheckpointMismatch(f"{where} is the checkpoint of something else", hint=_ADOPT)
+    elif stored is None or stored.owner != owner:
+        path = tables.path_of(root, "silver")
+        broken = TableMismatch(f"the table {path} was filled through another checkpoint", hint=tables.FOREIGN)
+    elif not used and not spark.read.format("delta").load(tables.path_of(root, "silver")).isEmpty():
+        broken = CheckpointMismatch(f"the checkpoint {where} has lost how far the lake is", hint=_ADOPT)
+    return stored, used, broken
+
+
+def _of_checkpoint(spark: SparkSession, where: str) -> Progress | None:
+    """None where no batch was begun. Raises CheckpointMismatch for what cannot be read."""
+    numbers = [int(name) for name in tables.listing(spark, f"{where}/offsets") if name.isdigit()]
+    if not numbers:
+        return None
+    number = max(numbers)
+    ends = _planned(spark, where, number)
+    is_committed = str(number) in tables.listing(spark, f"{where}/commits")
+    if is_committed or tables.read_text(spark, ids_file(where, number)):
+        return Progress(number, ends, is_committed=is_committed)
+    again = done_again(tables.read_text(spark, ids_file(where, number - 1)))
+    since = number if again is None else again
+    if number:
+        return Progress(number, _planned(spark, where, number - 1), ends, since)
+    # Where the very first batch begins, Spark's Kafka source has noted.
+    _, _, first = (tables.read_text(spark, f"{where}/sources/0/0") or "").partition("\n")
+    return Progress(number, streaming.places(first) if first else {}, ends, since)
+
+
+def _planned(spark: SparkSession, where: str, number: int) -> Mapping[Place, int]:
+    found = streaming.planned(spark, where, number)
+    if found is None:
+        raise CheckpointMismatch(f"the checkpoint {where} does not say where batch {number} ends")
+    return found.ends
+
+
+def _require_lost(
+    spark: SparkSession, where: str, stored: Manifest | None, owner: str | None, broken: PipelineError | None
+) -> None:
+    """Raises CheckpointMismatch where there is nothing to adopt, or nothing to adopt it for."""
+    if owner is None:
+        raise CheckpointMismatch("there are no tables of a lake to adopt", hint="name the directory that they are in")
+    if broken is None:
+        raise CheckpointMismatch(f"the checkpoint {where} is not lost", hint="go on without --adopt")
+    if stored is not None and stored.owner != owner and tables.listing(spark, f"{where}/offsets"):
+        raise CheckpointMismatch(
+            f"the checkpoint {where} belongs to other tables", hint="name another directory with --checkpoint"
+        )
+
+
+def _of_tables(spark: SparkSession, root: str, wanted: Manifest) -> tuple[Progress, Manifest]:
+    """How far the tables are, and what a manifest for them would have."""
+    noted = tables.properties(spark, tables.path_of(root, "silver"))
+    tables.prepare(spark, root, schemas.TABLES, noted[tables.OWNER], noted.get(tables.HEADER))
+    folded = tables.properties(spark, tables.path_of(root, "current")).get(tables.FOLDED)
+    rows = reduce(
+        DataFrame.unionByName,
+        (
+            spark.read.format("delta").load(tables.path_of(root, name)).select("topic", "partition", "offset", "batch")
+            for name in ("silver", "repeats", "rejects")
+        ),
+    )
+    last = rows.agg(F.max("batch")).collect()[0][0] or folded or batch_name(0)
+    # Once a batch was folded, all before it are whole.
+    given_up = noted.get(tables.AGAIN, last)
+    since = min(last, given_up if folded is None or folded <= given_up else last)
+    since = None if folded is not None and folded >= last else since
+    behind = F.col("batch") < (since or batch_name(int(last) + 1))
+    found = rows.groupBy("topic", "partition").agg(
+        F.max("offset").alias("last"), F.max(F.when(behind, F.col("offset"))).alias("whole")
+    )
+    begun, ends, topics = {}, {}, set[str]()
+    for topic, partition, end, whole in found.collect():
+        topics.add(topic)
+        ends[topic, partition] = end + 1
+        if whole is not None:
+            begun[topic, partition] = whole + 1
+    progress = Progress(int(last), begun, is_complete=False)
+    if since is not None:
+        progress = replace(progress, ends=ends, since=int(since))
+    return progress, replace(wanted, topics=tuple(sorted(topics)), header=noted.get(tables.HEADER, wanted.header))
+
+
+def _log(brokers: source.TopicAdmin, topics: Iterable[str]) -> Log:
+    there = brokers.names()
+    places = brokers.places([topic for topic in dict.fromkeys(topics) if topic in there])
+    return Log(brokers.earliest(places), brokers.latest(places))
+
+
+def _resolved(
+    spark: SparkSession,
+    root: str,
+    progress: Progress,
+    log: Log,
+    decided: Manifest,
+    chosen: Recovery,
+    *,
+    late: bool,
+    say: Callable[[str], None],
+) -> Plan | None:
+    """The plan, if there is to be one; what is lost is noted. `late`: tables are to be filled in."""
+    plan, lost, unread = resolve(progress, log, decided.topics)
+    if lost and not chosen.accept_loss:
+        raise _overtaken(lost)
+    if (there := [one for one in unread if one.end is not None]) and not chosen.accept_loss:
+        raise CheckpointMismatch(
+            f"topics to be retired have records that were not read: {_listed(there)}",
+            hint="read them first, by --topic with --once; or add --accept-loss",
+        )
+    # Spark takes it for a loss that a topic which is added does not begin at 0. It would read a batch again that is
+    # whole, and of which Kafka may have nothing any more. A table that is filled in cannot have a half of a batch.
+    added = any(offset > 0 and place not in progress.begun for place, offset in plan.start.items())
+    changed = late if progress.ends else not progress.is_committed
+    if not (chosen.adopt or chosen.retire or lost or added or changed):
+        return None
+    for one in (losses := [*lost, *unread]):
+        say(f"accepted as lost: {one}")
+    if losses:
+        path = tables.path_of(root, schemas.LOSSES_TABLE.name)
+        owner = tables.properties(spark, tables.path_of(root, "silver")).get(tables.OWNER)
+        tables.prepare(spark, root, [schemas.LOSSES_TABLE], owner, decided.header)
+        rows = [
+            {"topic": one.topic, "partition": one.partition, "first_offset": one.first, "end_offset": one.end}
+            for one in losses
+        ]
+        local(
+            spark, rows, "topic string, partition int, first_offset bigint, end_offset bigint"
+        ).createOrReplaceTempView(_NEW)
+        spark.sql(schemas.merge_losses(path, _NEW))
+        spark.catalog.dropTempView(_NEW)
+    return plan
+
+
+_NEW = "harvester_losses"
+
+
+def _overtaken(lost: list[Loss]) -> InputMissing:
+    return InputMissing(
+        f"Kafka has no longer what the lake was to read next: {_listed(lost)}",
+        hint="--accept-loss goes on with what there is, and notes this in the table `losses`",
+    )
+
+
+def _listed(losses: list[Loss]) -> str:
+    return ", ".join(map(str, losses[:_TOLD])) + (f" and {len(losses) - _TOLD} more" if len(losses) > _TOLD else "")
+
+
+_TOLD = 5
+
+
+def _carried_out(spark: SparkSession, root: str, where: str, manifest: Manifest) -> Manifest:
+    """Does what the manifest has written ahead; whatever of it was done before has no effect."""
+    plan = manifest.plan
+    if plan is None:
+        return manifest
+    if plan.adopts is not None:
+        names = [table.name for table in schemas.TABLES]
+        names += [f"json/{name}" for name in tables.listing(spark, tables.path_of(root, "json"))]
+        for path in (tables.path_of(root, name) for name in names):
+            if tables.exists(spark, path) and tables.properties(spark, path).get(tables.OWNER) == plan.adopts:
+                tables.set_property(spark, path, tables.OWNER, manifest.owner)
+    if plan.since is not None:
+        tables.set_property(spark, tables.path_of(root, "silver"), tables.AGAIN, batch_name(plan.since))
+        tables.write_text(spark, ids_file(where, plan.number), to_do_again(plan.since))
+    streaming.go_on(spark, where, plan)
+    # What the batch that was given up has not written into tables of values is in silver.
+    done = replace(manifest, plan=None, payloads={} if plan.since is not None or plan.adopts else manifest.payloads)
+    streaming.store(spark, where, done)
+    return done

@@ -1,0 +1,195 @@
+"""A key that is erased: nothing is left of it in a lake, in archive or quarantine, and the rest is as it was."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import psycopg
+import pytest
+from harvester_cli.main import main
+
+from harvester.errors import ExitCode, HarvesterError
+from harvester.pipeline.audit.job import AuditSettings, run
+from harvester.pipeline.lake.batch import LakeBatch
+from harvester.pipeline.lake.silver import from_ddl
+from tests.support.audits import Scene
+from tests.support.harvested import KEPT, Sent, Writer
+from tests.support.lakes import Lake, Oracle
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+    from tests.conftest import MakeTopic
+    from tests.support.servers import Servers
+
+pytestmark = [pytest.mark.timeout(600), pytest.mark.usefixtures("interpreted_queries")]
+
+KEY, NAME = b"customer-7", "Alice"
+Command = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture
+def command(spark: SparkSession, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Command:
+    """The command line with the Spark of this process: exit code, and what it says."""
+
+    @contextmanager
+    def shared(*_: Any, **__: Any) -> Iterator[SparkSession]:
+        yield spark
+
+    def call(*arguments: str) -> tuple[int, str, str]:
+        given = ["harvester", "pipeline", "erase", "--set", "leader_group_id=test", *arguments]
+        monkeypatch.setattr(sys, "argv", given)
+        capsys.readouterr()
+        with pytest.raises(SystemExit) as ended:
+            main()
+        said = capsys.readouterr()
+        return int(ended.value.code or 0), said.out, said.err
+
+    monkeypatch.setattr("harvester.pipeline.session.session", shared)
+    return call
+
+
+def value_of(name: str) -> bytes:
+    return json.dumps({"who": name}).encode()
+
+
+def told_of(spark: SparkSession, root: Path, *texts: str) -> set[str]:
+    """Those of the texts that any file below a directory has, whether the log still names it or not."""
+    files = [path for path in root.rglob("*") if path.is_file()]
+    content = "".join(file.read_bytes().decode("latin-1") for file in files)
+    # Each file is read alone: a table would leave out rows that are gone.
+    parquet: dict[Path, list[str]] = {}
+    for file in files:
+        if file.suffix == ".parquet":
+            table = next(one for one in file.parents if (one / "_delta_log").exists() or one.name == "_delta_log")
+            parquet.setdefault(table, []).append(str(file))
+    for some in parquet.values():
+        content += repr([row.asDict(recursive=True) for row in spark.read.parquet(*some).collect()])
+    return {text for text in texts if text in content}
+
+
+def counts(dsn: str) -> list[int]:
+    with psycopg.connect(dsn) as connection:
+        rows = [
+            connection.execute(f"SELECT count(*) FROM outbox_{one}").fetchone() for one in ("archive", "quarantine")
+        ]
+    return [row[0] for row in rows if row is not None]
+
+
+def test_an_erased_key_leaves_nothing_but_a_certificate(
+    spark: SparkSession, servers: Servers, database: str, make_topic: MakeTopic, tmp_path: Path, command: Command
+) -> None:
+    topic, other, oracle = make_topic(1, KEPT), make_topic(1, KEPT), Oracle()
+    scene, lake, writer = (
+        Scene(database, servers.bootstrap, topic),
+        Lake(spark, tmp_path / "lake", servers.bootstrap),
+        Writer(servers.bootstrap),
+    )
+    payloads = {topic: from_ddl("who STRING"), other: from_ddl("who STRING")}
+    theirs = [Sent(number, KEY, value_of(NAME), scene.incarnation) for number in (0, 3, 4)]
+    ours = [Sent(number, b"customer-8", value_of("Bob"), scene.incarnation) for number in (1, 2, 5, 6, 7)]
+    strange = Sent(0, KEY, value_of(NAME), headers=())
+    bad = Sent(9, KEY, b'{"who": ' + NAME.encode(), scene.incarnation)
+    elsewhere = Sent(8, KEY, value_of("Carol"), scene.incarnation)
+    for batch in ([*theirs[:2], *ours[:3], theirs[0].again(1)], [theirs[2], *ours[3:], strange, bad]):
+        oracle.take(writer.send(topic, batch))
+        oracle.take(writer.send(other, [elsewhere] if batch[0] is theirs[0] else []))
+        lake.once(topic, other, payloads=payloads)
+    with psycopg.connect(database, autocommit=True) as connection:
+        for one in (*theirs, *ours, bad, elsewhere):
+            connection.execute(
+                "INSERT INTO outbox_archive (id, incarnation, purged_at, create_time, kafka_topic, kafka_key) VALUES"
+                " (%s, %s, '2026-03-01T12:00Z', '2026-03-01Z', %s, %s)",
+                (one.id, scene.incarnation, other if one is elsewhere else topic, one.key),
+            )
+        for number, key in ((20, KEY), (21, b"customer-8")):
+            connection.execute(
+                "INSERT INTO outbox_quarantine (id, incarnation, kafka_topic, kafka_key, error, attempts)"
+                " VALUES (%s, %s, %s, %s, 'too large', 5)",
+                (number, scene.incarnation, topic, key.decode()),
+            )
+        connection.execute("INSERT INTO outbox (id, kafka_topic, kafka_key) VALUES (30, %s, %s)", (topic, KEY.decode()))
+    digits = KEY.hex().upper()
+    assert told_of(spark, lake.root, NAME, KEY.decode()) == {NAME, KEY.decode()}
+    args = ("--lake", str(lake.root), "--set", f"data_source={database}")
+    file = tmp_path / "certificate.json"
+    code, _, said = command(*args, "--key", KEY.decode(), "--topic", topic, "--certificate", str(file))
+    assert code == ExitCode.OK, said
+    assert "silver: 4 rows" in said
+    certificate = json.loads(file.read_text(encoding="utf-8"))
+    assert certificate["key_sha256"] == hashlib.sha256(KEY).hexdigest()
+    assert certificate["topics"] == [topic]
+    rows = {name: one["rows"] for name, one in certificate["tables"].items()}
+    assert rows == {"silver": 4, "repeats": 1, "rejects": 2, "current": 1, f"json/{topic}": 3}
+    assert all(one["versions"][0] == 0 < one["versions"][1] for one in certificate["tables"].values())
+    assert all(one["files_removed"] for one in certificate["tables"].values())
+    assert certificate["database"] == {"archive": 4, "quarantine": 1, "waiting": 1, "not_vacuumed": []}
+    assert counts(database) == [6, 1]
+    assert told_of(spark, lake.root, NAME, "Carol", "Bob") == {"Carol", "Bob"}
+    assert KEY.decode() not in file.read_text(encoding="utf-8")
+
+    # The numbers that are missing now are no gaps, and the rest is as it was.
+    oracle.bronze = [one for one in oracle.bronze if one.sent.key != KEY or one.topic == other]
+    oracle.silver = {name: one for name, one in oracle.silver.items() if one in oracle.bronze}
+    lake.assert_holds(oracle)
+    kafka = {"bootstrap.servers": servers.bootstrap}
+    report = run(spark, AuditSettings(lake=str(lake.root), kafka=kafka, dsn=database))
+    assert [one.kind for one in report.found] == []
+    assert report.figures["delivered"] == len(ours) + 1
+
+    code, out, said = command(*args, "--key", KEY.decode(), "--no-database")
+    assert code == ExitCode.OK, said
+    again = json.loads(out)
+    assert {name for name, one in again["tables"].items() if one["rows"]} == {"silver", "current", f"json/{other}"}
+    assert again["database"] is None
+    assert told_of(spark, lake.root, NAME, KEY.decode(), digits, "Carol", "Bob") == {"Bob"}
+    oracle.bronze = [one for one in oracle.bronze if one.sent.key != KEY]
+    oracle.silver = {name: one for name, one in oracle.silver.items() if one.sent.key != KEY}
+    oracle.take(writer.send(topic, [replace(ours[0], id=10), ours[0].again(3)]))
+    lake.once(topic, other, payloads=payloads)
+    lake.assert_holds(oracle)
+
+
+def test_what_cannot_be_erased_is_refused_before_anything_is(
+    spark: SparkSession,
+    servers: Servers,
+    database: str,
+    make_topic: MakeTopic,
+    tmp_path: Path,
+    command: Command,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    topic, lake, writer = (
+        make_topic(1, KEPT),
+        Lake(spark, tmp_path / "lake", servers.bootstrap),
+        Writer(servers.bootstrap),
+    )
+    writer.send(topic, [Sent(1, KEY)])
+    lake.once(topic)
+    args = ("--lake", str(lake.root), "--key", KEY.decode())
+    before = lake.versions()
+
+    def refused(code: ExitCode, said: str, *arguments: str) -> None:
+        found, _, lines = command(*arguments)
+        assert found == code, lines
+        assert said in lines
+
+    refused(ExitCode.UNAVAILABLE, "127.0.0.1", *args, "--set", "data_source=host=127.0.0.1 port=1 connect_timeout=2")
+    refused(ExitCode.INPUT, "no table silver", "--lake", str(tmp_path), "--key", "x", "--no-database")
+    refused(ExitCode.USAGE, "either as text or as base64", "--lake", str(lake.root))
+    elsewhere = ("--checkpoint", str(tmp_path / "none"), "--no-database")
+    refused(ExitCode.CHECKPOINT, "there is no checkpoint of these tables", *args, *elsewhere)
+    writer.send(topic, [Sent(2, KEY)])
+    with monkeypatch.context() as patched:
+        patched.setattr(LakeBatch, "write", lambda *_: 1 / 0)
+        with suppress(HarvesterError):
+            lake.once(topic)
+    refused(ExitCode.CHECKPOINT, "was cut off and comes again", *args, "--no-database")
+    assert lake.versions() == before

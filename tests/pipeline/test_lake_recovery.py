@@ -1,0 +1,364 @@
+"""A lake that cannot go on, and how it does: lost records, retired topics, a lost checkpoint; where one begins."""
+
+from __future__ import annotations
+
+import shutil
+from contextlib import suppress
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from confluent_kafka import TopicPartition
+from confluent_kafka.admin import AdminClient
+
+from harvester.errors import HarvesterError
+from harvester.pipeline.errors import CheckpointMismatch, InputMissing, PipelineError, TableMismatch
+from harvester.pipeline.lake.recovery import Log, Loss, Progress, Recovery, resolve
+from harvester.pipeline.lake.silver import from_ddl
+from harvester.relay.failpoints import VARIABLE
+from tests.support.harvested import KEPT, SENT_MS, Delivered, Sent, Writer
+from tests.support.lakes import Lake, Oracle, assert_same
+from tests.support.wait import eventually
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+    from tests.conftest import MakeTopic
+    from tests.support.servers import Servers
+
+pytestmark = [pytest.mark.timeout(600), pytest.mark.usefixtures("interpreted_queries")]
+
+ACCEPT, ADOPT = Recovery(accept_loss=True), Recovery(adopt=True)
+BEGUN = {("a", 0): 10, ("a", 1): 20, ("b", 0): 5}
+EARLIEST = {("a", 0): 0, ("a", 1): 0, ("b", 0): 0}
+LATEST = {("a", 0): 15, ("a", 1): 25, ("b", 0): 9}
+
+
+@pytest.mark.parametrize(
+    ("earliest", "latest", "start", "lost"),
+    [
+        ({}, {}, {}, []),
+        ({("a", 0): 10}, {}, {}, []),
+        ({("a", 0): 12}, {}, {("a", 0): 12}, [Loss("a", 0, 10, 12)]),
+        ({("a", 0): 15}, {}, {("a", 0): 15}, [Loss("a", 0, 10, 15)]),
+        ({}, {("a", 0): 3}, {("a", 0): 0}, [Loss("a", 0, 10, None)]),
+        ({("a", 2): 0}, {("a", 2): 4}, {("a", 2): 0}, []),
+        ({("a", 2): 3}, {("a", 2): 4}, {("a", 2): 3}, [Loss("a", 2, 0, 3)]),
+        ({("new", 0): 3}, {("new", 0): 4}, {("new", 0): 3}, []),
+    ],
+)
+def test_where_a_lake_goes_on_and_what_it_has_lost(
+    earliest: dict[Any, int], latest: dict[Any, int], start: dict[Any, int], lost: list[Loss]
+) -> None:
+    log = Log({**EARLIEST, **earliest}, {**LATEST, **latest})
+    plan, found, unread = resolve(Progress(7, BEGUN), log, ("a", "b", "new"))
+    assert (plan.number, plan.start, plan.ends) == (7, {**BEGUN, **start}, None)
+    assert (found, unread) == (lost, [])
+
+
+def test_what_is_unread_of_a_retired_topic_and_of_one_that_is_gone() -> None:
+    begun = {**BEGUN, ("gone", 0): 3}
+    plan, lost, unread = resolve(Progress(7, begun), Log(EARLIEST, LATEST), ("a",))
+    assert plan.start == {("a", 0): 10, ("a", 1): 20}
+    assert (lost, unread) == ([], [Loss("b", 0, 5, 9), Loss("gone", 0, 3, None)])
+    _, _, unread = resolve(Progress(7, begun), Log(EARLIEST, {**LATEST, ("b", 0): 5}), ("a",))
+    assert unread == [Loss("gone", 0, 3, None)]
+
+
+def test_a_batch_that_may_be_half_written_is_read_again_as_far_as_there_is_something() -> None:
+    ends = {("a", 0): 14, ("a", 1): 20, ("b", 0): 8}
+    log = Log({**EARLIEST, ("a", 0): 12, ("b", 0): 9}, LATEST)
+    plan, _, _ = resolve(Progress(7, BEGUN, ends, since=6), log, ("a", "b"))
+    assert plan.ends == {("a", 0): 14, ("a", 1): 20, ("b", 0): 9}
+    assert plan.since == 6
+
+
+def test_of_partitions_that_tables_have_nothing_of_nothing_is_known_to_be_lost() -> None:
+    log = Log({**EARLIEST, ("a", 2): 3}, {**LATEST, ("a", 2): 4})
+    plan, lost, _ = resolve(Progress(7, BEGUN, is_complete=False), log, ("a", "b"))
+    assert (plan.start["a", 2], lost) == (3, [])
+
+
+@pytest.fixture
+def lake(spark: SparkSession, servers: Servers, tmp_path: Path) -> Lake:
+    return Lake(spark, tmp_path / "lake", servers.bootstrap)
+
+
+@pytest.fixture
+def writer(servers: Servers) -> Writer:
+    return Writer(servers.bootstrap)
+
+
+@pytest.fixture
+def admin(servers: Servers) -> AdminClient:
+    return AdminClient({"bootstrap.servers": servers.bootstrap, "broker.address.family": "v4", "log_level": 3})
+
+
+class CutOff:
+    """A job that ends before one of its writes."""
+
+    def __init__(self) -> None:
+        self.place: str | None = None
+
+    def hit(self, place: str, **_: Any) -> None:
+        if place == self.place:
+            raise InterruptedError(place)
+
+
+cut_off = CutOff()
+
+
+def hooks() -> CutOff:
+    """What HARVESTER_TEST_HOOKS names."""
+    return cut_off
+
+
+@pytest.fixture
+def hooked(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(VARIABLE, f"{__name__}:hooks")
+
+
+WRITES = ("lake.repeats", "lake.silver", "lake.json", "lake.end")
+"""A batch may be cut off before each of these."""
+
+
+def records(first: int, last: int, partition: int = 0) -> list[Sent]:
+    return [
+        Sent(number, b"k-%d" % (number % 3), b'{"n": %d}' % number, partition=partition)
+        for number in range(first, last)
+    ]
+
+
+def rows_of(lake: Lake, table: str) -> list[tuple[Any, ...]]:
+    return sorted(tuple(row)[:4] for row in lake.rows(table))
+
+
+def read(lake: Lake, topic: str, place: str | None) -> None:
+    cut_off.place = place
+    try:
+        with suppress(HarvesterError):
+            lake.once(topic, payloads={topic: from_ddl("n INT")})
+    finally:
+        cut_off.place = None
+
+
+def batches(writer: Writer, lake: Lake, topic: str, interrupted: str | None) -> tuple[list[Delivered], list[Delivered]]:
+    """A batch that the lake has, and one with repeats and rejects that may have been cut off."""
+    first = writer.send(topic, [*records(1, 11), *records(11, 15, partition=1)])
+    read(lake, topic, None)
+    again = [one.again(1) for one in records(3, 6)]
+    strange = [Sent(0, headers=(), partition=0), Sent(40, b"k-1", b"[", partition=0)]
+    second = writer.send(topic, [*again, *records(21, 25), *strange, *records(25, 31)])
+    read(lake, topic, interrupted)
+    return first, second
+
+
+def assert_whole(lake: Lake, topic: str, oracle: Oracle) -> None:
+    """What does not fit the columns is in rejects, once."""
+    lake.assert_holds(oracle)
+    columns = [number for _, number in oracle.silver if number != 40]
+    assert_same(columns, [row["id"] for row in lake.rows(f"json/{topic}", "id")])
+    bad = [row for row in lake.rows("rejects", "reason", "value") if row["reason"] == "bad payload"]
+    assert len(bad) == len(oracle.silver) - len(columns)
+
+
+@pytest.mark.usefixtures("hooked")
+@pytest.mark.parametrize("interrupted", [None, *WRITES])
+def test_records_that_were_removed_before_they_were_read(
+    lake: Lake, writer: Writer, admin: AdminClient, make_topic: MakeTopic, interrupted: str | None
+) -> None:
+    """What a batch that was cut off has written stays, whether Kafka still has it or not, and each record is once."""
+    topic, oracle = make_topic(2, KEPT), Oracle()
+    first, second = batches(writer, lake, topic, interrupted)
+    later = writer.send(topic, records(41, 51))
+    cut = later[4].offset if interrupted is None else second[5].offset
+    admin.delete_records([TopicPartition(topic, 0, cut)])[TopicPartition(topic, 0)].result(30)
+    if interrupted == "lake.end":
+        assert lake.once(topic, payloads={topic: from_ddl("n INT")}) == len(later)
+    else:
+        begun, before = (later if interrupted is None else second)[0].offset, lake.versions()
+        with pytest.raises(InputMissing, match=rf"{topic}\[0\] from offset {begun} to before {cut}") as caught:
+            lake.once(topic, payloads={topic: from_ddl("n INT")})
+        assert "--accept-loss" in str(caught.value.hint)
+        assert lake.versions() == before
+        told: list[str] = []
+        lake.once(topic, payloads={topic: from_ddl("n INT")}, recovery=ACCEPT, say=told.append)
+        assert told[:1] == [f"accepted as lost: {topic}[0] from offset {begun} to before {cut}"]
+        assert rows_of(lake, "losses") == [(topic, 0, begun, cut)]
+
+    written = {"lake.repeats": second[3:], "lake.silver": [*second[:3], second[7]]}.get(interrupted or "", second)
+    kept = [one for one in [*second, *later] if one in written or one.offset >= cut]
+    oracle.take([*first, *kept])
+    again = writer.send(topic, [one.sent.again(9) for one in [*first[:3], *kept] if one.sent.named])
+    oracle.take(again)
+    assert lake.once(topic, payloads={topic: from_ddl("n INT")}, recovery=ACCEPT) == len(again)
+    assert_whole(lake, topic, oracle)
+
+
+def test_a_topic_that_is_gone_or_not_wanted_any_more_is_retired(
+    lake: Lake, writer: Writer, admin: AdminClient, make_topic: MakeTopic
+) -> None:
+    kept, unwanted, gone, oracle = make_topic(1, KEPT), make_topic(1, KEPT), make_topic(1, KEPT), Oracle()
+    for number, topic in enumerate((kept, unwanted, gone)):
+        oracle.take(writer.send(topic, records(10 * number + 1, 10 * number + 6)))
+    lake.once(kept, unwanted, gone)
+    oracle.take(writer.send(kept, records(41, 44)))
+    unread = writer.send(unwanted, records(51, 54))
+    admin.delete_topics([gone])[gone].result(30)
+    # Its deletion takes the broker a moment.
+    eventually(lambda: gone not in admin.list_topics(timeout=10).topics, 30, f"{gone} is gone")
+    before = lake.versions()
+    with pytest.raises(InputMissing, match=f"no topic {gone}") as caught:
+        lake.once(kept, unwanted, gone)
+    assert "--retire-topic" in str(caught.value.hint)
+    with pytest.raises(CheckpointMismatch, match=f"without {unwanted}, {gone}") as refused:
+        lake.once(kept)
+    assert "--retire-topic" in str(refused.value.hint)
+    with pytest.raises(CheckpointMismatch, match=rf"{unwanted}\[0\] from offset 5 to before 8"):
+        lake.once(kept, recovery=Recovery(retire=(unwanted, gone)))
+    with pytest.raises(CheckpointMismatch, match="the lake does not read other"):
+        lake.once(kept, unwanted, recovery=Recovery(retire=("other",)))
+    assert lake.versions() == before
+
+    assert lake.once(kept, unwanted, recovery=Recovery(retire=(gone,))) == 3 + len(unread)
+    oracle.take(unread)
+    assert rows_of(lake, "losses") == [(gone, 0, 5, None)]
+    assert lake.once(kept, recovery=Recovery(retire=(unwanted,))) == 0
+    oracle.take(again := writer.send(kept, [one.again(3) for one in records(41, 44)]))
+    assert lake.once(kept) == len(again)
+    lake.assert_holds(oracle)
+    assert len(rows_of(lake, "losses")) == 1, "all of the other one had been read"
+
+
+@pytest.mark.usefixtures("hooked")
+@pytest.mark.parametrize(
+    ("lost", "interrupted"), [("manifest", None), ("offsets", None), ("all", None), *(("all", one) for one in WRITES)]
+)
+def test_a_lost_checkpoint_is_made_anew_from_the_tables(
+    lake: Lake, writer: Writer, make_topic: MakeTopic, lost: str, interrupted: str | None
+) -> None:
+    topic, oracle = make_topic(2, KEPT), Oracle()
+    oracle.take([one for sent in batches(writer, lake, topic, interrupted) for one in sent])
+    checkpoint, payloads = lake.root / "checkpoint", {topic: from_ddl("n INT")}
+    if lost == "all":
+        shutil.copytree(checkpoint, old := lake.root.parent / "old")
+        with pytest.raises(CheckpointMismatch, match="is not lost"):
+            lake.once(topic, payloads=payloads, recovery=ADOPT)
+        shutil.rmtree(checkpoint)
+    elif lost == "manifest":
+        (checkpoint / ".harvester.json.crc").unlink()
+        (checkpoint / "harvester.json").write_text("{")
+    else:
+        shutil.rmtree(checkpoint / "offsets")
+        shutil.rmtree(checkpoint / "commits")
+        (checkpoint / "metadata").unlink()
+    before = lake.versions()
+    with pytest.raises((CheckpointMismatch, TableMismatch)) as caught:
+        lake.once(topic, payloads=payloads)
+    assert "--adopt" in str(caught.value.hint)
+    assert lake.versions() == before
+    more = writer.send(topic, [*(one.again(5) for one in records(1, 51) if not 15 <= one.id < 21), *records(60, 65)])
+    oracle.take(more)
+    told: list[str] = []
+    lake.once(topic, payloads=payloads, recovery=ADOPT, say=told.append)
+    assert (f"what is left of the checkpoint is in {checkpoint}." in "".join(told)) == (lost != "all")
+    assert_whole(lake, topic, oracle)
+    oracle.take(again := writer.send(topic, [one.again(7) for one in records(1, 11)]))
+    assert lake.once(topic, payloads=payloads) == len(again)
+    assert_whole(lake, topic, oracle)
+    assert lake.table("losses").isEmpty()
+    if lost == "all":
+        with pytest.raises(TableMismatch, match="another checkpoint"):
+            lake.once(topic, checkpoint=str(old))
+
+
+def test_an_adoption_that_was_cut_off_is_finished_by_the_next_start(
+    lake: Lake, writer: Writer, make_topic: MakeTopic, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    topic, oracle = make_topic(1, KEPT), Oracle()
+    oracle.take(writer.send(topic, records(1, 6)))
+    lake.once(topic)
+    shutil.rmtree(lake.root / "checkpoint")
+    with monkeypatch.context() as patched:
+        patched.setattr("harvester.pipeline.streaming.go_on", cut_short)
+        with pytest.raises(PipelineError):
+            lake.once(topic, recovery=ADOPT)
+    oracle.take(writer.send(topic, records(4, 9)))
+    assert lake.once(topic) == 5
+    lake.assert_holds(oracle)
+
+
+def cut_short(*_: Any) -> None:
+    raise OSError("no more")
+
+
+def test_a_new_lake_starts_at_a_time_and_no_other_does(lake: Lake, writer: Writer, make_topic: MakeTopic) -> None:
+    topic, oracle = make_topic(2, KEPT), Oracle()
+    writer.send(topic, records(1, 6))
+    oracle.take(writer.send(topic, [one.again(2) for one in records(6, 9)]))
+    at = datetime.fromtimestamp(SENT_MS / 1000 + 3600, UTC)
+    assert lake.once(topic, recovery=Recovery(start_at=at)) == 3
+    oracle.take(writer.send(topic, [*records(9, 12), *records(12, 14, partition=1)]))
+    with pytest.raises(CheckpointMismatch, match="has begun") as caught:
+        lake.once(topic, recovery=Recovery(start_at=at))
+    assert "--start-at" in str(caught.value.hint)
+    assert lake.once(topic) == 5
+    lake.assert_holds(oracle)
+
+
+def test_a_topic_that_is_added_may_have_lost_its_beginning(
+    lake: Lake, writer: Writer, admin: AdminClient, make_topic: MakeTopic
+) -> None:
+    topic, old, oracle = make_topic(1, KEPT), make_topic(1, KEPT), Oracle()
+    oracle.take(writer.send(topic, records(1, 4)))
+    lake.once(topic)
+    sent = writer.send(old, records(4, 10))
+    admin.delete_records([TopicPartition(old, 0, 3)])[TopicPartition(old, 0)].result(30)
+    assert lake.once(topic, old) == 3
+    oracle.take(sent[3:])
+    lake.assert_holds(oracle)
+    assert lake.table("losses").isEmpty()
+
+
+@pytest.mark.usefixtures("hooked")
+@pytest.mark.parametrize("interrupted", [None, "lake.silver"])
+def test_columns_that_are_asked_for_later_are_filled_in_from_silver(
+    lake: Lake, writer: Writer, make_topic: MakeTopic, interrupted: str | None
+) -> None:
+    """Of a topic whose values nobody wanted so far, of one with fewer columns, and of runs that left them out."""
+    topic, oracle = make_topic(1, KEPT), Oracle()
+    values = [Sent(number, b"k", b'{"n": %d, "who": "x"}' % number, partition=0) for number in range(20)]
+    oracle.take(writer.send(topic, [*values[:5], Sent(40, b"k-1", b"[", partition=0), values[0].again(1)]))
+    lake.once(topic)
+    told: list[str] = []
+
+    def read(ddl: str | None, sent: list[Sent], place: str | None = None) -> dict[int, Any]:
+        oracle.take(writer.send(topic, sent))
+        told.clear()
+        cut_off.place = place
+        try:
+            with suppress(HarvesterError):
+                lake.once(topic, payloads={topic: from_ddl(ddl)} if ddl else {}, say=told.append)
+        finally:
+            cut_off.place = None
+        rows = lake.rows(f"json/{topic}", "id", "data")
+        data = {row["id"]: row["data"].asDict() for row in rows}
+        assert len(data) == len(rows)
+        return data
+
+    def expected(last: int, *columns: str) -> dict[int, Any]:
+        return {number: {"n": number, **dict.fromkeys(columns, "x")} for number in range(last)}
+
+    filling = [f"filling json/{topic} in from silver"]
+    assert read("n INT", values[5:7]) == expected(7)
+    assert told == filling
+    assert read("n INT", values[7:9]) == expected(9)
+    assert told == []
+    read("n INT", values[9:11], place=interrupted)
+    assert read("n INT, who STRING", values[11:13]) == expected(13, "who")
+    assert told == filling
+    assert read(None, values[13:15]) == expected(13, "who")
+    assert read("n INT, who STRING", values[15:17]) == expected(17, "who")
+    assert told == filling
+    assert_whole(lake, topic, oracle)
