@@ -50,7 +50,7 @@ class Reference:
 
 
 def refer(record: KafkaRecord) -> Reference:
-    """Where this record's value is to lie."""
+    """The object that holds this record's value: the same one for the same row."""
     value = record.value or b""
     digest = sha256(value).hexdigest()
     return Reference(f"{record.topic}/{record.id}-{digest}", len(value), digest)

@@ -41,7 +41,7 @@ class ClaimChecks:
             raise StoredValueChanged(f"{self._store.url}/{found.name}", error.reason) from None
 
     def applies_to(self, record: Any) -> bool:
-        """Whether its value lies in a store."""
+        """True for a record whose value lies in a store."""
         return find(record.headers(), reference.HEADER) is not None
 
     def resolving(self, handler: Callable[[Any], object]) -> Callable[[Any], object]:

@@ -1,4 +1,4 @@
-"""Which store values are put into: its settings, and the one form of its URL. Pure."""
+"""The settings of a store for values, and the one form of its URL. Pure."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _BUCKET = re.compile(r"[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]")
 
 @dataclass(frozen=True, slots=True)
 class StoreSettings:
-    """Which store: `url`; for S3 also `endpoint` and `region`, where they are not those of the environment.
+    """A store's `url`; for S3 also `endpoint` and `region`, where they are not those of the environment.
 
     Credentials for S3 come from where boto3 finds them: environment, shared files, or the machine's role.
     """

@@ -22,7 +22,7 @@ _MISSING = frozenset({"NoSuchKey", "404", "NotFound"})
 
 
 class Store(Protocol):
-    """Where values lie. Safe for several threads."""
+    """Holds values by name. Safe for several threads."""
 
     @property
     def url(self) -> str: ...  # to which a slash and the object's name are added

@@ -130,7 +130,7 @@ class PoisonSettings(SettingsTable):
 
 
 class OversizeSettings(SettingsTable):
-    """What becomes of a record that is too large for Kafka; see docs/large-values.md."""
+    """Puts records that are too large for Kafka into quarantine, or their values into a store."""
 
     policy: Annotated[Literal["quarantine", "claim-check"], one_of("quarantine", "claim-check")] = "quarantine"
     above: Annotated[int, whole_number(0, 1 << 30)] = 0
