@@ -52,6 +52,7 @@ from harvester.errors import BrokerError, BrokerUnavailable
 
 _INIT_S = 0.5  # one attempt; it is repeated
 _END_S = 5.0  # for the coordinator's answer to a commit or an abort
+_LEAVE_S = 0.5  # for answers to what a lane that is closed has sent
 FLUSH_S = 60.0  # each record has its delivery timeout
 _READ_BACK_RECORDS = 64  # the last committed progress record is that near to the end, as a rule
 
@@ -230,7 +231,13 @@ class Lane:
         return self._call(lambda: self._producer.poll(timeout_s))
 
     def close(self) -> None:
-        """End the producer; what it held is dropped, and what is open in Kafka ends with the next `init`."""
+        """End the producer; what it held is dropped, and what is open in Kafka ends with the next `init`.
+
+        A client that is destroyed just when it sends the first AddPartitionsToTxn of a transaction ends the process: it
+        counts the request after its failure (an assertion in rdkafka_txnmgr.c, seen with 2.16). When all records are
+        acknowledged, none is due. There is no abort instead: it would keep the epoch, which late bytes still have.
+        """
+        self.flush(_LEAVE_S)
         self._call(self._drop)  # a fenced producer says so once more
         # Its `close` would wait for an answer; the client is destroyed with the last reference.
         del self._producer, self.produce

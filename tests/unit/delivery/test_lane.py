@@ -9,7 +9,15 @@ from confluent_kafka import KafkaError
 from hypothesis import given
 from hypothesis import strategies as st
 
-from harvester.delivery.lane import LaneSettings, TransactionOutcome, Witness, earliest_resend_s, is_clear, judge
+from harvester.delivery.lane import (
+    Lane,
+    LaneSettings,
+    TransactionOutcome,
+    Witness,
+    earliest_resend_s,
+    is_clear,
+    judge,
+)
 from harvester.delivery.progress_topic import durable
 
 
@@ -179,3 +187,25 @@ def test_a_topic_of_the_harvesters_own_outlasts_a_broker_where_it_can(brokers: i
 def test_lanes_of_two_groups_have_nothing_in_common() -> None:
     names = {LaneSettings(group, "t", {}, {}).transactional_id(lane) for group in ("a", "b") for lane in (0, 1)}
     assert len(names) == 4
+
+
+def test_a_producer_is_not_destroyed_while_a_partition_may_be_about_to_be_made_known() -> None:
+    """librdkafka 2.16 ends the process otherwise. Its moment is too short to be met on a real one in a test."""
+    calls: list[str] = []
+
+    class Producer:
+        produce = None
+
+        def flush(self, _timeout_s: float) -> int:
+            calls.append("flush")
+            return 0
+
+        def __getattr__(self, name: str) -> Any:
+            return lambda *_: calls.append(name)
+
+        def __del__(self) -> None:
+            calls.append("destroyed")
+
+    Lane(0, "t", Producer(), Witness({}), 0.08).close()
+    assert calls[0] == "flush"
+    assert calls[-1] == "destroyed"
