@@ -246,6 +246,7 @@ class PartitionBuffer:
         self.reported = last_offset  # to the coordinator
         self.fetched: list[Any] = []
         self.fetched_to = last_offset
+        self._begun_at: int | None = None
         self.batch: RecordBatch | None = None  # the one that is being handed out
         self.owned: list[RecordBatch] = []  # at most once: those of which something may still be handed out, in order
         self.proposed = 0  # records of the batch that is proposed: the first of `fetched`
@@ -272,8 +273,13 @@ class PartitionBuffer:
         offset = start(committed, self.progress.last_offset, positioned=self.positioned)
         if offset is not None:
             self.progress.last_offset = self.fetched_to = offset - 1 if offset > 0 else None
-        self.assigned = True
+        self.assigned, self._begun_at = True, offset
         return offset
+
+    @property
+    def fetched_from(self) -> int | None:
+        """Where the client goes on; None: with the first record that there is."""
+        return self._begun_at if self.fetched_to is None else self.fetched_to + 1
 
     @property
     def next_offset(self) -> int:
