@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from itertools import pairwise
 from typing import Any
 
@@ -197,6 +197,14 @@ class RecordBatch:
             return True
         return False
 
+    def finish_offsets(self, offsets: Sequence[int]) -> bool:
+        """The same by their offsets."""
+        done, given = self.done, self.given
+        if 0 <= done == given - len(offsets) and [each.offset() for each in self.records[done:given]] == [*offsets]:
+            self.done = given
+            return True
+        return False
+
     def end(self) -> None:
         self.until = -math.inf
 
@@ -339,6 +347,8 @@ class PartitionBuffer:
         """Records are processed that are not the next ones to be (see `batch`)."""
         batch = self.batch
         if batch is not None:
+            if batch.finish_offsets(offsets):
+                return
             batch.tell(self.progress)
         self.progress.finish(*offsets)
         if batch is not None and not self.progress.open_records:
