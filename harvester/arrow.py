@@ -11,12 +11,9 @@ from harvester.errors import ConfigurationError, Problem
 
 try:
     import pyarrow as pa
-    from pyarrow import RecordBatch
 except ImportError:
     problem = Problem("consume_arrow", "needs pyarrow, which is not installed")
     raise ConfigurationError([problem], hint="pip install 'outbox-harvester[arrow]'") from None
-
-__all__ = ["SCHEMA", "RecordBatch", "places", "record_batch"]
 
 _HEADER = pa.struct([pa.field("key", pa.string(), nullable=False), pa.field("value", pa.binary())])
 SCHEMA = pa.schema([
@@ -30,7 +27,7 @@ SCHEMA = pa.schema([
 ])  # fmt: skip
 
 
-def record_batch(records: Sequence[Any]) -> RecordBatch:
+def record_batch(records: Sequence[Any]) -> pa.RecordBatch:
     """A row for each record, in their order; headers as Spark has them, a list of structs."""
     columns = (
         [record.topic() for record in records],
@@ -41,7 +38,7 @@ def record_batch(records: Sequence[Any]) -> RecordBatch:
         [record.value() for record in records],
     )
     arrays = [pa.array(column, field.type) for column, field in zip(columns, SCHEMA, strict=False)]
-    return RecordBatch.from_arrays([*arrays, _headers(records)], schema=SCHEMA)
+    return pa.RecordBatch.from_arrays([*arrays, _headers(records)], schema=SCHEMA)
 
 
 def _headers(records: Sequence[Any]) -> pa.Array:
@@ -55,7 +52,7 @@ def _headers(records: Sequence[Any]) -> pa.Array:
     return pa.ListArray.from_arrays(ends, structs, type=SCHEMA.field("headers").type)
 
 
-def places(batch: RecordBatch) -> dict[tuple[str, int], list[int]]:
+def places(batch: pa.RecordBatch) -> dict[tuple[str, int], list[int]]:
     """The offsets of its records, by topic and partition, in their order."""
     found: dict[tuple[str, int], list[int]] = defaultdict(list)
     for topic, partition, offset in zip(*(batch.column(name).to_pylist() for name in SCHEMA.names[:3]), strict=True):

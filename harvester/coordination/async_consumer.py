@@ -28,7 +28,7 @@ from harvester.coordination.handling import AHEAD, IDLE_S
 from harvester.coordination.settings import ConsumerSettings, Open, Statistics
 
 if TYPE_CHECKING:
-    from harvester.arrow import RecordBatch
+    import pyarrow
 
 T = TypeVar("T")
 AsyncEventHandler = Callable[[Event], Awaitable[object] | object]
@@ -96,7 +96,7 @@ class AsyncCoordinatedConsumer:
             return []
         return [await self._resolve(record) for record in (first, *self._started._batch.take_some(most - 1, clock_s()))]
 
-    async def consume_arrow(self, most: int, timeout_s: float) -> RecordBatch:
+    async def consume_arrow(self, most: int, timeout_s: float) -> pyarrow.RecordBatch:
         """The same as a `pyarrow.RecordBatch`: see `CoordinatedConsumer.consume_arrow`."""
         from harvester.arrow import record_batch
 

@@ -45,7 +45,7 @@ from harvester.coordination.topic import ensure_coordination_topic
 from harvester.errors import BrokerUnavailable, ConfigurationError, Problem
 
 if TYPE_CHECKING:
-    from harvester.arrow import RecordBatch
+    import pyarrow
 
 _OPEN_S = 0.1  # how long a batch is handed out before all else is looked after
 _IDLE_S = 0.1
@@ -198,7 +198,7 @@ class CoordinatedConsumer:
         records = self._consume(most, timeout_s)
         return records if self._claim_checks is None else [self._claim_checks.resolve(record) for record in records]
 
-    def consume_arrow(self, most: int, timeout_s: float) -> RecordBatch:
+    def consume_arrow(self, most: int, timeout_s: float) -> pyarrow.RecordBatch:
         """The same as a `pyarrow.RecordBatch`; needs the extra `[arrow]`, raises ConfigurationError without it.
 
         Columns: topic, partition, offset, timestamp, key, value, and headers, a list of structs of key and value.
