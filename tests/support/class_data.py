@@ -1,7 +1,7 @@
 """What every start of a broker would do again, done once: its classes are loaded, and its storage is formatted.
 
 A broker that ends in order leaves an archive of its classes (JEP 350), which the later ones map. It is kept in the
-cache beside the jars. Commands start their brokers as users' do, without it.
+cache beside the jars. Brokers of commands, and of the tests of the stack itself, start as a user's do, without it.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from unittest import mock
 
 from harvester.stack import kafka
 from harvester.stack.java import Java, cache_directory
@@ -23,9 +24,11 @@ _START_S = 90.0
 _java, _format = kafka._java, kafka._format
 
 
-def install() -> None:
-    """Brokers that this process starts from now on have it."""
-    kafka._java, kafka._format = _java_with_classes, _formatted
+@contextmanager
+def prepared() -> Iterator[None]:
+    """Brokers that are started meanwhile have it."""
+    with mock.patch.multiple(kafka, _java=_java_with_classes, _format=_formatted):
+        yield
 
 
 def _java_with_classes(home: Path, jars: Path, java: Java) -> list[str]:
@@ -68,15 +71,12 @@ def _make(scratch: Path, jars: Path, java: Java) -> Path:
     def recording(home: Path, jars: Path, java: Java) -> list[str]:
         return [*_java(home, jars, java), f"-XX:ArchiveClassesAtExit={result / 'classes.jsa'}"]
 
-    kafka._java, kafka._format = recording, _format
-    try:
+    with mock.patch.multiple(kafka, _java=recording, _format=_format):
         process = kafka.launch(home, jars, java, port=port, controller_port=controller_port, heap_mb=300, durable=False)
         shutil.copy(home / "data" / "bootstrap.checkpoint", result)
         kafka.wait_ready(process, home, port, time.monotonic() + _START_S)
         _use(kafka.bootstrap(port))
         kafka.halt(process, kill=False)
-    finally:
-        install()
     return result
 
 
