@@ -11,6 +11,8 @@ import hashlib
 import shutil
 import tempfile
 import time
+import uuid
+from base64 import urlsafe_b64encode
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -39,7 +41,8 @@ def _formatted(home: Path, jars: Path, java: Java, settings: Mapping[str, str], 
     data = home / "data"
     data.mkdir()
     shutil.copy(_made(jars, java) / "bootstrap.checkpoint", data)
-    ids = {"cluster.id": cluster, "directory.id": kafka.new_cluster(), "node.id": settings["node.id"], "version": "1"}
+    directory = urlsafe_b64encode(uuid.uuid4().bytes).decode().rstrip("=")
+    ids = {"cluster.id": cluster, "directory.id": directory, "node.id": settings["node.id"], "version": "1"}
     kafka._write_properties(data / "meta.properties", ids)
 
 
