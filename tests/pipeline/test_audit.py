@@ -33,7 +33,7 @@ from tests.support.servers import Servers
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-pytestmark = [pytest.mark.servers, pytest.mark.timeout(600), pytest.mark.usefixtures("interpreted_queries")]
+pytestmark = [pytest.mark.servers, pytest.mark.timeout(600)]
 
 Change = Callable[[list[Sent]], list[Sent]]
 

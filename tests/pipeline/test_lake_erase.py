@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from tests.conftest import MakeTopic
     from tests.support.servers import Servers
 
-pytestmark = [pytest.mark.timeout(600), pytest.mark.usefixtures("interpreted_queries")]
+pytestmark = pytest.mark.timeout(600)
 
 KEY, NAME = b"customer-7", "Alice"
 Command = Callable[..., tuple[int, str, str]]
