@@ -11,15 +11,18 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
+# The second compiler would not pay within a test: it takes most of the two cores for the first minutes.
+_JAVA = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
+
 SMALL = {
     "spark.driver.memory": "1g",
-    # The second compiler would not pay within a test: it takes most of the two cores for the first minutes.
-    "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
+    "spark.driver.extraJavaOptions": _JAVA,
+    "spark.executor.extraJavaOptions": _JAVA,
     "spark.driver.host": "127.0.0.1",
     "spark.driver.bindAddress": "127.0.0.1",
     "spark.ui.enabled": "false",
     "spark.sql.shuffle.partitions": "2",
-    "spark.databricks.delta.snapshotPartitions": "2",
+    "spark.databricks.delta.snapshotPartitions": "1",
 }
 
 # To compile a query takes longer than to answer it, where there are a few rows.
