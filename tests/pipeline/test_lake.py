@@ -145,7 +145,7 @@ class InterruptedBatch(LakeBatch):
     Of the two that are written side by side each is there once without the other.
     """
 
-    def write(self, kafka: DataFrame, number: int) -> None:
+    def write(self, bronze: DataFrame, number: int) -> None:
         # Appends are made side by side, so each is once the only one that is missing.
         alone = [(99, f"lake.{name}") for name in ("silver", "repeats", "rejects", "json", "ids")]
         for left, refused in [*alone, *((passed, "") for passed in range(20))]:
@@ -153,7 +153,7 @@ class InterruptedBatch(LakeBatch):
             self._known.clear()  # as in a new process
             self._number = None
             with suppress(InterruptedError):
-                LakeBatch.write(self, kafka, number)  # super() knows no class with slots
+                LakeBatch.write(self, bronze, number)  # super() knows no class with slots
                 return
 
 

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-# The second compiler would not pay within a test: it takes most of the two cores for the first minutes. Without it there
-# would be 48 MB for compiled code, which a minute of Spark fills; from then on Java would compile nothing more.
+# The second compiler would not pay within a test: it takes most of the two cores for the first minutes. Without it Java
+# reserves 48 MB for compiled code, which Spark fills within a minute; from then on nothing more would be compiled.
 _JAVA = "-XX:TieredStopAtLevel=1 -XX:ReservedCodeCacheSize=256m -XX:+UseSerialGC"
 
 SMALL = {
