@@ -92,6 +92,13 @@ def test_the_overview_has_topics_and_when_incarnations_were_first_seen(spark: Sp
     assert silver.summed_up([]) == silver.BatchOverview()
 
 
+def test_a_commit_does_not_list_the_files_of_its_table(spark: SparkSession, tmp_path: Path) -> None:
+    """Nothing reads that list, and where the clock is not set to UTC, Delta compares it with all of the log."""
+    make_lake(spark, tmp_path / "lake", [origin(A, 1)])
+    checked = json.loads((tmp_path / "lake" / "silver" / "_delta_log" / f"{1:020d}.crc").read_text(encoding="utf-8"))
+    assert (checked["numFiles"], checked.get("allFiles")) == (1, None)
+
+
 def test_a_repeat_costs_no_look_into_the_table_unless_its_id_was_forgotten(spark: SparkSession, tmp_path: Path) -> None:
     """A table that would be read cannot be: its files are gone."""
     root = make_lake(spark, tmp_path / "lake", [origin(A, one) for one in range(100)])
