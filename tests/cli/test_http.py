@@ -240,10 +240,10 @@ def test_a_standby_is_ready_while_both_servers_answer(scene: Scene) -> None:
 
 
 def test_who_waits_for_a_dead_member_says_so_and_until_when(scene: Scene) -> None:
-    with scene.cli(session_timeout="20s") as killed:
+    with scene.cli(session_timeout="12s") as killed:
         wait_leads(killed)
         killed.process.kill()
-    with scene.cli(http=HTTP, session_timeout="20s") as running:
+    with scene.cli(http=HTTP, session_timeout="12s") as running:
         url = base_url(running)
 
         def shown() -> Status:
@@ -257,7 +257,7 @@ def test_who_waits_for_a_dead_member_says_so_and_until_when(scene: Scene) -> Non
         waiting = eventually(waiting_shown, what="the wait for the dead one")
         assert waiting is not None
         assert waiting.waits_until_at is not None
-        assert 0 <= (waiting.waits_until_at - waiting.at).total_seconds() <= 20
+        assert 0 <= (waiting.waits_until_at - waiting.at).total_seconds() <= 12
         assert scene.group in (waiting.waits_for or "")
         drawn = render(waiting, 80, 24).plain.split("\n")
         assert drawn[2].startswith(f"until {waiting.waits_until_at:%H:%M:%S} UTC at the latest: joins group")
