@@ -215,7 +215,7 @@ def _sizes(topic: TopicFacts, config: Config, check: str) -> Iterator[CheckResul
     puts_away = config.oversize.policy == "claim-check"
     sent = config.oversize.above if puts_away and config.oversize.above else config.largest_record_bytes
     if sent > most:
-        text = f"{has}: records of {most} to {sent} bytes are sent there and refused"
+        text = f"{has}: records of {most} to {sent} bytes are sent there and refused, unless compressed to less"
         option = "oversize.above" if puts_away else "message.max.bytes in producer_kafka_config"
         yield warning(check, text, f"raise it to {client}, or lower {option} to {most if puts_away else limit}")
     elif min(client, batch) > limit:
