@@ -15,7 +15,7 @@ from uuid import uuid4
 from confluent_kafka import Consumer, KafkaException, TopicPartition
 from confluent_kafka.admin import AdminClient, OffsetSpec
 
-from harvester.bounds import passes, refresh
+from harvester.bounds import SILENT, passes, refresh
 from harvester.clock import clock_s
 from harvester.coordination.core.fair_share import log_partition
 from harvester.coordination.core.messages import (
@@ -48,7 +48,6 @@ _TIMEOUT_S = 30.0
 _CALL_S = 10.0
 _TURN_S = 0.1
 _CLIENT_ID = "harvester-claims"
-_SILENT = {"log_level": "0"}  # what is wrong is raised, not printed
 _TIMES = 5  # that a group offset is written against consumers that write theirs
 
 
@@ -168,7 +167,7 @@ class Observer:
 
     def __init__(self, settings: ConsumerSettings) -> None:
         self._settings = settings
-        self._admin = AdminClient({**settings.kafka, **_SILENT})
+        self._admin = AdminClient({**settings.kafka, **SILENT})
         count = self.partitions().get(settings.coordination_topic, 0)
         if not count:
             raise CoordinationTopicError(
@@ -226,7 +225,7 @@ class Observer:
 
     def set_positions(self, group: str, offsets: Mapping[tuple[str, int], int]) -> None:
         """Whatever claims there are end, and the next ones begin with these offsets."""
-        consumer = Consumer({**self._settings.kafka, **_SILENT, "group.id": group, "enable.auto.commit": False})
+        consumer = Consumer({**self._settings.kafka, **SILENT, "group.id": group, "enable.auto.commit": False})
         left = dict(offsets)
         try:
             consumer.commit(offsets=_partitions(left), asynchronous=False)

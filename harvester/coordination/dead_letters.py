@@ -19,7 +19,7 @@ from typing import Any
 from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaError, KafkaException, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient, NewTopic
 
-from harvester.bounds import passes
+from harvester.bounds import SILENT, passes
 from harvester.clock import clock_s
 from harvester.coordination.errors import UnknownTopic
 from harvester.delivery.progress_topic import durable
@@ -127,7 +127,7 @@ _WRITING = {
 
 def ensure_dead_letter_topic(name: str, options: Mapping[str, Any]) -> None:
     """Makes the topic if it is missing; one that exists may have any settings. Raises BrokerError."""
-    admin = AdminClient({**options, "log_level": "0"})
+    admin = AdminClient({**options, **SILENT})
     try:
         metadata = admin.list_topics(timeout=_TIMEOUT_S)
         if name in metadata.topics:
@@ -165,7 +165,7 @@ class DeadLetterTopic:
     """The dead-letter topic as a person sees it. Raises BrokerError and BrokerUnavailable; UnknownTopic."""
 
     def __init__(self, name: str, options: Mapping[str, Any]) -> None:
-        self.name, self._options = name, {**options, "log_level": "0"}
+        self.name, self._options = name, {**options, **SILENT}
 
     def read(self, wanted: Callable[[DeadLetter], bool] = lambda _: True) -> list[DeadLetter]:
         """Those that are not settled, up to the end as it is now; in the order of their places, so of their keys."""

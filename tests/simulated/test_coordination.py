@@ -31,13 +31,13 @@ Patch = pytest.MonkeyPatch
 SCHEDULES = st.binary(min_size=120, max_size=600)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=some_of(60), deadline=None)
 @given(SCHEDULES, st.booleans())
 def test_at_least_once(data: bytes, stable: bool) -> None:
     scheduled(Sim(stable=stable), data)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=some_of(60), deadline=None)
 @given(SCHEDULES, st.booleans())
 def test_at_most_once(data: bytes, stable: bool) -> None:
     scheduled(Sim(at_most_once=True, stable=stable), data)
@@ -161,7 +161,7 @@ def holder_of(log: list[tuple[int, bytes]], place: GroupPartition) -> tuple[Clie
     return holder, generation
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=some_of(60), deadline=None)
 @given(SCHEDULES)
 def test_the_world_is_what_the_plain_rules_say(data: bytes) -> None:
     sim = scheduled(Sim(), data)

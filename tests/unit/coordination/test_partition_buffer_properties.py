@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from harvester.coordination.core.messages import GroupPartition
 from harvester.coordination.core.partition_buffer import PartitionBuffer
+from tests.support.longs import some_of
 
 
 @dataclass(eq=False)
@@ -26,7 +27,7 @@ MOST = 6  # open records
 STEPS = st.lists(st.tuples(WHAT, st.integers(0, 63)), min_size=5)
 
 
-@settings(max_examples=200)
+@settings(max_examples=some_of(200))
 @given(STEPS)
 def test_the_prefix_ends_before_the_first_record_that_is_not_finished(steps: list[tuple[str, int]]) -> None:
     buffer = PartitionBuffer(GroupPartition("g", "t", 0), 1, None)
