@@ -256,9 +256,12 @@ def _unprocessed_is_reported(patch: Patch) -> None:
     (False, _unprocessed_is_reported),
 ])  # fmt: skip
 def test_the_judges_notice(at_most_once: bool, mutation: Callable[[Patch], None], monkeypatch: Patch) -> None:
+    # Where the search begins: what found the rarer ones when they were last looked for. All seeds follow.
+    found_by: dict[Callable[[Patch], None], int] = {_heartbeats_take_claims: 47, _processed_when_proposed: 33}
     mutation(monkeypatch)
     with pytest.raises(Broken):
-        histories(200, at_most_once=at_most_once)
+        for seed in (found_by.get(mutation, 0), *range(200)):
+            history(seed, at_most_once=at_most_once)
 
 
 @pytest.mark.parametrize("mutation", [_late_readers_judge, _anything_confirms])
