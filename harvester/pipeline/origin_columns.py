@@ -166,7 +166,7 @@ def bronze_columns(kafka: DataFrame, header: str = origin.HEADER, reader: Column
         )
         .withColumns(
             {
-                "day": day_of(F.unix_micros("timestamp")),
+                "day": day_of("unix_micros(timestamp)"),
                 "created_at": instant(F.col("created_us")),
                 "problem": F.col("_problem"),
             }
@@ -180,12 +180,12 @@ def instant(microseconds: Column) -> Column:
     return F.when(microseconds.between(schemas.FIRST_US, schemas.LAST_US), F.timestamp_micros(microseconds))
 
 
-def day_of(microseconds: Column) -> Column:
+def day_of(microseconds: str) -> Column:
     """Microseconds since the epoch → the day in UTC, whatever the session's time zone is; NULL as in `instant`."""
-    inside = F.when(microseconds.between(schemas.FIRST_US, schemas.LAST_US), microseconds)
-    # Whole days before they are divided: a double would round, and `div` goes towards zero instead of down.
-    days = F.call_function("div", inside - F.pmod(inside, F.lit(_DAY_US)), F.lit(_DAY_US))
-    return F.date_from_unix_date(days.cast("int"))
+    inside = f"CASE WHEN {microseconds} BETWEEN {schemas.FIRST_US} AND {schemas.LAST_US} THEN {microseconds} END"
+    # Whole days before they are divided: a double would round, and DIV goes towards zero instead of down.
+    days = f"({inside} - pmod({inside}, {_DAY_US}L)) DIV {_DAY_US}L"
+    return F.expr(f"date_from_unix_date(CAST({days} AS INT))")
 
 
 def _last(header: str) -> Column:

@@ -188,6 +188,9 @@ _USUAL = {
     "spark.sql.codegen.cache.maxEntries": "2000",
     # The log of a table of the lake is small: Delta's 50 tasks for each look at it would take longer than the look.
     "spark.databricks.delta.snapshotPartitions": "4",
+    # Each commit would list its table's files once more, which nothing reads; and wherever the clock is not set to UTC,
+    # the whole log would be read again to compare it with that list.
+    "spark.databricks.delta.allFilesInCrc.enabled": "false",
     # Files of a few days are written side by side; else each task would sort its records by day first.
     "spark.sql.maxConcurrentOutputFileWriters": "16",
     # Compaction leaves files of this size alone. With Delta's 1 GB it would write a day's records again and again.

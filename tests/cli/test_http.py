@@ -300,6 +300,21 @@ def test_a_standby_says_that_it_waits_for_a_leader_that_died_beside_it(scene: Sc
         assert running.stop() == 0
 
 
+def test_it_is_not_ready_while_it_drains(scene: Scene) -> None:
+    with scene.cli(http=HTTP, env=scene.plan.env) as running:
+        url = base_url(running)
+        wait_leads(running)
+        with scene.plan.blocked("shard.purged") as reached:
+            scene.add(("a", "1"))
+            reached()
+            assert is_ready(url)
+            running.process.send_signal(signal.SIGTERM)
+            drains = (503, "draining: neither leads nor could take over\n")
+            eventually(lambda: get(f"{url}/readyz") == drains, what="the drain")
+            assert get(f"{url}/healthz")[0] == 200
+        assert running.stop() == 0
+
+
 def test_it_is_not_ready_while_others_have_its_group(scene: Scene) -> None:
     """Members with another assignor: Kafka lets nobody in whose assignor they do not know."""
     others = Consumer(

@@ -17,7 +17,7 @@ from harvester import AsyncCoordinatedConsumer, CoordinatedConsumer, StoreSettin
 from harvester.claim_check.reference import HEADER, read, refer, replaced
 from harvester.claim_check.stores import open_store
 from harvester.coordination.dead_letters import DeadLetterTopic
-from harvester.coordination.events import GivenUp
+from harvester.coordination.events import Event, GivenUp
 from harvester.coordination.settings import ConsumerSettings
 from harvester.errors import InboxError, StoredValueChanged, StoredValueMissing
 from harvester.idempotence import AsyncInbox, Inbox
@@ -166,6 +166,54 @@ def test_a_value_that_cannot_be_had_is_a_failure_of_its_handler(
     (letter,) = DeadLetterTopic(given.dead_letters, given.kafka).read()
     assert read(letter.headers) is not None
     assert len(letter.value or b"") < 1000
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_an_async_handler_is_given_the_value_at_each_try_and_fails_where_it_cannot_be_had(
+    settings: ConsumerSettings, directory: StoreSettings, workers: int
+) -> None:
+    names = fill(settings, directory)
+    spoil(directory, names[1])
+    tried, told = list[bytes](), list[GivenUp]()
+    given = replace(
+        settings, claim_check=directory, workers=workers, on_error="dead-letter", attempts=2, backoff_s=0.01
+    )
+
+    def stop_after_all() -> None:
+        if len(set(tried)) + len(told) == 10:
+            consumer.stop()
+
+    async def handle(record: Any) -> None:
+        tried.append(record.value())
+        if record.value() == value_of(5) and tried.count(value_of(5)) == 1:
+            raise ValueError
+        stop_after_all()
+
+    def note(event: Event) -> None:
+        if isinstance(event, GivenUp):
+            told.append(event)
+            stop_after_all()
+
+    consumer = AsyncCoordinatedConsumer(given, on_event=note)
+    asyncio.run(asyncio.wait_for(consumer.run(handle), 60))
+    assert tried == [value_of(number) for number in (0, 1, 2, 4, 5, 5, 6, 7, 8, 9)]
+    assert [(type(event.error), event.attempts) for event in told] == [(StoredValueChanged, 2)]
+    (letter,) = DeadLetterTopic(given.dead_letters, given.kafka).read()
+    assert read(letter.headers) is not None
+
+
+def test_async_lists_and_poll_have_values(settings: ConsumerSettings, directory: StoreSettings) -> None:
+    fill(settings, directory)
+
+    async def main() -> list[bytes]:
+        seen: list[bytes] = []
+        async with AsyncCoordinatedConsumer(replace(settings, claim_check=directory)) as consumer:
+            while len(seen) < 10:
+                records = [await consumer.poll(0.1)] if len(seen) < 4 else await consumer.consume(3, 0.1)
+                seen += [record.value() for record in records if record is not None]
+        return seen
+
+    assert asyncio.run(asyncio.wait_for(main(), 60)) == [value_of(number) for number in range(10)]
 
 
 def test_a_loop_ends_with_the_record_whose_value_cannot_be_had(

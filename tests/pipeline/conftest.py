@@ -11,28 +11,28 @@ from harvester.pipeline.errors import SparkUnavailable
 from harvester.pipeline.session import SessionSettings, session, use_java
 from tests.support.drains import slice_drain
 from tests.support.spark_cluster import cluster
-from tests.support.sparks import SMALL, interpreted
+from tests.support.sparks import INTERPRETED, SMALL, compiled
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 
-__all__ = ["cluster", "interpreted_queries", "slice_drain", "spark"]
+__all__ = ["cluster", "compiled_queries", "slice_drain", "spark"]
 
 
 @pytest.fixture(scope="session")
 def spark() -> Iterator[SparkSession]:
-    """A running Spark with the connectors; skips where there is no Java that Spark runs on."""
+    """A running Spark with the connectors, which interprets queries; skips where there is no Java that it runs on."""
     try:
         use_java()
     except SparkUnavailable as error:
         pytest.skip(error.message)
-    with session(SessionSettings("tests", "local[2]", SMALL)) as running:
+    with session(SessionSettings("tests", "local[2]", {**SMALL, **INTERPRETED})) as running:
         yield running
 
 
-@pytest.fixture(scope="module")
-def interpreted_queries(spark: SparkSession) -> Iterator[None]:
-    """Queries are interpreted, and planned once. What is not tested this way runs with the settings of production."""
-    with interpreted(spark):
+@pytest.fixture
+def compiled_queries(spark: SparkSession) -> Iterator[None]:
+    """Queries are compiled, and planned anew while they run, as in production."""
+    with compiled(spark):
         yield

@@ -27,7 +27,7 @@ from tests.support.sparks import assert_rows, assert_same_columns
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-pytestmark = [pytest.mark.timeout(600), pytest.mark.usefixtures("interpreted_queries")]
+pytestmark = pytest.mark.timeout(600)
 
 B = UUID(int=2)
 

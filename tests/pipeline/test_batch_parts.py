@@ -18,7 +18,7 @@ from harvester.pipeline.errors import CheckpointMismatch
 from harvester.pipeline.lake import silver
 from harvester.pipeline.lake.batch import LakeBatch
 from harvester.pipeline.lake.ids import StoredIds, Word
-from harvester.pipeline.origin_columns import SqlBytes, bronze_columns
+from harvester.pipeline.origin_columns import bronze_columns
 from harvester.pipeline.streaming import Range, parse
 from tests.support.lakes import first_deliveries, make_lake
 from tests.support.sparks import assert_rows, kafka_rows
@@ -26,7 +26,7 @@ from tests.support.sparks import assert_rows, kafka_rows
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-pytestmark = [pytest.mark.timeout(600), pytest.mark.usefixtures("interpreted_queries")]
+pytestmark = pytest.mark.timeout(600)
 
 A, B = UUID(int=2**127), UUID(int=5)
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
@@ -92,18 +92,25 @@ def test_the_overview_has_topics_and_when_incarnations_were_first_seen(spark: Sp
     assert silver.summed_up([]) == silver.BatchOverview()
 
 
+def test_a_commit_does_not_list_the_files_of_its_table(spark: SparkSession, tmp_path: Path) -> None:
+    """Nothing reads that list, and where the clock is not set to UTC, Delta compares it with all of the log."""
+    make_lake(spark, tmp_path / "lake", [origin(A, 1)])
+    checked = json.loads((tmp_path / "lake" / "silver" / "_delta_log" / f"{1:020d}.crc").read_text(encoding="utf-8"))
+    assert (checked["numFiles"], checked.get("allFiles")) == (1, None)
+
+
 def test_a_repeat_costs_no_look_into_the_table_unless_its_id_was_forgotten(spark: SparkSession, tmp_path: Path) -> None:
     """A table that would be read cannot be: its files are gone."""
     root = make_lake(spark, tmp_path / "lake", [origin(A, one) for one in range(100)])
-    batch = LakeBatch(spark, root, f"{root}/checkpoint", "test", HEADER, {}, SqlBytes())
+    batch = LakeBatch(spark, root, f"{root}/checkpoint", "test", HEADER, {})
     for file in (tmp_path / "lake" / "silver").glob("day=*/*.parquet"):
         file.unlink()
-    batch.write(kafka_rows(spark, [{**origin(A, one), "offset": 100 + one} for one in (5, 100)]), 1)
+    batch.write(bronze_columns(kafka_rows(spark, [{**origin(A, one), "offset": 100 + one} for one in (5, 100)])), 1)
     assert_rows(spark.read.format("delta").load(f"{root}/repeats"), [{"id": 5, "offset": 105}])
     (tmp_path / "lake" / "checkpoint" / "ids" / "1.json").unlink()
-    again = LakeBatch(spark, root, f"{root}/checkpoint", "test", HEADER, {}, SqlBytes())
+    again = LakeBatch(spark, root, f"{root}/checkpoint", "test", HEADER, {})
     with pytest.raises(Exception, match=r"FAILED_READ_FILE|does not exist"):
-        again.write(kafka_rows(spark, [{**origin(A, 6), "offset": 200}]), 2)
+        again.write(bronze_columns(kafka_rows(spark, [{**origin(A, 6), "offset": 200}])), 2)
 
 
 def origin(incarnation: UUID, number: int) -> dict[str, Any]:

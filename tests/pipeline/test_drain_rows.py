@@ -22,7 +22,8 @@ from tests.support.sparks import assert_same_columns
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-pytestmark = pytest.mark.timeout(600)  # the first one starts Spark, maybe beside all other workers
+# The first one starts Spark, maybe beside all other workers.
+pytestmark = [pytest.mark.timeout(600), pytest.mark.usefixtures("compiled_queries")]
 
 LAST = 2**63 - 1
 NEVER_MS = 9_000_000_000_000
@@ -40,7 +41,7 @@ rows = st.tuples(
 )  # fmt: skip
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture
 def plain(spark: SparkSession) -> SparkSession:
     """As a drain has it: numbers can be read as their bytes."""
     session = spark.newSession()

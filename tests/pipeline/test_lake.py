@@ -21,7 +21,6 @@ from harvester.pipeline.lake.upkeep import rebuild
 from harvester.relay.failpoints import VARIABLE
 from tests.support.harvested import DAY_US, KEPT, SENT_MS, A, B, Sent, Writer
 from tests.support.lakes import Lake, Oracle, assert_same, moment_ms
-from tests.support.sparks import interpreted
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -57,6 +56,7 @@ def writer(servers: Servers) -> Writer:
     return Writer(servers.bootstrap)
 
 
+@pytest.mark.usefixtures("compiled_queries")
 def test_a_lake_over_several_runs(lake: Lake, writer: Writer, make_topic: MakeTopic) -> None:
     orders, payments, oracle = make_topic(2, KEPT), make_topic(1, KEPT), Oracle()
     first = writer.send(orders, FIRST)
@@ -145,7 +145,7 @@ class InterruptedBatch(LakeBatch):
     Of the two that are written side by side each is there once without the other.
     """
 
-    def write(self, kafka: DataFrame, number: int) -> None:
+    def write(self, bronze: DataFrame, number: int) -> None:
         # Appends are made side by side, so each is once the only one that is missing.
         alone = [(99, f"lake.{name}") for name in ("silver", "repeats", "rejects", "json", "ids")]
         for left, refused in [*alone, *((passed, "") for passed in range(20))]:
@@ -153,7 +153,7 @@ class InterruptedBatch(LakeBatch):
             self._known.clear()  # as in a new process
             self._number = None
             with suppress(InterruptedError):
-                LakeBatch.write(self, kafka, number)  # super() knows no class with slots
+                LakeBatch.write(self, bronze, number)  # super() knows no class with slots
                 return
 
 
@@ -164,11 +164,10 @@ def test_a_batch_that_is_cut_off_between_any_two_writes_is_as_if_it_had_not_been
     monkeypatch.setenv(VARIABLE, f"{__name__}:hooks")
     monkeypatch.setattr("harvester.pipeline.lake.job.LakeBatch", InterruptedBatch)
     interrupter.places.clear()
-    with interpreted(lake.spark):
-        for batch in (FIRST, SECOND):
-            sent = writer.send(topic, batch)
-            oracle.take(sent)
-            lake.once(topic, payloads={topic: from_ddl("n INT")}, compact_every=1)
+    for batch in (FIRST, SECOND):
+        sent = writer.send(topic, batch)
+        oracle.take(sent)
+        lake.once(topic, payloads={topic: from_ddl("n INT")}, compact_every=1)
     places = ["incarnations", "rejects", "json", "repeats", "silver", "ids", "end", "current", "folded", "compaction"]
     assert sorted(set(interrupter.places)) == sorted(f"lake.{place}" for place in places)
     assert interrupter.places.count("lake.silver") > len(places)

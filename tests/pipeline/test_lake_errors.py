@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from tests.conftest import MakeTopic
     from tests.support.servers import Servers
 
-pytestmark = [pytest.mark.timeout(600), pytest.mark.usefixtures("interpreted_queries")]
+pytestmark = pytest.mark.timeout(600)
 
 Command = Callable[..., tuple[int, list[str]]]
 

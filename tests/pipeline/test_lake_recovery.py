@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from tests.conftest import MakeTopic
     from tests.support.servers import Servers
 
-pytestmark = [pytest.mark.timeout(600), pytest.mark.usefixtures("interpreted_queries")]
+pytestmark = pytest.mark.timeout(600)
 
 ACCEPT, ADOPT = Recovery(accept_loss=True), Recovery(adopt=True)
 BEGUN = {("a", 0): 10, ("a", 1): 20, ("b", 0): 5}

@@ -68,6 +68,7 @@ def windows(spark: SparkSession, root: str, name: str = "metrics") -> list[tuple
     return sorted((one["topic"], (one["start"] - START_MS) // 1000, one["records"]) for one in found)
 
 
+@pytest.mark.usefixtures("compiled_queries")
 def test_windows_close_once_and_whole_and_late_records_are_told(
     spark: SparkSession, servers: Servers, make_topic: MakeTopic, sender: Sender, tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,

@@ -51,6 +51,7 @@ def near(found: float | None, expected: float | None) -> bool:
     return found == expected if found is None or expected is None else math.isclose(found, expected, rel_tol=1e-9)
 
 
+@pytest.mark.usefixtures("compiled_queries")
 def test_windows_and_hours_say_what_counting_says(spark: SparkSession) -> None:
     chance, made = random.Random(7), list[tuple[int, int, int | None, int | None, float | None]]()
     for _ in range(400):

@@ -219,6 +219,7 @@ def by_key(records: list[Published]) -> Mapping[bytes | None, list[Any]]:
     return found
 
 
+@pytest.mark.usefixtures("compiled_queries")
 def test_a_replay_is_paced_stopped_cut_off_and_gone_on_with(
     spark: SparkSession, lake: str, servers: Servers, make_topic: MakeTopic, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -66,6 +66,7 @@ def silver_of(spark: SparkSession, *rows: dict[str, Any]) -> DataFrame:
     return first_deliveries(bronze_columns(kafka_rows(spark, rows)))
 
 
+@pytest.mark.usefixtures("compiled_queries")
 @pytest.mark.parametrize("kind", [JavaBytes, SqlBytes])
 @settings(max_examples=4, deadline=None, suppress_health_check=list(HealthCheck))
 @given(batch=st.lists(headers, min_size=1, max_size=40))
@@ -94,6 +95,7 @@ def test_headers_are_read_as_the_codec_reads_them(spark: SparkSession, kind: typ
     assert_rows(bronze, expected)
 
 
+@pytest.mark.usefixtures("compiled_queries")
 def test_times_are_of_utc_and_null_where_no_calendar_has_them(spark: SparkSession) -> None:
     microseconds = [0, -1, 86_400_000_000, -86_400_000_001, LAST, -(2**63), 253_402_300_799_999_999]
     rows = [sent(number, created_us=one) for number, one in enumerate(microseconds)]
@@ -195,6 +197,7 @@ def test_the_last_state_is_of_the_highest_id_of_the_latest_incarnation(spark: Sp
     upkeep.close(finish=False)
 
 
+@pytest.mark.usefixtures("compiled_queries")
 def test_values_that_fit_become_columns_and_the_others_rejects(spark: SparkSession) -> None:
     kinds = silver.from_ddl("total INT, note STRING")
     bad = [b"", b"{", b"7", b'{"total": "many"}', b'{"note": "\xff"}', b"\x00\x00\x00{", b'{"total": 99999999999}']

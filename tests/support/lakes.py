@@ -15,7 +15,7 @@ from harvester.pipeline.lake import silver
 from harvester.pipeline.lake.batch import LakeBatch
 from harvester.pipeline.lake.ids import StoredIds
 from harvester.pipeline.lake.job import LakeSettings, run
-from harvester.pipeline.origin_columns import SqlBytes
+from harvester.pipeline.origin_columns import bronze_columns
 
 from .harvested import Delivered
 from .sparks import kafka_rows
@@ -57,9 +57,9 @@ class Oracle:
 def make_lake(spark: SparkSession, root: Path, *batches: Iterable[Mapping[str, Any]]) -> str:
     """A lake of these rows of Kafka (`kafka_rows`), without Kafka; returns its directory."""
     tables.prepare(spark, str(root), schemas.TABLES, "test", HEADER)
-    batch = LakeBatch(spark, str(root), f"{root}/checkpoint", "test", HEADER, {}, SqlBytes())
+    batch = LakeBatch(spark, str(root), f"{root}/checkpoint", "test", HEADER, {})
     for number, rows in enumerate(batches):
-        batch.write(kafka_rows(spark, rows), number)
+        batch.write(bronze_columns(kafka_rows(spark, rows)), number)
     return str(root)
 
 
@@ -117,10 +117,10 @@ class Lake:
 
     def assert_holds(self, oracle: Oracle) -> None:
         """Bronze, silver and current are what they have to be, each row once, and headers as they were sent."""
-        places = [(one.topic, one.partition, one.offset) for one in oracle.bronze]
-        assert_same(places, [tuple(row) for row in self.rows("bronze", "topic", "partition", "offset")])
-        sent = [(one.topic, one.partition, one.offset, tuple(one.sent.written())) for one in oracle.bronze]
         got = self.rows("bronze", "topic", "partition", "offset", "headers")
+        places = [(one.topic, one.partition, one.offset) for one in oracle.bronze]
+        assert_same(places, [tuple(row[:3]) for row in got])
+        sent = [(one.topic, one.partition, one.offset, tuple(one.sent.written())) for one in oracle.bronze]
         assert_same(sent, [(*row[:3], tuple((key, bytes(value)) for key, value in row[3] or ())) for row in got])
         expected = [
             (str(incarnation), number, one.topic, one.partition, one.offset, one.sent.value, one.sent.value is None)

@@ -11,36 +11,50 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
+# The second compiler would not pay within a test: it takes most of the two cores for the first minutes. Without it Java
+# reserves 48 MB for compiled code, which Spark fills within a minute; from then on nothing more would be compiled.
+_JAVA = "-XX:TieredStopAtLevel=1 -XX:ReservedCodeCacheSize=256m -XX:+UseSerialGC"
+
 SMALL = {
     "spark.driver.memory": "1g",
-    # The second compiler would not pay within a test: it takes most of the two cores for the first minutes.
-    "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
+    "spark.driver.extraJavaOptions": _JAVA,
+    "spark.executor.extraJavaOptions": _JAVA,
     "spark.driver.host": "127.0.0.1",
     "spark.driver.bindAddress": "127.0.0.1",
     "spark.ui.enabled": "false",
     "spark.sql.shuffle.partitions": "2",
-    "spark.databricks.delta.snapshotPartitions": "2",
+    "spark.databricks.delta.snapshotPartitions": "1",
 }
 
 # To compile a query takes longer than to answer it, where there are a few rows.
-_INTERPRETED = {
+INTERPRETED = {
     "spark.sql.codegen.wholeStage": "false",
     "spark.sql.codegen.factoryMode": "NO_CODEGEN",
     "spark.sql.adaptive.enabled": "false",
 }
+_COMPILED = {
+    "spark.sql.codegen.wholeStage": "true",
+    "spark.sql.codegen.factoryMode": "FALLBACK",
+    "spark.sql.adaptive.enabled": "true",
+}
 
 
 @contextmanager
-def interpreted(spark: SparkSession) -> Iterator[None]:
-    """Queries are interpreted, and planned once; for as long as this lasts."""
-    before = {name: spark.conf.get(name) for name in _INTERPRETED}
-    for name, value in _INTERPRETED.items():
-        spark.conf.set(name, value)
+def compiled(spark: SparkSession) -> Iterator[None]:
+    """Queries are compiled, and planned anew while they run, as in production; for as long as this lasts."""
+    _configure(spark, _COMPILED)
     try:
         yield
     finally:
-        for name, old in before.items():
-            spark.conf.set(name, str(old))
+        _configure(spark, INTERPRETED)
+
+
+def _configure(spark: SparkSession, settings: Mapping[str, str]) -> None:
+    """Of this session, and of those that are made from now on."""
+    of_new_ones: Any = spark.sparkContext._jsc.sc().conf()
+    for name, value in settings.items():
+        spark.conf.set(name, value)
+        of_new_ones.set(name, value)
 
 
 Row = Mapping[str, Any]

@@ -23,14 +23,11 @@ from harvester.errors import CorruptSeenIds
 from harvester.pipeline import tables
 from harvester.pipeline.lake import silver
 from harvester.pipeline.lake.ids import StoredIds
-from harvester.pipeline.origin_columns import bronze_columns
 from harvester.pipeline.schemas import BAD_PAYLOAD
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.types import StructType
-
-    from harvester.pipeline.origin_columns import ColumnReader
 
 _IN_A_FILE = 100_000
 _KEPT = 5
@@ -76,20 +73,18 @@ class LakeBatch:
     owner: str
     header: str
     payloads: Mapping[str, StructType]
-    reader: ColumnReader
     hit: Callable[[str], None] = lambda _: None
     done: Callable[[int], None] = lambda _: None
     _number: int | None = None
     _stored: StoredIds = field(default_factory=StoredIds)
     _known: set[str] = field(default_factory=set)
 
-    def write(self, kafka: DataFrame, number: int) -> None:
-        """Write a batch to every table. May be cut off anywhere, and called again with the same records."""
+    def write(self, bronze: DataFrame, number: int) -> None:
+        """Write a batch, as schemas.BRONZE, to every table. May be cut off anywhere, and called again with the same."""
         stored, again = (self._stored, None) if self._number == number - 1 else self._load(number)
         with ExitStack() as stack:
             # Fetched from Kafka once. To pack what is read twice would take longer than to read it.
-            kafka.sparkSession.conf.set(_PACKED, "false")
-            bronze = bronze_columns(kafka, self.header, self.reader)
+            bronze.sparkSession.conf.set(_PACKED, "false")
             if again is not None:
                 tables_of = [self._since("silver", again, number), self._since("repeats", again, number)]
                 nameless = self._since("rejects", again, number).where(F.col("reason") != BAD_PAYLOAD)
@@ -132,7 +127,7 @@ class LakeBatch:
             # Few of all that are read, so these are moved.
             frames.append(("repeats", self._rows(silver.at(bronze, places), number).repartition(_files(repeated))))
         rejected = silver.rejects(bronze) if found.rejected else None
-        fresh = new.where(F.col("problem").isNull())
+        fresh = new.where("problem IS NULL")
         for topic in sorted(self.payloads.keys() & found.topics):
             payload = self.payloads[topic]
             frames.append((silver.payload_table(topic, payload).name, silver.expanded(fresh, topic, payload)))

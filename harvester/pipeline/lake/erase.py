@@ -104,7 +104,9 @@ def erase(
         if not topics or name in of_topics:
             conditions[name] = named
     quiet = spark.newSession()
-    for setting, value in _VACUUM:
+    # Into so many parts a vacuum cuts its list of directories, of which there are a few: 10,000 as Spark has it.
+    tasks = str(spark.sparkContext.defaultParallelism)
+    for setting, value in (*_VACUUM, ("spark.sql.sources.parallelPartitionDiscovery.parallelism", tasks)):
         quiet.conf.set(setting, value)
     _keep_numbers(quiet, root, chosen)
     found = {}

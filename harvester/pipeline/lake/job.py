@@ -14,13 +14,14 @@ from typing import TYPE_CHECKING, Any
 from pyspark.errors import PySparkException
 
 from harvester.origin import HEADER
-from harvester.pipeline import origin_columns, source, streaming, tables
+from harvester.pipeline import source, streaming, tables
 from harvester.pipeline.errors import TableMismatch
 from harvester.pipeline.lake import recovery
 from harvester.pipeline.lake.batch import LakeBatch
 from harvester.pipeline.lake.recovery import Recovery
 from harvester.pipeline.lake.silver import payload_table
 from harvester.pipeline.lake.upkeep import Upkeep, fill_in
+from harvester.pipeline.origin_columns import bronze_columns, fastest_reader
 from harvester.pipeline.schemas import TABLES
 from harvester.pipeline.session import clear_errors
 from harvester.pipeline.streaming import Manifest
@@ -98,12 +99,11 @@ def run(
         hit = failpoints.load().hit
         by_day = ["silver", "repeats", "rejects", *(table.name for table in tables_of.values())]
         upkeep = Upkeep(spark, settings.root, settings.header, by_day, settings.compact_every, settings.fold_s, hit)
-        batch = LakeBatch(
-            spark, settings.root, where, manifest.owner, settings.header, stored, origin_columns.fastest_reader(spark),
-            hit, upkeep.after,
-        )  # fmt: skip
+        batch = LakeBatch(spark, settings.root, where, manifest.owner, settings.header, stored, hit, upkeep.after)
         kafka = source.stream(spark, settings.kafka, settings.topics, settings.most_records)
-        writer = kafka.writeStream.foreachBatch(batch.write).option("checkpointLocation", where).queryName("lake")
+        # Once for all batches: in each it would take a thousand calls to Java.
+        bronze = bronze_columns(kafka, settings.header, fastest_reader(spark))
+        writer = bronze.writeStream.foreachBatch(batch.write).option("checkpointLocation", where).queryName("lake")
         query = streaming.start(writer, once=settings.once, trigger_s=settings.trigger_s)
         records = 0
 

@@ -41,14 +41,10 @@ def deliveries(bronze: DataFrame, header: str) -> DataFrame:
     the same however late they come. The harvester's own header is left out where it is the last one, as it mostly is;
     the view makes it again.
     """
-    end = F.try_element_at("headers", F.lit(-1))
-    others = F.when(F.size("headers") > 1, F.slice("headers", 1, F.size("headers") - 1))
-    rows = bronze.where(F.col("problem").isNull()).withColumns(
-        {
-            "day": created_day(),
-            "headers": F.when(end["key"] == F.lit(header), others).otherwise(F.col("headers")),
-        }
-    )
+    others = "CASE WHEN size(headers) > 1 THEN slice(headers, 1, size(headers) - 1) END"
+    last = f"try_element_at(headers, -1).key = {schemas.text(header)}"
+    kept = F.expr(f"CASE WHEN {last} THEN {others} ELSE headers END")
+    rows = bronze.where("problem IS NULL").withColumns({"day": created_day(), "headers": kept})
     return rows.select(*(name for name in schemas.SILVER.names if name != "batch"))
 
 
@@ -72,20 +68,19 @@ def overview(bronze: DataFrame) -> DataFrame:
     `ids` are of all words, `other` are the positions of those in which an id is repeated, with the bits of what occurs
     an odd number of times and the number of records. Few are, as a rule.
     """
-    bit = F.call_function("shiftleft", F.lit(1).cast("bigint"), F.col("id").bitwiseAND(F.lit(63)).cast("int"))
-    words = bronze.groupBy("topic", "incarnation", F.shiftright("id", 6).alias("at")).agg(
-        F.bit_or(bit).alias("ids"),
-        F.bit_xor(bit).alias("odd"),
-        F.count("*").alias("records"),
-        F.min(F.unix_micros("timestamp")).alias("since_us"),
+    bit = "shiftleft(1L, CAST(id & 63L AS INT))"
+    words = bronze.groupBy("topic", "incarnation", F.expr("shiftright(id, 6) AS at")).agg(
+        F.expr(f"bit_or({bit}) AS ids"),
+        F.expr(f"bit_xor({bit}) AS odd"),
+        F.expr("count(*) AS records"),
+        F.expr("min(unix_micros(timestamp)) AS since_us"),
     )
-    other = F.when(F.bit_count("ids") < F.col("records"), F.struct("at", "odd", "records"))
     return words.groupBy("topic", "incarnation").agg(
-        F.collect_list("at").alias("at"),
-        F.collect_list("ids").alias("ids"),
-        F.collect_list(other).alias("other"),
-        F.sum("records").alias("records"),
-        F.min("since_us").alias("since_us"),
+        F.expr("collect_list(at) AS at"),
+        F.expr("collect_list(ids) AS ids"),
+        F.expr("collect_list(CASE WHEN bit_count(ids) < records THEN struct(at, odd, records) END) AS other"),
+        F.expr("sum(records) AS records"),
+        F.expr("min(since_us) AS since_us"),
     )
 
 
@@ -113,7 +108,7 @@ def summed_up(rows: Iterable[Any]) -> BatchOverview:
 
 def created_day() -> Column:
     """The day that silver is partitioned by, of `created_us`."""
-    return F.coalesce(day_of(F.col("created_us")), F.lit(_NO_DAY).cast("date"))
+    return F.coalesce(day_of("created_us"), F.expr(f"DATE'{_NO_DAY}'"))
 
 
 def repeats(bronze: DataFrame, suspects: Iterable[Suspects], stored: DataFrame) -> DataFrame:
@@ -231,7 +226,7 @@ def bad_payloads(bronze: DataFrame, topic: str, payload: StructType) -> DataFram
     rows = _parsed(bronze, topic, payload).where(_bad())
     found = rows.withColumns(
         {
-            "day": day_of(F.unix_micros("timestamp")),
+            "day": day_of("unix_micros(timestamp)"),
             "reason": F.lit(BAD_PAYLOAD),
             "detail": F.concat(F.lit("not "), F.lit(payload.simpleString())),
         }
@@ -241,14 +236,17 @@ def bad_payloads(bronze: DataFrame, topic: str, payload: StructType) -> DataFram
 
 def _parsed(bronze: DataFrame, topic: str, payload: StructType) -> DataFrame:
     marked = StructType([*payload, StructField(_CORRUPT, StringType())])
-    text = F.col("value").cast("string")
+    text = "CAST(value AS STRING)"
     options = {"mode": "PERMISSIVE", "columnNameOfCorruptRecord": _CORRUPT}
-    rows = bronze.where(F.col("topic") == F.lit(topic)).withColumns(
-        {"_text": F.when(F.is_valid_utf8(text), text), "tombstone": F.col("value").isNull(), "day": created_day()}
+    rows = bronze.where(f"topic = {schemas.text(topic)}").withColumns(
+        {
+            "_text": F.expr(f"CASE WHEN is_valid_utf8({text}) THEN {text} END"),
+            "tombstone": F.expr("value IS NULL"),
+            "day": created_day(),
+        }
     )
     return rows.withColumn("_data", F.from_json("_text", marked, options))
 
 
 def _bad() -> Column:
-    unfit = F.col("_data").isNull() | F.col("_data")[_CORRUPT].isNotNull()
-    return ~F.col("tombstone") & unfit
+    return F.expr(f"NOT tombstone AND (_data IS NULL OR _data.{_CORRUPT} IS NOT NULL)")
