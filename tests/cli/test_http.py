@@ -312,7 +312,7 @@ def test_it_is_not_ready_while_it_drains(scene: Scene) -> None:
             drains = (503, "draining: neither leads nor could take over\n")
             eventually(lambda: get(f"{url}/readyz") == drains, what="the drain")
             assert get(f"{url}/healthz")[0] == 200
-        assert running.stop() == 0
+        assert running.wait() == 0
 
 
 def test_it_is_not_ready_while_others_have_its_group(scene: Scene) -> None:
