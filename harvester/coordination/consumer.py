@@ -67,6 +67,7 @@ class Turns:
         self, settings: ConsumerSettings, session: Session, is_paused: Callable[[GroupPartition], bool]
     ) -> None:
         self._settings, self._session, self._is_paused = settings, session, is_paused
+        self._pace = settings.pace
 
     def after(self, before: RecordBatch) -> RecordBatch:
         """The next one; of the one before, what was not handed out comes again. An empty one if there is none."""
@@ -87,11 +88,12 @@ class Turns:
         buffer = session.buffer.get(before.place)
         if buffer is not None:
             buffer.close_batch()
-        for place in sorted(session.buffer, key=lambda place: (place <= before.place, place)):
+        waiting = [place for place, buffer in session.buffer.items() if buffer.fetched]
+        for place in sorted(waiting, key=lambda place: (place <= before.place, place)):
             buffer = session.buffer[place]
-            until = session.holding(place).hand_out_until(self._settings.pace)
+            until = session.holding(place).hand_out_until(self._pace)
             room = self._settings.max_open_records - buffer.open_records
-            if buffer.fetched and room > 0 and now < until and not self._is_paused(place):
+            if room > 0 and now < until and not self._is_paused(place):
                 batch = buffer.open_batch(room)
                 batch.until = until
                 return batch

@@ -154,6 +154,7 @@ _LEAST_FETCHED = 2000  # in one call
 _MOST_WAITING, _MOST_WAITING_AMO = 3, 10  # calls that are fetched ahead; at most once, batches of all partitions wait
 _TOPIC: Any = Message.topic
 _PARTITION: Any = Message.partition
+_ERROR: Any = Message.error
 
 
 FULL_MS = 20  # how long the client rests once enough waits in its queue; by default a second, which was most of it
@@ -206,7 +207,7 @@ class Fetcher:
         """
         changes, waiting = self._session.changes, list[Change]()
         changed = bool(changes)
-        committed = self._committed()
+        committed = self._committed() if changed else {}
         try:
             while changes:
                 place, buffer, event = changes[0]
@@ -230,19 +231,21 @@ class Fetcher:
         """Say which places have waited for a commit for an interval, and when that is over; with the lock."""
         events: list[Event] = []
         for place, buffer in self._session.buffer.items():
-            full_since, first = buffer.full_since, buffer.open(now)
-            due = full_since is not None and now >= full_since + self._settings.heartbeat_interval_s
-            if due and not buffer.blocked and first is not None:
+            full_since = buffer.full_since
+            if full_since is None:
+                if buffer.blocked:
+                    buffer.blocked = False
+                    _LOGGER.warning("%s does not wait any longer", place)
+                    events.append(Unblocked(place.topic, place.partition))
+                continue
+            due = not buffer.blocked and now >= full_since + self._settings.heartbeat_interval_s
+            if due and (first := buffer.open(now)) is not None:
                 buffer.blocked = True
                 _LOGGER.warning(
                     "%s waits for a commit: offset %d was handed out %.0f s ago, and with it %d records are open,"
                     " as many as max_open_records allows", place, first.offset, first.age_s, first.records,
                 )  # fmt: skip
                 events.append(Blocked(place.topic, place.partition, first.offset, first.records, first.age_s))
-            elif buffer.blocked and full_since is None:
-                buffer.blocked = False
-                _LOGGER.warning("%s does not wait any longer", place)
-                events.append(Unblocked(place.topic, place.partition))
         return events
 
     def _committed(self) -> dict[PartitionBuffer, int | None]:
@@ -369,8 +372,12 @@ class Fetcher:
         session = self._session
         with session.lock:
             self._make_room()
-            waiting = sum(len(buffer.fetched) for place, buffer in session.buffer.items() if place in self._assigned)
-            proposed = any(buffer.proposed for buffer in session.buffer.values())
+            waiting = sum(
+                len(buffer.fetched)
+                for place, buffer in session.buffer.items()
+                if buffer.fetched and place in self._assigned
+            )
+            proposed = self._settings.at_most_once and any(buffer.proposed for buffer in session.buffer.values())
         if proposed:
             timeout_s = min(timeout_s, _POLL_S)  # the answer comes on the other thread
         if waiting > (_MOST_WAITING_AMO if self._settings.at_most_once else _MOST_WAITING) * self._fetched:
@@ -383,9 +390,8 @@ class Fetcher:
             return
         messages = [first, *self._data.consume(self._fetched - 1, 0)]  # which would wait until there are so many
         self._emptied |= len(messages) < self._fetched
-        troubles: list[Any] = []
-        if any(map(Message.error, messages)):
-            troubles = [message for message in messages if message.error() is not None]
+        troubles = list(filter(_ERROR, messages))
+        if troubles:
             messages = [message for message in messages if message.error() is None]
         runs = self._runs(messages)
         with session.lock:
@@ -417,7 +423,8 @@ class Fetcher:
     def _runs(self, messages: list[Any]) -> Mapping[tuple[str, int], list[Any]]:
         """By topic and partition. The client brings many of one after each other; those need no loop of ours."""
         runs: dict[tuple[str, int], list[Any]] = defaultdict(list)
-        for topic, of_topic in groupby(messages, _TOPIC):
+        topics = self._settings.topics
+        for topic, of_topic in [(topics[0], messages)] if len(topics) == 1 else groupby(messages, _TOPIC):
             for partition, run in groupby(of_topic, _PARTITION):
                 runs[topic, partition] += run
         return runs

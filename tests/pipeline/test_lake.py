@@ -13,7 +13,7 @@ from confluent_kafka.admin import AdminClient
 from pyspark.sql import functions as F  # noqa: N812 - Spark's own name for it
 
 from harvester.origin import HEADER
-from harvester.pipeline import schemas
+from harvester.pipeline import schemas, tables
 from harvester.pipeline.errors import CheckpointMismatch, InputMissing, TableMismatch
 from harvester.pipeline.lake.batch import LakeBatch
 from harvester.pipeline.lake.silver import from_ddl
@@ -221,6 +221,12 @@ def test_repeats_in_the_next_batch_of_the_same_run_are_found(lake: Lake, writer:
     assert lake.once(topic, most_records=len(first)) == 2 * len(first)
     assert lake.versions()["silver"] == 1 + 2, "made, and two batches"
     lake.assert_holds(oracle)
+
+
+def test_the_name_of_a_header_may_look_like_a_secret(spark: SparkSession, tmp_path: Path) -> None:
+    tables.prepare(spark, str(tmp_path), [schemas.SILVER_TABLE], "test", "x-token")
+    assert tables.lake_header(spark, str(tmp_path)) == "x-token"
+    assert tables.properties(spark, f"{tmp_path}/silver")[tables.OWNER] == "test"
 
 
 def test_tables_and_checkpoints_of_somebody_else_are_left_alone(lake: Lake, topic: str) -> None:

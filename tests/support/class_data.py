@@ -60,6 +60,7 @@ def _made(jars: Path, java: Java) -> Path:
 
 @contextmanager
 def _alone() -> Iterator[None]:
+    cache_directory().mkdir(parents=True, exist_ok=True)
     with (cache_directory() / ".classes.lock").open("w") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         yield
