@@ -1,4 +1,7 @@
-"""Asks where a partition begins and ends until the brokers tell it, and judges which errors of Kafka's client pass."""
+"""Asks where a partition begins and ends until the brokers tell it, and judges which errors of Kafka's client pass.
+
+Names the option of a client that prints nothing.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +11,8 @@ from typing import Any
 
 from confluent_kafka import KafkaError, KafkaException, TopicPartition
 
+SILENT = {"log_level": "0"}
+"""For a client of which everything that is wrong is raised or returned: it prints nothing."""
 _AGAIN_S = 0.05
 _LONGEST_PAUSE_S = 0.25
 _LASTING = frozenset({

@@ -267,7 +267,7 @@ class Harvester:
         """
         parts, state = self._life.parts, self.state
         if parts is None or state not in READY_STATES:
-            return self._recorder.problem() or f"it is {state.value}"
+            return self._recorder.problem() or "neither leads nor could take over"
         missing = parts.group.missing()
         if missing is not None and not missing.is_member:
             return self._recorder.problem() or missing.text

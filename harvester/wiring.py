@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from harvester.announcer import Announcer
+from harvester.bounds import SILENT
 from harvester.claim_check.stores import open_store
 from harvester.config import Config, timing
 from harvester.config.model import WORTHWHILE_SHARDS_PER_CORE
@@ -162,7 +163,7 @@ def assemble(
 def take_over_mode(config: Config, application: str) -> DeliveryHandover:
     """What a term owes to the one before, and the means for it; `application` is the name of its database session."""
     make = failpoints.load().producer
-    lanes = Lanes(_lane_settings(config), lambda options: make({**options, "log_level": "0"}))
+    lanes = Lanes(_lane_settings(config), lambda options: make({**options, **SILENT}))
     session = PurgeSession(config.dsn, config.table, application, Rules(config.archive, config.poison.notice_topic))
     return DeliveryHandover(config.delivery, expiry_s(config), lanes, session, partial(progress_topic, config))
 

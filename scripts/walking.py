@@ -240,16 +240,17 @@ class Scene:
         return self.shard.transactor
 
     def answer(self) -> None:
-        """What the transactor does about a remark; its lane is open already."""
+        """What the transactor does about a remark; its lanes are open already."""
         intake = self.shard.records
         if not isinstance(intake, TransactionIntake):
             return
         frame = intake.pending
         assert isinstance(frame, Remark)
         if frame.term is not None and intake.lane is None:
-            lane = Lane(0, "walk", Producer(), Witness({}), 1.0)
-            lane.room = intake.batches.most_named = 1000
-            intake.lane, self.transactor._opened = lane, (frame.term, frame.lanes)
+            idle, lane = (Lane(number, "walk", Producer(), Witness({}), 1.0) for number in range(2))
+            intake.batches.most_named = 1000
+            intake.lane, self.transactor._idle = lane, idle
+            self.transactor._opened = (frame.term, frame.lanes)
             assert frame.incarnation is not None
             self.transactor._writer.begin(frame.term, frame.incarnation)
         self.transactor._answer(frame)

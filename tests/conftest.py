@@ -11,6 +11,7 @@ import pytest
 from hypothesis import settings
 
 from tests.support import servers as support_servers
+from tests.support.longs import some_of
 from tests.support.servers import Run, Servers
 
 if TYPE_CHECKING:
@@ -27,7 +28,7 @@ class MakeTopic(Protocol):
 
 
 # A busy machine makes any example slow once; what has to be quick is measured by benchmarks.
-settings.register_profile("suite", deadline=None)
+settings.register_profile("suite", deadline=None, max_examples=some_of(100))
 settings.load_profile("suite")
 
 

@@ -19,8 +19,7 @@ from harvester_cli.output import is_ascii, print_json
 if TYPE_CHECKING:
     from rich.text import Text
 
-    from harvester.coordination.admin import Observer
-    from harvester.coordination.core.overview import PartitionRow
+    from harvester.coordination.admin import Observer, PartitionRow
     from harvester_cli.dashboard.live import Frame
 
 _STYLES = {"fresh": "green", "unknown": "yellow", "stale": "bold red", "free": "bold red"}
@@ -220,7 +219,7 @@ def set_position(
     """
     _check_asking(yes=yes, json_=json_)
 
-    from harvester.coordination.core.overview import positions
+    from harvester.coordination.admin import positions
 
     with _observer(options) as observer:
         chosen = positions(observer.bounds([topic]), topic, partition or (), offset)
@@ -245,7 +244,7 @@ def _observer(options: CoordinationOptions) -> Observer:
 def _rows(observer: Observer, group: str | None) -> list[PartitionRow]:
     from time import time
 
-    from harvester.coordination.core.overview import rows
+    from harvester.coordination.admin import rows
 
     topics = {place.topic for world in observer.worlds.values() for place in world.claims}
     bounds = observer.bounds(sorted(topics))

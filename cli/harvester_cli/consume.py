@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
 from harvester_cli.coordination_options import CoordinationOptions
+from harvester_cli.dashboard.figures import one_line
 from harvester_cli.options import grouped
 
 if TYPE_CHECKING:
@@ -18,6 +21,7 @@ if TYPE_CHECKING:
     from harvester.coordination.consumer import CoordinatedConsumer
 
 _POLL_S = 0.1
+_WATCH_EVERY_S = 2.0
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _KINDS = {1: "created", 2: "appended"}  # of a timestamp, as Kafka counts them
 
@@ -70,6 +74,9 @@ def consume(
         str | None, typer.Option(help="For --on-error dead-letter [default: GROUP.dead-letters].", show_default=False)
     ] = None,
     workers: Annotated[int, typer.Option(min=1, help="Commands at once, for records of different keys.")] = 1,
+    watch: Annotated[
+        bool, typer.Option("--watch", help="Print a line with its figures to standard error every two seconds.")
+    ] = False,
 ) -> None:
     """Print the records of topics, one a line, sharing their partitions with all consumers of the group.
 
@@ -95,7 +102,8 @@ def consume(
     from harvester_cli.pump import stop_on_signal
 
     require_topics(topic, settings.kafka)
-    with stop_on_signal() as stop, CoordinatedConsumer(settings) as consumer:
+    watching = _watching if watch else nullcontext
+    with stop_on_signal() as stop, CoordinatedConsumer(settings) as consumer, watching(consumer):
         if command is None:
             _print_all(consumer, stop, format_, count, timeout)
         else:
@@ -109,6 +117,55 @@ def _check(command: str | None, timeout_s: float | None, **only_with_command: bo
     for name, given in only_with_command.items():
         if given and command is None:
             raise typer.BadParameter("is for --exec: printing does not fail", param_hint=f"--{name.replace('_', '-')}")
+
+
+@contextmanager
+def _watching(consumer: CoordinatedConsumer) -> Iterator[None]:
+    """Print figures now, every two seconds and at the end."""
+    import threading
+
+    from harvester.clock import clock_s
+
+    ended = threading.Event()
+
+    def show() -> None:
+        before, since, is_last = 0, clock_s(), False
+        while True:
+            records, now = consumer.statistics().records, clock_s()
+            per_s = (records - before) / max(now - since, 1e-3)
+            typer.echo(figures_line(consumer, datetime.now(UTC), per_s), err=True)
+            if is_last:
+                return
+            before, since = records, now
+            is_last = ended.wait(_WATCH_EVERY_S)
+
+    thread = threading.Thread(target=show, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        thread.join()
+
+
+def figures_line(consumer: CoordinatedConsumer, at: datetime, per_s: float) -> str:
+    """Time, group and client, then `name=value` pairs in a fixed order."""
+    done, oldest_s = consumer.statistics(), max(consumer.ages().values(), default=None)
+    pairs = {
+        "claims": len(consumer.claims()),
+        "records": done.records,
+        "per_s": round(per_s),
+        "lag": sum(consumer.lag().values()),
+        "oldest_s": None if oldest_s is None else round(oldest_s),
+        "open": sum(each.records for each in consumer.open_records().values()),
+        "failures": done.failures,
+        "retries": done.retries,
+        "parked_keys": done.parked,
+        "given_up": done.given_up,
+    }
+    who = f"{one_line(consumer.settings.group)} {one_line(consumer.client.id)}"
+    figures = " ".join(f"{name}={value}" for name, value in pairs.items() if value is not None)
+    return f"{at:%Y-%m-%dT%H:%M:%SZ} {who} {figures}"
 
 
 def _execute_all(

@@ -25,8 +25,7 @@ from harvester_cli.output import grid, print_json, print_rich
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from harvester.coordination.core.dead_letter import DeadLetter
-    from harvester.coordination.dead_letters import DeadLetterTopic
+    from harvester.coordination.dead_letters import DeadLetter, DeadLetterTopic
     from harvester.outbox.quarantine import DeadLetterFilter
 
 

@@ -108,6 +108,7 @@ def _create(info: StackInfo, place: DemoPaths, name: str) -> None:
     from confluent_kafka.admin import AdminClient
     from confluent_kafka.cimpl import NewTopic
 
+    from harvester.bounds import SILENT
     from harvester.outbox.connection import connect, database_errors
     from harvester.outbox.schema import init
 
@@ -118,7 +119,7 @@ def _create(info: StackInfo, place: DemoPaths, name: str) -> None:
     # The broker's clock, read when a record is in the log, makes the latency that is measured end there.
     config = {"message.timestamp.type": "LogAppendTime"}
     try:
-        admin = AdminClient({**place.config.common_options(), "log_level": "0"})
+        admin = AdminClient({**place.config.common_options(), **SILENT})
         admin.create_topics([NewTopic(name, PARTITIONS, -1, config=config)])[name].result(30)
     except KafkaException as error:
         raise BrokerError(f"the topic {name} could not be created: {error.args[0]}") from error
@@ -131,6 +132,7 @@ def _remove(info: StackInfo, place: DemoPaths, name: str) -> None:
     from confluent_kafka import KafkaException
     from confluent_kafka.admin import AdminClient
 
+    from harvester.bounds import SILENT
     from harvester.outbox.connection import connect, database_errors
 
     with (
@@ -140,7 +142,7 @@ def _remove(info: StackInfo, place: DemoPaths, name: str) -> None:
     ):
         connection.execute(f'DROP DATABASE IF EXISTS "{name}" WITH (FORCE)')
     with suppress(KafkaException):
-        admin = AdminClient({**place.config.common_options(), "log_level": "0"})
+        admin = AdminClient({**place.config.common_options(), **SILENT})
         removed = [
             *admin.delete_topics([name, place.config.leader_topic]).values(),
             *admin.delete_consumer_groups([name]).values(),

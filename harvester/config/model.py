@@ -62,7 +62,7 @@ _MAX_PROPAGATION = timedelta(seconds=1)
 _MIN_TRANSACTION_MS = 10_000
 _MIN_PRODUCER_QUEUE_RECORDS = 100_000
 _MESSAGE_BYTES = 1_000_000  # librdkafka's default of message.max.bytes
-_AROUND_A_RECORD = 1_024  # the header of the harvester, a trace's, and what the protocol adds
+AROUND_A_RECORD = 1_024  # the header of the harvester, a trace's, and what the protocol adds
 
 
 def derived(source: str, compute: Any) -> Any:
@@ -380,7 +380,7 @@ class Config(SettingsTable):
         tables = (self.producer_kafka_config, self.base_kafka_config)
         limit = next(filter(None, (kafka_options.get(table, "message.max.bytes") for table in tables)), "")
         # What is no number `harvester config check` hears from librdkafka.
-        return max(1, (int(limit) if limit.isdecimal() else _MESSAGE_BYTES) - _AROUND_A_RECORD)
+        return max(1, (int(limit) if limit.isdecimal() else _MESSAGE_BYTES) - AROUND_A_RECORD)
 
     @property
     def progress_topic(self) -> str:

@@ -19,8 +19,7 @@ nothing else has to be asked and nobody has to be trusted. A claim, from wanted 
 
 Beside that way: `async_consumer` is the application's side in an event loop, `settings` and `events` are for the
 application, `topic` makes or refuses the coordination topic, `errors`, `dead_letters` has the topic of records that
-were given up (`core.dead_letter`, one of them), and for people `core.overview` (who holds what) and `admin` (looks,
-releases, sets positions).
+were given up, and for people there is `admin` (who holds what; releases, sets positions).
 
 docs/protocol/coordination.md has the messages, the states and the proofs.
 """

@@ -1,9 +1,13 @@
-"""Shows claims from outside, and does what an administrator may do about them. Thin."""
+"""Shows people and scripts who holds what, and does what an administrator may do about it.
+
+What is shown, and which positions are meant, is pure; `Observer` is thin.
+"""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from types import TracebackType
 from typing import Any
 from uuid import uuid4
@@ -11,7 +15,7 @@ from uuid import uuid4
 from confluent_kafka import Consumer, KafkaException, TopicPartition
 from confluent_kafka.admin import AdminClient, OffsetSpec
 
-from harvester.bounds import passes, refresh
+from harvester.bounds import SILENT, passes, refresh
 from harvester.clock import clock_s
 from harvester.coordination.core.fair_share import log_partition
 from harvester.coordination.core.messages import (
@@ -22,20 +26,128 @@ from harvester.coordination.core.messages import (
     SettingPosition,
     Unreadable,
 )
-from harvester.coordination.core.overview import PartitionRow
-from harvester.coordination.core.world import Claim, ClaimVerdict, Reading, World
-from harvester.coordination.errors import CoordinationTopicError
+from harvester.coordination.core.world import (
+    NO_GENERATION,
+    SET_TO_START,
+    Claim,
+    ClaimVerdict,
+    Freshness,
+    Reading,
+    World,
+)
+from harvester.coordination.errors import CoordinationError, CoordinationTopicError
 from harvester.coordination.log import CoordinationLog
 from harvester.coordination.settings import ConsumerSettings
 from harvester.coordination.topic import failed
 from harvester.errors import BrokerError, BrokerUnavailable
 
+Bounds = Mapping[tuple[str, int], tuple[int, int]]
+
+
 _TIMEOUT_S = 30.0
 _CALL_S = 10.0
 _TURN_S = 0.1
 _CLIENT_ID = "harvester-claims"
-_SILENT = {"log_level": "0"}  # what is wrong is raised, not printed
 _TIMES = 5  # that a group offset is written against consumers that write theirs
+
+
+@dataclass(frozen=True, slots=True)
+class PartitionRow:
+    """One place. `age_s`: since the holder's last accepted message; `lag`: records behind the last processed one.
+
+    `certain`: a reader from offset 0 would say the same; else the log begins too late, and two intervals settle it.
+    """
+
+    place: GroupPartition
+    holder: Client | None
+    freshness: Freshness
+    generation: int | None
+    last_offset: int | None
+    age_s: float | None
+    lag: int | None
+    certain: bool
+
+
+def rows(worlds: Iterable[World], bounds: Bounds, now_ms: int, group: str | None = None) -> list[PartitionRow]:
+    """Of one group, or of all, in order of names.
+
+    `bounds` are the first offset and the end of each partition; those that were never claimed get a row as well.
+    `now_ms` is the time here. What is fresh is decided by the log, and the log stands still when nobody writes any
+    more; so a claim is shown as one that is appended now would find it.
+    """
+    found: dict[GroupPartition, tuple[World, Claim]] = {}
+    for world in worlds:
+        for place, claim in world.claims.items():
+            if group is None or place.group == group:
+                found[place] = (world, claim)
+    consumed = {(place.group, place.topic) for place in found}
+    never = {
+        GroupPartition(name, topic, partition)
+        for name, known in consumed
+        for topic, partition in bounds
+        if topic == known and GroupPartition(name, topic, partition) not in found
+    }
+    shown = [_row(place, world, claim, bounds, now_ms) for place, (world, claim) in found.items()]
+    shown += [
+        PartitionRow(place, None, Freshness.FREE, None, None, None, _lag(bounds, place, None), certain=True)
+        for place in never
+    ]
+    return sorted(shown, key=lambda row: row.place)
+
+
+def _row(place: GroupPartition, world: World, claim: Claim, bounds: Bounds, now_ms: int) -> PartitionRow:
+    log_ms = max(world.now_ms, now_ms)
+    held = claim.holder is not None
+    return PartitionRow(
+        place,
+        claim.holder,
+        claim.freshness(log_ms, world.timing),
+        claim.generation if claim.generation != NO_GENERATION else None,
+        None if claim.last_offset == SET_TO_START else claim.last_offset,
+        (log_ms - claim.beat_ms) / 1000 if held else None,
+        _lag(bounds, place, claim.last_offset),
+        certain=claim.exact,
+    )
+
+
+def _lag(bounds: Bounds, place: GroupPartition, last_offset: int | None) -> int | None:
+    found = bounds.get((place.topic, place.partition))
+    if found is None:
+        return None  # the topic is gone
+    first, end = found
+    return max(0, end - max(first, 0 if last_offset is None else last_offset + 1))
+
+
+def positions(bounds: Bounds, topic: str, partitions: Collection[int], offset: str) -> dict[tuple[str, int], int]:
+    """`offset`: a number, `earliest` or `latest`; without partitions all of the topic.
+
+    Raises CoordinationError for what is not there.
+    """
+    known = {partition: found for (name, partition), found in bounds.items() if name == topic}
+    if not known:
+        raise CoordinationError(f"there is no topic {topic!r}")
+    chosen: dict[tuple[str, int], int] = {}
+    for partition in sorted(set(partitions) or known):
+        if partition not in known:
+            raise CoordinationError(f"topic {topic!r} has no partition {partition}: {len(known)} from 0 on")
+        first, end = known[partition]
+        chosen[topic, partition] = _offset(f"{topic}[{partition}]", first, end, offset)
+    return chosen
+
+
+def _offset(where: str, first: int, end: int, offset: str) -> int:
+    if offset == "earliest":
+        return first
+    if offset == "latest":
+        return end
+    if not offset.isdecimal():
+        raise CoordinationError(f"{offset!r} is no offset", hint="a number, earliest or latest")
+    if not first <= int(offset) <= end:
+        raise CoordinationError(
+            f"{where} holds offsets {first:,} to {end:,}, not {int(offset):,}",
+            hint="earliest and latest fit every partition",
+        )
+    return int(offset)
 
 
 class Observer:
@@ -55,7 +167,7 @@ class Observer:
 
     def __init__(self, settings: ConsumerSettings) -> None:
         self._settings = settings
-        self._admin = AdminClient({**settings.kafka, **_SILENT})
+        self._admin = AdminClient({**settings.kafka, **SILENT})
         count = self.partitions().get(settings.coordination_topic, 0)
         if not count:
             raise CoordinationTopicError(
@@ -113,7 +225,7 @@ class Observer:
 
     def set_positions(self, group: str, offsets: Mapping[tuple[str, int], int]) -> None:
         """Whatever claims there are end, and the next ones begin with these offsets."""
-        consumer = Consumer({**self._settings.kafka, **_SILENT, "group.id": group, "enable.auto.commit": False})
+        consumer = Consumer({**self._settings.kafka, **SILENT, "group.id": group, "enable.auto.commit": False})
         left = dict(offsets)
         try:
             consumer.commit(offsets=_partitions(left), asynchronous=False)

@@ -18,7 +18,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from datetime import datetime
 from types import TracebackType
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from harvester.clock import clock_s
 from harvester.coordination.consumer import CoordinatedConsumer
@@ -26,6 +26,9 @@ from harvester.coordination.core.messages import Client
 from harvester.coordination.events import Event
 from harvester.coordination.handling import AHEAD, IDLE_S
 from harvester.coordination.settings import ConsumerSettings, Open, Statistics
+
+if TYPE_CHECKING:
+    import pyarrow
 
 T = TypeVar("T")
 AsyncEventHandler = Callable[[Event], Awaitable[object] | object]
@@ -86,6 +89,19 @@ class AsyncCoordinatedConsumer:
         """The next record that may be processed, or None. Raises what ended the coordination."""
         return await self._resolve(await self._next(timeout_s))
 
+    async def consume(self, most: int, timeout_s: float) -> list[Any]:
+        """So many records at most, of one partition; waits for the first one, and takes what has come with it."""
+        first = await self._next(timeout_s)
+        if first is None:
+            return []
+        return [await self._resolve(record) for record in (first, *self._started._batch.take_some(most - 1, clock_s()))]
+
+    async def consume_arrow(self, most: int, timeout_s: float) -> pyarrow.RecordBatch:
+        """The same as a `pyarrow.RecordBatch`: see `CoordinatedConsumer.consume_arrow`."""
+        from harvester.arrow import record_batch
+
+        return record_batch(await self.consume(most, timeout_s))
+
     async def _next(self, timeout_s: float) -> Any:
         record = None if self._filling else self._started._batch.take(clock_s())
         if record is not None:
@@ -96,7 +112,7 @@ class AsyncCoordinatedConsumer:
         return record
 
     async def commit(self, record: Any) -> None:
-        """The record is processed, or each of a list; in any order."""
+        """The record is processed, or each of a list, or of an Arrow batch or a part of one; in any order."""
         self._commit(record)
 
     async def run(self, handler: Callable[[Any], Awaitable[object]]) -> None:
@@ -191,7 +207,7 @@ class AsyncCoordinatedConsumer:
         if self._filling is None:
             self._started.commit(record)
         else:  # the batch in hand is the thread's now
-            self._started._finish(record if isinstance(record, list) else [record])
+            self._started._finish(record)
 
     async def _call(self, function: Callable[..., T], *given: Any) -> T:
         return await asyncio.get_running_loop().run_in_executor(self._executor, function, *given)

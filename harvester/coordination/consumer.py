@@ -24,7 +24,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from datetime import datetime
 from types import TracebackType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from uuid import uuid4
 
 from confluent_kafka import TopicPartition
@@ -43,6 +43,9 @@ from harvester.coordination.session import Session
 from harvester.coordination.settings import ConsumerSettings, Open, Statistics
 from harvester.coordination.topic import ensure_coordination_topic
 from harvester.errors import BrokerUnavailable, ConfigurationError, Problem
+
+if TYPE_CHECKING:
+    import pyarrow
 
 _OPEN_S = 0.1  # how long a batch is handed out before all else is looked after
 _IDLE_S = 0.1
@@ -64,6 +67,7 @@ class Turns:
         self, settings: ConsumerSettings, session: Session, is_paused: Callable[[GroupPartition], bool]
     ) -> None:
         self._settings, self._session, self._is_paused = settings, session, is_paused
+        self._pace = settings.pace
 
     def after(self, before: RecordBatch) -> RecordBatch:
         """The next one; of the one before, what was not handed out comes again. An empty one if there is none."""
@@ -84,11 +88,12 @@ class Turns:
         buffer = session.buffer.get(before.place)
         if buffer is not None:
             buffer.close_batch()
-        for place in sorted(session.buffer, key=lambda place: (place <= before.place, place)):
+        waiting = [place for place, buffer in session.buffer.items() if buffer.fetched]
+        for place in sorted(waiting, key=lambda place: (place <= before.place, place)):
             buffer = session.buffer[place]
-            until = session.holding(place).hand_out_until(self._settings.pace)
+            until = session.holding(place).hand_out_until(self._pace)
             room = self._settings.max_open_records - buffer.open_records
-            if buffer.fetched and room > 0 and now < until and not self._is_paused(place):
+            if room > 0 and now < until and not self._is_paused(place):
                 batch = buffer.open_batch(room)
                 batch.until = until
                 return batch
@@ -195,6 +200,15 @@ class CoordinatedConsumer:
         records = self._consume(most, timeout_s)
         return records if self._claim_checks is None else [self._claim_checks.resolve(record) for record in records]
 
+    def consume_arrow(self, most: int, timeout_s: float) -> pyarrow.RecordBatch:
+        """The same as a `pyarrow.RecordBatch`; needs the extra `[arrow]`, raises ConfigurationError without it.
+
+        Columns: topic, partition, offset, timestamp, key, value, and headers, a list of structs of key and value.
+        """
+        from harvester.arrow import record_batch
+
+        return record_batch(self.consume(most, timeout_s))
+
     def _consume(self, most: int, timeout_s: float) -> list[Any]:
         records = self._batch.take_some(most, clock_s())
         while 2 * len(records) < most:
@@ -212,11 +226,8 @@ class CoordinatedConsumer:
             self._run(handler, lambda record: handler([record]), 1).run(self._offer_batches(most))
 
     def commit(self, record: Any) -> None:
-        """The record is processed, or each of a list; in any order."""
-        if not isinstance(record, list):
-            if not self._batch.finish(record):
-                self._finish([record])
-        elif not self._batch.finish_some(record):
+        """The record is processed, or each of a list, or of an Arrow batch or a part of one; in any order."""
+        if not (self._batch.finish_some(record) if isinstance(record, list) else self._batch.finish(record)):
             self._finish(record)
 
     def pause(self, topic: str | None = None, partition: int | None = None) -> None:
@@ -366,13 +377,18 @@ class CoordinatedConsumer:
         record = self._batch.take(clock_s())
         return self._poll(timeout_s) if record is None else record
 
-    def _finish(self, records: list[Any]) -> None:
+    def _finish(self, given: Any) -> None:
         """Commit what is not the next to be; from any thread."""
         if self.settings.at_most_once:
             return
-        offsets: dict[tuple[str, int], list[int]] = defaultdict(list)
-        for record in records:
-            offsets[record.topic(), record.partition()].append(record.offset())
+        if hasattr(given, "schema"):
+            from harvester.arrow import places
+
+            offsets = places(given)
+        else:
+            offsets = defaultdict(list)
+            for record in given if isinstance(given, list) else [given]:
+                offsets[record.topic(), record.partition()].append(record.offset())
         with self._session.lock:
             for where, processed in offsets.items():
                 buffer = self._session.buffer.get(self._place(*where))

@@ -1,20 +1,115 @@
-"""Writes, lists and settles the records of a dead-letter topic. Thin; what stands in it is `core.dead_letter`."""
+"""Dead letters: records that no handler took, and the topic that they stand in.
+
+Value and headers are the record's own. One more header, the last of its name, says in JSON where the record comes from
+and why it is there. The key is the record's place and not its own key: so the topic can be compacted, holds each record
+once however often it was given up, and loses those that are settled, for which a record without a value stands.
+
+What concerns one of them is pure; the topic's part is thin.
+"""
 
 from __future__ import annotations
 
+import base64
+import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
 from types import TracebackType
 from typing import Any
 
 from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaError, KafkaException, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient, NewTopic
 
-from harvester.bounds import passes
+from harvester.bounds import SILENT, passes
 from harvester.clock import clock_s
-from harvester.coordination.core.dead_letter import DeadLetter, decode
 from harvester.coordination.errors import UnknownTopic
 from harvester.delivery.progress_topic import durable
 from harvester.errors import BrokerError, BrokerUnavailable
+from harvester.origin import HEADER as ORIGIN
+
+HEADER = "harvester-dead-letter"
+FORMER_ORIGIN = "harvester-origin"
+_LONGEST_ERROR = 2000
+Headers = list[tuple[str, bytes | None]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeadLetter:
+    """`timestamp_ms`: the record's own; `failed_at_ms`: of the last try; both since the UNIX epoch."""
+
+    group: str
+    topic: str
+    partition: int
+    offset: int
+    key: bytes | None
+    value: bytes | None
+    headers: Headers
+    error: str
+    attempts: int
+    client: str
+    timestamp_ms: int | None
+    failed_at_ms: int
+
+    @property
+    def place(self) -> str:
+        """What a person calls it by."""
+        return f"{self.topic}/{self.partition}/{self.offset}"
+
+    def encode(self) -> tuple[bytes, bytes, Headers]:
+        """Key, value and headers in the dead-letter topic."""
+        about = {name: value for name, value in asdict(self).items() if name not in ("key", "value", "headers")}
+        about["key_base64"] = None if self.key is None else base64.b64encode(self.key).decode()
+        about["tombstone"] = self.value is None
+        own: Headers = [*self.headers, (HEADER, json.dumps(about).encode())]
+        return f"{self.group}/{self.place}".encode(), self.value or b"", own
+
+    def redriven(self) -> Headers:
+        """Its headers when it goes back to its topic.
+
+        What an inbox knows a record by is put aside: the id may count as seen since the record was given up, and then
+        nobody would process it.
+        """
+        return [(FORMER_ORIGIN if name == ORIGIN else name, value) for name, value in self.headers]
+
+
+def dead_letter(
+    record: Any, *, group: str, client: str, error: BaseException, attempts: int, now_ms: int
+) -> DeadLetter:
+    """Of a consumed message."""
+    kind, timestamp_ms = record.timestamp()
+    text = f"{type(error).__name__}: {error}"
+    return DeadLetter(
+        group=group, topic=record.topic(), partition=record.partition(), offset=record.offset(),
+        key=_bytes(record.key()), value=_bytes(record.value()), headers=list(record.headers() or ()),
+        error=text[:_LONGEST_ERROR], attempts=attempts, client=client,
+        timestamp_ms=timestamp_ms if kind else None, failed_at_ms=now_ms,
+    )  # fmt: skip
+
+
+def decode(value: bytes | None, headers: Sequence[tuple[str, bytes | None]] | None) -> DeadLetter | None:
+    """What stands in a dead-letter topic; None for a record that is settled, and for one of somebody else."""
+    given = list(headers or ())
+    at = max((number for number, (name, _) in enumerate(given) if name == HEADER), default=None)
+    if value is None or at is None:
+        return None
+    try:
+        about = json.loads(given.pop(at)[1] or b"")
+        key = about.pop("key_base64")
+        tombstone = about.pop("tombstone")
+        return DeadLetter(
+            **about,
+            key=None if key is None else base64.b64decode(key, validate=True),
+            value=None if tombstone else value,
+            headers=given,
+        )
+    except (ValueError, TypeError, KeyError, AttributeError):
+        return None
+
+
+def _bytes(value: Any) -> bytes | None:
+    return value.encode() if isinstance(value, str) else value
+
+
+# -- the topic
 
 _TIMEOUT_S = 10.0
 _TURN_S = 0.1
@@ -32,7 +127,7 @@ _WRITING = {
 
 def ensure_dead_letter_topic(name: str, options: Mapping[str, Any]) -> None:
     """Makes the topic if it is missing; one that exists may have any settings. Raises BrokerError."""
-    admin = AdminClient({**options, "log_level": "0"})
+    admin = AdminClient({**options, **SILENT})
     try:
         metadata = admin.list_topics(timeout=_TIMEOUT_S)
         if name in metadata.topics:
@@ -70,7 +165,7 @@ class DeadLetterTopic:
     """The dead-letter topic as a person sees it. Raises BrokerError and BrokerUnavailable; UnknownTopic."""
 
     def __init__(self, name: str, options: Mapping[str, Any]) -> None:
-        self.name, self._options = name, {**options, "log_level": "0"}
+        self.name, self._options = name, {**options, **SILENT}
 
     def read(self, wanted: Callable[[DeadLetter], bool] = lambda _: True) -> list[DeadLetter]:
         """Those that are not settled, up to the end as it is now; in the order of their places, so of their keys."""

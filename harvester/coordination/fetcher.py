@@ -12,6 +12,7 @@ import threading
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from concurrent.futures import Future
+from itertools import groupby
 from typing import Any, Generic, TypeVar
 
 from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaError, KafkaException, Message, TopicPartition
@@ -153,6 +154,7 @@ _LEAST_FETCHED = 2000  # in one call
 _MOST_WAITING, _MOST_WAITING_AMO = 3, 10  # calls that are fetched ahead; at most once, batches of all partitions wait
 _TOPIC: Any = Message.topic
 _PARTITION: Any = Message.partition
+_ERROR: Any = Message.error
 
 
 FULL_MS = 20  # how long the client rests once enough waits in its queue; by default a second, which was most of it
@@ -204,7 +206,8 @@ class Fetcher:
         What begins waits until the group's coordinator has said where; other places do not wait for it.
         """
         changes, waiting = self._session.changes, list[Change]()
-        committed = self._committed()
+        changed = bool(changes)
+        committed = self._committed() if changed else {}
         try:
             while changes:
                 place, buffer, event = changes[0]
@@ -216,6 +219,8 @@ class Fetcher:
                     yield event
         finally:  # also if the application's handler raises
             changes.extendleft(reversed(waiting))
+            if changed:
+                self._pace()
         for place, since in tuple(self._displaced.items()):
             yield from self._replace(place, since)
         with self._session.lock:
@@ -226,19 +231,21 @@ class Fetcher:
         """Say which places have waited for a commit for an interval, and when that is over; with the lock."""
         events: list[Event] = []
         for place, buffer in self._session.buffer.items():
-            full_since, first = buffer.full_since, buffer.open(now)
-            due = full_since is not None and now >= full_since + self._settings.heartbeat_interval_s
-            if due and not buffer.blocked and first is not None:
+            full_since = buffer.full_since
+            if full_since is None:
+                if buffer.blocked:
+                    buffer.blocked = False
+                    _LOGGER.warning("%s does not wait any longer", place)
+                    events.append(Unblocked(place.topic, place.partition))
+                continue
+            due = not buffer.blocked and now >= full_since + self._settings.heartbeat_interval_s
+            if due and (first := buffer.open(now)) is not None:
                 buffer.blocked = True
                 _LOGGER.warning(
                     "%s waits for a commit: offset %d was handed out %.0f s ago, and with it %d records are open,"
                     " as many as max_open_records allows", place, first.offset, first.age_s, first.records,
                 )  # fmt: skip
                 events.append(Blocked(place.topic, place.partition, first.offset, first.records, first.age_s))
-            elif buffer.blocked and full_since is None:
-                buffer.blocked = False
-                _LOGGER.warning("%s does not wait any longer", place)
-                events.append(Unblocked(place.topic, place.partition))
         return events
 
     def _committed(self) -> dict[PartitionBuffer, int | None]:
@@ -256,14 +263,14 @@ class Fetcher:
         self, place: GroupPartition, buffer: PartitionBuffer | None, committed: Mapping[PartitionBuffer, int | None]
     ) -> bool:
         """False when the claim cannot begin yet; it is kept."""
-        self._unassign(place)
+        if place in self._assigned:
+            self._unassign([place])
         if buffer is None or self._session.buffer.get(place) is not buffer:
             return True
         if buffer not in committed:
             return False
         with self._session.lock:
-            offset = buffer.begin(committed[buffer])
-        self._assign(place, OFFSET_BEGINNING if offset is None else offset)
+            buffer.begin(committed[buffer])
         return True
 
     def _replace(self, place: GroupPartition, since: float) -> Iterator[Event]:
@@ -291,55 +298,72 @@ class Fetcher:
             "%s goes on at offset %d instead of %d: %d to %d are there", place, resumed_at, offset, first, end
         )
         buffer.skip_to(resumed_at)
-        self._unassign(place)
-        self._assign(place, resumed_at)
+        self._unassign([place])
+        self._assign({place: resumed_at})
 
-    def _assign(self, place: GroupPartition, offset: int) -> None:
-        self._data.incremental_assign([TopicPartition(place.topic, place.partition, offset)])
-        self._assigned.add(place)
-        self._pace(place)
+    def _assign(self, places: Mapping[GroupPartition, int | None]) -> None:
+        """From these offsets on; None is the first record that there is."""
+        self._data.incremental_assign([
+            TopicPartition(place.topic, place.partition, OFFSET_BEGINNING if offset is None else offset)
+            for place, offset in places.items()
+        ])  # fmt: skip
+        self._assigned |= places.keys()
 
-    def _unassign(self, place: GroupPartition) -> None:
-        self._displaced.pop(place, None)
-        self._crowded.discard(place)
-        if place in self._assigned:
-            self._assigned.discard(place)
-            self._data.incremental_unassign([_partition(place)])
+    def _unassign(self, places: Collection[GroupPartition]) -> None:
+        for place in places:
+            self._displaced.pop(place, None)
+        self._assigned.difference_update(places)
+        self._data.incremental_unassign(list(map(_partition, places)))
 
     # -- pauses
 
     def pause(self, topic: str | None, partition: int | None) -> None:
         """One partition, without it a topic, without both everything."""
         self._pauses.add(_named(topic, partition))
-        for place in self._assigned:
-            self._pace(place)
+        self._pace()
 
     def resume(self, topic: str | None, partition: int | None) -> None:
         """The same; without both, whatever was paused."""
         self._pauses.discard(_named(topic, partition))
         if topic is None:
             self._pauses.clear()
-        for place in self._assigned:
-            self._pace(place)
+        self._pace()
 
     def is_paused(self, place: GroupPartition) -> bool:
         return not self._pauses.isdisjoint({(None, None), (place.topic, None), (place.topic, place.partition)})
 
-    def _pace(self, place: GroupPartition) -> None:
-        waits = self.is_paused(place) or place in self._crowded
-        (self._data.pause if waits else self._data.resume)([_partition(place)])
+    def _pace(self) -> None:
+        """Assign what is to be fetched and unassign the rest, each in one call.
+
+        The client could pause instead; but its `resume` does not wake the thread that fetches from a broker, which
+        sleeps for a second if all partitions there were paused (librdkafka 2.16, `rd_kafka_toppar_pause_resume`).
+        """
+        with self._session.lock:
+            held = {
+                place: buffer.fetched_from
+                for place, buffer in self._session.buffer.items()
+                if buffer.assigned and buffer.stopping_at is None
+            }
+        waiting = {place for place in held if self.is_paused(place) or place in self._crowded}
+        if idle := waiting & self._assigned:
+            self._unassign(idle)
+        if begun := held.keys() - waiting - self._assigned:
+            self._assign({place: held[place] for place in begun})
 
     def _make_room(self) -> None:
-        """Fetch nothing of a place of which enough waits, and which waits for a commit: others would wait with it."""
+        """Fetch nothing of a place of which enough waits, and which waits for a commit: others would wait with it.
+
+        Until little waits: what the client had fetched ahead is gone, and comes again.
+        """
         most = self._settings.max_open_records
-        for place in self._assigned:
-            buffer = self._session.buffer.get(place)
-            if buffer is None:
-                continue
-            crowded = len(buffer.fetched) >= self._fetched and buffer.open_records >= most
-            if crowded is not (place in self._crowded):
-                (self._crowded.add if crowded else self._crowded.discard)(place)
-                self._pace(place)
+        crowded = {
+            place
+            for place, buffer in self._session.buffer.items()
+            if len(buffer.fetched) >= self._fetched and (place in self._crowded or buffer.open_records >= most)
+        }
+        if crowded != self._crowded:
+            self._crowded = crowded
+            self._pace()
 
     # -- records
 
@@ -351,9 +375,9 @@ class Fetcher:
             waiting = sum(
                 len(buffer.fetched)
                 for place, buffer in session.buffer.items()
-                if not (self.is_paused(place) or place in self._crowded)
+                if buffer.fetched and place in self._assigned
             )
-            proposed = any(buffer.proposed for buffer in session.buffer.values())
+            proposed = self._settings.at_most_once and any(buffer.proposed for buffer in session.buffer.values())
         if proposed:
             timeout_s = min(timeout_s, _POLL_S)  # the answer comes on the other thread
         if waiting > (_MOST_WAITING_AMO if self._settings.at_most_once else _MOST_WAITING) * self._fetched:
@@ -366,9 +390,8 @@ class Fetcher:
             return
         messages = [first, *self._data.consume(self._fetched - 1, 0)]  # which would wait until there are so many
         self._emptied |= len(messages) < self._fetched
-        troubles: list[Any] = []
-        if any(map(Message.error, messages)):
-            troubles = [message for message in messages if message.error() is not None]
+        troubles = list(filter(_ERROR, messages))
+        if troubles:
             messages = [message for message in messages if message.error() is None]
         runs = self._runs(messages)
         with session.lock:
@@ -398,17 +421,12 @@ class Fetcher:
         return idle and place in self._assigned and place not in self._displaced
 
     def _runs(self, messages: list[Any]) -> Mapping[tuple[str, int], list[Any]]:
-        """By topic and partition. The client mostly brings one partition at a time, which needs no loop of ours."""
-        if not messages:
-            return {}
-        only = self._settings.topics[0] if len(self._settings.topics) == 1 else None
-        topics = [only] * len(messages) if only is not None else list(map(_TOPIC, messages))
-        partitions = list(map(_PARTITION, messages))
-        if partitions.count(partitions[0]) == topics.count(topics[0]) == len(messages):
-            return {(topics[0], partitions[0]): messages}
+        """By topic and partition. The client brings many of one after each other; those need no loop of ours."""
         runs: dict[tuple[str, int], list[Any]] = defaultdict(list)
-        for message, where in zip(messages, zip(topics, partitions, strict=True), strict=True):
-            runs[where].append(message)
+        topics = self._settings.topics
+        for topic, of_topic in [(topics[0], messages)] if len(topics) == 1 else groupby(messages, _TOPIC):
+            for partition, run in groupby(of_topic, _PARTITION):
+                runs[topic, partition] += run
         return runs
 
     def look(self) -> None:
@@ -418,10 +436,9 @@ class Fetcher:
             buffer = self._session.buffer.get(place)
             if buffer is None or place not in self._assigned:
                 continue
-            offset = buffer.next_offset
-            _LOGGER.warning("%s stood still, and goes on at offset %d", place, offset)
-            self._unassign(place)
-            self._assign(place, offset)
+            _LOGGER.warning("%s stood still, and goes on at offset %d", place, buffer.next_offset)
+            self._unassign([place])
+            self._assign({place: buffer.fetched_from})
 
     def _waiting(self) -> dict[GroupPartition, int]:
         """What the client reads next, of places of which we have nothing. It has passed what is not for us to see."""
@@ -431,8 +448,7 @@ class Fetcher:
                 for place, buffer in self._session.buffer.items()
                 if place in self._assigned and place not in self._displaced and not buffer.fetched
             }
-        places = [place for place in known if not self.is_paused(place)]
-        waiting = {}
+        places, waiting = list(known), {}
         positions = self._data.position([_partition(each) for each in places]) if places else []
         for place, position in zip(places, positions, strict=True):
             fetched_to = known[place]

@@ -16,11 +16,10 @@ from contextlib import contextmanager
 from typing import Any
 
 from harvester.clock import clock_s
-from harvester.coordination.core.dead_letter import dead_letter
 from harvester.coordination.core.messages import GroupPartition
 from harvester.coordination.core.partition_buffer import PartitionBuffer
 from harvester.coordination.core.record_queues import QueuedRecord, RecordQueues, Verdict
-from harvester.coordination.dead_letters import DeadLetterWriter, ensure_dead_letter_topic
+from harvester.coordination.dead_letters import DeadLetterWriter, dead_letter, ensure_dead_letter_topic
 from harvester.coordination.events import GivenUp
 from harvester.coordination.session import Session
 from harvester.coordination.settings import ConsumerSettings, Durations

@@ -9,6 +9,7 @@ from typing import Any
 from confluent_kafka import KafkaError, KafkaException
 from confluent_kafka.admin import AdminClient, ConfigResource, NewTopic, ResourceType
 
+from harvester.bounds import SILENT
 from harvester.coordination.core.messages import MAX_BYTES
 from harvester.coordination.errors import CoordinationTopicError, UnknownTopic
 from harvester.delivery.progress_topic import durable
@@ -34,7 +35,7 @@ _REFUSED = frozenset({
 
 def ensure_coordination_topic(name: str, options: Mapping[str, Any], partitions: int, interval_ms: int) -> None:
     """Raises CoordinationTopicError for a topic that does not fit, BrokerError or BrokerUnavailable."""
-    admin = AdminClient({**options, "log_level": "0"})
+    admin = AdminClient({**options, **SILENT})
     try:
         metadata = admin.list_topics(timeout=_TIMEOUT_S)  # of all topics: asking for one by name might create it
         found = metadata.topics.get(name)
@@ -58,7 +59,7 @@ def ensure_coordination_topic(name: str, options: Mapping[str, Any], partitions:
 def require_topics(topics: Sequence[str], options: Mapping[str, Any]) -> None:
     """Raises UnknownTopic for the first of them that does not exist, BrokerError or BrokerUnavailable."""
     try:
-        found = AdminClient({**options, "log_level": "0"}).list_topics(timeout=_TIMEOUT_S).topics
+        found = AdminClient({**options, **SILENT}).list_topics(timeout=_TIMEOUT_S).topics
     except KafkaException as error:
         raise failed(topics[0], options, error) from error
     for topic in topics:

@@ -44,7 +44,7 @@ from uuid import UUID
 
 from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition, libversion
 
-from harvester.bounds import read_bounds
+from harvester.bounds import SILENT, read_bounds
 from harvester.delivery.progress import Progress, decode, encode, most_ids
 from harvester.delivery.progress_topic import largest_record_bytes, why_refused
 from harvester.delivery.retries import FATE_UNKNOWN
@@ -385,7 +385,7 @@ class Lanes:
     def _consumer_options(self) -> dict[str, Any]:
         return {
             **self._settings.options,
-            "log_level": "0",  # what fails is raised
+            **SILENT,
             "group.id": self._settings.group,  # the client wants one; nothing joins or commits
             "enable.auto.commit": False,
             "enable.auto.offset.store": False,

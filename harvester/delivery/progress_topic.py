@@ -16,6 +16,7 @@ from confluent_kafka import KafkaError, KafkaException, TopicCollection
 from confluent_kafka.admin import AdminClient, ConfigResource, ResourceType
 from confluent_kafka.cimpl import NewPartitions, NewTopic
 
+from harvester.bounds import SILENT
 from harvester.delivery.progress import LEAST_RECORD_BYTES
 from harvester.errors import BrokerError, BrokerUnavailable
 
@@ -95,7 +96,7 @@ def why_refused(name: str, lane: int, error: KafkaError, options: Mapping[str, A
 class _Admin:
     def __init__(self, name: str, options: Mapping[str, Any]) -> None:
         self._name, self._servers = name, options.get("bootstrap.servers", "")
-        self._admin = AdminClient({**options, "log_level": "0"})
+        self._admin = AdminClient({**options, **SILENT})
 
     def find(self) -> ProgressTopic | None:
         topic = self._described()

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 
 from harvester.config import Config
-from harvester.config.model import LEADER_TOPIC_SUFFIX
+from harvester.config.kafka_options import get
+from harvester.config.model import AROUND_A_RECORD, LEADER_TOPIC_SUFFIX
 from harvester.delivery.progress import LEAST_RECORD_BYTES, most_ids
 from harvester.doctor.facts import CheckResult, Kafka, TopicFacts, listed, ok, problem, skipped, warning
 from harvester.neli.heartbeat import LEAST_MESSAGE_BYTES
@@ -18,6 +19,7 @@ _NEEDED = {
     "record": ("WRITE", "DESCRIBE"),
 }
 _SIZE_BYTES = 1_048_588  # the brokers' default
+_CLIENT_BYTES = 1_000_000  # librdkafka's, of message.max.bytes and batch.size
 _RESERVED = frozenset({"__consumer_offsets", "__transaction_state", "__share_group_state", "__cluster_metadata"})
 
 
@@ -134,7 +136,10 @@ def judge_topics(kafka: Kafka, config: Config, in_rows: Sequence[str]) -> Iterat
             yield problem("topics.missing", text, advice)
     for name in others:
         if name in kafka.topics:
-            yield from _topic(kafka.topics[name], kafka, "record", f"topic.{name}")
+            check = f"topic.{name}"
+            sizes = list(_sizes(kafka.topics[name], config, check))
+            yield from sizes
+            yield from _topic(kafka.topics[name], kafka, "record", check, is_ok=not sizes)
 
 
 def _leader_topic(kafka: Kafka, config: Config) -> Iterator[CheckResult]:
@@ -200,10 +205,33 @@ def _progress_topic(kafka: Kafka, config: Config) -> Iterator[CheckResult]:
     yield from _topic(topic, kafka, "progress", check)
 
 
-def _topic(topic: TopicFacts, kafka: Kafka, use: str, check: str, *, kept: bool = True) -> Iterator[CheckResult]:
+def _sizes(topic: TopicFacts, config: Config, check: str) -> Iterator[CheckResult]:
+    """Whether brokers take what the client sends to the topic, and the client sends what they would take."""
+    limit = int((topic.settings or {}).get("max.message.bytes", _SIZE_BYTES))
+    has, most = f"{topic.name} has max.message.bytes={limit}", max(1, limit - AROUND_A_RECORD)
+    options = config.producer_options()
+    given = [get(options, name) or "" for name in ("message.max.bytes", "batch.size")]
+    client, batch = (int(value) if value.isdecimal() else _CLIENT_BYTES for value in given)  # others are reported apart
+    puts_away = config.oversize.policy == "claim-check"
+    sent = config.oversize.above if puts_away and config.oversize.above else config.largest_record_bytes
+    if sent > most:
+        text = f"{has}: records of {most} to {sent} bytes are sent there and refused"
+        option = "oversize.above" if puts_away else "message.max.bytes in producer_kafka_config"
+        yield warning(check, text, f"raise it to {client}, or lower {option} to {most if puts_away else limit}")
+    elif min(client, batch) > limit:
+        text = f"{has}: batches of up to {min(client, batch)} bytes are refused there, and sent again in parts"
+        yield warning(check, text, f"raise it to {client}, or set batch.size={limit} in producer_kafka_config")
+    elif limit > max(client, _SIZE_BYTES) and not puts_away:
+        text = f"{has}, and the client refuses what is above its message.max.bytes={client}"
+        yield warning(check, text, f"set message.max.bytes={limit} in producer_kafka_config")
+
+
+def _topic(
+    topic: TopicFacts, kafka: Kafka, use: str, check: str, *, kept: bool = True, is_ok: bool = True
+) -> Iterator[CheckResult]:
     found = [*_rights(topic, use, check), *_state(topic, check), *(_copies(topic, kafka, check) if kept else ())]
     yield from found
-    if not found:
+    if is_ok and not found:
         noun = "partition" if len(topic.partitions) == 1 else "partitions"
         text = f"{topic.name}: {len(topic.partitions)} {noun}, {topic.replication} copies, all in sync"
         yield ok(check, text)

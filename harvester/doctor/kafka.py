@@ -14,6 +14,7 @@ from confluent_kafka import KafkaError, KafkaException, Message, Producer, Topic
 from confluent_kafka.admin import AdminClient, ConfigResource, ResourceType
 from confluent_kafka.cimpl import NewTopic
 
+from harvester.bounds import SILENT
 from harvester.config import Config
 from harvester.config.kafka_options import get
 from harvester.doctor.facts import Clock, GroupFacts, Kafka, PartitionFacts, TopicFacts
@@ -101,7 +102,7 @@ def probe_clock(config: Config) -> Clock:
 
 
 def _probe(config: Config, topic: str) -> Clock:
-    producer = Producer({**config.producer_options(), "log_level": "0"})
+    producer = Producer({**config.producer_options(), **SILENT})
     looks: list[Clock] = []
     errors: list[KafkaError] = []
     for _ in range(_PROBES):
@@ -130,7 +131,7 @@ def _admin(config: Config) -> tuple[list[str], AdminClient]:
         if error.code() in {KafkaError._AUTHENTICATION, KafkaError._SSL}:
             refusals.append(_AFTER.sub("", error.str()))
 
-    settings: dict[str, Any] = {**config.common_options(), "log_level": "0", "error_cb": note}
+    settings: dict[str, Any] = {**config.common_options(), **SILENT, "error_cb": note}
     return refusals, AdminClient(settings)
 
 

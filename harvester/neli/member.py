@@ -51,6 +51,7 @@ from uuid import UUID, uuid4
 from confluent_kafka import Consumer, ConsumerGroupState, KafkaError, KafkaException, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient
 
+from harvester.bounds import SILENT
 from harvester.clock import clock_s
 from harvester.errors import ForeignOutbox
 from harvester.neli import election as e
@@ -447,7 +448,7 @@ def await_dead(
     group: str, options: Mapping[str, Any], until: float, ended: threading.Event, said: Callable[[int, str], None]
 ) -> None:
     """Let time pass before joining, while another standby is in the group that may be dead; not if nobody can tell."""
-    admin = AdminClient({**options, "log_level": "0"})
+    admin = AdminClient({**options, **SILENT})
     waits = False
     while not ended.is_set() and clock_s() < until:
         described = _describe(admin, group, time.monotonic() + _WITHIN_S, ended.wait)
@@ -462,7 +463,7 @@ def await_dead(
 
 def await_stable(group: str, options: Mapping[str, Any], poll: Callable[[float], object]) -> None:
     """Poll the member until its group is in no rebalance; for a few seconds at most, and not if nobody can tell."""
-    admin = AdminClient({**options, "log_level": "0"})
+    admin = AdminClient({**options, **SILENT})
     deadline = time.monotonic() + _WITHIN_S
     while time.monotonic() < deadline:
         described = _describe(admin, group, deadline, poll)

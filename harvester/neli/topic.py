@@ -14,6 +14,7 @@ from confluent_kafka import KafkaError, KafkaException
 from confluent_kafka.admin import AdminClient
 from confluent_kafka.cimpl import NewTopic
 
+from harvester.bounds import SILENT
 from harvester.errors import BrokerUnavailable
 from harvester.neli.heartbeat import LEAST_MESSAGE_BYTES
 
@@ -60,7 +61,7 @@ def ensure_leader_topic(topic: str, options: Mapping[str, Any], warn: Callable[[
         if error.code() in {KafkaError._AUTHENTICATION, KafkaError._SSL}:
             refusals.append(_AFTER.sub("", error.str()))
 
-    settings: dict[str, Any] = {**options, "log_level": "0", "error_cb": note}  # what is wrong is returned, not printed
+    settings: dict[str, Any] = {**options, **SILENT, "error_cb": note}  # what is wrong is returned, not printed
     admin = AdminClient(settings)
     try:
         metadata = admin.list_topics(timeout=_TIMEOUT_S)  # of all topics: asking for one by name would create it
@@ -92,7 +93,7 @@ def ensure_leader_topic(topic: str, options: Mapping[str, Any], warn: Callable[[
 
 def ask_cluster_id(options: Mapping[str, Any]) -> str | None:
     """`cluster_id`, by a client that is made for this question."""
-    return cluster_id(AdminClient({**options, "log_level": "0"}), None)
+    return cluster_id(AdminClient({**options, **SILENT}), None)
 
 
 def cluster_id(client: Any, topic: str | None) -> str | None:

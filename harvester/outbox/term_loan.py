@@ -105,9 +105,10 @@ class Borrower:
             if taken is None:
                 return None
             row, term, until = taken
+            self._loan = Loan(term, self._holder, row.incarnation, until)  # from here on it can be given up
             self._session.renew_incarnation(went_back=row.term < self._highest_term())
             incarnation = self._session.read_term().incarnation
-            self._loan = Loan(term, self._holder, incarnation, until)
+            self._loan = replace(self._loan, incarnation=incarnation)
             self.renew()
             if row.holder is not None and row.kind != "drain" and row.delivery == _AT_LEAST_ONCE:
                 waiting(f"the leader did not release its term: what it sent expires in {self._patience.expiry_s:.0f} s")

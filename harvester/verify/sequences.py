@@ -5,7 +5,6 @@ for the first time; a record that is tried again keeps its number. So a number m
 record that was given a number and is not in the log. Such a *hole* is
 
     given up     a quarantine notice names it
-    elsewhere    its id is known, from a notice or the database, and stands in the log under another number
     handed over  the stream has ended: a later term, or a later producer of the same lane and term, sends what it left
     open         the stream is the last of its lane: the record is still under way, or lost
 
@@ -22,7 +21,7 @@ from __future__ import annotations
 
 from array import array
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import NamedTuple
@@ -55,7 +54,6 @@ class Hole(StrEnum):
     """Why a number is missing."""
 
     GIVEN_UP = "given up"
-    ELSEWHERE = "sent under another number"
     HANDED_OVER = "left to a successor"
     OPEN = "under way or lost"
 
@@ -141,23 +139,21 @@ class Sequences:
         if not self._seen.add(origin.incarnation, origin.id):
             self._repeats += 1
 
-    def judge(
-        self,
-        given_up: Iterable[tuple[Stream, int]] = (),
-        assigned: Mapping[tuple[Stream, int], int] | None = None,
-    ) -> Sequenced:
-        """`given_up`: numbers that quarantine notices name. `assigned`: the ids behind numbers, as far as known."""
+    def judge(self, given_up: Iterable[tuple[Stream, int]] = ()) -> Sequenced:
+        """`given_up`: numbers that quarantine notices name."""
         counts = dict.fromkeys(Hole, 0)
         clashes = 0
         examples: list[str] = []
-        explained = self._explained(given_up, assigned or {})
+        named: dict[Stream, set[int]] = {}
+        for stream, number in given_up:
+            named.setdefault(stream, set()).add(number)
         last = self._last()
         for stream, log in sorted(self._logs.items()):
             found, clashing = _numbers(log)
             clashes += len(clashing)
             examples += [f"{stream}: number {number} has several ids" for number in clashing]
             unexplained = Hole.OPEN if stream in last else Hole.HANDED_OVER
-            for gap in _gaps(stream, found, explained.get(stream, {}), unexplained):
+            for gap in _gaps(stream, found, sorted(named.get(stream, ())), unexplained):
                 counts[gap.hole] += gap.last - gap.first + 1
                 if gap.hole is Hole.OPEN:
                     examples.append(str(gap))
@@ -170,18 +166,6 @@ class Sequences:
             holes=counts,
             examples=tuple(examples),
         )
-
-    def _explained(
-        self, given_up: Iterable[tuple[Stream, int]], assigned: Mapping[tuple[Stream, int], int]
-    ) -> dict[Stream, dict[int, Hole]]:
-        """What is known of single numbers; a notice comes before anything else."""
-        found: dict[Stream, dict[int, Hole]] = {}
-        for (stream, number), record_id in assigned.items():
-            if self._seen.contains(stream.incarnation, record_id):
-                found.setdefault(stream, {})[number] = Hole.ELSEWHERE
-        for stream, number in given_up:
-            found.setdefault(stream, {})[number] = Hole.GIVEN_UP
-        return found
 
     def _last(self) -> set[Stream]:
         """Of each lane of an incarnation's last term, the stream that nothing followed."""
@@ -196,15 +180,14 @@ class Sequences:
         return {stream for _, stream in last.values()}
 
 
-def _gaps(stream: Stream, found: Intervals, explained: Mapping[int, Hole], unexplained: Hole) -> Iterator[Gap]:
-    """The holes of one stream; numbers that are explained one by one split a gap."""
-    known = sorted(explained)
+def _gaps(stream: Stream, found: Intervals, given_up: Sequence[int], unexplained: Hole) -> Iterator[Gap]:
+    """The holes of one stream; numbers that were given up, ascending, split a gap."""
     for first, last in found.gaps():
         begin = first
-        for number in known[bisect_left(known, first) : bisect_right(known, last)]:
+        for number in given_up[bisect_left(given_up, first) : bisect_right(given_up, last)]:
             if begin < number:
                 yield Gap(stream, begin, number - 1, unexplained)
-            yield Gap(stream, number, number, explained[number])
+            yield Gap(stream, number, number, Hole.GIVEN_UP)
             begin = number + 1
         if begin <= last:
             yield Gap(stream, begin, last, unexplained)

@@ -120,6 +120,21 @@ def test_a_command_is_given_each_record_and_what_it_refuses_becomes_a_dead_lette
     assert "exit code 1" in letter["error"]
 
 
+@pytest.mark.parametrize("options", [(), ("--exec", 'test "$(cat)" != 7', "--on-error", "skip", "--attempts", "1")])
+def test_figures_are_printed_beside_the_records(scene: Scene, options: tuple[str, ...]) -> None:
+    scene.numbers(0, 12)
+    given_up = 1 if options else 0
+    done = run_cli(
+        *scene.consuming, "--format", "value", "--client-id", "c-1", "--count", str(12 - given_up), "--watch", *options
+    )
+    assert len(done.stdout.splitlines()) == (0 if options else 12)
+    lines = [line.split() for line in done.stderr.splitlines() if "claims=" in line]
+    figures = dict(pair.split("=") for pair in lines[-1][3:])
+    assert lines[-1][1:3] == [scene.group, "c-1"]
+    assert (figures["records"], figures["failures"], figures["given_up"]) == ("12", str(given_up), str(given_up))
+    assert len(lines) >= 2
+
+
 def test_a_command_that_fails_ends_it_by_default(scene: Scene) -> None:
     scene.fill(b"x")
     done = run_cli(*scene.consuming, "--exec", "exit 3", check=False)

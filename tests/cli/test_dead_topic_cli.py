@@ -9,8 +9,7 @@ from typing import Any
 
 import pytest
 
-from harvester.coordination.core.dead_letter import DeadLetter
-from harvester.coordination.dead_letters import DeadLetterTopic, DeadLetterWriter, ensure_dead_letter_topic
+from harvester.coordination.dead_letters import DeadLetter, DeadLetterTopic, DeadLetterWriter, ensure_dead_letter_topic
 from harvester.errors import ExitCode
 from tests.support.cli import run_cli
 from tests.support.consuming import read_topic

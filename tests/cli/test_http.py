@@ -240,10 +240,10 @@ def test_a_standby_is_ready_while_both_servers_answer(scene: Scene) -> None:
 
 
 def test_who_waits_for_a_dead_member_says_so_and_until_when(scene: Scene) -> None:
-    with scene.cli(session_timeout="20s") as killed:
+    with scene.cli(session_timeout="12s") as killed:
         wait_leads(killed)
         killed.process.kill()
-    with scene.cli(http=HTTP, session_timeout="20s") as running:
+    with scene.cli(http=HTTP, session_timeout="12s") as running:
         url = base_url(running)
 
         def shown() -> Status:
@@ -257,7 +257,7 @@ def test_who_waits_for_a_dead_member_says_so_and_until_when(scene: Scene) -> Non
         waiting = eventually(waiting_shown, what="the wait for the dead one")
         assert waiting is not None
         assert waiting.waits_until_at is not None
-        assert 0 <= (waiting.waits_until_at - waiting.at).total_seconds() <= 20
+        assert 0 <= (waiting.waits_until_at - waiting.at).total_seconds() <= 12
         assert scene.group in (waiting.waits_for or "")
         drawn = render(waiting, 80, 24).plain.split("\n")
         assert drawn[2].startswith(f"until {waiting.waits_until_at:%H:%M:%S} UTC at the latest: joins group")
@@ -298,6 +298,21 @@ def test_a_standby_says_that_it_waits_for_a_leader_that_died_beside_it(scene: Sc
         eventually(lambda: shown().state is State.LEADING, what="the leader")
         assert (shown().waits_for, get(f"{url}/readyz")) == (None, (200, "leading\n"))
         assert running.stop() == 0
+
+
+def test_it_is_not_ready_while_it_drains(scene: Scene) -> None:
+    with scene.cli(http=HTTP, env=scene.plan.env) as running:
+        url = base_url(running)
+        wait_leads(running)
+        with scene.plan.blocked("shard.purged") as reached:
+            scene.add(("a", "1"))
+            reached()
+            assert is_ready(url)
+            running.process.send_signal(signal.SIGTERM)
+            drains = (503, "draining: neither leads nor could take over\n")
+            eventually(lambda: get(f"{url}/readyz") == drains, what="the drain")
+            assert get(f"{url}/healthz")[0] == 200
+        assert running.wait() == 0
 
 
 def test_it_is_not_ready_while_others_have_its_group(scene: Scene) -> None:

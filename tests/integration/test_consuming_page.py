@@ -167,6 +167,15 @@ def test_batches_go_through_the_inbox(example: Example, empty_database: str) -> 
         assert sorted(map(int, entries())) == list(range(RECORDS))
 
 
+def test_arrow_batches_come_until_nothing_is_left(example: Example) -> None:
+    printed: list[Any] = []
+    names = example.run("consume_arrow", print=printed.extend)
+    assert sum(row["value_count"] for row in printed) == RECORDS
+    settings = names["consumer"].settings
+    with CoordinatedConsumer(settings) as successor:
+        assert successor.consume(1, 3.0) == [], "all of it is committed"
+
+
 def test_metrics_and_traces(example: Example) -> None:
     seen: list[Any] = []
     stop = example.until(lambda: len(seen) == RECORDS)

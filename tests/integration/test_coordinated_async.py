@@ -103,6 +103,32 @@ def test_records_are_iterated_and_committed_in_the_loops_thread(settings: Consum
     assert sorted(run(consume(10))) == list(range(400, 410))
 
 
+@pytest.mark.parametrize("arrow", [False, True])
+def test_lists_and_arrow_batches_are_consumed_and_committed(settings: ConsumerSettings, arrow: bool) -> None:
+    fill(settings, 400)
+
+    async def consume(wanted: int) -> list[int]:
+        seen: list[int] = []
+        async with AsyncCoordinatedConsumer(settings) as consumer:
+            while len(seen) < wanted:
+                if arrow:
+                    batch = await consumer.consume_arrow(50, 0.1)
+                    rows = batch.to_pylist()
+                    partitions, values = [row["partition"] for row in rows], [row["value"] for row in rows]
+                else:
+                    batch = await consumer.consume(50, 0.1)
+                    partitions, values = [each.partition() for each in batch], [each.value() for each in batch]
+                assert len(values) <= 50
+                assert len(set(partitions)) <= 1
+                seen += map(int, values)
+                await consumer.commit(batch)
+        return seen
+
+    assert sorted(run(consume(400))) == list(range(400))
+    fill(settings, 10, first=400)
+    assert sorted(run(consume(10))) == list(range(400, 410))
+
+
 def test_others_of_the_loop_run_while_nothing_comes(settings: ConsumerSettings) -> None:
     async def main() -> int:
         turns = 0

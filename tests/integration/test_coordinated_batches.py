@@ -6,6 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 import psycopg
+import pyarrow as pa
 import pytest
 
 from harvester.coordination.consumer import CoordinatedConsumer
@@ -126,6 +127,36 @@ def test_batches_are_not_handled_by_several_workers(settings: ConsumerSettings, 
     error = start(Handled(), run=RUN, workers=2).wait()
     assert isinstance(error, ConfigurationError)
     assert [problem.path for problem in error.problems] == ["workers"]
+
+
+@pytest.mark.parametrize("at_most_once", [False, True])
+def test_arrow_batches_are_consumed_and_committed_whole_and_in_parts(
+    settings: ConsumerSettings, at_most_once: bool
+) -> None:
+    fill(settings, 400)
+    changed = replace(settings, at_most_once=at_most_once)
+    batches: list[Any] = []
+    with CoordinatedConsumer(changed) as consumer:
+
+        def all_came() -> bool:
+            batches.append(consumer.consume_arrow(100, 0.1))
+            return sum(int(batch.num_rows) for batch in batches) == 400
+
+        eventually(all_came, what="all records")
+        every = [row for batch in batches for row in batch.to_pylist()]
+        assert sorted(int(row["value"]) for row in every) == list(range(400))
+        left = {(row["partition"], row["offset"]) for row in every if int(row["value"]) % 40 == 7}
+        for batch in batches:
+            kept = [(row["partition"], row["offset"]) not in left for row in batch.to_pylist()]
+            consumer.commit(batch.filter(pa.array(kept, pa.bool_())))
+        assert bool(consumer.open_records()) is not at_most_once
+    first_left = {partition: min(offset for each, offset in left if each == partition) for partition, _ in left}
+    behind = [row for row in every if row["offset"] >= first_left.get(row["partition"], 400)]
+    with CoordinatedConsumer(changed) as consumer:
+        again = consumed(consumer, 0 if at_most_once else len(behind), 1000)
+        assert consumer.consume(1, 1.0) == []
+    if not at_most_once:
+        assert {each.value() for batch in again for each in batch} == {row["value"] for row in behind}
 
 
 class Ledger:

@@ -7,8 +7,7 @@ from typing import Literal
 import pytest
 from confluent_kafka import Consumer, Producer, TopicPartition
 
-from harvester.coordination.admin import Observer
-from harvester.coordination.core.overview import rows
+from harvester.coordination.admin import Observer, rows
 from harvester.coordination.errors import OffsetOutOfRange
 from harvester.coordination.events import OutOfRange
 from harvester.coordination.settings import ConsumerSettings

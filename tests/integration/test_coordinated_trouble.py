@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Mapping
 from typing import Any
 
 import pytest
@@ -180,7 +181,14 @@ def test_a_place_that_the_client_has_stopped_to_fetch_goes_on(
     stopped = threading.Event()
 
     def stop_fetching(consumer: CoordinatedConsumer) -> None:
-        consumer._data.pause(consumer._data.assignment())
+        paused, assign = consumer._data.assignment(), consumer._fetcher._assign
+
+        def assign_anew(places: Mapping[GroupPartition, int | None]) -> None:
+            consumer._data.resume(paused)  # in the client a pause outlasts the assignment
+            assign(places)
+
+        consumer._data.pause(paused)
+        monkeypatch.setattr(consumer._fetcher, "_assign", assign_anew)
         stopped.set()
 
     one.do(stop_fetching)

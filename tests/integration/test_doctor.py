@@ -213,13 +213,13 @@ def test_the_java_of_commands(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_what_the_broker_says_of_topics(servers: Servers, database: str, group: str, make_topic: MakeTopic) -> None:
-    topic = make_topic(3, {"min.insync.replicas": "2"})
+    topic = make_topic(3, {"min.insync.replicas": "2", "max.message.bytes": "100000"})
     kafka = read_kafka(config_of(servers, database, group), [topic, "none-such"])
     assert set(kafka.topics) == {topic}
     found = kafka.topics[topic]
     assert len(found.partitions) == 3
     assert found.settings is not None
-    assert found.settings["min.insync.replicas"] == "2"
+    assert (found.settings["min.insync.replicas"], found.settings["max.message.bytes"]) == ("2", "100000")
     assert found.operations is None or {"READ", "WRITE"} <= found.operations
     assert kafka.unread == {}
     assert kafka.group is not None

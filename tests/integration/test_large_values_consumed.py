@@ -17,7 +17,7 @@ from harvester import AsyncCoordinatedConsumer, CoordinatedConsumer, StoreSettin
 from harvester.claim_check.reference import HEADER, read, refer, replaced
 from harvester.claim_check.stores import open_store
 from harvester.coordination.dead_letters import DeadLetterTopic
-from harvester.coordination.events import GivenUp
+from harvester.coordination.events import Event, GivenUp
 from harvester.coordination.settings import ConsumerSettings
 from harvester.errors import InboxError, StoredValueChanged, StoredValueMissing
 from harvester.idempotence import AsyncInbox, Inbox
@@ -41,11 +41,13 @@ def value_of(number: int) -> bytes:
     return b"%d:" % number + b"x" * 5000
 
 
-def fill(settings: ConsumerSettings, store: StoreSettings, count: int = 10) -> list[str]:
+def fill(
+    settings: ConsumerSettings, store: StoreSettings, count: int = 10, key: Callable[[int], bytes] = lambda _: b"k"
+) -> list[str]:
     """Records of one partition, every second with its value in the store; the names of those objects."""
     producer, names = Producer({**settings.kafka, "enable.idempotence": True}), []  # in order, whatever is sent again
     for number in range(count):
-        record = KafkaRecord(number, b"k", settings.topics[0], value_of(number), [("n", b"%d" % number)], 0, 0)
+        record = KafkaRecord(number, key(number), settings.topics[0], value_of(number), [("n", b"%d" % number)], 0, 0)
         if number % 2:
             reference = refer(record)
             open_store(store).put(reference.name, value_of(number))
@@ -118,9 +120,12 @@ def test_a_coordinated_consumer_hands_out_values(
         assert successor.consume(1, 3.0) == []
 
 
-@pytest.mark.parametrize("workers", [1, 2])
-def test_an_async_consumer_hands_out_values(settings: ConsumerSettings, directory: StoreSettings, workers: int) -> None:
-    fill(settings, directory, 60)
+@pytest.mark.parametrize(("workers", "keys"), [(1, 1), (1, 60), (2, 1)])
+def test_an_async_consumer_hands_out_values(
+    settings: ConsumerSettings, directory: StoreSettings, workers: int, keys: int
+) -> None:
+    """With one worker, a record passes by the queue if none of its key is there."""
+    fill(settings, directory, 60, lambda number: b"%d" % (number % keys))
     looped, handled = list[bytes](), list[bytes]()
 
     async def main(claim_check: Any) -> None:
@@ -140,6 +145,8 @@ def test_an_async_consumer_hands_out_values(settings: ConsumerSettings, director
         await consumer.run(handle)
 
     asyncio.run(asyncio.wait_for(main({"url": directory.url}), 60))
+    if keys > 1:
+        handled.sort(key=lambda value: int(value.split(b":")[0]))
     assert looped + handled == [value_of(number) for number in range(60)]
 
 
@@ -166,6 +173,54 @@ def test_a_value_that_cannot_be_had_is_a_failure_of_its_handler(
     (letter,) = DeadLetterTopic(given.dead_letters, given.kafka).read()
     assert read(letter.headers) is not None
     assert len(letter.value or b"") < 1000
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_an_async_handler_is_given_the_value_at_each_try_and_fails_where_it_cannot_be_had(
+    settings: ConsumerSettings, directory: StoreSettings, workers: int
+) -> None:
+    names = fill(settings, directory)
+    spoil(directory, names[1])
+    tried, told = list[bytes](), list[GivenUp]()
+    given = replace(
+        settings, claim_check=directory, workers=workers, on_error="dead-letter", attempts=2, backoff_s=0.01
+    )
+
+    def stop_after_all() -> None:
+        if len(set(tried)) + len(told) == 10:
+            consumer.stop()
+
+    async def handle(record: Any) -> None:
+        tried.append(record.value())
+        if record.value() == value_of(5) and tried.count(value_of(5)) == 1:
+            raise ValueError
+        stop_after_all()
+
+    def note(event: Event) -> None:
+        if isinstance(event, GivenUp):
+            told.append(event)
+            stop_after_all()
+
+    consumer = AsyncCoordinatedConsumer(given, on_event=note)
+    asyncio.run(asyncio.wait_for(consumer.run(handle), 60))
+    assert tried == [value_of(number) for number in (0, 1, 2, 4, 5, 5, 6, 7, 8, 9)]
+    assert [(type(event.error), event.attempts) for event in told] == [(StoredValueChanged, 2)]
+    (letter,) = DeadLetterTopic(given.dead_letters, given.kafka).read()
+    assert read(letter.headers) is not None
+
+
+def test_async_lists_and_poll_have_values(settings: ConsumerSettings, directory: StoreSettings) -> None:
+    fill(settings, directory)
+
+    async def main() -> list[bytes]:
+        seen: list[bytes] = []
+        async with AsyncCoordinatedConsumer(replace(settings, claim_check=directory)) as consumer:
+            while len(seen) < 10:
+                records = [await consumer.poll(0.1)] if len(seen) < 4 else await consumer.consume(3, 0.1)
+                seen += [record.value() for record in records if record is not None]
+        return seen
+
+    assert asyncio.run(asyncio.wait_for(main(), 60)) == [value_of(number) for number in range(10)]
 
 
 def test_a_loop_ends_with_the_record_whose_value_cannot_be_had(

@@ -9,12 +9,14 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from datetime import timedelta
 from typing import Any
+from unittest import mock
 
+import psycopg
 import pytest
 
 from harvester import LeaderAcquired, LeaderFenced, State
-from harvester.errors import TermLost
-from harvester.outbox.leader_session import MarkSession, TermRow
+from harvester.errors import DatabaseUnavailable, TermLost
+from harvester.outbox.leader_session import MarkSession, TermRow, TermSession
 from harvester.outbox.tables import OutboxTable
 from harvester.outbox.term_loan import Borrower, Loan, Patience
 from tests.support.harvesting import Embedded, Scene, causal
@@ -124,6 +126,18 @@ def test_a_lease_that_is_not_renewed_runs_out(scene: Scene) -> None:
         (acquired_at, kind, lease) = term_row(scene, "acquired_at, holder_kind, lease_until")
         assert acquired_at >= loan.until
         assert (kind, lease) == ("harvester", None)
+
+
+def test_a_take_that_fails_can_be_given_up(scene: Scene) -> None:
+    with drain(scene) as borrowing:
+        with (
+            mock.patch.object(TermSession, "renew_incarnation", side_effect=psycopg.errors.QueryCanceled),
+            pytest.raises(DatabaseUnavailable),
+        ):
+            borrowing.take()
+        assert term_row(scene, "term, lease_until IS NULL") == (1, False)
+        borrowing.borrower.give_up()
+        assert term_row(scene, "term, lease_until IS NULL") == (1, True)
 
 
 def test_whoever_lost_the_term_is_told(scene: Scene, sessions: Callable[[], MarkSession]) -> None:

@@ -12,7 +12,7 @@ import pytest
 from harvester import OutboxRecord, Stasher
 from harvester.delivery.decode import decode
 from harvester.doctor.database import _skew
-from harvester.errors import RecordRejected, SchemaError
+from harvester.errors import OutboxError, RecordRejected, SchemaError
 from harvester.outbox import quarantine, schema
 from harvester.outbox import redrive as redriving
 from harvester.outbox.adoption import adopt
@@ -238,6 +238,22 @@ def test_a_notice_that_its_column_cannot_hold_is_refused_at_the_start(connection
     outbox = make(connection, value="uuid")
     with pytest.raises(SchemaError, match="a notice does not fit into kafka_value, which is uuid"):
         outbox.quarantine(put(outbox, "k", ID), notice_topic="notices")
+
+
+def test_a_redrive_fills_columns_of_ones_own_from_their_defaults(connection: psycopg.Connection[Any]) -> None:
+    """Quarantine keeps what Kafka would have got, and no more."""
+    outbox = make(connection)
+    connection.execute("ALTER TABLE outbox ALTER event_id DROP DEFAULT, ADD tenant int")
+    query = "INSERT INTO outbox (kafka_topic, event_id, tenant) VALUES ('t', $1, 7) RETURNING id"
+    record = outbox.run(query, ID).fetchall()[0]["id"]
+    outbox.quarantine(record)
+    with pytest.raises(OutboxError, match='null value in column "event_id"'):
+        redrive(outbox, record)
+    assert [row["id"] for row in outbox.rows(OUTBOX.quarantine)] == [record]
+    connection.execute("ALTER TABLE outbox ALTER event_id SET DEFAULT gen_random_uuid()")
+    redrive(outbox, record)
+    [row] = outbox.rows()
+    assert (row["event_id"] != UUID(ID), row["tenant"]) == (True, None)
 
 
 TYPED = {"key": "uuid", "value": "jsonb"}

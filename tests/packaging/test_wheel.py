@@ -65,6 +65,11 @@ def wheel(source: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
+def sdist(source: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return build("sdist", source, tmp_path_factory.mktemp("sdist"))
+
+
+@pytest.fixture(scope="module")
 def installed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """An environment with the wheel in it, and nothing of this checkout: dependencies are those of this environment."""
     place = tmp_path_factory.mktemp("installed")
@@ -151,7 +156,7 @@ def test_the_index_page_gets_what_it_shows(wheel: Path) -> None:
     assert without_links.strip() == re.sub(r"(\]\()[^)\s]+", r"\1", README).strip()  # nothing else is changed
 
 
-def test_two_builds_are_equal(source: Path, wheel: Path, tmp_path: Path) -> None:
+def test_two_builds_are_equal(source: Path, wheel: Path, sdist: Path, tmp_path: Path) -> None:
     """Of copies that differ in times, modes, directory and place in the file system, at another moment."""
     other = tmp_path / "elsewhere"
     shutil.copytree(source, other, ignore=shutil.ignore_patterns("build", "*.egg-info", "__pycache__"))
@@ -159,7 +164,7 @@ def test_two_builds_are_equal(source: Path, wheel: Path, tmp_path: Path) -> None
         os.utime(file, (10**9 + number, 10**9 + number))
         file.chmod((0o700 if file.is_dir() else 0o600) | (file.stat().st_mode & 0o100))
     elsewhere = {**os.environ, "PYTHONHASHSEED": "7", "TZ": "Asia/Tokyo", "LC_ALL": "C"}
-    for kind, first in (("wheel", wheel), ("sdist", build("sdist", source, tmp_path / "first"))):
+    for kind, first in (("wheel", wheel), ("sdist", sdist)):
         second = build(kind, other, tmp_path / kind, elsewhere)
         assert second.name == first.name
         assert second.read_bytes() == first.read_bytes(), kind
@@ -186,8 +191,7 @@ def test_the_sdist_is_the_repository(tmp_path: Path) -> None:
     assert {(entry.uid, entry.uname, entry.type) for entry in entries.values()} == {(0, "", tarfile.REGTYPE)}
 
 
-def test_the_sdist_builds_the_same_wheel(source: Path, wheel: Path, tmp_path: Path) -> None:
-    sdist = build("sdist", source, tmp_path / "sdist")
+def test_the_sdist_builds_the_same_wheel(wheel: Path, sdist: Path, tmp_path: Path) -> None:
     shutil.unpack_archive(sdist, tmp_path / "unpacked")
     (unpacked,) = (tmp_path / "unpacked").iterdir()
     assert build("wheel", unpacked, tmp_path / "again").read_bytes() == wheel.read_bytes()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 
 import pytest
@@ -31,13 +31,13 @@ Patch = pytest.MonkeyPatch
 SCHEDULES = st.binary(min_size=120, max_size=600)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=some_of(60), deadline=None)
 @given(SCHEDULES, st.booleans())
 def test_at_least_once(data: bytes, stable: bool) -> None:
     scheduled(Sim(stable=stable), data)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=some_of(60), deadline=None)
 @given(SCHEDULES, st.booleans())
 def test_at_most_once(data: bytes, stable: bool) -> None:
     scheduled(Sim(at_most_once=True, stable=stable), data)
@@ -49,13 +49,13 @@ def history(seed: int, *, at_most_once: bool) -> Sim:
     return scheduled(sim, random.Random(seed).randbytes(1200))
 
 
-def histories(count: int, *, at_most_once: bool) -> list[Sim]:
-    return [history(seed, at_most_once=at_most_once) for seed in range(count)]
+def histories(seeds: Iterable[int], *, at_most_once: bool) -> list[Sim]:
+    return [history(seed, at_most_once=at_most_once) for seed in seeds]
 
 
 @pytest.mark.parametrize("at_most_once", [False, True])
 def test_long_histories_with_many_take_overs(at_most_once: bool) -> None:
-    sims = histories(some_of(60), at_most_once=at_most_once)
+    sims = histories(range(some_of(60)), at_most_once=at_most_once)
     assert sum(sim.take_overs for sim in sims) > len(sims)
     assert sum(len(sim.work) for sim in sims) > 10 * len(sims)
     assert at_most_once or sum(sim.repeats for sim in sims) > len(sims) / 2
@@ -130,7 +130,7 @@ def compare_readers(sim: Sim) -> int:
 
 
 def test_readers_that_begin_anywhere_agree() -> None:
-    sims = histories(some_of(30), at_most_once=False) + histories(some_of(15), at_most_once=True)
+    sims = histories(range(some_of(30)), at_most_once=False) + histories(range(some_of(15)), at_most_once=True)
     assert sum(compare_readers(sim) for sim in sims) > 600 * len(sims)
 
 
@@ -161,7 +161,7 @@ def holder_of(log: list[tuple[int, bytes]], place: GroupPartition) -> tuple[Clie
     return holder, generation
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=some_of(60), deadline=None)
 @given(SCHEDULES)
 def test_the_world_is_what_the_plain_rules_say(data: bytes) -> None:
     sim = scheduled(Sim(), data)
@@ -256,14 +256,20 @@ def _unprocessed_is_reported(patch: Patch) -> None:
     (False, _unprocessed_is_reported),
 ])  # fmt: skip
 def test_the_judges_notice(at_most_once: bool, mutation: Callable[[Patch], None], monkeypatch: Patch) -> None:
+    # Where the search begins: what found the rarer ones when they were last looked for. All seeds follow.
+    found_by: dict[Callable[[Patch], None], int] = {_heartbeats_take_claims: 47, _processed_when_proposed: 33}
     mutation(monkeypatch)
     with pytest.raises(Broken):
-        histories(200, at_most_once=at_most_once)
+        histories((found_by.get(mutation, 0), *range(200)), at_most_once=at_most_once)
 
 
 @pytest.mark.parametrize("mutation", [_late_readers_judge, _anything_confirms])
 def test_the_comparison_of_readers_notices(mutation: Callable[[Patch], None], monkeypatch: Patch) -> None:
-    sims = histories(30, at_most_once=False)
-    mutation(monkeypatch)
+    def compare(seed: int) -> int:
+        sim = history(seed, at_most_once=False)
+        with monkeypatch.context() as patch:
+            mutation(patch)
+            return compare_readers(sim)
+
     with pytest.raises(Broken):
-        sum(compare_readers(sim) for sim in sims)
+        sum(map(compare, range(30)))

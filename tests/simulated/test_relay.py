@@ -14,13 +14,13 @@ from tests.support.relay_world import FAULTS, Broken, Script, World
 PLANNED = ("hand over", "congestion", "scale", "poison", "pause", "loan")  # nothing of this may repeat a record (I8)
 
 
-@settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=some_of(200), deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(st.binary(max_size=600))
 def test_any_history(data: bytes) -> None:
     World(data).run()
 
 
-@settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=some_of(100), deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(st.binary(max_size=600), st.sets(st.sampled_from(FAULTS)))
 def test_any_history_with_some_faults(data: bytes, faults: set[str]) -> None:
     World(data, tuple(sorted(faults))).run()

@@ -14,13 +14,13 @@ from tests.support.once_scenes import SCENES, Play, perform
 from tests.support.relay_once import ONCE_FAULTS, OnceWorld
 
 
-@settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=some_of(200), deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(st.binary(max_size=600))
 def test_any_history(data: bytes) -> None:
     OnceWorld(data).run()
 
 
-@settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=some_of(100), deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(st.binary(max_size=600), st.sets(st.sampled_from(ONCE_FAULTS)))
 def test_any_history_with_some_faults(data: bytes, faults: set[str]) -> None:
     OnceWorld(data, tuple(sorted(faults))).run()

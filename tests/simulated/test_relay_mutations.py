@@ -622,6 +622,7 @@ FOUND_BY: dict[Callable[[pytest.MonkeyPatch], None], int] = {
     _records_in_doubt_are_forgotten: 335,
     _the_marker_does_not_compare: 209,
     _followers_are_sent_without_trust: 156,
+    _a_record_that_was_dropped_is_sent_once_its_value_is_put_away: 132,
     _no_remark_when_a_shard_dies: 88,
 }
 

@@ -22,6 +22,7 @@ from harvester.stack.java import broker_jars
 from harvester.stack.processes import ProcessId
 from harvester.stack.stack import free_ports
 
+from .class_data import prepared
 from .servers import in_memory
 
 _START_S = 90.0
@@ -44,7 +45,7 @@ def another_listener(name: str, port: int, protocol: str, settings: Mapping[str,
         own = {f"listener.name.{name.lower()}.{setting}": value for setting, value in settings.items()}
         return {**found, **{each: f"{found[each]},{value}" for each, value in added.items()}, **own}
 
-    with mock.patch.object(stack_kafka, "properties", properties):
+    with prepared(), mock.patch.object(stack_kafka, "properties", properties):
         yield
 
 
@@ -97,6 +98,7 @@ class Brokers:
             "replica.lag.time.max.ms": "2000",
         }
         with (
+            prepared(),
             mock.patch.object(stack_kafka, "properties", lambda **given: {**original(**given), **replaced}),
             mock.patch.object(stack_kafka, "new_cluster", return_value=self._cluster),
         ):

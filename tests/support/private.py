@@ -30,6 +30,7 @@ from harvester.stack import kafka as stack_kafka
 from harvester.stack.processes import children_of, identify
 from harvester.stack.state import ServerName
 
+from .class_data import prepared
 from .databases import TABLE, fresh_database
 from .harvesting import Scene
 from .servers import Servers, in_memory
@@ -86,7 +87,7 @@ class Private:
         def properties(**given: Any) -> dict[str, str]:
             return {**original(**given), **self._settings}
 
-        with mock.patch.object(stack_kafka, "properties", properties):
+        with prepared(), mock.patch.object(stack_kafka, "properties", properties):
             yield
 
     @contextmanager

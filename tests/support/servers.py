@@ -24,6 +24,8 @@ from psycopg import sql
 
 from harvester import stack
 
+from .class_data import prepared
+
 DSN = "HARVESTER_TEST_DSN"
 BOOTSTRAP = "HARVESTER_TEST_BOOTSTRAP"
 _DIRECTORY = "HARVESTER_TEST_DIRECTORY"
@@ -89,7 +91,8 @@ def start() -> Servers:
     if dsn and bootstrap:
         return Servers(dsn, bootstrap, given=True)
     options = dataclasses.replace(FAST, dsn=dsn, bootstrap=bootstrap)
-    info = stack.up(Path(os.environ[_DIRECTORY]), options)
+    with prepared():
+        info = stack.up(Path(os.environ[_DIRECTORY]), options)
     return Servers(info.dsn, info.bootstrap, given=bool(dsn or bootstrap))
 
 

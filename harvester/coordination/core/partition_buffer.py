@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from itertools import pairwise
 from typing import Any
 
@@ -197,6 +197,14 @@ class RecordBatch:
             return True
         return False
 
+    def finish_offsets(self, offsets: Sequence[int]) -> bool:
+        """The same by their offsets."""
+        done, given = self.done, self.given
+        if 0 <= done == given - len(offsets) and [each.offset() for each in self.records[done:given]] == [*offsets]:
+            self.done = given
+            return True
+        return False
+
     def end(self) -> None:
         self.until = -math.inf
 
@@ -246,6 +254,7 @@ class PartitionBuffer:
         self.reported = last_offset  # to the coordinator
         self.fetched: list[Any] = []
         self.fetched_to = last_offset
+        self._begun_at: int | None = None
         self.batch: RecordBatch | None = None  # the one that is being handed out
         self.owned: list[RecordBatch] = []  # at most once: those of which something may still be handed out, in order
         self.proposed = 0  # records of the batch that is proposed: the first of `fetched`
@@ -272,8 +281,13 @@ class PartitionBuffer:
         offset = start(committed, self.progress.last_offset, positioned=self.positioned)
         if offset is not None:
             self.progress.last_offset = self.fetched_to = offset - 1 if offset > 0 else None
-        self.assigned = True
+        self.assigned, self._begun_at = True, offset
         return offset
+
+    @property
+    def fetched_from(self) -> int | None:
+        """Where the client goes on; None: with the first record that there is."""
+        return self._begun_at if self.fetched_to is None else self.fetched_to + 1
 
     @property
     def next_offset(self) -> int:
@@ -333,6 +347,8 @@ class PartitionBuffer:
         """Records are processed that are not the next ones to be (see `batch`)."""
         batch = self.batch
         if batch is not None:
+            if batch.finish_offsets(offsets):
+                return
             batch.tell(self.progress)
         self.progress.finish(*offsets)
         if batch is not None and not self.progress.open_records:

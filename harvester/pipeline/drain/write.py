@@ -11,6 +11,7 @@ from uuid import UUID
 from confluent_kafka import KafkaError, KafkaException
 from confluent_kafka.admin import AdminClient, ConfigResource, ResourceType
 
+from harvester.bounds import SILENT
 from harvester.config import Config
 from harvester.delivery.retries import backoff_s
 from harvester.errors import BrokerUnavailable
@@ -35,7 +36,7 @@ class Topics:
     def __init__(self, config: Config) -> None:
         options, self._limits = config.common_options(), config.limits
         self._servers = options.get("bootstrap.servers", "")
-        self._admin = AdminClient({**options, "log_level": "0"})
+        self._admin = AdminClient({**options, **SILENT})
 
     def look(self, names: Collection[str]) -> dict[str, TopicLimits]:
         """Those of these topics that there are. Raises BrokerUnavailable.

@@ -14,8 +14,7 @@ from dataclasses import field as attribute
 from pathlib import Path
 from typing import Any
 
-from harvester.coordination.admin import Observer
-from harvester.coordination.core.overview import rows
+from harvester.coordination.admin import Observer, rows
 from harvester.coordination.dead_letters import DeadLetterTopic
 from tests.campaign import frame
 from tests.campaign.frame import Command, Scenario

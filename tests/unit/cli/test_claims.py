@@ -9,6 +9,7 @@ import pytest
 from harvester_cli.claims import as_json, screen, summary, table
 from rich.console import Console
 
+from harvester.coordination.admin import PartitionRow, positions, rows
 from harvester.coordination.core.messages import (
     ClaimingPartition,
     Client,
@@ -19,7 +20,6 @@ from harvester.coordination.core.messages import (
     SettingPosition,
     encode,
 )
-from harvester.coordination.core.overview import PartitionRow, positions, rows
 from harvester.coordination.core.world import Freshness, LogTiming, World
 from harvester.coordination.errors import CoordinationError
 

@@ -67,7 +67,6 @@ def test_sequences_are_shown_where_there_are_any() -> None:
         "repeats": 1,
         "clashes": 0,
         "given_up": 0,
-        "elsewhere": 0,
         "handed_over": 0,
         "open": 1,
         "examples": [f"term 1, lane 0, producer 1 of {UUID(int=1)}: number 2 under way or lost"],

@@ -16,6 +16,7 @@ from harvester.config import Config, load_config
 from harvester.config.dsn import effective_dsn, mask_dsn, parse_dsn
 from harvester.config.kafka_options import MASK
 from harvester.errors import ConfigurationError, HarvesterError
+from tests.support.longs import some_of
 
 CANARY = "Canary7f3a"
 SECRETS = f'''data_source = "host=db password={CANARY}"
@@ -47,7 +48,7 @@ def test_any_bytes(content: bytes) -> None:
     load(content)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=some_of(200), deadline=None)
 @given(st.sampled_from([SECRETS, SAMPLE]), st.data())
 def test_a_damaged_file(text: str, data: st.DataObject) -> None:
     content = text.encode()
@@ -126,7 +127,7 @@ def test_overrides_made_to_hurt(text: str) -> None:
         load_config(None, ["leader_group_id=g", text], {})
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=some_of(60), deadline=None)
 @given(st.lists(WORDS | st.text(max_size=8), max_size=5))
 def test_any_arguments(words: list[str]) -> None:
     """A result, a usage error, or one of our own errors, which `main` turns into one line."""

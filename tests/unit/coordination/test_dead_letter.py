@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from harvester.coordination.core.dead_letter import HEADER, DeadLetter, decode
+from harvester.coordination.dead_letters import HEADER, DeadLetter, decode
 
 BYTES = st.none() | st.binary(max_size=20)
 LETTERS = st.builds(

@@ -1,13 +1,14 @@
-"""What waits for the group's coordinator, and what does not; there is no broker."""
+"""What waits for the group's coordinator, and what the client is to fetch; there is no broker."""
 
 from __future__ import annotations
 
+import math
 import threading
 from collections.abc import Collection, Iterator
 from typing import Any
 
 import pytest
-from confluent_kafka import OFFSET_BEGINNING, TopicPartition
+from confluent_kafka import OFFSET_BEGINNING, Message, TopicPartition
 
 from harvester.coordination.core.messages import Client, GroupPartition
 from harvester.coordination.core.partition_buffer import PartitionBuffer
@@ -18,25 +19,34 @@ from harvester.coordination.settings import ConsumerSettings
 from harvester.errors import BrokerError, BrokerUnavailable
 from tests.support.wait import eventually
 
-ONE, TWO, THREE = (GroupPartition("g", "t", partition) for partition in range(3))
+ONE, TWO, THREE = PLACES = tuple(GroupPartition("g", "t", partition) for partition in range(3))
+MOST_OPEN = 100
 
 
 class Data:
-    """Stands for the client that fetches: what it is assigned."""
+    """Stands for the client that fetches: what it is assigned, in how many calls, and what it has fetched."""
 
     def __init__(self) -> None:
         self.assigned: dict[int, int] = {}
+        self.calls = 0
+        self.records: list[Message] = []
 
     def incremental_assign(self, partitions: list[TopicPartition]) -> None:
+        self.calls += 1
+        assert self.assigned.keys().isdisjoint(each.partition for each in partitions), "the client refuses that"
         self.assigned |= {each.partition: each.offset for each in partitions}
 
     def incremental_unassign(self, partitions: list[TopicPartition]) -> None:
+        self.calls += 1
         for each in partitions:
             del self.assigned[each.partition]
 
-    def pause(self, partitions: list[TopicPartition]) -> None: ...
+    def poll(self, _: float) -> Message | None:
+        return self.records.pop(0) if self.records else None
 
-    resume = pause
+    def consume(self, most: int, _: float) -> list[Message]:
+        found, self.records = self.records[:most], self.records[most:]
+        return found
 
 
 class Coordinator:
@@ -63,7 +73,9 @@ class Coordinator:
 class Scene:
     def __init__(self) -> None:
         kafka = {"bootstrap.servers": "127.0.0.1:1", "log_level": 0}
-        settings = ConsumerSettings(kafka=kafka, group="g", topics=("t",), heartbeat_interval_s=1.0)
+        settings = ConsumerSettings(
+            kafka=kafka, group="g", topics=("t",), heartbeat_interval_s=1.0, max_open_records=MOST_OPEN
+        )
         self.session = Session(settings, Client("c", "i"))
         self.data, self.coordinator = Data(), Coordinator()
         data: Any = self.data
@@ -77,6 +89,24 @@ class Scene:
 
     def change(self, change: Change) -> None:
         self.session.changes.append(change)
+
+    def hold(self, *places: GroupPartition) -> None:
+        """Claims that have begun, with the record at 10."""
+        self.coordinator.may_answer.set()
+        for place in places:
+            self.coordinator.answers[place] = 10
+            self.begin(place)
+        eventually(lambda: len(self.follow()) == len(places), what="claims")
+        self.data.calls = 0
+
+    def fetch(self, place: GroupPartition, count: int) -> None:
+        """So many records come, from where the client is."""
+        first = self.data.assigned[place.partition]
+        self.data.records += [
+            Message(topic="t", partition=place.partition, offset=first + number) for number in range(count)
+        ]
+        self.data.assigned[place.partition] += count
+        self.fetcher.fetch(0)
 
     def follow(self) -> list[Event]:
         self.told += self.fetcher.follow()
@@ -166,3 +196,67 @@ def test_what_waits_is_kept_when_the_application_raises(scene: Scene) -> None:
     next(following)
     following.close()  # as when its handler raises
     assert [change[0] for change in scene.session.changes] == [ONE, THREE]
+
+
+# -- what is fetched
+
+
+def test_what_is_paused_is_taken_from_the_client_and_given_back_in_one_call_each(scene: Scene) -> None:
+    scene.hold(*PLACES)
+    scene.fetch(TWO, 5)
+    scene.fetcher.pause(None, None)
+    assert (scene.data.assigned, scene.data.calls) == ({}, 1)
+    scene.fetcher.pause("t", 1)
+    scene.fetcher.resume("t", 1)
+    assert scene.data.assigned == {}, "everything is paused still"
+    scene.fetcher.resume(None, None)
+    assert (scene.data.assigned, scene.data.calls) == ({0: 10, 1: 15, 2: 10}, 2)
+
+
+def test_a_claim_that_begins_while_it_is_paused_is_fetched_from_the_right_record_later(scene: Scene) -> None:
+    scene.fetcher.pause("t", 0)
+    scene.hold(ONE, TWO)
+    scene.coordinator.answers[THREE] = None
+    scene.fetcher.pause("t", 2)
+    scene.begin(THREE)
+    eventually(lambda: len(scene.follow()) == 3, what="the third")
+    assert scene.data.assigned == {1: 10}
+    scene.fetcher.resume(None, None)
+    assert scene.data.assigned == {0: 10, 1: 10, 2: OFFSET_BEGINNING}
+
+
+def test_what_is_given_up_is_not_fetched_when_everything_goes_on(scene: Scene) -> None:
+    scene.hold(ONE, TWO)
+    scene.fetcher.pause(None, None)
+    scene.session.buffer[ONE].stopping_at = 0.0
+    scene.fetcher.resume(None, None)
+    assert scene.data.assigned == {1: 10}
+
+
+def test_a_place_that_waits_for_a_commit_is_fetched_again_once_little_waits(scene: Scene) -> None:
+    """Not after each commit: whatever the client has fetched ahead is gone each time."""
+    scene.hold(ONE, TWO)
+    buffer = scene.session.buffer[ONE]
+    scene.fetch(ONE, MOST_OPEN)
+    handed_out = buffer.open_batch()
+    handed_out.until = math.inf
+    handed_out.take_some(MOST_OPEN, 0)
+    assert buffer.open_records == MOST_OPEN
+    scene.fetch(ONE, 2000)
+    scene.fetcher.fetch(0)
+    assert scene.data.assigned == {1: 10}, "there is no room for it"
+    buffer.finish(*range(10, 10 + MOST_OPEN))
+    scene.fetcher.fetch(0)
+    assert scene.data.assigned == {1: 10}, "enough waits"
+    del buffer.fetched[0]
+    scene.fetcher.fetch(0)
+    assert scene.data.assigned == {0: 10 + MOST_OPEN + 2000, 1: 10}
+
+
+def test_records_are_put_where_they_belong_in_order(scene: Scene) -> None:
+    scene.hold(*PLACES)
+    came = [(0, 10), (1, 10), (0, 11), (0, 12), (1, 11), (2, 10), (1, 12)]
+    scene.data.records = [Message(topic="t", partition=partition, offset=offset) for partition, offset in came]
+    scene.fetcher.fetch(0)
+    fetched = [[record.offset() for record in scene.session.buffer[place].fetched] for place in PLACES]
+    assert fetched == [[10, 11, 12], [10, 11, 12], [10]]

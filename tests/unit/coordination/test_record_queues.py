@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from harvester.coordination.core.record_queues import FailurePolicy, QueuedRecord, RecordQueues, Verdict
 from harvester.coordination.settings import ConsumerSettings
+from tests.support.longs import some_of
 
 Queues = RecordQueues[str]
 
@@ -194,7 +195,7 @@ class Model:
                 records.clear()
 
 
-@settings(max_examples=400)
+@settings(max_examples=some_of(400))
 @given(EVENTS)
 def test_in_all_orders_of_events_a_key_keeps_its_order_and_nothing_waits_without_a_reason(
     events: list[tuple[str, int, int]],

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from harvester.delivery.progress import Progress, decode, encode, lanes_of, lanes_to_fence
 from harvester.errors import WireError
+from tests.support.longs import some_of
 
 BIGINTS = st.integers(-(2**63), 2**63 - 1)
 NEAR = st.integers(0, 10_000)
@@ -37,7 +38,7 @@ def test_what_does_not_ascend_is_refused(incarnation: object, ids: list[int]) ->
         assert ascends
 
 
-@settings(max_examples=300)
+@settings(max_examples=some_of(300))
 @given(st.binary(max_size=200))
 def test_junk(value: bytes) -> None:
     with suppress(WireError):

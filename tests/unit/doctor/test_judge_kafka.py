@@ -68,6 +68,43 @@ def test_a_topic_of_records(changed: TopicFacts, level: CheckLevel, part: str) -
     assert part in text_of(found, "topic.orders")
 
 
+CLAIM_CHECK = {"policy": "claim-check", "store": "file:///srv"}
+
+
+@pytest.mark.parametrize(
+    ("limit", "given", "parts"),
+    [
+        (100_000, {}, ("records of 98976 to 998976 bytes are sent there and refused", "message.max.bytes in producer")),
+        (100_000, {"oversize": CLAIM_CHECK}, ("records of 98976 to 998976 bytes", "lower oversize.above to 98976")),
+        (100_000, {"oversize": {**CLAIM_CHECK, "above": 98_977}}, ("records of 98976 to 98977 bytes",)),
+        (100_000, {"oversize": {**CLAIM_CHECK, "above": 98_976}}, ("batches of up to 1000000", "batch.size=100000")),
+        (5_000_000, {}, ("refuses what is above its message.max.bytes=1000000", "set message.max.bytes=5000000")),
+    ],
+)
+def test_a_topic_that_takes_less_or_more_than_the_client(limit: int, given: Any, parts: tuple[str, ...]) -> None:
+    config = Config(leader_group_id="billing", **given)
+    found = list(judge_topics(kafka_with(topic("orders", max_message_bytes=str(limit))), config, ["orders"]))
+    assert worst(found) == {"topic.orders": CheckLevel.WARNING}
+    assert len([each for each in found if each.check == "topic.orders"]) == 1
+    assert [part for part in parts if part not in text_of(found, "topic.orders")] == []
+
+
+@pytest.mark.parametrize(
+    ("limit", "given"),
+    [
+        (1_048_588, {}),  # the defaults of both
+        (100_000, {"producer_kafka_config": {"message.max.bytes": "100000"}}),
+        (100_000, {"oversize": {**CLAIM_CHECK, "above": 90_000}, "producer_kafka_config": {"batch.size": "100000"}}),
+        (5_000_000, {"base_kafka_config": {"message.max.bytes": "5000000"}}),
+        (5_000_000, {"oversize": CLAIM_CHECK}),
+    ],
+)
+def test_a_topic_that_takes_what_the_client_sends(limit: int, given: Any) -> None:
+    config = Config(leader_group_id="billing", **given)
+    found = list(judge_topics(kafka_with(topic("orders", max_message_bytes=str(limit))), config, ["orders"]))
+    assert worst(found) == {}
+
+
 def test_topics_that_do_not_exist() -> None:
     assert worst(judge_topics(KAFKA, CONFIG, ["none"])) == {"topics.missing": CheckLevel.PROBLEM}
     creates = replace(KAFKA, settings={**BROKER, "auto.create.topics.enable": "true"})

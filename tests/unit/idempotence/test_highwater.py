@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from harvester.idempotence.highwater import HighWaterMark, RunVerdict, judge, lease
+from tests.support.longs import some_of
 
 
 @dataclass
@@ -86,7 +87,7 @@ class HighWaterMachine(RuleBasedStateMachine):
 
 
 TestHighWater = HighWaterMachine.TestCase
-TestHighWater.settings = settings(max_examples=200, stateful_step_count=40, deadline=None)
+TestHighWater.settings = settings(max_examples=some_of(200), stateful_step_count=40, deadline=None)
 
 
 @given(st.lists(st.integers(1, 12), max_size=60))

@@ -14,6 +14,7 @@ from harvester.idempotence.partition import InboxTransaction, OpenPartitions, of
 from harvester.idempotence.seen import SeenIds
 from harvester.origin import HEADER
 from tests.support.inbox import Forged, stamped
+from tests.support.longs import some_of
 
 PLACE = ("orders", 0)
 A, B = UUID(int=1), UUID(int=2)
@@ -116,5 +117,5 @@ class Consuming(RuleBasedStateMachine):
         assert self.row.effects == list(first.values())
 
 
-Consuming.TestCase.settings = settings(max_examples=150, stateful_step_count=30, deadline=None)
+Consuming.TestCase.settings = settings(max_examples=some_of(150), stateful_step_count=30, deadline=None)
 TestConsuming = Consuming.TestCase

@@ -38,6 +38,7 @@ from harvester.neli.election import (
     Trust,
     step,
 )
+from tests.support.longs import some_of
 
 H, S, R, G = 5.0, 8.0, 12.0, 1.0  # heartbeat timeout, session timeout, rebalance timeout, group heartbeat interval
 D = 3.0  # what is sent may arrive that much later: delivery timeout and the second of the client's scan
@@ -217,7 +218,7 @@ class Group:
             raise Broken("one believes to lead whose place is another's")
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=some_of(200), deadline=None)
 @given(st.binary(max_size=600), st.integers(2, 3))
 def test_never_two_leaders(data: bytes, members: int) -> None:
     Group(members).run(data)

@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 
 from harvester.neli.election import ElectionTiming
 from harvester.neli.member import Stability
+from tests.support.longs import some_of
 
 G, DELAY = 0.5, 2.0  # group heartbeats; the client's delay before it joins again
 TIMING = ElectionTiming(
@@ -102,7 +103,7 @@ class Connection:
             self.rejoins_at = self.now + DELAY
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=some_of(200), deadline=None)
 @given(st.binary(max_size=800))
 def test_no_commit_claims_too_much(data: bytes) -> None:
     Connection().run(data)

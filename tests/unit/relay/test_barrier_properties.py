@@ -10,6 +10,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from harvester.delivery.decode import Broken
 from harvester.relay.core.barrier import Barrier, BarrierEntry, EntryState
+from tests.support.longs import some_of
 
 KEYS = st.sampled_from([None, b"a", b"b"])
 
@@ -173,4 +174,4 @@ class BarrierMachine(RuleBasedStateMachine):
 
 
 TestBarrier = BarrierMachine.TestCase
-TestBarrier.settings = settings(max_examples=80, stateful_step_count=40, deadline=None)
+TestBarrier.settings = settings(max_examples=some_of(80), stateful_step_count=40, deadline=None)

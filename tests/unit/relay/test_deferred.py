@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from harvester.relay.core.deferred import DeferredQueue, DeferredRows, KeyOrId
+from tests.support.longs import some_of
 
 NAMES = st.sampled_from([b"a", b"b", 7])
 IDS = st.integers(1, 60)
@@ -150,7 +151,7 @@ class WaitingMachine(RuleBasedStateMachine):
 
 
 TestWaiting = WaitingMachine.TestCase
-TestWaiting.settings = settings(max_examples=80, stateful_step_count=40, deadline=None)
+TestWaiting.settings = settings(max_examples=some_of(80), stateful_step_count=40, deadline=None)
 
 
 def test_a_long_lane_does_not_keep_what_was_taken() -> None:

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from harvester.errors import WireError
 from harvester.relay.core import frames as f
 from harvester.relay.core.frames import MAX_FRAME_BYTES, Frame, Splitter, decode, encode
+from tests.support.longs import some_of
 
 NUMBERS = st.integers(0, 2**63 - 1)
 EPOCHS = st.integers(0, 2**32 - 1)
@@ -81,7 +82,7 @@ def test_byte_by_byte() -> None:
     assert found == frames
 
 
-@settings(max_examples=300)
+@settings(max_examples=some_of(300))
 @given(st.binary(max_size=200))
 def test_junk_raises_nothing_but_wire_errors(data: bytes) -> None:
     try_to_decode(data)

@@ -10,6 +10,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from harvester.delivery.partitioner import shard_of
 from harvester.relay.core.ledger import InFlightBounds, Ledger
+from tests.support.longs import some_of
 
 BOUNDS = InFlightBounds(in_flight=4, unsettled=8, per_key=4)
 KEYS = st.sampled_from([None, b"a", b"b", b"c"])
@@ -170,5 +171,5 @@ class PipelinedLedgerMachine(LedgerMachine):
 
 TestLedger = LedgerMachine.TestCase
 TestPipelinedLedger = PipelinedLedgerMachine.TestCase
-TestLedger.settings = settings(max_examples=80, stateful_step_count=40, deadline=None)
+TestLedger.settings = settings(max_examples=some_of(80), stateful_step_count=40, deadline=None)
 TestPipelinedLedger.settings = TestLedger.settings

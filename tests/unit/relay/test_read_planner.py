@@ -24,6 +24,7 @@ from harvester.relay.core.dispatcher import Dispatcher, ShardFlows, Spread, Take
 from harvester.relay.core.ledger import InFlightBounds, Ledger, Row
 from harvester.relay.core.messages import Fetch, Look, Mark
 from harvester.relay.core.read_planner import FlowControl, ReadPlanner, Statements
+from tests.support.longs import some_of
 
 WHO = UUID(int=1)
 
@@ -202,13 +203,13 @@ class PipelinedWorld(IntakeWorld):
         self.planner.watch(self.now)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=some_of(200), deadline=None)
 @given(st.binary(max_size=300))
 def test_any_history(data: bytes) -> None:
     IntakeWorld(data).run()
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=some_of(200), deadline=None)
 @given(st.binary(max_size=300))
 def test_any_history_in_exactly_once_mode(data: bytes) -> None:
     PipelinedWorld(data).run()

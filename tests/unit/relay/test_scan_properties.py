@@ -23,6 +23,7 @@ from hypothesis import strategies as st
 
 from harvester.relay.core import scan as scan_module
 from harvester.relay.core.scan import Bookmark, IdGap, Scan
+from tests.support.longs import some_of
 
 HISTORIES = 3000
 RANGES = 3
@@ -256,7 +257,7 @@ class ScanWorld:
         assert self.scan.floor == (self.scan.high + 1 if self.scan.high is not None else None)
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=some_of(400), deadline=None)
 @given(st.binary(max_size=300))
 def test_nothing_is_missed_or_returned_twice(data: bytes) -> None:
     ScanWorld(data).run()

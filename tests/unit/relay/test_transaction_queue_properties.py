@@ -11,6 +11,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from harvester.delivery.decode import Broken
 from harvester.relay.core.transaction_queue import QueuedRecord, TransactionQueue
+from tests.support.longs import some_of
 
 MOST, NAMED, MOST_BYTES = 5, 8, 6
 KEYS = st.sampled_from([None, b"a", b"b"])
@@ -273,10 +274,10 @@ class BatchesMachine(RuleBasedStateMachine):
 
 
 TestBatches = BatchesMachine.TestCase
-TestBatches.settings = settings(max_examples=100, stateful_step_count=50, deadline=None)
+TestBatches.settings = settings(max_examples=some_of(100), stateful_step_count=50, deadline=None)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=some_of(200), deadline=None)
 @given(st.data(), st.integers(1, 80), st.integers(1, 80), st.integers(1, 80))
 def test_every_record_at_fault_is_found_by_few_aborts_and_nobody_else(
     data: st.DataObject, count: int, batch: int, most: int

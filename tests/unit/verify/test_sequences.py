@@ -76,12 +76,6 @@ def test_a_notice_explains_its_number_only() -> None:
     ]
 
 
-def test_an_id_that_stands_elsewhere_is_not_lost() -> None:
-    stream = Stream(A, 1, 0, 1)
-    log = [origin(1, 1), origin(4, 4), origin(1, 12, lane=1)]
-    assert holes(judged(*log, assigned={(stream, 2): 12, (stream, 3): 13})) == {"ELSEWHERE": 1, "OPEN": 1}
-
-
 def test_a_retry_keeps_its_number_and_is_a_repeat() -> None:
     verdict = judged(origin(1, 7), origin(1, 7), origin(1, 7, term=2))
     assert verdict.holds
