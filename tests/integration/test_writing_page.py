@@ -62,7 +62,7 @@ def test_every_example_is_run_here() -> None:
 def test_the_extras_exist() -> None:
     named = set(re.findall(r"^\|.*\| `([a-z-]+)` \|", PAGE, re.M))
     declared = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
-    assert named == set(declared) - {"aws", "dev", "goharvest", "http", "otel", "s3", "spark", "stack"}
+    assert named == set(declared) - {"arrow", "aws", "dev", "goharvest", "http", "otel", "s3", "spark", "stack"}
 
 
 @pytest.fixture

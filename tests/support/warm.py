@@ -254,6 +254,9 @@ def _await_a_fork(control: socket.socket) -> list[str]:
             os.close(fd)
     args, environment, directory, wanted, session = request
     control.close()
+    for number in (signal.SIGTERM, signal.SIGHUP):  # ignored, if who began the run ignores them
+        signal.signal(number, signal.SIG_DFL)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     _place(fds, wanted)
     os.environ.clear()
     os.environ.update(environment)

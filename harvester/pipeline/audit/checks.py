@@ -51,9 +51,11 @@ def explained(
 ) -> Column:
     """Whether what is missing may lie in an accepted loss: it was sent at some time from `begun` to `ended`.
 
-    Nothing is, where that would be more than there was room for. `topic`: None where only times are known.
+    Nothing does where that would be more than there was room for: in all losses, or in those that were at its time.
+    `topic`: None where only times are known.
     """
-    found, room = F.lit(False), F.lit(0).cast("bigint")
+    found, room, own = F.lit(False), F.lit(0).cast("bigint"), F.lit(0).cast("bigint")
+    fits: list[Column] = []
     for loss in losses:
         here = F.lit(True) if topic is None else F.col(topic) == loss.topic
         there = here
@@ -61,12 +63,17 @@ def explained(
             there = there & (F.col(ended) >= F.lit(loss.after - _SLACK))
         if loss.before is not None:
             there = there & F.coalesce(F.col(begun) <= F.lit(loss.before + _SLACK), F.lit(True))
-        found = found | F.coalesce(there, F.lit(False))
-        room = F.least(room + F.when(here, _ROOM if loss.room is None else loss.room).otherwise(0), F.lit(_ROOM))
+        fits.append(F.coalesce(there, F.lit(False)))
+        found = found | fits[-1]
+        size_of_loss = _ROOM if loss.room is None else loss.room
+        room = F.least(room + F.when(here, size_of_loss).otherwise(0), F.lit(_ROOM))
+        own = F.least(own + F.when(fits[-1], size_of_loss).otherwise(0), F.lit(_ROOM))
     if not losses:
         return found
-    within = Window.partitionBy(F.lit(1) if topic is None else F.col(topic))
-    return found & (F.coalesce(F.try_sum(F.when(found, size)).over(within), F.lit(_MOST)) <= room)
+    group = F.lit(1) if topic is None else F.col(topic)
+    missing = F.try_sum(F.when(found, size))
+    enough = F.coalesce(missing.over(Window.partitionBy(group)), F.lit(_MOST)) <= room
+    return found & enough & (F.coalesce(missing.over(Window.partitionBy(group, F.array(*fits))), F.lit(_MOST)) <= own)
 
 
 @dataclass(frozen=True, slots=True)
