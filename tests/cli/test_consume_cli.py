@@ -251,8 +251,10 @@ def test_a_live_client_stops_when_it_is_released_and_nothing_is_lost_or_repeated
     values = scene.numbers(0, 8)
     with RunningCli(*scene.consuming, "--client-id", "one", "--format", "value") as running:
         eventually(lambda: len(running.stdout) == 8, what="all records")
+        eventually(lambda: {row["last_offset"] for row in scene.claims()} == {1}, what="positions in the log")
         before = {row["generation"] for row in scene.claims()}
         scene.admin("release", "--client", "one", "--yes")
+        eventually(lambda: before.isdisjoint(row["generation"] for row in scene.claims()), what="other claims")
         eventually(lambda: _held(scene) == 4, what="claimed again")
         assert before.isdisjoint(row["generation"] for row in scene.claims())
         values += scene.numbers(8, 16)
