@@ -240,7 +240,7 @@ class Scene:
         return self.shard.transactor
 
     def answer(self) -> None:
-        """What the transactor does about a remark; its lanes are open already."""
+        """Have the transactor answer a remark; its lanes are open already."""
         intake = self.shard.records
         if not isinstance(intake, TransactionIntake):
             return

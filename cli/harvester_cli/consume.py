@@ -7,6 +7,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
@@ -125,21 +126,20 @@ def _watching(consumer: CoordinatedConsumer) -> Iterator[None]:
     import threading
 
     from harvester.clock import clock_s
+    from harvester_cli.dashboard.live import run_lines
 
-    ended = threading.Event()
+    before, since = 0, clock_s()
 
     def show() -> None:
-        before, since, is_last = 0, clock_s(), False
-        while True:
-            records, now = consumer.statistics().records, clock_s()
-            per_s = (records - before) / max(now - since, 1e-3)
-            typer.echo(figures_line(consumer, datetime.now(UTC), per_s), err=True)
-            if is_last:
-                return
-            before, since = records, now
-            is_last = ended.wait(_WATCH_EVERY_S)
+        nonlocal before, since
+        records, now = consumer.statistics().records, clock_s()
+        per_s = (records - before) / max(now - since, 1e-3)
+        before, since = records, now
+        print(figures_line(consumer, datetime.now(UTC), per_s), file=sys.stderr, flush=True)
 
-    thread = threading.Thread(target=show, daemon=True)
+    ended = threading.Event()
+    run = partial(run_lines, show, sys.stderr, every_s=_WATCH_EVERY_S, until=ended)
+    thread = threading.Thread(target=run, daemon=True)
     thread.start()
     try:
         yield

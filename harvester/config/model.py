@@ -375,12 +375,17 @@ class Config(SettingsTable):
         return effective_dsn(self.data_source, application_name=f"harvester {self.name}")
 
     @property
-    def largest_record_bytes(self) -> int:
-        """What key, value and headers of a row may take together, by the producer's message.max.bytes."""
+    def message_max_bytes(self) -> int:
+        """The producer's limit on a record, as it is set or by default."""
         tables = (self.producer_kafka_config, self.base_kafka_config)
         limit = next(filter(None, (kafka_options.get(table, "message.max.bytes") for table in tables)), "")
         # What is no number `harvester config check` hears from librdkafka.
-        return max(1, (int(limit) if limit.isdecimal() else _MESSAGE_BYTES) - AROUND_A_RECORD)
+        return int(limit) if limit.isdecimal() else _MESSAGE_BYTES
+
+    @property
+    def largest_record_bytes(self) -> int:
+        """What key, value and headers of a row may take together, by `message_max_bytes`."""
+        return max(1, self.message_max_bytes - AROUND_A_RECORD)
 
     @property
     def progress_topic(self) -> str:

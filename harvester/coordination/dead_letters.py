@@ -51,7 +51,7 @@ class DeadLetter:
 
     @property
     def place(self) -> str:
-        """What a person calls it by."""
+        """Topic, partition and offset in one word, as people and commands name a dead letter."""
         return f"{self.topic}/{self.partition}/{self.offset}"
 
     def encode(self) -> tuple[bytes, bytes, Headers]:
@@ -86,7 +86,7 @@ def dead_letter(
 
 
 def decode(value: bytes | None, headers: Sequence[tuple[str, bytes | None]] | None) -> DeadLetter | None:
-    """What stands in a dead-letter topic; None for a record that is settled, and for one of somebody else."""
+    """The dead letter in a record of the topic; None for a settled one, and for a record of somebody else."""
     given = list(headers or ())
     at = max((number for number, (name, _) in enumerate(given) if name == HEADER), default=None)
     if value is None or at is None:

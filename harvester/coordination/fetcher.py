@@ -302,7 +302,7 @@ class Fetcher:
         self._assign({place: resumed_at})
 
     def _assign(self, places: Mapping[GroupPartition, int | None]) -> None:
-        """From these offsets on; None is the first record that there is."""
+        """Have the client fetch from these offsets on; None stands for the first record there is."""
         self._data.incremental_assign([
             TopicPartition(place.topic, place.partition, OFFSET_BEGINNING if offset is None else offset)
             for place, offset in places.items()

@@ -19,7 +19,7 @@ _NEEDED = {
     "record": ("WRITE", "DESCRIBE"),
 }
 _SIZE_BYTES = 1_048_588  # the brokers' default
-_CLIENT_BYTES = 1_000_000  # librdkafka's, of message.max.bytes and batch.size
+_BATCH_BYTES = 1_000_000  # librdkafka's, of batch.size
 _RESERVED = frozenset({"__consumer_offsets", "__transaction_state", "__share_group_state", "__cluster_metadata"})
 
 
@@ -206,12 +206,12 @@ def _progress_topic(kafka: Kafka, config: Config) -> Iterator[CheckResult]:
 
 
 def _sizes(topic: TopicFacts, config: Config, check: str) -> Iterator[CheckResult]:
-    """Whether brokers take what the client sends to the topic, and the client sends what they would take."""
+    """Compares the topic's limit with what the client sends: too large for the topic, or less than it would take."""
     limit = int((topic.settings or {}).get("max.message.bytes", _SIZE_BYTES))
     has, most = f"{topic.name} has max.message.bytes={limit}", max(1, limit - AROUND_A_RECORD)
-    options = config.producer_options()
-    given = [get(options, name) or "" for name in ("message.max.bytes", "batch.size")]
-    client, batch = (int(value) if value.isdecimal() else _CLIENT_BYTES for value in given)  # others are reported apart
+    given = get(config.producer_options(), "batch.size") or ""
+    batch = int(given) if given.isdecimal() else _BATCH_BYTES  # what is no number is reported apart
+    client = config.message_max_bytes
     puts_away = config.oversize.policy == "claim-check"
     sent = config.oversize.above if puts_away and config.oversize.above else config.largest_record_bytes
     if sent > most:

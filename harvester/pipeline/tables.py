@@ -149,6 +149,10 @@ def prepare(
             spark.sql(schemas.add_columns(path, missing))
 
 
+_PARTITIONS = "# Partition Information"
+_HIDDEN = "*********(redacted)"
+
+
 def properties(spark: SparkSession, path: str) -> dict[str, str]:
     """The properties of the table in a directory, and what Delta adds to them."""
     rows = spark.sql(f"SHOW TBLPROPERTIES {schemas.at(path)}").collect()
@@ -167,10 +171,6 @@ def partitioning(spark: SparkSession, path: str) -> tuple[str, ...]:
     names = [row["col_name"] for row in spark.sql(f"DESCRIBE TABLE {schemas.at(path)}").collect()]
     # A heading and another one for its columns, then these.
     return tuple(names[names.index(_PARTITIONS) + 2 :]) if _PARTITIONS in names else ()
-
-
-_PARTITIONS = "# Partition Information"
-_HIDDEN = "*********(redacted)"
 
 
 def set_property(spark: SparkSession, path: str, name: str, value: str) -> None:

@@ -69,19 +69,28 @@ def run_plain(
     stream: TextIO | None = None,
     log: logging.LoggerAdapter[logging.Logger] | None = None,
 ) -> None:
-    """Print a line now, every `every_s` seconds and when `until` is set; or say the same to `log`, if there is one.
+    """Print a status line as `run_lines` does; or say the same to `log`, if there is one."""
+    out = sys.stdout if stream is None else stream
+
+    def show() -> None:
+        status = get_status()
+        if log is not None:
+            log.info("status: %s", status.state.value, extra=figures_of(status))
+        else:
+            print(status_line(status), file=out, flush=True)
+
+    run_lines(show, out, every_s=every_s, until=until)
+
+
+def run_lines(show: Callable[[], None], out: TextIO, *, every_s: float, until: threading.Event) -> None:
+    """Call `show`, which writes to `out`, now, every `every_s` seconds and when `until` is set.
 
     A reader that has gone ends the lines only; the run goes on.
     """
-    out = sys.stdout if stream is None else stream
     while True:
         stopped = until.is_set()
-        status = get_status()
         try:
-            if log is not None:
-                log.info("status: %s", status.state.value, extra=figures_of(status))
-            else:
-                print(status_line(status), file=out, flush=True)
+            show()
         except BrokenPipeError:
             _discard(out)
             until.wait()

@@ -286,7 +286,7 @@ class PartitionBuffer:
 
     @property
     def fetched_from(self) -> int | None:
-        """Where the client goes on; None: with the first record that there is."""
+        """The offset at which the client goes on fetching; None stands for the first record there is."""
         return self._begun_at if self.fetched_to is None else self.fetched_to + 1
 
     @property

@@ -55,7 +55,7 @@ def explained(
     `topic`: None where only times are known.
     """
     found, room, own = F.lit(False), F.lit(0).cast("bigint"), F.lit(0).cast("bigint")
-    fits: list[Column] = []
+    fits: list[Column] = []  # for each loss, whether it was at the time
     for loss in losses:
         here = F.lit(True) if topic is None else F.col(topic) == loss.topic
         there = here
@@ -72,8 +72,11 @@ def explained(
         return found
     group = F.lit(1) if topic is None else F.col(topic)
     missing = F.try_sum(F.when(found, size))
-    enough = F.coalesce(missing.over(Window.partitionBy(group)), F.lit(_MOST)) <= room
-    return found & enough & (F.coalesce(missing.over(Window.partitionBy(group, F.array(*fits))), F.lit(_MOST)) <= own)
+
+    def has_room(available: Column, *by: Column) -> Column:
+        return F.coalesce(missing.over(Window.partitionBy(group, *by)), F.lit(_MOST)) <= available
+
+    return found & has_room(room) & has_room(own, F.array(*fits))
 
 
 @dataclass(frozen=True, slots=True)
