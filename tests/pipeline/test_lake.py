@@ -247,7 +247,7 @@ def test_tables_and_checkpoints_of_somebody_else_are_left_alone(lake: Lake, topi
 def test_records_that_kafka_removed_before_they_were_read_end_the_job(
     lake: Lake, writer: Writer, make_topic: MakeTopic
 ) -> None:
-    topic = make_topic(1, KEPT)
+    topic, lake.folds = make_topic(1, KEPT), False
     sent = writer.send(topic, [Sent(number, partition=0) for number in range(1, 11)])
     assert lake.once(topic) == 10
     later = writer.send(topic, [Sent(number, partition=0) for number in range(11, 21)])

@@ -169,7 +169,7 @@ def test_records_that_were_removed_before_they_were_read(
     lake: Lake, writer: Writer, admin: AdminClient, make_topic: MakeTopic, interrupted: str | None
 ) -> None:
     """What a batch that was cut off has written stays, whether Kafka still has it or not, and each record is once."""
-    topic, oracle = make_topic(2, KEPT), Oracle()
+    topic, oracle, lake.folds = make_topic(2, KEPT), Oracle(), interrupted is None
     first, second = batches(writer, lake, topic, interrupted)
     later = writer.send(topic, records(41, 51))
     cut = later[4].offset if interrupted is None else second[5].offset
@@ -238,7 +238,7 @@ def test_a_topic_that_is_gone_or_not_wanted_any_more_is_retired(
 def test_a_lost_checkpoint_is_made_anew_from_the_tables(
     lake: Lake, writer: Writer, make_topic: MakeTopic, lost: str, interrupted: str | None
 ) -> None:
-    topic, oracle = make_topic(2, KEPT), Oracle()
+    topic, oracle, lake.folds = make_topic(2, KEPT), Oracle(), interrupted is None
     oracle.take([one for sent in batches(writer, lake, topic, interrupted) for one in sent])
     checkpoint, payloads = lake.root / "checkpoint", {topic: from_ddl("n INT")}
     if lost == "all":
@@ -326,7 +326,7 @@ def test_columns_that_are_asked_for_later_are_filled_in_from_silver(
     lake: Lake, writer: Writer, make_topic: MakeTopic, interrupted: str | None
 ) -> None:
     """Of a topic whose values nobody wanted so far, of one with fewer columns, and of runs that left them out."""
-    topic, oracle = make_topic(1, KEPT), Oracle()
+    topic, oracle, lake.folds = make_topic(1, KEPT), Oracle(), False
     values = [Sent(number, b"k", b'{"n": %d, "who": "x"}' % number, partition=0) for number in range(20)]
     oracle.take(writer.send(topic, [*values[:5], Sent(40, b"k-1", b"[", partition=0), values[0].again(1)]))
     lake.once(topic)

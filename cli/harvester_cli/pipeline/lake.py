@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from dataclasses import asdict
 from datetime import datetime
 from pathlib import Path
@@ -24,7 +25,7 @@ def lake(
     max_records: Annotated[int, typer.Option(min=1, help="In a batch.")] = 2_000_000,
     compact_every: options.CompactOption = 50,
     fold_every: Annotated[
-        str, typer.Option(metavar="DURATION", help="Take new states into the table `current` this often.")
+        str, typer.Option(metavar="DURATION", help="Take new states into the table `current` this often, or `never`.")
     ] = "10m",
     checkpoint: Annotated[
         str | None, options.directory("Of the stream [default: checkpoint, beside the tables].")
@@ -57,7 +58,7 @@ def lake(
     Exactly once across kill and restart: start it again with the same directory. SIGTERM and Ctrl-C stop it.
     """
     trigger_s = duration(every, "--every").total_seconds()
-    fold_s = duration(fold_every, "--fold-every").total_seconds()
+    fold_s = math.inf if fold_every == "never" else duration(fold_every, "--fold-every").total_seconds()
     payloads = options.pairs(json_schema, "--json-schema")
     if unknown := sorted(payloads.keys() - set(topic)):
         raise typer.BadParameter(f"{', '.join(unknown)} is no --topic", param_hint="--json-schema")

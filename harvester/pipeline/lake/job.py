@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 class LakeSettings:
     """`kafka` has options as Kafka's Java client names them. `once`: up to the ends that the topics have now.
 
-    `fold_s`: how long states may wait in silver for being folded into `current`.
+    `fold_s`: how long states may wait in silver for being folded into `current`; infinite: for ever.
     """
 
     topics: tuple[str, ...]

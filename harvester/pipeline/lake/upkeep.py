@@ -7,6 +7,7 @@ and after a fold, wherever it was cut off.
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -43,7 +44,7 @@ class Upkeep:
         hit: Callable[[str], None] = lambda _: None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`names`: the tables by day. `compact_every`: batches, 0 for never."""
+        """`names`: the tables by day. `compact_every`: batches, 0 for never. `fold_s`: infinite for never."""
         self._spark, self._root, self._header, self._names = spark.newSession(), root, header, names
         self._compact_every, self._fold_s, self._hit, self._clock = compact_every, fold_s, hit, clock
         for name, value in _CODEC.items():
@@ -81,7 +82,7 @@ class Upkeep:
         return self._compacted is not None and (number + 1) // self._compact_every > self._compacted
 
     def _run(self, number: int) -> None:
-        if number > self._folded:
+        if number > self._folded and not math.isinf(self._fold_s):
             self.fold(number)
             self._folded, self._folded_at = number, self._clock()
         if self._is_to_compact(number):
