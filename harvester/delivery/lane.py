@@ -412,8 +412,9 @@ class Lanes:
             if reached >= end:
                 return last
         raise BrokerUnavailable(
-            f"the end of {self._settings.topic}/{number}, {end}, was not reached in time",
-            hint="a transaction of an older harvester may still be open; it ends by itself",
+            f"the end of {self._settings.topic}/{number}, {end}, was not reached in time:"
+            " Kafka holds a transaction before it open",
+            hint="if it stays like this, see docs/operations.md, Exactly once",
         )
 
 
