@@ -33,6 +33,7 @@ class Tenure:
         self.asked = False  # whether the term was asked for
         self.told: int | None = None  # the term that shards are told; it becomes ours when all have answered
         self.term: int | None = None
+        self.announced = False  # that we lead: still so while the term is taken anew
         self.lost = 0  # terms in a row, to another holder, while the group trusted this process (P37)
         self.told_at = -math.inf
         self.lanes = 0  # that exist, in exactly-once mode; set before the first term is taken
@@ -47,6 +48,7 @@ class Tenure:
 
     def end(self) -> None:
         self.term = self.told = self.holder = self.leader_id = None
+        self.announced = False
         self.lost = 0
 
     def lose(self, now: float, brief_s: float) -> None:

@@ -174,7 +174,7 @@ class StateMachine:
         if self._replies.awaited:
             return []
         if self.phase is LeadershipPhase.TAKING and tenure.told is not None and tenure.leader_id is not None:
-            tenure.term, self.untrusted = tenure.told, False
+            tenure.term, tenure.announced, self.untrusted = tenure.told, True, False
             began: list[m.Command] = [m.OpenTrust(), m.Announce(LeaderAcquired(tenure.leader_id, tenure.term))]
             if self.paused:
                 self.phase = LeadershipPhase.REMARKING
@@ -515,10 +515,10 @@ class StateMachine:
         """Trust has run out: nothing may be produced, nothing queued survives."""
         if self.phase in (LeadershipPhase.IDLE, LeadershipPhase.DRAINING):
             return []
-        had_led = self.tenure.term is not None
+        announced = self.tenure.announced
         self._end()
         self.phase = LeadershipPhase.IDLE
-        event: list[m.Command] = [m.Announce(LeaderFenced(reason))] if had_led else []
+        event: list[m.Command] = [m.Announce(LeaderFenced(reason))] if announced else []
         return [m.CloseTrust(), *self.broadcast(now), *event]
 
     def drain(self, now: float, trusted: bool = False) -> list[m.Command]:

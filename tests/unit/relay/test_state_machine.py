@@ -64,6 +64,19 @@ def test_a_fence_is_announced_and_closes_trust_first() -> None:
     assert said[-1] == c.Announce(LeaderFenced("late"))
 
 
+@pytest.mark.parametrize("begin_again", ["server_changed", "term_lost"])
+def test_a_fence_is_announced_to_whom_a_lead_was_even_if_the_term_is_being_taken_anew(begin_again: str) -> None:
+    driver = Driver()
+    driver.lead()
+    taking = (
+        driver.machine.server_changed("x", 0) if begin_again == "server_changed" else driver.machine.term_lost(True, 0)
+    )
+    assert not only(taking, c.Announce)
+    assert driver.machine.fence("late", 0)[-1] == c.Announce(LeaderFenced("late"))
+    driver.machine.acquire(0)
+    assert not only(driver.machine.fence("late", 0), c.Announce), "it had been told of no lead since"
+
+
 def test_a_lost_term_is_taken_again_under_a_new_holder() -> None:
     driver = Driver()
     driver.lead()
