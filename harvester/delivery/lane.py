@@ -414,7 +414,7 @@ class Lanes:
         raise BrokerUnavailable(
             f"the end of {self._settings.topic}/{number}, {end}, was not reached in time:"
             " Kafka holds a transaction before it open",
-            hint="if it stays like this, see docs/operations.md, Exactly once",
+            hint="if it stays like this, `kafka-transactions.sh find-hanging` shows it, and `abort` ends it",
         )
 
 
