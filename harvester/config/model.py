@@ -384,7 +384,7 @@ class Config(SettingsTable):
 
     @property
     def largest_record_bytes(self) -> int:
-        """What key, value and headers of a row may take together, by `message_max_bytes`."""
+        """The most bytes that key, value and headers of a row may take together, by `message_max_bytes`."""
         return max(1, self.message_max_bytes - AROUND_A_RECORD)
 
     @property

@@ -1,4 +1,4 @@
-"""What Kafka 4.3 and 4.4 do to a transaction that ends while a partition of it has no leader (KAFKA-20734).
+"""Transactions that end while one of their partitions has no leader, with Kafka 4.3 and 4.4 (KAFKA-20734).
 
 No harvester takes part. docs/guarantees.md says what follows for one; once a broker waits for the leader, as up to 4.2,
 this fails, and that text is to be changed.

@@ -218,10 +218,11 @@ def test_a_loss_that_a_lake_was_allowed_to_go_on_without_is_accepted_as_far_as_i
     assert findings(report) == [lost, gap, accepted]
     assert report.figures["accepted"] == 5
     assert audited((25, 29), (36, None)).answer() == "Nothing broke a guarantee; 7 are accepted losses."
-    # Offsets of less than what is missing there, and those of another time: their rooms do not add up.
-    assert findings(audited((25, 28), (5, 10))) == [
-        ("lost", "violation", 5, [25, 26, 27, 28, 36]), ("gap in a lane", "violation", 2, [None, None]),
-    ]  # fmt: skip
+    # Offsets of less than what is missing there, those of another time, and both: their rooms do not add up.
+    for others in ([(25, 28)], [(5, 10)], [(25, 28), (5, 10)]):
+        assert findings(audited(*others)) == [
+            ("lost", "violation", 5, [25, 26, 27, 28, 36]), ("gap in a lane", "violation", 2, [None, None]),
+        ]  # fmt: skip
 
 
 def test_what_the_brokers_say_of_topics(

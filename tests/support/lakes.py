@@ -79,7 +79,7 @@ class Lake:
     def __init__(self, spark: SparkSession, root: Path, bootstrap: str) -> None:
         self.spark, self.root, self.bootstrap = spark, root, bootstrap
         self.folds = True
-        """Whether `once` ends with a fold, which takes it nearly as long as all else together."""
+        """False leaves out the fold at the end of `once`, which takes nearly as long as all else together."""
 
     def once(self, *topics: str, say: Callable[[str], None] = lambda _: None, **settings: Any) -> int:
         """`lake --once`; how many records it read."""
