@@ -70,9 +70,9 @@ class Handling:
         return queued
 
     def may_pass(self, offered: Any) -> bool:
-        """Whether it can be handled at once: no record before it waits."""
+        """Whether it can be handled at once: no record before it is ready, and none of its lane waits."""
         queues = self.queues
-        return queues.is_empty or not (isinstance(offered, list) or queues.waits(self._lane(offered)))
+        return queues.is_empty or not (isinstance(offered, list) or queues.ready or queues.waits(self._lane(offered)))
 
     @property
     def is_due(self) -> bool:

@@ -240,6 +240,13 @@ def test_a_key_that_fails_keeps_its_order_while_others_go_on(settings: ConsumerS
     assert [taken.of_key(key) for key in range(KEYS)] == [values(key) for key in range(KEYS)]
 
 
+def test_one_task_takes_a_partition_in_its_order(settings: ConsumerSettings) -> None:
+    fill_keys(settings, KEYS, EACH, partition=1)
+    taken = Taken(ALL)
+    taken.run(settings)
+    assert taken.values == [f"{key}-{number}" for number in range(EACH) for key in range(KEYS)]
+
+
 def test_the_error_of_a_handler_comes_out(settings: ConsumerSettings) -> None:
     fill_keys(settings, KEYS, EACH)
     taken = Taken(ALL, lambda value: value == "3-4")

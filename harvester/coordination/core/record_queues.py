@@ -7,6 +7,11 @@ they came. Only the head of a lane is handled, so the order of a key is kept wha
                           ▲                │
                           └── at its time ─┴─retry──▶ parked: its lane waits, others go on
 
+Of the heads that are ready the one that came first is next, whichever lane it is in. So the lowest record that is open
+moves on as fast as it can, and with one worker nothing is done behind a record that is not: whoever stops then has
+nothing done twice. A head that was parked comes behind all that are there when its time has come: a handler that is
+slow to fail would otherwise have time for nothing else.
+
 A record belongs to the claim under which it was handed out. When the claim ends, `drop` forgets what is not in hand:
 the next holder begins with the first record that is not committed, so nothing is lost. What is in hand keeps its lane
 until it is settled, also against records of a later claim.
@@ -57,11 +62,12 @@ class FailurePolicy:
 
 @dataclass(slots=True, eq=False)
 class QueuedRecord(Generic[C]):
-    """A record on its way to the handler; `attempts` is how many tries have failed."""
+    """A record on its way to the handler: `number` by when it came; `attempts` is how many tries have failed."""
 
     claim: C
     lane: Hashable
     record: Any
+    number: int
     attempts: int = 0
     dropped: bool = False
 
@@ -71,32 +77,38 @@ class RecordQueues(Generic[C]):
 
     def __init__(self) -> None:
         self._lanes: dict[Hashable, deque[QueuedRecord[C]]] = {}
-        self._ready: deque[QueuedRecord[C]] = deque()  # heads of lanes
+        self._count = 0
+        self._ready: list[tuple[int, QueuedRecord[C]]] = []  # heads of lanes, a heap
+        self._barred = 0  # of them, as of the last `take`
         self._parked: list[tuple[float, int, QueuedRecord[C]]] = []  # heads that wait for a moment, a heap
-        self._parkings = 0
         self.in_hand: set[QueuedRecord[C]] = set()
 
     def add(self, claim: C, lane: Hashable, record: Any, *, in_hand: bool = False) -> QueuedRecord[C]:
         """It was handed out, behind all others of its lane; `in_hand`: it is handled, and there are no others."""
-        queued = QueuedRecord(claim, lane, record)
+        queued = QueuedRecord(claim, lane, record, self._next_number())
         others = self._lanes.setdefault(lane, deque())
         others.append(queued)
         if in_hand:
             self.in_hand.add(queued)
         elif len(others) == 1:
-            self._ready.append(queued)
+            heapq.heappush(self._ready, (queued.number, queued))
         return queued
 
     def take(self, now: float, may_handle: Callable[[C], bool]) -> QueuedRecord[C] | None:
         """The next to be handled: it is in hand until `settle` or `retry`. None: there is none now."""
         self._wake(now)
-        for _ in range(len(self._ready)):
-            queued = self._ready.popleft()
+        passed = []
+        found = None
+        while self._ready and found is None:
+            _, queued = head = heapq.heappop(self._ready)
             if may_handle(queued.claim):
-                self.in_hand.add(queued)
-                return queued
-            self._ready.append(queued)
-        return None
+                self.in_hand.add(found := queued)
+            else:
+                passed.append(head)
+        for head in passed:
+            heapq.heappush(self._ready, head)
+        self._barred = len(passed)
+        return found
 
     def settle(self, queued: QueuedRecord[C]) -> None:
         """The handler is done with it, or it has been given up: the next of its lane comes."""
@@ -113,15 +125,16 @@ class RecordQueues(Generic[C]):
             self._lanes[queued.lane].popleft()
             self._advance(queued.lane)
             return
-        self._parkings += 1
-        heapq.heappush(self._parked, (at, self._parkings, queued))
+        heapq.heappush(self._parked, (at, self._next_number(), queued))
 
     def drop(self, claim: C) -> None:
         """The claim has ended: forget its records, but for those in hand, which are only not tried again."""
         for lane in self._lanes.values():
             for queued in lane:
                 queued.dropped |= queued.claim == claim
-        self._ready = deque(queued for queued in self._ready if not queued.dropped)
+        self._ready = [head for head in self._ready if not head[1].dropped]
+        heapq.heapify(self._ready)
+        self._barred = 0
         self._parked = [parked for parked in self._parked if not parked[2].dropped]
         heapq.heapify(self._parked)
         for name, lane in tuple(self._lanes.items()):
@@ -150,8 +163,8 @@ class RecordQueues(Generic[C]):
 
     @property
     def ready(self) -> int:
-        """How many could be handled at once, as far as their claims allow it."""
-        return len(self._ready)
+        """How many could be handled at once; without those that `take` was told to leave."""
+        return len(self._ready) - self._barred
 
     @property
     def parked(self) -> int:
@@ -161,10 +174,14 @@ class RecordQueues(Generic[C]):
     def _advance(self, name: Hashable) -> None:
         lane = self._lanes[name]
         if lane:
-            self._ready.append(lane[0])
+            heapq.heappush(self._ready, (lane[0].number, lane[0]))
         else:
             del self._lanes[name]
 
     def _wake(self, now: float) -> None:
         while self._parked and self._parked[0][0] <= now:
-            self._ready.append(heapq.heappop(self._parked)[2])
+            heapq.heappush(self._ready, (self._next_number(), heapq.heappop(self._parked)[2]))
+
+    def _next_number(self) -> int:
+        self._count += 1
+        return self._count

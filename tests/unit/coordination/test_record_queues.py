@@ -42,6 +42,22 @@ def test_records_of_a_lane_are_handled_one_after_the_other_and_lanes_at_once() -
     assert take(queues).record == "a2"
 
 
+def test_of_the_lanes_the_one_whose_record_came_first_is_next_and_what_failed_comes_behind() -> None:
+    queues = queued("a1", "a2", "b1", "a3", "c1")
+    handled = []
+    queues.retry(take(queues), 1.0)
+    for now in (0.0, 1.0, 1.0, 1.0, 1.0):
+        taken = take(queues, now)
+        handled.append(taken.record)
+        queues.settle(taken)
+    assert handled == ["b1", "c1", "a1", "a2", "a3"]
+    queues = queued("a1", "a2", "b1", "a3", "c1")
+    for expected in ("a1", "a2", "b1", "a3", "c1"):
+        taken = take(queues)
+        assert taken.record == expected
+        queues.settle(taken)
+
+
 def test_a_record_that_waits_for_a_retry_holds_its_lane_and_no_other() -> None:
     queues = queued("a1", "a2", "b1", "b2")
     failed = take(queues)
@@ -171,6 +187,8 @@ class Model:
             assert not startable
             return
         assert taken.record in startable  # so it is the first of its key, none of which is in hand
+        fresh = [record for record in startable if record not in self.parked_until]
+        assert taken.record in self.parked_until or taken.record == min(fresh)
         assert taken.claim[1] == self.lives[taken.claim[0]]
         self.in_hand.append(taken)
 
