@@ -270,7 +270,7 @@ def _show(rows: list[PartitionRow], *, json_: bool) -> None:
 
 def _watch(observer: Observer, group: str | None, coordination_topic: str, *, json_: bool) -> None:
     from harvester_cli.dashboard import live
-    from harvester_cli.pump import stop_on_signal
+    from harvester_cli.signals import stop_on_signal
 
     title = f"claims in {coordination_topic}" if group is None else f"claims of {group}"
 

@@ -100,7 +100,7 @@ def consume(
 
     from harvester.coordination.consumer import CoordinatedConsumer
     from harvester.coordination.topic import require_topics
-    from harvester_cli.pump import stop_on_signal
+    from harvester_cli.signals import stop_on_signal
 
     require_topics(topic, settings.kafka)
     watching = _watching if watch else nullcontext

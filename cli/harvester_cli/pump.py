@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import signal
-import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
-from types import FrameType
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -15,6 +12,7 @@ import typer
 from harvester_cli import output
 from harvester_cli.options import JsonOption, LoggedOptions, grouped
 from harvester_cli.output import print_json
+from harvester_cli.signals import stop_on_signal
 
 if TYPE_CHECKING:
     from harvester.verify.load import Load
@@ -82,28 +80,6 @@ def pump(
         output.console().print(_sentence(report, planned), highlight=False, soft_wrap=True)
     if not report.complete:
         raise typer.Exit(INTERRUPTED)
-
-
-@contextmanager
-def stop_on_signal() -> Iterator[threading.Event]:
-    """An event that the first SIGINT or SIGTERM sets; the second acts as ever."""
-    stop = threading.Event()
-    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
-
-    def restore() -> None:
-        for number, handler in before.items():
-            signal.signal(number, handler)
-
-    def handle(_number: int, _frame: FrameType | None) -> None:
-        stop.set()
-        restore()
-
-    for number in before:
-        signal.signal(number, handle)
-    try:
-        yield stop
-    finally:
-        restore()
 
 
 @contextmanager

@@ -20,6 +20,7 @@ import typer
 
 from harvester.errors import ConfigurationError, HarvesterError
 from harvester_cli.options import LoggedOptions, grouped
+from harvester_cli.signals import aside
 
 if TYPE_CHECKING:
     from harvester.config import Config, Loaded
@@ -290,4 +291,4 @@ class _Stopper:
             restore_terminal()
             os._exit(130)
         self._notifier.stopping("finishing what is on the wire" if self._count == 1 else "stopping at once")
-        threading.Thread(target=self._harvester.stop, kwargs={"force": self.forced}, name="stop", daemon=True).start()
+        aside(partial(self._harvester.stop, force=self.forced))

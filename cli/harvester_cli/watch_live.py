@@ -17,6 +17,7 @@ from harvester_cli.dashboard import live
 from harvester_cli.dashboard.lines import OneKey
 from harvester_cli.dashboard.terminal import Keyboard
 from harvester_cli.dashboard.watching import Ask, Quit, View, chosen, press, screen
+from harvester_cli.signals import aside
 
 _EVERY_S = 0.25
 _REFRESH_PER_SECOND = 4.0
@@ -72,8 +73,8 @@ class _Watch:
         return self.ended.is_set()
 
     def interrupted(self, _number: int, _frame: object) -> None:
-        """A signal: the thread that it came to may hold the lock that `end` needs."""
-        threading.Thread(target=self.end, daemon=True).start()
+        """A signal."""
+        aside(self.end)
 
     def end(self) -> None:
         """No further frame."""

@@ -8,7 +8,8 @@ from typing import Annotated
 import typer
 from harvester_cli.options import duration, grouped
 from harvester_cli.pipeline.options import Job, say
-from harvester_cli.pump import progress, stop_on_signal
+from harvester_cli.pump import progress
+from harvester_cli.signals import stop_on_signal
 
 
 @grouped

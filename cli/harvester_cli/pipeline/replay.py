@@ -9,7 +9,7 @@ import typer
 from harvester_cli.options import from_base64, grouped
 from harvester_cli.pipeline import options
 from harvester_cli.pipeline.options import Job, say
-from harvester_cli.pump import stop_on_signal
+from harvester_cli.signals import stop_on_signal
 
 if TYPE_CHECKING:
     from harvester.pipeline.replay.plan import ReplayRequest
