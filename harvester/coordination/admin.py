@@ -280,7 +280,7 @@ class Observer:
 
     def _readings(self, timeout_s: float) -> Iterator[Reading]:
         for partition, offset, at_ms, value in self._log.poll(timeout_s):
-            yield self.worlds[partition].read(offset, at_ms, value)
+            yield from self.worlds[partition].read(offset, at_ms, value)
 
     def _offsets(self, places: Sequence[TopicPartition], spec: Any) -> dict[tuple[str, int], int]:
         deadline = clock_s() + _CALL_S
@@ -311,7 +311,9 @@ def _partitions(offsets: Mapping[tuple[str, int], int]) -> list[TopicPartition]:
 
 def setting_position(place: GroupPartition, offset: int) -> SettingPosition:
     """The message that makes the next claim begin there."""
-    return SettingPosition(place, Client(_CLIENT_ID, uuid4().hex), 1, None, None, offset - 1 if offset > 0 else None)
+    return SettingPosition(
+        place, Client.begin(_CLIENT_ID, uuid4().hex), 1, None, None, offset - 1 if offset > 0 else None
+    )
 
 
 def _note(

@@ -154,7 +154,7 @@ class CoordinatedConsumer:
             raise TypeError(f"settings are given, and {', '.join(given)} as well")
         settings.check_subscription()
         self.settings = settings
-        self.client = Client(settings.client_id or uuid4().hex[:12], uuid4().hex)
+        self.client = Client.begin(settings.client_id or uuid4().hex[:12], uuid4().hex)
         self._on_event = on_event
         self._claim_checks = None if settings.claim_check is None else ClaimChecks(settings.claim_check)
         ensure_coordination_topic(

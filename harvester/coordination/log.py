@@ -22,7 +22,7 @@ from confluent_kafka import TIMESTAMP_LOG_APPEND_TIME, Consumer, KafkaError, Kaf
 from harvester.bounds import passes, read_bounds
 from harvester.clock import clock_s
 from harvester.coordination.core.claim import PositionFound
-from harvester.coordination.core.messages import GroupPartition, Message, encode
+from harvester.coordination.core.messages import GroupPartition, Heartbeats, Message, encode
 from harvester.coordination.core.world import World
 from harvester.coordination.errors import CoordinationTopicError
 from harvester.coordination.settings import ConsumerSettings
@@ -174,7 +174,7 @@ class CoordinationLog:
             self._advance(message.partition(), message.offset())
             yield message.partition(), message.offset(), at_ms, message.value()
 
-    def append(self, partition: int, message: Message) -> int:
+    def append(self, partition: int, message: Message | Heartbeats) -> int:
         """Write a message; whether it arrived is learnt by reading it. Returns its size in bytes."""
         value, sent_at = encode(message), clock_s()
 
@@ -186,20 +186,23 @@ class CoordinationLog:
                 return
             if self._failing_since is None:
                 self._failing_since = sent_at
-            self._given_up.append((message.place, message.number))
+            self._give_up(message)
             self._arrives_not(error)
 
         try:
             self._writer.produce(self.topic, value, partition=partition, on_delivery=delivered)
         except BufferError:
-            self._given_up.append((message.place, message.number))
+            self._give_up(message)
         except KafkaException as error:
             if error.args[0].fatal():
                 self._renew_writer()
             elif not passes(error.args[0]):
                 raise failed(self.topic, self._options, error) from error
-            self._given_up.append((message.place, message.number))
+            self._give_up(message)
         return len(value)
+
+    def _give_up(self, message: Message | Heartbeats) -> None:
+        self._given_up += [(part.place, part.number) for part in message.parts]
 
     def _arrives_not(self, error: KafkaError) -> None:
         """Say it once; what does not pass by itself ends the reader, too."""

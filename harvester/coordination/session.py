@@ -197,7 +197,7 @@ class Session:
             match outcome:
                 case Append(message):
                     self._written[type(message).__name__] += 1
-                    self._counts["bytes"] += self._log.append(self._partition(message.place), message)
+                    self._counts["bytes"] += self._log.append(self._partition(message.parts[0].place), message)
                 case LookBack(place, generation):
                     self._look_back(place, generation)
                 case Begin(place, generation, last_offset, positioned):

@@ -237,9 +237,10 @@ class Statistics:
 
     `batches`: at most once, those that became ours. `claims_won` and `claims_missed`: ClaimingPartition messages by
     their outcome; one that asks for a share is missed on purpose. `releases`: claims given up in good order; `losses`:
-    the others. `written`: messages for the coordination topic by kind; `written_bytes`: their values; `unwritten`: how
-    many did not arrive, or may not have. `failures`: how often a handler raised; `retries`: how often that led to
-    another try; `given_up`: records that `on_error` settled, and `dead_letters`, how many of them stand in the topic;
+    the others. `written`: records for the coordination topic by kind, of which `Heartbeats` are several heartbeats
+    each; `written_bytes`: their values; `unwritten`: how many messages did not arrive, or may not have. `failures`: how
+    often a handler raised; `retries`: how often that led to another try; `given_up`: records that `on_error` settled,
+    and `dead_letters`, how many of them stand in the topic;
     `parked`: keys that wait for a retry now. `processing`: calls of the handler by how long they took, up to each of
     `PROCESSING_BOUNDS_S` and longer; `processing_s`: all of them together.
     """

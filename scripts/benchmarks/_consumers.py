@@ -99,6 +99,31 @@ def claimed(gate: Gate, settings: dict[str, Any], records: int, partitions: int,
     return {"progress": [(began, 0), (ended, done)], "messages": messages}
 
 
+def holding(gate: Gate, settings: dict[str, Any], partitions: int, idle_s: float) -> dict[str, float]:
+    """What claims on so many partitions without records cost, once all are held: records and bytes in the coordination
+    topic and CPU seconds of the process, each in a minute."""
+    gate.ready()
+    deadline = time.monotonic() + _STUCK_S
+    with CoordinatedConsumer(settings_of(settings)) as consumer:
+        while len(consumer.claims()) < partitions:
+            consumer.poll(0.05)
+            _check(deadline)
+
+        def figures() -> dict[str, float]:
+            counts = consumer.statistics()
+            said, cpu_s = sum(counts.written.values()), time.process_time()
+            return {"records": said, "bytes": counts.written_bytes, "cpu_s": cpu_s}
+
+        until = time.monotonic() + settings["heartbeat_interval_s"]  # until their heartbeats go together
+        while time.monotonic() < until:
+            consumer.poll(0.1)
+        before, began = figures(), time.monotonic()
+        while time.monotonic() < began + idle_s:
+            consumer.poll(0.1)
+        after, took_s = figures(), time.monotonic() - began
+    return {name: (after[name] - before[name]) / took_s * 60 for name in before}
+
+
 def member(gate: Gate, settings: dict[str, Any]) -> None:
     """Hold claims until told to stop, or killed."""
     with CoordinatedConsumer(settings_of(settings)) as consumer:

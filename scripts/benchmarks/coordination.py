@@ -19,6 +19,7 @@ from scripts.benchmarks._worker import run, worker
 INTERVAL_S = 5.0
 PARTITIONS = 8
 LOG_PARTITIONS = 8
+HELD = (10, 100, 1_000)
 _LONGER = 20  # a second of start and end shall not count
 _IDLE_INTERVALS = 4
 _CONSUMERS = "scripts.benchmarks._consumers:"
@@ -132,7 +133,27 @@ def settings_for(bench: Bench, topic: str, used: list[str], *, at_most_once: boo
     }
 
 
+def claims(bench: Bench, samples: Samples) -> None:
+    """One consumer that holds all partitions of a topic in which nothing happens."""
+    idle_s = bench.seconds or _IDLE_INTERVALS * INTERVAL_S
+    for partitions in HELD:
+        topic = f"bench-{uuid.uuid4().hex[:12]}"
+        make_topic(bench, topic, partitions)
+        used = [topic]
+        try:
+            for _ in bench.each_round():
+                settings = settings_for(bench, topic, used)
+                found = run(_CONSUMERS + "holding", settings=settings, partitions=partitions, idle_s=idle_s)
+                samples.add_all(found, under=f"{partitions}")
+        finally:
+            remove_topics(bench, *used)
+        bench.say(f"{partitions} partitions: {samples.median(f'{partitions}.records'):,.0f} records a minute")
+    samples.note("heartbeat_interval_s", INTERVAL_S)
+    samples.note("coordination_partitions", LOG_PARTITIONS)
+
+
 SCENARIOS = {
+    "claims": Scenario(claims, "what claims on many partitions cost while nothing is consumed"),
     "coordination": Scenario(
         coordination, "consumers that coordinate through Kafka beside a bare one, and a take-over"
     ),

@@ -37,6 +37,7 @@ GROUPS: dict[str, dict[str, set[str]]] = {
             "messages_per_partition_minute",
             "recovery_s",
         },
+        "claims": {"10.records", "10.bytes", "10.cpu_s"},
         "consumer": {f"{way}.ratio" for way in consumer.WAYS} | {"workers.factor"},
     },
     "variations": {
@@ -79,6 +80,7 @@ def tiny(monkeypatch: pytest.MonkeyPatch, servers: Servers) -> None:
     monkeypatch.setattr(latency, "RATES", (100,))
     monkeypatch.setattr(latency, "TRIGGER", (True,))
     monkeypatch.setattr(coordination, "INTERVAL_S", 1.0)
+    monkeypatch.setattr(coordination, "HELD", (10,))
 
 
 @pytest.mark.parametrize("group", [pytest.param(name, marks=long if name in NIGHTLY else ()) for name in GROUPS])

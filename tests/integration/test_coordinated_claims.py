@@ -18,7 +18,7 @@ from harvester.coordination.core.messages import Client, GroupPartition, Heartbe
 from harvester.coordination.events import Claimed, Event, Lost, Paused, Released, Resumed
 from harvester.coordination.settings import ConsumerSettings
 from tests.conftest import MakeTopic
-from tests.support.coordinated import Join, create_topic, fill, grow_topic, held, join, settings
+from tests.support.coordinated import Join, create_topic, fill, grow_topic, heartbeats, held, join, settings
 from tests.support.wait import eventually
 
 __all__ = ["join", "settings"]
@@ -98,10 +98,8 @@ def test_nothing_is_handed_out_while_paused_and_the_claims_are_kept(
     one.do(lambda consumer: consumer.pause())
     eventually(lambda: one.told(Paused), what="a pause")
     fill(settings, 100, first=100)
-    written = one.consumer.statistics().written["Heartbeat"]
-    eventually(
-        lambda: one.consumer.statistics().written["Heartbeat"] >= written + 4 * 4, what="two intervals of heartbeats"
-    )
+    written = heartbeats(one)
+    eventually(lambda: heartbeats(one) >= written + 4 * 2, what="two intervals of heartbeats")
     assert len(one.seen) == 100
     assert held(one) == [4]
     assert not one.told(Lost)
@@ -268,7 +266,7 @@ def _fill_log(settings: ConsumerSettings, records: int) -> None:
     producer = Producer(dict(settings.kafka))
 
     def write(number: int) -> bool:
-        message = Heartbeat(GroupPartition("another", "elsewhere", 0), Client("c", "i"), number, 0, None, None)
+        message = Heartbeat(GroupPartition("another", "elsewhere", 0), Client.begin("c", "i"), number, 0, None, None)
         for partition in range(settings.coordination_partitions):
             producer.produce(settings.coordination_topic, encode(message), partition=partition)
         producer.poll(0)

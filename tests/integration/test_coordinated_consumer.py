@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from confluent_kafka import Consumer, TopicPartition
 
-from harvester.coordination.core.messages import ClaimingPartition, Heartbeat, decode
+from harvester.coordination.core.messages import ClaimingPartition, Heartbeat, Unreadable, decode
 from harvester.coordination.core.world import ClaimVerdict, Freshness, LogTiming, World
 from harvester.coordination.errors import CoordinationTopicError, DuplicateClient, OtherInterval, OtherMode
 from harvester.coordination.settings import ConsumerSettings
@@ -85,11 +85,11 @@ def _found_when_won(settings: ConsumerSettings, timing: LogTiming, by: Member) -
     found = []
     for record in read_topic(str(settings.kafka["bootstrap.servers"]), settings.coordination_topic):
         world = worlds[record.partition]
-        reading = world.read(record.offset, record.created_ms, record.value)
-        message, before = reading.message, reading.before
-        ours = isinstance(message, ClaimingPartition) and message.client == by.consumer.client
-        if ours and before is not None and reading.verdict is ClaimVerdict.WON:
-            found.append(before.freshness(world.now_ms, timing))
+        for reading in world.read(record.offset, record.created_ms, record.value):
+            message, before = reading.message, reading.before
+            ours = isinstance(message, ClaimingPartition) and message.client == by.consumer.client
+            if ours and before is not None and reading.verdict is ClaimVerdict.WON:
+                found.append(before.freshness(world.now_ms, timing))
     return found
 
 
@@ -127,9 +127,11 @@ def test_positions_are_mirrored_to_the_group(settings: ConsumerSettings, join: J
     committed = {place.partition: place.offset for place in reader.committed(places, timeout=10)}
     reported = {}
     for record in read_topic(str(settings.kafka["bootstrap.servers"]), settings.coordination_topic):
-        message = decode(record.value)
-        if isinstance(message, Heartbeat) and message.last_offset is not None:
-            reported[message.place.partition] = message.last_offset
+        said = decode(record.value)
+        assert not isinstance(said, Unreadable)
+        for message in said.parts:
+            if isinstance(message, Heartbeat) and message.last_offset is not None:
+                reported[message.place.partition] = message.last_offset
     reader.close()
     ends = {partition: offset for partition, offset in committed.items() if offset > 0}
     assert sum(ends.values()) == 200

@@ -20,7 +20,7 @@ from harvester.coordination.offsets import GroupOffsets
 from harvester.coordination.settings import ConsumerSettings
 from harvester.coordination.topic import ensure_coordination_topic
 from harvester.errors import BrokerError
-from tests.support.coordinated import INTERVAL_S, Join, admin, failure, fill, held, join, settings
+from tests.support.coordinated import INTERVAL_S, Join, admin, failure, fill, heartbeats, held, join, settings
 from tests.support.wait import eventually
 
 __all__ = ["join", "settings"]
@@ -88,7 +88,7 @@ def test_an_error_among_records_loses_none_for_who_goes_on(settings: ConsumerSet
 
 def test_a_coordination_topic_that_was_made_anew_ends_the_consumer(settings: ConsumerSettings, join: Join) -> None:
     one = join()
-    eventually(lambda: held(one) == [4] and one.consumer.statistics().written["Heartbeat"] > 8, what="claims")
+    eventually(lambda: held(one) == [4] and heartbeats(one) > 8, what="claims")
     name = settings.coordination_topic
     client = admin(settings)  # which answers as long as it is there
     client.delete_topics([name], operation_timeout=30)[name].result(60)

@@ -32,9 +32,9 @@ SCHEDULES = st.binary(min_size=120, max_size=600)
 
 
 @settings(max_examples=some_of(60), deadline=None)
-@given(SCHEDULES, st.booleans())
-def test_at_least_once(data: bytes, stable: bool) -> None:
-    scheduled(Sim(stable=stable), data)
+@given(SCHEDULES, st.booleans(), st.booleans())
+def test_at_least_once(data: bytes, stable: bool, older: bool) -> None:
+    scheduled(Sim(stable=stable, older=older), data)
 
 
 @settings(max_examples=some_of(60), deadline=None)
@@ -59,6 +59,17 @@ def test_long_histories_with_many_take_overs(at_most_once: bool) -> None:
     assert sum(sim.take_overs for sim in sims) > len(sims)
     assert sum(len(sim.work) for sim in sims) > 10 * len(sims)
     assert at_most_once or sum(sim.repeats for sim in sims) > len(sims) / 2
+
+
+@pytest.mark.parametrize("older", [False, True])
+def test_heartbeats_that_go_together_count_as_if_each_stood_alone(older: bool) -> None:
+    sims = []
+    for seed in range(some_of(30)):
+        sim = Sim(actors=2, places=6, log_partitions=1, stable=bool(seed % 2), older=older)
+        sims.append(scheduled(sim, random.Random(seed).randbytes(1200)))
+    assert sum(sim.together for sim in sims) > 5 * len(sims)
+    assert sum(compare_readers(sim) for sim in sims) > 600 * len(sims)
+    assert sum(sim.take_overs for sim in sims) > len(sims)
 
 
 def hand_overs(seed: int) -> Sim:
@@ -117,15 +128,16 @@ def compare_readers(sim: Sim) -> int:
         for start in range(1, len(log)):
             world = World.begin(TIMING, start)
             for offset in range(start, min(len(log), start + 60)):
-                message = world.read(offset, *log[offset]).message
-                assert message is not None
-                assert not isinstance(message, Unreadable)
-                claim, truth = world.claim(message.place), truths[offset][message.place]
-                if claim.exact and seen(claim) != seen(truth):
-                    raise Broken(f"from {start}, at {offset}: {seen(claim)}, from the beginning {seen(truth)}")
-                if claim.exact and claim.positioned and claim.last_offset != truth.last_offset:
-                    raise Broken(f"from {start}, at {offset}: {claim.last_offset}, truly {truth.last_offset}")
-                certain += claim.exact and claim.holder is not None
+                for reading in world.read(offset, *log[offset]):
+                    message = reading.message
+                    assert message is not None
+                    assert not isinstance(message, Unreadable)
+                    claim, truth = world.claim(message.place), truths[offset][message.place]
+                    if claim.exact and seen(claim) != seen(truth):
+                        raise Broken(f"from {start}, at {offset}: {seen(claim)}, from the beginning {seen(truth)}")
+                    if claim.exact and claim.positioned and claim.last_offset != truth.last_offset:
+                        raise Broken(f"from {start}, at {offset}: {claim.last_offset}, truly {truth.last_offset}")
+                    certain += claim.exact and claim.holder is not None
     return certain
 
 
@@ -143,10 +155,10 @@ def holder_of(log: list[tuple[int, bytes]], place: GroupPartition) -> tuple[Clie
     generation, alive_ms, now_ms = -1, 0, 0
     for offset, (at_ms, value) in enumerate(log):
         now_ms = max(now_ms, at_ms)
-        message = decode(value)
-        if isinstance(message, Unreadable):
-            continue
-        if message.place != place:
+        record = decode(value)
+        assert not isinstance(record, Unreadable)
+        message = next((part for part in record.parts if part.place == place), None)
+        if message is None:
             continue
         if isinstance(message, ClaimingPartition):
             knows = message.generation is None or message.generation >= generation

@@ -116,6 +116,12 @@ def held(*members: Member) -> list[int]:
     return sorted(len(member.consumer.claims()) for member in members)
 
 
+def heartbeats(member: Member) -> int:
+    """Records with heartbeats that it has written."""
+    written = member.consumer.statistics().written
+    return written.get("Heartbeat", 0) + written.get("Heartbeats", 0)
+
+
 def fill(settings: ConsumerSettings, count: int, first: int = 0, topic: str | None = None) -> None:
     """Records that are numbers, in all partitions."""
     producer = Producer(dict(settings.kafka))

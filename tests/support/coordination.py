@@ -29,7 +29,14 @@ from harvester.coordination.core.claim import (
 )
 from harvester.coordination.core.coordinator import Coordinator, Outcome, Refuse, Warn
 from harvester.coordination.core.fair_share import log_partition
-from harvester.coordination.core.messages import Client, GroupPartition, Message, ReturningMessages, encode
+from harvester.coordination.core.messages import (
+    Client,
+    GroupPartition,
+    Heartbeats,
+    Message,
+    ReturningMessages,
+    encode,
+)
 from harvester.coordination.core.partition_buffer import PartitionProgress
 from harvester.coordination.core.world import Claim, ClaimVerdict, LogTiming, World
 from harvester.coordination.errors import DuplicateClient
@@ -62,7 +69,7 @@ class Actor:
     client: Client
     coordinator: Coordinator
     skew_s: float
-    unsent: deque[tuple[Message, float]] = field(default_factory=deque)
+    unsent: deque[tuple[Message | Heartbeats, float]] = field(default_factory=deque)
     looking: deque[LookBack] = field(default_factory=deque)
     to_process: deque[tuple[GroupPartition, int, int]] = field(default_factory=deque)  # at most once: what is its own
     lost: set[tuple[GroupPartition, int]] = field(default_factory=set)
@@ -89,8 +96,9 @@ class Sim:
         self, actors: int = 3, places: int = 3, *, at_most_once: bool = False, stable: bool = False,
         log_partitions: int = 2, shed_at_once: int | None = None, greedy: bool = True, max_claims: int | None = None,
         whole_topics: bool = False, topics: dict[str, int] | None = None, orderly: bool = False,
-        lets_go_after_s: float = 0.0,
+        lets_go_after_s: float = 0.0, older: bool = False,
     ) -> None:  # fmt: skip
+        self.older = older  # some do not say that they read heartbeats that are sent together
         self.orderly = orderly  # nobody dies, and nothing is lost on its way: so no record is left out either
         self.now = 1000.0
         self.broker_behind_s = 0.0
@@ -107,16 +115,21 @@ class Sim:
         self.newest: dict[
             GroupPartition, int
         ] = {}  # at most once: the newest generation under which a record was handed out
-        self.ghosts: deque[tuple[Message, float]] = deque()
+        self.ghosts: deque[tuple[Message | Heartbeats, float]] = deque()
         self.lives = 0
-        self.claims_won = self.repeats = self.refusals = self.take_overs = self.returned = 0
+        self.together = self.claims_won = self.repeats = self.refusals = self.take_overs = self.returned = 0
         self.actors = [self.born(index) for index in range(actors)]
 
     # -- actors
 
-    def born(self, index: int, worlds: dict[int, World] | None = None, client_id: str | None = None) -> Actor:
+    def born(
+        self, index: int, worlds: dict[int, World] | None = None, client_id: str | None = None,
+        older: bool | None = None,
+    ) -> Actor:  # fmt: skip
         self.lives += 1
-        client = Client(client_id or f"c{index if self.stable else self.lives}", f"{self.lives:04}")
+        known = client_id or f"c{index if self.stable else self.lives}"
+        older = self.older and self.lives % 4 == 0 if older is None else older
+        client = (Client if older else Client.begin)(known, f"{self.lives:04}")
         settings = ConsumerSettings(
             kafka={}, group=GROUP, topics=tuple(self.topics), coordination_partitions=self.log_partitions,
             heartbeat_interval_s=INTERVAL_S, greedy=self.greedy, whole_topics=self.whole_topics,
@@ -153,21 +166,23 @@ class Sim:
         for _ in range(min(most, len(actor.unsent))):
             self.append(*actor.unsent.popleft())
 
-    def append(self, message: Message, created_at: float) -> None:
-        partition = log_partition(message.place, self.log_partitions)
+    def append(self, record: Message | Heartbeats, created_at: float) -> None:
+        partition = log_partition(record.parts[0].place, self.log_partitions)
         log, world = self.logs[partition], self.full[partition]
         at_ms = int((self.now - self.broker_behind_s) * 1000)
-        value = encode(message)
-        before = world.claim(message.place)
-        reading = world.read(len(log), at_ms, value)
+        value = encode(record)
+        readings = world.read(len(log), at_ms, value)
         log.append((at_ms, value))
         self.truths[partition].append(dict(world.claims))
-        if reading.verdict in (ClaimVerdict.WON, ClaimVerdict.ACCEPTED):
-            claim = world.claim(message.place)
-            self.accepted_sent_at[message.place, claim.generation] = created_at
-            self.returned += isinstance(message, ReturningMessages)
-            self.claims_won += reading.verdict is ClaimVerdict.WON
-            self.take_overs += reading.verdict is ClaimVerdict.WON and before.holder is not None
+        self.together += len(readings) > 1
+        for message, reading in zip(record.parts, readings, strict=True):
+            if reading.verdict in (ClaimVerdict.WON, ClaimVerdict.ACCEPTED):
+                claim, before = world.claim(message.place), reading.before
+                assert before is not None
+                self.accepted_sent_at[message.place, claim.generation] = created_at
+                self.returned += isinstance(message, ReturningMessages)
+                self.claims_won += reading.verdict is ClaimVerdict.WON
+                self.take_overs += reading.verdict is ClaimVerdict.WON and before.holder is not None
 
     def read(self, actor: Actor, partition: int, most: int = 1000) -> None:
         world = actor.coordinator.worlds[partition]
@@ -187,8 +202,8 @@ class Sim:
             message, created_at = actor.unsent.popleft()
             if arrived:
                 self.append(message, created_at)
-            event = NotSent(message.number)
-            self.perform(actor, actor.coordinator.tell(message.place, event, self.local(actor)))
+            for part in message.parts:
+                self.perform(actor, actor.coordinator.tell(part.place, NotSent(part.number), self.local(actor)))
 
     def look_back(self, actor: Actor) -> None:
         if actor.looking:

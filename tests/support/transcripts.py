@@ -66,7 +66,7 @@ class Transcript:
             value = what.encode() if who == "raw" else encode(_message(who, what))
             record = (len(self.log), int(at), value)
             self.log.append(record)
-            said.append(_line(record, self.world.read(*record)))
+            said += [_line(record, reading) for reading in self.world.read(*record)]
         return said + _known(self.world)
 
     @staticmethod

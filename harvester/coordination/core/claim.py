@@ -41,6 +41,7 @@ from harvester.coordination.core.messages import (
     Client,
     GroupPartition,
     Heartbeat,
+    Heartbeats,
     Message,
     ReleasingPartition,
     ReturningMessages,
@@ -122,7 +123,9 @@ class PartitionDrained:
 
 @dataclass(frozen=True, slots=True)
 class ClaimTick:
-    """Time passes."""
+    """Time passes. A heartbeat that is due within `early_s` may be sent now."""
+
+    early_s: float = 0.0
 
 
 Event = (
@@ -143,7 +146,7 @@ Event = (
 
 @dataclass(frozen=True, slots=True)
 class Append:
-    message: Message
+    message: Message | Heartbeats
 
 
 @dataclass(frozen=True, slots=True)
@@ -273,6 +276,16 @@ class ClaimState:
         """Whether this message was sent, and nothing has been read back since: not it, nor one behind it."""
         return any(known == number for known, _ in self.sent)
 
+    def beats(self, now: float) -> bool:
+        """Whether a heartbeat is due."""
+        return self.phase in (ClaimPhase.HELD, ClaimPhase.LEAVING) and self.batch is None and now >= self.next_beat_at
+
+    def due_at(self, pace: ClaimTiming) -> float:
+        """The moment at which time changes something, if nothing else does before."""
+        if self.phase is ClaimPhase.CLAIMING:
+            return _sent_at(self, self.claim_number) + pace.trust_s
+        return min(self.trusted_until(pace), self.next_beat_at) if self.phase in HOLDING else math.inf
+
     def trusted_until(self, pace: ClaimTiming) -> float:
         """The moment at which another may hold the partition."""
         return self.proof_at + pace.trust_s if self.phase in HOLDING else -math.inf
@@ -328,16 +341,16 @@ def _apply(state: ClaimState, event: Event, now: float, pace: ClaimTiming) -> Ne
             return _leave(state, reason)
         case PartitionDrained(last_offset) if state.phase is ClaimPhase.LEAVING and state.batch is None:
             return _left(state, last_offset, now, pace)
-        case ClaimTick():
-            return _tick(state, now, pace)
+        case ClaimTick(early_s):
+            return _tick(state, now + early_s, now, pace)
         case _:
             return state, ()
 
 
-def _tick(state: ClaimState, now: float, pace: ClaimTiming) -> Next:
+def _tick(state: ClaimState, until: float, now: float, pace: ClaimTiming) -> Next:
     if state.phase is ClaimPhase.CLAIMING and now >= _sent_at(state, state.claim_number) + pace.trust_s:
         return _missed(state)
-    if state.phase in (ClaimPhase.HELD, ClaimPhase.LEAVING) and state.batch is None and now >= state.next_beat_at:
+    if state.beats(until):
         return _append(state, _heartbeat(state, state.last_offset, pace), now, pace)
     return state, ()
 

@@ -19,18 +19,26 @@ their sender's interval and mode (`GroupCheck`). A newcomer that finds a client 
 before it has claimed anything. Of those that begin in the same moment with different modes the one at least once ends;
 with different intervals they warn. A client may live for 2 of *its* intervals after its last heartbeat, unless it has
 released the partition. Log time tells if it goes on; where it stands still, the newcomer listens for as long.
+
+*Heartbeats together.* When a place is due for a heartbeat, all others whose claims lie in the same partition of the log
+send theirs, up to half their time early; so they are due together from then on, and go as one record (`Heartbeats`). So
+what a client writes grows with the partitions of the log, not with the places it holds. At most once each goes alone:
+it is a commit, and waited for. So does each while a client that was heard of within 2 intervals, of whatever group,
+does not read the others (it is of an older version): to it their places would be stale. When such a client is heard of
+anew, each place is due at once.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from enum import Enum
 
 from harvester.coordination.core import claim as claims
 from harvester.coordination.core.claim import (
     HOLDING,
+    Append,
     ClaimPhase,
     ClaimState,
     ClaimTaken,
@@ -42,13 +50,15 @@ from harvester.coordination.core.claim import (
     ReleaseClaim,
     TryClaim,
 )
-from harvester.coordination.core.fair_share import Choice
+from harvester.coordination.core.fair_share import Choice, log_partition
 from harvester.coordination.core.messages import (
+    MOST_TOGETHER,
     ClaimingMessages,
     ClaimingPartition,
     Client,
     GroupPartition,
     Heartbeat,
+    Heartbeats,
     Message,
     ReleasingPartition,
     ReturningMessages,
@@ -98,6 +108,7 @@ class Coordinator:
         self.stage = Stage.READING
         self.worlds = dict(worlds)
         self.holdings: dict[GroupPartition, ClaimState] = {}
+        self._due_at: dict[GroupPartition, float] = {}
         self._pace = settings.pace
         self.choice = Choice(settings, client, self.worlds, self.holdings)
         self._group = GroupCheck(settings.timing.interval_ms, at_most_once=settings.at_most_once)
@@ -105,6 +116,7 @@ class Coordinator:
         self._unread = set(self.worlds)  # partitions of the log that are not read to the end they had
         self._ready_at = self._next_choice_at = -math.inf
         self._claiming: dict[GroupPartition, int] = {}  # when it was closed: the numbers of claims under way
+        self._together = dict.fromkeys(self.worlds, False)  # whether heartbeats of a partition went together last
 
     # -- the log
 
@@ -116,14 +128,15 @@ class Coordinator:
 
     def read(self, partition: int, offset: int, timestamp_ms: int, value: bytes | None, now: float) -> list[Outcome]:
         world = self.worlds[partition]
-        reading = world.read(offset, timestamp_ms, value)
+        readings = world.read(offset, timestamp_ms, value)
         self.choice.read(partition, world.now_ms, now)
-        message = reading.message
         said: list[Outcome] = []
-        if isinstance(message, Unreadable):
-            said.append(Warn(f"coordination log, partition {partition}, offset {offset}: {message.reason}"))
-        elif message is not None and message.place.group == self.settings.group:
-            said += self._heard(world, offset, message, reading, now)
+        for reading in readings:
+            message = reading.message
+            if isinstance(message, Unreadable):
+                said.append(Warn(f"coordination log, partition {partition}, offset {offset}: {message.reason}"))
+            elif message is not None and message.place.group == self.settings.group:
+                said += self._heard(world, offset, message, reading, now)
         self._check_end(partition, now)
         return said
 
@@ -192,8 +205,7 @@ class Coordinator:
         said: list[Outcome] = []
         if self.stage is Stage.REFUSED:
             return said
-        for place in tuple(self.holdings):
-            said += self._step(place, ClaimTick(), now)
+        said += self._tick_claims(now)
         if self.stage is Stage.LISTENING and self._has_listened(now):
             self.stage = Stage.ACTIVE
             self.choice.active(now)
@@ -215,6 +227,41 @@ class Coordinator:
         )
 
     # -- parts
+
+    def _tick_claims(self, now: float) -> list[Outcome]:
+        due = dict.fromkeys(place for place, at in self._due_at.items() if at <= now)
+        early_s = self._early_s(due, now)
+        for place in self.holdings if early_s else ():
+            if self.holdings[place].beats(now + early_s.get(self._partition(place), 0.0)):
+                due[place] = None
+        said: list[Outcome] = []
+        beats: dict[int, list[Heartbeat]] = {}
+        for place in due:
+            partition = self._partition(place)
+            for command in self._step(place, ClaimTick(early_s.get(partition, 0.0)), now):
+                match command:
+                    case Append(Heartbeat() as beat) if self._together[partition]:
+                        beats.setdefault(partition, []).append(beat)
+                    case _:
+                        said.append(command)
+        for together in beats.values():
+            for first in range(0, len(together), MOST_TOGETHER):
+                some = tuple(together[first : first + MOST_TOGETHER])
+                said.append(Append(Heartbeats(some) if len(some) > 1 else some[0]))
+        return said
+
+    def _early_s(self, due: Iterable[GroupPartition], now: float) -> dict[int, float]:
+        """How much before their time the heartbeats of a partition of the log may be sent now."""
+        if self.settings.at_most_once:
+            return {}
+        ended = [each for each, world in self.worlds.items() if self._together[each] and not world.read_together]
+        self._together = {partition: world.read_together for partition, world in self.worlds.items()}
+        beating = {self._partition(place) for place in due if self.holdings[place].beats(now)}
+        early_s = {each: self._pace.beat_every_s / 2 for each in beating if self._together[each]}
+        return early_s | dict.fromkeys(ended, math.inf)
+
+    def _partition(self, place: GroupPartition) -> int:
+        return log_partition(place, len(self.worlds))
 
     def _choose(self, now: float) -> list[Outcome]:
         said: list[Outcome] = []
@@ -281,6 +328,7 @@ class Coordinator:
         if holding is None:
             holding = ClaimState(place, self.client, at_most_once=self.settings.at_most_once)
         self.holdings[place], commands = claims.step(holding, event, now, self._pace)
+        self._due_at[place] = self.holdings[place].due_at(self._pace)
         if any(isinstance(command, Missed) for command in commands):
             self.choice.missed(place, now)
         return commands

@@ -15,6 +15,14 @@ All kinds carry the fields of the original protocol and four more. `instance` te
 sender knows for certain. `confirmed` is the offset of the newest message under that claim which its sender has read
 back as accepted, at first the claim's own: from it a reader that came late learns what was true there (`world`).
 
+A client that holds many places says most of its heartbeats *together*, one record for all that lie in a partition of
+the topic. Each counts as if it stood alone at the record's offset:
+
+    Heartbeats v1 group=billing client=b-1 instance=5f0c~ interval_ms=5000 orders/3=7:41:52:1041 orders/4=9:42:53:-
+
+with a place's number, generation, confirmed and last_offset behind its name. Who can read that says so by the `~` at
+the end of its instance.
+
 Text that is no message of a version known here is `Unreadable`, a value with the reason: it changes nothing, and the
 reader warns.
 """
@@ -27,9 +35,11 @@ from typing import Any, ClassVar
 from urllib.parse import quote, unquote
 
 VERSION = 1
-MAX_BYTES = 16_384  # of a message
+MAX_BYTES = 65_536  # of a record
+MOST_TOGETHER = 150  # heartbeats in a record: with the longest names that Kafka allows they have room in it
 _MAX_NUMBER = 2**63
 _NONE = "-"
+_READS_TOGETHER = "~"
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -51,6 +61,16 @@ class Client:
     id: str
     instance: str
 
+    @classmethod
+    def begin(cls, client_id: str, instance: str) -> Client:
+        """A life of this version."""
+        return cls(client_id, instance + _READS_TOGETHER)
+
+    @property
+    def reads_together(self) -> bool:
+        """Whether it is of a version that reads `Heartbeats`."""
+        return self.instance.endswith(_READS_TOGETHER)
+
 
 @dataclass(frozen=True, slots=True)
 class _Said:
@@ -61,6 +81,11 @@ class _Said:
     confirmed: int | None
 
     carries: ClassVar[str | None] = None  # how the position's field is called
+
+    @property
+    def parts(self) -> tuple[Message, ...]:
+        """The messages in the record."""
+        return (self,)  # type: ignore[return-value]
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,6 +148,13 @@ Message = Heartbeat | ClaimingPartition | ReleasingPartition | ClaimingMessages 
 
 
 @dataclass(frozen=True, slots=True)
+class Heartbeats:
+    """Those of a client for several places of a group, none of them at most once. At least one."""
+
+    parts: tuple[Heartbeat, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Unreadable:
     """A record that is no message to this version; for the log of the process."""
 
@@ -135,11 +167,15 @@ _KINDS: dict[str, type[Message]] = {
 }
 _INTERVAL, _MODE = "interval_ms", "mode"  # the last fields of a message that has them
 _AT_MOST_ONCE = "at-most-once"
+_NUMBERS = ("number", "generation", "confirmed", "last_offset")
+_FIELDS_TOGETHER = ("group", "client", "instance", "interval_ms")
 _FIELDS = ("group", "topic", "partition", "client", "instance", "number", "generation", "confirmed")
 
 
-def encode(message: Message) -> bytes:
+def encode(message: Message | Heartbeats) -> bytes:
     """The record's value. Raises UnicodeEncodeError for a name that is no text (half a surrogate pair)."""
+    if isinstance(message, Heartbeats):
+        return _encode_together(message.parts)
     place, client = message.place, message.client
     names = _name(place.group), _name(place.topic), place.partition, _name(client.id), _name(client.instance)
     values = *names, message.number, _number(message.generation), _number(message.confirmed)
@@ -153,7 +189,18 @@ def encode(message: Message) -> bytes:
     return " ".join(words).encode("ascii")
 
 
-def decode(value: bytes | None) -> Message | Unreadable:
+def _encode_together(beats: tuple[Heartbeat, ...]) -> bytes:
+    first = beats[0]
+    who = _name(first.place.group), _name(first.client.id), _name(first.client.instance), _number(first.interval_ms)
+    words = [Heartbeats.__name__, f"v{VERSION}"]
+    words += [f"{field}={value}" for field, value in zip(_FIELDS_TOGETHER, who, strict=True)]
+    for beat in beats:
+        numbers = beat.number, _number(beat.generation), _number(beat.confirmed), _number(beat.last_offset)
+        words.append(f"{_name(beat.place.topic)}/{beat.place.partition}={':'.join(map(str, numbers))}")
+    return " ".join(words).encode("ascii")
+
+
+def decode(value: bytes | None) -> Message | Heartbeats | Unreadable:
     """The message, or why it is none. Raises nothing."""
     if not value or len(value) > MAX_BYTES:
         return Unreadable(f"a record of {len(value or b'')} bytes is no message")
@@ -163,13 +210,16 @@ def decode(value: bytes | None) -> Message | Unreadable:
         return Unreadable(str(error))
 
 
-def _parse(text: str) -> Message | Unreadable:
+def _parse(text: str) -> Message | Heartbeats | Unreadable:
     kind, *words = text.split(" ")
-    made = _KINDS.get(kind)
-    if made is None or not words:
+    together = kind == Heartbeats.__name__
+    if not words or not (together or kind in _KINDS):
         return Unreadable(f"{text[:40]!r} is no kind of message known here")
     if words[0] != f"v{VERSION}":
         return Unreadable(f"a {kind} of version {words[0][:20]!r}: this program reads v{VERSION}, a newer one wrote it")
+    if together:
+        return _parse_together(words[1:])
+    made = _KINDS[kind]
     expected = _FIELDS if made.carries is None else (*_FIELDS, made.carries)
     found = [word.partition("=") for word in words[1:]]
     said: dict[str, Any] = {}
@@ -183,11 +233,34 @@ def _parse(text: str) -> Message | Unreadable:
     group, topic, partition, client, instance, number, *numbers = (text for _, _, text in found)
     place = GroupPartition(_unname(group), _unname(topic), _whole(partition))
     sender = Client(_unname(client), _unname(instance))
-    rest = [None if text == _NONE else _whole(text) for text in numbers]
+    rest = [_optional(text) for text in numbers]
     if made is ClaimingMessages and rest[-1] is None:
         return Unreadable("a ClaimingMessages names no offset")
     build: Callable[..., Message] = made
     return build(place, sender, _whole(number), *rest, **said)
+
+
+def _parse_together(words: list[str]) -> Heartbeats | Unreadable:
+    found = [word.partition("=") for word in words]
+    who, places = found[: len(_FIELDS_TOGETHER)], found[len(_FIELDS_TOGETHER) :]
+    if tuple(field for field, _, _ in who) != _FIELDS_TOGETHER or not places:
+        return Unreadable(f"Heartbeats have other fields than {', '.join(_FIELDS_TOGETHER)} and places")
+    group, client, instance, interval = (text for _, _, text in who)
+    sender, interval_ms = Client(_unname(client), _unname(instance)), _optional(interval)
+    beats = []
+    for place, _, text in places:
+        topic, _, partition = place.partition("/")
+        numbers = text.split(":")
+        if len(numbers) != len(_NUMBERS):
+            return Unreadable(f"a place of Heartbeats has other numbers than {', '.join(_NUMBERS)}")
+        number, generation, confirmed, last_offset = numbers
+        beats.append(
+            Heartbeat(
+                GroupPartition(_unname(group), _unname(topic), _whole(partition)), sender, _whole(number),
+                _optional(generation), _optional(confirmed), _optional(last_offset), interval_ms,
+            )
+        )  # fmt: skip
+    return Heartbeats(tuple(beats))
 
 
 def position(message: Message) -> int | None:
@@ -205,6 +278,10 @@ def _unname(text: str) -> str:
 
 def _number(number: int | None) -> str:
     return _NONE if number is None or number < 0 else str(number)
+
+
+def _optional(text: str) -> int | None:
+    return None if text == _NONE else _whole(text)
 
 
 def _whole(text: str) -> int:

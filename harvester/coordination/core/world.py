@@ -145,7 +145,8 @@ class World:
     """`start_offset`: where this reader's unbroken view begins, at log time `start_ms`; `next_offset`: what it reads.
 
     `presence` keeps, by group and client id, when a claim was last lost, oldest first: who loses one is there, and
-    wants a share (P31). After 2 intervals that is over.
+    wants a share (P31). After 2 intervals that is over. `older_ms`: when a client was heard of, of any group, that does
+    not read heartbeats that are sent together.
     """
 
     timing: LogTiming
@@ -155,6 +156,7 @@ class World:
     start_ms: int | None = None
     claims: dict[GroupPartition, Claim] = field(default_factory=dict)
     presence: dict[tuple[str, str], int] = field(default_factory=dict)
+    older_ms: int | None = None
 
     @classmethod
     def begin(cls, timing: LogTiming, offset: int = 0) -> World:
@@ -162,10 +164,10 @@ class World:
 
     # -- what changes it
 
-    def read(self, offset: int, timestamp_ms: int, value: bytes | None) -> Reading:
-        """The next record of the log, with the time at which the broker appended it."""
+    def read(self, offset: int, timestamp_ms: int, value: bytes | None) -> tuple[Reading, ...]:
+        """The next record of the log, with the time at which the broker appended it: one reading for each message."""
         if offset < self.next_offset:
-            return Reading(None, ClaimVerdict.REPEATED)
+            return (Reading(None, ClaimVerdict.REPEATED),)
         if offset > self.next_offset:
             self.miss(offset)
         self.next_offset = offset + 1
@@ -174,11 +176,16 @@ class World:
             self.start_ms = self.now_ms
         message = decode(value)
         if isinstance(message, Unreadable):
-            return Reading(message, ClaimVerdict.UNREADABLE)
+            return (Reading(message, ClaimVerdict.UNREADABLE),)
+        return tuple(map(self._take, message.parts))
+
+    def _take(self, message: Message) -> Reading:
         before = self.claim(message.place)
         after, verdict = _judge(before, message, self)
         self.claims[message.place] = replace(after, heard_ms=self.now_ms)
         self._note_presence(message, verdict)
+        if not message.client.reads_together and not isinstance(message, SettingPosition):
+            self.older_ms = self.now_ms
         return Reading(message, verdict, before)
 
     def miss(self, offset: int) -> None:
@@ -251,6 +258,11 @@ class World:
                 continue
             if claim.freshness(self.now_ms, self.timing) is not Freshness.STALE:
                 yield place, claim.holder
+
+    @property
+    def read_together(self) -> bool:
+        """Whether all clients that were heard of within 2 intervals read heartbeats that are sent together."""
+        return self.older_ms is None or self.now_ms - self.older_ms > 2 * self.timing.interval_ms
 
     def waiting(self, group: str, now_ms: int = 0) -> Iterator[str]:
         """The ids of a group's clients that lost a claim within 2 intervals, as of the last record or a later time."""

@@ -61,7 +61,7 @@ class Claimer:
             said += commands
             for command in commands:
                 if isinstance(command, Append):
-                    self.last = command.message
+                    (self.last,) = command.message.parts
         return said
 
     def read(
@@ -234,7 +234,8 @@ def test_an_unknown_outcome_is_no_success(steps: int) -> None:
     before = claimer.last
     (again,) = claimer.feed(100.3, NotSent(before.number))
     assert isinstance(again, Append)
-    assert (type(again.message), again.message.number) == (type(before), before.number + 1)
+    (message,) = again.message.parts
+    assert (type(message), message.number) == (type(before), before.number + 1)
 
 
 def test_both_of_two_commits_of_a_batch_are_one() -> None:

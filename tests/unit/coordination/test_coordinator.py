@@ -12,8 +12,11 @@ from harvester.coordination.core.messages import (
     Client,
     GroupPartition,
     Heartbeat,
+    Message,
     ReleasingPartition,
     SettingPosition,
+    Unreadable,
+    decode,
 )
 from harvester.coordination.core.world import World
 from tests.support.coordination import GROUP, INTERVAL_S, TIMING, TOPIC, Actor, Sim
@@ -28,6 +31,48 @@ def restarted(sim: Sim, index: int, client_id: str | None = None) -> Actor:
     old = sim.actors[index]
     sim.actors[index] = sim.born(index, client_id=client_id or old.client.id)
     return sim.actors[index]
+
+
+# -- heartbeats
+
+
+@pytest.mark.parametrize("places", [10, 60])
+def test_heartbeats_cost_the_partitions_of_the_log_and_not_the_places(places: int) -> None:
+    sim = Sim(actors=2, places=places, log_partitions=2)
+    sim.settle(4 * INTERVAL_S)
+    assert sum(spread(sim)) == places
+    before = sum(map(len, sim.logs.values()))
+    sim.settle(10 * INTERVAL_S)
+    assert sum(map(len, sim.logs.values())) - before == pytest.approx(2 * 2 * 2 * 10, abs=8)  # 2 an interval
+
+
+def test_heartbeats_go_alone_while_a_client_is_there_that_would_not_read_them() -> None:
+    sim = Sim(actors=1, places=6, log_partitions=1)
+    sim.settle(4 * INTERVAL_S)
+    assert sim.together > 3
+    log = sim.logs[0]
+    older = sim.born(1, older=True)
+    sim.actors.append(older)
+    while not any(part.client == older.client for part in parts(log[-1])):
+        sim.settle(0.05)
+    heard, together = len(log), sim.together
+    sim.settle(0.1)
+    beats = [part.place for record in log[heard:] for part in parts(record) if isinstance(part, Heartbeat)]
+    assert len(set(beats)) == 6  # at once, for the newcomer
+    sim.settle(6 * INTERVAL_S)
+    assert (spread(sim), sim.together) == ([3, 3], together)
+    sim.actors.remove(older)
+    sim.settle(1.4 * INTERVAL_S)  # its last message may be half an interval old
+    assert sim.together == together
+    sim.settle(2.6 * INTERVAL_S)
+    assert spread(sim) == [6]
+    assert sim.together > together
+
+
+def parts(record: tuple[int, bytes]) -> tuple[Message, ...]:
+    said = decode(record[1])
+    assert not isinstance(said, Unreadable)
+    return said.parts
 
 
 # -- sharing

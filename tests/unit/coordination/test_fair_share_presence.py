@@ -47,10 +47,10 @@ class Log:
     def say(self, place: GroupPartition, message: Message, at: float, ahead_s: float = 0.0) -> ClaimVerdict:
         partition = log_partition(place, 2)
         world = self.worlds[partition]
-        verdict = world.read(world.next_offset, round(1000 * (at + ahead_s)), encode(message)).verdict
+        (reading,) = world.read(world.next_offset, round(1000 * (at + ahead_s)), encode(message))
         self.choice.read(partition, world.now_ms, at)
         self.choice.heard(place, at)
-        return verdict
+        return reading.verdict
 
     def beat(self, at: float, ahead_s: float = 0.0) -> None:
         assert self.say(OURS, Heartbeat(OURS, US, 2, 0, 0, None), at, ahead_s) is ClaimVerdict.ACCEPTED

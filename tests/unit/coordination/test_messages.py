@@ -6,11 +6,13 @@ import pytest
 
 from harvester.coordination.core.fair_share import log_partition
 from harvester.coordination.core.messages import (
+    MOST_TOGETHER,
     ClaimingMessages,
     ClaimingPartition,
     Client,
     GroupPartition,
     Heartbeat,
+    Heartbeats,
     Message,
     ReleasingPartition,
     SettingPosition,
@@ -38,6 +40,33 @@ def test_the_text_of_each_kind(message: Message, text: str) -> None:
     assert decode(text.encode()) == message
 
 
+def test_the_text_of_heartbeats_that_go_together() -> None:
+    client, other = Client.begin("b 1", "5f0c"), GroupPartition("billing/eu", "or/ders", 0)
+    beats = Heartbeats(
+        (Heartbeat(PLACE, client, 7, 41, 52, 1041, 5000), Heartbeat(other, client, 9, 42, 53, None, 5000))
+    )
+    text = (
+        "Heartbeats v1 group=billing%2Feu client=b%201 instance=5f0c~ interval_ms=5000"
+        " orders/3=7:41:52:1041 or%2Fders/0=9:42:53:-"
+    )
+    assert encode(beats) == text.encode()
+    assert decode(text.encode()) == beats
+
+
+def test_as_many_heartbeats_as_go_together_have_room_in_a_record() -> None:
+    client = Client.begin("c" * 249, "i" * 32)
+    most = 2**63 - 1
+    beats = [
+        Heartbeat(GroupPartition("g" * 249, "t" * 249, 2**31 - 1 - each), client, most, most, most, most, most)
+        for each in range(MOST_TOGETHER)
+    ]
+    assert decode(encode(Heartbeats(tuple(beats)))) == Heartbeats(tuple(beats))
+
+
+def test_who_reads_heartbeats_that_go_together_says_so() -> None:
+    assert [client.reads_together for client in (Client.begin("a", "5f0c"), Client("a", "5f0c"))] == [True, False]
+
+
 def test_names_may_hold_anything() -> None:
     place = GroupPartition("a/b=c d-%\n", "ü", 0)
     message = ClaimingPartition(place, Client("", "-"), 1, None, None)
@@ -54,8 +83,13 @@ def test_names_may_hold_anything() -> None:
     (f"Heartbeat v1 {TEXT} last_offset=-1", "is no number"),
     (f"Heartbeat v1 {TEXT} last_offset=9223372036854775808", "64 bits"),
     (f"Heartbeat v1 {TEXT} last_offset=1".replace("%2F", "%FF"), "decode"),
+    ("Heartbeats v1 group=g client=c instance=i interval_ms=5", "other fields"),
+    ("Heartbeats v1 group=g client=c interval_ms=5 t/0=1:2:3:4", "other fields"),
+    ("Heartbeats v1 group=g client=c instance=i interval_ms=5 t/0=1:2:3", "other numbers"),
+    ("Heartbeats v1 group=g client=c instance=i interval_ms=5 t=1:2:3:4", "is no number"),
+    ("Heartbeats v2 group=g client=c instance=i interval_ms=5 t/0=1:2:3:4", "a newer one wrote it"),
     ("", "0 bytes"),
-    ("x" * 20_000, "20000 bytes"),
+    ("x" * 70_000, "70000 bytes"),
     ("Heartbeat", "no kind of message"),
     ("Grüße", "ascii"),
 ])  # fmt: skip

@@ -12,6 +12,7 @@ from harvester.coordination.core.messages import (
     Client,
     GroupPartition,
     Heartbeat,
+    Heartbeats,
     Message,
     ReleasingPartition,
     ReturningMessages,
@@ -38,18 +39,30 @@ MESSAGES: st.SearchStrategy[Message] = st.one_of(
 )
 
 
-@given(MESSAGES)
-def test_what_was_said_is_what_is_read(message: Message) -> None:
+@st.composite
+def together(draw: st.DrawFn) -> Heartbeats:
+    group, client, interval_ms = draw(NAMES), draw(st.builds(Client, NAMES, NAMES)), draw(st.none() | NUMBERS)
+    place = st.builds(GroupPartition, st.just(group), NAMES, st.integers(0, 2**31 - 1))
+    numbers = NUMBERS, *[st.none() | NUMBERS] * 3
+    beat = st.builds(Heartbeat, place, st.just(client), *numbers, st.just(interval_ms))
+    return Heartbeats(tuple(draw(st.lists(beat, min_size=1, max_size=5))))
+
+
+RECORDS: st.SearchStrategy[Message | Heartbeats] = MESSAGES | together()
+
+
+@given(RECORDS)
+def test_what_was_said_is_what_is_read(message: Message | Heartbeats) -> None:
     assert decode(encode(message)) == message
 
 
-@given(MESSAGES)
-def test_a_message_is_one_line_of_printable_ascii(message: Message) -> None:
+@given(RECORDS)
+def test_a_message_is_one_line_of_printable_ascii(message: Message | Heartbeats) -> None:
     text = encode(message).decode("ascii")
     assert text.isprintable()
 
 
-@given(st.binary(max_size=200) | MESSAGES.map(encode), st.integers(0, 250), st.binary(max_size=3))
+@given(st.binary(max_size=200) | RECORDS.map(encode), st.integers(0, 250), st.binary(max_size=3))
 def test_no_bytes_do_any_harm(value: bytes, at: int, patch: bytes) -> None:
     read = decode(value[:at] + patch + value[at + len(patch) :])
     assert isinstance(read, Unreadable) or decode(encode(read)) == read
