@@ -20,12 +20,12 @@ before it has claimed anything. Of those that begin in the same moment with diff
 with different intervals they warn. A client may live for 2 of *its* intervals after its last heartbeat, unless it has
 released the partition. Log time tells if it goes on; where it stands still, the newcomer listens for as long.
 
-*Heartbeats together* (P47). When a place is due for a heartbeat, all others whose claims lie in the same partition of the log
-send theirs, up to half their time early; so they are due together from then on, and go as one record (`Heartbeats`). So
-what a client writes grows with the partitions of the log, not with the places it holds. At most once each goes alone:
-it is a commit, and waited for. So does each while a client that was heard of within 2 intervals, of whatever group,
-does not read the others (it is of an older version): to it their places would be stale. When such a client is heard of
-anew, each place is due at once.
+*Heartbeats together* (P47). When a place is due for a heartbeat, all others whose claims lie in the same partition of
+the log send theirs, up to half their time early; so they are due together from then on, and go as one record
+(`Heartbeats`). So what a client writes grows with the partitions of the log, not with the places it holds. At most once
+each goes alone: it is a commit, and waited for. So does each while a client that was heard of within 2 intervals, of
+whatever group, is of a version that does not read the others: to it their places would be stale. When such a client is
+heard of anew, each place is due at once.
 """
 
 from __future__ import annotations
