@@ -124,6 +124,38 @@ def holding(gate: Gate, settings: dict[str, Any], partitions: int, idle_s: float
     return {name: (after[name] - before[name]) / took_s * 60 for name in before}
 
 
+def one_of_many(gate: Gate, settings: dict[str, Any], refused_offset: int | None) -> tuple[float, float, int]:
+    """One consumer of as many as there are partitions: when it began and ended, and how many records it has taken. Its
+    handler never takes the one at this offset.
+    """
+    taken = 0
+    made = settings_of(settings)
+    with CoordinatedConsumer(made) as consumer:
+        consumer.pause()
+        shared_since, deadline = time.monotonic(), time.monotonic() + _STUCK_S
+        while time.monotonic() - shared_since < 2 * made.heartbeat_interval_s:
+            consumer.poll(0.05)
+            if len(consumer.claims()) != 1:
+                shared_since = time.monotonic()
+            _check(deadline)
+        ((topic, partition),) = consumer.claims()
+        wanted = _end(made, topic, partition) - (refused_offset is not None)
+
+        def handle(record: Any) -> None:
+            nonlocal taken
+            if record.offset() == refused_offset:
+                raise ValueError("no handler takes it")
+            taken += 1
+            if taken == wanted:
+                consumer.stop()
+
+        gate.ready()
+        began = time.monotonic()
+        consumer.resume()
+        consumer.run(handle)
+        return began, time.monotonic(), taken
+
+
 def member(gate: Gate, settings: dict[str, Any]) -> None:
     """Hold claims until told to stop, or killed."""
     with CoordinatedConsumer(settings_of(settings)) as consumer:
@@ -141,12 +173,13 @@ def settings_of(given: dict[str, Any]) -> ConsumerSettings:
 
 def written(settings: ConsumerSettings) -> int:
     """How many messages the coordination topic has had."""
+    return sum(_end(settings, settings.coordination_topic, each) for each in range(settings.coordination_partitions))
+
+
+def _end(settings: ConsumerSettings, topic: str, partition: int) -> int:
     reader = Consumer({**settings.kafka, "group.id": "bench-reader"})
     try:
-        return sum(
-            reader.get_watermark_offsets(TopicPartition(settings.coordination_topic, each), 10)[1]
-            for each in range(settings.coordination_partitions)
-        )
+        return reader.get_watermark_offsets(TopicPartition(topic, partition), 10)[1]
     finally:
         reader.close()
 

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import uuid
+from contextlib import ExitStack
 from typing import Any
 
 from harvester.coordination.fetcher import FULL_MS
 from scripts.benchmarks._backlog import Rows
 from scripts.benchmarks._place import make_topic, remove_topics
 from scripts.benchmarks._scenario import Bench, Samples, Scenario
-from scripts.benchmarks._worker import run
+from scripts.benchmarks._worker import Worker, run
 from scripts.benchmarks.coordination import PARTITIONS, per_s, settings_for
 
 WAYS = {"run": False, "async": False, "consume": True, "run_batches": True}  # whether beside `consume`
 WAIT_S = 0.002
+POLICY = {"on_error": "dead-letter", "attempts": 5, "backoff_s": 0.1, "heartbeat_interval_s": 1.0}
+_REFUSED = 100  # its offset
 _LONGER = 20
 _CONSUMERS = "scripts.benchmarks._consumers:"
 
@@ -60,6 +63,47 @@ def consumer(bench: Bench, samples: Samples) -> None:
         remove_topics(bench, *used)
 
 
+def poison(bench: Bench, samples: Samples) -> None:
+    """Eight consumers, with a record at each that no handler takes and without, in turn."""
+    records = bench.share(_LONGER / 2, least=2_000)
+    topic = f"bench-{uuid.uuid4().hex[:12]}"
+    make_topic(bench, topic, PARTITIONS)
+    used = [topic]
+
+    def rate_per_s(refused_offset: int | None) -> float:
+        settings = settings_for(bench, topic, used) | POLICY
+        name = _CONSUMERS + "one_of_many"
+        with ExitStack() as stack:
+            together = [
+                Worker(name, {"settings": settings, "refused_offset": refused_offset}) for _ in range(PARTITIONS)
+            ]
+            for each in together:
+                stack.callback(each.end)
+            for each in together:
+                each.wait_ready()
+            for each in together:
+                each.start()
+            found = [each.result() for each in together]
+        used.append(f"{settings['group']}.dead-letters")
+        took_s = max(ended for _, ended, _ in found) - min(began for began, _, _ in found)
+        return float(sum(taken for _, _, taken in found) / took_s)
+
+    try:
+        rows = Rows(records)
+        run(
+            "scripts.benchmarks._baselines:produce",
+            bootstrap=bench.bootstrap, topic=topic, records=records, keys=rows.keys, size=rows.size,
+        )  # fmt: skip
+        for _ in bench.each_round():
+            rates = {"without": rate_per_s(None), "with": rate_per_s(_REFUSED)}
+            samples.add_all({f"{name}_per_s": rate for name, rate in rates.items()})
+            samples.add("ratio", rates["with"] / rates["without"])
+            bench.say(f"with one that is refused at each of {PARTITIONS} consumers: {samples.median('ratio'):.2f}")
+    finally:
+        remove_topics(bench, *used)
+
+
 SCENARIOS = {
+    "poison": Scenario(poison, "eight consumers that have each a record which no handler takes"),
     "consumer": Scenario(consumer, "ways to be handed records, beside a bare consumer; eight workers that wait"),
 }

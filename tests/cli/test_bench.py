@@ -37,6 +37,7 @@ GROUPS: dict[str, dict[str, set[str]]] = {
             "messages_per_partition_minute",
             "recovery_s",
         },
+        "poison": {"ratio", "with_per_s"},
         "claims": {"10.records", "10.bytes", "10.cpu_s"},
         "consumer": {f"{way}.ratio" for way in consumer.WAYS} | {"workers.factor"},
     },
@@ -107,7 +108,7 @@ def test_each_scenario_gives_its_figures(
 def test_the_groups_are_all_scenarios_of_our_own() -> None:
     """A scenario that is added has to be tried here, too; those that take other software or long are not."""
     tried = {name for group in GROUPS.values() for name in group}
-    assert find().keys() - tried == {"resume", "peers", "pipeline", "pipeline-growth"}
+    assert find().keys() - tried == {"resume", "peers", "consumer-peers", "pipeline", "pipeline-growth"}
 
 
 def test_repeats_of_a_peer_are_counted_and_end_nothing(servers: Servers, make_topic: MakeTopic) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -45,6 +46,22 @@ def jars(project: str) -> Path:
         _run(["mvn", "-q", "-B", *goal], built)
         (built / "unfinished").rename(found)
     return found
+
+
+def aiokafka() -> tuple[str, str] | None:
+    """The command of a consumer by aiokafka 0.14, in an environment of its own; None where pip does not find it."""
+    built = _cache("aiokafka-0.14.0")
+    python = built / "bin" / "python"
+    if not (built / "complete").exists():
+        _run([sys.executable, "-m", "venv", str(built)], built)
+        done = subprocess.run(
+            [python, "-m", "pip", "install", "-q", "aiokafka==0.14.0"], capture_output=True, timeout=_TIMEOUT_S,
+            check=False,
+        )  # fmt: skip
+        if done.returncode:
+            return None
+        (built / "complete").touch()
+    return str(python), str(HERE / "aiokafka" / "consume.py")
 
 
 def _cache(name: str) -> Path:
