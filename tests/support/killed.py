@@ -31,7 +31,7 @@ def die() -> None:
 
 
 class Handler:
-    """Takes records, but for the poison; stops the consumer in the middle of a batch where that leads to the step."""
+    """Takes records, but for the poison; stops the consumer where that leads to the step, which may be in a batch."""
 
     def __init__(self, step: str, taken: Path) -> None:
         self.step, self.taken = step, taken
@@ -53,8 +53,10 @@ class Handler:
             self.die_later()
         if self.has_failed and self.step == "parked":
             self.die_later()
-        leaves = self.step.endswith(("ReleasingPartition", "ReturningMessages"))
-        if leaves and self.count >= NTH and self.consumer._batch.rest:
+        leaves = self.step.endswith("ReleasingPartition") or (
+            self.step.endswith("ReturningMessages") and self.consumer._batch.rest
+        )
+        if leaves and self.count >= NTH:
             self.consumer.stop()
 
     def die_later(self) -> None:
