@@ -203,7 +203,7 @@ class Fetcher:
     def follow(self) -> Iterator[Event]:
         """Assign what was begun, unassign what was stopped; returns what the application is to be told.
 
-        What begins waits until the group's coordinator has said where; other places do not wait for it.
+        What begins waits until the group's coordinator has said where, if the log does not; other places do not wait.
         """
         changes, waiting = self._session.changes, list[Change]()
         changed = bool(changes)
@@ -249,10 +249,14 @@ class Fetcher:
         return events
 
     def _committed(self) -> dict[PartitionBuffer, int | None]:
-        """Of the claims that begin, as far as the group's coordinator has answered."""
+        """Of the claims that begin and need it, as far as the group's coordinator has answered."""
         session = self._session
         with session.lock:
-            begun = [buffer for place, buffer, _ in session.changes if buffer and session.buffer.get(place) is buffer]
+            begun = [
+                buffer
+                for place, buffer, _ in session.changes
+                if buffer and session.buffer.get(place) is buffer and not buffer.is_placed
+            ]
         try:
             return self._inquiry.look(begun)
         except BrokerError as error:  # asking again would not help
@@ -267,10 +271,10 @@ class Fetcher:
             self._unassign([place])
         if buffer is None or self._session.buffer.get(place) is not buffer:
             return True
-        if buffer not in committed:
+        if not buffer.is_placed and buffer not in committed:
             return False
         with self._session.lock:
-            buffer.begin(committed[buffer])
+            buffer.begin(committed.get(buffer))
         return True
 
     def _replace(self, place: GroupPartition, since: float) -> Iterator[Event]:

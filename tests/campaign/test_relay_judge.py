@@ -301,6 +301,24 @@ def test_losses_are_read_from_logs() -> None:
     assert logs.last_error(log) == "ended unasked (exit code -9)"
 
 
+def test_deliveries_that_time_out_are_a_loss_until_it_is_over() -> None:
+    late = "record 7 failed (attempts 0) and will be retried: _MSG_TIMED_OUT: Local: Message timed out"
+    over = "records that failed: recovered after 3 s (9 reports)"
+    log = [
+        line("01.000", over),
+        line("02.000", late),
+        line("05.000", over),
+        line("06.000", late),
+        line("08.000", "stops"),
+    ]
+    assert [(loss.kind, loss.began - START, loss.ended - START) for loss in logs.losses("h1", log)] == [
+        ("delivery timed out", 2.0, 2.0),
+        ("delivery timed out", 2.0, 5.0),
+        ("delivery timed out", 6.0, 6.0),
+        ("delivery timed out", 6.0, 8.0),
+    ]
+
+
 def test_a_thread_that_failed_is_read_from_logs() -> None:
     log = [
         line("01.000", "ends: _FATAL: the producer is of no use", "error"),  # what a producer's own end is called

@@ -276,6 +276,11 @@ class PartitionBuffer:
             self.fetched += records
             self.fetched_to = records[-1].offset()
 
+    @property
+    def is_placed(self) -> bool:
+        """Whether the log alone says where the claim begins."""
+        return self.positioned and self.progress.last_offset is not None
+
     def begin(self, committed: int | None) -> int | None:
         """The claim is assigned to the client that fetches; returns the offset to assign, None for the first record."""
         offset = start(committed, self.progress.last_offset, positioned=self.positioned)

@@ -19,12 +19,13 @@ _ENDS = ("fenced: ", "leadership is revoked", "stopped")
 # What the harvester itself reports, and what may be repeated because of it (I8). Injected faults cause some of them;
 # on a starved machine they come by themselves, and are counted.
 FENCED = "fenced"
+_LATE, _LATE_NO_MORE = "_MSG_TIMED_OUT", "records that failed: recovered"
 _LOSSES = (
     ("fenced: ", FENCED),
     ("ended unasked", "shard lost"),
     ("is killed: ", "shard killed"),
     ("what was on the wire did not settle", "drain cut short"),
-    ("_MSG_TIMED_OUT", "delivery timed out"),
+    (_LATE, "delivery timed out"),
     ("the fate of records", "fate unknown"),
 )
 
@@ -95,11 +96,25 @@ def leaderships(
 
 
 def losses(name: str, lines: Iterable[str]) -> Iterator[Fault]:
-    """What it reports to have lost."""
+    """What it reports to have lost. Of deliveries that time out it says the first, and when it was over."""
+
+    def lost(kind: str, began: float, ended: float) -> Fault:
+        return Fault(kind, name, began, ended, repeats=True, names=frozenset({name}))
+
+    late_since: float | None = None
+    last_at = 0.0
     for line in parse(lines):
+        last_at = line.at
         for text, kind in _LOSSES:
             if text in line.message:
-                yield Fault(kind, name, line.at, line.at, repeats=True, names=frozenset({name}))
+                yield lost(kind, line.at, line.at)
+        if _LATE in line.message and late_since is None:
+            late_since = line.at
+        elif line.message.startswith(_LATE_NO_MORE) and late_since is not None:
+            yield lost("delivery timed out", late_since, line.at)
+            late_since = None
+    if late_since is not None:
+        yield lost("delivery timed out", late_since, last_at)
 
 
 def failures(name: str, lines: Iterable[str]) -> Iterator[str]:

@@ -155,7 +155,15 @@ def test_no_answer_is_asked_for_again_and_others_go_on(scene: Scene) -> None:
     scene.begin(TWO, last_offset=9)
     eventually(lambda: len(scene.follow()) == 2, what="both claims")
     assert scene.data.assigned == {0: OFFSET_BEGINNING, 1: 10}
-    assert scene.coordinator.questions[-1] == {ONE, TWO}
+    assert scene.coordinator.questions[-1] == {ONE}
+
+
+def test_a_claim_whose_position_is_certain_asks_nobody(scene: Scene) -> None:
+    scene.begin(ONE, last_offset=9)
+    scene.begin(TWO)
+    assert scene.follow() == [Claimed("t", 0, 7)]  # although the coordinator does not answer
+    assert scene.data.assigned == {0: 10}
+    assert scene.coordinator.questions == [{TWO}]
 
 
 def test_one_partition_without_an_answer_holds_back_no_other(scene: Scene) -> None:
