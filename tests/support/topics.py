@@ -30,7 +30,10 @@ class Topics:
     def make(self, partitions: int = 4, config: Mapping[str, str] | None = None) -> str:
         """A new topic's name, once every client can see it. `config` are topic settings of the broker."""
         name = f"test-{uuid.uuid4().hex[:12]}"
-        created = self._admin.create_topics([NewTopic(name, num_partitions=partitions, config=dict(config or {}))])
+        kept = {"retention.ms": "-1"}  # else the broker removes, every five minutes, records whose timestamp is old
+        created = self._admin.create_topics(
+            [NewTopic(name, num_partitions=partitions, config=kept | dict(config or {}))]
+        )
         created[name].result(timeout=30)
         eventually(lambda: self._visible(name) == partitions, what=f"topic {name} visible")
         return name
