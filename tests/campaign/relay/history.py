@@ -27,7 +27,7 @@ class Committed:
 
 @dataclass(frozen=True, slots=True)
 class Delivered:
-    """A record in a topic; `at` is the broker's clock at the append."""
+    """A record in a topic; `at` is the broker's clock at the append, `term` the one under which it was sent."""
 
     key: str
     seq: int
@@ -36,6 +36,7 @@ class Delivered:
     offset: int
     at: float
     stamp: int
+    term: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,6 +17,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
+from harvester.verify.verdict import Finding
 from harvester.verify.verdict import judge as judge_log
 from tests.campaign.frame import Verdict
 
@@ -64,7 +65,7 @@ def judge(history: History) -> Judgement:
     if not verdict.holds:
         kinds = {"lost": "I1", "never committed": "I1", "in more than one partition": "I2"}
         bad = [finding for finding in verdict.findings if finding.kind != "repeated"]
-        violations += [Violation(kinds.get(finding.kind, "I2"), str(finding)) for finding in bad]
+        violations += [Violation(kinds.get(each.kind, "I2"), f"{each}{_appends(history, each)}") for each in bad]
         violations += [Violation("I1", f"{text}: nobody wrote that") for text in history.foreign[:EXAMPLES]]
     violations += [*_strange_rows(history, strangers), *_foreign_marks(history), *_double_leaders(history)]
     violations += [*_early_purges(history), *_stopped_flow(history), *_unseated_leaders(history)]
@@ -85,6 +86,18 @@ def judge(history: History) -> Judgement:
 
 
 # -- I1, I2: the log against what was committed
+
+
+def _appends(history: History, found: Finding) -> str:
+    """When and under which term a record that is out of order and its successor were appended."""
+    if found.seq is None or found.after is None:
+        return ""
+    said = [
+        f"#{each.seq} at {each.at:.3f} under term {each.term}"
+        for each in history.delivered
+        if each.key == found.key and each.seq in (found.seq, found.after)
+    ]
+    return f": {', '.join(said)}"
 
 
 def _counts(history: History) -> dict[str, int]:

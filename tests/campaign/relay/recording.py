@@ -8,6 +8,7 @@ from typing import Any
 
 from confluent_kafka import Consumer, KafkaError, TopicPartition
 
+from harvester import origin
 from harvester.verify.load import ROLLED_BACK, parse
 
 from . import audit, logs
@@ -120,4 +121,6 @@ def _take(message: Any, place: tuple[str, int], offset: int, delivered: list[Del
         foreign.append(f"{place[0]}[{place[1]}]@{offset}: {(message.value() or b'')[:40]!r}")
         return
     at = message.timestamp()[1] / 1000
-    delivered.append(Delivered(key.decode(), row.seq, *place, offset, at, row.created_us))
+    sent = origin.decode(origin.find(message.headers()))
+    term = None if sent is None else sent.term
+    delivered.append(Delivered(key.decode(), row.seq, *place, offset, at, row.created_us, term))
