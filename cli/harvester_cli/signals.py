@@ -1,4 +1,4 @@
-"""What a signal leads to.
+"""Handlers of signals.
 
 The handler of a signal runs in the main thread, between any two steps of whatever that was doing. So it must take no
 lock: the code below it may hold the same one, and would never go on to give it back. `threading.Event.set` takes one,

@@ -73,7 +73,7 @@ class _Watch:
         return self.ended.is_set()
 
     def interrupted(self, _number: int, _frame: object) -> None:
-        """A signal."""
+        """End it on a signal."""
         aside(self.end)
 
     def end(self) -> None:

@@ -240,9 +240,9 @@ class Statistics:
     the others. `written`: records for the coordination topic by kind, of which `Heartbeats` are several heartbeats
     each; `written_bytes`: their values; `unwritten`: how many messages did not arrive, or may not have. `failures`: how
     often a handler raised; `retries`: how often that led to another try; `given_up`: records that `on_error` settled,
-    and `dead_letters`, how many of them stand in the topic;
-    `parked`: keys that wait for a retry now. `processing`: calls of the handler by how long they took, up to each of
-    `PROCESSING_BOUNDS_S` and longer; `processing_s`: all of them together.
+    and `dead_letters`, how many of them stand in the topic; `parked`: keys that wait for a retry now. `processing`:
+    calls of the handler by how long they took, up to each of `PROCESSING_BOUNDS_S` and longer; `processing_s`: all of
+    them together.
     """
 
     records: int

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import uuid
 from contextlib import ExitStack
 from typing import Any
 
 from harvester.coordination.fetcher import FULL_MS
-from scripts.benchmarks._backlog import Rows
-from scripts.benchmarks._place import make_topic, remove_topics
 from scripts.benchmarks._scenario import Bench, Samples, Scenario
 from scripts.benchmarks._worker import Worker, run
-from scripts.benchmarks.coordination import PARTITIONS, per_s, settings_for
+from scripts.benchmarks.coordination import PARTITIONS, per_s, settings_for, topics
 
 WAYS = {"run": False, "async": False, "consume": True, "run_batches": True}  # whether beside `consume`
 WAIT_S = 0.002
@@ -26,27 +23,20 @@ def consumer(bench: Bench, samples: Samples) -> None:
     no longer than ours when its queue is full."""
     records = bench.share(_LONGER, least=200)
     waited = bench.share(0.02, least=100)
-    topic = f"bench-{uuid.uuid4().hex[:12]}"
-    make_topic(bench, topic, PARTITIONS)
-    used = [topic]
+    with topics(bench, records) as used:
+        topic = used[0]
 
-    def bare(*, batches: bool, **changes: int) -> float:
-        reading = {"bootstrap": bench.bootstrap, "topic": topic, "records": records, "partitions": PARTITIONS}
-        return per_s(run(_CONSUMERS + "bare", batches=batches, **reading, **changes), records)
+        def bare(*, batches: bool, **changes: int) -> float:
+            reading = {"bootstrap": bench.bootstrap, "topic": topic, "records": records, "partitions": PARTITIONS}
+            return per_s(run(_CONSUMERS + "bare", batches=batches, **reading, **changes), records)
 
-    def handed(how: str, count: int, wait_s: float = 0.0, **changes: Any) -> float:
-        settings = settings_for(bench, topic, used) | changes
-        found = run(
-            _CONSUMERS + "handed", settings=settings, records=count, partitions=PARTITIONS, how=how, wait_s=wait_s
-        )
-        return per_s(found, count)
+        def handed(how: str, count: int, wait_s: float = 0.0, **changes: Any) -> float:
+            settings = settings_for(bench, topic, used) | changes
+            found = run(
+                _CONSUMERS + "handed", settings=settings, records=count, partitions=PARTITIONS, how=how, wait_s=wait_s
+            )
+            return per_s(found, count)
 
-    try:
-        rows = Rows(records)
-        run(
-            "scripts.benchmarks._baselines:produce",
-            bootstrap=bench.bootstrap, topic=topic, records=records, keys=rows.keys, size=rows.size,
-        )  # fmt: skip
         for number in bench.each_round():
             for way, batches in WAYS.items():
                 before = bare(batches=batches)
@@ -59,48 +49,37 @@ def consumer(bench: Bench, samples: Samples) -> None:
             alone, many = handed("run", waited, WAIT_S), handed("run", 8 * waited, WAIT_S, workers=8)
             samples.add("workers.factor", many / alone)
             bench.say(f"round {number}: " + ", ".join(f"{way} {samples.median(f'{way}.ratio'):.2f}" for way in WAYS))
-    finally:
-        remove_topics(bench, *used)
 
 
 def poison(bench: Bench, samples: Samples) -> None:
     """Eight consumers, with a record at each that no handler takes and without, in turn."""
     records = bench.share(_LONGER / 2, least=2_000)
-    topic = f"bench-{uuid.uuid4().hex[:12]}"
-    make_topic(bench, topic, PARTITIONS)
-    used = [topic]
+    with topics(bench, records) as used:
+        topic = used[0]
 
-    def rate_per_s(refused_offset: int | None) -> float:
-        settings = settings_for(bench, topic, used) | POLICY
-        name = _CONSUMERS + "one_of_many"
-        with ExitStack() as stack:
-            together = [
-                Worker(name, {"settings": settings, "refused_offset": refused_offset}) for _ in range(PARTITIONS)
-            ]
-            for each in together:
-                stack.callback(each.end)
-            for each in together:
-                each.wait_ready()
-            for each in together:
-                each.start()
-            found = [each.result() for each in together]
-        used.append(f"{settings['group']}.dead-letters")
-        took_s = max(ended for _, ended, _ in found) - min(began for began, _, _ in found)
-        return float(sum(taken for _, _, taken in found) / took_s)
+        def rate_per_s(refused_offset: int | None) -> float:
+            settings = settings_for(bench, topic, used) | POLICY
+            name = _CONSUMERS + "one_of_many"
+            with ExitStack() as stack:
+                together = [
+                    Worker(name, {"settings": settings, "refused_offset": refused_offset}) for _ in range(PARTITIONS)
+                ]
+                for each in together:
+                    stack.callback(each.end)
+                for each in together:
+                    each.wait_ready()
+                for each in together:
+                    each.start()
+                found = [each.result() for each in together]
+            used.append(f"{settings['group']}.dead-letters")
+            took_s = max(ended for _, ended, _ in found) - min(began for began, _, _ in found)
+            return float(sum(taken for _, _, taken in found) / took_s)
 
-    try:
-        rows = Rows(records)
-        run(
-            "scripts.benchmarks._baselines:produce",
-            bootstrap=bench.bootstrap, topic=topic, records=records, keys=rows.keys, size=rows.size,
-        )  # fmt: skip
         for _ in bench.each_round():
             rates = {"without": rate_per_s(None), "with": rate_per_s(_REFUSED)}
             samples.add_all({f"{name}_per_s": rate for name, rate in rates.items()})
             samples.add("ratio", rates["with"] / rates["without"])
             bench.say(f"with one that is refused at each of {PARTITIONS} consumers: {samples.median('ratio'):.2f}")
-    finally:
-        remove_topics(bench, *used)
 
 
 SCENARIOS = {

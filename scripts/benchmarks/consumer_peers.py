@@ -12,11 +12,9 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from harvester.stack import java
-from scripts.benchmarks._backlog import Rows
-from scripts.benchmarks._place import make_topic, remove_topics
 from scripts.benchmarks._scenario import Bench, Samples, Scenario
 from scripts.benchmarks._worker import run
-from scripts.benchmarks.coordination import PARTITIONS, per_s, settings_for
+from scripts.benchmarks.coordination import PARTITIONS, per_s, settings_for, topics
 from scripts.benchmarks.peers import _tools
 
 AT_ONCE, WAIT_S = 8, 0.002
@@ -30,35 +28,26 @@ def consumer_peers(bench: Bench, samples: Samples) -> None:
     """One record at a time, without a handler; and handlers that wait, eight at once."""
     records = bench.share(_LONGER, least=200)
     waited = bench.share(0.2, least=200)
-    topic = f"bench-{uuid.uuid4().hex[:12]}"
-    make_topic(bench, topic, PARTITIONS)
-    used = [topic]
-    one = {"poll": _bare(bench, topic), **_ours(bench, topic, used, {"async": {}, "run": {}})}
-    many = _ours(bench, topic, used, {"run": {"workers": AT_ONCE}})
-    aiokafka = _tools.aiokafka()
-    if aiokafka is None:
-        bench.say("aiokafka is left out: pip does not find it")
-    else:
-        one["aiokafka"] = _of_program(bench, [*aiokafka], topic, ())
-    if _tools.missing("mvn"):
-        bench.say("the Parallel Consumer is left out: it needs Maven")
-    else:
-        source = _tools.HERE / "parallelconsumer" / "Parallel.java"
-        command = [str(java.find().program), "-Xmx1g", "-cp", f"{_tools.jars('parallelconsumer')}/*", str(source)]
-        one["parallel_consumer"] = many["parallel_consumer"] = _of_program(bench, command, topic, (AT_ONCE,))
-    try:
-        rows = Rows(records)
-        run(
-            "scripts.benchmarks._baselines:produce",
-            bootstrap=bench.bootstrap, topic=topic, records=records, keys=rows.keys, size=rows.size,
-        )  # fmt: skip
+    with topics(bench, records) as used:
+        topic = used[0]
+        one = {"poll": _bare(bench, topic), **_ours(bench, topic, used, {"async": {}, "run": {}})}
+        many = _ours(bench, topic, used, {"run": {"workers": AT_ONCE}})
+        aiokafka = _tools.aiokafka()
+        if aiokafka is None:
+            bench.say("aiokafka is left out: pip does not find it")
+        else:
+            one["aiokafka"] = _of_program(bench, [*aiokafka], topic, ())
+        if _tools.missing("mvn"):
+            bench.say("the Parallel Consumer is left out: it needs Maven")
+        else:
+            source = _tools.HERE / "parallelconsumer" / "Parallel.java"
+            command = [str(java.find().program), "-Xmx1g", "-cp", f"{_tools.jars('parallelconsumer')}/*", str(source)]
+            one["parallel_consumer"] = many["parallel_consumer"] = _of_program(bench, command, topic, (AT_ONCE,))
         for _ in bench.each_round():
             for name, rate in one.items():
                 _measure(bench, samples, f"one.{name}", rate, records, 0.0)
             for name, rate in many.items():
                 _measure(bench, samples, f"eight.{name}", rate, waited, WAIT_S)
-    finally:
-        remove_topics(bench, *used)
 
 
 def _measure(bench: Bench, samples: Samples, name: str, rate: Rate, records: int, wait_s: float) -> None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import time
 import uuid
 from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from harvester.coordination.admin import Observer
@@ -29,21 +31,11 @@ _STUCK_S = 120.0
 def coordination(bench: Bench, samples: Samples) -> None:
     """A bare consumer before, between and after the two with claims, and the take-over from one that is killed."""
     records = bench.share(_LONGER, least=200)
-    topic = f"bench-{uuid.uuid4().hex[:12]}"
-    make_topic(bench, topic, PARTITIONS)
-    used = [topic]
-    try:
-        rows = Rows(records)
-        run(
-            "scripts.benchmarks._baselines:produce",
-            bootstrap=bench.bootstrap, topic=topic, records=records, keys=rows.keys, size=rows.size,
-        )  # fmt: skip
+    with topics(bench, records) as used:
         for number in bench.each_round():
-            _compare(bench, samples, topic, records, used)
-            samples.add("recovery_s", _recovery_s(bench, topic, used))
+            _compare(bench, samples, used[0], records, used)
+            samples.add("recovery_s", _recovery_s(bench, used[0], used))
             bench.say(f"round {number}: {samples.median('alo_ratio'):.2f} and {samples.median('amo_ratio'):.2f}")
-    finally:
-        remove_topics(bench, *used)
     samples.note("heartbeat_interval_s", INTERVAL_S)
     samples.note("partitions", PARTITIONS)
 
@@ -118,6 +110,23 @@ def _poll_until(consumer: CoordinatedConsumer, done: Any) -> None:
             consumer.commit(record)
 
 
+@contextmanager
+def topics(bench: Bench, records: int = 0, *, partitions: int = PARTITIONS) -> Iterator[list[str]]:
+    """The name of a topic with so many records; all whose names are added are removed at the end, too."""
+    used = [f"bench-{uuid.uuid4().hex[:12]}"]
+    make_topic(bench, used[0], partitions)
+    try:
+        if records:
+            rows = Rows(records)
+            run(
+                "scripts.benchmarks._baselines:produce",
+                bootstrap=bench.bootstrap, topic=used[0], records=records, keys=rows.keys, size=rows.size,
+            )  # fmt: skip
+        yield used
+    finally:
+        remove_topics(bench, *used)
+
+
 def settings_for(bench: Bench, topic: str, used: list[str], *, at_most_once: bool = False) -> dict[str, Any]:
     """Of a new group with a coordination topic of its own."""
     name = f"bench-marshal-{uuid.uuid4().hex[:12]}"
@@ -137,16 +146,11 @@ def claims(bench: Bench, samples: Samples) -> None:
     """One consumer that holds all partitions of a topic in which nothing happens."""
     idle_s = bench.seconds or _IDLE_INTERVALS * INTERVAL_S
     for partitions in HELD:
-        topic = f"bench-{uuid.uuid4().hex[:12]}"
-        make_topic(bench, topic, partitions)
-        used = [topic]
-        try:
+        with topics(bench, partitions=partitions) as used:
             for _ in bench.each_round():
-                settings = settings_for(bench, topic, used)
+                settings = settings_for(bench, used[0], used)
                 found = run(_CONSUMERS + "holding", settings=settings, partitions=partitions, idle_s=idle_s)
                 samples.add_all(found, under=f"{partitions}")
-        finally:
-            remove_topics(bench, *used)
         bench.say(f"{partitions} partitions: {samples.median(f'{partitions}.records'):,.0f} records a minute")
     samples.note("heartbeat_interval_s", INTERVAL_S)
     samples.note("coordination_partitions", LOG_PARTITIONS)

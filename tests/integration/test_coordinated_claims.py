@@ -98,8 +98,8 @@ def test_nothing_is_handed_out_while_paused_and_the_claims_are_kept(
     one.do(lambda consumer: consumer.pause())
     eventually(lambda: one.told(Paused), what="a pause")
     fill(settings, 100, first=100)
-    written = heartbeats(one)
-    eventually(lambda: heartbeats(one) >= written + 4 * 2, what="two intervals of heartbeats")
+    written = heartbeats(one.consumer)
+    eventually(lambda: heartbeats(one.consumer) >= written + 4 * 2, what="two intervals of heartbeats")
     assert len(one.seen) == 100
     assert held(one) == [4]
     assert not one.told(Lost)

@@ -88,7 +88,7 @@ def test_an_error_among_records_loses_none_for_who_goes_on(settings: ConsumerSet
 
 def test_a_coordination_topic_that_was_made_anew_ends_the_consumer(settings: ConsumerSettings, join: Join) -> None:
     one = join()
-    eventually(lambda: held(one) == [4] and heartbeats(one) > 8, what="claims")
+    eventually(lambda: held(one) == [4] and heartbeats(one.consumer) > 8, what="claims")
     name = settings.coordination_topic
     client = admin(settings)  # which answers as long as it is there
     client.delete_topics([name], operation_timeout=30)[name].result(60)

@@ -116,9 +116,9 @@ def held(*members: Member) -> list[int]:
     return sorted(len(member.consumer.claims()) for member in members)
 
 
-def heartbeats(member: Member) -> int:
+def heartbeats(consumer: CoordinatedConsumer) -> int:
     """Records with heartbeats that it has written."""
-    written = member.consumer.statistics().written
+    written = consumer.statistics().written
     return written.get("Heartbeat", 0) + written.get("Heartbeats", 0)
 
 

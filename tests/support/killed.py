@@ -19,6 +19,7 @@ from harvester.coordination.consumer import CoordinatedConsumer
 from harvester.coordination.dead_letters import DeadLetter, DeadLetterWriter
 from harvester.coordination.log import CoordinationLog
 from harvester.coordination.settings import ConsumerSettings
+from tests.support.coordinated import heartbeats
 from tests.support.wait import eventually
 
 POISON = "3-4"
@@ -60,12 +61,8 @@ class Handler:
             self.consumer.stop()
 
     def die_later(self) -> None:
-        def heartbeats() -> int:
-            written = self.consumer.statistics().written
-            return written.get("Heartbeat", 0) + written.get("Heartbeats", 0)
-
-        later = heartbeats() + 2 * LOG_PARTITIONS
-        eventually(lambda: heartbeats() >= later, what="two heartbeats")
+        later = heartbeats(self.consumer) + 2 * LOG_PARTITIONS
+        eventually(lambda: heartbeats(self.consumer) >= later, what="two heartbeats")
         die()
 
 

@@ -277,7 +277,7 @@ class ClaimState:
         return any(known == number for known, _ in self.sent)
 
     def beats(self, now: float) -> bool:
-        """Whether a heartbeat is due."""
+        """A heartbeat is due."""
         return self.phase in (ClaimPhase.HELD, ClaimPhase.LEAVING) and self.batch is None and now >= self.next_beat_at
 
     def due_at(self, pace: ClaimTiming) -> float:

@@ -251,7 +251,7 @@ class Coordinator:
         return said
 
     def _early_s(self, due: Iterable[GroupPartition], now: float) -> dict[int, float]:
-        """How much before their time the heartbeats of a partition of the log may be sent now."""
+        """Seconds that heartbeats may come early now, by partition of the log; 0 where none is named."""
         if self.settings.at_most_once:
             return {}
         ended = [each for each, world in self.worlds.items() if self._together[each] and not world.read_together]

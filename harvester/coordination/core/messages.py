@@ -68,7 +68,7 @@ class Client:
 
     @property
     def reads_together(self) -> bool:
-        """Whether it is of a version that reads `Heartbeats`."""
+        """It is of a version that reads `Heartbeats`."""
         return self.instance.endswith(_READS_TOGETHER)
 
 

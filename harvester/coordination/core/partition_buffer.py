@@ -278,7 +278,7 @@ class PartitionBuffer:
 
     @property
     def is_placed(self) -> bool:
-        """Whether the log alone says where the claim begins."""
+        """The log alone says where the claim begins."""
         return self.positioned and self.progress.last_offset is not None
 
     def begin(self, committed: int | None) -> int | None:

@@ -163,7 +163,7 @@ class RecordQueues(Generic[C]):
 
     @property
     def ready(self) -> int:
-        """How many could be handled at once; without those that `take` was told to leave."""
+        """The number that could be handled at once, without those that `take` was told to leave."""
         return len(self._ready) - self._barred
 
     @property

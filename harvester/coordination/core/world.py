@@ -261,7 +261,7 @@ class World:
 
     @property
     def read_together(self) -> bool:
-        """Whether all clients that were heard of within 2 intervals read heartbeats that are sent together."""
+        """All clients that were heard of within 2 intervals read heartbeats that are sent together."""
         return self.older_ms is None or self.now_ms - self.older_ms > 2 * self.timing.interval_ms
 
     def waiting(self, group: str, now_ms: int = 0) -> Iterator[str]:
