@@ -129,6 +129,56 @@ def test_a_late_repeat_is_named_even_where_a_fault_explains_the_repeat() -> None
     assert said(history(("a", 1), ("a", 1), ("a", 2), faults=explained)) == []
 
 
+def thawed(*log: tuple[str, int], late: int, **given: object) -> History:
+    """Each #1 comes under term 1, each #2 under term 2; the last `late` ones when the leader of term 1 has just thawed."""
+    made = history(*log, **given)
+    kept = len(log) - late
+    again_at = made.delivered[kept].at
+    delivered = [replace(each, term=1 if each.seq == 1 else 2) for each in made.delivered[:kept]]
+    delivered += [replace(each, term=1, at=again_at) for each in made.delivered[kept:]]
+    frozen = ((1001.5, again_at - 0.01),)
+    return replace(made, delivered=delivered, led=[Led("h1", "id-1", 1, 1000.0, again_at + 1.0, frozen)])
+
+
+def test_what_a_thawed_leader_still_writes_is_counted_apart() -> None:
+    late = thawed(("a", 1), ("a", 2), ("a", 1), late=1)
+    judgement = judge(late)
+    assert (judgement.sentence, judgement.late_of_thawed) == ("held", 1)
+    assert (judgement.order_violations, judgement.repeats) == (0, 0)
+
+
+def test_a_late_record_is_not_excused_without_all_that_the_limit_needs() -> None:
+    late = thawed(("a", 1), ("a", 2), ("a", 1), late=1)
+    (led,) = late.led
+    (brief,) = (((again - 1.0, again),) for _, again in led.frozen)
+    (early,) = (((frozen, again - 2.0),) for frozen, again in led.frozen)
+    first, second, again = late.delivered
+    for other in (
+        replace(late, led=[replace(led, frozen=())]),
+        replace(late, led=[replace(led, frozen=brief)]),
+        replace(late, led=[replace(led, frozen=early)]),
+        replace(late, led=[replace(led, term=3)]),
+        replace(late, delivered=[first, replace(second, term=1), again]),
+        replace(late, delivery=EXACTLY_ONCE),
+    ):
+        assert "I2" in names(other)
+
+
+def test_a_thawed_leader_that_sends_its_queue_is_not_excused() -> None:
+    keys = ("a", "b", "c")
+    log = [*((key, 1) for key in keys), *((key, 2) for key in keys), *((key, 1) for key in keys)]
+    assert judge(thawed(*log[:2], *log[3:5], *log[6:8], late=2)).held
+    late = thawed(*log, late=3)
+    assert judge(late).late_of_thawed == 0
+    assert judge(late).order_violations == 3
+
+
+def test_a_first_delivery_after_a_thaw_is_not_excused() -> None:
+    swapped = thawed(("a", 1), ("a", 2), ("a", 1), late=1)
+    first_is_late = replace(swapped, delivered=swapped.delivered[1:])
+    assert "I2" in names(first_is_late)
+
+
 def test_a_double_leader_is_named() -> None:
     old, new = Led("h1", "x", 1, 1000.0, 1010.0), Led("h2", "y", 2, 1005.0, 1020.0)
     assert said(history(led=[old, new])) == ["I4 h2 led under term 2 5.000 s before h1 ceased to under term 1"]
