@@ -30,6 +30,7 @@ from harvester.coordination.settings import ConsumerSettings
 from harvester.errors import BrokerError, BrokerUnavailable
 
 T = TypeVar("T")
+_LOGGER = logging.getLogger("harvester.coordination")
 
 
 class Question(Generic[T]):
@@ -123,6 +124,7 @@ class Inquiry:
         self._answers: dict[PartitionBuffer, int | None] = {}  # an older claim's would be out of date
         self._asked: list[PartitionBuffer] = []
         self._ask_at = 0.0
+        self._waits = False  # for an answer, which has been told
 
     def look(self, begun: Iterable[PartitionBuffer]) -> dict[PartitionBuffer, int | None]:
         """The answers for these claims so far; asks for the others. Raises BrokerError if there never will be one."""
@@ -137,17 +139,22 @@ class Inquiry:
     def _take(self) -> None:
         try:
             committed = self._question.take()
-        except BrokerUnavailable:
+        except BrokerUnavailable as error:
             self._ask_at = clock_s() + self._again_s
+            if not self._waits:
+                _LOGGER.warning("claims wait until it is known where the group stands: %s", error)
+            self._waits = True
             return
         if committed is None:
             return
+        if committed and self._waits:
+            _LOGGER.warning("where the group stands is known again")
+            self._waits = False
         self._answers |= {buffer: committed[buffer.place] for buffer in self._asked if buffer.place in committed}
         if len(committed) < len(self._asked):
             self._ask_at = clock_s() + self._again_s
 
 
-_LOGGER = logging.getLogger("harvester.coordination")
 _CALL_S = 5.0
 _POLL_S = 0.002
 _LEAST_FETCHED = 2000  # in one call

@@ -21,7 +21,7 @@ _CALL_S = 5.0
 _LAST_S = 2.0
 _POLL_S = 0.002
 _TURN_S = 0.5
-_PATIENCE_S = 10.0  # with a commit; 2 intervals, if that is more
+_PATIENCE_S = 10.0  # with a coordinator's answer; 2 intervals, if that is more
 
 
 class _Writer:
@@ -73,6 +73,7 @@ class GroupOffsets:
         }
         self._patience_s = max(_PATIENCE_S, 2 * settings.heartbeat_interval_s)
         self._reader = Consumer(self._options)
+        self._unanswered_since: float | None = None  # what `committed` asks
         self._writer = _Writer(self._options)
         self._last: threading.Thread | None = None  # that waits for the answers of the writer before
 
@@ -82,19 +83,35 @@ class GroupOffsets:
         Raises BrokerUnavailable (ask again) or BrokerError.
         """
         asked = [TopicPartition(place.topic, place.partition) for place in places]
+        reader = self._reader
         try:
-            found = self._reader.committed(asked, timeout=_CALL_S)
+            answers = reader.committed(asked, timeout=_CALL_S)
         except KafkaException as error:
+            self._replace_reader(reader)
             problem = error.args[0]
             text = f"the offsets of group {self._group!r} cannot be read: {problem.str()}"
             if passes(problem):
                 raise BrokerUnavailable(text) from error
             raise BrokerError(text, hint="this user needs to read and write the group's offsets") from error
-        return {
+        found = {
             GroupPartition(self._group, each.topic, each.partition): each.offset if each.offset >= 0 else None
-            for each in found
+            for each in answers
             if each.error is None
         }
+        if found:
+            self._unanswered_since = None
+        else:
+            self._replace_reader(reader)
+        return found
+
+    def _replace_reader(self, reader: Consumer) -> None:
+        """This one had no answer: from now on another one is asked, if that lasts."""
+        now, since = clock_s(), self._unanswered_since
+        if since is None:
+            self._unanswered_since = now
+        elif now >= since + self._patience_s and reader is self._reader:
+            _LOGGER.info("the offsets of group %r are asked for by another client", self._group)
+            self._reader, self._unanswered_since = Consumer(self._options), None
 
     def ends(self, places: Collection[GroupPartition]) -> dict[GroupPartition, int]:
         """The offset behind the last record of each partition; left out is what has no answer now.

@@ -19,7 +19,7 @@ from harvester.coordination.errors import CoordinationTopicError
 from harvester.coordination.offsets import GroupOffsets
 from harvester.coordination.settings import ConsumerSettings
 from harvester.coordination.topic import ensure_coordination_topic
-from harvester.errors import BrokerError
+from harvester.errors import BrokerError, BrokerUnavailable
 from tests.support.coordinated import INTERVAL_S, Join, admin, failure, fill, heartbeats, held, join, settings
 from tests.support.wait import eventually
 
@@ -158,6 +158,31 @@ def test_offsets_that_nobody_takes_are_neither_waited_for_nor_paid_for(
     mirror.mirror({place: 8})
     eventually(lambda: mirror.committed([place]) == {place: 9}, what="the group's offset")
     mirror.close()
+
+
+def test_a_client_that_is_never_told_where_the_group_stands_is_replaced(
+    settings: ConsumerSettings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    group = GroupOffsets(settings)
+    place = GroupPartition(settings.group, settings.topics[0], 0)
+    group._reader = unanswered = Consumer({**group._options, "bootstrap.servers": "127.0.0.1:1", "log_level": 0})
+    monkeypatch.setattr(offsets, "_CALL_S", 0.1)
+    began = clock_s()
+    for after_s in (0, 9):
+        monkeypatch.setattr(offsets, "clock_s", lambda now=began + after_s: now)
+        with pytest.raises(BrokerUnavailable, match=settings.group):
+            group.committed([place])
+        assert group._reader is unanswered  # it may only take its time
+    monkeypatch.setattr(offsets, "clock_s", lambda: began + 11)
+    with pytest.raises(BrokerUnavailable):
+        group.committed([place])
+    monkeypatch.undo()
+    assert group.committed([place]) == {place: None}
+    spent_s = time.process_time()
+    del unanswered
+    threading.Event().wait(2)  # for nothing in particular: it is how long the one that was let go may work on
+    assert time.process_time() - spent_s < 1
+    group.close()
 
 
 def test_the_group_offset_is_the_next_one_and_the_newest(settings: ConsumerSettings) -> None:
