@@ -15,7 +15,7 @@ import asyncio
 import inspect
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from datetime import datetime
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -49,11 +49,18 @@ class AsyncCoordinatedConsumer:
         self._on_event = on_event
         self._executor = ThreadPoolExecutor(1, thread_name_prefix="consumer")
         self._consumer: CoordinatedConsumer | None = None
-        self._filling: asyncio.Future[Any] | None = None  # the thread waits for records
+        self._filling: asyncio.Future[None] | None = None  # the thread opens a batch
         self._stopping = False
+        self._closing: Future[None] | None = None
 
     async def __aenter__(self) -> AsyncCoordinatedConsumer:
-        self._consumer = await self._call(self._begin)
+        begun = self._executor.submit(self._begin)
+        try:
+            self._consumer = await _finished(begun)
+        except asyncio.CancelledError:  # what the thread begins all the same is nobody's
+            self._executor.submit(lambda: begun.result().close())
+            self._executor.shutdown(wait=False)
+            raise
         if self._stopping:
             self._consumer.stop()
         return self
@@ -103,13 +110,26 @@ class AsyncCoordinatedConsumer:
         return record_batch(await self.consume(most, timeout_s))
 
     async def _next(self, timeout_s: float) -> Any:
-        record = None if self._filling else self._started._batch.take(clock_s())
-        if record is not None:
-            return record
-        record = await asyncio.shield(self._fill(timeout_s))  # goes on when we are cancelled: it may have a record
+        deadline = clock_s() + timeout_s
+        await self._tell()  # what is left, if the handler has raised
+        record = self._take()
+        while record is None and not (self._filling is None and self._started._is_over):
+            await self._filled(max(0.0, deadline - clock_s()))
+            record = self._take()
+            if clock_s() >= deadline:
+                break
+        return record
+
+    def _take(self) -> Any:
+        """The next record of the batch in hand; the claim is asked here, where nothing comes between."""
+        return None if self._filling else self._started._batch.take(clock_s())
+
+    async def _filled(self, timeout_s: float) -> None:
+        """Let the thread open a batch, which goes on when we are cancelled; what happened meanwhile is told."""
+        await asyncio.shield(self._fill(timeout_s))
         self._filling = None
         await self._tell()
-        return record
+        self._started._begin_batch()
 
     async def commit(self, record: Any) -> None:
         """The record is processed, or each of a list, or of an Arrow batch or a part of one; in any order."""
@@ -176,9 +196,13 @@ class AsyncCoordinatedConsumer:
 
     async def close(self, *, release: bool = True) -> None:
         """As `CoordinatedConsumer.close`."""
-        if self._consumer is not None:
-            self._consumer.stop()
-            await self._call(lambda: self._started.close(release=release))
+        consumer = self._consumer
+        if consumer is not None:
+            consumer.stop()
+            if self._closing is None:  # from now on the thread does it, whatever is cancelled
+                self._closing = self._executor.submit(lambda: consumer.close(release=release))
+                self._executor.shutdown(wait=False)
+            await _finished(self._closing)
             await self._tell()
         self._executor.shutdown(wait=False)
 
@@ -197,10 +221,10 @@ class AsyncCoordinatedConsumer:
             raise RuntimeError("the consumer has not begun: use `async with`")
         return self._consumer
 
-    def _fill(self, timeout_s: float) -> asyncio.Future[Any]:
-        """Let the thread wait for records; what it brings is the first of them."""
+    def _fill(self, timeout_s: float) -> asyncio.Future[None]:
+        """Let the thread wait for records and open a batch of them; it is the thread's until that is done."""
         if self._filling is None:
-            self._filling = asyncio.ensure_future(self._call(self._started._next, timeout_s))
+            self._filling = asyncio.ensure_future(self._call(self._started._open_batch, timeout_s))
         return self._filling
 
     def _commit(self, record: Any) -> None:
@@ -220,6 +244,11 @@ class AsyncCoordinatedConsumer:
                 await told
 
 
+async def _finished(future: Future[T]) -> T:
+    """What a thread makes, which goes on when we are cancelled."""
+    return await asyncio.shield(asyncio.wrap_future(future))
+
+
 class _Run:
     """One run: records to a coroutine function, `workers` at once. As `handling.Run`."""
 
@@ -233,7 +262,7 @@ class _Run:
         handling, consumer = self._handling, self._consumer._started
         try:
             while not (consumer._is_over or handling.error is not None):
-                record = None if self._consumer._filling else self._next(consumer)
+                record = self._next()
                 if record is None or self._workers > 1 or self._running or not handling.may_pass(record):
                     await self._turn(record)
                     continue
@@ -254,11 +283,12 @@ class _Run:
         finally:
             for task in self._running:
                 task.cancel()
+            await asyncio.gather(*self._running, return_exceptions=True)
         if handling.error is not None:
             raise handling.error
 
-    def _next(self, consumer: CoordinatedConsumer) -> Any:
-        return consumer._batch.take(clock_s()) if self._handling.queues.ready < AHEAD * self._workers else None
+    def _next(self) -> Any:
+        return self._consumer._take() if self._handling.queues.ready < AHEAD * self._workers else None
 
     async def _turn(self, record: Any) -> None:
         handling = self._handling
@@ -282,21 +312,22 @@ class _Run:
         else:
             await asyncio.sleep(wait_s)  # what is ready is paused
         if self._consumer._filling is not None and self._consumer._filling.done():
-            record = await self._consumer._next(0)
-            if record is not None:
-                handling.admit(record)
+            await self._consumer._filled(0)
             handling.tidy()
 
     async def _attempt(self, queued: Any) -> None:
         began = clock_s()
         try:
-            await self._handler(await self._consumer._resolve(queued.record))
-        except Exception as error:  # noqa: BLE001 - the application's; on_error says what it leads to
-            self._handling.took(began)
-            await asyncio.to_thread(self._handling.fail, queued, error)
-        else:
-            self._handling.took(began)
-            self._handling.finish(queued)
+            try:
+                await self._handler(await self._consumer._resolve(queued.record))
+            except Exception as error:  # noqa: BLE001 - the application's; on_error says what it leads to
+                self._handling.took(began)
+                await asyncio.to_thread(self._handling.fail, queued, error)
+            else:
+                self._handling.took(began)
+                self._handling.finish(queued)
+        except BaseException as error:  # noqa: BLE001 - it ends the consumer: a task's error would be nobody's
+            self._handling.end(error)
 
     async def _flush(self) -> None:
         done = self._handling.done

@@ -82,6 +82,15 @@ class Turns:
                 batch.until = min(batch.until, now + _OPEN_S)
         return batch
 
+    def begin(self, batch: RecordBatch) -> None:
+        """The turn of a batch that another thread has opened begins now, if nothing has ended it meanwhile."""
+        with self._session.lock:
+            if batch.ended or batch is NOTHING:
+                return
+            once = self._settings.at_most_once
+            until = math.inf if once else self._session.holding(batch.place).hand_out_until(self._pace)
+            batch.begin(min(until, clock_s() + _OPEN_S))
+
     def _held(self, before: RecordBatch, now: float) -> RecordBatch:
         """At least once."""
         session = self._session
@@ -210,12 +219,20 @@ class CoordinatedConsumer:
         return record_batch(self.consume(most, timeout_s))
 
     def _consume(self, most: int, timeout_s: float) -> list[Any]:
+        """Events are told before the first record is taken, and not again: their handler may raise."""
         records = self._batch.take_some(most, clock_s())
-        while 2 * len(records) < most:
-            first = self._poll(0 if records else timeout_s)
-            if first is None:
+        if not records:
+            first = self._poll(timeout_s)
+            records = [] if first is None else [first, *self._batch.take_some(most - 1, clock_s())]
+        fetched = False
+        while records and 2 * len(records) < most:
+            more = self._replace_batch(self._turns.after(self._batch)).take_some(most - len(records), clock_s())
+            if not more and fetched:
                 break
-            records += [first, *self._batch.take_some(most - len(records) - 1, clock_s())]
+            records += more
+            fetched = not more
+            if fetched:
+                self._fetcher.fetch(0)
         return records
 
     def run_batches(self, handler: Callable[[list[Any]], object], most: int = 500) -> None:
@@ -405,16 +422,30 @@ class CoordinatedConsumer:
 
     def _poll(self, timeout_s: float) -> Any:
         deadline = clock_s() + timeout_s
+        record = None
+        while record is None and not self._is_over:
+            self._open_batch(deadline - clock_s())
+            record = self._batch.take(clock_s())
+            if deadline - clock_s() < _SHORTEST_S:
+                break
+        return record
+
+    def _open_batch(self, timeout_s: float) -> None:
+        """Do what is due, and have a batch with records, after waiting for them at most so long. Takes none of them."""
+        deadline = clock_s() + timeout_s
         fetched = False
         while not self._is_over:
             self._attend()
-            record = self._replace_batch(self._turns.after(self._batch)).take(clock_s())
+            batch = self._replace_batch(self._turns.after(self._batch))
             left_s = deadline - clock_s()
-            if record is not None or (fetched and left_s < _SHORTEST_S):
-                return record
+            if batch.given < len(batch.records) or (fetched and left_s < _SHORTEST_S):
+                break
             self._fetcher.fetch(max(0.0, min(left_s, _WAIT_S)))
             fetched = True
-        return None
+
+    def _begin_batch(self) -> None:
+        """Hand out what another thread has opened."""
+        self._turns.begin(self._batch)
 
     def _attend(self) -> None:
         """What is due besides records."""

@@ -8,6 +8,7 @@ thread of its own asks. Where a partition is begun, and what is done when its po
 from __future__ import annotations
 
 import logging
+import math
 import threading
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
@@ -308,7 +309,10 @@ class Fetcher:
         _LOGGER.warning(
             "%s goes on at offset %d instead of %d: %d to %d are there", place, resumed_at, offset, first, end
         )
-        buffer.skip_to(resumed_at)
+        with self._session.lock:
+            buffer.skip_to(resumed_at)
+            if buffer.is_empty:
+                buffer.pass_over(resumed_at)
         self._unassign([place])
         self._assign({place: resumed_at})
 
@@ -383,11 +387,7 @@ class Fetcher:
         session = self._session
         with session.lock:
             self._make_room()
-            waiting = sum(
-                len(buffer.fetched)
-                for place, buffer in session.buffer.items()
-                if buffer.fetched and place in self._assigned
-            )
+            waiting = self._waiting_records()
             proposed = self._settings.at_most_once and any(buffer.proposed for buffer in session.buffer.values())
         if proposed:
             timeout_s = min(timeout_s, _POLL_S)  # the answer comes on the other thread
@@ -413,6 +413,19 @@ class Fetcher:
         for message in troubles:  # last: the client does not come back to the records that came with them
             self._trouble(message)
 
+    def _waiting_records(self) -> int:
+        """Of the places from which more is fetched, without those that wait for a commit: others must not wait for it.
+
+        `_make_room` bounds what waits of these.
+        """
+        settings = self._settings
+        most = math.inf if settings.at_most_once else settings.max_open_records
+        return sum(
+            len(buffer.fetched)
+            for place, buffer in self._session.buffer.items()
+            if buffer.fetched and place in self._assigned and buffer.open_records < most
+        )
+
     def pass_over(self) -> None:
         """Count markers of transactions, and what was aborted or compacted, as processed where nothing else is left.
 
@@ -424,8 +437,9 @@ class Fetcher:
         positions = self._data.position([_partition(each) for each in places]) if places else []
         with self._session.lock:
             for place, position in zip(places, positions, strict=True):
-                if self._is_empty(place, empty[place]):
-                    empty[place].pass_over(position.offset)
+                buffer = empty[place]
+                if self._is_empty(place, buffer):  # the client has no position before it has read a record
+                    buffer.pass_over(max(position.offset, buffer.next_offset))
 
     def _is_empty(self, place: GroupPartition, buffer: PartitionBuffer) -> bool:
         idle = buffer.assigned and buffer.is_empty and buffer.stopping_at is None

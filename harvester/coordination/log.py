@@ -25,9 +25,9 @@ from harvester.coordination.core.claim import PositionFound
 from harvester.coordination.core.messages import GroupPartition, Heartbeats, Message, encode
 from harvester.coordination.core.world import World
 from harvester.coordination.errors import CoordinationTopicError
-from harvester.coordination.settings import ConsumerSettings
+from harvester.coordination.settings import LONGEST_ANSWER_MS, ConsumerSettings
 from harvester.coordination.topic import failed, refused, refuses
-from harvester.errors import BrokerError, HarvesterError
+from harvester.errors import BrokerError
 
 _LOGGER = logging.getLogger("harvester.coordination")
 _TIMEOUT_S = 10.0
@@ -109,7 +109,7 @@ class CoordinationLog:
         self._not_sent, self._expires_s = not_sent, expires_s
         self._options = {
             "socket.nagle.disable": True,  # messages are small and urgent
-            "socket.timeout.ms": round(max(expires_s, _LEAST_ANSWER_S) * 1000),
+            "socket.timeout.ms": min(LONGEST_ANSWER_MS, round(max(expires_s, _LEAST_ANSWER_S) * 1000)),
             "reconnect.backoff.max.ms": round(min(expires_s / 3, _LONGEST_PAUSE_S) * 1000),
             # Else the client forgets all brokers once none is connected, and asks for the leaders again only up to a
             # second after it has reached one. If their addresses have changed, what replaces it begins anew.
@@ -128,12 +128,15 @@ class CoordinationLog:
         self._refusal: CoordinationTopicError | BrokerError | None = None
         self._unwritten = ""  # why messages do not arrive, as it was said
 
-    def begin(self, worlds: Mapping[int, World], tail_ms: int | None = None) -> dict[int, int]:
+    def begin(
+        self, worlds: Mapping[int, World], tail_ms: int | None = None, ready_s: float = _READY_S
+    ) -> dict[int, int]:
         """Start reading; returns where each partition ends now. A world that has begun is read on.
 
-        With `tail_ms` a long partition is read from so long before its last record on; `tails` tells which.
+        With `tail_ms` a long partition is read from so long before its last record on; `tails` tells which. Raises
+        BrokerUnavailable if a partition's ends are not known after `ready_s`.
         """
-        bounds = {partition: self._ends(partition) for partition in worlds}
+        bounds = {partition: self._ends(partition, ready_s) for partition in worlds}
         starts = {partition: max(low, worlds[partition].next_offset) for partition, (low, _) in bounds.items()}
         ends = {partition: high for partition, (_, high) in bounds.items()}
         if tail_ms is not None:
@@ -315,9 +318,9 @@ class CoordinationLog:
             return {}  # all is read instead, which takes longer
         return {each.partition: each.offset for each in found if each.error is None and each.offset >= 0}
 
-    def _ends(self, partition: int) -> tuple[int, int]:
+    def _ends(self, partition: int, ready_s: float) -> tuple[int, int]:
         try:
-            return read_bounds(self._reader, self.topic, partition, _READY_S)
+            return read_bounds(self._reader, self.topic, partition, ready_s)
         except KafkaException as error:
             raise failed(self.topic, self._options, error) from error
 
@@ -338,7 +341,6 @@ def _serve(writer: Producer) -> bool:
     return True
 
 
-_LONGEST_S = 600.0
 Answer = Callable[[GroupPartition, PositionFound], None]
 
 
@@ -376,12 +378,11 @@ class LogBackfill:
             partition, place, generation = question
             try:
                 world = self._read(partition, generation)
-            except HarvesterError as error:  # the claim runs out, and is tried again
+                if world.next_offset > generation and not self._closed:
+                    claim = world.claim(place)
+                    self._answer(place, PositionFound(generation, claim.last_offset, claim.positioned))
+            except Exception as error:  # noqa: BLE001 - the top frame; the claim runs out, and is tried again
                 _LOGGER.warning("the position of %s is not found: %s", place, error)
-                continue
-            if world.next_offset > generation and not self._closed:
-                claim = world.claim(place)
-                self._answer(place, PositionFound(generation, claim.last_offset, claim.positioned))
 
     def _read(self, partition: int, generation: int) -> World:
         world = self._worlds.setdefault(partition, World.begin(self._settings.timing))
@@ -390,10 +391,11 @@ class LogBackfill:
         log = CoordinationLog(self._settings.coordination_topic, self._settings.kafka, lambda place, number: None)
         try:
             log.begin({partition: world})
-            deadline = clock_s() + _LONGEST_S
+            deadline = clock_s() + _TIMEOUT_S
             while world.next_offset <= generation and not self._closed and clock_s() < deadline:
                 for _, offset, at_ms, value in log.poll(_POLL_S):
                     world.read(offset, at_ms, value)
+                    deadline = clock_s() + _TIMEOUT_S  # a reader that stands still is replaced by the next question
         finally:
             log.close(0)
         return world

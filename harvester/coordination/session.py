@@ -35,10 +35,12 @@ from harvester.coordination.core.world import World
 from harvester.coordination.events import Claimed, Event, Lost, Released
 from harvester.coordination.log import CoordinationLog, LogBackfill
 from harvester.coordination.settings import ConsumerSettings, Statistics
+from harvester.errors import BrokerUnavailable
 
 _LOGGER = logging.getLogger("harvester.coordination")
 _TURN = 0.02  # of an interval: how often time passes when nothing is read
 _LONGEST_TURN_S = 0.1  # each one interrupts the consumer's thread
+_READY_S, _AGAIN_S = 2.0, 0.5  # of one attempt to begin, and between two of them
 Change = tuple[GroupPartition, PartitionBuffer | None, Event | None]
 
 
@@ -57,6 +59,7 @@ class Session:
         self._turn_s = min(_TURN * settings.heartbeat_interval_s, _LONGEST_TURN_S)
         self._counts: Counter[str] = Counter()
         self._written: Counter[str] = Counter()
+        self._waits = False  # for the log, at the start; that was said
         partitions = range(settings.coordination_partitions)
         self._coordinator = Coordinator(settings, client, {each: World.begin(settings.timing) for each in partitions})
         self._log = CoordinationLog(
@@ -142,13 +145,25 @@ class Session:
 
     def _run(self) -> None:
         try:
-            ends = self._log.begin(self._coordinator.worlds, self._settings.tail_ms)
+            while (ends := self._begin()) is None:
+                if self.ended.wait(_AGAIN_S):
+                    return
             with self.lock:
                 self._coordinator.begin(ends, clock_s())
             while not self.ended.is_set():
                 self._turn()
         except Exception as error:  # noqa: BLE001 - the top frame of this thread; the consumer raises it
             self.fail(error)
+
+    def _begin(self) -> Mapping[int, int] | None:
+        """Where the log ends; None if brokers do not say now. Nothing is claimed yet, so nothing is lost by waiting."""
+        try:
+            return self._log.begin(self._coordinator.worlds, self._settings.tail_ms, _READY_S)
+        except BrokerUnavailable as error:
+            if not self._waits:
+                _LOGGER.warning("nothing is claimed until the coordination topic can be read: %s", error)
+            self._waits = True
+            return None
 
     def _turn(self) -> None:
         for partition, offset, at_ms, value in self._log.poll(self._turn_s):

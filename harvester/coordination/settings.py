@@ -16,6 +16,7 @@ from harvester.errors import ConfigurationError, Problem
 
 _LEAST_INTERVAL_S = 1.0  # a heartbeat has a quarter of it for its way: threads, network, replicas
 _LEAST_ANSWER_S = 2.0
+LONGEST_ANSWER_MS = 300_000  # that the client takes
 _ATTEMPTS = 5
 OutOfRangePolicy = Literal["earliest", "latest", "error"]
 _RESETS: Mapping[str, OutOfRangePolicy] = {
@@ -181,7 +182,11 @@ class ConsumerSettings:
         partitions would stay claimed that nobody reads.
         """
         answer_s = max(_LEAST_ANSWER_S, 2 * self.heartbeat_interval_s)
-        return {"socket.timeout.ms": round(answer_s * 1000), "reconnect.backoff.max.ms": 1000, **self.kafka}
+        return {
+            "socket.timeout.ms": min(LONGEST_ANSWER_MS, round(answer_s * 1000)),
+            "reconnect.backoff.max.ms": 1000,
+            **self.kafka,
+        }
 
     @property
     def timing(self) -> LogTiming:

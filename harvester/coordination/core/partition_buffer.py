@@ -138,11 +138,12 @@ class RecordBatch:
     is still open.
     """
 
-    __slots__ = ("done", "given", "place", "records", "told", "until")
+    __slots__ = ("done", "ended", "given", "place", "records", "told", "until")
 
     def __init__(self, place: GroupPartition, records: list[Any], *, in_order: bool = True) -> None:
         self.place, self.records = place, records
         self.until = -math.inf
+        self.ended = False
         self.given = 0
         self.done = 0 if in_order else _NOT_COUNTED
         self.told = 0  # how many of them progress knows
@@ -205,7 +206,14 @@ class RecordBatch:
             return True
         return False
 
+    def begin(self, until: float) -> None:
+        """It is handed out until then; one that has ended is not, whichever thread has ended it."""
+        self.until = until
+        if self.ended:
+            self.until = -math.inf
+
     def end(self) -> None:
+        self.ended = True
         self.until = -math.inf
 
     def give_back(self) -> None:

@@ -10,9 +10,10 @@ from typing import Any
 import pytest
 from confluent_kafka import OFFSET_BEGINNING, Message, TopicPartition
 
+from harvester.clock import clock_s
 from harvester.coordination.core.messages import Client, GroupPartition
 from harvester.coordination.core.partition_buffer import PartitionBuffer
-from harvester.coordination.events import Claimed, Event, Lost, Released
+from harvester.coordination.events import Claimed, Event, Lost, OutOfRange, Released
 from harvester.coordination.fetcher import Fetcher
 from harvester.coordination.session import Change, Session
 from harvester.coordination.settings import ConsumerSettings
@@ -25,6 +26,8 @@ MOST_OPEN = 100
 
 class Data:
     """Stands for the client that fetches: what it is assigned, in how many calls, and what it has fetched."""
+
+    bounds = (0, 0)
 
     def __init__(self) -> None:
         self.assigned: dict[int, int] = {}
@@ -40,6 +43,9 @@ class Data:
         self.calls += 1
         for each in partitions:
             del self.assigned[each.partition]
+
+    def get_watermark_offsets(self, _: TopicPartition, __: float) -> tuple[int, int]:
+        return self.bounds
 
     def poll(self, _: float) -> Message | None:
         return self.records.pop(0) if self.records else None
@@ -71,10 +77,10 @@ class Coordinator:
 
 
 class Scene:
-    def __init__(self) -> None:
+    def __init__(self, **given: Any) -> None:
         kafka = {"bootstrap.servers": "127.0.0.1:1", "log_level": 0}
         settings = ConsumerSettings(
-            kafka=kafka, group="g", topics=("t",), heartbeat_interval_s=1.0, max_open_records=MOST_OPEN
+            kafka=kafka, group="g", topics=("t",), heartbeat_interval_s=1.0, max_open_records=MOST_OPEN, **given
         )
         self.session = Session(settings, Client("c", "i"))
         self.data, self.coordinator = Data(), Coordinator()
@@ -261,6 +267,20 @@ def test_a_place_that_waits_for_a_commit_is_fetched_again_once_little_waits(scen
     assert scene.data.assigned == {0: 10 + MOST_OPEN + 2000, 1: 10}
 
 
+def test_places_that_wait_for_a_commit_keep_no_other_from_being_fetched(scene: Scene) -> None:
+    """Each has less than what would leave it out, and all together more than what stops the fetching."""
+    blocked, healthy = [GroupPartition("g", "t", number) for number in range(4)], GroupPartition("g", "t", 4)
+    scene.hold(*blocked, healthy)
+    for place in blocked:
+        scene.fetch(place, MOST_OPEN)
+        handed_out = scene.session.buffer[place].open_batch()
+        handed_out.until = math.inf
+        handed_out.take_some(MOST_OPEN, 0)
+        scene.fetch(place, 1600)
+    scene.fetch(healthy, 1)
+    assert len(scene.session.buffer[healthy].fetched) == 1
+
+
 def test_records_are_put_where_they_belong_in_order(scene: Scene) -> None:
     scene.hold(*PLACES)
     came = [(0, 10), (1, 10), (0, 11), (0, 12), (1, 11), (2, 10), (1, 12)]
@@ -268,3 +288,16 @@ def test_records_are_put_where_they_belong_in_order(scene: Scene) -> None:
     scene.fetcher.fetch(0)
     fetched = [[record.offset() for record in scene.session.buffer[place].fetched] for place in PLACES]
     assert fetched == [[10, 11, 12], [10, 11, 12], [10]]
+
+
+def test_where_a_claim_goes_on_at_the_end_is_where_its_successor_begins() -> None:
+    """Else records that come until then are passed over by the successor, too, and nobody is told."""
+    scene = Scene(out_of_range="latest")
+    scene.begin(ONE, last_offset=100)
+    scene.follow()
+    scene.data.bounds = (500, 600)
+    scene.fetcher._displaced[ONE] = clock_s()
+    assert scene.follow()[-1] == OutOfRange("t", 0, 101, 500, 600, 600)
+    assert scene.data.assigned == {0: 600}
+    assert scene.session.processed() == {ONE: 599}
+    scene.session._log.close(0)

@@ -8,9 +8,13 @@ from typing import Any
 import pytest
 from confluent_kafka import KafkaError, KafkaException
 
+from harvester.coordination.core.claim import PositionFound
 from harvester.coordination.core.messages import ClaimingPartition, Client, GroupPartition
-from harvester.coordination.log import CoordinationLog
+from harvester.coordination.core.world import World
+from harvester.coordination.log import CoordinationLog, LogBackfill
+from harvester.coordination.settings import ConsumerSettings
 from harvester.errors import BrokerError
+from tests.support.wait import eventually
 
 PLACE, CLIENT = GroupPartition("g", "t", 0), Client("c", "i")
 KAFKA = {"bootstrap.servers": "127.0.0.1:1", "log_level": 0}
@@ -112,3 +116,25 @@ def test_who_repeats_at_once_what_was_given_up_does_not_do_so_for_ever() -> None
     list(log.poll(0))
     assert repeated == [2, 3]
     log.close(0)
+
+
+def test_what_goes_wrong_in_one_search_for_a_position_does_not_end_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
+    found: list[tuple[GroupPartition, PositionFound]] = []
+    settings = ConsumerSettings(kafka={}, group="g", topics=("t",))
+    past = LogBackfill(settings, lambda place, position: found.append((place, position)))
+    world = World.begin(settings.timing)
+    world.miss(100)
+    failures = [KafkaException(KafkaError(KafkaError._CRIT_SYS_RESOURCE))]
+
+    def read(partition: int, generation: int) -> World:
+        if failures:
+            raise failures.pop()
+        return world
+
+    monkeypatch.setattr(past, "_read", read)
+    place = GroupPartition("g", "t", 0)
+    for generation in (5, 7):
+        past.find(0, place, generation)
+    eventually(lambda: len(found) == 1, what="the second answer")
+    assert found[0][1].generation == 7
+    past.close()

@@ -21,6 +21,7 @@ from harvester.coordination.core.messages import (
 from harvester.coordination.core.partition_buffer import PartitionBuffer
 from harvester.coordination.session import Session
 from harvester.coordination.settings import ConsumerSettings
+from harvester.errors import BrokerUnavailable
 from tests.support.wait import eventually
 
 PLACE, CLIENT = GroupPartition("g", "t", 0), Client("c", "i")
@@ -89,7 +90,7 @@ def test_a_claim_under_way_when_it_is_closed_is_released_if_it_wins(monkeypatch:
             read.append(said[len(read)])
             yield 0, len(read) - 1, 1_000_000, encode(read[-1])
 
-    monkeypatch.setattr(session._log, "begin", lambda worlds, tail_ms: dict.fromkeys(worlds, 0))
+    monkeypatch.setattr(session._log, "begin", lambda worlds, *_: dict.fromkeys(worlds, 0))
     monkeypatch.setattr(session._log, "append", append)
     monkeypatch.setattr(session._log, "poll", poll)
     monkeypatch.setattr(session._log, "close", lambda timeout_s: None)
@@ -101,3 +102,37 @@ def test_a_claim_under_way_when_it_is_closed_is_released_if_it_wins(monkeypatch:
     assert isinstance(claim, ClaimingPartition)
     assert isinstance(release, ReleasingPartition)
     assert release.generation == 0
+
+
+def waiting_for_the_log(monkeypatch: pytest.MonkeyPatch, outages: int) -> tuple[Session, list[int]]:
+    """A session that has begun, whose log cannot be read so many times; how many times it has been asked."""
+    kafka = {"bootstrap.servers": "127.0.0.1:1", "log_level": 0}
+    session = Session(ConsumerSettings(kafka=kafka, group="g", topics=("t",)), CLIENT)
+    asked: list[int] = []
+
+    def begin(*_: object) -> dict[int, int]:
+        asked.append(len(asked))
+        if len(asked) <= outages:
+            raise BrokerUnavailable("no partition has a leader")
+        return dict.fromkeys(session._coordinator.worlds, 0)
+
+    monkeypatch.setattr(session._log, "begin", begin)
+    monkeypatch.setattr(session._log, "poll", lambda timeout_s: iter(()))
+    monkeypatch.setattr("harvester.coordination.session._AGAIN_S", 0.01)
+    session.start()
+    return session, asked
+
+
+def test_who_begins_while_the_log_cannot_be_read_waits_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    session, asked = waiting_for_the_log(monkeypatch, outages=3)
+    eventually(lambda: session._coordinator.stage is not Stage.READING, what="the log's end")
+    assert (len(asked), session.error) == (4, None)
+    session.stop(release=False)
+
+
+def test_who_waits_for_the_log_ends_when_it_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    session, asked = waiting_for_the_log(monkeypatch, outages=10**9)
+    eventually(lambda: len(asked) > 1, what="a second attempt")
+    session.stop(release=False)
+    assert session.error is None
+    assert not session._thread.is_alive()

@@ -1,0 +1,281 @@
+"""Who takes a record, and when, if tasks are cancelled and handlers raise; a claim is held without a broker."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+from confluent_kafka import Message
+
+from harvester.clock import clock_s
+from harvester.coordination import consumer as consumers
+from harvester.coordination.async_consumer import AsyncCoordinatedConsumer
+from harvester.coordination.consumer import CoordinatedConsumer
+from harvester.coordination.core.messages import GroupPartition
+from harvester.coordination.core.partition_buffer import PartitionBuffer
+from harvester.coordination.events import Claimed, Event, EventHandler, Lost
+from harvester.coordination.session import Session
+
+PLACE = GroupPartition("g", "t", 0)
+FIRST, COUNT = 10, 6
+KAFKA = {"bootstrap.servers": "127.0.0.1:1", "log_level": 0}
+
+
+class Held:
+    """A claim that does not run out."""
+
+    batch = None
+
+    def hand_out_until(self, _: object) -> float:
+        return math.inf
+
+
+class Holding:
+    """Makes a consumer that holds one partition, of which records wait; each `let` opens one more wait for them."""
+
+    def __init__(self, **given: Any) -> None:
+        self.given = given
+        self.events: list[Event] = []
+        self.may_fetch = threading.Event()
+        self.fetching = threading.Event()
+        self.closed = threading.Event()
+        self.made: CoordinatedConsumer
+        self.buffer: PartitionBuffer
+
+    def begin(self, on_event: EventHandler) -> CoordinatedConsumer:
+        self.made = made = CoordinatedConsumer(
+            kafka=KAFKA, group="g", topics=("t",), heartbeat_interval_s=1.0, on_event=on_event, **self.given
+        )
+        made._look_at = made._mirror_at = math.inf
+        self.buffer = made._session.buffer[PLACE] = PartitionBuffer(PLACE, 7, FIRST - 1)
+        self.buffer.begin(None)
+        fetcher: Any = made._fetcher
+        session: Any = made._session
+        session.holding = lambda _: Held()
+        fetcher.follow, fetcher.fetch = self._follow, self._fetch
+        closing: Any = made
+        closing.close = self._close
+        return made
+
+    def lose(self) -> None:
+        """As the session's thread does."""
+        session = self.made._session
+        with session.lock:
+            del session.buffer[PLACE]
+            if self.buffer.batch is not None:
+                self.buffer.batch.end()
+        self.events.append(Lost("t", 0, 7, "it ran out"))
+
+    def _follow(self) -> Iterator[Event]:
+        while self.events:
+            yield self.events.pop(0)
+
+    def _fetch(self, timeout_s: float) -> None:
+        self.fetching.set()
+        if not self.may_fetch.wait(timeout_s) or self.buffer.fetched_to != FIRST - 1:
+            return
+        self.buffer.fetch([
+            Message(topic="t", partition=0, offset=offset, key=b"ab"[offset % 2 :][:1], value=b"")
+            for offset in range(FIRST, FIRST + COUNT)
+        ])  # fmt: skip
+
+    def _close(self, *, release: bool = True) -> None:
+        self.made._session.ended.set()
+        self.made._session._log.close(0)
+        self.closed.set()
+
+
+@pytest.fixture(autouse=True)
+def _offline(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(consumers, "ensure_coordination_topic", lambda *_: None)
+    monkeypatch.setattr(Session, "start", lambda _: None)
+
+
+def opened(holding: Holding, on_event: Callable[[Event], Any] | None = None) -> AsyncCoordinatedConsumer:
+    made = AsyncCoordinatedConsumer(kafka=KAFKA, group="g", topics=("t",), on_event=on_event)
+    made._begin = lambda: holding.begin(made._events.append)
+    return made
+
+
+async def offsets(consumer: AsyncCoordinatedConsumer) -> list[int]:
+    """All that comes, committed."""
+    found = []
+    while (record := await consumer.poll(0.2)) is not None:
+        found.append(record.offset())
+        await consumer.commit(record)
+    return found
+
+
+ALL = list(range(FIRST, FIRST + COUNT))
+
+
+def test_an_event_handler_that_raises_costs_no_record() -> None:
+    def raises(event: Event) -> None:
+        raise OSError("the database is away")
+
+    async def main() -> None:
+        holding = Holding()
+        holding.may_fetch.set()
+        holding.events.append(Claimed("t", 0, 7))
+        async with opened(holding, raises) as consumer:
+            with pytest.raises(OSError, match="away"):
+                await consumer.poll(1)
+            assert await offsets(consumer) == ALL
+            assert holding.buffer.last_offset == ALL[-1]
+
+    asyncio.run(main())
+
+
+def test_a_poll_that_is_cancelled_while_an_event_is_told_costs_no_record() -> None:
+    async def main() -> None:
+        told, waits = asyncio.Event(), asyncio.Event()
+
+        async def opens_an_inbox(event: Event) -> None:
+            told.set()
+            await waits.wait()
+
+        holding = Holding()
+        holding.may_fetch.set()
+        holding.events.append(Claimed("t", 0, 7))
+        async with opened(holding, opens_an_inbox) as consumer:
+            poll = asyncio.create_task(consumer.poll(1))
+            await told.wait()
+            poll.cancel()
+            await asyncio.wait([poll])
+            assert await offsets(consumer) == ALL
+
+    asyncio.run(main())
+
+
+def test_a_record_that_came_after_the_poll_was_cancelled_is_not_handed_out_once_its_claim_is_over() -> None:
+    async def main() -> None:
+        holding = Holding()
+        async with opened(holding) as consumer:
+            poll = asyncio.create_task(consumer.poll(60))
+            await asyncio.to_thread(holding.fetching.wait)
+            poll.cancel()
+            await asyncio.wait([poll])
+            filling = consumer._filling
+            assert filling is not None
+            holding.may_fetch.set()
+            await asyncio.wait([filling])
+            holding.lose()
+            assert await consumer.poll(0.1) is None
+            assert holding.buffer.last_handed_out == FIRST - 1
+
+    asyncio.run(main())
+
+
+def test_a_loop_that_is_late_is_handed_what_the_thread_opened_long_ago(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A batch has a tenth of a second, which begins when the loop comes to it."""
+    monkeypatch.setattr(consumers, "_OPEN_S", 0.005)
+
+    async def main() -> None:
+        holding = Holding()
+        holding.may_fetch.set()
+        async with opened(holding) as consumer:
+            filling = consumer._fill(1)
+            await asyncio.wait([filling])
+            opened_until = consumer._started._batch.until
+            await asyncio.sleep(0.01)
+            assert opened_until < clock_s()
+            assert (await consumer.poll(0)).offset() == FIRST
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("times", [1, 2])
+def test_a_reader_that_is_cancelled_closes_the_consumer(times: int) -> None:
+    """Twice is what an outer scope does that ends while the inner one does."""
+
+    async def reads(consumer: AsyncCoordinatedConsumer) -> None:
+        async with consumer:
+            async for _ in consumer:
+                raise AssertionError("nothing comes")
+
+    async def main() -> None:
+        holding = Holding()
+        reader = asyncio.create_task(reads(opened(holding)))
+        await asyncio.to_thread(holding.fetching.wait)
+        for _ in range(times):
+            reader.cancel()
+            await asyncio.sleep(0)
+        await asyncio.wait([reader])
+        assert reader.cancelled()
+        assert await asyncio.to_thread(holding.closed.wait, 10)
+
+    asyncio.run(main())
+
+
+def test_what_is_closed_can_be_closed_again_and_polled() -> None:
+    async def main() -> None:
+        async with opened(Holding()) as consumer:
+            await consumer.close(release=False)
+            await consumer.close()
+            assert await consumer.poll(1) is None
+            assert [record async for record in consumer] == []
+
+    asyncio.run(main())
+
+
+def test_what_begins_after_its_task_was_cancelled_is_closed() -> None:
+    async def main() -> None:
+        holding, may_begin, begins = Holding(), threading.Event(), threading.Event()
+        consumer = opened(holding)
+        begin: Callable[[], CoordinatedConsumer] = consumer._begin
+
+        def late() -> CoordinatedConsumer:
+            begins.set()
+            may_begin.wait()
+            return begin()
+
+        consumer._begin = late
+        entering = asyncio.create_task(consumer.__aenter__())
+        await asyncio.to_thread(begins.wait)
+        entering.cancel()
+        await asyncio.wait([entering])
+        may_begin.set()
+        assert await asyncio.to_thread(holding.closed.wait, 10)
+
+    asyncio.run(main())
+
+
+def test_a_handler_whose_own_task_was_cancelled_ends_the_consumer() -> None:
+    """Its record would stay in hand for ever, and its key with it."""
+
+    async def handle(record: Any) -> None:
+        if record.offset() == FIRST:
+            other = asyncio.ensure_future(asyncio.sleep(60))
+            other.cancel()
+            await other
+
+    async def main() -> None:
+        holding = Holding(workers=2)
+        holding.may_fetch.set()
+        run = asyncio.create_task(opened(holding).run(handle))
+        await asyncio.wait([run], timeout=10)
+        assert run.done()
+        assert run.cancelled()
+        assert holding.closed.is_set()
+
+    asyncio.run(main())
+
+
+def test_events_are_told_before_the_first_record_of_a_list_and_not_within_it() -> None:
+    """A handler that raises there would cost the records that were taken."""
+    holding = Holding()
+    holding.may_fetch.set()
+    told: list[Event] = []
+    consumer = holding.begin(told.append)
+    attended: Any = consumer._fetcher
+    calls = iter(([], [], [Claimed("t", 1, 8)]))
+    attended.follow = lambda: iter(next(calls, []))
+    assert [record.offset() for record in consumer.consume(100, 1)] == ALL
+    assert told == []
+    assert consumer.consume(100, 0) == []
+    assert told == [Claimed("t", 1, 8)]
+    consumer.close()
