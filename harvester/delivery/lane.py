@@ -462,23 +462,25 @@ class Opener:
 
         Raises Superseded or Deposed.
         """
-        reason: str | None = None
-        while True:
-            self._check(under)
-            lane = self._lanes.open(number)
-            try:
-                failure = self._try(lane, under, published)
-            except BaseException:
+        in_trouble = False
+        try:
+            while True:
+                self._check(under)
+                lane = self._lanes.open(number)
+                try:
+                    failure = self._try(lane, under, published)
+                except BaseException:
+                    lane.close()
+                    raise
+                if failure is None:
+                    return lane
                 lane.close()
-                raise
-            if failure is None:
-                if reason is not None:
-                    self._host.trouble(None)
-                return lane
-            lane.close()
-            reason = failure
-            self._host.trouble(f"lane {number} cannot be opened: {reason}")
-            self._host.pause(_AGAIN_S)
+                in_trouble = True
+                self._host.trouble(f"lane {number} cannot be opened: {failure}")
+                self._host.pause(_AGAIN_S)
+        finally:
+            if in_trouble:  # also when nobody wants the lane any more: who opens it next may succeed at once
+                self._host.trouble(None)
 
     def _try(self, lane: Lane, under: Leadership, published: Callable[[list[int]], None]) -> str | None:
         """One attempt; returns why it failed."""

@@ -95,6 +95,7 @@ class TermSession:
         self._dsn, self.table, self._application = dsn, table, application_name
         self._statement_timeout_s = statement_timeout_s
         self._connection: psycopg.Connection | None = None
+        self._heard = False  # a notification, beside an answer
         self.shape: OutboxShape | None = None
         self.place: OutboxIdentity | None = None  # of this connection
         self.session: Session | None = None
@@ -116,6 +117,8 @@ class TermSession:
             self.shape = inspect(connection, self.table)
             self.place = read_place(connection, self.table, sequence_oid(self.shape.sequence))
             if self.shape.has_notify:
+                # Else those that come with an answer to a statement are kept for ever, and wake nobody.
+                connection.add_notify_handler(self._hear)
                 connection.execute(sql.SQL("LISTEN {}").format(sql.Identifier(self.table.channel)))
         except BaseException:
             connection.close()
@@ -125,6 +128,9 @@ class TermSession:
     def log_in(self, dsn: str) -> None:
         """Connect with this from now on."""
         self._dsn = dsn
+
+    def _hear(self, _: psycopg.Notify) -> None:
+        self._heard = True
 
     def close(self) -> None:
         """End the session, if there is one."""
@@ -292,6 +298,10 @@ class Holders:
     wanted_by: str | None = None
     table: int | None = None
 
+    def are_in(self, space: queries.IdSpace) -> bool:
+        """Whether ids are still those of this space."""
+        return self.table == space.table and (not space.sequence or self.sequence_file == space.file)
+
 
 class MarkSession(TermSession):
     """The session of a leader: marks and fetches rows, and waits for notifications."""
@@ -387,7 +397,7 @@ class MarkSession(TermSession):
 
     def _notified(self) -> bool:
         assert self._connection is not None
-        found = False
+        found, self._heard = self._heard, False
         while self._connection.pgconn.notifies():
             found = True
         return found

@@ -216,8 +216,8 @@ class Marker(threading.Thread):
         try:
             if self._session.is_open:
                 self._session.release(release.term, release.holder)
-        except (psycopg.Error, OutboxError) as error:
-            self._lost(error)
+        except (psycopg.Error, OutboxError):
+            self._session.close()  # it is no trouble of a standby, which would have nothing that ends it
 
     def _save(self, command: m.SaveBookmark) -> None:
         """Worth one attempt, on a session that is known to be with the database that is meant."""
@@ -421,6 +421,9 @@ class MarkReader:
         if found.wanted_by is not None and self._taker.taken is not None:
             self._report(m.TermWanted(self._taker.taken.holder, found.wanted_by))
         if before is None:
+            place = self._session.place  # of which the first marks of this process are
+            if place is not None and not found.are_in(place.space):
+                self._ids_restarted("ids have started again since this session began")
             return
         if found.table != before.table:
             self._ids_restarted("the outbox is another table than before")

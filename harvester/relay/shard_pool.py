@@ -172,6 +172,11 @@ class ShardPool:
         self._watch_room(index, process.channel)
         return not congested
 
+    def has_room(self, index: int, fd: int) -> bool:
+        """Whether this descriptor is the one that takes what is sent."""
+        process = self.slots[index].process
+        return process is not None and fd == process.channel.write_fd
+
     def has_ended(self, index: int, fd: int) -> bool:
         process = self.slots[index].process
         return process is not None and fd == process.sentinel

@@ -316,8 +316,8 @@ class Supervisor(threading.Thread):
             return
         if self.pool.has_ended(index, fd):
             self._shard_ended(index, now)
-        elif self.pool.slots[index].watched_for_room and self.pool.flush(index):
-            if not self.pool.slots[index].retired:
+        elif self.pool.has_room(index, fd):
+            if self.pool.flush(index) and not self.pool.slots[index].retired:
                 self._perform(self.machine.uncongested(index, now))
         else:
             self._hear(index, now)

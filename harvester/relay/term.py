@@ -139,7 +139,8 @@ class TermTaker:
         except (Superseded, Deposed):
             self._host.report(TermGone(UUID(under.holder)))
             return False
-        self.trouble(None)
+        finally:
+            self.trouble(None)
         if self.is_over():
             self._host.report(TermGone(UUID(under.holder)))
             return False

@@ -130,7 +130,7 @@ class TransactionIntake:
             batches = self.batches
             now = (batches.queued, batches.in_flight, 0, self._delivered, self.refusals.errors, self._quarantined)
             opening = self.pending is not None or (self.under is not None and self.lane is None)
-            if now == self._seen and not batches.in_flight and not opening:
+            if now == self._seen and not (batches.in_flight or batches.queued) and not opening:
                 return None
             self._seen = now
             latency, self._latency = self._latency, Histogram()

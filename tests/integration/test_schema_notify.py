@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from typing import Any
 
@@ -10,6 +11,7 @@ import pytest
 
 from harvester.errors import DatabaseUnavailable
 from harvester.outbox import schema
+from harvester.outbox.leader_session import MarkSession
 from harvester.outbox.schema import init, inspect
 from harvester.outbox.tables import OutboxTable
 from tests.support.outboxes import insert
@@ -42,6 +44,28 @@ def test_the_trigger_wakes_once_per_transaction(connection: psycopg.Connection[A
             break
         received.append((notification.channel, notification.payload))
     assert received == [(OUTBOX.channel, "")]
+
+
+def test_a_notification_that_comes_with_an_answer_wakes_the_leader_and_is_not_kept(
+    connection: psycopg.Connection[Any], empty_database: str
+) -> None:
+    """Whoever leads executes statements all the time; what the client library keeps of them would grow for weeks."""
+    init(connection, OUTBOX, notify=True)
+    session = MarkSession(empty_database, OUTBOX, "test", 30.0)
+    session.open()
+    awake, wake = os.pipe()
+    try:
+        for _ in range(2):
+            insert(connection)
+            session.holders()  # the server sends what has been notified before it answers
+        assert session._connection is not None
+        assert not session._connection._notifies_backlog
+        assert session.wait(0.0, awake)
+        assert not session.wait(0.0, awake), "it is told once"
+    finally:
+        session.close()
+        os.close(awake)
+        os.close(wake)
 
 
 def test_a_disabled_or_foreign_trigger_does_not_count(connection: psycopg.Connection[Any]) -> None:

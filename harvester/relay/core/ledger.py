@@ -15,7 +15,8 @@ another producer sends of that key. The same producer, when it sends the record 
 which brokers refuse the old bytes. So the key is *pinned* to the shard, from the failure until the record is settled,
 wherever the record stands meanwhile: held in its shard, parked in the supervisor, or forgotten by a remark, a pause, a
 change of the number of shards or of the term, and read again from the table. A pin ends also with the process, which is
-replaced only when it is certainly dead, and when a fetch finds that the record has left the table (P36).
+replaced only when it is certainly dead, and when the record is found to have left the table, whoever has settled it: by
+a fetch, or by the low watermark (P36).
 """
 
 from __future__ import annotations
@@ -62,6 +63,7 @@ class Ledger:
         self._entries: dict[int, _Key] = {}
         self._keys: dict[bytes, _Key] = {}
         self._pins: dict[bytes, tuple[int, int]] = {}  # key -> the record of it that is in doubt, and its shard
+        self._doubtful: dict[int, bytes] = {}  # the same: record -> key
         self._keyless = 0
         self._per_shard: dict[int, int] = {}
         self._recently_settled: dict[int, set[int]] = {}  # settled ids, by the number of the last statement sent before
@@ -247,20 +249,27 @@ class Ledger:
         """This unsettled record is in doubt at the producer of this shard. One without a key has no order to keep."""
         key = self.key_of(record_id)
         if key is not None:
-            self._pins[key] = (record_id, shard)
+            before = self._pins.get(key)
+            if before is not None:
+                del self._doubtful[before[0]]
+            self._pins[key], self._doubtful[record_id] = (record_id, shard), key
 
     def unpin(self, ids: Iterable[int]) -> None:
         """These records are settled, or have left the table."""
         if not self._pins:
             return
-        over = set(ids)
-        for key in [key for key, (record_id, _) in self._pins.items() if record_id in over]:
-            del self._pins[key]
+        for record_id in ids:
+            key = self._doubtful.pop(record_id, None)
+            if key is not None:
+                del self._pins[key]
 
     def unpin_shard(self, shard: int) -> None:
         """Its process is dead, and its producer with it."""
-        for key in [key for key, (_, pinned) in self._pins.items() if pinned == shard]:
-            del self._pins[key]
+        self.unpin([record_id for record_id, pinned in self._pins.values() if pinned == shard])
+
+    def unpin_below(self, low_water: int) -> None:
+        """Everything below this id has left the table."""
+        self.unpin([record_id for record_id in self._doubtful if record_id < low_water])
 
     def keep_only(self, shard: int, on_the_wire: Iterable[int]) -> list[int]:
         """A remark's answer: of this shard exactly these ids stay. Returns what was forgotten."""

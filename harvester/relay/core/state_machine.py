@@ -322,6 +322,8 @@ class StateMachine:
         if self.phase is LeadershipPhase.LEADING:
             self.planner.watch(now)
             self.low_water.look(now, self.planner.lowest)
+            if self.low_water.known is not None:
+                self.ledger.unpin_below(self.low_water.known)
             tenure = self.tenure
             if now >= self._look_at and tenure.term is not None and tenure.holder is not None:
                 self._look_at = now + self.settings.look_interval_s

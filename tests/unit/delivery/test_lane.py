@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
+from uuid import uuid4
 
 import pytest
 from confluent_kafka import KafkaError
@@ -12,6 +14,9 @@ from hypothesis import strategies as st
 from harvester.delivery.lane import (
     Lane,
     LaneSettings,
+    Leadership,
+    Opener,
+    Superseded,
     TransactionOutcome,
     Witness,
     earliest_resend_s,
@@ -209,3 +214,33 @@ def test_a_producer_is_not_destroyed_while_a_partition_may_be_about_to_be_made_k
     Lane(0, "t", Producer(), Witness({}), 0.08).close()
     assert calls[0] == "flush"
     assert calls[-1] == "destroyed"
+
+
+class Unwanted:
+    """A host that gives up while it waits for another attempt, and what it was told."""
+
+    def __init__(self) -> None:
+        self.told: list[str | None] = []
+        self.over = False
+
+    def term_row(self) -> tuple[int, str]:
+        return 1, "h"
+
+    def is_over(self) -> bool:
+        return self.over
+
+    def pause(self, _: float) -> None:
+        self.over = True
+
+    def trouble(self, text: str | None) -> None:
+        self.told.append(text)
+
+
+def test_a_lane_that_nobody_wants_any_more_is_no_trouble_any_more() -> None:
+    """Who opens it next may succeed at once, and would have nothing to withdraw."""
+    host: Any = Unwanted()
+    lane = SimpleNamespace(number=0, error="timed out", init=lambda: TransactionOutcome.UNCLEAR, close=lambda: None)
+    lanes: Any = SimpleNamespace(open=lambda _: lane)
+    with pytest.raises(Superseded):
+        Opener(lanes, host).open(0, Leadership(1, "h", uuid4()), lambda _: None)
+    assert host.told == ["lane 0 cannot be opened: timed out", None]

@@ -1,11 +1,22 @@
-"""How long the marker waits between empty marks."""
+"""How long the marker waits between empty marks, and what it makes of a session."""
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+from typing import Any, cast
+from uuid import uuid4
+
+import psycopg
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from harvester.relay.marker import RetryDelays, idle_wait_s
+from harvester.outbox.connection import OutboxIdentity
+from harvester.outbox.leader_session import Holders
+from harvester.outbox.sql.queries import IdSpace
+from harvester.relay import failpoints
+from harvester.relay.core.messages import Mark, ReleaseTerm, Report, ServerChanged
+from harvester.relay.marker import Marker, MarkReader, RetryDelays, idle_wait_s
 
 PACE = RetryDelays(mark_backoff_s=0.001, mark_backoff_max_s=0.016, io_error_backoff_s=1, statement_timeout_s=1)
 
@@ -33,3 +44,52 @@ def test_it_is_bounded_and_never_shrinks(idle: int, floor_s: float, ceiling_s: f
     wait_s, longer_s = (idle_wait_s(n, pace, notified) for n in (idle, idle + 1))
     assert 0 <= wait_s <= longer_s <= max(ceiling_s, 1.0 if notified else 0)
     assert (wait_s == 0) == (idle <= 0)
+
+
+# -- ids that start again
+
+
+class Begun:
+    """A session that was opened when the sequence's file was 300; the first list of locks finds this one."""
+
+    place = OutboxIdentity((1, 1), IdSpace(table=100, sequence=200, file=300))
+    over = ()
+
+    def __init__(self, table: int, file: int) -> None:
+        self.table, self.file = table, file
+
+    def read_bookmark(self) -> None:
+        """There is none."""
+
+    def holders(self) -> Holders:
+        return Holders({}, 50, self.file, None, self.table)
+
+    def mark(self, **_: Any) -> list[Any]:
+        return []
+
+
+@pytest.mark.parametrize(("table", "file", "again"), [(100, 300, False), (100, 301, True), (101, 300, True)])
+def test_ids_that_start_again_before_the_first_look_are_noticed(table: int, file: int, again: bool) -> None:
+    """Its marks are fenced by what it was opened with: they would bring nothing, and say that nothing is there."""
+    said: list[Report] = []
+    taker: Any = SimpleNamespace(taken=SimpleNamespace(holder=uuid4()), ids_restarted=False)
+    reader = MarkReader(cast(Any, Begun(table, file)), taker, said.append, failpoints.load(), writes=False)
+    reader.perform(Mark(1, 1, uuid4(), uuid4(), 100, idle=1, rested=True))
+    assert any(isinstance(report, ServerChanged) for report in said) is again
+    assert taker.ids_restarted is again
+
+
+def test_a_term_that_cannot_be_released_is_no_trouble_of_a_standby() -> None:
+    """It has nothing to do with the database until it leads again, and so nothing that would end the trouble."""
+    said: list[Report] = []
+    closed: list[bool] = []
+
+    def release(*_: Any) -> None:
+        raise psycopg.OperationalError("the connection is lost")
+
+    session: Any = SimpleNamespace(is_open=True, release=release, close=lambda: closed.append(True))
+    relay: Any = SimpleNamespace(report=said.append)
+    marker = Marker(session, PACE, "name", relay, cast(Any, None), failpoints.load(), cast(Any, None))
+    marker._release(ReleaseTerm(1, uuid4()))
+    assert said == []
+    assert closed == [True]

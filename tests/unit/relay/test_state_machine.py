@@ -235,6 +235,27 @@ def test_the_last_record_is_parked_in_a_shard_that_its_parking_retires() -> None
     driver.machine.congested(1)  # its pipe may be full at that moment
 
 
+def test_a_record_in_doubt_that_another_leader_has_settled_binds_its_key_no_longer() -> None:
+    """P36. Nothing here would ever settle it, and a smaller number of shards would be refused for ever."""
+    driver = Driver()
+    driver.lead()
+    driver.mark(*keyed(1), floor=1)
+    shard = driver.machine.ledger.shard_of_key(b"key")
+    assert shard is not None
+    driver.machine.in_doubt(shard, 1, 0)
+    driver.machine.fence("late", 0)
+    driver.answer()
+    driver.now = 100.0
+    driver.lead(term=3)
+    driver.mark(floor=1)
+    driver.machine.tick(driver.now)
+    assert driver.machine.ledger.pinned() == [1], "it may stand in the table"
+    driver.now = 200.0
+    driver.mark(floor=2)
+    driver.machine.tick(driver.now)
+    assert driver.machine.ledger.pinned() == []
+
+
 def test_a_paused_leader_whose_term_is_lost_takes_it_again_and_stays_paused() -> None:
     driver = Driver()
     driver.lead()

@@ -11,6 +11,7 @@ from uuid import UUID, uuid4
 import psycopg
 import pytest
 
+from harvester.delivery.lane import Superseded
 from harvester.delivery.progress_topic import ProgressTopic
 from harvester.errors import SchemaError
 from harvester.outbox.leader_session import Owner, TermRow
@@ -243,3 +244,15 @@ def test_lanes_are_fenced_though_the_first_attempt_failed(
     if isinstance(failure, Killed):
         take_over(outbox, mode(AT_LEAST_ONCE, None, TOPIC))
     assert fenced == [EXACTLY_ONCE] * 2
+
+
+def test_who_is_not_to_lead_any_more_waits_for_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else a standby says for good why it could not lead once."""
+
+    def fence(_self: DeliveryHandover, _row: TermRow, _under: Any, host: Any) -> None:
+        host.trouble("a lane cannot be opened")
+        raise Superseded
+
+    monkeypatch.setattr(DeliveryHandover, "fence", fence)
+    said = take_over(Outbox(row(EXACTLY_ONCE, "one")), mode(EXACTLY_ONCE, TOPIC), trusted=False)
+    assert [report.text for report in said if isinstance(report, TermWait)][-1] is None

@@ -4,17 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from confluent_kafka import KafkaError
 
+from harvester.delivery.lane import Lane
 from harvester.delivery.retries import Policy
 from harvester.outbox.purge_session import PoisonRow
 from harvester.record import KafkaRecord
 from harvester.relay.core.frames import Dropped, Frame, Parked, Poisoned, Remark
 from harvester.relay.core.transaction_queue import QueuedRecord, TransactionQueue
-from harvester.relay.transaction_intake import Refusals
+from harvester.relay.transaction_intake import Refusals, TransactionIntake
 
 UNDER = Remark(3, 7, "holder")
 REFUSED, AWAY, TIMED_OUT = (
@@ -148,3 +149,17 @@ def test_a_quarantine_that_was_fenced_gives_the_record_up() -> None:
     shard.refusals.give_up(1)
     assert shard.sent == [Dropped([1], in_doubt=True)]
     assert shard.batches.in_flight == 0
+
+
+def test_a_shard_that_has_something_queued_gives_a_sign_of_life() -> None:
+    """It may pause for longer than one may be silent: after an abort, or while a large value is put away (P18)."""
+    host: Any = SimpleNamespace(index=0, send=lambda _: None, purge=lambda _: None, quarantine=lambda _: None)
+    intake = TransactionIntake(2000, Policy(5, 0.1, 10.0, 30.0), host)
+    intake.under, intake.lane = UNDER, cast(Lane, object())
+    record = KafkaRecord(1, b"a", "topic", b"", [], -1, 0)
+    assert intake.batches.offer(QueuedRecord(1, b"a", record, 0.0))
+    assert intake.stats() is not None
+    assert intake.stats() is not None, "nothing has changed, and it is awaited"
+    intake.batches.drop_queue()
+    assert intake.stats() is not None
+    assert intake.stats() is None
