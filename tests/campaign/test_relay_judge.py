@@ -130,7 +130,7 @@ def test_a_late_repeat_is_named_even_where_a_fault_explains_the_repeat() -> None
 
 
 def thawed(*log: tuple[str, int], late: int, **given: object) -> History:
-    """Each #1 comes under term 1, each #2 under term 2; the last `late` ones when the leader of term 1 has just thawed."""
+    """Each #1 comes under term 1, each #2 under term 2; the last `late` ones as the leader of term 1 thaws."""
     made = history(*log, **given)
     kept = len(log) - late
     again_at = made.delivered[kept].at
