@@ -242,7 +242,7 @@ def test_consume_prints_values(settings: ConsumerSettings, s3: StoreSettings) ->
     fill(settings, s3)
     done = run_cli(
         "consume", "--group", settings.group, "--topic", settings.topics[0], "--count", "10",
-        "--coordination-topic", settings.coordination_topic, "--heartbeat-interval", "1s",
+        "--coordination-topic", settings.coordination_topic, "--heartbeat-interval", "3s",
         "--bootstrap", str(settings.kafka["bootstrap.servers"]),
         "--set", f"oversize.store={s3.url}", "--set", f"oversize.s3_endpoint={s3.endpoint}",
         "--set", f"oversize.s3_region={s3.region}",
