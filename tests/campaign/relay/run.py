@@ -74,6 +74,7 @@ class Outcome(frame.Outcome):
             "repeats": judgement.repeats,
             "repeats_by": judgement.repeats_by,
             "leaderships": judgement.leaderships,
+            "late_of_thawed": judgement.late_of_thawed,
             "rate_per_s": round(self.rate_per_s, 1),
             "seconds": round(self.seconds, 1),
             "drained_s": round(self.drained_s, 1),
