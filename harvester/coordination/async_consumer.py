@@ -26,6 +26,7 @@ from harvester.coordination.core.messages import Client
 from harvester.coordination.events import Event
 from harvester.coordination.handling import AHEAD, IDLE_S
 from harvester.coordination.settings import ConsumerSettings, Open, Statistics
+from harvester.errors import ClaimCheckError
 
 if TYPE_CHECKING:
     import pyarrow
@@ -86,22 +87,24 @@ class AsyncCoordinatedConsumer:
         """Records, until the consumer is stopped or closed."""
         consumer = self._started
         while not consumer._is_over:
-            record = await self._next(IDLE_S)
+            record = await self.poll(IDLE_S)
             if record is not None:
-                yield await self._resolve(record)
-                for another in consumer._batch.handed_out(clock_s):
-                    yield await self._resolve(another)
+                yield record
+                for another in consumer._batch.handed_out(clock_s) if consumer._claim_checks is None else ():
+                    yield another
 
     async def poll(self, timeout_s: float) -> Any:
         """The next record that may be processed, or None. Raises what ended the coordination."""
-        return await self._resolve(await self._next(timeout_s))
+        if self._started._claim_checks is None:
+            return await self._next(timeout_s)
+        return next(iter(await self._resolved(1, timeout_s)), None)
 
     async def consume(self, most: int, timeout_s: float) -> list[Any]:
         """So many records at most, of one partition; waits for the first one, and takes what has come with it."""
+        if self._started._claim_checks is not None:
+            return await self._resolved(most, timeout_s)
         first = await self._next(timeout_s)
-        if first is None:
-            return []
-        return [await self._resolve(record) for record in (first, *self._started._batch.take_some(most - 1, clock_s()))]
+        return [] if first is None else [first, *self._started._batch.take_some(most - 1, clock_s())]
 
     async def consume_arrow(self, most: int, timeout_s: float) -> pyarrow.RecordBatch:
         """The same as a `pyarrow.RecordBatch`: see `CoordinatedConsumer.consume_arrow`."""
@@ -119,6 +122,37 @@ class AsyncCoordinatedConsumer:
             if clock_s() >= deadline:
                 break
         return record
+
+    async def _resolved(self, most: int, timeout_s: float) -> list[Any]:
+        """The same for records whose values may lie in a store.
+
+        The values are there before their records are taken: who is cancelled meanwhile has taken none. Raises
+        ClaimCheckError for the first record; one further back ends the list before it.
+        """
+        deadline = clock_s() + timeout_s
+        await self._tell()
+        taken = await self._take_resolved(most)
+        while not taken and not (self._filling is None and self._started._is_over):
+            await self._filled(max(0.0, deadline - clock_s()))
+            taken = await self._take_resolved(most)
+            if clock_s() >= deadline:
+                break
+        return taken
+
+    async def _take_resolved(self, most: int) -> list[Any]:
+        batch, found, failure = self._started._batch, list[Any](), None
+        for record in () if self._filling else batch.rest[:most]:
+            try:
+                found.append(await self._resolve(record))
+            except ClaimCheckError as error:
+                failure = error
+                break
+        if self._filling or batch is not self._started._batch:
+            return []  # somebody else reads, too
+        self._started._begin_batch()  # the store may have taken its time
+        if failure is not None and not found and batch.take(clock_s()) is not None:
+            raise failure
+        return found[: len(batch.take_some(len(found), clock_s()))]
 
     def _take(self) -> Any:
         """The next record of the batch in hand; the claim is asked here, where nothing comes between."""
@@ -211,7 +245,7 @@ class AsyncCoordinatedConsumer:
     async def _resolve(self, record: Any) -> Any:
         """With its value, which another thread waits for."""
         checks = self._started._claim_checks
-        if record is None or checks is None or not checks.applies_to(record):
+        if checks is None or not checks.applies_to(record):
             return record
         return await asyncio.to_thread(checks.resolve, record)
 

@@ -19,6 +19,7 @@ from harvester.coordination.core.messages import GroupPartition
 from harvester.coordination.core.partition_buffer import PartitionBuffer
 from harvester.coordination.events import Claimed, Event, EventHandler, Lost
 from harvester.coordination.session import Session
+from harvester.errors import StoredValueMissing
 
 PLACE = GroupPartition("g", "t", 0)
 FIRST, COUNT = 10, 6
@@ -261,6 +262,77 @@ def test_a_handler_whose_own_task_was_cancelled_ends_the_consumer() -> None:
         assert run.done()
         assert run.cancelled()
         assert holding.closed.is_set()
+
+    asyncio.run(main())
+
+
+class Store:
+    """Has the value of each record, but for that of `missing`; `may_answer` holds the answers back."""
+
+    def __init__(self, missing: int | None = None) -> None:
+        self.missing = missing
+        self.asked, self.may_answer = threading.Event(), threading.Event()
+        self.may_answer.set()
+
+    def applies_to(self, _: Any) -> bool:
+        return True
+
+    def resolve(self, record: Any) -> Any:
+        self.asked.set()
+        self.may_answer.wait()
+        if record.offset() == self.missing:
+            raise StoredValueMissing("it is not there")
+        return record
+
+
+def test_a_poll_that_is_cancelled_while_a_value_comes_costs_no_record() -> None:
+    async def main() -> None:
+        holding, store = Holding(), Store()
+        holding.may_fetch.set()
+        async with opened(holding) as consumer:
+            with_values: Any = consumer._started
+            with_values._claim_checks = store
+            store.may_answer.clear()
+            poll = asyncio.create_task(consumer.poll(1))
+            await asyncio.to_thread(store.asked.wait)
+            poll.cancel()
+            await asyncio.wait([poll])
+            store.may_answer.set()
+            assert await offsets(consumer) == ALL
+
+    asyncio.run(main())
+
+
+def test_a_value_that_takes_longer_than_a_batch_is_open_is_handed_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(consumers, "_OPEN_S", 0.005)
+
+    class Slow(Store):
+        def resolve(self, record: Any) -> Any:
+            threading.Event().wait(0.02)
+            return record
+
+    async def main() -> None:
+        holding = Holding()
+        holding.may_fetch.set()
+        async with opened(holding) as consumer:
+            with_values: Any = consumer._started
+            with_values._claim_checks = Slow()
+            assert (await consumer.poll(1)).offset() == FIRST
+
+    asyncio.run(main())
+
+
+def test_a_list_ends_before_a_value_that_is_missing_and_the_next_one_tells_of_it() -> None:
+    async def main() -> None:
+        holding = Holding()
+        holding.may_fetch.set()
+        async with opened(holding) as consumer:
+            with_values: Any = consumer._started
+            with_values._claim_checks = Store(missing=FIRST + 2)
+            assert [record.offset() for record in await consumer.consume(100, 1)] == ALL[:2]
+            with pytest.raises(StoredValueMissing):
+                await consumer.consume(100, 1)
+            assert [record.offset() for record in await consumer.consume(100, 1)] == ALL[3:]
 
     asyncio.run(main())
 
