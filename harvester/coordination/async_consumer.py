@@ -141,7 +141,7 @@ class AsyncCoordinatedConsumer:
 
     async def _take_resolved(self, most: int) -> list[Any]:
         batch, found, failure = self._started._batch, list[Any](), None
-        for record in () if self._filling else batch.rest[:most]:
+        for record in batch.rest[:most] if not self._filling and batch.is_open(clock_s()) else ():
             try:
                 found.append(await self._resolve(record))
             except ClaimCheckError as error:

@@ -42,7 +42,7 @@ from harvester.coordination.offsets import GroupOffsets
 from harvester.coordination.session import Session
 from harvester.coordination.settings import ConsumerSettings, Open, Statistics
 from harvester.coordination.topic import ensure_coordination_topic
-from harvester.errors import BrokerUnavailable, ConfigurationError, Problem
+from harvester.errors import BrokerUnavailable, ClaimCheckError, ConfigurationError, Problem
 
 if TYPE_CHECKING:
     import pyarrow
@@ -206,8 +206,7 @@ class CoordinatedConsumer:
 
         Half as many are enough if no more have come of a partition: lists of one partition are committed quickest.
         """
-        records = self._consume(most, timeout_s)
-        return records if self._claim_checks is None else [self._claim_checks.resolve(record) for record in records]
+        return self._consume(most, timeout_s) if self._claim_checks is None else self._resolved(most, timeout_s)
 
     def consume_arrow(self, most: int, timeout_s: float) -> pyarrow.RecordBatch:
         """The same as a `pyarrow.RecordBatch`; needs the extra `[arrow]`, raises ConfigurationError without it.
@@ -234,6 +233,25 @@ class CoordinatedConsumer:
             if fetched:
                 self._fetcher.fetch(0)
         return records
+
+    def _resolved(self, most: int, timeout_s: float) -> list[Any]:
+        """The same with values that may lie in a store, which are there before their records are taken.
+
+        Raises ClaimCheckError for the first record; one further back ends the list before it.
+        """
+        assert self._claim_checks is not None
+        if not self._batch.is_open(clock_s()):
+            self._open_batch(timeout_s)
+        batch, found = self._batch, list[Any]()
+        try:
+            for record in batch.rest[:most]:
+                found.append(self._claim_checks.resolve(record))
+        except ClaimCheckError:
+            self._turns.begin(batch)
+            if not found and batch.take(clock_s()) is not None:
+                raise
+        self._turns.begin(batch)  # the store may have taken its time
+        return found[: len(batch.take_some(len(found), clock_s()))]
 
     def run_batches(self, handler: Callable[[list[Any]], object], most: int = 500) -> None:
         """As `run`, with lists of so many records at most. When it raises, each record is given to it alone."""

@@ -206,6 +206,10 @@ class RecordBatch:
             return True
         return False
 
+    def is_open(self, now: float) -> bool:
+        """Whether a record of it may be handed out now."""
+        return now < self.until and self.given < len(self.records)
+
     def begin(self, until: float) -> None:
         """It is handed out until then; one that has ended is not, whichever thread has ended it."""
         self.until = until

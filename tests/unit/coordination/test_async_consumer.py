@@ -351,3 +351,31 @@ def test_events_are_told_before_the_first_record_of_a_list_and_not_within_it() -
     assert consumer.consume(100, 0) == []
     assert told == [Claimed("t", 1, 8)]
     consumer.close()
+
+
+def test_without_a_loop_a_list_ends_before_a_missing_value_as_well() -> None:
+    holding = Holding()
+    holding.may_fetch.set()
+    consumer = holding.begin(lambda _: None)
+    with_values: Any = consumer
+    with_values._claim_checks = Store(missing=FIRST + 2)
+    assert [record.offset() for record in consumer.consume(100, 1)] == ALL[:2]
+    with pytest.raises(StoredValueMissing):
+        consumer.consume(100, 1)
+    assert [record.offset() for record in consumer.consume(100, 1)] == ALL[3:]
+    consumer.close()
+
+
+def test_events_are_told_between_lists_of_a_long_batch_with_values(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(consumers, "_OPEN_S", 0.0)
+    holding = Holding()
+    holding.may_fetch.set()
+    told: list[Event] = []
+    consumer = holding.begin(told.append)
+    with_values: Any = consumer
+    with_values._claim_checks = Store()
+    consumer._open_batch(1)
+    holding.events.append(Claimed("t", 1, 8))
+    consumer.consume(1, 0)
+    assert told == [Claimed("t", 1, 8)]
+    consumer.close()
