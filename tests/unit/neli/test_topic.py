@@ -1,0 +1,32 @@
+"""What becomes of a leader topic that no controller creates."""
+
+from __future__ import annotations
+
+from concurrent.futures import Future
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from harvester.neli import topic as leader_topic
+
+
+class SilentController:
+    """An admin client whose brokers answer for metadata, and never for topics."""
+
+    def __init__(self, _options: Any) -> None: ...
+
+    def list_topics(self, timeout: float) -> Any:
+        return SimpleNamespace(topics={})
+
+    def create_topics(self, topics: list[Any], operation_timeout: float) -> dict[str, Future[None]]:
+        return {topics[0].topic: Future()}
+
+    def poll(self, timeout: float) -> None: ...
+
+
+def test_a_controller_that_does_not_answer_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(leader_topic, "AdminClient", SilentController)
+    monkeypatch.setattr(leader_topic, "_TIMEOUT_S", 0.05)
+    found = leader_topic.ensuring_leader_topic("g.neli", {"bootstrap.servers": "one:9092"}, print)
+    assert found.result(5) == "Kafka at one:9092 does not answer: no answer within 0.1 s"
