@@ -49,7 +49,10 @@ def ensuring_leader_topic(topic: str, options: Mapping[str, Any], warn: Callable
         except BaseException as error:  # noqa: BLE001 - raised where the result is asked for
             found.set_exception(error)
 
-    threading.Thread(target=ensure, name="neli-topic", daemon=True).start()
+    try:
+        threading.Thread(target=ensure, name="neli-topic", daemon=True).start()
+    except RuntimeError:  # Python 3.12 starts none once the main thread has ended
+        ensure()
     return found
 
 
