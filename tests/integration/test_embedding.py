@@ -341,6 +341,27 @@ def test_a_program_that_ends_without_stopping_it_leaves_nothing_behind(scene: Sc
     assert scene.left() == []
 
 
+def test_it_ends_by_itself_when_no_thread_starts_any_more(scene: Scene) -> None:
+    """As with Python 3.12 once the host's main thread has ended, while others go on."""
+    refused = _NO_MORE_THREADS.replace("atexit.register(setattr, ", "setattr(").replace("import atexit\n", "")
+    text = _SCRIPT.replace(
+        "assert harvester.wait(60)",
+        f"""
+while not harvester.is_leader: harvester.wait(0.02)
+{refused}
+assert harvester.status().backlog is None
+assert harvester.wait(60)
+""",
+    )
+    scene.add(("a", "1"))
+    text = text.replace("harvester.start()", "harvester.start()\nharvester.pause()").replace(
+        "assert harvester.wait", "harvester.resume()\nassert harvester.wait"
+    )
+    done = script(scene, text)
+    assert (done.returncode, "Traceback" in done.stderr) == (0, False), done.stderr
+    assert scene.published() == causal(("a",), 1)
+
+
 def test_nothing_is_left_after_a_stop(scene: Scene) -> None:
     """No process, thread or descriptor; compared from the second run on, when what is made once is there."""
 

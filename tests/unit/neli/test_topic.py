@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from concurrent.futures import Future
 from types import SimpleNamespace
 from typing import Any
@@ -23,6 +24,17 @@ class SilentController:
         return {topics[0].topic: Future()}
 
     def poll(self, timeout: float) -> None: ...
+
+
+def test_where_no_thread_starts_any_more_the_caller_asks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Python 3.12 starts none once the main thread has ended."""
+
+    def refuse(_: threading.Thread) -> None:
+        raise RuntimeError("can't create new thread at interpreter shutdown")
+
+    monkeypatch.setattr(leader_topic, "ensure_leader_topic", lambda *_: "missing")
+    monkeypatch.setattr(threading.Thread, "start", refuse)
+    assert leader_topic.ensuring_leader_topic("g.neli", {}, print).result(0) == "missing"
 
 
 def test_a_controller_that_does_not_answer_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
