@@ -1,15 +1,18 @@
 """Asks where a partition begins and ends until the brokers tell it, and judges which errors of Kafka's client pass.
 
-Names the option of a client that prints nothing.
+Waits for answers of the admin client, and names the option of a client that prints nothing.
 """
 
 from __future__ import annotations
 
 import contextlib
 import time
-from typing import Any
+from concurrent.futures import Future
+from typing import Any, TypeVar
 
 from confluent_kafka import KafkaError, KafkaException, TopicPartition
+
+T = TypeVar("T")
 
 SILENT = {"log_level": "0"}
 """For a client of which everything that is wrong is raised or returned: it prints nothing."""
@@ -31,6 +34,18 @@ def passes(error: KafkaError) -> bool:
     password is noticed at the start; later, an authentication that fails may be one that was cut short.
     """
     return not error.fatal() and error.code() not in _LASTING
+
+
+def answer(future: Future[T], within_s: float) -> T:
+    """What an admin request brings; raises KafkaException, `_TIMED_OUT` where nothing comes in time.
+
+    A client gives a request that changes topics up after `socket.timeout.ms` only, whatever `operation_timeout` says.
+    """
+    try:
+        return future.result(within_s)
+    except TimeoutError as error:
+        late = KafkaError(KafkaError._TIMED_OUT, f"no answer within {within_s:g} s")
+        raise KafkaException(late) from error
 
 
 def read_bounds(client: Any, topic: str, partition: int, timeout_s: float) -> tuple[int, int]:

@@ -78,6 +78,8 @@ class Life:
         self.stopped = threading.Event()
         self.login = config
         self._starter: threading.Thread | None = None
+        self._stopper: threading.Thread | None = None
+        self._stop_asked = threading.Event()
         self._forced = False
         self._lock = threading.Lock()
         self._stop_lock = threading.Lock()
@@ -110,6 +112,7 @@ class Life:
                 log_of=self._logger_of,
             )
             atexit.register(self._at_exit)
+            self._stopper = self._new_stopper()
             self._recorder.started()
             self._endpoints.open_web()
             self.parts.supervisor.start()
@@ -153,11 +156,29 @@ class Life:
             atexit.unregister(self._at_exit)
             self._log.info("stopped")
             self.stopped.set()
+        self._stop_asked.set()  # which ends the thread that waits for it
+        if self._stopper is not None and self._stopper is not threading.current_thread():
+            self._stopper.join(_STOP_MARGIN_S)
 
     def stop_soon(self) -> None:
         """Begin to `stop`, in the background; returns at once."""
         self.stopping.set()
-        threading.Thread(target=self.stop, kwargs={"force": False}, name="harvester-stop", daemon=True).start()
+        self._stop_asked.set()
+        if self._stopper is None or not self._stopper.is_alive():
+            self._new_stopper()
+
+    def _new_stopper(self) -> threading.Thread:
+        """A thread that will `stop`. It waits for that from the start on: Python 3.12 starts none once the host's main
+        thread has ended.
+        """
+
+        def stop() -> None:
+            self._stop_asked.wait()
+            self.stop(force=False)
+
+        thread = threading.Thread(target=stop, name="harvester-stop", daemon=True)
+        thread.start()
+        return thread
 
     def _join(self, parts: Parts) -> None:
         """The thread that joins the group, when all that it takes is there."""

@@ -108,7 +108,7 @@ def _create(info: StackInfo, place: DemoPaths, name: str) -> None:
     from confluent_kafka.admin import AdminClient
     from confluent_kafka.cimpl import NewTopic
 
-    from harvester.bounds import SILENT
+    from harvester.bounds import SILENT, answer
     from harvester.outbox.connection import connect, database_errors
     from harvester.outbox.schema import init
 
@@ -120,7 +120,7 @@ def _create(info: StackInfo, place: DemoPaths, name: str) -> None:
     config = {"message.timestamp.type": "LogAppendTime"}
     try:
         admin = AdminClient({**place.config.common_options(), **SILENT})
-        admin.create_topics([NewTopic(name, PARTITIONS, -1, config=config)])[name].result(30)
+        answer(admin.create_topics([NewTopic(name, PARTITIONS, -1, config=config)])[name], 30)
     except KafkaException as error:
         raise BrokerError(f"the topic {name} could not be created: {error.args[0]}") from error
 

@@ -74,6 +74,9 @@ CONSUMER_ONLY = frozenset(
     }
 )  # fmt: skip
 _NAME = re.compile(r"[A-Za-z0-9._-]{1,200}", re.ASCII)
+# librdkafka puts the client's name into its statistics, which are JSON, without escaping it, and cuts that name after
+# 127 bytes, inside a character if need be. Neither can be read then, and `poll` raises.
+_LONGEST_CLIENT_ID_BYTES = 100
 _MAX_IN_FLIGHT = 5  # librdkafka's bound for an idempotent producer
 _INTEGER_OPTIONS = {
     "message.timeout.ms": (0, 2_147_483_647),
@@ -133,11 +136,29 @@ def read_options(table: Mapping[str, object], name: Table) -> tuple[dict[str, st
             problems.append(Problem(path, "is for producers only; move it to [producer_kafka_config]"))
         elif name == "producer_kafka_config" and meant in CONSUMER_ONLY:
             problems.append(Problem(path, "is for consumers only; move it to [base_kafka_config]"))
+        elif meant == "client.id" and not _fits_client_id(text):
+            problems.append(Problem(path, "cannot be read in what the Kafka client reports", _CLIENT_ID_FORM))
         elif wrong := _out_of_range(meant, text):
             problems.append(Problem(path, *wrong))
         else:
             options[option] = text
     return options, problems
+
+
+def client_id(name: str) -> str:
+    """A name of a process as an option `client.id`."""
+    return re.sub(r"[^A-Za-z0-9._-]", "_", name)[:_LONGEST_CLIENT_ID_BYTES]
+
+
+_CLIENT_ID_FORM = (
+    "printable characters other than '\"' and '\\',"
+    f" and at most {_LONGEST_CLIENT_ID_BYTES} bytes where they are not all ASCII"
+)
+
+
+def _fits_client_id(text: str) -> bool:
+    is_whole = text.isascii() or len(text.encode()) <= _LONGEST_CLIENT_ID_BYTES
+    return is_whole and text.isprintable() and not {'"', "\\"} & set(text)
 
 
 def option_path(table: str, option: str) -> str:

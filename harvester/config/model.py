@@ -42,7 +42,7 @@ from harvester.config.fields import (
     one_of,
     whole_number,
 )
-from harvester.config.kafka_options import CONSUMER_ONLY, mask_options, merge, without
+from harvester.config.kafka_options import CONSUMER_ONLY, client_id, mask_options, merge, without
 from harvester.config.oauth import TokenHook, hook_problems
 from harvester.config.problems import SettingsTable, nested, refuse, refuse_all
 from harvester.errors import Problem
@@ -456,7 +456,7 @@ class Config(SettingsTable):
 
     def _client_defaults(self) -> dict[str, str]:
         return {
-            "client.id": self.name,
+            "client.id": client_id(self.name),
             "log_level": _LOG_LEVELS[self.logging.level],
             "socket.nagle.disable": "true",
             **({"oauth_cb": TokenHook.of(self.oauth.token)} if self.oauth.token else {}),

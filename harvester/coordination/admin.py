@@ -15,7 +15,7 @@ from uuid import uuid4
 from confluent_kafka import Consumer, KafkaException, TopicPartition
 from confluent_kafka.admin import AdminClient, OffsetSpec
 
-from harvester.bounds import SILENT, passes, refresh
+from harvester.bounds import SILENT, answer, passes, refresh
 from harvester.clock import clock_s
 from harvester.coordination.core.fair_share import log_partition
 from harvester.coordination.core.messages import (
@@ -287,7 +287,7 @@ class Observer:
         while True:
             try:
                 asked = self._admin.list_offsets(dict.fromkeys(places, spec), request_timeout=_CALL_S) if places else {}
-                return {(each.topic, each.partition): found.result(_TIMEOUT_S).offset for each, found in asked.items()}
+                return {(each.topic, each.partition): answer(found, _TIMEOUT_S).offset for each, found in asked.items()}
             except KafkaException as error:
                 if not passes(error.args[0]) or clock_s() > deadline:
                     raise self._failed(error) from error

@@ -19,7 +19,7 @@ from typing import Any
 from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaError, KafkaException, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient, NewTopic
 
-from harvester.bounds import SILENT, passes
+from harvester.bounds import SILENT, answer, passes
 from harvester.clock import clock_s
 from harvester.coordination.errors import UnknownTopic
 from harvester.delivery.progress_topic import durable
@@ -134,7 +134,7 @@ def ensure_dead_letter_topic(name: str, options: Mapping[str, Any]) -> None:
             return
         replicas, kept = durable(len(metadata.brokers))
         config = {**kept, "cleanup.policy": "compact", "max.message.bytes": str(_LARGEST_BYTES)}
-        admin.create_topics([NewTopic(name, 1, replicas, config=config)])[name].result(_TIMEOUT_S)
+        answer(admin.create_topics([NewTopic(name, 1, replicas, config=config)])[name], _TIMEOUT_S)
     except KafkaException as error:
         if error.args[0].code() != KafkaError.TOPIC_ALREADY_EXISTS:  # another consumer was quicker
             raise _failed(name, error.args[0]) from error

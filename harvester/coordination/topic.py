@@ -9,7 +9,7 @@ from typing import Any
 from confluent_kafka import KafkaError, KafkaException
 from confluent_kafka.admin import AdminClient, ConfigResource, NewTopic, ResourceType
 
-from harvester.bounds import SILENT
+from harvester.bounds import SILENT, answer
 from harvester.coordination.core.messages import MAX_BYTES
 from harvester.coordination.errors import CoordinationTopicError, UnknownTopic
 from harvester.delivery.progress_topic import durable
@@ -43,7 +43,7 @@ def ensure_coordination_topic(name: str, options: Mapping[str, Any], partitions:
             _create(admin, name, partitions, len(metadata.brokers), interval_ms)
             return
         resource = ConfigResource(ResourceType.TOPIC, name)
-        entries = admin.describe_configs([resource], request_timeout=_TIMEOUT_S)[resource].result(_TIMEOUT_S * 2)
+        entries = answer(admin.describe_configs([resource], request_timeout=_TIMEOUT_S)[resource], _TIMEOUT_S * 2)
     except KafkaException as error:
         raise failed(name, options, error) from error
     replicas = min((len(partition.replicas) for partition in found.partitions.values()), default=0)
@@ -134,7 +134,7 @@ def _create(admin: AdminClient, name: str, partitions: int, brokers: int, interv
     }
     topic = NewTopic(name, partitions, replicas, config=config)
     try:
-        admin.create_topics([topic], operation_timeout=_TIMEOUT_S)[name].result(_TIMEOUT_S * 2)
+        answer(admin.create_topics([topic], operation_timeout=_TIMEOUT_S)[name], _TIMEOUT_S * 2)
     except KafkaException as error:
         if error.args[0].code() != KafkaError.TOPIC_ALREADY_EXISTS:  # another consumer was quicker
             raise

@@ -25,9 +25,9 @@ the leader's own JoinGroup is unanswered, and its commits behind it, for longer 
 (P39). So a member that finds another standby in the group, which may have died just now, lets some time pass before it
 joins. That costs nothing: nobody else can be elected before the dead are removed.
 
-*Leaving* (`await_stable`, `leave`). A broker reads no second request of a connection before it has answered the first,
-so a LeaveGroup sent during a rebalance is lost when the connection closes, and nobody leads until the session times
-out. A member that leaves first sees the rebalance through. Nor does the client always end: a commit that a broken
+*Leaving* (`await_stable`, `Leaving`). A broker reads no second request of a connection before it has answered the
+first, so a LeaveGroup sent during a rebalance is lost when the connection closes, and nobody leads until the session
+times out. A member that leaves first sees the rebalance through. Nor does the client always end: a commit that a broken
 connection took along may never be answered (librdkafka issue 3740). Such a client is left behind.
 
 *Strangers*, members of the same group that serve another outbox, are found before joining, and refused: a standby would
@@ -105,6 +105,7 @@ class KafkaGroup:
         self._pulse = Pulse(settings.topic, settings.group, settings.session_s, settings.timing)
         self._producer: Producer
         self._consumer: Consumer
+        self._leaving: Leaving
         self._ensuring: Future[str | None] | None = None  # that the leader topic is there
         self._dead_until = -math.inf  # while a member that may be dead is waited for
         self._alone_from = clock_s()  # who is dead has died before
@@ -212,6 +213,7 @@ class KafkaGroup:
         self._consumer.subscribe(
             [settings.topic], on_assign=self._assigned, on_revoke=self._revoked, on_lost=self._revoked
         )
+        self._leaving = Leaving(self._consumer, self._listener.client_said)
         return True
 
     def _ensure_topic(self) -> Future[str | None]:
@@ -245,7 +247,7 @@ class KafkaGroup:
                 self._feed(e.Tick(self._listener.marker_alive()))
             await_stable(self._settings.group, self._settings.producer_options, self._consumer.poll)
         finally:
-            leave(self._consumer, self._settings.revoke_within_s, self._listener.client_said)
+            self._leaving.leave(self._settings.revoke_within_s)
             self._alone_from = clock_s()
             self._membership = Membership(self._settings.group, self._settings.session_s)
             self._feed(e.Revoked())
@@ -480,24 +482,36 @@ def _describe(admin: AdminClient, group: str, deadline: float, meanwhile: Callab
     return answer.result() if answer.done() and answer.exception() is None else None
 
 
-def leave(consumer: Consumer, revoke_within_s: float, said: Callable[[int, str], None]) -> None:
-    """Leave the group and end the client, for as long as a revoke may take and a little longer.
+class Leaving:
+    """The end of one client: it leaves its group and is closed, on a thread that waits for this from the beginning.
 
-    Revoke listener run on another thread meanwhile. `said` is told, with a level of the log, what did not go well.
+    Python 3.12 starts no thread once the process exits, which is when a host leaves that has not called `stop`.
+    `said` is told, with a level of the log, what did not go well.
     """
 
-    def close() -> None:
-        try:
-            consumer.unsubscribe()  # else a member without a partition leaves only by session timeout
-            consumer.close()
-        except (KafkaException, RuntimeError) as error:
-            said(logging.WARNING, f"the group was not left in good order: {error}")
+    def __init__(self, consumer: Consumer, said: Callable[[int, str], None]) -> None:
+        self._consumer, self._said = consumer, said
+        self._begin = threading.Event()
+        self._thread = threading.Thread(target=self._close, name="neli-leave", daemon=True)
+        self._thread.start()
 
-    leaving = threading.Thread(target=close, name="neli-leave", daemon=True)
-    leaving.start()
-    leaving.join(revoke_within_s + _CLOSE_S)
-    if leaving.is_alive():
-        said(logging.WARNING, "the Kafka client does not leave the group: it is left behind")
+    def leave(self, revoke_within_s: float) -> None:
+        """Returns when that is done, or after as long as a revoke may take and a little longer.
+
+        Revoke listeners run on the other thread meanwhile.
+        """
+        self._begin.set()
+        self._thread.join(revoke_within_s + _CLOSE_S)
+        if self._thread.is_alive():
+            self._said(logging.WARNING, "the Kafka client does not leave the group: it is left behind")
+
+    def _close(self) -> None:
+        self._begin.wait()
+        try:
+            self._consumer.unsubscribe()  # else a member without a partition leaves only by session timeout
+            self._consumer.close()
+        except (KafkaException, RuntimeError) as error:
+            self._said(logging.WARNING, f"the group was not left in good order: {error}")
 
 
 class Asked:

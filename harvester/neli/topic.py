@@ -14,7 +14,7 @@ from confluent_kafka import KafkaError, KafkaException
 from confluent_kafka.admin import AdminClient
 from confluent_kafka.cimpl import NewTopic
 
-from harvester.bounds import SILENT
+from harvester.bounds import SILENT, answer
 from harvester.errors import BrokerUnavailable
 from harvester.neli.heartbeat import LEAST_MESSAGE_BYTES
 
@@ -49,7 +49,10 @@ def ensuring_leader_topic(topic: str, options: Mapping[str, Any], warn: Callable
         except BaseException as error:  # noqa: BLE001 - raised where the result is asked for
             found.set_exception(error)
 
-    threading.Thread(target=ensure, name="neli-topic", daemon=True).start()
+    try:
+        threading.Thread(target=ensure, name="neli-topic", daemon=True).start()
+    except RuntimeError:  # Python 3.12 starts none once the main thread has ended
+        ensure()
     return found
 
 
@@ -74,9 +77,8 @@ def ensure_leader_topic(topic: str, options: Mapping[str, Any], warn: Callable[[
                 )
             return None
         config = {"retention.ms": "86400000", "cleanup.policy": "delete"}
-        admin.create_topics([NewTopic(topic, 1, -1, config=config)], operation_timeout=_TIMEOUT_S)[topic].result(
-            _TIMEOUT_S * 2
-        )
+        created = admin.create_topics([NewTopic(topic, 1, -1, config=config)], operation_timeout=_TIMEOUT_S)
+        answer(created[topic], _TIMEOUT_S * 2)
     except KafkaException as error:
         problem = error.args[0]
         if problem.code() == KafkaError.TOPIC_ALREADY_EXISTS:

@@ -99,7 +99,8 @@ SELECT
     EXISTS (
         SELECT FROM pg_catalog.pg_trigger t
         WHERE t.tgrelid = named.outbox AND t.tgname = %(channel)s AND NOT t.tgisinternal
-            AND t.tgenabled IN ('O', 'A')) AS notifies
+            AND t.tgenabled IN ('O', 'A')) AS notifies,
+    getdatabaseencoding()::text AS encoding
 FROM named
 """
 
@@ -157,6 +158,7 @@ class Facts:
     notifies: bool  # the enabled trigger for this table's channel is there
     database: str = ""
     other_databases: tuple[str, ...] = ()  # of this server; asked for only where there is no outbox
+    encoding: str = "UTF8"  # of the database, by PostgreSQL's name
 
 
 def catalog_parameters(table: OutboxTable) -> dict[str, str | None]:
@@ -172,7 +174,7 @@ def catalog_parameters(table: OutboxTable) -> dict[str, str | None]:
 def parse_catalog(row: tuple[Any, ...]) -> Facts:
     """Turns the one row of CATALOG_SQL into facts."""
     server_version, user, schema_exists, *documents = row[:7]
-    database, others, ordered_by_id, notifies = row[7:]
+    database, others, ordered_by_id, notifies, encoding = row[7:]
     # Some drivers leave JSON as text.
     outbox, term, quarantine, sequence, others = (
         json.loads(d) if isinstance(d, str) else d for d in (*documents, others)
@@ -189,6 +191,7 @@ def parse_catalog(row: tuple[Any, ...]) -> Facts:
         notifies=notifies,
         database=database,
         other_databases=tuple(others or ()),
+        encoding=encoding,
     )
 
 

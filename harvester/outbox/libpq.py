@@ -148,11 +148,19 @@ def copy_durable_rows(connection: Connection[Any], statement: str, timeout_s: fl
 
 
 def _copy(pgconn: pq.abc.PGconn, statements: str, timeout_s: float) -> tuple[list[Row], pq.abc.PGresult | None]:
-    """The rows of a COPY, and the result of the statement behind it, if there is one."""
-    pgconn.send_query(statements.encode())
+    """The rows of a COPY, and the result of the statement behind it, if there is one.
+
+    A database in SQL_ASCII holds any bytes, and a server that has to show them as UTF-8 refuses the whole statement for
+    the sake of one row (P33). So it sends them as they stand.
+    """
+    unconverted = pgconn.parameter_status(b"server_encoding") == b"SQL_ASCII"
+    before = "SET LOCAL client_encoding TO SQL_ASCII; " if unconverted else ""
+    pgconn.send_query((before + statements).encode())
     chunks: list[bytes] = []
     flush(pgconn, timeout_s)
     result = next_result(pgconn, timeout_s)
+    if unconverted and result is not None and result.status == pq.ExecStatus.COMMAND_OK:
+        result = next_result(pgconn, timeout_s)
     if result is None:
         raise psycopg.OperationalError("the server sent no result")
     if result.status != pq.ExecStatus.COPY_OUT:

@@ -7,6 +7,7 @@ long on a large table: the statement timeout of the connection bounds that.
 
 from __future__ import annotations
 
+import contextlib
 import math
 import threading
 import time
@@ -184,8 +185,10 @@ class BacklogWatch:
         with self._lock:
             if not self._ended.is_set() and (self._thread is None or not self._thread.is_alive()):
                 self._looked.clear()
-                self._thread = threading.Thread(target=self._run, name="harvester-backlog", daemon=True)
-                self._thread.start()
+                thread = threading.Thread(target=self._run, name="harvester-backlog", daemon=True)
+                with contextlib.suppress(RuntimeError):  # Python 3.12 starts none once the main thread has ended
+                    thread.start()
+                    self._thread = thread
         return self._latest
 
     def silence(self, within_s: float) -> str | None:

@@ -6,12 +6,13 @@ A record is identified by (incarnation, id), since ids may start again.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from typing import Any
 from uuid import UUID
 
 import psycopg
+from psycopg.rows import tuple_row
 
 from harvester.errors import OutboxError
 from harvester.outbox.connection import database_errors, execute
@@ -98,13 +99,12 @@ def list_dead(
     )
     with database_errors(f"read {table.quarantine}"):
         try:
-            rows = execute(connection, query, *parameters).fetchall()
+            return _read(connection, query, *parameters)
         except psycopg.errors.InvalidRegularExpression as error:
             raise OutboxError(
                 f"{chosen.error_pattern!r} is not a valid regular expression: {error.diag.message_primary}",
                 hint="write it as for PostgreSQL's ~* operator, or search for a part of the message",
             ) from error
-    return [DeadRecord(*row) for row in rows]
 
 
 def lock_dead(
@@ -116,7 +116,7 @@ def lock_dead(
         f"SELECT {_columns(shape, values=False)} FROM {table.quarantine} q"
         f" WHERE {_NAMED} ORDER BY q.incarnation, q.id FOR UPDATE OF q"
     )
-    return [DeadRecord(*row) for row in execute(connection, query, incarnations, ids)]
+    return _read(connection, query, incarnations, ids)
 
 
 def discard(
@@ -126,8 +126,39 @@ def discard(
     incarnations, ids = split(identities)
     query = f"DELETE FROM {table.quarantine} q WHERE {_NAMED} RETURNING {_columns(shape, values=False)}"
     with database_errors(f"discard records of {table.quarantine}"), connection.transaction():
-        rows = execute(connection, query, incarnations, ids).fetchall()
-    return sorted((DeadRecord(*row) for row in rows), key=lambda record: (record.quarantined_at, record.id))
+        records = _read(connection, query, incarnations, ids)
+    return sorted(records, key=lambda record: (record.quarantined_at, record.id))
+
+
+def _read(connection: Connection, query: str, *parameters: object) -> list[DeadRecord]:
+    """What a query for `_columns` finds.
+
+    A database in SQL_ASCII holds texts that are none, which may be why a record is here: they are read as bytes there,
+    since the server would refuse them all for the sake of one.
+    """
+    if connection.info.parameter_status("server_encoding") != "SQL_ASCII":
+        return [DeadRecord(*row) for row in execute(connection, query, *parameters)]
+    with connection.transaction():
+        connection.execute("SET LOCAL client_encoding TO SQL_ASCII")
+        cursor = psycopg.RawCursor(connection, row_factory=tuple_row)
+        rows = cursor.execute(query.encode(), parameters).fetchall()
+        connection.execute("SET LOCAL client_encoding TO UTF8")
+    return [
+        replace(
+            record,
+            topic=_as_text(record.topic),
+            header_keys=_as_text(record.header_keys),
+            header_values=_as_text(record.header_values),
+            error=_as_text(record.error),
+        )
+        for record in (DeadRecord(*row) for row in rows)
+    ]
+
+
+def _as_text(value: Any) -> Any:
+    if isinstance(value, list):
+        return [_as_text(each) for each in value]
+    return value.decode("utf-8", "replace") if isinstance(value, bytes) else value
 
 
 def where(shape: OutboxShape, chosen: DeadLetterFilter) -> tuple[str, list[object]]:

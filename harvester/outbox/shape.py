@@ -37,6 +37,11 @@ _ACCEPTED: dict[str, tuple[str, ...]] = {
     "kafka_partition": ("integer",),
 }
 _OPTIONAL = ("kafka_partition",)
+# UTF-8, those of which PostgreSQL converts each byte, and none at all, whose bytes are published as they stand (P33).
+_READABLE_ENCODINGS = frozenset({
+    "UTF8", "SQL_ASCII", "LATIN1", "LATIN2", "LATIN4", "LATIN5", "LATIN6", "LATIN7", "LATIN8", "LATIN9", "LATIN10",
+    "ISO_8859_5", "KOI8R", "KOI8U", "WIN866", "WIN1256",
+})  # fmt: skip
 _KINDS = {"v": "a view", "m": "a materialized view", "f": "a foreign table"}
 _UUID_CHARACTERS = 36
 _SHOWN_DATABASES = 5
@@ -125,6 +130,12 @@ def check_place(table: OutboxTable, facts: Facts) -> None:
         raise SchemaError(
             f"the server runs PostgreSQL {major}, which is too old",
             hint=f"PostgreSQL {MINIMUM_SERVER_VERSION // 10000} or newer is needed",
+        )
+    if facts.encoding not in _READABLE_ENCODINGS:
+        raise SchemaError(
+            f"the database has the encoding {facts.encoding}, of which not every text can be read as UTF-8: one that"
+            " cannot would hold up all records",
+            hint="keep the outbox in a database with the encoding UTF8",
         )
     if not facts.schema_exists:
         raise SchemaError(

@@ -112,9 +112,12 @@ def quoted(identifier: str) -> str:
     return '"' + identifier.replace('"', '""') + '"'
 
 
+_ENCODING = "CASE getdatabaseencoding() WHEN 'SQL_ASCII' THEN 'SQL_ASCII' ELSE 'UTF8' END"
+
+
 def as_bytes(column: str, kind: str) -> str:
-    """A column of type text or bytea as the bytes that Kafka gets."""
-    return column if kind == "bytea" else f"convert_to({column}, 'UTF8')"
+    """A column of type text or bytea as the bytes that Kafka gets: in UTF-8, or as they stand in SQL_ASCII (P33)."""
+    return column if kind == "bytea" else f"convert_to({column}, {_ENCODING})"
 
 
 def literal(text: str) -> str:

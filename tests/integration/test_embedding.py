@@ -13,6 +13,7 @@ import threading
 from pathlib import Path
 
 import pytest
+from confluent_kafka.admin import AdminClient
 
 from harvester import (
     FakeGroup,
@@ -309,18 +310,56 @@ def test_a_script_without_a_main_guard(scene: Scene) -> None:
     assert scene.published() == causal(("a", "b"), 1)
 
 
-def test_a_program_that_ends_without_stopping_it_leaves_nothing_behind(scene: Scene) -> None:
+_NO_MORE_THREADS = """
+import atexit
+import threading
+
+
+def refuse(thread):
+    raise RuntimeError("can't create new thread at interpreter shutdown")
+
+
+atexit.register(setattr, threading.Thread, "start", refuse)
+"""
+
+
+@pytest.mark.parametrize("at_exit", ["", _NO_MORE_THREADS], ids=["3.11", "3.12"])
+def test_a_program_that_ends_without_stopping_it_leaves_nothing_behind(scene: Scene, at_exit: str) -> None:
+    """Python 3.12 starts no thread any more when functions of `atexit` run."""
     scene.add(("a", "1"))
     text = _SCRIPT.replace("until_empty=True", "until_empty=False").replace(
         "assert harvester.wait(60)", "while harvester.status().delivered < 1: harvester.wait(0.02)"
     )
-    text += "print(*(shard.pid for shard in harvester.status().shards))\n"
+    text += f"print(*(shard.pid for shard in harvester.status().shards))\n{at_exit}"
     done = script(scene, text)
-    assert done.returncode == 0, done.stderr
+    assert (done.returncode, "Traceback" in done.stderr) == (0, False), done.stderr
+    admin = AdminClient({"bootstrap.servers": scene.bootstrap})
+    assert admin.describe_consumer_groups([scene.group])[scene.group].result(30).members == []
     *_, pids = done.stdout.splitlines()
     assert not any(Path(f"/proc/{pid}").exists() for pid in pids.split())
     assert scene.sessions("harvester") == []
     assert scene.left() == []
+
+
+def test_it_ends_by_itself_when_no_thread_starts_any_more(scene: Scene) -> None:
+    """As with Python 3.12 once the host's main thread has ended, while others go on."""
+    refused = _NO_MORE_THREADS.replace("atexit.register(setattr, ", "setattr(").replace("import atexit\n", "")
+    text = _SCRIPT.replace(
+        "assert harvester.wait(60)",
+        f"""
+while not harvester.is_leader: harvester.wait(0.02)
+{refused}
+assert harvester.status().backlog is None
+assert harvester.wait(60)
+""",
+    )
+    scene.add(("a", "1"))
+    text = text.replace("harvester.start()", "harvester.start()\nharvester.pause()").replace(
+        "assert harvester.wait", "harvester.resume()\nassert harvester.wait"
+    )
+    done = script(scene, text)
+    assert (done.returncode, "Traceback" in done.stderr) == (0, False), done.stderr
+    assert scene.published() == causal(("a",), 1)
 
 
 def test_nothing_is_left_after_a_stop(scene: Scene) -> None:

@@ -36,10 +36,13 @@ def ensure_template(servers: Servers) -> str:
 
 
 @contextmanager
-def fresh_database(servers: Servers, template: str, admin: Admin | None = None) -> Iterator[str]:
+def fresh_database(
+    servers: Servers, template: str, admin: Admin | None = None, *, encoding: str | None = None
+) -> Iterator[str]:
     """The DSN of a clone of `template`, dropped at the end whoever is still connected.
 
-    `admin` is a session that is kept from test to test; without one, each of the two commands has its own.
+    `admin` is a session that is kept from test to test; without one, each of the two commands has its own. `encoding`:
+    another than the template's, which has to be template0.
     """
     name = f"test_{uuid.uuid4().hex[:12]}"
 
@@ -50,10 +53,11 @@ def fresh_database(servers: Servers, template: str, admin: Admin | None = None) 
         with psycopg.connect(servers.dsn, autocommit=True) as own:
             own.execute(command)
 
+    other = sql.SQL(" ENCODING {} LOCALE 'C'").format(encoding) if encoding is not None else sql.SQL("")
     # Through the WAL, as by default, a copy takes the server twice as long, and so does its end.
     execute(
-        sql.SQL("CREATE DATABASE {} TEMPLATE {} STRATEGY file_copy").format(
-            sql.Identifier(name), sql.Identifier(template)
+        sql.SQL("CREATE DATABASE {} TEMPLATE {} STRATEGY file_copy{}").format(
+            sql.Identifier(name), sql.Identifier(template), other
         )
     )
     try:

@@ -141,7 +141,7 @@ def _notice(table: OutboxTable, shape: OutboxShape, topic: str) -> str:
         # Rather a notice without its key, or none, than a poison record that cannot leave.
         value = f"CASE WHEN char_length(x.document) <= {shape.value_max} THEN x.document ELSE x.short END"
         condition = f" WHERE char_length({value}) <= {shape.value_max}"
-    value = f"convert_to({value}, 'UTF8')" if shape.value_type == "bytea" else value
+    value = as_bytes(value, "text") if shape.value_type == "bytea" else value
     fields = columns.stored(shape, "x.kafka_key", value, "'{}'::text[]", "'{}'::text[]")
     return (
         f"INSERT INTO {doubled(table.sql)} (create_time, kafka_topic, {columns.written(shape)})"

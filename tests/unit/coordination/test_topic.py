@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from concurrent.futures import Future
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
 import pytest
 from confluent_kafka import KafkaError, KafkaException
 
+from harvester.coordination import dead_letters, topic
 from harvester.coordination.topic import failed
 from harvester.errors import BrokerUnavailable, ExitCode
 
@@ -25,6 +31,34 @@ def test_a_missing_right_is_not() -> None:
     error = failed("marshal", {}, _exception("TOPIC_AUTHORIZATION_FAILED"))
     assert not isinstance(error, BrokerUnavailable)
     assert "describe, read and write" in str(error.hint)
+
+
+class SilentController:
+    """An admin client whose brokers answer for metadata, and never for topics."""
+
+    def __init__(self, _options: Any) -> None: ...
+
+    def list_topics(self, timeout: float) -> Any:
+        return SimpleNamespace(topics={}, brokers={1: None})
+
+    def create_topics(self, topics: list[Any], **_: Any) -> dict[str, Future[None]]:
+        return {topics[0].topic: Future()}
+
+
+@pytest.mark.parametrize(
+    ("module", "ensure"),
+    [
+        (topic, lambda: topic.ensure_coordination_topic("marshal", {}, 8, 5000)),
+        (dead_letters, lambda: dead_letters.ensure_dead_letter_topic("g.dead-letters", {})),
+    ],
+)
+def test_a_controller_that_does_not_answer_is_worth_another_attempt(
+    module: ModuleType, ensure: Callable[[], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "AdminClient", SilentController)
+    monkeypatch.setattr(module, "_TIMEOUT_S", 0.05)
+    with pytest.raises(BrokerUnavailable, match="no answer within"):
+        ensure()
 
 
 def _exception(name: str) -> KafkaException:

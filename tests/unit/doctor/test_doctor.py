@@ -144,6 +144,7 @@ def test_the_database(change: Mapping[str, Any], check: str, level: CheckLevel, 
         ({"sequence": replace(SEQUENCE, cycle=True)}, "NO CYCLE)"),
         ({"ordered_by_id": False}, "no unique index"),
         ({"outbox": replace(OUTBOX, persistence="u")}, "unlogged"),
+        ({"encoding": "WIN1252"}, "the encoding WIN1252"),
     ],
 )
 def test_the_outbox(change: Mapping[str, Any], part: str) -> None:
