@@ -235,10 +235,11 @@ class AsyncCoordinatedConsumer:
             consumer.stop()
             if self._closing is None:  # from now on the thread does it, whatever is cancelled
                 self._closing = self._executor.submit(lambda: consumer.close(release=release))
-                self._executor.shutdown(wait=False)
+                self._closing.add_done_callback(lambda _: self._executor.shutdown(wait=False))
             await _finished(self._closing)
             await self._tell()
-        self._executor.shutdown(wait=False)
+        else:
+            self._executor.shutdown(wait=False)
 
     # -- parts
 
@@ -258,7 +259,8 @@ class AsyncCoordinatedConsumer:
     def _fill(self, timeout_s: float) -> asyncio.Future[None]:
         """Let the thread wait for records and open a batch of them; it is the thread's until that is done."""
         if self._filling is None:
-            self._filling = asyncio.ensure_future(self._call(self._started._open_batch, timeout_s))
+            loop = asyncio.get_running_loop()  # in this moment: the consumer may be closed in the next
+            self._filling = loop.run_in_executor(self._executor, self._started._open_batch, timeout_s)
         return self._filling
 
     def _commit(self, record: Any) -> None:
@@ -338,7 +340,10 @@ class _Run:
         wait_s = handling.wait_s()
         waiting: set[asyncio.Future[Any]] = {*self._running}
         now = clock_s()
-        if handling.queues.ready < AHEAD * self._workers or now >= self._fill_at:  # at times to look after the claims
+        is_full = handling.queues.ready >= AHEAD * self._workers
+        if not self._consumer._started._is_over and (
+            not is_full or now >= self._fill_at
+        ):  # at times to look after the claims
             self._fill_at = now + IDLE_S
             waiting.add(self._consumer._fill(wait_s))
         if waiting:

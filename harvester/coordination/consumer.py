@@ -73,6 +73,8 @@ class Turns:
         """The next one; of the one before, what was not handed out comes again. An empty one if there is none."""
         now = clock_s()
         with self._session.lock:
+            if self._session.error is not None:
+                return NOTHING
             if self._settings.at_most_once:
                 batch = self._owned(before)
                 self._propose(now)
@@ -85,7 +87,7 @@ class Turns:
     def begin(self, batch: RecordBatch) -> None:
         """The turn of a batch that another thread has opened begins now, if nothing has ended it meanwhile."""
         with self._session.lock:
-            if batch.ended or batch is NOTHING:
+            if batch.ended or batch is NOTHING or self._session.error is not None:
                 return
             once = self._settings.at_most_once
             until = math.inf if once else self._session.holding(batch.place).hand_out_until(self._pace)
@@ -178,7 +180,7 @@ class CoordinatedConsumer:
         self._batch = NOTHING
         self._records = 0  # of the batches before this one
         self._stopping = False
-        self._mirror_at = self._look_at = 0.0
+        self._mirror_at = self._look_at = self._attend_at = 0.0
         self._session.start()
 
     # -- records
@@ -219,7 +221,7 @@ class CoordinatedConsumer:
 
     def _consume(self, most: int, timeout_s: float) -> list[Any]:
         """Events are told before the first record is taken, and not again: their handler may raise."""
-        records = self._batch.take_some(most, clock_s())
+        records = self._batch.take_some(most, clock_s()) if clock_s() < self._attend_at else []
         if not records:
             first = self._poll(timeout_s)
             records = [] if first is None else [first, *self._batch.take_some(most - 1, clock_s())]
@@ -467,6 +469,7 @@ class CoordinatedConsumer:
 
     def _attend(self) -> None:
         """What is due besides records."""
+        self._attend_at = clock_s() + _OPEN_S
         for event in self._fetcher.follow():
             self._announce(event)
         if self._session.error is not None:

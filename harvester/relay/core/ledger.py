@@ -64,6 +64,7 @@ class Ledger:
         self._keys: dict[bytes, _Key] = {}
         self._pins: dict[bytes, tuple[int, int]] = {}  # key -> the record of it that is in doubt, and its shard
         self._doubtful: dict[int, bytes] = {}  # the same: record -> key
+        self._passed_over: set[int] = set()  # of these
         self._keyless = 0
         self._per_shard: dict[int, int] = {}
         self._recently_settled: dict[int, set[int]] = {}  # settled ids, by the number of the last statement sent before
@@ -245,14 +246,19 @@ class Ledger:
                 self._drained.append(key)
         return removed
 
-    def pin(self, record_id: int, shard: int) -> None:
-        """This unsettled record is in doubt at the producer of this shard. One without a key has no order to keep."""
+    def pin(self, record_id: int, shard: int, *, passed_over: bool = False) -> None:
+        """This unsettled record is in doubt at the producer of this shard. One without a key has no order to keep.
+
+        `passed_over`: it was found below the low watermark, which says nothing about it.
+        """
         key = self.key_of(record_id)
         if key is not None:
             before = self._pins.get(key)
             if before is not None:
-                del self._doubtful[before[0]]
+                self.unpin([before[0]])
             self._pins[key], self._doubtful[record_id] = (record_id, shard), key
+            if passed_over:
+                self._passed_over.add(record_id)
 
     def unpin(self, ids: Iterable[int]) -> None:
         """These records are settled, or have left the table."""
@@ -262,14 +268,16 @@ class Ledger:
             key = self._doubtful.pop(record_id, None)
             if key is not None:
                 del self._pins[key]
+                self._passed_over.discard(record_id)
 
     def unpin_shard(self, shard: int) -> None:
         """Its process is dead, and its producer with it."""
         self.unpin([record_id for record_id, pinned in self._pins.values() if pinned == shard])
 
     def unpin_below(self, low_water: int) -> None:
-        """Everything below this id has left the table."""
-        self.unpin([record_id for record_id in self._doubtful if record_id < low_water])
+        """Everything below this id has left the table, but for what was found there later."""
+        over = (each for each in self._doubtful if each < low_water and each not in self._passed_over)
+        self.unpin(list(over))
 
     def keep_only(self, shard: int, on_the_wire: Iterable[int]) -> list[int]:
         """A remark's answer: of this shard exactly these ids stay. Returns what was forgotten."""

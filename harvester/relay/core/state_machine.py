@@ -405,7 +405,8 @@ class StateMachine:
     def in_doubt(self, shard: int, record_id: int, now: float) -> None:
         """A record failed that may still arrive: its key stays with this shard's producer until it is settled (P36)."""
         self.heard(shard, now)
-        self.ledger.pin(record_id, shard)
+        known = self.low_water.known
+        self.ledger.pin(record_id, shard, passed_over=known is not None and record_id < known)
 
     def refused(self, shard: int, epoch: int, ids: Sequence[int], now: float) -> list[m.Command]:
         """Rows of a parked key that reached the shard too late."""

@@ -223,6 +223,39 @@ def test_what_is_closed_can_be_closed_again_and_polled() -> None:
     asyncio.run(main())
 
 
+@pytest.mark.parametrize("by_run", [False, True])
+def test_a_reader_ends_when_another_task_closes_the_consumer(by_run: bool) -> None:
+    """In the very moment in which it would wait for more."""
+
+    async def main() -> None:
+        holding, read, last = Holding(), list[int](), asyncio.Event()
+        holding.may_fetch.set()
+        consumer = opened(holding)
+
+        async def handle(record: Any) -> None:
+            read.append(record.offset())
+            if read == ALL:
+                last.set()
+
+        async def reads() -> None:
+            if by_run:
+                await consumer.run(handle)
+                return
+            async with consumer:
+                async for record in consumer:
+                    await handle(record)
+
+        async def closes() -> None:
+            await last.wait()
+            await consumer.close()
+
+        await asyncio.gather(reads(), closes())
+        assert read == ALL
+        assert await consumer.poll(1) is None
+
+    asyncio.run(main())
+
+
 def test_what_begins_after_its_task_was_cancelled_is_closed() -> None:
     async def main() -> None:
         holding, may_begin, begins = Holding(), threading.Event(), threading.Event()
@@ -378,4 +411,61 @@ def test_events_are_told_between_lists_of_a_long_batch_with_values(monkeypatch: 
     holding.events.append(Claimed("t", 1, 8))
     consumer.consume(1, 0)
     assert told == [Claimed("t", 1, 8)]
+    consumer.close()
+
+
+class Flowing(Holding):
+    """Eight partitions that each bring 450 records whenever there are none, after a first one of 200."""
+
+    def begin(self, on_event: EventHandler) -> CoordinatedConsumer:
+        made = super().begin(on_event)
+        places = [GroupPartition("g", "t", number) for number in range(8)]
+        self.buffers = [
+            made._session.buffer.setdefault(place, PartitionBuffer(place, 7, FIRST - 1)) for place in places
+        ]
+        self.attended = 0
+        self.fails = False
+        return made
+
+    def _follow(self) -> Iterator[Event]:
+        self.attended += 1
+        return iter(())
+
+    def _fetch(self, timeout_s: float) -> None:
+        if self.fails:
+            self.made._session.fail(OSError("it is refused"))
+        for buffer in self.buffers:
+            first = buffer.next_offset
+            count = 200 if buffer is self.buffers[0] and first == FIRST else 450
+            if not buffer.fetched and buffer.open_records < 1000:
+                buffer.fetch([
+                    Message(topic="t", partition=buffer.place.partition, offset=first + number, key=b"", value=b"")
+                    for number in range(count)
+                ])  # fmt: skip
+
+
+def test_lists_that_each_begin_with_what_was_left_do_not_keep_events_and_claims_waiting(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    now = [clock_s()]
+    monkeypatch.setattr(consumers, "clock_s", lambda: now[0])
+    holding = Flowing()
+    consumer = holding.begin(lambda _: None)
+    for _ in range(200):
+        consumer.commit(consumer.consume(500, 0.1))
+        now[0] += 0.01
+    assert holding.attended >= 10, "once in a tenth of a second"
+    consumer.close()
+
+
+def test_nothing_is_handed_out_behind_what_ends_the_consumer() -> None:
+    """It is met while a list is being filled, and told with the next one."""
+    holding = Flowing()
+    consumer = holding.begin(lambda _: None)
+    consumer._open_batch(0.1)
+    there = sum(len(buffer.fetched) for buffer in holding.buffers) + len(consumer._batch.records)
+    holding.fails = True
+    assert len(consumer.consume(100_000, 0.1)) == there
+    with pytest.raises(OSError, match="refused"):
+        consumer.consume(100_000, 0.1)
     consumer.close()

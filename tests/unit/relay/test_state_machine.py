@@ -256,6 +256,26 @@ def test_a_record_in_doubt_that_another_leader_has_settled_binds_its_key_no_long
     assert driver.machine.ledger.pinned() == []
 
 
+def test_a_record_in_doubt_that_was_found_below_the_low_watermark_stays_with_its_producer() -> None:
+    """P36, P10: an id that was fetched long before its row was inserted. The watermark says nothing about it."""
+    driver = Driver()
+    driver.lead()
+    driver.mark(floor=10)
+    driver.now = 100.0
+    looked = only(driver.machine.tick(driver.now), c.Look)
+    assert isinstance(looked[0], c.Look)
+    driver.machine.looked(looked[0].number, [5], driver.now)
+    driver.fetch(*keyed(5))
+    shard = driver.machine.ledger.shard_of_key(b"key")
+    assert shard is not None
+    driver.machine.in_doubt(shard, 5, driver.now)
+    driver.now = 200.0
+    driver.machine.tick(driver.now)
+    assert driver.machine.ledger.pinned() == [5]
+    driver.machine.settled(shard, [5], driver.now)
+    assert driver.machine.ledger.pinned() == []
+
+
 def test_a_paused_leader_whose_term_is_lost_takes_it_again_and_stays_paused() -> None:
     driver = Driver()
     driver.lead()
