@@ -144,12 +144,16 @@ def read(lake: Lake, topic: str, place: str | None) -> None:
 
 
 def batches(writer: Writer, lake: Lake, topic: str, interrupted: str | None) -> tuple[list[Delivered], list[Delivered]]:
-    """A batch that the lake has, and one with repeats and rejects that may have been cut off."""
+    """A batch that the lake has, and one with repeats and rejects that may have been cut off.
+
+    The last of its repeats is of a record of its own.
+    """
     first = writer.send(topic, [*records(1, 11), *records(11, 15, partition=1)])
     read(lake, topic, None)
     again = [one.again(1) for one in records(3, 6)]
     strange = [Sent(0, headers=(), partition=0), Sent(40, b"k-1", b"[", partition=0)]
-    second = writer.send(topic, [*again, *records(21, 25), *strange, *records(25, 31)])
+    own = records(21, 25)
+    second = writer.send(topic, [*again, *own, *strange, *records(25, 31), own[0].again(1)])
     read(lake, topic, interrupted)
     return first, second
 
@@ -187,7 +191,8 @@ def test_records_that_were_removed_before_they_were_read(
         assert told[:1] == [f"accepted as lost: {topic}[0] from offset {begun} to before {cut}"]
         assert rows_of(lake, "losses") == [(topic, 0, begun, cut)]
 
-    written = {"lake.repeats": second[3:], "lake.silver": [*second[:3], second[7]]}.get(interrupted or "", second)
+    repeats = [*second[:3], second[-1]]
+    written = {"lake.repeats": second[3:-1], "lake.silver": [*repeats, second[7]]}.get(interrupted or "", second)
     kept = [one for one in [*second, *later] if one in written or one.offset >= cut]
     oracle.take([*first, *kept])
     again = writer.send(topic, [one.sent.again(9) for one in [*first[:3], *kept] if one.sent.named])
