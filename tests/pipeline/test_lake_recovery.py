@@ -13,6 +13,7 @@ from confluent_kafka import TopicPartition
 from confluent_kafka.admin import AdminClient
 
 from harvester.errors import HarvesterError
+from harvester.pipeline import tables
 from harvester.pipeline.errors import CheckpointMismatch, InputMissing, PipelineError, TableMismatch
 from harvester.pipeline.lake.recovery import Log, Loss, Progress, Recovery, resolve
 from harvester.pipeline.lake.silver import from_ddl
@@ -291,6 +292,20 @@ def test_an_adoption_that_was_cut_off_is_finished_by_the_next_start(
             lake.once(topic, recovery=ADOPT)
     oracle.take(writer.send(topic, records(4, 9)))
     assert lake.once(topic) == 5
+    lake.assert_holds(oracle)
+
+
+def test_a_new_lake_that_was_cut_off_before_its_tables_begins_where_it_was_told_to(
+    lake: Lake, writer: Writer, make_topic: MakeTopic, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    topic, oracle = make_topic(1, KEPT), Oracle()
+    writer.send(topic, records(1, 6))
+    oracle.take(writer.send(topic, [one.again(2) for one in records(6, 9)]))
+    with monkeypatch.context() as patched:
+        patched.setattr(tables, "prepare", cut_short)
+        with pytest.raises(PipelineError):
+            lake.once(topic, recovery=Recovery(start_at=datetime.fromtimestamp(SENT_MS / 1000 + 3600, UTC)))
+    assert lake.once(topic) == 3
     lake.assert_holds(oracle)
 
 

@@ -366,7 +366,10 @@ def _carried_out(spark: SparkSession, root: str, where: str, manifest: Manifest)
     plan = manifest.plan
     if plan is None:
         return manifest
-    if plan.adopts is not None:
+    if plan.adopts is None:
+        # A checkpoint that has offsets beside no tables is refused, so those of a new lake come first.
+        tables.prepare(spark, root, schemas.TABLES, manifest.owner, manifest.header)
+    else:
         names = [table.name for table in schemas.TABLES]
         names += [f"json/{name}" for name in tables.listing(spark, tables.path_of(root, "json"))]
         for path in (tables.path_of(root, name) for name in names):
