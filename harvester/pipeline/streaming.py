@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import uuid
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
@@ -124,14 +124,18 @@ def examine(spark: SparkSession, where: str) -> tuple[Manifest | None, bool]:
     return (from_text(text, where) if text is not None else None), used
 
 
-def claim(spark: SparkSession, where: str, job: str, topics: tuple[str, ...], header: str, table: str) -> Manifest:
+def claim(
+    spark: SparkSession, where: str, job: str, topics: tuple[str, ...], header: str, root: str, names: Sequence[str]
+) -> Manifest:
     """Claims the checkpoint `where`; raises CheckpointMismatch unless the job can go on with it.
 
-    `table` is the path of one that the job fills: what was read before has to be there.
+    `names` are the tables in `root` that the job fills: what was read before has to be in the first one.
     """
     stored, used = examine(spark, where)
     decided = decide(stored, Manifest(uuid.uuid4().hex, job, topics, header), where, used=used)
-    require_table(spark, where, table, used=used)
+    require_table(spark, where, tables.path_of(root, names[0]), used=used)
+    if error := outrun(spark, where, root, names, decided.owner):
+        raise error
     if decided != stored:
         store(spark, where, decided)
     return decided
@@ -144,6 +148,30 @@ def require_table(spark: SparkSession, where: str, table: str, *, used: bool) ->
             f"the checkpoint {where} has read records into tables that are not in {table.rpartition('/')[0]}",
             hint="name the directory they are in, or begin anew in another one",
         )
+
+
+_TOGETHER = "restore it and its tables as of the same time, or begin anew in another directory"
+
+
+def outrun(
+    spark: SparkSession, where: str, root: str, names: Iterable[str], owner: str, hint: str = _TOGETHER
+) -> CheckpointMismatch | None:
+    """What is wrong where tables of the `owner` have batches that the checkpoint has not begun: it is an older one.
+
+    Its next batches would bear the numbers of those, and Delta would leave out what they write.
+    """
+    begun, written = last_begun(spark, where), tables.last_written(spark, root, names, owner)
+    if written is None or (begun is not None and written <= begun):
+        return None
+    known = "knows of no batch" if begun is None else f"ends with batch {begun}"
+    return CheckpointMismatch(
+        f"the checkpoint {where} is older than its tables: it {known}, and they have batch {written}", hint=hint
+    )
+
+
+def last_begun(spark: SparkSession, checkpoint: str) -> int | None:
+    """The last batch that Spark has planned; None where there is none."""
+    return max((int(name) for name in tables.listing(spark, f"{checkpoint}/offsets") if name.isdigit()), default=None)
 
 
 def store(spark: SparkSession, where: str, manifest: Manifest) -> None:

@@ -188,6 +188,26 @@ def append(rows: DataFrame, root: str, name: str, transaction: tuple[str, int] |
     writer.save(path_of(root, name))
 
 
+def last_written(spark: SparkSession, root: str, names: Iterable[str], owner: str) -> int | None:
+    """The highest number of a transaction of the owner that one of these tables has, as `append` names them."""
+    jvm, found = _jvm(spark), list[int]()
+    none = jvm.scala.Option.empty()
+    for name in names:
+        if not exists(spark, path := path_of(root, name)):
+            continue
+        log = jvm.org.apache.spark.sql.delta.DeltaLog.forTable(spark._jsparkSession, path)
+        snapshot = log.update(False, none, none)
+        # In a file beside the last commit. If that is missing, Delta reads all of the log, by two jobs.
+        checksum = snapshot.checksumOpt()
+        known = checksum.get().setTransactions() if checksum.isDefined() else none
+        transactions = (known.get() if known.isDefined() else snapshot.setTransactions()).iterator()
+        while transactions.hasNext():
+            one = transactions.next()
+            if one.appId() == f"{owner}-{name}":
+                found.append(int(one.version()))
+    return max(found, default=None)
+
+
 def path_of(root: str, name: str) -> str:
     """The directory of a table."""
     return f"{root.rstrip('/')}/{name}"

@@ -279,6 +279,33 @@ def test_a_lost_checkpoint_is_made_anew_from_the_tables(
             lake.once(topic, checkpoint=str(old))
 
 
+@pytest.mark.parametrize("lost", ["all but an old copy", "offsets alone"])
+def test_a_checkpoint_that_is_older_than_its_tables_is_refused(
+    lake: Lake, writer: Writer, make_topic: MakeTopic, lost: str
+) -> None:
+    """Its batches would bear numbers that the tables have, and write nothing."""
+    topic, oracle, lake.folds = make_topic(1, KEPT), Oracle(), False
+    checkpoint, copy = lake.root / "checkpoint", lake.root.parent / "copy"
+    for number in (10, 20, 30):
+        oracle.take(writer.send(topic, records(number, number + 5)))
+        lake.once(topic)
+        if not copy.exists():
+            shutil.copytree(checkpoint, copy)
+    if lost == "offsets alone":
+        shutil.rmtree(checkpoint / "offsets")
+    else:
+        shutil.rmtree(checkpoint)
+        copy.rename(checkpoint)
+    oracle.take(writer.send(topic, records(40, 45)))
+    before = lake.versions()
+    with pytest.raises(CheckpointMismatch, match=r"older than its tables.* they have batch 2") as caught:
+        lake.once(topic)
+    assert "--adopt" in str(caught.value.hint)
+    assert lake.versions() == before
+    assert lake.once(topic, recovery=ADOPT) == 5 + 5
+    lake.assert_holds(oracle)
+
+
 def test_an_adoption_that_was_cut_off_is_finished_by_the_next_start(
     lake: Lake, writer: Writer, make_topic: MakeTopic, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -189,7 +189,7 @@ def require_idle(spark: SparkSession, where: str, owner: str | None) -> None:
 
 
 _NOT_NEW = "--start-at is for a new one"
-_ADOPT = "restore it, or make a new one from the tables with --adopt"
+_ADOPT = "make a new one from the tables with --adopt, or restore it and the tables as of the same time"
 
 
 def _examined(
@@ -216,17 +216,30 @@ def _examined(
     elif stored is None or stored.owner != owner:
         path = tables.path_of(root, "silver")
         broken = TableMismatch(f"the table {path} was filled through another checkpoint", hint=tables.FOREIGN)
-    elif not used and not spark.read.format("delta").load(tables.path_of(root, "silver")).isEmpty():
-        broken = CheckpointMismatch(f"the checkpoint {where} has lost how far the lake is", hint=_ADOPT)
+    else:
+        broken = streaming.outrun(spark, where, root, _written(spark, root), owner, _ADOPT)
+        # Tables that were rebuilt bear no numbers.
+        if broken is None and streaming.last_begun(spark, where) is None and not _is_empty(spark, root, "silver"):
+            broken = CheckpointMismatch(f"the checkpoint {where} has lost how far the lake is", hint=_ADOPT)
     return stored, used, broken
+
+
+def _written(spark: SparkSession, root: str) -> list[str]:
+    """The tables that batches write."""
+    values = [f"json/{name}" for name in tables.listing(spark, tables.path_of(root, "json"))]
+    return ["silver", "repeats", "rejects", "incarnations", *values]
+
+
+def _is_empty(spark: SparkSession, root: str, name: str) -> bool:
+    path = tables.path_of(root, name)
+    return not tables.exists(spark, path) or spark.read.format("delta").load(path).isEmpty()
 
 
 def _of_checkpoint(spark: SparkSession, where: str) -> Progress | None:
     """None where no batch was begun. Raises CheckpointMismatch for what cannot be read."""
-    numbers = [int(name) for name in tables.listing(spark, f"{where}/offsets") if name.isdigit()]
-    if not numbers:
+    number = streaming.last_begun(spark, where)
+    if number is None:
         return None
-    number = max(numbers)
     ends = _planned(spark, where, number)
     is_committed = str(number) in tables.listing(spark, f"{where}/commits")
     if is_committed or tables.read_text(spark, ids_file(where, number)):
@@ -370,8 +383,7 @@ def _carried_out(spark: SparkSession, root: str, where: str, manifest: Manifest)
         # A checkpoint that has offsets beside no tables is refused, so those of a new lake come first.
         tables.prepare(spark, root, schemas.TABLES, manifest.owner, manifest.header)
     else:
-        names = [table.name for table in schemas.TABLES]
-        names += [f"json/{name}" for name in tables.listing(spark, tables.path_of(root, "json"))]
+        names = dict.fromkeys([*(table.name for table in schemas.TABLES), *_written(spark, root)])
         for path in (tables.path_of(root, name) for name in names):
             if tables.exists(spark, path) and tables.properties(spark, path).get(tables.OWNER) == plan.adopts:
                 tables.set_property(spark, path, tables.OWNER, manifest.owner)
