@@ -15,6 +15,7 @@ from confluent_kafka.admin import AdminClient
 from harvester.errors import HarvesterError
 from harvester.pipeline import tables
 from harvester.pipeline.errors import CheckpointMismatch, InputMissing, PipelineError, TableMismatch
+from harvester.pipeline.lake.erase import erase
 from harvester.pipeline.lake.recovery import Log, Loss, Progress, Recovery, resolve
 from harvester.pipeline.lake.silver import from_ddl
 from harvester.relay.failpoints import VARIABLE
@@ -303,6 +304,23 @@ def test_a_checkpoint_that_is_older_than_its_tables_is_refused(
     assert "--adopt" in str(caught.value.hint)
     assert lake.versions() == before
     assert lake.once(topic, recovery=ADOPT) == 5 + 5
+    lake.assert_holds(oracle)
+
+
+def test_an_adopted_lake_gives_no_number_again_that_counts_as_folded(
+    lake: Lake, writer: Writer, make_topic: MakeTopic
+) -> None:
+    """All that the last batch has written was erased since."""
+    topic, oracle = make_topic(1, KEPT), Oracle()
+    for number, key in enumerate((b"a", b"b")):
+        oracle.take(writer.send(topic, [Sent(number, key, partition=0)]))
+        lake.once(topic)
+    erase(lake.spark, str(lake.root), b"b")
+    shutil.rmtree(lake.root / "checkpoint")
+    oracle.take(writer.send(topic, [Sent(2, b"c", partition=0)]))
+    told: list[str] = []
+    lake.once(topic, recovery=ADOPT, say=told.append)
+    assert any("erase them again" in line for line in told)
     lake.assert_holds(oracle)
 
 

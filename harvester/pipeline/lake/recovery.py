@@ -150,10 +150,8 @@ def claim(
         elif chosen.start_at is not None:
             places = brokers.places(wanted.topics)
             plan = Plan(0, brokers.since(places, chosen.start_at, brokers.latest(places)))
-    if chosen.adopt and tables.listing(spark, where):
-        aside = f"{where}.{uuid.uuid4().hex[:8]}"
-        tables.move(spark, where, aside)
-        say(f"what is left of the checkpoint is in {aside} now")
+    if chosen.adopt:
+        _set_aside(spark, root, where, say)
     if plan is not None:
         plan = replace(plan, adopts=owner if chosen.adopt else None)
     decided = replace(decided, plan=plan)
@@ -274,6 +272,16 @@ def _require_lost(
         )
 
 
+def _set_aside(spark: SparkSession, root: str, where: str, say: Callable[[str], None]) -> None:
+    """Makes room for a new checkpoint, and tells what it does not know."""
+    if tables.listing(spark, where):
+        aside = f"{where}.{uuid.uuid4().hex[:8]}"
+        tables.move(spark, where, aside)
+        say(f"what is left of the checkpoint is in {aside} now")
+    if not _is_empty(spark, root, schemas.ERASURES_TABLE.name):
+        say("keys were erased from this lake: erase them again, since what Kafka still has of them may come back")
+
+
 def _of_tables(spark: SparkSession, root: str, wanted: Manifest) -> tuple[Progress, Manifest]:
     """How far the tables are, and what a manifest for them would have."""
     noted = tables.properties(spark, tables.path_of(root, "silver"))
@@ -286,7 +294,10 @@ def _of_tables(spark: SparkSession, root: str, wanted: Manifest) -> tuple[Progre
             for name in ("silver", "repeats", "rejects")
         ),
     )
-    last = rows.agg(F.max("batch")).collect()[0][0] or folded or batch_name(0)
+    # Batches may have written no rows, or such as were erased since. A number that was given is never given again: what
+    # bears it counts as folded.
+    number = tables.last_written(spark, root, _written(spark, root), noted[tables.OWNER]) or 0
+    last = max(filter(None, [rows.agg(F.max("batch")).collect()[0][0], folded, batch_name(number)]))
     # Once a batch was folded, all before it are whole.
     given_up = noted.get(tables.AGAIN, last)
     since = min(last, given_up if folded is None or folded <= given_up else last)
