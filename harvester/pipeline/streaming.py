@@ -44,11 +44,19 @@ class Plan:
 
 
 @dataclass(frozen=True, slots=True)
+class TopicLog:
+    """What is read of a topic from the batch `since` on. `id` is Kafka's own: a topic that is made anew has another."""
+
+    id: str
+    since: int
+
+
+@dataclass(frozen=True, slots=True)
 class Manifest:
     """`owner` is a name made up for the checkpoint, which its tables bear as well.
 
     `payloads`: columns of the tables of values that have every record. `plan` is written ahead: a start that was cut
-    off is continued by the next one.
+    off is continued by the next one. `logs` are those of the topics of a lake, unless the brokers give topics no ids.
     """
 
     owner: str
@@ -57,6 +65,7 @@ class Manifest:
     header: str
     payloads: Mapping[str, str] = field(default_factory=dict)
     plan: Plan | None = None
+    logs: Mapping[str, TopicLog] = field(default_factory=dict)
 
 
 def to_text(manifest: Manifest) -> str:
@@ -80,11 +89,25 @@ def from_text(text: str, where: str) -> Manifest:
             plan = Plan(**{**plan, "start": places(plan["start"]), "ends": ends})
         payloads = {str(topic): str(columns) for topic, columns in stored.get("payloads", {}).items()}
         owner, job, header = (str(stored[name]) for name in ("owner", "job", "header"))
-        return Manifest(owner, job, tuple(stored["topics"]), header, payloads, plan)
+        return Manifest(owner, job, tuple(stored["topics"]), header, payloads, plan, _logs(stored.get("logs", {})))
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise CheckpointMismatch(
             f"{where}/{FILE} cannot be read", hint="restore it; without it nobody knows what was read"
         ) from error
+
+
+def logs_to_text(logs: Mapping[str, TopicLog]) -> str:
+    """As a property of a table has them."""
+    return json.dumps({topic: asdict(log) for topic, log in logs.items()}, sort_keys=True)
+
+
+def logs_from_text(text: str | None) -> dict[str, TopicLog]:
+    """Reads `logs_to_text`; of None there are none."""
+    return _logs(json.loads(text or "{}"))
+
+
+def _logs(stored: Mapping[str, Any]) -> dict[str, TopicLog]:
+    return {str(topic): TopicLog(str(log["id"]), int(log["since"])) for topic, log in stored.items()}
 
 
 def decide(stored: Manifest | None, wanted: Manifest, where: str, *, used: bool) -> Manifest:

@@ -117,6 +117,8 @@ FOLDED = "harvester.folded"
 """Of `current`: the last batch of silver whose states it has."""
 AGAIN = "harvester.again"
 """Of silver: the last batch that was given up half written, for its records to be read again."""
+TOPICS = "harvester.topics"
+"""Of silver: Kafka's ids of the topics that were read, and since which batch; for when the checkpoint is lost."""
 
 REBUILD = "`harvester pipeline rebuild --from OLD --to NEW` makes a new one of it, once its job has ended"
 

@@ -4,20 +4,22 @@ from __future__ import annotations
 
 import shutil
 from contextlib import suppress
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 from confluent_kafka import TopicPartition
-from confluent_kafka.admin import AdminClient
+from confluent_kafka.admin import AdminClient, NewTopic
 
 from harvester.errors import HarvesterError
-from harvester.pipeline import tables
+from harvester.pipeline import source, tables
 from harvester.pipeline.errors import CheckpointMismatch, InputMissing, PipelineError, TableMismatch
 from harvester.pipeline.lake.erase import erase
-from harvester.pipeline.lake.recovery import Log, Loss, Progress, Recovery, resolve
+from harvester.pipeline.lake.recovery import Log, Loss, Progress, Recovery, followed, resolve
 from harvester.pipeline.lake.silver import from_ddl
+from harvester.pipeline.streaming import Manifest, TopicLog
 from harvester.relay.failpoints import VARIABLE
 from tests.support.harvested import KEPT, SENT_MS, Delivered, Sent, Writer
 from tests.support.lakes import Lake, Oracle, assert_same
@@ -44,7 +46,6 @@ LATEST = {("a", 0): 15, ("a", 1): 25, ("b", 0): 9}
         ({("a", 0): 10}, {}, {}, []),
         ({("a", 0): 12}, {}, {("a", 0): 12}, [Loss("a", 0, 10, 12)]),
         ({("a", 0): 15}, {}, {("a", 0): 15}, [Loss("a", 0, 10, 15)]),
-        ({}, {("a", 0): 3}, {("a", 0): 0}, [Loss("a", 0, 10, None)]),
         ({("a", 2): 0}, {("a", 2): 4}, {("a", 2): 0}, []),
         ({("a", 2): 3}, {("a", 2): 4}, {("a", 2): 3}, [Loss("a", 2, 0, 3)]),
         ({("new", 0): 3}, {("new", 0): 4}, {("new", 0): 3}, []),
@@ -74,6 +75,36 @@ def test_a_batch_that_may_be_half_written_is_read_again_as_far_as_there_is_somet
     plan, _, _ = resolve(Progress(7, BEGUN, ends, since=6), log, ("a", "b"))
     assert plan.ends == {("a", 0): 14, ("a", 1): 20, ("b", 0): 9}
     assert plan.since == 6
+
+
+def test_a_log_that_ends_before_it_was_read_may_have_any_record_that_a_table_has() -> None:
+    plan, lost, _ = resolve(Progress(7, BEGUN), Log(EARLIEST, {**LATEST, ("a", 0): 3}), ("a", "b"))
+    assert (plan.start, lost) == ({**BEGUN, ("a", 0): 0}, [Loss("a", 0, 10, None)])
+    assert (plan.ends, plan.since) == ({**BEGUN, ("a", 0): 3}, 0)
+
+
+OLD, NEW = {"a": "old", "b": "same"}, {"a": "new", "b": "same"}
+LOGS = followed(None, OLD, -1)
+
+
+def test_of_a_topic_that_was_made_anew_all_is_read_however_much_it_has() -> None:
+    log = Log({**EARLIEST, ("a", 1): 2, ("a", 2): 0}, {**LATEST, ("a", 2): 1}, NEW)
+    plan, lost, unread = resolve(Progress(7, BEGUN, {**BEGUN, ("a", 0): 14}, since=6, logs=LOGS), log, ("a", "b"))
+    assert plan.start == {("a", 0): 0, ("a", 1): 2, ("a", 2): 0, ("b", 0): 5}
+    assert plan.ends == plan.start, "of the new one no batch was begun"
+    assert (lost, unread) == ([Loss("a", 0, 10, None), Loss("a", 1, 20, None)], [])
+    _, lost, unread = resolve(Progress(7, BEGUN, logs=LOGS), Log(EARLIEST, {**LATEST, ("a", 1): 0}, NEW), ("b",))
+    assert (lost, unread) == ([], [Loss("a", 0, 10, None), Loss("a", 0, 0, 15), Loss("a", 1, 20, None)])
+    assert not resolve(Progress(7, BEGUN, logs=LOGS), Log(EARLIEST, LATEST), ("a", "b"))[1], "brokers without ids"
+
+
+def test_since_which_batch_the_rows_of_a_topic_are_of_the_one_there_is() -> None:
+    read = Manifest("owner", "lake", ("a", "b"), "harvester")
+    assert followed(read, OLD, 7) == LOGS, "what was read before its id was noted"
+    noted = replace(read, logs=LOGS)
+    assert followed(noted, {**NEW, "c": "added"}, 7) == {
+        "a": TopicLog("new", 8), "b": TopicLog("same", 0), "c": TopicLog("added", 8)
+    }  # fmt: skip
 
 
 def test_of_partitions_that_tables_have_nothing_of_nothing_is_known_to_be_lost() -> None:
@@ -321,6 +352,71 @@ def test_an_adopted_lake_gives_no_number_again_that_counts_as_folded(
     told: list[str] = []
     lake.once(topic, recovery=ADOPT, say=told.append)
     assert any("erase them again" in line for line in told)
+    lake.assert_holds(oracle)
+
+
+def make_anew(admin: AdminClient, topic: str) -> None:
+    admin.delete_topics([topic])[topic].result(30)
+    eventually(lambda: topic not in admin.list_topics(timeout=10).topics, 30, f"{topic} is gone")
+    admin.create_topics([NewTopic(topic, 1, 1, config=KEPT)])[topic].result(30)
+
+
+@pytest.mark.parametrize("count", [2, 9])
+def test_a_topic_that_was_made_anew_is_read_from_its_beginning_once(
+    lake: Lake, writer: Writer, admin: AdminClient, make_topic: MakeTopic, count: int
+) -> None:
+    """It may have fewer records than were read of the old one, or more; later the checkpoint is lost."""
+    topic, oracle = make_topic(1, KEPT), Oracle()
+    oracle.take(writer.send(topic, records(1, 6)))
+    lake.once(topic)
+    make_anew(admin, topic)
+    anew = Writer(lake.bootstrap)
+    oracle.take(anew.send(topic, records(11, 11 + count)))
+    before = lake.versions()
+    with pytest.raises(InputMissing, match=rf"{topic}\[0\] from offset 5 on; {topic} was deleted and made anew"):
+        lake.once(topic)
+    assert lake.versions() == before
+    assert lake.once(topic, recovery=ACCEPT) == count
+    lake.assert_holds(oracle)
+    shutil.rmtree(lake.root / "checkpoint")
+    oracle.take(anew.send(topic, records(31, 33)))
+    assert lake.once(topic, recovery=Recovery(accept_loss=True, adopt=True)) == 2
+    oracle.take(anew.send(topic, [one.again(1) for one in records(11, 13)]))
+    assert lake.once(topic) == 2
+    lake.assert_holds(oracle)
+    assert rows_of(lake, "losses") == [(topic, 0, 5, None)]
+
+    # And both at once.
+    shutil.rmtree(lake.root / "checkpoint")
+    make_anew(admin, topic)
+    oracle.take(Writer(lake.bootstrap).send(topic, records(41, 61)))
+    with pytest.raises(InputMissing, match="made anew"):
+        lake.once(topic, recovery=ADOPT)
+    lake.once(topic, recovery=Recovery(accept_loss=True, adopt=True))
+    lake.assert_holds(oracle)
+
+
+def test_a_topic_that_is_made_anew_while_the_lake_reads_it_ends_the_job(
+    lake: Lake, writer: Writer, admin: AdminClient, make_topic: MakeTopic, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    topic, oracle, lake.folds = make_topic(1, KEPT), Oracle(), False
+    oracle.take(writer.send(topic, records(1, 6)))
+    lake.once(topic)
+    stream, written = source.stream, list[Delivered]()
+
+    def late(*args: Any) -> Any:
+        make_anew(admin, topic)
+        written.extend(Writer(lake.bootstrap).send(topic, records(11, 21)))
+        return stream(*args)
+
+    before = lake.versions()
+    with monkeypatch.context() as patched:
+        patched.setattr(source, "stream", late)
+        with pytest.raises(InputMissing, match=r"from offset 5 on; .* made anew"):
+            lake.once(topic)
+    assert lake.versions() == before
+    oracle.take(written)
+    lake.once(topic, recovery=ACCEPT)
     lake.assert_holds(oracle)
 
 

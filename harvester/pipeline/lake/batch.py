@@ -66,8 +66,8 @@ def batch_name(number: int) -> str:
 class LakeBatch:
     """What every batch of a lake needs to know. `owner` names the checkpoint, which is in the directory `checkpoint`.
 
-    `hit` is told before each write which one comes. `_stored` are the ids that silver has after the batch `_number`,
-    `_known` the incarnations that are in their table.
+    `hit` is told before each write which one comes. `require_same` raises if what was read may be of another topic.
+    `_stored` are the ids that silver has after the batch `_number`, `_known` the incarnations that are in their table.
     """
 
     spark: SparkSession
@@ -78,6 +78,7 @@ class LakeBatch:
     payloads: Mapping[str, StructType]
     hit: Callable[[str], None] = lambda _: None
     done: Callable[[int], None] = lambda _: None
+    require_same: Callable[[], None] = lambda: None
     _number: int | None = None
     _stored: StoredIds = field(default_factory=StoredIds)
     _known: set[str] = field(default_factory=set)
@@ -94,6 +95,7 @@ class LakeBatch:
                 bronze = silver.unwritten(bronze, [*tables_of, nameless]).unionByName(self._undecided(again, number))
             bronze = self._kept(bronze, stack)
             found = silver.summed_up(silver.overview(bronze).collect())
+            self.require_same()
             places, repeated = None, 0
             if suspects := found.ids.suspects(stored):
                 before = self._table("silver").where(F.col("batch") < batch_name(number))
