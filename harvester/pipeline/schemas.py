@@ -183,6 +183,22 @@ def merge_losses(path: str, losses: str) -> str:
     )
 
 
+def keep_latest(repeats: str, silver: str, since: str) -> str:
+    """Removes rows of `repeats` whose record a later batch has written once more, there or to silver.
+
+    Of batches from `since` on, in both.
+    """
+    place = "topic, partition, offset, timestamp"
+    rows = " UNION ALL ".join(
+        f"SELECT {place}, batch FROM {at(path)} WHERE batch >= {text(since)}" for path in (repeats, silver)
+    )
+    same = " AND ".join(f"t.{name} = s.{name}" for name in place.split(", "))
+    return (
+        f"MERGE INTO {at(repeats)} t USING (SELECT {place}, max(batch) AS batch FROM ({rows}) GROUP BY {place}) s"
+        f" ON {same} AND t.batch >= {text(since)} AND t.batch < s.batch WHEN MATCHED THEN DELETE"
+    )
+
+
 def compact(path: str, before: date | None = None) -> str:
     """Small files into large ones, of days before this one. What they replace stays until the user's VACUUM."""
     return f"OPTIMIZE {at(path)}" + ("" if before is None else f" WHERE day < DATE'{before}'")

@@ -81,6 +81,9 @@ def stream(spark: SparkSession, kafka: Mapping[str, str], topics: Iterable[str],
     return spark.readStream.format("kafka").options(**options(kafka), **range_).load()
 
 
+_NO_ID = "AAAAAAAAAAAAAAAAAAAAAA"  # Uuid.ZERO_UUID
+
+
 @dataclass(frozen=True, slots=True)
 class TopicAdmin:
     """Kafka's admin client for Java, by way of py4j: what it says of topics and their partitions."""
@@ -91,6 +94,13 @@ class TopicAdmin:
     def names(self) -> set[str]:
         """The topics that exist."""
         return set(self._client.listTopics().names().get())
+
+    def ids(self, topics: Iterable[str]) -> dict[str, str]:
+        """Kafka's own ids of those that exist; none from brokers before 2.8, which have no ids."""
+        found = self._client.listTopics().namesToListings().get()
+        there = {topic: found.get(topic) for topic in topics}
+        ids = {topic: str(one.topicId().toString()) for topic, one in there.items() if one is not None}
+        return {topic: one for topic, one in ids.items() if one != _NO_ID}
 
     def places(self, topics: Iterable[str]) -> list[Place]:
         """The partitions of topics that exist."""

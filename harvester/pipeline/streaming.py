@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import uuid
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
@@ -44,11 +44,19 @@ class Plan:
 
 
 @dataclass(frozen=True, slots=True)
+class TopicLog:
+    """What is read of a topic from the batch `since` on. `id` is Kafka's own: a topic that is made anew has another."""
+
+    id: str
+    since: int
+
+
+@dataclass(frozen=True, slots=True)
 class Manifest:
     """`owner` is a name made up for the checkpoint, which its tables bear as well.
 
     `payloads`: columns of the tables of values that have every record. `plan` is written ahead: a start that was cut
-    off is continued by the next one.
+    off is continued by the next one. `logs` are those of the topics of a lake, unless the brokers give topics no ids.
     """
 
     owner: str
@@ -57,6 +65,7 @@ class Manifest:
     header: str
     payloads: Mapping[str, str] = field(default_factory=dict)
     plan: Plan | None = None
+    logs: Mapping[str, TopicLog] = field(default_factory=dict)
 
 
 def to_text(manifest: Manifest) -> str:
@@ -80,11 +89,25 @@ def from_text(text: str, where: str) -> Manifest:
             plan = Plan(**{**plan, "start": places(plan["start"]), "ends": ends})
         payloads = {str(topic): str(columns) for topic, columns in stored.get("payloads", {}).items()}
         owner, job, header = (str(stored[name]) for name in ("owner", "job", "header"))
-        return Manifest(owner, job, tuple(stored["topics"]), header, payloads, plan)
+        return Manifest(owner, job, tuple(stored["topics"]), header, payloads, plan, _logs(stored.get("logs", {})))
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise CheckpointMismatch(
             f"{where}/{FILE} cannot be read", hint="restore it; without it nobody knows what was read"
         ) from error
+
+
+def logs_to_text(logs: Mapping[str, TopicLog]) -> str:
+    """As a property of a table has them."""
+    return json.dumps({topic: asdict(log) for topic, log in logs.items()}, sort_keys=True)
+
+
+def logs_from_text(text: str | None) -> dict[str, TopicLog]:
+    """Reads `logs_to_text`; of None there are none."""
+    return _logs(json.loads(text or "{}"))
+
+
+def _logs(stored: Mapping[str, Any]) -> dict[str, TopicLog]:
+    return {str(topic): TopicLog(str(log["id"]), int(log["since"])) for topic, log in stored.items()}
 
 
 def decide(stored: Manifest | None, wanted: Manifest, where: str, *, used: bool) -> Manifest:
@@ -124,14 +147,18 @@ def examine(spark: SparkSession, where: str) -> tuple[Manifest | None, bool]:
     return (from_text(text, where) if text is not None else None), used
 
 
-def claim(spark: SparkSession, where: str, job: str, topics: tuple[str, ...], header: str, table: str) -> Manifest:
+def claim(
+    spark: SparkSession, where: str, job: str, topics: tuple[str, ...], header: str, root: str, names: Sequence[str]
+) -> Manifest:
     """Claims the checkpoint `where`; raises CheckpointMismatch unless the job can go on with it.
 
-    `table` is the path of one that the job fills: what was read before has to be there.
+    `names` are the tables in `root` that the job fills: what was read before has to be in the first one.
     """
     stored, used = examine(spark, where)
     decided = decide(stored, Manifest(uuid.uuid4().hex, job, topics, header), where, used=used)
-    require_table(spark, where, table, used=used)
+    require_table(spark, where, tables.path_of(root, names[0]), used=used)
+    if error := outrun(spark, where, root, names, decided.owner):
+        raise error
     if decided != stored:
         store(spark, where, decided)
     return decided
@@ -144,6 +171,30 @@ def require_table(spark: SparkSession, where: str, table: str, *, used: bool) ->
             f"the checkpoint {where} has read records into tables that are not in {table.rpartition('/')[0]}",
             hint="name the directory they are in, or begin anew in another one",
         )
+
+
+_TOGETHER = "restore it and its tables as of the same time, or begin anew in another directory"
+
+
+def outrun(
+    spark: SparkSession, where: str, root: str, names: Iterable[str], owner: str, hint: str = _TOGETHER
+) -> CheckpointMismatch | None:
+    """What is wrong where tables of the `owner` have batches that the checkpoint has not begun: it is an older one.
+
+    Its next batches would bear the numbers of those, and Delta would leave out what they write.
+    """
+    begun, written = last_begun(spark, where), tables.last_written(spark, root, names, owner)
+    if written is None or (begun is not None and written <= begun):
+        return None
+    known = "knows of no batch" if begun is None else f"ends with batch {begun}"
+    return CheckpointMismatch(
+        f"the checkpoint {where} is older than its tables: it {known}, and they have batch {written}", hint=hint
+    )
+
+
+def last_begun(spark: SparkSession, checkpoint: str) -> int | None:
+    """The last batch that Spark has planned; None where there is none."""
+    return max((int(name) for name in tables.listing(spark, f"{checkpoint}/offsets") if name.isdigit()), default=None)
 
 
 def store(spark: SparkSession, where: str, manifest: Manifest) -> None:

@@ -117,6 +117,8 @@ FOLDED = "harvester.folded"
 """Of `current`: the last batch of silver whose states it has."""
 AGAIN = "harvester.again"
 """Of silver: the last batch that was given up half written, for its records to be read again."""
+TOPICS = "harvester.topics"
+"""Of silver: Kafka's ids of the topics that were read, and since which batch; for when the checkpoint is lost."""
 
 REBUILD = "`harvester pipeline rebuild --from OLD --to NEW` makes a new one of it, once its job has ended"
 
@@ -186,6 +188,26 @@ def append(rows: DataFrame, root: str, name: str, transaction: tuple[str, int] |
         owner, number = transaction
         writer = writer.options(txnAppId=f"{owner}-{name}", txnVersion=str(number))
     writer.save(path_of(root, name))
+
+
+def last_written(spark: SparkSession, root: str, names: Iterable[str], owner: str) -> int | None:
+    """The highest number of a transaction of the owner that one of these tables has, as `append` names them."""
+    jvm, found = _jvm(spark), list[int]()
+    none = jvm.scala.Option.empty()
+    for name in names:
+        if not exists(spark, path := path_of(root, name)):
+            continue
+        log = jvm.org.apache.spark.sql.delta.DeltaLog.forTable(spark._jsparkSession, path)
+        snapshot = log.update(False, none, none)
+        # In a file beside the last commit. If that is missing, Delta reads all of the log, by two jobs.
+        checksum = snapshot.checksumOpt()
+        known = checksum.get().setTransactions() if checksum.isDefined() else none
+        transactions = (known.get() if known.isDefined() else snapshot.setTransactions()).iterator()
+        while transactions.hasNext():
+            one = transactions.next()
+            if one.appId() == f"{owner}-{name}":
+                found.append(int(one.version()))
+    return max(found, default=None)
 
 
 def path_of(root: str, name: str) -> str:

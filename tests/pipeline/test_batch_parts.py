@@ -13,10 +13,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from harvester.origin import HEADER, Origin, encode
-from harvester.pipeline import streaming
+from harvester.pipeline import streaming, tables
 from harvester.pipeline.errors import CheckpointMismatch
 from harvester.pipeline.lake import silver
-from harvester.pipeline.lake.batch import LakeBatch
+from harvester.pipeline.lake.batch import LakeBatch, ids_file, to_do_again
 from harvester.pipeline.lake.ids import StoredIds, Word
 from harvester.pipeline.origin_columns import bronze_columns
 from harvester.pipeline.streaming import Range, parse
@@ -111,6 +111,40 @@ def test_a_repeat_costs_no_look_into_the_table_unless_its_id_was_forgotten(spark
     again = LakeBatch(spark, root, f"{root}/checkpoint", "test", HEADER, {})
     with pytest.raises(Exception, match=r"FAILED_READ_FILE|does not exist"):
         again.write(bronze_columns(kafka_rows(spark, [{**origin(A, 6), "offset": 200}])), 2)
+
+
+@pytest.mark.parametrize("place", ["lake.silver", "lake.repeats", "lake.ids", None])
+def test_a_repeat_that_a_given_up_batch_has_left_alone_is_decided_anew(
+    spark: SparkSession, tmp_path: Path, place: str | None
+) -> None:
+    """Kafka has nothing of it any more, nor of the record. The batch that decides is cut off too, and comes again."""
+    root = make_lake(spark, tmp_path / "lake", [origin(A, 1)])
+    left = {"lake.silver"}
+
+    def hit(here: str) -> None:
+        if here in left:
+            raise InterruptedError(here)
+
+    def write(number: int, *offsets: tuple[int, int]) -> None:
+        batch = LakeBatch(spark, root, f"{root}/checkpoint", "test", HEADER, {}, hit)
+        rows = [{**origin(A, one), "offset": at} for one, at in offsets]
+        batch.write(bronze_columns(kafka_rows(spark, rows)), number)
+
+    with pytest.raises(InterruptedError):
+        write(1, (7, 10), (7, 20), (7, 21), (1, 22))
+    tables.write_text(spark, ids_file(f"{root}/checkpoint", 1), to_do_again(1))
+    left = {place} if place else set()
+    if place is not None:
+        with pytest.raises(InterruptedError):
+            write(2, (8, 23))
+    left = set()
+    write(2, (8, 23))
+    write(3, (7, 30), (9, 31))
+    stored = {name: spark.read.format("delta").load(f"{root}/{name}") for name in ("silver", "repeats")}
+    expected = [{"id": one, "offset": at} for one, at in ((1, 0), (7, 20), (8, 23), (9, 31))]
+    assert_rows(stored["silver"].select("id", "offset"), expected)
+    expected = [{"id": one, "offset": at} for one, at in ((7, 21), (1, 22), (7, 30))]
+    assert_rows(stored["repeats"].select("id", "offset"), expected)
 
 
 def origin(incarnation: UUID, number: int) -> dict[str, Any]:

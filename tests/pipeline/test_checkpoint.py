@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from harvester.pipeline.errors import CheckpointMismatch
-from harvester.pipeline.streaming import Manifest, decide, from_text, to_text
+from harvester.pipeline.streaming import Manifest, TopicLog, decide, from_text, logs_from_text, logs_to_text, to_text
 
 STORED = Manifest("first", "lake", ("orders", "payments"), "harvester")
 
@@ -16,6 +18,10 @@ def wanted(topics: tuple[str, ...] = STORED.topics, job: str = "lake", header: s
 
 def test_what_is_stored_is_read_again() -> None:
     assert from_text(to_text(STORED), "there") == STORED
+    logs = replace(STORED, logs={"orders": TopicLog("kafka's own", 7)})
+    assert from_text(to_text(logs), "there") == logs
+    assert logs_from_text(logs_to_text(logs.logs)) == logs.logs
+    assert logs_from_text(None) == {}
 
 
 @pytest.mark.parametrize("text", ["", "[]", "{}", '{"version": 1}', '{"version": 2}', to_text(STORED)[:-9]])

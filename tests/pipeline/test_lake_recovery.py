@@ -4,18 +4,22 @@ from __future__ import annotations
 
 import shutil
 from contextlib import suppress
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 from confluent_kafka import TopicPartition
-from confluent_kafka.admin import AdminClient
+from confluent_kafka.admin import AdminClient, NewTopic
 
 from harvester.errors import HarvesterError
+from harvester.pipeline import source, tables
 from harvester.pipeline.errors import CheckpointMismatch, InputMissing, PipelineError, TableMismatch
-from harvester.pipeline.lake.recovery import Log, Loss, Progress, Recovery, resolve
+from harvester.pipeline.lake.erase import erase
+from harvester.pipeline.lake.recovery import Log, Loss, Progress, Recovery, followed, resolve
 from harvester.pipeline.lake.silver import from_ddl
+from harvester.pipeline.streaming import Manifest, TopicLog
 from harvester.relay.failpoints import VARIABLE
 from tests.support.harvested import KEPT, SENT_MS, Delivered, Sent, Writer
 from tests.support.lakes import Lake, Oracle, assert_same
@@ -42,7 +46,6 @@ LATEST = {("a", 0): 15, ("a", 1): 25, ("b", 0): 9}
         ({("a", 0): 10}, {}, {}, []),
         ({("a", 0): 12}, {}, {("a", 0): 12}, [Loss("a", 0, 10, 12)]),
         ({("a", 0): 15}, {}, {("a", 0): 15}, [Loss("a", 0, 10, 15)]),
-        ({}, {("a", 0): 3}, {("a", 0): 0}, [Loss("a", 0, 10, None)]),
         ({("a", 2): 0}, {("a", 2): 4}, {("a", 2): 0}, []),
         ({("a", 2): 3}, {("a", 2): 4}, {("a", 2): 3}, [Loss("a", 2, 0, 3)]),
         ({("new", 0): 3}, {("new", 0): 4}, {("new", 0): 3}, []),
@@ -72,6 +75,36 @@ def test_a_batch_that_may_be_half_written_is_read_again_as_far_as_there_is_somet
     plan, _, _ = resolve(Progress(7, BEGUN, ends, since=6), log, ("a", "b"))
     assert plan.ends == {("a", 0): 14, ("a", 1): 20, ("b", 0): 9}
     assert plan.since == 6
+
+
+def test_a_log_that_ends_before_it_was_read_may_have_any_record_that_a_table_has() -> None:
+    plan, lost, _ = resolve(Progress(7, BEGUN), Log(EARLIEST, {**LATEST, ("a", 0): 3}), ("a", "b"))
+    assert (plan.start, lost) == ({**BEGUN, ("a", 0): 0}, [Loss("a", 0, 10, None)])
+    assert (plan.ends, plan.since) == ({**BEGUN, ("a", 0): 3}, 0)
+
+
+OLD, NEW = {"a": "old", "b": "same"}, {"a": "new", "b": "same"}
+LOGS = followed(None, OLD, -1)
+
+
+def test_of_a_topic_that_was_made_anew_all_is_read_however_much_it_has() -> None:
+    log = Log({**EARLIEST, ("a", 1): 2, ("a", 2): 0}, {**LATEST, ("a", 2): 1}, NEW)
+    plan, lost, unread = resolve(Progress(7, BEGUN, {**BEGUN, ("a", 0): 14}, since=6, logs=LOGS), log, ("a", "b"))
+    assert plan.start == {("a", 0): 0, ("a", 1): 2, ("a", 2): 0, ("b", 0): 5}
+    assert plan.ends == plan.start, "of the new one no batch was begun"
+    assert (lost, unread) == ([Loss("a", 0, 10, None), Loss("a", 1, 20, None)], [])
+    _, lost, unread = resolve(Progress(7, BEGUN, logs=LOGS), Log(EARLIEST, {**LATEST, ("a", 1): 0}, NEW), ("b",))
+    assert (lost, unread) == ([], [Loss("a", 0, 10, None), Loss("a", 0, 0, 15), Loss("a", 1, 20, None)])
+    assert not resolve(Progress(7, BEGUN, logs=LOGS), Log(EARLIEST, LATEST), ("a", "b"))[1], "brokers without ids"
+
+
+def test_since_which_batch_the_rows_of_a_topic_are_of_the_one_there_is() -> None:
+    read = Manifest("owner", "lake", ("a", "b"), "harvester")
+    assert followed(read, OLD, 7) == LOGS, "what was read before its id was noted"
+    noted = replace(read, logs=LOGS)
+    assert followed(noted, {**NEW, "c": "added"}, 7) == {
+        "a": TopicLog("new", 8), "b": TopicLog("same", 0), "c": TopicLog("added", 8)
+    }  # fmt: skip
 
 
 def test_of_partitions_that_tables_have_nothing_of_nothing_is_known_to_be_lost() -> None:
@@ -144,12 +177,16 @@ def read(lake: Lake, topic: str, place: str | None) -> None:
 
 
 def batches(writer: Writer, lake: Lake, topic: str, interrupted: str | None) -> tuple[list[Delivered], list[Delivered]]:
-    """A batch that the lake has, and one with repeats and rejects that may have been cut off."""
+    """A batch that the lake has, and one with repeats and rejects that may have been cut off.
+
+    The last of its repeats is of a record of its own.
+    """
     first = writer.send(topic, [*records(1, 11), *records(11, 15, partition=1)])
     read(lake, topic, None)
     again = [one.again(1) for one in records(3, 6)]
     strange = [Sent(0, headers=(), partition=0), Sent(40, b"k-1", b"[", partition=0)]
-    second = writer.send(topic, [*again, *records(21, 25), *strange, *records(25, 31)])
+    own = records(21, 25)
+    second = writer.send(topic, [*again, *own, *strange, *records(25, 31), own[0].again(1)])
     read(lake, topic, interrupted)
     return first, second
 
@@ -187,7 +224,8 @@ def test_records_that_were_removed_before_they_were_read(
         assert told[:1] == [f"accepted as lost: {topic}[0] from offset {begun} to before {cut}"]
         assert rows_of(lake, "losses") == [(topic, 0, begun, cut)]
 
-    written = {"lake.repeats": second[3:], "lake.silver": [*second[:3], second[7]]}.get(interrupted or "", second)
+    repeats = [*second[:3], second[-1]]
+    written = {"lake.repeats": second[3:-1], "lake.silver": [*repeats, second[7]]}.get(interrupted or "", second)
     kept = [one for one in [*second, *later] if one in written or one.offset >= cut]
     oracle.take([*first, *kept])
     again = writer.send(topic, [one.sent.again(9) for one in [*first[:3], *kept] if one.sent.named])
@@ -273,6 +311,115 @@ def test_a_lost_checkpoint_is_made_anew_from_the_tables(
             lake.once(topic, checkpoint=str(old))
 
 
+@pytest.mark.parametrize("lost", ["all but an old copy", "offsets alone"])
+def test_a_checkpoint_that_is_older_than_its_tables_is_refused(
+    lake: Lake, writer: Writer, make_topic: MakeTopic, lost: str
+) -> None:
+    """Its batches would bear numbers that the tables have, and write nothing."""
+    topic, oracle, lake.folds = make_topic(1, KEPT), Oracle(), False
+    checkpoint, copy = lake.root / "checkpoint", lake.root.parent / "copy"
+    for number in (10, 20, 30):
+        oracle.take(writer.send(topic, records(number, number + 5)))
+        lake.once(topic)
+        if not copy.exists():
+            shutil.copytree(checkpoint, copy)
+    if lost == "offsets alone":
+        shutil.rmtree(checkpoint / "offsets")
+    else:
+        shutil.rmtree(checkpoint)
+        copy.rename(checkpoint)
+    oracle.take(writer.send(topic, records(40, 45)))
+    before = lake.versions()
+    with pytest.raises(CheckpointMismatch, match=r"older than its tables.* they have batch 2") as caught:
+        lake.once(topic)
+    assert "--adopt" in str(caught.value.hint)
+    assert lake.versions() == before
+    assert lake.once(topic, recovery=ADOPT) == 5 + 5
+    lake.assert_holds(oracle)
+
+
+def test_an_adopted_lake_gives_no_number_again_that_counts_as_folded(
+    lake: Lake, writer: Writer, make_topic: MakeTopic
+) -> None:
+    """All that the last batch has written was erased since."""
+    topic, oracle = make_topic(1, KEPT), Oracle()
+    for number, key in enumerate((b"a", b"b")):
+        oracle.take(writer.send(topic, [Sent(number, key, partition=0)]))
+        lake.once(topic)
+    erase(lake.spark, str(lake.root), b"b")
+    shutil.rmtree(lake.root / "checkpoint")
+    oracle.take(writer.send(topic, [Sent(2, b"c", partition=0)]))
+    told: list[str] = []
+    lake.once(topic, recovery=ADOPT, say=told.append)
+    lake.assert_holds(oracle)
+    assert any("erase them again" in line for line in told)
+
+
+def make_anew(admin: AdminClient, topic: str) -> None:
+    admin.delete_topics([topic])[topic].result(30)
+    eventually(lambda: topic not in admin.list_topics(timeout=10).topics, 30, f"{topic} is gone")
+    admin.create_topics([NewTopic(topic, 1, 1, config=KEPT)])[topic].result(30)
+
+
+@pytest.mark.parametrize("count", [2, 9])
+def test_a_topic_that_was_made_anew_is_read_from_its_beginning_once(
+    lake: Lake, writer: Writer, admin: AdminClient, make_topic: MakeTopic, count: int
+) -> None:
+    """It may have fewer records than were read of the old one, or more; later the checkpoint is lost."""
+    topic, oracle = make_topic(1, KEPT), Oracle()
+    oracle.take(writer.send(topic, records(1, 6)))
+    lake.once(topic)
+    make_anew(admin, topic)
+    anew = Writer(lake.bootstrap)
+    oracle.take(anew.send(topic, records(11, 11 + count)))
+    before = lake.versions()
+    with pytest.raises(InputMissing, match=rf"{topic}\[0\] from offset 5 on; {topic} was deleted and made anew"):
+        lake.once(topic)
+    assert lake.versions() == before
+    assert lake.once(topic, recovery=ACCEPT) == count
+    lake.assert_holds(oracle)
+    shutil.rmtree(lake.root / "checkpoint")
+    oracle.take(anew.send(topic, records(31, 33)))
+    assert lake.once(topic, recovery=Recovery(accept_loss=True, adopt=True)) == 2
+    oracle.take(anew.send(topic, [one.again(1) for one in records(11, 13)]))
+    assert lake.once(topic) == 2
+    lake.assert_holds(oracle)
+    assert rows_of(lake, "losses") == [(topic, 0, 5, None)]
+
+    # And both at once.
+    shutil.rmtree(lake.root / "checkpoint")
+    make_anew(admin, topic)
+    oracle.take(Writer(lake.bootstrap).send(topic, records(41, 61)))
+    with pytest.raises(InputMissing, match="made anew"):
+        lake.once(topic, recovery=ADOPT)
+    lake.once(topic, recovery=Recovery(accept_loss=True, adopt=True))
+    lake.assert_holds(oracle)
+
+
+def test_a_topic_that_is_made_anew_while_the_lake_reads_it_ends_the_job(
+    lake: Lake, writer: Writer, admin: AdminClient, make_topic: MakeTopic, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    topic, oracle, lake.folds = make_topic(1, KEPT), Oracle(), False
+    oracle.take(writer.send(topic, records(1, 6)))
+    lake.once(topic)
+    stream, written = source.stream, list[Delivered]()
+
+    def late(*args: Any) -> Any:
+        make_anew(admin, topic)
+        written.extend(Writer(lake.bootstrap).send(topic, records(11, 21)))
+        return stream(*args)
+
+    before = lake.versions()
+    with monkeypatch.context() as patched:
+        patched.setattr(source, "stream", late)
+        with pytest.raises(InputMissing, match=r"from offset 5 on; .* made anew"):
+            lake.once(topic)
+    assert lake.versions() == before
+    oracle.take(written)
+    lake.once(topic, recovery=ACCEPT)
+    lake.assert_holds(oracle)
+
+
 def test_an_adoption_that_was_cut_off_is_finished_by_the_next_start(
     lake: Lake, writer: Writer, make_topic: MakeTopic, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -286,6 +433,20 @@ def test_an_adoption_that_was_cut_off_is_finished_by_the_next_start(
             lake.once(topic, recovery=ADOPT)
     oracle.take(writer.send(topic, records(4, 9)))
     assert lake.once(topic) == 5
+    lake.assert_holds(oracle)
+
+
+def test_a_new_lake_that_was_cut_off_before_its_tables_begins_where_it_was_told_to(
+    lake: Lake, writer: Writer, make_topic: MakeTopic, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    topic, oracle = make_topic(1, KEPT), Oracle()
+    writer.send(topic, records(1, 6))
+    oracle.take(writer.send(topic, [one.again(2) for one in records(6, 9)]))
+    with monkeypatch.context() as patched:
+        patched.setattr(tables, "prepare", cut_short)
+        with pytest.raises(PipelineError):
+            lake.once(topic, recovery=Recovery(start_at=datetime.fromtimestamp(SENT_MS / 1000 + 3600, UTC)))
+    assert lake.once(topic) == 3
     lake.assert_holds(oracle)
 
 

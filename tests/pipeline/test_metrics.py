@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
@@ -120,6 +121,25 @@ def test_windows_close_once_and_whole_and_late_records_are_told(
 
     with pytest.raises(CheckpointMismatch, match="60 s windows"):
         run(spark, MetricsSettings((busy, idle), root, settings.kafka, once=True, window_s=30))
+
+
+def test_a_checkpoint_that_is_older_than_its_tables_is_refused(
+    spark: SparkSession, servers: Servers, make_topic: MakeTopic, sender: Sender, tmp_path: Path
+) -> None:
+    """Windows that it closes would bear the numbers of batches that the tables have, and be left out."""
+    topic, root, where = make_topic(1, KEPT), str(tmp_path / "lake"), tmp_path / "checkpoint"
+    settings = MetricsSettings(
+        (topic,), root, {"bootstrap.servers": servers.bootstrap}, str(where), once=True, late_s=60, most_keys=0
+    )
+    sender.send(topic, 0, 30)
+    run(spark, settings)
+    shutil.copytree(where, tmp_path / "copy")
+    sender.send(topic, 300)
+    assert run(spark, settings).windows == 1
+    shutil.rmtree(where)
+    (tmp_path / "copy").rename(where)
+    with pytest.raises(CheckpointMismatch, match="older than its tables"):
+        run(spark, settings)
 
 
 def test_what_is_kept_does_not_grow_with_what_was_read(

@@ -4,6 +4,9 @@ A batch is decided before anything is written, from its own records and from the
 before. Those are kept in a file beside the checkpoint's own, one for each batch, written last. So a batch that is cut
 off comes again with the same records and the same ids, and is decided alike. Its appends bear the checkpoint's name and
 the batch's number, by which Delta leaves out what it has. In which order they come makes no difference.
+
+After a batch that was given up half written, the next one takes the records that no table has, and repeats of ids that
+silver lacks: it decides these anew, since Kafka may have lost the first delivery.
 """
 
 from __future__ import annotations
@@ -20,7 +23,7 @@ from pyspark import StorageLevel
 from pyspark.sql import functions as F  # noqa: N812 - Spark's own name for it
 
 from harvester.errors import CorruptSeenIds
-from harvester.pipeline import tables
+from harvester.pipeline import schemas, tables
 from harvester.pipeline.lake import silver
 from harvester.pipeline.lake.ids import StoredIds
 from harvester.pipeline.schemas import BAD_PAYLOAD
@@ -63,8 +66,8 @@ def batch_name(number: int) -> str:
 class LakeBatch:
     """What every batch of a lake needs to know. `owner` names the checkpoint, which is in the directory `checkpoint`.
 
-    `hit` is told before each write which one comes. `_stored` are the ids that silver has after the batch `_number`,
-    `_known` the incarnations that are in their table.
+    `hit` is told before each write which one comes. `require_same` raises if what was read may be of another topic.
+    `_stored` are the ids that silver has after the batch `_number`, `_known` the incarnations that are in their table.
     """
 
     spark: SparkSession
@@ -75,6 +78,7 @@ class LakeBatch:
     payloads: Mapping[str, StructType]
     hit: Callable[[str], None] = lambda _: None
     done: Callable[[int], None] = lambda _: None
+    require_same: Callable[[], None] = lambda: None
     _number: int | None = None
     _stored: StoredIds = field(default_factory=StoredIds)
     _known: set[str] = field(default_factory=set)
@@ -88,9 +92,10 @@ class LakeBatch:
             if again is not None:
                 tables_of = [self._since("silver", again, number), self._since("repeats", again, number)]
                 nameless = self._since("rejects", again, number).where(F.col("reason") != BAD_PAYLOAD)
-                bronze = silver.unwritten(bronze, [*tables_of, nameless])
+                bronze = silver.unwritten(bronze, [*tables_of, nameless]).unionByName(self._undecided(again, number))
             bronze = self._kept(bronze, stack)
             found = silver.summed_up(silver.overview(bronze).collect())
+            self.require_same()
             places, repeated = None, 0
             if suspects := found.ids.suspects(stored):
                 before = self._table("silver").where(F.col("batch") < batch_name(number))
@@ -98,6 +103,12 @@ class LakeBatch:
                 repeated = places.count()
             self._know(found, number)
             self._append_all(bronze, places if repeated else None, repeated, found, number, again)
+            if again is not None:
+                path = tables.path_of(self.root, "repeats")
+                self.spark.sql(schemas.keep_latest(path, tables.path_of(self.root, "silver"), batch_name(again)))
+                # Done once more after that, this batch finds less: silver says what it has written.
+                written = self._table("silver").where(F.col("batch") == batch_name(number))
+                found = silver.summed_up(silver.overview(written).collect())
         self._number = None
         stored.add(found.ids)
         self.hit("lake.ids")
@@ -175,6 +186,16 @@ class LakeBatch:
         rows = self._table("silver").where(F.col("batch") < batch_name(number))
         highest = rows.groupBy("incarnation").agg(F.max("id").alias("id")).collect()
         return StoredIds(floors={UUID(row["incarnation"]): row["id"] for row in highest}), done_again(text)
+
+    def _undecided(self, again: int, number: int) -> DataFrame:
+        """schemas.BRONZE of the repeats in batches from `again` on whose ids silver lacks without this batch."""
+        name, place = ["incarnation", "id"], ["topic", "partition", "offset", "timestamp"]
+        rows = self.spark.sql(schemas.deliveries(schemas.at(tables.path_of(self.root, "repeats")), self.header))
+        rows = rows.where((F.col("batch") >= batch_name(again)) & (F.col("batch") < batch_name(number)))
+        before = self._table("silver").where(F.col("batch") < batch_name(number)).select(*name)
+        there = before.join(rows.select(*name), name, "left_semi").distinct()
+        rows = rows.join(there, name, "left_anti").dropDuplicates(place)
+        return rows.withColumn("problem", F.lit(None).cast("string")).select(*schemas.BRONZE.names)
 
     def _since(self, name: str, first: int, number: int) -> DataFrame:
         """What batches from the `first` on have written, without this one, and rows of which nobody knows."""

@@ -96,10 +96,14 @@ def run(
                 fill_in(spark, settings.root, settings.header, topic, payload, say)
         if manifest.payloads != columns:
             streaming.store(spark, where, replace(manifest, payloads=columns))
+        recovery.note_logs(spark, settings.root, manifest)
         hit = failpoints.load().hit
         by_day = ["silver", "repeats", "rejects", *(table.name for table in tables_of.values())]
         upkeep = Upkeep(spark, settings.root, settings.header, by_day, settings.compact_every, settings.fold_s, hit)
-        batch = LakeBatch(spark, settings.root, where, manifest.owner, settings.header, stored, hit, upkeep.after)
+        batch = LakeBatch(
+            spark, settings.root, where, manifest.owner, settings.header, stored, hit, upkeep.after,
+            lambda: recovery.require_same(spark, settings.kafka, manifest),
+        )  # fmt: skip
         kafka = source.stream(spark, settings.kafka, settings.topics, settings.most_records)
         # Once for all batches: in each it would take a thousand calls to Java.
         bronze = bronze_columns(kafka, settings.header, fastest_reader(spark))
@@ -118,7 +122,7 @@ def run(
             streaming.follow(query, stop, take)
             finished = settings.once and not stop()
         except PySparkException:
-            recovery.require_unread(spark, where, settings.kafka, settings.topics)
+            recovery.require_unread(spark, where, settings.kafka, manifest)
             raise
         finally:
             upkeep.close(finish=finished)

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Callable, Collection, Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from functools import reduce
 from typing import TYPE_CHECKING
@@ -26,7 +26,7 @@ from harvester.pipeline.errors import CheckpointMismatch, InputMissing, Pipeline
 from harvester.pipeline.lake.batch import batch_name, done_again, ids_file, to_do_again
 from harvester.pipeline.lake.silver import local
 from harvester.pipeline.source import Place
-from harvester.pipeline.streaming import Manifest, Plan
+from harvester.pipeline.streaming import Manifest, Plan, TopicLog
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -48,7 +48,7 @@ class Progress:
 
     `ends`: how far that batch may have got, where it may be half written; batches from `since` on then have rows of
     records behind `begun`. `is_complete`: of each topic it names all partitions, so that others begin at 0.
-    `is_committed`: Spark knows that the batch is done.
+    `is_committed`: Spark knows that the batch is done. `logs`: which the offsets are of, as far as that is known.
     """
 
     number: int
@@ -57,6 +57,7 @@ class Progress:
     since: int | None = None
     is_complete: bool = True
     is_committed: bool = True
+    logs: Mapping[str, TopicLog] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,19 +76,37 @@ class Loss:
 
 @dataclass(frozen=True, slots=True)
 class Log:
-    """Where the partitions begin and end that there are. A topic that is not among them does not exist."""
+    """Where the partitions begin and end that there are. A topic that is not among them does not exist.
+
+    `ids`: Kafka's own of the topics.
+    """
 
     earliest: Mapping[Place, int]
     latest: Mapping[Place, int]
+    ids: Mapping[str, str] = field(default_factory=dict)
+
+
+def made_anew(logs: Mapping[str, TopicLog], ids: Mapping[str, str]) -> set[str]:
+    """The topics that are others now than those that were read."""
+    return {topic for topic, log in logs.items() if ids.get(topic, log.id) != log.id}
 
 
 def resolve(progress: Progress, log: Log, topics: Collection[str]) -> tuple[Plan, list[Loss], list[Loss]]:
     """Where to go on, what was removed of the `topics` before it was read, and what is unread of others."""
     known = {topic for topic, _ in progress.begun} if progress.is_complete else set()
-    start, lost, unread = {}, [], []
+    other = made_anew(progress.logs, log.ids)
+    start = {}
+    lost: list[Loss] = []
+    unread: list[Loss] = []
+    ends, since = dict(progress.ends or {}), progress.since
     for place, earliest in log.earliest.items():
         topic, latest = place[0], log.latest[place]
-        begun = progress.begun.get(place, 0 if topic in known else earliest)
+        begun = progress.begun.get(place, 0 if topic in known | other else earliest)
+        if topic in other:
+            if place in progress.begun or place in ends:
+                (lost if topic in topics else unread).append(Loss(*place, begun, None))
+            begun = earliest
+            ends.pop(place, None)
         if topic not in topics:
             if begun < latest:
                 unread.append(Loss(*place, begun, latest))
@@ -95,15 +114,30 @@ def resolve(progress: Progress, log: Log, topics: Collection[str]) -> tuple[Plan
         if begun < earliest:
             lost.append(Loss(*place, begun, earliest))
         elif begun > latest:
+            # The brokers have lost the end of the log, or nobody knows its id: any record may be in a table.
             lost.append(Loss(*place, begun, None))
+            ends[place], since = latest, 0
         start[place] = begun if earliest <= begun <= latest else earliest
     for place, begun in progress.begun.items():
         if place not in log.earliest:
             (lost if place[0] in topics else unread).append(Loss(*place, begun, None))
-    ends = progress.ends
-    if ends is not None:
-        ends = {one: max(offset, min(ends.get(one, offset), log.latest[one])) for one, offset in start.items()}
-    return Plan(progress.number, start, ends, progress.since), lost, unread
+    if since is None:
+        return Plan(progress.number, start), lost, unread
+    again = {one: max(offset, min(ends.get(one, offset), log.latest[one])) for one, offset in start.items()}
+    return Plan(progress.number, start, again, since), lost, unread
+
+
+def followed(stored: Manifest | None, ids: Mapping[str, str], behind: int) -> dict[str, TopicLog]:
+    """The logs to read after the batch `behind`. One that was read before its id was noted is taken for the same."""
+    logs = {}
+    for topic, named in ids.items():
+        before = stored.logs.get(topic) if stored is not None else None
+        if before is not None and before.id == named:
+            logs[topic] = before
+        else:
+            unnoted = before is None and stored is not None and topic in stored.topics
+            logs[topic] = TopicLog(named, 0 if unnoted else behind + 1)
+    return logs
 
 
 def claim(
@@ -143,33 +177,51 @@ def claim(
     decided = streaming.decide(left, replace(wanted, payloads={}), where, used=used)
     plan: Plan | None = None
     with source.admin(spark, kafka, "offsets") as brokers:
+        ids = brokers.ids(wanted.topics)
         if progress is not None:
             late = any(decided.payloads.get(topic) != columns for topic, columns in wanted.payloads.items())
             log = _log(brokers, [*wanted.topics, *chosen.retire])
+            progress = replace(progress, logs=decided.logs)
             plan = _resolved(spark, root, progress, log, decided, chosen, late=late, say=say)
         elif chosen.start_at is not None:
             places = brokers.places(wanted.topics)
             plan = Plan(0, brokers.since(places, chosen.start_at, brokers.latest(places)))
-    if chosen.adopt and tables.listing(spark, where):
-        aside = f"{where}.{uuid.uuid4().hex[:8]}"
-        tables.move(spark, where, aside)
-        say(f"what is left of the checkpoint is in {aside} now")
+    if chosen.adopt:
+        _set_aside(spark, root, where, say)
     if plan is not None:
         plan = replace(plan, adopts=owner if chosen.adopt else None)
-    decided = replace(decided, plan=plan)
+    decided = replace(decided, plan=plan, logs=followed(left, ids, -1 if progress is None else progress.number))
     if decided != stored:
         streaming.store(spark, where, decided)
     return _carried_out(spark, root, where, decided)
 
 
-def require_unread(spark: SparkSession, where: str, kafka: Mapping[str, str], topics: Collection[str]) -> None:
+def note_logs(spark: SparkSession, root: str, manifest: Manifest) -> None:
+    """Notes beside the tables which logs their rows are of: without the checkpoint nobody else knows."""
+    silver, text = tables.path_of(root, "silver"), streaming.logs_to_text(manifest.logs)
+    if manifest.logs and tables.properties(spark, silver).get(tables.TOPICS) != text:
+        tables.set_property(spark, silver, tables.TOPICS, text)
+
+
+def require_unread(spark: SparkSession, where: str, kafka: Mapping[str, str], manifest: Manifest) -> None:
     """Raises InputMissing where records that the checkpoint goes on with have been removed."""
     progress = _of_checkpoint(spark, where)
     if progress is not None:
         with source.admin(spark, kafka, "offsets") as brokers:
-            _, lost, _ = resolve(progress, _log(brokers, topics), topics)
+            log = _log(brokers, manifest.topics)
+        _, lost, _ = resolve(replace(progress, logs=manifest.logs), log, manifest.topics)
         if lost:
-            raise _overtaken(lost)
+            raise _overtaken(lost, made_anew(manifest.logs, log.ids))
+
+
+def require_same(spark: SparkSession, kafka: Mapping[str, str], manifest: Manifest) -> None:
+    """Raises InputMissing where a topic was made anew: what was read just now may be of the new one."""
+    if not manifest.logs:
+        return
+    with source.admin(spark, kafka, "topics") as brokers:
+        ids = brokers.ids(manifest.logs)
+    if other := made_anew(manifest.logs, ids):
+        raise _overtaken([], other)
 
 
 def require_idle(spark: SparkSession, where: str, owner: str | None) -> None:
@@ -189,7 +241,7 @@ def require_idle(spark: SparkSession, where: str, owner: str | None) -> None:
 
 
 _NOT_NEW = "--start-at is for a new one"
-_ADOPT = "restore it, or make a new one from the tables with --adopt"
+_ADOPT = "make a new one from the tables with --adopt, or restore it and the tables as of the same time"
 
 
 def _examined(
@@ -216,17 +268,30 @@ def _examined(
     elif stored is None or stored.owner != owner:
         path = tables.path_of(root, "silver")
         broken = TableMismatch(f"the table {path} was filled through another checkpoint", hint=tables.FOREIGN)
-    elif not used and not spark.read.format("delta").load(tables.path_of(root, "silver")).isEmpty():
-        broken = CheckpointMismatch(f"the checkpoint {where} has lost how far the lake is", hint=_ADOPT)
+    else:
+        broken = streaming.outrun(spark, where, root, _written(spark, root), owner, _ADOPT)
+        # Tables that were rebuilt bear no numbers.
+        if broken is None and streaming.last_begun(spark, where) is None and not _is_empty(spark, root, "silver"):
+            broken = CheckpointMismatch(f"the checkpoint {where} has lost how far the lake is", hint=_ADOPT)
     return stored, used, broken
+
+
+def _written(spark: SparkSession, root: str) -> list[str]:
+    """The tables that batches write."""
+    values = [f"json/{name}" for name in tables.listing(spark, tables.path_of(root, "json"))]
+    return ["silver", "repeats", "rejects", "incarnations", *values]
+
+
+def _is_empty(spark: SparkSession, root: str, name: str) -> bool:
+    path = tables.path_of(root, name)
+    return not tables.exists(spark, path) or spark.read.format("delta").load(path).isEmpty()
 
 
 def _of_checkpoint(spark: SparkSession, where: str) -> Progress | None:
     """None where no batch was begun. Raises CheckpointMismatch for what cannot be read."""
-    numbers = [int(name) for name in tables.listing(spark, f"{where}/offsets") if name.isdigit()]
-    if not numbers:
+    number = streaming.last_begun(spark, where)
+    if number is None:
         return None
-    number = max(numbers)
     ends = _planned(spark, where, number)
     is_committed = str(number) in tables.listing(spark, f"{where}/commits")
     if is_committed or tables.read_text(spark, ids_file(where, number)):
@@ -261,6 +326,16 @@ def _require_lost(
         )
 
 
+def _set_aside(spark: SparkSession, root: str, where: str, say: Callable[[str], None]) -> None:
+    """Makes room for a new checkpoint, and tells what it does not know."""
+    if tables.listing(spark, where):
+        aside = f"{where}.{uuid.uuid4().hex[:8]}"
+        tables.move(spark, where, aside)
+        say(f"what is left of the checkpoint is in {aside} now")
+    if not _is_empty(spark, root, schemas.ERASURES_TABLE.name):
+        say("keys were erased from this lake: erase them again, since what Kafka still has of them may come back")
+
+
 def _of_tables(spark: SparkSession, root: str, wanted: Manifest) -> tuple[Progress, Manifest]:
     """How far the tables are, and what a manifest for them would have."""
     noted = tables.properties(spark, tables.path_of(root, "silver"))
@@ -273,31 +348,45 @@ def _of_tables(spark: SparkSession, root: str, wanted: Manifest) -> tuple[Progre
             for name in ("silver", "repeats", "rejects")
         ),
     )
-    last = rows.agg(F.max("batch")).collect()[0][0] or folded or batch_name(0)
+    logs = streaming.logs_from_text(noted.get(tables.TOPICS))
+    # Batches may have written no rows, or such as were erased since. A number that was given is never given again: what
+    # bears it counts as folded, or as of a log that is gone.
+    numbers = [log.since - 1 for log in logs.values()]
+    numbers.append(tables.last_written(spark, root, _written(spark, root), noted[tables.OWNER]) or 0)
+    named = [rows.agg(F.max("batch")).collect()[0][0], folded, batch_name(max(0, *numbers))]
+    last = max(filter(None, named))
     # Once a batch was folded, all before it are whole.
     given_up = noted.get(tables.AGAIN, last)
     since = min(last, given_up if folded is None or folded <= given_up else last)
     since = None if folded is not None and folded >= last else since
     behind = F.col("batch") < (since or batch_name(int(last) + 1))
+    first = F.when(F.col("topic").isNull(), batch_name(0))
+    for topic, log in logs.items():
+        first = first.when(F.col("topic") == topic, batch_name(log.since))
+    # Rows of no batch are those of values that were filled in, which silver has as well.
+    here = F.coalesce("batch", F.lit(batch_name(0))) >= F.coalesce(first, F.lit(batch_name(0)))
     found = rows.groupBy("topic", "partition").agg(
-        F.max("offset").alias("last"), F.max(F.when(behind, F.col("offset"))).alias("whole")
+        F.max(F.when(here, F.col("offset"))).alias("last"),
+        F.max(F.when(here & behind, F.col("offset"))).alias("whole"),
     )
     begun, ends, topics = {}, {}, set[str]()
     for topic, partition, end, whole in found.collect():
         topics.add(topic)
-        ends[topic, partition] = end + 1
+        if end is not None:
+            ends[topic, partition] = end + 1
         if whole is not None:
             begun[topic, partition] = whole + 1
     progress = Progress(int(last), begun, is_complete=False)
     if since is not None:
         progress = replace(progress, ends=ends, since=int(since))
-    return progress, replace(wanted, topics=tuple(sorted(topics)), header=noted.get(tables.HEADER, wanted.header))
+    header = noted.get(tables.HEADER, wanted.header)
+    return progress, replace(wanted, topics=tuple(sorted(topics)), header=header, logs=logs)
 
 
 def _log(brokers: source.TopicAdmin, topics: Iterable[str]) -> Log:
     there = brokers.names()
     places = brokers.places([topic for topic in dict.fromkeys(topics) if topic in there])
-    return Log(brokers.earliest(places), brokers.latest(places))
+    return Log(brokers.earliest(places), brokers.latest(places), brokers.ids({topic for topic, _ in places}))
 
 
 def _resolved(
@@ -314,7 +403,7 @@ def _resolved(
     """The plan, if there is to be one; what is lost is noted. `late`: tables are to be filled in."""
     plan, lost, unread = resolve(progress, log, decided.topics)
     if lost and not chosen.accept_loss:
-        raise _overtaken(lost)
+        raise _overtaken(lost, made_anew(progress.logs, log.ids))
     if (there := [one for one in unread if one.end is not None]) and not chosen.accept_loss:
         raise CheckpointMismatch(
             f"topics to be retired have records that were not read: {_listed(there)}",
@@ -347,9 +436,11 @@ def _resolved(
 _NEW = "harvester_losses"
 
 
-def _overtaken(lost: list[Loss]) -> InputMissing:
+def _overtaken(lost: list[Loss], other: Collection[str]) -> InputMissing:
+    of_which = [_listed(lost)] if lost else []
+    of_which += [f"{topic} was deleted and made anew" for topic in sorted(other)]
     return InputMissing(
-        f"Kafka has no longer what the lake was to read next: {_listed(lost)}",
+        f"Kafka has no longer what the lake was to read next: {'; '.join(of_which)}",
         hint="--accept-loss goes on with what there is, and notes this in the table `losses`",
     )
 
@@ -366,9 +457,11 @@ def _carried_out(spark: SparkSession, root: str, where: str, manifest: Manifest)
     plan = manifest.plan
     if plan is None:
         return manifest
-    if plan.adopts is not None:
-        names = [table.name for table in schemas.TABLES]
-        names += [f"json/{name}" for name in tables.listing(spark, tables.path_of(root, "json"))]
+    if plan.adopts is None:
+        # A checkpoint that has offsets beside no tables is refused, so those of a new lake come first.
+        tables.prepare(spark, root, schemas.TABLES, manifest.owner, manifest.header)
+    else:
+        names = dict.fromkeys([*(table.name for table in schemas.TABLES), *_written(spark, root)])
         for path in (tables.path_of(root, name) for name in names):
             if tables.exists(spark, path) and tables.properties(spark, path).get(tables.OWNER) == plan.adopts:
                 tables.set_property(spark, path, tables.OWNER, manifest.owner)

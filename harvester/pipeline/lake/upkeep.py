@@ -161,11 +161,13 @@ def rebuild(spark: SparkSession, old: str, new: str, checkpoint: str | None = No
     values = {name: stored(old, f"json/{name}") for name in tables.listing(spark, tables.path_of(old, "json"))}
     expanded = [payload_table(unquote(name), rows.select("data.*").schema) for name, rows in values.items()]
     tables.prepare(spark, new, [*schemas.TABLES, *expanded], manifest.owner, manifest.header)
+    # Numbered like a batch, by which an older checkpoint is told.
+    written = (manifest.owner, number)
     for name, how in (("silver", "left_semi"), ("repeats", "left_anti")):
         rows = deliveries(bronze.join(first, ["topic", "partition", "offset"], how), manifest.header)
-        tables.append(rows.withColumn("batch", F.lit(batch_name(number))), new, name)
+        tables.append(rows.withColumn("batch", F.lit(batch_name(number))), new, name, written)
     rejected = stored(old, "rejects").where(whole).withColumn("batch", F.lit(batch_name(number)))
-    tables.append(rejected.select(*schemas.REJECTS.names), new, "rejects")
+    tables.append(rejected.select(*schemas.REJECTS.names), new, "rejects", written)
     tables.append(stored(old, "incarnations").select(*schemas.INCARNATIONS.names), new, "incarnations")
     names = stored(new, "silver").select("incarnation", "id")
     for name, rows in values.items():

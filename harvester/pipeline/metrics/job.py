@@ -164,8 +164,8 @@ def run(
         where = settings.checkpoint or f"{settings.root.rstrip('/')}/checkpoint-metrics"
         # What is kept of open windows is of this length, and with or without keys: another one cannot go on with it.
         job = f"metrics of {settings.window_s} s windows{'' if settings.most_keys else ' without keys'}"
-        path = tables.path_of(settings.root, METRICS.name)
-        manifest = streaming.claim(spark, where, job, settings.topics, settings.header, path)
+        names = (METRICS.name, KEYS.name)
+        manifest = streaming.claim(spark, where, job, settings.topics, settings.header, settings.root, names)
         tables.prepare(spark, settings.root, [METRICS, KEYS], manifest.owner)
         batch = MetricsBatch(settings.root, manifest.owner, settings.most_keys, settings.compact_every)
         kafka = source.stream(spark, settings.kafka, settings.topics, settings.most_records)
