@@ -18,6 +18,7 @@ from pyspark.sql.types import (
     DoubleType,
     IntegerType,
     LongType,
+    MapType,
     StringType,
     StructField,
     StructType,
@@ -145,7 +146,7 @@ def _compare(
 
 def create(path: str, table: Table, properties: Mapping[str, str]) -> str:
     """The table, unless it is there."""
-    columns = ", ".join(f"{quote(field.name)} {field.dataType.simpleString()}" for field in table.schema)
+    columns = ", ".join(f"{quote(field.name)} {kind_of(field.dataType)}" for field in table.schema)
     partitioned = f" PARTITIONED BY ({', '.join(table.partitioned_by)})" if table.partitioned_by else ""
     listed = ", ".join(f"{text(name)} = {text(value)}" for name, value in properties.items())
     return f"CREATE TABLE IF NOT EXISTS {at(path)} ({columns}) USING DELTA{partitioned} TBLPROPERTIES ({listed})"
@@ -153,8 +154,19 @@ def create(path: str, table: Table, properties: Mapping[str, str]) -> str:
 
 def add_columns(path: str, additions: Iterable[Addition]) -> str:
     """Columns at the end of the table, or of one of its structs; NULL in what is there."""
-    listed = ", ".join(f"{'.'.join(map(quote, one.path))} {one.kind.simpleString()}" for one in additions)
+    listed = ", ".join(f"{'.'.join(map(quote, one.path))} {kind_of(one.kind)}" for one in additions)
     return f"ALTER TABLE {at(path)} ADD COLUMNS ({listed})"
+
+
+def kind_of(kind: DataType) -> str:
+    """A type in SQL, with the names within it quoted, which `simpleString` leaves as they are."""
+    if isinstance(kind, StructType):
+        return f"struct<{', '.join(f'{quote(field.name)}: {kind_of(field.dataType)}' for field in kind)}>"
+    if isinstance(kind, ArrayType):
+        return f"array<{kind_of(kind.elementType)}>"
+    if isinstance(kind, MapType):
+        return f"map<{kind_of(kind.keyType)}, {kind_of(kind.valueType)}>"
+    return kind.simpleString()
 
 
 _AGE = "since, incarnation, id"
