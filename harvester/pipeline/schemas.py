@@ -240,16 +240,21 @@ def deliveries(source: str, header: str) -> str:
     return f"SELECT {_listed(DELIVERIES, made)} FROM {source}"
 
 
-def bronze(root: str, header: str) -> str:
-    """A query for BRONZE: every record, each once, whichever table holds it."""
+def bronze(root: str, header: str, before: str | None = None) -> str:
+    """A query for BRONZE: every record, each once, whichever table holds it. `before`: of batches before this one."""
+
+    def stored(table: str) -> str:
+        rows = at(f"{root}/{table}")
+        return rows if before is None else f"(SELECT * FROM {rows} WHERE coalesce(batch < {text(before)}, true))"
+
     of_silver = {"day": _DAY, "problem": "CAST(NULL AS STRING)"}
     parts = [
-        f"SELECT {_listed(BRONZE, of_silver)} FROM ({deliveries(at(f'{root}/{table}'), header)})"
+        f"SELECT {_listed(BRONZE, of_silver)} FROM ({deliveries(stored(table), header)})"
         for table in ("silver", "repeats")
     ]
     none = {field.name: f"CAST(NULL AS {field.dataType.simpleString()})" for field in struct(_ORIGIN)}
     of_rejects = {**none, "created_at": "CAST(NULL AS TIMESTAMP)", "problem": "reason"}
-    rejects = f"{at(f'{root}/rejects')} WHERE reason <> {text(BAD_PAYLOAD)}"
+    rejects = f"{stored('rejects')} WHERE reason <> {text(BAD_PAYLOAD)}"
     return " UNION ALL ".join([*parts, f"SELECT {_listed(BRONZE, of_rejects)} FROM {rejects}"])
 
 
