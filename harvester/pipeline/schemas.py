@@ -75,8 +75,13 @@ REJECTS = struct("day date", PLACE, _CONTENT, "reason string, detail string, bat
 LOSSES = struct("topic string, partition int, first_offset bigint, end_offset bigint, accepted_at timestamp")
 """Offsets from `first_offset` to before `end_offset` that were never read; NULL: nobody knows up to where."""
 
-ERASURES = struct("incarnation string, term bigint, lane bigint, producer bigint, sequence bigint, erased_at timestamp")
-"""Numbers of records that were erased, which an audit would miss."""
+ERASURES = struct(
+    "incarnation string, term bigint, lane bigint, producer bigint, sequence bigint, erased_at timestamp,"
+    " topic string, timestamp timestamp"
+)
+"""Numbers of records that were erased, which an audit would miss. Of those that the archive has kept also the topic and
+Kafka's time; NULL for the others.
+"""
 
 
 @dataclass(frozen=True, slots=True)
