@@ -18,6 +18,7 @@ from pyspark.sql.types import (
     DoubleType,
     IntegerType,
     LongType,
+    MapType,
     StringType,
     StructField,
     StructType,
@@ -74,8 +75,13 @@ REJECTS = struct("day date", PLACE, _CONTENT, "reason string, detail string, bat
 LOSSES = struct("topic string, partition int, first_offset bigint, end_offset bigint, accepted_at timestamp")
 """Offsets from `first_offset` to before `end_offset` that were never read; NULL: nobody knows up to where."""
 
-ERASURES = struct("incarnation string, term bigint, lane bigint, producer bigint, sequence bigint, erased_at timestamp")
-"""Numbers of records that were erased, which an audit would miss."""
+ERASURES = struct(
+    "incarnation string, term bigint, lane bigint, producer bigint, sequence bigint, erased_at timestamp,"
+    " topic string, timestamp timestamp"
+)
+"""Numbers of records that were erased, which an audit would miss. Of those that the archive has kept also the topic and
+Kafka's time; NULL for the others.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,7 +151,7 @@ def _compare(
 
 def create(path: str, table: Table, properties: Mapping[str, str]) -> str:
     """The table, unless it is there."""
-    columns = ", ".join(f"{quote(field.name)} {field.dataType.simpleString()}" for field in table.schema)
+    columns = ", ".join(f"{quote(field.name)} {kind_of(field.dataType)}" for field in table.schema)
     partitioned = f" PARTITIONED BY ({', '.join(table.partitioned_by)})" if table.partitioned_by else ""
     listed = ", ".join(f"{text(name)} = {text(value)}" for name, value in properties.items())
     return f"CREATE TABLE IF NOT EXISTS {at(path)} ({columns}) USING DELTA{partitioned} TBLPROPERTIES ({listed})"
@@ -153,8 +159,19 @@ def create(path: str, table: Table, properties: Mapping[str, str]) -> str:
 
 def add_columns(path: str, additions: Iterable[Addition]) -> str:
     """Columns at the end of the table, or of one of its structs; NULL in what is there."""
-    listed = ", ".join(f"{'.'.join(map(quote, one.path))} {one.kind.simpleString()}" for one in additions)
+    listed = ", ".join(f"{'.'.join(map(quote, one.path))} {kind_of(one.kind)}" for one in additions)
     return f"ALTER TABLE {at(path)} ADD COLUMNS ({listed})"
+
+
+def kind_of(kind: DataType) -> str:
+    """A type in SQL, with the names within it quoted, which `simpleString` leaves as they are."""
+    if isinstance(kind, StructType):
+        return f"struct<{', '.join(f'{quote(field.name)}: {kind_of(field.dataType)}' for field in kind)}>"
+    if isinstance(kind, ArrayType):
+        return f"array<{kind_of(kind.elementType)}>"
+    if isinstance(kind, MapType):
+        return f"map<{kind_of(kind.keyType)}, {kind_of(kind.valueType)}>"
+    return kind.simpleString()
 
 
 _AGE = "since, incarnation, id"
@@ -244,16 +261,21 @@ def deliveries(source: str, header: str) -> str:
     return f"SELECT {_listed(DELIVERIES, made)} FROM {source}"
 
 
-def bronze(root: str, header: str) -> str:
-    """A query for BRONZE: every record, each once, whichever table holds it."""
+def bronze(root: str, header: str, before: str | None = None) -> str:
+    """A query for BRONZE: every record, each once, whichever table holds it. `before`: of batches before this one."""
+
+    def stored(table: str) -> str:
+        rows = at(f"{root}/{table}")
+        return rows if before is None else f"(SELECT * FROM {rows} WHERE coalesce(batch < {text(before)}, true))"
+
     of_silver = {"day": _DAY, "problem": "CAST(NULL AS STRING)"}
     parts = [
-        f"SELECT {_listed(BRONZE, of_silver)} FROM ({deliveries(at(f'{root}/{table}'), header)})"
+        f"SELECT {_listed(BRONZE, of_silver)} FROM ({deliveries(stored(table), header)})"
         for table in ("silver", "repeats")
     ]
     none = {field.name: f"CAST(NULL AS {field.dataType.simpleString()})" for field in struct(_ORIGIN)}
     of_rejects = {**none, "created_at": "CAST(NULL AS TIMESTAMP)", "problem": "reason"}
-    rejects = f"{at(f'{root}/rejects')} WHERE reason <> {text(BAD_PAYLOAD)}"
+    rejects = f"{stored('rejects')} WHERE reason <> {text(BAD_PAYLOAD)}"
     return " UNION ALL ".join([*parts, f"SELECT {_listed(BRONZE, of_rejects)} FROM {rejects}"])
 
 

@@ -18,17 +18,22 @@ from confluent_kafka.admin import AdminClient
 from harvester_cli.main import main
 
 from harvester.errors import BrokerUnavailable, DatabaseUnavailable, ExitCode, SchemaError
-from harvester.pipeline.audit.inputs import topic_bounds
+from harvester.origin import HEADER
+from harvester.pipeline import streaming
+from harvester.pipeline.audit.inputs import half_written, topic_bounds
 from harvester.pipeline.audit.job import AuditSettings, run
 from harvester.pipeline.audit.report import AuditReport
 from harvester.pipeline.audit.schemas import FINDINGS_TABLE
 from harvester.pipeline.errors import InputMissing, TableMismatch
+from harvester.pipeline.lake.batch import LakeBatch, batch_name, to_do_again
+from harvester.pipeline.origin_columns import bronze_columns
 from harvester.pipeline.schemas import LOSSES_TABLE
 from tests.conftest import MakeTopic
 from tests.support.audits import Scene, Sent, at, numbered
 from tests.support.lakes import make_lake
 from tests.support.outboxes import poor_role
 from tests.support.servers import Servers
+from tests.support.sparks import kafka_rows
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -92,17 +97,24 @@ def in_process(spark: SparkSession, monkeypatch: pytest.MonkeyPatch) -> Callable
     return command
 
 
+def without_python(spark: SparkSession, monkeypatch: pytest.MonkeyPatch) -> None:
+    """From now on executors have none."""
+    monkeypatch.setattr(spark.sparkContext, "pythonExec", "/nonexistent")
+
+
 def test_clean_data_has_no_findings(
     scene: Scene,
     in_process: Callable[..., int],
     spark: SparkSession,
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """With offset holes: aborted records before all others, and markers of transactions.
 
     One record is in quarantine, so that its number is missing, and one still waits.
     """
+    without_python(spark, monkeypatch)
     sent = scene.own(clean())
     poison = sent.pop(24)
     scene.deliver(sent, aborted=[replace(one, id=one.id + 900) for one in sent[:5]])
@@ -172,7 +184,9 @@ def lake_of(spark: SparkSession, root: Path, sent: list[Sent]) -> str:
     return make_lake(spark, root, [one.row() for one in sent])
 
 
-def test_a_range_of_a_lake_without_a_history(spark: SparkSession, tmp_path: Path) -> None:
+def test_a_range_of_a_lake_without_a_history(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """What lies before the range explains what is in it, and is not told itself."""
     sent = numbered(replace(one, partition=0) for one in clean())
     early = [sent[6], *sent[1:6], sent[0], *sent[7:14], sent[15]]  # 7 before 1, and 15 is missing
@@ -180,6 +194,7 @@ def test_a_range_of_a_lake_without_a_history(spark: SparkSession, tmp_path: Path
     # A header may bear any number, which is no reason to end.
     far = Sent(1, None, 2**63 - 1, seconds=30, incarnation=UUID(int=9), created_us=-(2**63))
     root = lake_of(spark, tmp_path, [*early, *late, far, replace(far, id=2**63 - 1, lane=1)])
+    without_python(spark, monkeypatch)
     report = run(
         spark, AuditSettings(lake=root, since=at(18), until=at(35), margin=timedelta(seconds=16), serial_keys=False)
     )
@@ -223,6 +238,74 @@ def test_a_loss_that_a_lake_was_allowed_to_go_on_without_is_accepted_as_far_as_i
         assert findings(audited(*others)) == [
             ("lost", "violation", 5, [25, 26, 27, 28, 36]), ("gap in a lane", "violation", 2, [None, None]),
         ]  # fmt: skip
+
+
+@pytest.mark.parametrize(("whole", "missing"), [(20, "silver"), (20, "repeats"), (0, "silver")])
+def test_a_batch_that_is_half_written_is_not_judged(
+    scene: Scene, spark: SparkSession, tmp_path: Path, whole: int, missing: str
+) -> None:
+    """What one of its tables has, makes the other one's records seem lost, or their numbers missing."""
+    given = [replace(one, partition=0, lane=0) for one in clean()]
+    again = replace(given[9], seconds=30.5, term=2, producer=9)  # it has no key
+    sent = scene.own([*given[:30], again, *given[30:]])
+    scene.archive([*sent[:30], *sent[31:]])
+    root = make_lake(spark, tmp_path, *([[one.row() for one in sent[:whole]]] if whole else []))
+    streaming.store(spark, f"{root}/checkpoint", streaming.Manifest("test", "lake", (scene.topic,), HEADER))
+    rest = [*sent[whole:], Sent(0, seconds=50, header=False, topic=scene.topic)]
+    rows = [one.row() | {"offset": whole + number} for number, one in enumerate(rest)]
+
+    def hit(place: str) -> None:
+        if place == f"lake.{missing}":
+            raise InterruptedError(place)
+
+    batch = LakeBatch(spark, root, f"{root}/checkpoint", "test", HEADER, {}, hit)
+    with pytest.raises(InterruptedError):
+        batch.write(bronze_columns(kafka_rows(spark, rows)), 1 if whole else 0)
+    report = run(spark, settings(scene, topics=(), lake=root))
+    assert findings(report) == []
+    # What was purged after the last record is not judged.
+    assert (report.figures["records"], report.figures["delivered"]) == (whole, max(0, whole - 1))
+
+
+def test_which_batches_of_a_lake_are_whole(spark: SparkSession, tmp_path: Path) -> None:
+    where = str(tmp_path)
+    assert half_written(spark, where) is None
+    (tmp_path / "harvester.json").write_text("{}")
+    assert half_written(spark, where) == batch_name(0)
+    for name in ("commits", "ids"):
+        (tmp_path / name).mkdir()
+    (tmp_path / "commits" / "2").touch()
+    assert half_written(spark, where) == batch_name(3)
+    (tmp_path / "ids" / "3.json").write_text("{}")
+    assert half_written(spark, where) == batch_name(4)
+    # Two that were given up, the one after the other.
+    (tmp_path / "ids" / "5.json").write_text(to_do_again(4))
+    (tmp_path / "commits" / "5").touch()
+    assert half_written(spark, where) == batch_name(4)
+    (tmp_path / "ids" / "6.json").write_text("{}")
+    assert half_written(spark, where) == batch_name(7)
+
+
+def test_the_order_of_a_topic_that_was_made_anew_is_no_proof(scene: Scene, spark: SparkSession, tmp_path: Path) -> None:
+    """Its offsets begin again, so those of the second log are below those of the first. 6 and 7 went with that one."""
+    late = {number: 100.0 + number for number in range(11, 19)}
+    sent = scene.own(Sent(number, seconds=late.get(number, number)) for number in (*range(1, 8), *late))
+    old, new = sent[:5], sent[7:]
+    new[2], new[3] = new[3], new[2]  # 14 before 13
+    new[2], new[3] = replace(new[2], seconds=113), replace(new[3], seconds=114)
+    scene.archive(sent)
+    root = make_lake(spark, tmp_path, [one.row() for one in old], [one.row() for one in new])
+    loss = spark.createDataFrame([(scene.topic, 0, 5, None, at(50))], LOSSES_TABLE.schema)
+    loss.write.format("delta").mode("append").save(f"{root}/losses")
+    report = run(spark, settings(scene, topics=(), lake=root))
+    assert findings(report) == [
+        ("delivered after a successor", "suspect", 1, [13]), ("accepted loss", "accepted", 3, [6, 7, None]),
+    ]  # fmt: skip
+    [line] = [one for one in report.not_judged if one.startswith("order: only suspect")]
+    assert line.endswith(f"its offsets begin again: {scene.topic}")
+    # Of the second log alone it is.
+    report = run(spark, settings(scene, topics=(), lake=root, since=at(110), margin=timedelta(seconds=10)))
+    assert findings(report) == [("delivered after a successor", "violation", 1, [13])]
 
 
 def test_what_the_brokers_say_of_topics(

@@ -223,6 +223,20 @@ def test_repeats_in_the_next_batch_of_the_same_run_are_found(lake: Lake, writer:
     lake.assert_holds(oracle)
 
 
+def test_columns_may_have_names_that_need_quotes(lake: Lake, writer: Writer, make_topic: MakeTopic) -> None:
+    topic, lake.folds = make_topic(1, KEPT), False
+    writer.send(topic, [Sent(1, value=b'{"order-id": 7, "items": [{"unit-price": 3}]}')])
+    ddl = "`order-id` INT"
+    lake.once(topic, payloads={topic: from_ddl(ddl)})
+    writer.send(topic, [Sent(2, value=b'{"order-id": 8, "items": [{"unit-price": 4}]}')])
+    lake.once(topic, payloads={topic: from_ddl(f"{ddl}, items ARRAY<STRUCT<`unit-price`: INT>>")})
+    found = {row["id"]: row["data"].asDict(recursive=True) for row in lake.rows(f"json/{topic}")}
+    wanted = {1: (7, 3), 2: (8, 4)}
+    assert found == {
+        one: {"order-id": order, "items": [{"unit-price": price}]} for one, (order, price) in wanted.items()
+    }
+
+
 def test_the_name_of_a_header_may_look_like_a_secret(spark: SparkSession, tmp_path: Path) -> None:
     tables.prepare(spark, str(tmp_path), [schemas.SILVER_TABLE], "test", "x-token")
     assert tables.lake_header(spark, str(tmp_path)) == "x-token"

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import base64
 import hashlib
 import json
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import replace
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,10 +17,15 @@ import psycopg
 import pytest
 from harvester_cli.main import main
 
+from harvester.claim_check.reference import HEADER as CLAIM_CHECK
 from harvester.errors import ExitCode, HarvesterError
 from harvester.pipeline.audit.job import AuditSettings, run
 from harvester.pipeline.lake.batch import LakeBatch
+from harvester.pipeline.lake.erase import Certificate, erase
 from harvester.pipeline.lake.silver import from_ddl
+from harvester.pipeline.metrics import job as metrics
+from harvester.pipeline.replay import job as replay
+from harvester.pipeline.replay.plan import Destination, ReplayRequest, Selection
 from tests.support.audits import Scene
 from tests.support.harvested import KEPT, Sent, Writer
 from tests.support.lakes import Lake, Oracle
@@ -32,6 +39,8 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.timeout(600)
 
 KEY, NAME = b"customer-7", "Alice"
+IN_BASE64 = base64.b64encode(KEY).decode()
+URL = "file:///values/orders/10-" + hashlib.sha256(b"large").hexdigest()
 Command = Callable[..., tuple[int, str, str]]
 
 
@@ -61,8 +70,11 @@ def value_of(name: str) -> bytes:
 
 
 def told_of(spark: SparkSession, root: Path, *texts: str) -> set[str]:
-    """Those of the texts that any file below a directory has, whether the log still names it or not."""
-    files = [path for path in root.rglob("*") if path.is_file()]
+    """Those of the texts that any file below a directory has, whether the log still names it or not.
+
+    But for the state of the metrics, which a certificate says is not reached.
+    """
+    files = [path for path in root.rglob("*") if path.is_file() and "checkpoint-metrics" not in path.parts]
     content = "".join(file.read_bytes().decode("latin-1") for file in files)
     # Each file is read alone: a table would leave out rows that are gone.
     parquet: dict[Path, list[str]] = {}
@@ -98,6 +110,7 @@ def counts(dsn: str) -> list[int]:
     return [row[0] for row in rows if row is not None]
 
 
+@pytest.mark.timeout(900)
 def test_an_erased_key_leaves_nothing_but_a_certificate(
     spark: SparkSession, servers: Servers, database: str, make_topic: MakeTopic, tmp_path: Path, command: Command
 ) -> None:
@@ -113,15 +126,18 @@ def test_an_erased_key_leaves_nothing_but_a_certificate(
     strange = Sent(0, KEY, value_of(NAME), headers=())
     bad = Sent(9, KEY, b'{"who": ' + NAME.encode(), scene.incarnation)
     elsewhere = Sent(8, KEY, value_of("Carol"), scene.incarnation)
-    for batch in ([*theirs[:2], *ours[:3], theirs[0].again(1)], [theirs[2], *ours[3:], strange, bad]):
+    large = Sent(10, KEY, URL.encode(), scene.incarnation, more=((CLAIM_CHECK, URL.encode()),))
+    ours[-1] = ours[-1].again(2)
+    # The first one stays: a partition that begins later has lost its beginning to an audit.
+    for batch in ([*ours[:3], *theirs[:2], theirs[0].again(1)], [theirs[2], *ours[3:], strange, bad, large]):
         oracle.take(writer.send(topic, batch))
-        oracle.take(writer.send(other, [elsewhere] if batch[0] is theirs[0] else []))
+        oracle.take(writer.send(other, [elsewhere] if batch[0] is ours[0] else []))
         lake.once(topic, other, payloads=payloads)
     with psycopg.connect(database, autocommit=True) as connection:
-        for one in (*theirs, *ours, bad, elsewhere):
+        for one in (*theirs, *ours, bad, large, elsewhere):
             connection.execute(
                 "INSERT INTO outbox_archive (id, incarnation, purged_at, create_time, kafka_topic, kafka_key) VALUES"
-                " (%s, %s, '2026-03-01T12:00Z', '2026-03-01Z', %s, %s)",
+                " (%s, %s, '2026-03-02T00:00:30Z', '2026-03-01Z', %s, %s)",
                 (one.id, scene.incarnation, other if one is elsewhere else topic, one.key),
             )
         for number, key in ((20, KEY), (21, b"customer-8")):
@@ -131,23 +147,34 @@ def test_an_erased_key_leaves_nothing_but_a_certificate(
                 (number, scene.incarnation, topic, key.decode()),
             )
         connection.execute("INSERT INTO outbox (id, kafka_topic, kafka_key) VALUES (30, %s, %s)", (topic, KEY.decode()))
-    digits = KEY.hex().upper()
-    assert told_of(spark, lake.root, NAME, KEY.decode()) == {NAME, KEY.decode()}
+    digits, root, kafka = KEY.hex().upper(), str(lake.root), {"bootstrap.servers": servers.bootstrap}
+    metrics.run(spark, metrics.MetricsSettings((topic, other), root, kafka, once=True))
+    run(spark, AuditSettings(lake=root, kafka=kafka, to=root))
+    request = ReplayRequest(Selection(keys=(KEY, b"customer-8")), Destination(topic=make_topic(1)))
+    replayed = replay.begin(spark, root, request)
+    replay.run(spark, replay.ReplaySettings(root, kafka), replayed, stop=lambda: True)
+    assert told_of(spark, lake.root, NAME, KEY.decode(), IN_BASE64) == {NAME, KEY.decode(), IN_BASE64}
     args = ("--lake", str(lake.root), "--set", f"data_source={database}")
     file = tmp_path / "certificate.json"
     with largest_stage(spark) as tasks:
         code, _, said = command(*args, "--key", KEY.decode(), "--topic", topic, "--certificate", str(file))
     assert code == ExitCode.OK, said
     assert 0 < tasks[0] <= 16, "Spark's own vacuums would have 10,000 tasks"
-    assert "silver: 4 rows" in said
+    assert "silver: 5 rows" in said
     certificate = json.loads(file.read_text(encoding="utf-8"))
     assert certificate["key_sha256"] == hashlib.sha256(KEY).hexdigest()
     assert certificate["topics"] == [topic]
     rows = {name: one["rows"] for name, one in certificate["tables"].items()}
-    assert rows == {"silver": 4, "repeats": 1, "rejects": 2, "current": 1, f"json/{topic}": 3}
+    assert rows == {
+        "silver": 5, "repeats": 1, "rejects": 3, "current": 1, f"json/{topic}": 3,
+        "metrics": 2, "metrics_keys": 2, "findings": 1, "audits": 1,
+    }  # fmt: skip
+    assert certificate["replays"] == [replayed.id]
+    assert certificate["objects"] == [URL]
+    assert said.index(f"to be erased from the store: {URL}") < said.index("silver: ")
     assert all(one["versions"][0] == 0 < one["versions"][1] for one in certificate["tables"].values())
     assert all(one["files_removed"] for one in certificate["tables"].values())
-    assert certificate["database"] == {"archive": 4, "quarantine": 1, "waiting": 1, "not_vacuumed": []}
+    assert certificate["database"] == {"archive": 5, "quarantine": 1, "waiting": 1, "not_vacuumed": []}
     assert counts(database) == [6, 1]
     assert told_of(spark, lake.root, NAME, "Carol", "Bob") == {"Carol", "Bob"}
     assert KEY.decode() not in file.read_text(encoding="utf-8")
@@ -156,22 +183,48 @@ def test_an_erased_key_leaves_nothing_but_a_certificate(
     oracle.bronze = [one for one in oracle.bronze if one.sent.key != KEY or one.topic == other]
     oracle.silver = {name: one for name, one in oracle.silver.items() if one in oracle.bronze}
     lake.assert_holds(oracle)
-    kafka = {"bootstrap.servers": servers.bootstrap}
-    report = run(spark, AuditSettings(lake=str(lake.root), kafka=kafka, dsn=database))
+    report = run(spark, AuditSettings(lake=root, kafka=kafka, dsn=database))
     assert [one.kind for one in report.found] == []
     assert report.figures["delivered"] == len(ours) + 1
 
     code, out, said = command(*args, "--key", KEY.decode(), "--no-database")
     assert code == ExitCode.OK, said
     again = json.loads(out)
-    assert {name for name, one in again["tables"].items() if one["rows"]} == {"silver", "current", f"json/{other}"}
+    with_it = {"silver", "current", f"json/{other}", "metrics", "metrics_keys"}
+    assert {name for name, one in again["tables"].items() if one["rows"]} == with_it
     assert again["database"] is None
-    assert told_of(spark, lake.root, NAME, KEY.decode(), digits, "Carol", "Bob") == {"Bob"}
+    assert told_of(spark, lake.root, NAME, KEY.decode(), digits, IN_BASE64, "Carol", "Bob") == {"Bob"}
     oracle.bronze = [one for one in oracle.bronze if one.sent.key != KEY]
     oracle.silver = {name: one for name, one in oracle.silver.items() if one.sent.key != KEY}
-    oracle.take(writer.send(topic, [replace(ours[0], id=10), ours[0].again(3)]))
+    oracle.take(writer.send(topic, [replace(ours[0], id=11), ours[0].again(3)]))
     lake.once(topic, other, payloads=payloads)
     lake.assert_holds(oracle)
+
+
+def test_what_the_archive_lists_on_is_not_taken_for_lost(
+    spark: SparkSession, servers: Servers, database: str, make_topic: MakeTopic, tmp_path: Path
+) -> None:
+    """But no more of it than was erased."""
+    topic, lake = make_topic(1, KEPT), Lake(spark, tmp_path / "lake", servers.bootstrap)
+    scene = Scene(database, servers.bootstrap, topic)
+    sent = [Sent(0, b"a"), Sent(1, KEY), Sent(2, b"a"), Sent(3, KEY), Sent(4, b"a").again(2)]
+    Writer(servers.bootstrap).send(topic, [replace(one, incarnation=scene.incarnation) for one in sent])
+    lake.once(topic)
+    erase(spark, str(lake.root), KEY)
+
+    def audited(*ids: int) -> list[tuple[str, list[int | None]]]:
+        with psycopg.connect(database, autocommit=True) as connection:
+            for number in ids:
+                connection.execute(
+                    "INSERT INTO outbox_archive (id, incarnation, purged_at, create_time, kafka_topic) VALUES"
+                    " (%s, %s, '2026-03-02T00:00:30Z', '2026-03-01Z', %s)",
+                    (number, scene.incarnation, topic),
+                )
+        report = run(spark, AuditSettings(lake=str(lake.root), dsn=database))
+        return [(one.severity, [example.id for example in one.examples]) for one in report.found]
+
+    assert audited(*range(5)) == [("accepted", [1, 3])]
+    assert audited(5) == [("violation", [1, 3, 5])]
 
 
 def test_what_cannot_be_erased_is_refused_before_anything_is(
@@ -201,6 +254,7 @@ def test_what_cannot_be_erased_is_refused_before_anything_is(
     refused(ExitCode.UNAVAILABLE, "127.0.0.1", *args, "--set", "data_source=host=127.0.0.1 port=1 connect_timeout=2")
     refused(ExitCode.INPUT, "no table silver", "--lake", str(tmp_path), "--key", "x", "--no-database")
     refused(ExitCode.USAGE, "either as text or as base64", "--lake", str(lake.root))
+    refused(ExitCode.USAGE, "cannot be written", *args, "--no-database", "--certificate", str(tmp_path))
     elsewhere = ("--checkpoint", str(tmp_path / "none"), "--no-database")
     refused(ExitCode.CHECKPOINT, "there is no checkpoint of these tables", *args, *elsewhere)
     writer.send(topic, [Sent(2, KEY)])
@@ -210,3 +264,22 @@ def test_what_cannot_be_erased_is_refused_before_anything_is(
             lake.once(topic)
     refused(ExitCode.CHECKPOINT, "was cut off and comes again", *args, "--no-database")
     assert lake.versions() == before
+
+
+def test_a_certificate_that_cannot_be_written_in_the_end_is_printed(
+    spark: SparkSession, tmp_path: Path, command: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "certificate.json"
+
+    def full(*_: Any, **__: Any) -> None:
+        raise OSError("no space left")
+
+    def erased(*_: Any) -> Certificate:
+        monkeypatch.setattr(Path, "write_text", full)
+        return Certificate(datetime.now(UTC), "digest", (), "lake", {}, None, (), (URL,))
+
+    monkeypatch.setattr("harvester.pipeline.lake.erase.erase", erased)
+    code, out, said = command("--lake", "lake", "--key", "x", "--no-database", "--certificate", str(file))
+    assert code == ExitCode.FAILED
+    assert json.loads(out)["objects"] == [URL]
+    assert "no space left" in said

@@ -317,6 +317,18 @@ def test_without_a_rate_topics_keep_their_names_but_for_a_suffix(
         replay.preview(spark, root, replay.begin(spark, root, ReplayRequest(Selection(), Destination(topic=source))))
 
 
+def test_the_header_of_the_lake_is_left_out_whatever_it_is_called_today(
+    spark: SparkSession, tmp_path: Path, servers: Servers, make_topic: MakeTopic
+) -> None:
+    target, root = make_topic(1), str(tmp_path)
+    tables.prepare(spark, root, [schemas.SILVER_TABLE], "somebody", "origin")
+    append(spark, root, [row(1, headers=[("mine", None)])])
+    progress = replay.begin(spark, root, ReplayRequest(Selection(), Destination(topic=target), as_new=True))
+    replay.run(spark, replay.ReplaySettings(root, kafka(servers)), progress)
+    [written] = read_topic(servers.bootstrap, target)
+    assert [name for name, _ in written.headers] == ["mine", replay_rows.HEADER]
+
+
 def test_what_is_not_there_is_told(spark: SparkSession, tmp_path: Path) -> None:
     request = ReplayRequest(Selection(), Destination(original=True))
     with pytest.raises(InputMissing, match="no table silver"):

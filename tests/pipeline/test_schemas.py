@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from pyspark.sql.types import IntegerType, LongType, StringType, StructField, StructType
+from pyspark.sql.types import ArrayType, IntegerType, LongType, MapType, StringType, StructField, StructType
 
-from harvester.pipeline.schemas import BRONZE, TABLES, Addition, differences
+from harvester.pipeline.schemas import BRONZE, TABLES, Addition, Table, add_columns, create, differences
 from harvester.pipeline.source import for_java
 
 
@@ -34,6 +34,15 @@ def test_new_columns_are_added_also_within_structs() -> None:
         [Addition(("data", "note"), StringType()), Addition(("key",), StringType())],
         [],
     )
+
+
+def test_names_are_quoted_wherever_they_stand() -> None:
+    inner = struct(**{"order-id": IntegerType(), "a`b": ArrayType(struct(**{"c.d": StringType()}))})
+    kind = "struct<`order-id`: int, `a``b`: array<struct<`c.d`: string>>>"
+    made = create("/lake/x", Table("x", struct(**{"my data": inner})), {})
+    assert made.startswith(f"CREATE TABLE IF NOT EXISTS delta.`/lake/x` (`my data` {kind}) USING DELTA")
+    added = Addition(("data", "of-key"), MapType(StringType(), inner))
+    assert add_columns("/lake/x", [added]).endswith(f"ADD COLUMNS (`data`.`of-key` map<string, {kind}>)")
 
 
 def test_another_type_is_a_problem_and_columns_of_others_are_none() -> None:

@@ -26,7 +26,7 @@ _TIMEOUT_S = 60.0
 
 @dataclass(frozen=True, slots=True)
 class Sent:
-    """A record. `headers` are made of the rest unless they are given; `at_ms` is Kafka's timestamp."""
+    """A record. `headers` are made of the rest unless they are given, behind `more`; `at_ms` is Kafka's timestamp."""
 
     id: int
     key: bytes | None = b"key"
@@ -36,6 +36,7 @@ class Sent:
     at_ms: int = SENT_MS
     headers: tuple[tuple[str, bytes | None], ...] | None = None
     partition: int = -1
+    more: tuple[tuple[str, bytes | None], ...] = ()
 
     def again(self, hours: float = 0.0) -> Sent:
         """The same record, sent once more so much later."""
@@ -51,7 +52,7 @@ class Sent:
         if self.headers is not None:
             return list(self.headers)
         origin = Origin(self.incarnation, self.id, 1, 0, 1, abs(self.id) + 1, self.created_us)
-        return [(HEADER, encode(origin))]
+        return [*self.more, (HEADER, encode(origin))]
 
 
 @dataclass(frozen=True, slots=True)

@@ -40,6 +40,7 @@ def audit(
     strict: Annotated[
         bool, typer.Option("--strict", help="No repeats [default: where delivery is exactly-once].")
     ] = False,
+    checkpoint: Annotated[str | None, options.directory("Of the lake [default: beside the tables].")] = None,
     to: Annotated[str | None, options.directory("Add the findings to Delta tables there.")] = None,
     html: Annotated[Path | None, typer.Option(metavar="FILE", help="Write a page with plots.")] = None,
     json_file: Annotated[Path | None, typer.Option("--json-file", metavar="FILE", help="Write the JSON there.")] = None,
@@ -74,7 +75,7 @@ def audit(
             header=job.config.record_header, dsn=job.config.data_source if history else None, table=job.config.table,
             since=begin, until=end, margin=reach, serial_keys=serial_keys,
             once=strict or job.config.delivery == "exactly-once", notice_topic=job.config.poison.notice_topic,
-            record_timestamps=job.config.record_timestamp == "create_time", to=to,
+            record_timestamps=job.config.record_timestamp == "create_time", to=to, checkpoint=checkpoint,
         )  # fmt: skip
         with stages_told(spark, say):
             report = run(spark, settings, progress=say)

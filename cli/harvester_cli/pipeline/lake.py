@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 from dataclasses import asdict
 from datetime import datetime
 from pathlib import Path
@@ -137,8 +138,12 @@ def erase(
     if (key is None) == (key_base64 is None):
         raise typer.BadParameter("either as text or as base64", param_hint="--key, --key-base64")
     raw = key.encode() if key is not None else from_base64(key_base64 or "", "--key-base64")
-    if certificate is not None and not certificate.absolute().parent.is_dir():
-        raise typer.BadParameter(f"there is no directory {certificate.absolute().parent}", param_hint="--certificate")
+    if certificate is not None:
+        parent = certificate.absolute().parent
+        if not parent.is_dir():
+            raise typer.BadParameter(f"there is no directory {parent}", param_hint="--certificate")
+        if certificate.is_dir() or not os.access(certificate if certificate.exists() else parent, os.W_OK):
+            raise typer.BadParameter(f"{certificate} cannot be written", param_hint="--certificate")
     outbox = (job.config.data_source, job.config.table) if database else None
     with job.spark("erase") as spark:
         from harvester.pipeline.lake.erase import erase as run
@@ -149,8 +154,16 @@ def erase(
     text = json.dumps(asdict(done), default=datetime.isoformat, indent=2)
     if certificate is None:
         print(text)
-    else:
+        return
+    try:
         certificate.write_text(text + "\n", encoding="utf-8")
+    except OSError as error:
+        from harvester.pipeline.errors import PipelineError
+
+        print(text)  # a repeat would have nothing to tell any more
+        raise PipelineError(
+            f"the certificate cannot be written: {error}", hint="it is on standard output; the key was erased"
+        ) from error
 
 
 @grouped

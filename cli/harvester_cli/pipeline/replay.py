@@ -103,7 +103,7 @@ def replay(
             say(f"{done.records:,} of {done.total:,} records, {done.per_s:,.0f}/s")
 
         say(f"replay {progress.id} of version {progress.silver_version} of {lake}/silver")
-        settings = ReplaySettings(lake, job.kafka, ReplayRate(rate, slice_), job.config.record_header)
+        settings = ReplaySettings(lake, job.kafka, ReplayRate(rate, slice_))
         with stop_on_signal() as stop:
             done = run(spark, settings, progress, stop=stop.is_set, report=tell)
     rest = "" if done.finished else f"; the rest: --resume {done.id}"

@@ -32,9 +32,9 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class AcceptedLoss:
-    """Offsets that a lake was allowed to go on without, and Kafka's times of the records before and after them.
+    """What a lake is known not to have, sent between these times of Kafka's; None: nobody knows.
 
-    `room`: how many records there were at most; None: nobody knows.
+    `room`: how many records there were at most; None, too.
     """
 
     topic: str
@@ -116,15 +116,15 @@ def found(archived: DataFrame, marked: DataFrame) -> DataFrame:
 
 def lost(found: DataFrame, bounds: AuditScope) -> DataFrame:
     """`found` → FINDINGS: purged, and in none of the topics."""
-    doubtful = F.col("topic").isin(*bounds.doubtful) if bounds.doubtful else F.lit(False)
+    doubtful = _among(bounds.doubtful)
     rows = found.where(F.col("judged") & ~F.col("delivered"))
     accepted = explained(bounds.losses, begun="created_at", ended="at", size=F.lit(1), topic="topic")
     rows = rows.withColumn("_accepted", accepted)
     kind = F.when(F.col("_accepted"), FindingKind.ACCEPTED).otherwise(FindingKind.LOST)
     severity = F.when(F.col("_accepted"), Severity.ACCEPTED).when(doubtful, Severity.SUSPECT)
-    detail = F.when(F.col("_accepted"), "may be among what the lake went on without").otherwise(
-        "purged as delivered, and in none of the topics"
-    )
+    detail = F.when(
+        F.col("_accepted"), "may be among what the lake went on without, or what was erased from it"
+    ).otherwise("purged as delivered, and in none of the topics")
     return finding(rows, kind, severity.otherwise(Severity.VIOLATION), detail)
 
 
@@ -148,33 +148,46 @@ def unexpected(marked: DataFrame, history: DataFrame, began: datetime | None, re
 _NOTHING_BEFORE = (Window.unboundedPreceding, -1)
 
 
-def marked(records: DataFrame) -> DataFrame:
-    """RECORDS → MARKED: those with an origin, each with what came before it."""
+def marked(records: DataFrame, anew: Collection[str] = ()) -> DataFrame:
+    """RECORDS → MARKED: those with an origin, each with what came before it.
+
+    `anew`: topics that were deleted and made anew, of which a lake has the records of two logs. Where the second begins
+    nobody knows, so theirs are in the order of their times.
+    """
     sent = records.where(F.col("problem").isNull())
+    place = (F.when(_among(anew), F.col("timestamp")), F.col("offset"))
     # Of a repeat the clock may be behind: within a partition the offset says which was first.
     one = Window.partitionBy("incarnation", "id")
     here = Window.partitionBy("incarnation", "id", "topic", "partition")
     sent = sent.withColumn("_began", F.min("timestamp").over(here)).withColumn(
-        "first", F.row_number().over(one.orderBy("_began", "topic", "partition", "offset")) == 1
+        "first", F.row_number().over(one.orderBy("_began", "topic", "partition", *place)) == 1
     )
     # Without a key each record is alone, instead of all of them being one task.
     alone = F.when(F.col("key").isNull(), F.col("id"))
-    key = Window.partitionBy("topic", "partition", "incarnation", "key", "_alone").orderBy("offset")
+    key = Window.partitionBy("topic", "partition", "incarnation", "key", "_alone").orderBy(*place)
     top = F.max("id").over(key.rowsBetween(*_NOTHING_BEFORE))
     sent = sent.withColumn("_alone", alone).withColumn("_top", top)
     return sent.withColumn("after", F.when(F.col("_top") > F.col("id"), F.col("_top"))).select(*MARKED.names)
 
 
-def findings(marked: DataFrame, *, repeats: Severity, swaps: Severity) -> DataFrame:
-    """MARKED → FINDINGS: every delivery beyond the first of an id, and every one that comes after a successor."""
+def findings(marked: DataFrame, *, repeats: Severity, swaps: Severity, anew: Collection[str] = ()) -> DataFrame:
+    """MARKED → FINDINGS: every delivery beyond the first of an id, and every one that comes after a successor.
+
+    `anew`: as in `marked`; their order is no proof.
+    """
     again, late = ~F.col("first"), F.col("after").isNotNull()
     kind = F.when(again & late, FindingKind.LATE_REPEAT).when(again, FindingKind.REPEAT).when(late, FindingKind.SWAPPED)
-    severity = F.when(again & late, Severity.VIOLATION).when(again, repeats.value).when(late, swaps.value)
+    severity = F.when(late & _among(anew), Severity.SUSPECT).when(again & late, Severity.VIOLATION)
+    severity = severity.when(again, repeats.value).when(late, swaps.value)
     detail = F.when(late, F.format_string("id %d of its key had come before it", "after")).otherwise(
         F.lit("delivered before")
     )
     wrong = marked.where(F.col("inside") & (again | late))
     return finding(wrong, kind, severity, detail, at=F.col("timestamp"))
+
+
+def _among(topics: Collection[str]) -> Column:
+    return F.col("topic").isin(*topics) if topics else F.lit(False)
 
 
 def scattered(places: DataFrame) -> DataFrame:

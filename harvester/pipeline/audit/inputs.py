@@ -29,6 +29,7 @@ from harvester.pipeline import schemas, source, streaming, tables
 from harvester.pipeline.audit.checks import AcceptedLoss
 from harvester.pipeline.audit.schemas import GIVEN_UP, HISTORY, RECORDS, RecordSource
 from harvester.pipeline.jdbc import JdbcSource
+from harvester.pipeline.lake.batch import batch_name, done_again, ids_file
 from harvester.pipeline.origin_columns import bronze_columns
 from harvester.pipeline.source import Place
 
@@ -148,12 +149,16 @@ _TASK_RECORDS = 500_000
 
 @dataclass(frozen=True, slots=True)
 class Input:
-    """`bronze` as schemas.BRONZE, lazily. `bounds`: what the brokers said; None for a lake."""
+    """`bronze` as schemas.BRONZE, lazily. `bounds`: what the brokers said; None for a lake.
+
+    `is_whole`: no batch of a lake is in it that may be half written.
+    """
 
     name: str
     topics: tuple[str, ...]
     bronze: DataFrame
     bounds: TopicBounds | None
+    is_whole: bool = True
 
 
 def require(spark: SparkSession, kafka: Mapping[str, str], topics: tuple[str, ...], lake: str | None) -> None:
@@ -185,27 +190,66 @@ def from_topics(
     return Input(f"Kafka at {kafka.get('bootstrap.servers')}", topics, bronze_columns(rows, header), bounds)
 
 
-def from_lake(spark: SparkSession, root: str, since: datetime | None) -> Input:
-    """The view `bronze` of what `pipeline lake` has made. Raises InputMissing, TableMismatch."""
-    rows = spark.sql(schemas.bronze(root, tables.lake_header(spark, root)))
+def from_lake(spark: SparkSession, root: str, since: datetime | None, checkpoint: str | None = None) -> Input:
+    """The view `bronze` of the whole batches of `pipeline lake`. Raises InputMissing, TableMismatch."""
+    where = checkpoint or tables.path_of(root, "checkpoint")
+    before = half_written(spark, where)
+    rows = spark.sql(schemas.bronze(root, tables.lake_header(spark, root), before))
     if since is not None:
         rows = rows.where(F.col("timestamp") >= F.lit(since))
-    return Input(f"lake {root}", _topics(spark, root), rows, None)
+    return Input(f"lake {root}", _topics(spark, where), rows, None, before is not None)
 
 
-def losses(spark: SparkSession, root: str, records: DataFrame) -> tuple[AcceptedLoss, ...]:
-    """What a lake was allowed to go on without. `records`: RECORDS of it."""
+def half_written(spark: SparkSession, where: str) -> str | None:
+    """The first batch of which a table may lack rows that another one has; None where there is no checkpoint."""
+    names = [*tables.listing(spark, f"{where}/commits")]
+    names += [name.removesuffix(".json") for name in tables.listing(spark, f"{where}/ids")]
+    done = [int(name) for name in names if name.isdigit()]
+    if not done:
+        return batch_name(0) if tables.read_text(spark, f"{where}/{streaming.FILE}") else None
+    # One that was given up is whole when the next one has read its records again.
+    again = done_again(tables.read_text(spark, ids_file(where, max(done))))
+    return batch_name(max(done) + 1 if again is None else again)
+
+
+@dataclass(frozen=True, slots=True)
+class LakeNotes:
+    """What a lake is known not to have: accepted `losses`, and `erasures` of what the archive has kept.
+
+    `anew`: topics that were deleted under it. It may have records of two logs, whose offsets are not one order.
+    """
+
+    losses: tuple[AcceptedLoss, ...] = ()
+    erasures: tuple[AcceptedLoss, ...] = ()
+    anew: tuple[str, ...] = ()
+
+
+def lake_notes(spark: SparkSession, root: str | None, records: DataFrame, since: datetime | None) -> LakeNotes:
+    """`root` None: no lake. `records`: RECORDS of it. `since`: where reading began."""
+    if root is None:
+        return LakeNotes()
+    erasures = _archived_erasures(spark, root)
     path = tables.path_of(root, schemas.LOSSES_TABLE.name)
     noted = spark.read.format("delta").load(path) if tables.exists(spark, path) else None
     if noted is None or noted.isEmpty():
-        return ()
+        return LakeNotes(erasures=erasures)
+    # What was noted before reading began has left nothing of the first log to read.
+    read = F.lit(True) if since is None else F.col("accepted_at") >= F.lit(since)
+    anew = noted.where(F.col("end_offset").isNull() & read).select("topic").distinct().collect()
+    return LakeNotes(_losses(noted, records), erasures, tuple(sorted(row["topic"] for row in anew)))
+
+
+def _losses(noted: DataFrame, records: DataFrame) -> tuple[AcceptedLoss, ...]:
     end = F.coalesce("end_offset", F.lit(_NO_END))
     seen = records.select("topic", "partition", "offset", "timestamp")
     rows = seen.join(F.broadcast(noted), ["topic", "partition"], "right").groupBy(
         "topic", "partition", "first_offset", "end_offset"
     )
+    # A log that was made anew has low offsets as well. When the loss was noted, it had hardly come so near to it.
+    old = F.col("end_offset").isNotNull() | (F.col("timestamp") <= F.col("accepted_at"))
+    nearest = F.when(old & (F.col("offset") < F.col("first_offset")), F.struct("offset", -F.unix_micros("timestamp")))
     times = rows.agg(
-        F.max(F.when(F.col("offset") < F.col("first_offset"), F.col("timestamp"))).alias("after"),
+        F.max_by("timestamp", nearest).alias("after"),
         F.min(F.when(F.col("offset") >= end, F.col("timestamp"))).alias("before"),
     )
     room = times.withColumn("room", F.col("end_offset") - F.col("first_offset"))
@@ -221,6 +265,20 @@ def erased(spark: SparkSession, root: str) -> DataFrame | None:
     if not tables.exists(spark, path):
         return None
     return spark.read.format("delta").load(path).select(*GIVEN_UP.names).distinct()
+
+
+def _archived_erasures(spark: SparkSession, root: str) -> tuple[AcceptedLoss, ...]:
+    """What was erased from a lake while the archive kept it. One for each topic, however many keys there were."""
+    path = tables.path_of(root, schemas.ERASURES_TABLE.name)
+    rows = spark.read.format("delta").load(path) if tables.exists(spark, path) else None
+    if rows is None or "timestamp" not in rows.columns:
+        return ()
+    # Noted twice where an erasure was repeated.
+    numbers = rows.where("topic IS NOT NULL").select(*GIVEN_UP.names, "topic", "timestamp").distinct()
+    found = numbers.groupBy("topic").agg(
+        F.count(F.lit(1)).alias("room"), F.min("timestamp").alias("after"), F.max("timestamp").alias("before")
+    )
+    return tuple(AcceptedLoss(**row) for row in tables.collected(found))
 
 
 def trimmed(bronze: DataFrame, since: datetime | None, until: datetime | None, notices: str) -> DataFrame:
@@ -241,9 +299,8 @@ def _notice(topic: str) -> Column:
     return F.when(F.col("topic") == topic, F.unhex(F.get_json_object(text, "$.origin")))
 
 
-def _topics(spark: SparkSession, root: str) -> tuple[str, ...]:
+def _topics(spark: SparkSession, where: str) -> tuple[str, ...]:
     """Those that the lake's checkpoint reads; () where it stands elsewhere."""
-    where = f"{root.rstrip('/')}/checkpoint"
     text = tables.read_text(spark, f"{where}/{streaming.FILE}")
     return () if text is None else streaming.from_text(text, where).topics
 

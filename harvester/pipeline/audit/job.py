@@ -54,6 +54,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 MARGIN = timedelta(hours=1)
+_NEVER = datetime.fromtimestamp(0, UTC)
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +63,7 @@ class AuditSettings:
 
     `since` ≤ … < `until` is the range; `margin` is how far before it reading begins. `dsn` None: without a history.
     `serial_keys`: writers of a key wait for each other, so that ids of a key out of order are a violation. `once`:
-    nothing may be delivered twice. `to`: where the tables of findings are.
+    nothing may be delivered twice. `to`: where the tables of findings are. `checkpoint`: of the lake; None: beside it.
     """
 
     topics: tuple[str, ...] = ()
@@ -79,6 +80,7 @@ class AuditSettings:
     notice_topic: str = ""
     record_timestamps: bool = False
     to: str | None = None
+    checkpoint: str | None = None
 
 
 EVERY_S = 5.0
@@ -148,13 +150,14 @@ def run(spark: SparkSession, settings: AuditSettings, *, progress: Progress = la
         compacted = given.bounds.compacted if given.bounds is not None else ()
         doubtful = {*compacted, *(topic for topic, _ in emptied)}
         elsewhere = past.topics - set(topics)
-        # A lake says nothing of what came after its last record.
-        latest = max((one.last_at for one in whole_input), default=None) if given.bounds is None else None
+        # A lake says nothing of what came after its last record; one without records, nothing at all.
+        latest = max((one.last_at for one in whole_input), default=_NEVER) if given.bounds is None else None
         until = min((one for one in (settings.until, latest) if one is not None), default=None)
-        losses = () if settings.lake is None else inputs.losses(spark, settings.lake, records)
-        bounds = checks.AuditScope(topics, settings.since, until, whole, doubtful, losses)
+        notes = inputs.lake_notes(spark, settings.lake, records, began)
+        missing = (*notes.losses, *notes.erasures)
+        bounds = checks.AuditScope(topics, settings.since, until, whole, doubtful, missing)
 
-        marked = _keep(checks.marked(records), kept)
+        marked = _keep(checks.marked(records, notes.anew), kept)
         streams = collect_streams(checks.streams(marked))
         progress(f"{len(streams):,} producers; comparing with {past.rows.get(RecordSource.ARCHIVE, 0):,} archived ids")
         given_up = sequences.given_up(past.frame, records)
@@ -176,8 +179,10 @@ def run(spark: SparkSession, settings: AuditSettings, *, progress: Progress = la
         places = _keep(skew.places(marked), kept)
         parts = [
             checks.lost(found, bounds),
-            checks.findings(marked, repeats=_severity(settings.once), swaps=_severity(settings.serial_keys)),
-            sequences.open_gaps(gaps, _severity(not (doubtful or elsewhere or waiting)), losses),
+            checks.findings(
+                marked, repeats=_severity(settings.once), swaps=_severity(settings.serial_keys), anew=notes.anew
+            ),
+            sequences.open_gaps(gaps, _severity(not (doubtful or elsewhere or waiting)), notes.losses),
             sequences.clashes(numbers),
             checks.scattered(places),
         ]
@@ -193,7 +198,8 @@ def run(spark: SparkSession, settings: AuditSettings, *, progress: Progress = la
             history=past.read_at is not None, archive=past.has_archive, archived=tallies[checks.ARCHIVED],
             beyond=tallies[checks.BEYOND], records=count, foreign=foreign, pending=tallies[checks.PENDING],
             other_topics=elsewhere, compacted=compacted, emptied=[f"{name}[{number}]" for name, number in emptied],
-            whole=whole, latest=latest, record_timestamps=settings.record_timestamps,
+            whole=whole, latest=latest, record_timestamps=settings.record_timestamps, anew=notes.anew,
+            half_written=not given.is_whole,
         )  # fmt: skip
         report = AuditReport(
             audited_at=datetime.now(UTC), source=given.name, topics=topics, since=settings.since,
@@ -223,7 +229,8 @@ def _history(
     spark: SparkSession, settings: AuditSettings, began: datetime | None, kept: ExitStack, progress: Progress
 ) -> _Past:
     if settings.dsn is None:
-        return _Past(spark.createDataFrame([], HISTORY))
+        # Rows of Python's would need Python where the executors are.
+        return _Past(spark.range(0).select(*(F.lit(None).cast(one.dataType).alias(one.name) for one in HISTORY)))
     jdbc = jdbc_source(settings.dsn)
     facts = history_facts(settings.dsn, settings.table)
     frame = _keep(read_history(spark, jdbc, query(settings.table, facts, began)), kept)
@@ -234,7 +241,7 @@ def _history(
 
 def _input(spark: SparkSession, settings: AuditSettings, began: datetime | None, progress: Progress) -> inputs.Input:
     if settings.lake is not None:
-        return inputs.from_lake(spark, settings.lake, began)
+        return inputs.from_lake(spark, settings.lake, began, settings.checkpoint)
     return inputs.from_topics(spark, settings.kafka, settings.topics, settings.header, began, progress)
 
 
@@ -335,5 +342,6 @@ def write(spark: SparkSession, root: str, report: AuditReport, findings: DataFra
     """Adds the findings, then the report: a report that is there has all its findings."""
     rows = findings.withColumn("audited_at", F.lit(report.audited_at)).select(*FINDINGS_TABLE.schema.names)
     tables.append(rows, root, FINDINGS_TABLE.name)
-    row = (report.audited_at, report.holds, report.to_json())
-    tables.append(spark.createDataFrame([row], AUDITS_TABLE.schema), root, AUDITS_TABLE.name)
+    row = {"audited_at": report.audited_at, "holds": report.holds, "report": report.to_json()}
+    one = spark.range(1).select(*(F.lit(row[name]).alias(name) for name in AUDITS_TABLE.schema.names))
+    tables.append(one, root, AUDITS_TABLE.name)

@@ -158,12 +158,15 @@ def not_judged(
     whole: datetime | None,
     latest: datetime | None,
     record_timestamps: bool,
+    anew: Collection[str] = (),
+    half_written: bool = False,
 ) -> tuple[str, ...]:
     """One line for each limit of an audit.
 
     `archived`: ids of the archive in range and topics; `beyond`: those not judged. `other_topics`: where the history
     says that records went besides the topics that were read. `whole`: since when the topics have everything; None: from
-    their beginning. `latest`: of a lake, the time of its last record.
+    their beginning. `latest`: of a lake, the time of its last record. `anew`: topics of which it may have two logs;
+    `half_written`: its last batch may be, which its checkpoint would say.
     """
     said: list[str] = []
     if not history:
@@ -181,10 +184,22 @@ def not_judged(
     if foreign:
         said.append(f"{foreign:,} records have no sound header of the harvester: not judged")
     if other_topics:
-        named = ", ".join(sorted(other_topics)[:5]) + (", …" if len(other_topics) > 5 else "")
-        said.append(f"topics that were not read: {named}; what is lost there is not judged, and gaps are only suspect")
+        said.append(
+            f"topics that were not read: {_few(other_topics)}; what is lost there is not judged, and gaps are only"
+            " suspect"
+        )
     if compacted:
         said.append(f"lost, gaps: only suspect where topics are compacted: {', '.join(sorted(compacted))}")
+    if anew:
+        said.append(
+            "order: only suspect where a topic was deleted under the lake; made anew, its offsets begin again:"
+            f" {_few(anew)}"
+        )
+    if half_written:
+        said.append(
+            "the lake has no checkpoint beside its tables, which would tell whether its last batch is whole: of a batch"
+            " under way records seem lost (--checkpoint names it)"
+        )
     if emptied:
         said.append(f"lost, gaps: only suspect where retention has emptied partitions: {', '.join(sorted(emptied))}")
     if whole is not None:
@@ -196,6 +211,10 @@ def not_judged(
     if record_timestamps:
         said.append('latency: records bear the time of their rows (record_timestamp = "create_time")')
     return tuple(said)
+
+
+def _few(names: Collection[str]) -> str:
+    return ", ".join(sorted(names)[:5]) + (", …" if len(names) > 5 else "")
 
 
 def _time(moment: datetime) -> str:
@@ -214,8 +233,8 @@ MEANINGS = {
     FindingKind.CLASH: "Two ids under one number of a lane: a reader of committed records must never see that.",
     FindingKind.UNEXPECTED: "Delivered, but in neither outbox, quarantine nor archive: published though rolled back,"
     " purged while the archive was off, or past the archive's retention.",
-    FindingKind.ACCEPTED: "The lake was allowed to go on without what Kafka had no longer (`--accept-loss`). These ids"
-    " and numbers may have been among it.",
+    FindingKind.ACCEPTED: "The lake was allowed to go on without what Kafka had no longer (`--accept-loss`), or a key"
+    " was erased from it and not from the archive. These ids and numbers may have been among it.",
     FindingKind.SCATTERED: "Between partitions there is no order. It comes from adding or choosing partitions.",
 }
 

@@ -2,22 +2,29 @@
 
 Rows that a table has deleted are still in its older files, and columns' smallest and largest values in its log. So the
 files are written anew without the rows, those of earlier versions are removed, and the log begins with this version:
-nothing of the key can be read from the directory any more, and no earlier version of its tables.
+nothing of the key can be read from the directory any more, and no earlier version of its tables. That goes for tables
+of other jobs in the directory as well.
 
-What was erased had numbers in its lanes, which an audit would miss: they are kept, without the key and the id.
+What was erased had numbers in its lanes, which an audit would miss: they are kept, without the key and the id. Where
+the archive keeps its rows, so are topic and time, by which an audit explains that they are not in the lake.
 """
 
 from __future__ import annotations
 
+import base64
 import hashlib
+import json
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from functools import reduce
 from typing import TYPE_CHECKING, Any
 
+from pyspark.sql import DataFrame
 from pyspark.sql import functions as F  # noqa: N812 - Spark's own name for it
 from pyspark.sql.types import StructType
 
+from harvester.claim_check.reference import HEADER
 from harvester.errors import SchemaError
 from harvester.outbox import archive
 from harvester.outbox.connection import connect, database_errors, execute, fetch_row
@@ -26,12 +33,16 @@ from harvester.outbox.shape import INIT_HINT
 from harvester.outbox.sql import columns
 from harvester.outbox.tables import OutboxTable, as_bytes
 from harvester.pipeline import schemas, tables
+from harvester.pipeline.audit.report import key_text
+from harvester.pipeline.audit.schemas import AUDITS_TABLE, FINDINGS_TABLE
 from harvester.pipeline.errors import PipelineError
 from harvester.pipeline.lake import recovery
 from harvester.pipeline.lake.silver import payload_table
+from harvester.pipeline.metrics.windows import KEYS, METRICS
+from harvester.pipeline.replay.job import DIRECTORY
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql import SparkSession
 
 _KEYED = ("silver", "repeats", "rejects", "current")
 _VACUUM = (
@@ -41,8 +52,11 @@ _VACUUM = (
 )
 _NOT_REACHED = (
     "Kafka's topics: the records stay until retention or compaction removes them",
-    "tables made elsewhere: an audit's findings, copies, backups",
+    "the store of large values: `objects` are to be erased there, and those of records that the lake has not read",
+    "the checkpoint of `pipeline metrics`: keys of open windows, until these close and Spark drops old states",
+    "tables made elsewhere: metrics and an audit's findings in other directories, copies, backups",
 )
+_END_JOBS = "end the jobs that write there, then repeat this"
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +80,11 @@ class ErasedRows:
 
 @dataclass(frozen=True, slots=True)
 class Certificate:
-    """What was removed where. Of the key it has the SHA-256 alone; `topics`: () for all."""
+    """What was removed where. Of the key it has the SHA-256 alone; `topics`: () for all.
+
+    `replays`: ids of those that were asked for the key, and are forgotten. `objects`: what the erased records named in
+    the store of large values; nobody has erased that yet.
+    """
 
     erased_at: datetime
     key_sha256: str
@@ -74,7 +92,38 @@ class Certificate:
     lake: str
     tables: dict[str, ErasedTable]
     database: ErasedRows | None
+    replays: tuple[str, ...]
+    objects: tuple[str, ...]
     not_reached: tuple[str, ...] = field(default=_NOT_REACHED)
+
+
+@dataclass(frozen=True, slots=True)
+class Trace:
+    """Where a table has the key: rows that are deleted, or that are changed so that they have it no more."""
+
+    where: str
+    change: str | None = None
+
+    def removal(self, path: str) -> str:
+        """The statement that removes it from the table in a directory."""
+        if self.change is None:
+            return f"DELETE FROM {schemas.at(path)} WHERE {self.where}"
+        return f"UPDATE {schemas.at(path)} SET {self.change} WHERE {self.where}"
+
+
+def traces_of_other_jobs(key: bytes, of_topics: str) -> dict[str, Trace]:
+    """By the tables of `metrics` and `audit`. `of_topics`: a further condition, of tables with the column `topic`."""
+    raw, told = f"X'{key.hex()}'", f'"key": {json.dumps(key_text(key))}'
+    return {
+        KEYS.name: Trace(f"key = {raw}{of_topics}"),
+        METRICS.name: Trace(f"hottest_key = {raw}{of_topics}", "hottest_key = NULL"),
+        FINDINGS_TABLE.name: Trace(f"key = {raw}{of_topics}"),
+        # A report does not say of which topic its hottest keys are.
+        AUDITS_TABLE.name: Trace(
+            f"contains(report, {schemas.text(told)})",
+            f"report = replace(report, {schemas.text(told)}, '\"key\": null')",
+        ),
+    }
 
 
 def erase(
@@ -95,47 +144,81 @@ def erase(
     owner = tables.properties(spark, tables.path_of(root, "silver")).get(tables.OWNER)
     recovery.require_idle(spark, checkpoint or tables.path_of(root, "checkpoint"), owner)
     tables.prepare(spark, root, schemas.TABLES, owner, header)
-    erased = None if database is None else erase_rows(*database, key, topics)
+    of_topics = f" AND topic IN ({', '.join(map(schemas.text, topics))})" if topics else ""
     named = f"key = X'{key.hex()}'"
-    chosen = named + (f" AND topic IN ({', '.join(map(schemas.text, topics))})" if topics else "")
-    conditions = dict.fromkeys(_KEYED, chosen)
-    of_topics = {payload_table(topic, StructType()).name for topic in topics}
+    chosen = named + of_topics
+    traces = dict.fromkeys(_KEYED, Trace(chosen))
+    with_columns = {payload_table(topic, StructType()).name for topic in topics}
     for name in (f"json/{one}" for one in tables.listing(spark, tables.path_of(root, "json"))):
-        if not topics or name in of_topics:
-            conditions[name] = named
+        if not topics or name in with_columns:
+            traces[name] = Trace(named)
+    others = traces_of_other_jobs(key, of_topics).items()
+    traces |= {name: trace for name, trace in others if tables.exists(spark, tables.path_of(root, name))}
     quiet = spark.newSession()
     # Into so many parts a vacuum cuts its list of directories, of which there are a few: 10,000 as Spark has it.
     tasks = str(spark.sparkContext.defaultParallelism)
     for setting, value in (*_VACUUM, ("spark.sql.sources.parallelPartitionDiscovery.parallelism", tasks)):
         quiet.conf.set(setting, value)
-    _keep_numbers(quiet, root, chosen)
+    # Told before the first row is gone: what is cut off afterwards could not find them again.
+    for url in (objects := _objects(quiet, root, chosen)):
+        say(f"to be erased from the store: {url}")
+    erased = None if database is None else erase_rows(*database, key, topics)
+    _keep_numbers(quiet, root, chosen, archived=database is None)
+    for replay in (replays := _forget_replays(spark, root, key)):
+        say(f"the replay {replay} is forgotten")
     found = {}
-    for name, condition in conditions.items():
-        found[name] = _erased(quiet, tables.path_of(root, name), condition)
+    for name, trace in traces.items():
+        found[name] = _erased(quiet, tables.path_of(root, name), trace)
         say(f"{name}: {found[name].rows:,} rows")
-    for name, condition in conditions.items():
-        if not _rows(quiet, root, name).where(condition).isEmpty():
-            raise PipelineError(f"the key is in {name} again", hint="end the lake's job, then repeat this")
+    for name, trace in traces.items():
+        if not _rows(quiet, root, name).where(trace.where).isEmpty():
+            raise PipelineError(f"the key is in {name} again", hint=_END_JOBS)
     digest = hashlib.sha256(key).hexdigest()
-    return Certificate(datetime.now(UTC), digest, tuple(topics), root, found, erased)
+    return Certificate(datetime.now(UTC), digest, tuple(topics), root, found, erased, replays, objects)
 
 
 def _rows(spark: SparkSession, root: str, name: str) -> DataFrame:
     return spark.read.format("delta").load(tables.path_of(root, name))
 
 
-def _keep_numbers(spark: SparkSession, root: str, chosen: str) -> None:
+def _objects(spark: SparkSession, root: str, chosen: str) -> tuple[str, ...]:
+    """URLs of the objects that the chosen records name (docs/large-values.md)."""
+    named = f"try_element_at(filter(headers, one -> one.key = {schemas.text(HEADER)}), -1).value"
+    url = F.expr(f"try_validate_utf8(CAST({named} AS STRING)) AS url")
+    parts = [_rows(spark, root, name).where(chosen).select(url) for name in _KEYED]
+    rows = reduce(DataFrame.unionByName, parts).where("url IS NOT NULL").distinct()
+    return tuple(sorted(row["url"] for row in rows.collect()))
+
+
+def _keep_numbers(spark: SparkSession, root: str, chosen: str, *, archived: bool) -> None:
+    """`archived`: the archive may list the records on. Silver has each of its ids once."""
     for name in ("silver", "repeats"):
-        numbers = _rows(spark, root, name).where(chosen).select(*schemas.ERASURES.names[:-1])
+        rows = _rows(spark, root, name).where(chosen).withColumn("erased_at", F.current_timestamp())
+        if not (archived and name == "silver"):
+            rows = rows.withColumns(
+                {"topic": F.expr("CAST(NULL AS STRING)"), "timestamp": F.expr("CAST(NULL AS TIMESTAMP)")}
+            )
+        numbers = rows.select(*schemas.ERASURES.names)
         if not numbers.isEmpty():
-            rows = numbers.withColumn("erased_at", F.current_timestamp())
-            tables.append(rows, root, schemas.ERASURES_TABLE.name)
+            tables.append(numbers, root, schemas.ERASURES_TABLE.name)
 
 
-def _erased(spark: SparkSession, path: str, chosen: str) -> ErasedTable:
+def _forget_replays(spark: SparkSession, root: str, key: bytes) -> tuple[str, ...]:
+    """Removes the notes of replays that were asked for the key; the version of silver that they read goes as well."""
+    where, asked = tables.path_of(root, DIRECTORY), json.dumps(base64.b64encode(key).decode())
+    names = [
+        name
+        for name in tables.listing(spark, where)
+        if asked in (tables.read_text(spark, f"{where}/{name}") or "")
+    ]  # fmt: skip
+    tables.remove(spark, [f"{where}/{name}" for name in names])
+    return tuple(sorted({name.partition(".")[0] for name in names}))
+
+
+def _erased(spark: SparkSession, path: str, trace: Trace) -> ErasedTable:
     """Done again it goes on where it was cut off: rows may be deleted whose files are still there."""
     at = schemas.at(path)
-    rows = spark.sql(f"DELETE FROM {at} WHERE {chosen}").collect()[0][0]
+    rows = spark.sql(trace.removal(path)).collect()[0][0]
     spark.sql(f"REORG TABLE {at} APPLY (PURGE)")
     spark.sql(f"VACUUM {at} RETAIN 0 HOURS")
     last = spark.sql(f"DESCRIBE HISTORY {at} LIMIT 1").select("version", "operationMetrics").collect()[0]
@@ -146,7 +229,7 @@ def _erased(spark: SparkSession, path: str, chosen: str) -> ErasedTable:
     # Of the log before this version nothing is needed to read it. It has predicates, and bounds of columns.
     there = {name: int(name[:20]) for name in tables.listing(spark, f"{path}/_delta_log") if name[:20].isdigit()}
     if not any(number == last["version"] and ".checkpoint" in name for name, number in there.items()):
-        raise PipelineError(f"{path} was written to meanwhile", hint="end the lake's job, then repeat this")
+        raise PipelineError(f"{path} was written to meanwhile", hint=_END_JOBS)
     old = {name: number for name, number in there.items() if number < last["version"]}
     tables.remove(spark, [f"{path}/_delta_log/{name}" for name in old])
     versions = (min(old.values()), max(old.values())) if old else None

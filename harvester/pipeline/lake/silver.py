@@ -7,16 +7,28 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import reduce
+from operator import or_
 from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, Window
 from pyspark.sql import functions as F  # noqa: N812 - Spark's own name for it
-from pyspark.sql.types import StringType, StructField, StructType
+from pyspark.sql.types import (
+    ArrayType,
+    DataType,
+    DateType,
+    DecimalType,
+    MapType,
+    StringType,
+    StructField,
+    StructType,
+    TimestampNTZType,
+    TimestampType,
+)
 
 from harvester.pipeline import schemas
 from harvester.pipeline.lake.ids import BatchIds, Suspects, Word
@@ -191,6 +203,8 @@ def rejects(bronze: DataFrame) -> DataFrame:
 _CORRUPT = "_corrupt_record"
 _NAMING = ("day", "incarnation", "id", "created_at", "key", "tombstone")
 _AWKWARD = re.compile(r"[^A-Za-z0-9_-]")
+_REFUSED = " ,;{}()\n\t="
+"""What no name of a column may have in Delta, which would say so when the checkpoint is claimed already."""
 
 
 def from_ddl(text: str) -> StructType:
@@ -203,7 +217,26 @@ def from_ddl(text: str) -> StructType:
         raise ValueError(f"{text!r} is no list of columns")
     if _CORRUPT in found.names:
         raise ValueError(f"{_CORRUPT} is a name of Spark's own")
+    for names in _names(found):
+        if strange := [name for name in names if set(name) & set(_REFUSED)]:
+            raise ValueError(
+                f"{strange[0]!r} is no name of a column: Delta takes no blanks and none of ,;{{}}()= in it"
+            )
+        if len({name.lower() for name in names}) < len(names):
+            raise ValueError(f"{', '.join(names)}: two of these names are the same to Spark")
     return found
+
+
+def _names(kind: DataType) -> Iterator[list[str]]:
+    """Those of each struct within a type."""
+    if isinstance(kind, StructType):
+        yield kind.names
+        for one in kind:
+            yield from _names(one.dataType)
+    elif isinstance(kind, ArrayType):
+        yield from _names(kind.elementType)
+    elif isinstance(kind, MapType):
+        yield from _names(kind.valueType)
 
 
 def payload_table(topic: str, payload: StructType) -> Table:
@@ -216,14 +249,14 @@ def payload_table(topic: str, payload: StructType) -> Table:
 
 def expanded(bronze: DataFrame, topic: str, payload: StructType) -> DataFrame:
     """schemas.BRONZE → the columns of `payload_table`: the topic's rows whose value fits; a tombstone has no data."""
-    rows = _parsed(bronze, topic, payload).where(~_bad())
+    rows = _parsed(bronze, topic, payload).where(~_bad(payload))
     data = F.struct(*(F.col("_data")[name].alias(name) for name in payload.names))
     return rows.withColumn("data", F.when(~F.col("tombstone"), data)).select(*_NAMING, "data")
 
 
 def bad_payloads(bronze: DataFrame, topic: str, payload: StructType) -> DataFrame:
     """schemas.BRONZE → schemas.REJECTS but for `batch`: the topic's rows whose value is no JSON of this schema."""
-    rows = _parsed(bronze, topic, payload).where(_bad())
+    rows = _parsed(bronze, topic, payload).where(_bad(payload))
     found = rows.withColumns(
         {
             "day": day_of("unix_micros(timestamp)"),
@@ -245,8 +278,87 @@ def _parsed(bronze: DataFrame, topic: str, payload: StructType) -> DataFrame:
             "day": created_day(),
         }
     )
-    return rows.withColumn("_data", F.from_json("_text", marked, options))
+    rows = rows.withColumn("_data", F.from_json("_text", marked, options))
+    probe = _probe(payload)
+    return (
+        rows
+        if not isinstance(probe, StructType)
+        else rows.withColumn("_probe", F.from_json("_text", probe, {"mode": "PERMISSIVE"}))
+    )
 
 
-def _bad() -> Column:
-    return F.expr(f"NOT tombstone AND (_data IS NULL OR _data.{_CORRUPT} IS NOT NULL)")
+def _bad(payload: StructType) -> Column:
+    """Whether a row of `_parsed` is no value of this schema, or Spark has made another value of it."""
+    wrong = [F.expr(f"_data IS NULL OR _data.{_CORRUPT} IS NOT NULL")]
+    for column, test in (("_data", _beyond), ("_probe", _altered)):
+        if (found := _somewhere(F.col(column), payload, test)) is not None:
+            wrong.append(found)
+    return ~F.col("tombstone") & reduce(or_, wrong)
+
+
+# Spark rounds a number with more decimals than its column has. Of a number for a time it takes the seconds times a
+# million, whatever that comes to: beyond 9.2e12 the product wraps. So each is read once more, as the value has it.
+
+_HUGE = "^-?[0-9]{13,}$"
+"""Seconds behind the year 9999, before the product wraps."""
+
+
+def _probe(kind: DataType) -> DataType | None:
+    """The type by which `_altered` sees what stands in a value of this one; None where there is nothing to see."""
+    if isinstance(kind, DecimalType):
+        return _finer(kind)
+    if isinstance(kind, TimestampType):
+        return StringType()
+    if isinstance(kind, StructType):
+        fields = [StructField(one.name, probe) for one in kind if (probe := _probe(one.dataType)) is not None]
+        return StructType(fields) if fields else None
+    if isinstance(kind, ArrayType):
+        probe = _probe(kind.elementType)
+        return None if probe is None else ArrayType(probe)
+    if isinstance(kind, MapType):
+        probe = _probe(kind.valueType)
+        return None if probe is None else MapType(kind.keyType, probe)
+    return None
+
+
+def _finer(kind: DecimalType) -> DecimalType:
+    """With as many decimals as there is room for beside its digits; 19 more at least, though large numbers may lack."""
+    return DecimalType(38, max(38 - kind.precision + kind.scale, min(38, kind.scale + 19)))
+
+
+def _altered(probe: Column, kind: DataType) -> Column | None:
+    if isinstance(kind, DecimalType):
+        # try_: of what has no room nothing is left, which is another value as well.
+        return ~probe.eqNullSafe(probe.try_cast(kind).try_cast(_finer(kind)))
+    return probe.rlike(_HUGE) if isinstance(kind, TimestampType) else None
+
+
+def _beyond(value: Column, kind: DataType) -> Column | None:
+    """Times that most readers of a table cannot have."""
+    if isinstance(kind, TimestampType):
+        return ~F.unix_micros(value).between(schemas.FIRST_US, schemas.LAST_US)
+    if isinstance(kind, DateType | TimestampNTZType):
+        return ~F.year(value).between(1, 9999)
+    return None
+
+
+def _somewhere(value: Column, kind: DataType, test: Callable[[Column, DataType], Column | None]) -> Column | None:
+    """Whether the test holds of a value within this one, never NULL; None where it is none for these types."""
+    if isinstance(kind, StructType):
+        found = [_somewhere(value[one.name], one.dataType, test) for one in kind]
+        some = [one for one in found if one is not None]
+        return reduce(or_, some) if some else None
+    if isinstance(kind, ArrayType | MapType):
+        inner = kind.valueType if isinstance(kind, MapType) else kind.elementType
+        if _somewhere(F.lit(None), inner, test) is None:
+            return None
+
+        def within(one: Column) -> Column:
+            held = _somewhere(one, inner, test)
+            assert held is not None
+            return held
+
+        values = F.map_values(value) if isinstance(kind, MapType) else value
+        return F.coalesce(F.exists(values, within), F.lit(False))
+    held = test(value, kind)
+    return None if held is None else F.coalesce(held, F.lit(False))

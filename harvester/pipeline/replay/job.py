@@ -14,7 +14,6 @@ from dataclasses import dataclass, field, replace
 from datetime import datetime
 from typing import TYPE_CHECKING
 
-from harvester.origin import HEADER
 from harvester.pipeline import schemas, source, tables
 from harvester.pipeline.errors import InputMissing, PipelineError
 from harvester.pipeline.replay import plan
@@ -35,12 +34,11 @@ _READ_RECORDS = 200_000
 
 @dataclass(frozen=True, slots=True)
 class ReplaySettings:
-    """`kafka` has options as Kafka's Java client names them. `header`: the harvester's, which `as_new` leaves out."""
+    """`kafka` has options as Kafka's Java client names them."""
 
     lake: str
     kafka: Mapping[str, str]
     pace: ReplayRate = field(default_factory=ReplayRate)
-    header: str = HEADER
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,6 +117,8 @@ def run(
     try:
         with clear_errors("the replay"):
             _store(spark, settings.lake, progress)
+            # The one that the view of the lake makes, whatever the configuration names today.
+            without = tables.lake_header(spark, settings.lake) if progress.request.as_new else None
             before, began, due = progress.records, clock(), clock()
             for one, rows in _with_rows(spark, settings, progress, planned):
                 while not stop() and (wait_s := due - clock()) > 0:
@@ -126,7 +126,6 @@ def run(
                 if stop():
                     return progress
                 due = settings.pace.next_s(clock(), one.records)
-                without = settings.header if progress.request.as_new else None
                 records = plan.outgoing(rows, targets, progress.id, without)
                 records.write.format("kafka").options(**sink_options(settings.kafka)).save()
                 done = {**progress.done, **one.upto}
