@@ -125,7 +125,7 @@ def _no_bound_in_flight(patch: pytest.MonkeyPatch) -> None:
 
 def _records_in_doubt_are_forgotten(patch: pytest.MonkeyPatch) -> None:
     """P36: another producer sends the key, and the bytes of the first one arrive after that."""
-    patch.setattr(Ledger, "pin", lambda _self, _record_id, _shard: None)
+    patch.setattr(Ledger, "pin", lambda _self, _record_id, _shard, passed_over: None)
 
 
 def _pins_do_not_outlast_a_remark(patch: pytest.MonkeyPatch) -> None:

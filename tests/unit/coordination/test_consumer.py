@@ -32,6 +32,8 @@ class Message:
 class Claims:
     """What `Turns` sees of a session."""
 
+    error: BaseException | None = None
+
     def __init__(self) -> None:
         self.lock = threading.RLock()
         self.buffer: dict[GroupPartition, PartitionBuffer] = {}
