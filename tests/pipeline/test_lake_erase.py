@@ -110,7 +110,7 @@ def counts(dsn: str) -> list[int]:
     return [row[0] for row in rows if row is not None]
 
 
-@pytest.mark.timeout(900)
+@pytest.mark.timeout(1800)
 def test_an_erased_key_leaves_nothing_but_a_certificate(
     spark: SparkSession, servers: Servers, database: str, make_topic: MakeTopic, tmp_path: Path, command: Command
 ) -> None:
