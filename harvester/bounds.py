@@ -37,7 +37,7 @@ def passes(error: KafkaError) -> bool:
 
 
 def answer(future: Future[T], within_s: float) -> T:
-    """What an admin request brings; raises KafkaException, `_TIMED_OUT` where nothing comes in time.
+    """Wait for the result of an admin request. Raises KafkaException, `_TIMED_OUT` where nothing comes in time.
 
     A client gives a request that changes topics up after `socket.timeout.ms` only, whatever `operation_timeout` says.
     """

@@ -113,15 +113,10 @@ class AsyncCoordinatedConsumer:
         return record_batch(await self.consume(most, timeout_s))
 
     async def _next(self, timeout_s: float) -> Any:
-        deadline = clock_s() + timeout_s
-        await self._tell()  # what is left, if the handler has raised
-        record = self._take()
-        while record is None and not (self._filling is None and self._started._is_over):
-            await self._filled(max(0.0, deadline - clock_s()))
-            record = self._take()
-            if clock_s() >= deadline:
-                break
-        return record
+        async def take() -> Any:
+            return self._take()
+
+        return await self._until_taken(take, timeout_s)
 
     async def _resolved(self, most: int, timeout_s: float) -> list[Any]:
         """The same for records whose values may lie in a store.
@@ -129,12 +124,20 @@ class AsyncCoordinatedConsumer:
         The values are there before their records are taken: who is cancelled meanwhile has taken none. Raises
         ClaimCheckError for the first record; one further back ends the list before it.
         """
+
+        async def take() -> list[Any] | None:
+            return await self._take_resolved(most) or None
+
+        return await self._until_taken(take, timeout_s) or []
+
+    async def _until_taken(self, take: Callable[[], Awaitable[T | None]], timeout_s: float) -> T | None:
+        """What `take` takes of a batch; None if there is nothing in time."""
         deadline = clock_s() + timeout_s
-        await self._tell()
-        taken = await self._take_resolved(most)
-        while not taken and not (self._filling is None and self._started._is_over):
+        await self._tell()  # what is left, if the handler has raised
+        taken = await take()
+        while taken is None and not (self._filling is None and self._started._is_over):
             await self._filled(max(0.0, deadline - clock_s()))
-            taken = await self._take_resolved(most)
+            taken = await take()
             if clock_s() >= deadline:
                 break
         return taken
@@ -149,10 +152,7 @@ class AsyncCoordinatedConsumer:
                 break
         if self._filling or batch is not self._started._batch:
             return []  # somebody else reads, too
-        self._started._begin_batch()  # the store may have taken its time
-        if failure is not None and not found and batch.take(clock_s()) is not None:
-            raise failure
-        return found[: len(batch.take_some(len(found), clock_s()))]
+        return self._started._take_resolved(found, failure)
 
     def _take(self) -> Any:
         """The next record of the batch in hand; the claim is asked here, where nothing comes between."""
@@ -281,7 +281,7 @@ class AsyncCoordinatedConsumer:
 
 
 async def _finished(future: Future[T]) -> T:
-    """What a thread makes, which goes on when we are cancelled."""
+    """Wait for what a thread makes; the thread goes on when we are cancelled."""
     return await asyncio.shield(asyncio.wrap_future(future))
 
 
@@ -340,10 +340,9 @@ class _Run:
         wait_s = handling.wait_s()
         waiting: set[asyncio.Future[Any]] = {*self._running}
         now = clock_s()
-        is_full = handling.queues.ready >= AHEAD * self._workers
-        if not self._consumer._started._is_over and (
-            not is_full or now >= self._fill_at
-        ):  # at times to look after the claims
+        has_room = handling.queues.ready < AHEAD * self._workers
+        # Also without room at times, to look after the claims.
+        if (has_room or now >= self._fill_at) and not self._consumer._started._is_over:
             self._fill_at = now + IDLE_S
             waiting.add(self._consumer._fill(wait_s))
         if waiting:

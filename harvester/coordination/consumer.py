@@ -85,7 +85,7 @@ class Turns:
         return batch
 
     def begin(self, batch: RecordBatch) -> None:
-        """The turn of a batch that another thread has opened begins now, if nothing has ended it meanwhile."""
+        """The turn of a batch that was opened a while ago begins now, if nothing has ended it meanwhile."""
         with self._session.lock:
             if batch.ended or batch is NOTHING or self._session.error is not None:
                 return
@@ -244,16 +244,20 @@ class CoordinatedConsumer:
         assert self._claim_checks is not None
         if not self._batch.is_open(clock_s()):
             self._open_batch(timeout_s)
-        batch, found = self._batch, list[Any]()
+        found, failure = list[Any](), None
         try:
-            for record in batch.rest[:most]:
+            for record in self._batch.rest[:most]:
                 found.append(self._claim_checks.resolve(record))
-        except ClaimCheckError:
-            self._turns.begin(batch)
-            if not found and batch.take(clock_s()) is not None:
-                raise
-        self._turns.begin(batch)  # the store may have taken its time
-        return found[: len(batch.take_some(len(found), clock_s()))]
+        except ClaimCheckError as error:
+            failure = error
+        return self._take_resolved(found, failure)
+
+    def _take_resolved(self, found: list[Any], failure: ClaimCheckError | None) -> list[Any]:
+        """Takes the next records of the batch, of which these have their values; raises `failure` if there are none."""
+        self._begin_batch()  # the store may have taken its time
+        if failure is not None and not found and self._batch.take(clock_s()) is not None:
+            raise failure
+        return found[: len(self._batch.take_some(len(found), clock_s()))]
 
     def run_batches(self, handler: Callable[[list[Any]], object], most: int = 500) -> None:
         """As `run`, with lists of so many records at most. When it raises, each record is given to it alone."""
@@ -464,7 +468,7 @@ class CoordinatedConsumer:
             fetched = True
 
     def _begin_batch(self) -> None:
-        """Hand out what another thread has opened."""
+        """Hand out what was opened a while ago."""
         self._turns.begin(self._batch)
 
     def _attend(self) -> None:

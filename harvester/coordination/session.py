@@ -59,7 +59,6 @@ class Session:
         self._turn_s = min(_TURN * settings.heartbeat_interval_s, _LONGEST_TURN_S)
         self._counts: Counter[str] = Counter()
         self._written: Counter[str] = Counter()
-        self._waits = False  # for the log, at the start; that was said
         partitions = range(settings.coordination_partitions)
         self._coordinator = Coordinator(settings, client, {each: World.begin(settings.timing) for each in partitions})
         self._log = CoordinationLog(
@@ -145,9 +144,9 @@ class Session:
 
     def _run(self) -> None:
         try:
-            while (ends := self._begin()) is None:
-                if self.ended.wait(_AGAIN_S):
-                    return
+            ends = self._begin()
+            if ends is None:
+                return
             with self.lock:
                 self._coordinator.begin(ends, clock_s())
             while not self.ended.is_set():
@@ -156,14 +155,20 @@ class Session:
             self.fail(error)
 
     def _begin(self) -> Mapping[int, int] | None:
-        """Where the log ends; None if brokers do not say now. Nothing is claimed yet, so nothing is lost by waiting."""
-        try:
-            return self._log.begin(self._coordinator.worlds, self._settings.tail_ms, _READY_S)
-        except BrokerUnavailable as error:
-            if not self._waits:
-                _LOGGER.warning("nothing is claimed until the coordination topic can be read: %s", error)
-            self._waits = True
-            return None
+        """Begin to read the log, once brokers can be asked; returns where it ends, or None at the end of the session.
+
+        Nothing is claimed yet, so nothing is lost by waiting.
+        """
+        told = False
+        while True:
+            try:
+                return self._log.begin(self._coordinator.worlds, self._settings.tail_ms, _READY_S)
+            except BrokerUnavailable as error:
+                if not told:
+                    _LOGGER.warning("nothing is claimed until the coordination topic can be read: %s", error)
+                told = True
+            if self.ended.wait(_AGAIN_S):
+                return None
 
     def _turn(self) -> None:
         for partition, offset, at_ms, value in self._log.poll(self._turn_s):

@@ -299,7 +299,7 @@ class Holders:
     table: int | None = None
 
     def are_in(self, space: queries.IdSpace) -> bool:
-        """Whether ids are still those of this space."""
+        """Ids are still those of this space."""
         return self.table == space.table and (not space.sequence or self.sequence_file == space.file)
 
 

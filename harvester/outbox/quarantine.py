@@ -131,7 +131,7 @@ def discard(
 
 
 def _read(connection: Connection, query: str, *parameters: object) -> list[DeadRecord]:
-    """What a query for `_columns` finds.
+    """Dead records, by a query for `_columns`.
 
     A database in SQL_ASCII holds texts that are none, which may be why a record is here: they are read as bytes there,
     since the server would refuse them all for the sake of one.

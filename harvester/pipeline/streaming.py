@@ -179,7 +179,7 @@ _TOGETHER = "restore it and its tables as of the same time, or begin anew in ano
 def outrun(
     spark: SparkSession, where: str, root: str, names: Iterable[str], owner: str, hint: str = _TOGETHER
 ) -> CheckpointMismatch | None:
-    """What is wrong where tables of the `owner` have batches that the checkpoint has not begun: it is an older one.
+    """An error if tables of the `owner` have batches that the checkpoint has not begun: it is an older one.
 
     Its next batches would bear the numbers of those, and Delta would leave out what they write.
     """

@@ -173,7 +173,7 @@ class ShardPool:
         return not congested
 
     def has_room(self, index: int, fd: int) -> bool:
-        """Whether this descriptor is the one that takes what is sent."""
+        """This descriptor is the one that takes what is sent."""
         process = self.slots[index].process
         return process is not None and fd == process.channel.write_fd
 

@@ -133,7 +133,7 @@ def _pins_do_not_outlast_a_remark(patch: pytest.MonkeyPatch) -> None:
     begin = ReadPlanner.begin
 
     def forgetful(self: ReadPlanner) -> None:
-        self._ledger._pins.clear()
+        self._ledger.unpin(self._ledger.pinned())
         begin(self)
 
     patch.setattr(ReadPlanner, "begin", forgetful)

@@ -207,7 +207,7 @@ class RecordBatch:
         return False
 
     def is_open(self, now: float) -> bool:
-        """Whether a record of it may be handed out now."""
+        """A record of it may be handed out now."""
         return now < self.until and self.given < len(self.records)
 
     def begin(self, until: float) -> None:

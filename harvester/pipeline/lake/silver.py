@@ -280,15 +280,13 @@ def _parsed(bronze: DataFrame, topic: str, payload: StructType) -> DataFrame:
     )
     rows = rows.withColumn("_data", F.from_json("_text", marked, options))
     probe = _probe(payload)
-    return (
-        rows
-        if not isinstance(probe, StructType)
-        else rows.withColumn("_probe", F.from_json("_text", probe, {"mode": "PERMISSIVE"}))
-    )
+    if not isinstance(probe, StructType):
+        return rows
+    return rows.withColumn("_probe", F.from_json("_text", probe, {"mode": "PERMISSIVE"}))
 
 
 def _bad(payload: StructType) -> Column:
-    """Whether a row of `_parsed` is no value of this schema, or Spark has made another value of it."""
+    """A condition on `_parsed`: no value of this schema, or one of which Spark has made another."""
     wrong = [F.expr(f"_data IS NULL OR _data.{_CORRUPT} IS NOT NULL")]
     for column, test in (("_data", _beyond), ("_probe", _altered)):
         if (found := _somewhere(F.col(column), payload, test)) is not None:
@@ -343,7 +341,7 @@ def _beyond(value: Column, kind: DataType) -> Column | None:
 
 
 def _somewhere(value: Column, kind: DataType, test: Callable[[Column, DataType], Column | None]) -> Column | None:
-    """Whether the test holds of a value within this one, never NULL; None where it is none for these types."""
+    """A condition, never NULL: the test holds of a value within this one. None where it is none for these types."""
     if isinstance(kind, StructType):
         found = [_somewhere(value[one.name], one.dataType, test) for one in kind]
         some = [one for one in found if one is not None]

@@ -62,9 +62,9 @@ class Ledger:
         self._drained: list[bytes] = []
         self._entries: dict[int, _Key] = {}
         self._keys: dict[bytes, _Key] = {}
-        self._pins: dict[bytes, tuple[int, int]] = {}  # key -> the record of it that is in doubt, and its shard
-        self._doubtful: dict[int, bytes] = {}  # the same: record -> key
-        self._passed_over: set[int] = set()  # of these
+        # key -> the record of it that is in doubt, its shard, and whether it was found below the low watermark
+        self._pins: dict[bytes, tuple[int, int, bool]] = {}
+        self._doubtful: dict[int, bytes] = {}  # record -> key
         self._keyless = 0
         self._per_shard: dict[int, int] = {}
         self._recently_settled: dict[int, set[int]] = {}  # settled ids, by the number of the last statement sent before
@@ -133,7 +133,7 @@ class Ledger:
 
     def pinned(self, first: int = 0) -> list[int]:
         """Records in doubt at the shards from this one on, ascending."""
-        return sorted(record_id for record_id, shard in self._pins.values() if shard >= first)
+        return sorted(record_id for record_id, shard, _ in self._pins.values() if shard >= first)
 
     def knows(self, record_id: int) -> bool:
         """Whether a row in a result is on its way already, or settled after its statement was sent (P3)."""
@@ -256,9 +256,7 @@ class Ledger:
             before = self._pins.get(key)
             if before is not None:
                 self.unpin([before[0]])
-            self._pins[key], self._doubtful[record_id] = (record_id, shard), key
-            if passed_over:
-                self._passed_over.add(record_id)
+            self._pins[key], self._doubtful[record_id] = (record_id, shard, passed_over), key
 
     def unpin(self, ids: Iterable[int]) -> None:
         """These records are settled, or have left the table."""
@@ -268,16 +266,15 @@ class Ledger:
             key = self._doubtful.pop(record_id, None)
             if key is not None:
                 del self._pins[key]
-                self._passed_over.discard(record_id)
 
     def unpin_shard(self, shard: int) -> None:
         """Its process is dead, and its producer with it."""
-        self.unpin([record_id for record_id, pinned in self._pins.values() if pinned == shard])
+        self.unpin([record_id for record_id, pinned, _ in self._pins.values() if pinned == shard])
 
     def unpin_below(self, low_water: int) -> None:
         """Everything below this id has left the table, but for what was found there later."""
-        over = (each for each in self._doubtful if each < low_water and each not in self._passed_over)
-        self.unpin(list(over))
+        pins = self._pins.values()
+        self.unpin([record_id for record_id, _, passed_over in pins if record_id < low_water and not passed_over])
 
     def keep_only(self, shard: int, on_the_wire: Iterable[int]) -> list[int]:
         """A remark's answer: of this shard exactly these ids stay. Returns what was forgotten."""
