@@ -164,6 +164,7 @@ class Lane:
         self.error = ""  # of the last call that failed
         self.room = 0  # how many ids a progress record may name; see `Lanes.room`
         self.refused: KafkaError | None = None  # what the open transaction's progress failed with
+        self.begun = self.noted = False  # whether a transaction is open, and whether it has had its `note`
         self.produce = producer.produce
 
     def init(self) -> TransactionOutcome:
@@ -171,13 +172,17 @@ class Lane:
         return self._call(lambda: self._producer.init_transactions(_INIT_S))
 
     def begin(self) -> TransactionOutcome:
-        self.refused = None
+        self.refused, self.noted = None, False
         self._witness.watch()
-        return self._call(self._producer.begin_transaction)
+        outcome = self._call(self._producer.begin_transaction)
+        self.begun = outcome is TransactionOutcome.DONE
+        return outcome
 
     def note(self, progress: bytes) -> TransactionOutcome:
         """A progress record that names earlier transactions only: it makes the partition known to the coordinator."""
-        return self._call(lambda: self._note(progress))
+        outcome = self._call(lambda: self._note(progress))
+        self.noted = outcome is TransactionOutcome.DONE
+        return outcome
 
     def _note(self, progress: bytes) -> None:
         try:
@@ -196,16 +201,28 @@ class Lane:
             self.refused = error
 
     def commit(self, progress: bytes) -> TransactionOutcome:
-        """Send what is left; when all of that is acknowledged, this progress record; and commit."""
-        sent = self._call(lambda: self._send(progress))
-        if sent is TransactionOutcome.DONE:
-            return self._ended(lambda: self._producer.commit_transaction(_END_S))
-        return TransactionOutcome.UNCLEAR if sent is TransactionOutcome.AGAIN else sent
+        """Conclude the transaction, and commit it."""
+        outcome = self.conclude(progress)
+        return self.commit_concluded() if outcome is TransactionOutcome.DONE else outcome
 
-    def _send(self, progress: bytes) -> None:
+    def conclude(self, progress: bytes) -> TransactionOutcome:
+        """Send what is left; when all of that is acknowledged, hand this progress record over."""
+        return self._sent(lambda: self._conclude(progress))
+
+    def _conclude(self, progress: bytes) -> None:
         self._arrive()
         self._note(progress)
-        self._arrive()
+
+    def commit_concluded(self) -> TransactionOutcome:
+        """Commit, when the progress record is acknowledged."""
+        outcome = self._sent(self._arrive)
+        if outcome is TransactionOutcome.DONE:
+            return self._ended(lambda: self._producer.commit_transaction(_END_S))
+        return outcome
+
+    def _sent(self, action: Callable[[], None]) -> TransactionOutcome:
+        outcome = self._call(action)
+        return TransactionOutcome.UNCLEAR if outcome is TransactionOutcome.AGAIN else outcome
 
     def _arrive(self) -> None:
         self._left(FLUSH_S)
@@ -254,6 +271,7 @@ class Lane:
 
     def _ended(self, end: Callable[[], None]) -> TransactionOutcome:
         """Commit or abort; DONE only when that is clear."""
+        self.begun = False
         self._witness.ask()
         began = time.monotonic()
         outcome = self._call(end)

@@ -31,8 +31,9 @@ sends cannot be committed once its successor has opened the lane.
 *Filling* (`TransactionWriter`). Kafka's coordinator learns of a transaction's partitions one millisecond after the
 first record, by one request, and nothing is sent before it answers. So a transaction that has taken all there is waits
 as long for more, unless the transactor had nothing to do before. The partition of the lane's progress would need a
-second such request at the end, so a progress record that names earlier transactions only is sent first. All that does
-not need a record is done ahead of it, when the next transaction begins. It is aborted if no record comes soon.
+second such request at the end, so a progress record that names earlier transactions only is sent first: ahead of all
+records if none is queued when the transaction before is clear, and else together with them, since one request to the
+coordinator is less work than two. What was begun ahead is aborted if no record comes soon.
 """
 
 from __future__ import annotations
@@ -91,7 +92,6 @@ class Transactor:
         self.term_row, self.delete = purger.term, purger.delete
         self._opener = Opener(lanes, self)
         self._idle: Lane | None = None  # the other lane of the shard, whose turn comes next
-        self._begun: set[int] = set()  # numbers of lanes with a transaction open that has taken no record yet
         self._found: set[int] = set()  # what lanes that were opened had committed, as long as not all are open
         self._refused = 0  # commits in a row, with no record at fault
         self._wanted: f.Remark | None = None  # the one that is being answered
@@ -111,7 +111,7 @@ class Transactor:
             while True:
                 with intake.changed:
                     busy = intake.has_work()
-                    due = busy or intake.changed.wait_for(intake.has_work, _AHEAD_S if self._begun else _IDLE_S)
+                    due = busy or intake.changed.wait_for(intake.has_work, _AHEAD_S if self._is_begun() else _IDLE_S)
                     ended, pending = intake.ended, intake.pending
                 if ended:
                     self._give_back()
@@ -123,7 +123,7 @@ class Transactor:
                     self._open(intake.under, lanes_of(self._index))
                 elif intake.lane is not None and due:
                     self._transact(intake.lane, _JOIN_S if busy else _QUIET_JOIN_S)
-                elif intake.lane is not None and self._begun:
+                elif self._is_begun():
                     self._abort_begun()
                 elif any(lane.poll(0) is not TransactionOutcome.DONE for lane in self._lanes_open()):
                     self._lose_lanes()
@@ -135,15 +135,14 @@ class Transactor:
         if not self._shard.trusted():
             intake.give_all_up()
             return
-        if lane.number not in self._begun and not self._begin(lane):
+        if not self._begin(lane):
             return
-        self._begun.discard(lane.number)
         if not self._writer.fill(lane, join_s):
             self._abort(lane)
             return
         with intake.changed:
             under, batches = intake.under, intake.batches
-            before, ids, alone = batches.unpurged(), batches.progress(), batches.alone
+            ids, alone = batches.progress(), batches.alone
         if under is None or intake.is_over() or not self._shard.trusted():
             self._abort(lane)
             return
@@ -153,12 +152,14 @@ class Transactor:
         if not arrived or self._writer.failed:
             self._abort(lane)
             return
+        self._shard.failpoints.hit("shard.commit", index=self._index, ids=ids)
         idle = self._idle
         assert idle is not None
-        if idle.number not in self._begun:
-            self._begin_ahead(idle, _progress(under, before))
-        self._shard.failpoints.hit("shard.commit", index=self._index, ids=ids)
-        outcome = lane.commit(_progress(under, ids))
+        outcome = lane.conclude(_progress(under, ids))
+        if outcome is TransactionOutcome.DONE:
+            if not idle.begun:
+                idle.begin()  # while the progress is on its way; if it fails, that shows when its turn has come
+            outcome = lane.commit_concluded()
         self._shard.failpoints.hit("shard.committed", index=self._index, ids=ids, outcome=outcome.value)
         if outcome is TransactionOutcome.REFUSED:
             at_fault = bool(self._writer.failed)
@@ -171,12 +172,18 @@ class Transactor:
             self._writer.committed()
             self._commit()
             intake.lane, self._idle = idle, lane
+            with intake.changed:
+                due = intake.has_work()
+            if not due:
+                self._begin(idle)
 
     def _begin(self, lane: Lane) -> bool:
-        """Open a transaction for records to come. False: it is not to be had, and what follows from that is done."""
-        if lane.begin() is not TransactionOutcome.DONE:
+        """Have a transaction open for records to come. False: it is not to be had; what follows from that is done."""
+        if not lane.begun and lane.begin() is not TransactionOutcome.DONE:
             self._lose_lanes()
             return False
+        if lane.noted:
+            return True
         with self._intake.changed:
             under, before = self._intake.under, self._intake.batches.unpurged()
         if under is None:
@@ -186,16 +193,7 @@ class Transactor:
             self._abort(lane)
             self._repeat(lane)
             return False
-        self._begun.add(lane.number)
         return True
-
-    def _begin_ahead(self, lane: Lane, progress: bytes) -> None:
-        """Open the transaction that comes next. If it is not to be had, that shows when its turn has come."""
-        if lane.begin() is TransactionOutcome.DONE:
-            if lane.note(progress) is TransactionOutcome.DONE:
-                self._begun.add(lane.number)
-            else:
-                lane.abort()
 
     def _repeat(self, lane: Lane) -> None:
         """The transaction was refused, and none of its records is at fault: say why, and wait."""
@@ -220,7 +218,6 @@ class Transactor:
 
     def _abort(self, lane: Lane) -> None:
         """Give the transaction up, and see to those that failed. What timed out may still arrive (P23)."""
-        self._begun.discard(lane.number)
         failed = [why for _, why in self._writer.failed] + [lane.refused]
         timed_out = any(isinstance(why, KafkaError) and why.name() == "_MSG_TIMED_OUT" for why in failed)
         if timed_out or lane.abort() is not TransactionOutcome.DONE:
@@ -234,16 +231,19 @@ class Transactor:
         """Nobody knows what became of the transaction, or nothing can be done with a producer any more."""
         for lane in self._lanes_open():
             lane.close()
-        self._begun.clear()
         self._intake.lane = self._idle = None
 
     def _lanes_open(self) -> list[Lane]:
         return [lane for lane in (self._intake.lane, self._idle) if lane is not None]
 
+    def _is_begun(self) -> bool:
+        """Whether a transaction is open; between two turns, one without a record."""
+        return any(lane.begun for lane in self._lanes_open())
+
     def _abort_begun(self) -> None:
         """End transactions that have no record."""
         for lane in self._lanes_open():
-            if lane.number in self._begun:
+            if lane.begun:
                 self._abort(lane)
 
     def _judge(self) -> None:
