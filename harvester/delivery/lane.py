@@ -254,6 +254,7 @@ class Lane:
         counts the request after its failure (an assertion in rdkafka_txnmgr.c, seen with 2.16). When all records are
         acknowledged, none is due. There is no abort instead: it would keep the epoch, which late bytes still have.
         """
+        self.begun = False
         self.flush(_LEAVE_S)
         self._call(self._drop)  # a fenced producer says so once more
         # Its `close` would wait for an answer; the client is destroyed with the last reference.

@@ -3,6 +3,7 @@
 
 const EVERY_MS = 1000;
 let lastAt = ""; // of the last answer
+let lastName = "";
 const byId = (id) => document.getElementById(id);
 const number = (value, digits = 0) =>
   value == null ? "–" : value.toLocaleString("en", { maximumFractionDigits: digits });
@@ -71,6 +72,7 @@ function drawChart(rates) {
 
 function show(status) {
   lastAt = status.at;
+  lastName = status.name;
   document.title = status.state + " · " + status.name;
   byId("name").textContent = status.name;
   byId("state").textContent = status.state;
@@ -105,6 +107,8 @@ async function look() {
       byId("state").textContent = "no answer";
       byId("since").textContent = lastAt && "since " + lastAt.slice(11, 19) + " UTC";
       byId("waits").textContent = "";
+      byId("at").textContent = "";
+      document.title = "no answer" + (lastName && " · " + lastName);
     }
   }
   setTimeout(look, EVERY_MS);

@@ -138,7 +138,10 @@ class Transactor:
         if not self._begin(lane):
             return
         if not self._writer.fill(lane, join_s):
+            at_fault = bool(self._writer.failed) or intake.is_over()
             self._abort(lane)
+            if not at_fault:  # the record that was sent ahead is refused, or the client has no room
+                self._repeat(lane)
             return
         with intake.changed:
             under, batches = intake.under, intake.batches
@@ -159,6 +162,7 @@ class Transactor:
         if outcome is TransactionOutcome.DONE:
             if not idle.begun:
                 idle.begin()  # while the progress is on its way; if it fails, that shows when its turn has come
+            self._shard.failpoints.hit("shard.concluded", index=self._index, ids=ids)
             outcome = lane.commit_concluded()
         self._shard.failpoints.hit("shard.committed", index=self._index, ids=ids, outcome=outcome.value)
         if outcome is TransactionOutcome.REFUSED:

@@ -279,6 +279,8 @@ def test_repeats_are_bounded_by_what_can_be_in_flight() -> None:
     ]
     lost = [Led("h1", "x", 1, 900.0, 1016.0)]
     assert names(replace(repeats, limits=Limits(cap=1, recovery_s=5.0), led=lost)) == set()
+    one_key = history(("a", 1), ("a", 2), ("a", 1), ("a", 2), faults=[crash], limits=Limits(cap=1000, recovery_s=5.0))
+    assert "I8 2 repeats because of kill supervisor of h1" in said(one_key)
 
 
 def test_a_repeat_of_what_was_sent_exactly_once_has_no_excuse() -> None:

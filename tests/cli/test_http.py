@@ -28,12 +28,15 @@ from psycopg.conninfo import conninfo_to_dict, make_conninfo
 from harvester.http import web_server
 from harvester.http.server import WebServer
 from harvester.status import LastEvent, State, Status, adapter
+from tests.conftest import MakeTopic
 from tests.support.browser import dump_dom
 from tests.support.cli import RunningCli
-from tests.support.harvesting import Scene, log_lines, wait_leads
+from tests.support.harvesting import Scene, log_lines, messages, wait_leads
 from tests.support.hooks import Fault
 from tests.support.longs import long
 from tests.support.proxy import Proxy
+from tests.support.servers import Servers
+from tests.support.topics import Topics
 from tests.support.wait import eventually
 from tests.unit.http.test_pages import BUSY, Shown
 
@@ -334,6 +337,23 @@ def test_it_is_not_ready_while_others_have_its_group(scene: Scene) -> None:
         others.close()
 
 
+def test_it_is_not_ready_while_the_leader_topic_takes_no_heartbeat(
+    scene: Scene, servers: Servers, make_topic: MakeTopic
+) -> None:
+    """The page, the status and the log say so; it is ready without a restart when the topic takes them."""
+    topic = make_topic(partitions=1, config={"max.message.bytes": "100"})
+    refused = f"the leader topic {topic!r} takes no heartbeat, so nobody can lead: "
+    with scene.cli(http=HTTP, leader_topic=topic) as running:
+        url = base_url(running)
+        eventually(lambda: refused in get(f"{url}/readyz")[1], 60, "the refusal")
+        assert get(f"{url}/readyz")[0] == 503
+        assert refused in json.loads(get(f"{url}/status")[1])["problem"]
+        assert len([line for line in messages(running) if refused in line]) == 1
+        Topics(servers).configure(topic, "max.message.bytes", "1000000")
+        eventually(lambda: is_ready(url), 60, "readiness")
+        assert running.stop() == 0
+
+
 def test_a_database_that_is_away_is_no_reason_to_restart(scene: Scene) -> None:
     with socket.create_server(("127.0.0.1", 0)) as closed:
         port = closed.getsockname()[1]
@@ -430,6 +450,31 @@ def test_the_page_of_a_standby_shows_what_it_waits_for(tmp_path: Path) -> None:
     finally:
         server.stop()
     assert page.by_id["waits"] == "until 15:09:26 UTC at the latest: the leader is silent|"
+
+
+def test_the_page_of_a_harvester_that_does_not_answer_any_more_shows_nothing_stale(tmp_path: Path) -> None:
+    class Ending(Shown):
+        """Answers once."""
+
+        def status(self) -> Status:
+            if asked.is_set():
+                raise OSError("gone")
+            asked.set()
+            return super().status()
+
+    asked = Event()
+    server = web_server("127.0.0.1:0", Ending(BUSY), lambda _text: None, lambda *_: None)
+    server.start()
+    try:
+        assert server.listening.wait(30)
+        html = dump_dom(f"http://{server.address}/", tmp_path, budget_ms=3_500, may_complain=True)
+    finally:
+        server.stop()
+    page = _Texts(html)
+    assert page.by_id["name"] == f"{BUSY.name}|"
+    assert page.by_id["state"] == "no answer|"
+    assert "at" not in page.by_id
+    assert f"<title>no answer · {BUSY.name}</title>" in html
 
 
 MARKUP = '<img src=x onerror="alert(1)"> <b>'

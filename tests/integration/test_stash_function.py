@@ -170,6 +170,17 @@ def put(
     return found
 
 
+def test_use_renews_a_lease(connection: psycopg.Connection[Any], database: str) -> None:
+    lease, *_ = take(connection)
+    connection.execute(
+        "UPDATE outbox_lease SET leased_at = now() - interval '6 d', expires_at = now() + interval '1 d'"
+    )
+    assert put(connection, lease, 1, 1) is not None
+    row = lease_row(database, "reader")
+    assert row is not None
+    assert (row["expires_at"] - row["leased_at"]).days == 7
+
+
 def test_a_writer_that_begins_anew_writes_each_record_once(connection: psycopg.Connection[Any], database: str) -> None:
     lease, generation, sequence, at = take(connection)
     assert (generation, sequence, at) == (1, 0, None)

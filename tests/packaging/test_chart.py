@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import re
 import shutil
@@ -26,6 +27,22 @@ DEPLOYMENT = OBJECTS["Deployment/harvester"]["spec"]
 POD = DEPLOYMENT["template"]["spec"]
 (MAIN,) = POD["containers"]
 (JOB,) = (each["spec"]["template"]["spec"] for name, each in OBJECTS.items() if name.startswith("Job/"))
+
+
+def test_the_manifests_are_of_the_chart_as_it_stands() -> None:
+    """Only `scripts/chart`, which builds helm, can render it; every run notices a chart that was changed since."""
+    listed = sorted(str(file.relative_to(ROOT)) for file in CHART.rglob("*") if file.is_file())
+    sums = [f"{hashlib.sha256((ROOT / file).read_bytes()).hexdigest()}  {file}\n" for file in listed]
+    assert f"# Chart: {hashlib.sha256(''.join(sums).encode()).hexdigest()[:16]}\n" in MANIFEST, "scripts/chart --write"
+
+
+def test_resources_are_those_of_the_table_of_sizes() -> None:
+    page = (ROOT / "docs" / "operations.md").read_text()
+    row = re.search(r"^\| 8 \|.*\| (\d+), (\d+) MB \|$", page, re.MULTILINE)
+    assert row is not None
+    resources = MAIN["resources"]
+    assert resources["requests"]["memory"] == f"{row[1]}Mi"
+    assert resources["limits"] == {"memory": f"{row[2]}Mi"}
 
 
 def test_the_configuration_is_one() -> None:

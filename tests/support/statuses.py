@@ -59,13 +59,13 @@ def leading(shards: int = 8, *, beat: int = 0) -> Status:
             LastEvent(at=AT - timedelta(seconds=133 - 9 * number), text=text)
             for number, text in enumerate(
                 [
-                    "joined the group harvester-billing",
-                    "leader acquired: term 7",
-                    "shard 3 died (signal 9); its slice is held",
-                    "shard 3 started again as 41203",
-                    "remark: shard 3 died",
-                    "leader refreshed: 3f2a91c0",
-                    "record 88123 quarantined: Broker: Message size too large",
+                    "term: waits until the outbox is free: held by 9d8b2c11 under term 6",
+                    "term: the wait is over after 4 s",
+                    "leads under term 7 as 5e8d7a90",
+                    "shard 3 died: marks again as 3f2a91c0",
+                    "paused: nothing is marked until it is resumed",
+                    "resumed",
+                    "changed to 8 shards",
                 ]
             )
         ),
@@ -88,7 +88,7 @@ def standby() -> Status:
         p50_ms=None,
         p99_ms=None,
         backlog=None,
-        events=(LastEvent(at=AT, text="joined the group harvester-billing"),),
+        events=(LastEvent(at=AT, text="kafka: recovered after 12 s"),),
     )
 
 
@@ -100,7 +100,7 @@ def fenced() -> Status:
         rate_per_s=0.0,
         rate_history=(9_000.0, 4_000.0, *((0.0,) * 6)),
         problem="no heartbeat came back for 5.0 s: waiting for the broker at kafka-1:9092",
-        events=(LastEvent(at=AT, text="leader fenced: no heartbeat for 5.0 s"),),
+        events=(LastEvent(at=AT, text="no heartbeat came back for 5.0 s: fenced"),),
     )
 
 

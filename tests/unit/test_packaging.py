@@ -108,6 +108,9 @@ def test_messages_name_no_file_that_a_wheel_does_not_have() -> None:
             if isinstance(node, ast.Constant) and isinstance(node.value, str)
             if id(node) not in docstrings and NOT_IN_A_WHEEL.search(node.value)
         ]
+    for file in sorted((ROOT / "cli" / "harvester_cli" / "units").iterdir()):
+        lines = file.read_text(encoding="utf-8").splitlines()
+        found += [f"{file.name}: {line}" for line in lines if "https://" not in line and NOT_IN_A_WHEEL.search(line)]
     assert not found, "\n".join(found)
 
 

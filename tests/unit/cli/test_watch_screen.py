@@ -130,7 +130,7 @@ def test_one_shard_has_all_its_figures_and_its_events() -> None:
     assert "── shard 3 ──" in drawn
     assert "quarantined" in drawn
     assert "moves 12% of the records" in drawn
-    assert "shard 3 started again as 41203" in drawn
+    assert "shard 3 died: marks again as 3f2a91c0" in drawn
     assert "shard 4" not in drawn
     assert " 0 ready" not in drawn
     other = replace(leading(), events=(LastEvent(AT, "shard 13 died"),))

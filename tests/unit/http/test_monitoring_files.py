@@ -23,6 +23,7 @@ from tests.unit.http.test_pages import BUSY, TOTALS
 DOCS = Path(__file__).parents[3] / "docs"
 RULES = yaml.safe_load((DOCS / "alerts" / "harvester.rules.yml").read_text(encoding="utf-8"))
 BOARD = json.loads((DOCS / "grafana" / "harvester.json").read_text(encoding="utf-8"))
+RUNBOOKS = "https://github.com/outbox-harvester/harvester/blob/main/docs/runbooks.md"
 PAGE = (DOCS / "operations.md").read_text(encoding="utf-8")
 
 _SELECTOR = re.compile(r"\{([^{}]*)\}")
@@ -98,7 +99,7 @@ def test_every_rule_is_whole() -> None:
         assert re.fullmatch(r"Harvester[A-Za-z]+", rule["alert"])
         assert re.fullmatch(r"\d+[smh]", rule.get("for", "1m"))
         assert rule["labels"]["severity"] in ("info", "warning", "critical")
-        assert set(rule["annotations"]) == {"summary", "description", "runbook"}
+        assert set(rule["annotations"]) == {"summary", "description", "runbook_url"}
         for label in re.findall(r"\$labels\.(\w+)", rule["annotations"]["summary"]):
             assert re.search(rf"by \([^)]*\b{label}\b[^)]*\)", rule["expr"]), f"{label} is not in the result"
 
@@ -116,7 +117,7 @@ def test_every_alert_has_a_section_that_says_what_to_do() -> None:
     page = (DOCS / "runbooks.md").read_text(encoding="utf-8")
     assert re.findall(r"^## (\w+)$", page, re.MULTILINE) == [rule["alert"] for rule in rules()]
     for rule in rules():
-        assert rule["annotations"]["runbook"] == f"docs/runbooks.md#{rule['alert'].lower()}"
+        assert rule["annotations"]["runbook_url"] == f"{RUNBOOKS}#{rule['alert'].lower()}"
 
 
 def test_what_must_wake_somebody_is_there() -> None:

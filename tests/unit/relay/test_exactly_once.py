@@ -1,24 +1,29 @@
-"""What goes into one transaction, and under which numbers."""
+"""What goes into one transaction, and under which numbers; how two lanes take turns."""
 
 from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
+from unittest.mock import Mock
 from uuid import UUID
 
 import pytest
-from confluent_kafka import KafkaError
+from confluent_kafka import KafkaError, KafkaException
 
 from harvester import origin
 from harvester.delivery.decode import Broken
-from harvester.delivery.lane import TransactionOutcome
+from harvester.delivery.lane import Lane, TransactionOutcome
+from harvester.delivery.retries import Policy
 from harvester.origin import Stamps
 from harvester.record import KafkaRecord
 from harvester.relay import exactly_once
 from harvester.relay.at_least_once import RESERVED
+from harvester.relay.core.frames import Frame, Remark, Trouble
 from harvester.relay.core.transaction_queue import QueuedRecord, TransactionQueue
-from harvester.relay.exactly_once import TransactionWriter
+from harvester.relay.exactly_once import TransactionWriter, Transactor
+from harvester.relay.transaction_intake import TransactionIntake
 from tests.support.relay_shard import Delivered
 
 INCARNATION = str(UUID(int=5))
@@ -158,3 +163,146 @@ def test_a_delivery_without_an_offset_is_none(shard: Shard) -> None:
     for report, offset in zip(shard.lane.reported, (0, None), strict=True):
         report(None, Delivered(offset))
     assert [entry.id for entry, _ in shard.filler.failed] == [2]
+
+
+# -- turns
+
+
+class Scripted:
+    """A lane that does as it is told, and notes what it was asked for."""
+
+    def __init__(self, number: int, calls: list[str]) -> None:
+        self.number, self.calls = number, calls
+        self.begun = self.noted = False
+        self.refused = None
+        self.outcomes: dict[str, list[TransactionOutcome]] = {}
+        self.queued: Callable[[], None] = lambda: None  # while the transaction is committed
+
+    def _done(self, what: str) -> TransactionOutcome:
+        self.calls.append(f"{what} {self.number}")
+        later = self.outcomes.get(what)
+        return later.pop(0) if later else TransactionOutcome.DONE
+
+    def begin(self) -> TransactionOutcome:
+        outcome = self._done("begin")
+        self.begun, self.noted = outcome is TransactionOutcome.DONE, False
+        return outcome
+
+    def note(self, _progress: bytes) -> TransactionOutcome:
+        outcome = self._done("note")
+        self.noted = outcome is TransactionOutcome.DONE
+        return outcome
+
+    def produce(self, *_: Any) -> None:
+        self.calls.append(f"produce {self.number}")
+
+    def flush(self, _timeout_s: float) -> bool:
+        return True
+
+    def conclude(self, _progress: bytes) -> TransactionOutcome:
+        return self._done("conclude")
+
+    def commit_concluded(self) -> TransactionOutcome:
+        self.queued()
+        outcome = self._done("commit")
+        self.begun = False
+        return outcome
+
+    def abort(self) -> TransactionOutcome:
+        self.begun = False
+        return self._done("abort")
+
+    def poll(self, _timeout_s: float) -> TransactionOutcome:
+        return TransactionOutcome.DONE
+
+    def close(self) -> None:
+        self.calls.append(f"close {self.number}")
+
+
+class Turns:
+    """A transactor with two open lanes; its thread is not started."""
+
+    def __init__(self) -> None:
+        self.calls: list[str] = []
+        self.said: list[Frame] = []
+        shard: Any = SimpleNamespace(
+            index=0, failpoints=SimpleNamespace(hit=lambda *_, **__: None), trusted=lambda: True,
+            send=self.said.append, purge=lambda _ids: None,
+        )  # fmt: skip
+        self.intake = TransactionIntake(100, Policy(2, 0.1, 10.0, 30.0, "quarantine"), shard)
+        self.intake.batches.most_named = 100
+        lanes: Any = SimpleNamespace(explain=lambda _lane: "the progress is refused")
+        purger: Any = SimpleNamespace(term=None, delete=None)
+        self.transactor = Transactor(self.intake, lanes, shard, purger, "harvester", frozenset({"own"}))
+        self.lanes = [Scripted(number, self.calls) for number in (0, 1)]
+        first, second = cast("list[Lane]", self.lanes)
+        self.intake.under = Remark(1, 7, "holder", incarnation=INCARNATION)
+        self.intake.lane, self.transactor._idle = first, second
+        self.transactor._writer.begin(7, INCARNATION)
+
+    def add(self, number: int) -> None:
+        record = KafkaRecord(number, None, "t", b"", [], -1, 0)
+        assert self.intake.batches.offer(QueuedRecord(number, None, record, 0.0))
+
+    def turn(self) -> list[str]:
+        """One transaction; what was asked of the lanes."""
+        self.calls.clear()
+        assert self.intake.lane is not None
+        self.transactor._transact(self.intake.lane, 0.0)
+        return self.calls
+
+
+def test_the_next_transaction_begins_while_the_progress_of_this_one_is_on_its_way() -> None:
+    """Its own progress record goes ahead, but not before the commit under way is clear: no row waits for that work."""
+    turns = Turns()
+    turns.add(1)
+    assert turns.turn() == ["begin 0", "note 0", "produce 0", "conclude 0", "begin 1", "commit 0", "note 1"]
+    turns.add(2)
+    assert turns.turn() == ["produce 1", "conclude 1", "begin 0", "commit 1", "note 0"]
+
+
+def test_what_is_queued_does_not_wait_for_the_record_that_goes_ahead() -> None:
+    """One request to the coordinator names all partitions then."""
+    turns = Turns()
+    turns.add(1)
+    turns.lanes[0].queued = lambda: turns.add(2)
+    assert turns.turn()[-1] == "commit 0"
+    assert turns.turn()[:2] == ["note 1", "produce 1"]
+
+
+def test_a_lane_that_cannot_begin_ahead_is_asked_again_when_its_turn_has_come() -> None:
+    turns = Turns()
+    turns.lanes[1].outcomes["begin"] = [TransactionOutcome.UNCLEAR]
+    turns.add(1)
+    assert turns.turn()[-3:] == ["commit 0", "begin 1", "note 1"]
+
+
+def test_after_a_commit_that_is_refused_the_same_lane_goes_on() -> None:
+    """What the other one has begun stays begun, and has no record."""
+    turns = Turns()
+    turns.lanes[0].outcomes["commit"] = [TransactionOutcome.REFUSED]
+    turns.add(1)
+    assert turns.turn()[-3:] == ["begin 1", "commit 0", "abort 0"]
+    assert turns.turn() == ["begin 0", "note 0", "produce 0", "conclude 0", "commit 0", "note 1"]
+
+
+def test_an_unclear_commit_closes_both_lanes() -> None:
+    turns = Turns()
+    turns.lanes[0].outcomes["commit"] = [TransactionOutcome.UNCLEAR]
+    turns.add(1)
+    assert turns.turn()[-2:] == ["close 0", "close 1"]
+    assert turns.intake.lane is None
+
+
+def test_what_ends_a_transaction_and_is_no_record_is_told_and_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As where the record that goes ahead is refused while records are handed over."""
+    turns = Turns()
+    refused = KafkaException(KafkaError(KafkaError._STATE))
+    monkeypatch.setattr(turns.lanes[0], "produce", Mock(side_effect=refused))
+    turns.add(1)
+    pauses: list[float] = []
+    monkeypatch.setattr(turns.intake.changed, "wait_for", lambda _until, timeout=None: pauses.append(timeout))
+    for _ in range(3):
+        assert turns.turn()[-1] == "abort 0"
+    assert turns.said == [Trouble("nothing can be committed: the progress is refused")]
+    assert pauses == [0.5]

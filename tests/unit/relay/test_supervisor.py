@@ -9,9 +9,11 @@ import time
 from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
+from uuid import UUID
 
 import pytest
 
+from harvester.events import Event, LeaderAcquired, LeaderFenced, LeaderRefreshed
 from harvester.relay.core.frames import Settled, Trouble, encode
 from harvester.relay.core.leadership import HandOver
 from harvester.relay.ipc import Channel
@@ -20,6 +22,7 @@ from harvester.relay.supervisor import Supervisor
 from tests.support.relay_driver import SETTINGS
 
 FULL = 1 << 20
+LEADER = UUID("bb6064d8-d733-4ab1-92a0-15374598ff2a")
 
 
 class Silent:
@@ -41,6 +44,25 @@ def supervisor() -> Iterator[Supervisor]:
     yield made
     made._waker.close()
     made._poller.close()
+
+
+@pytest.mark.parametrize(
+    ("event", "shown"),
+    [
+        (LeaderAcquired(LEADER, 7), "leads under term 7 as bb6064d8"),
+        (LeaderRefreshed(LEADER, 7, "shard 3 died"), "shard 3 died: marks again as bb6064d8"),
+        (LeaderFenced("no heartbeat came back for 5.0 s"), "no heartbeat came back for 5.0 s: fenced"),
+    ],
+)
+def test_the_cause_of_an_event_comes_first(
+    supervisor: Supervisor, monkeypatch: pytest.MonkeyPatch, event: Event, shown: str
+) -> None:
+    """A terminal of 80 columns cuts off what is at the end; ids are short there, and whole in the log."""
+    notes: list[str] = []
+    recorder: Any = SimpleNamespace(note=notes.append)
+    monkeypatch.setattr(supervisor, "_recorder", recorder)
+    supervisor._announce(event)
+    assert notes == [shown]
 
 
 def test_a_shard_is_heard_while_something_waits_for_room_in_its_pipe(
