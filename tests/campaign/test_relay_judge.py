@@ -252,6 +252,10 @@ def test_the_order_of_a_key_is_judged_across_topics() -> None:
     assert text.startswith("I2 a #2: delivered after a successor (#3): ")
     # A transaction's records have no order by the clock; that of each topic is judged all the same.
     assert said(replace(clean, delivered=overtaken, delivery=EXACTLY_ONCE)) == []
+    # But no transaction lasts that long.
+    long_after = [spread[0], replace(spread[1], at=spread[2].at + clean.limits.unclear_s + 0.5), spread[2]]
+    (text,) = said(replace(clean, delivered=long_after, delivery=EXACTLY_ONCE))
+    assert text.startswith("I2 a #2 at topic-0[0]@0 was appended 5.500 s after #3 in topic-1")
     swapped = [spread[2], spread[1], replace(spread[0], offset=1)]
     assert names(replace(clean, delivered=swapped, delivery=EXACTLY_ONCE)) == {"I2"}
     scattered = [spread[0], spread[1], replace(spread[2], partition=1)]

@@ -80,6 +80,7 @@ def judge(history: History) -> Judgement:
         bad = [finding for finding in verdict.findings if finding.kind != "repeated"]
         violations += [Violation(kinds.get(each.kind, "I2"), f"{each}{_appends(history, each)}") for each in bad]
         violations += [Violation("I1", f"{text}: nobody wrote that") for text in history.foreign[:EXAMPLES]]
+    violations += itertools.islice(_late_in_other_topics(history), EXAMPLES)
     violations += [*_strange_rows(history, strangers), *_foreign_marks(history), *_double_leaders(history)]
     violations += [*_early_purges(history), *_stopped_flow(history), *_unseated_leaders(history)]
     reasons, unexplained = explain(history)
@@ -146,7 +147,8 @@ def _log_of_keys(history: History) -> Iterator[tuple[str, int]]:
     """The records of each key in the order of their appends, also where they went to several topics.
 
     Partitions have no common order but the broker's clock. Within a transaction it says nothing, so where a leader
-    delivers exactly once the topics are merged by the keys' own numbers: each topic's order is judged, and no more.
+    delivers exactly once the topics are merged by the keys' own numbers: each topic's order is judged here, and what
+    is further apart than a transaction is long in `_late_in_other_topics`.
     """
     logs: dict[str, dict[str, list[Delivered]]] = defaultdict(lambda: defaultdict(list))
     for each in history.delivered:
@@ -155,6 +157,23 @@ def _log_of_keys(history: History) -> Iterator[tuple[str, int]]:
     for key, topics in logs.items():
         merged = heapq.merge(*topics.values(), key=lambda each: (each.at if by_clock else 0.0, each.seq))
         yield from ((key, each.seq) for each in merged)
+
+
+def _late_in_other_topics(history: History) -> Iterator[Violation]:
+    """Records of a key that were appended long after a later one of another topic: not in one transaction with it."""
+    if history.delivery == AT_LEAST_ONCE:
+        return
+    first: dict[str, dict[int, Delivered]] = defaultdict(dict)
+    for each in sorted(history.delivered, key=lambda each: each.at):
+        first[each.key].setdefault(each.seq, each)
+    for found in first.values():
+        latest: Delivered | None = None
+        for _, each in sorted(found.items()):
+            if latest is not None and latest.topic != each.topic and latest.at > each.at + history.limits.unclear_s:
+                apart_s = latest.at - each.at
+                yield Violation("I2", f"{name(latest)} was appended {apart_s:.3f} s after #{each.seq} in {each.topic}")
+            if latest is None or each.at > latest.at:
+                latest = each
 
 
 def _aside(history: History) -> dict[str, set[int]]:
