@@ -203,6 +203,9 @@ class BrokerUnavailable(BrokerError):
 
     exit_code = ExitCode.UNAVAILABLE
 
+    def __init__(self, message: str, *, hint: str | None = None) -> None:
+        super().__init__(message, hint=hint or "check that Kafka runs and that bootstrap.servers names it")
+
 
 class LeadershipError(HarvesterError):
     """The election cannot go on."""

@@ -95,7 +95,10 @@ def ensure_leader_topic(topic: str, options: Mapping[str, Any], warn: Callable[[
 
 def ask_cluster_id(options: Mapping[str, Any]) -> str | None:
     """`cluster_id`, by a client that is made for this question."""
-    return cluster_id(AdminClient({**options, **SILENT}), None)
+    try:
+        return cluster_id(AdminClient({**options, **SILENT}), None)
+    except BrokerUnavailable as error:
+        raise BrokerUnavailable(f"Kafka at {options.get('bootstrap.servers', '')}: {error.message}") from error
 
 
 def cluster_id(client: Any, topic: str | None) -> str | None:

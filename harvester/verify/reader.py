@@ -227,9 +227,7 @@ class _Reader:
     def unavailable(self, what: str) -> BrokerUnavailable:
         """An error explained by the last thing the client complained about."""
         reason = f" ({self._complaint})" if self._complaint and self._complaint not in what else ""
-        return BrokerUnavailable(
-            f"{what}{reason}", hint="check that Kafka runs and that bootstrap.servers in base_kafka_config names it"
-        )
+        return BrokerUnavailable(f"{what}{reason}")
 
     def read(self, topics: list[str]) -> History:
         bounds = self._bounds(topics)

@@ -115,6 +115,20 @@ def test_an_unreachable_database_is_one_line_and_a_hint(command: str) -> None:
     assert hint.startswith("hint: ")
 
 
+@pytest.mark.parametrize(
+    "command", [("verify", "--topic", "t"), ("dead", "list", "--dead-letter-topic", "t"), ("move",)], ids=lambda c: c[0]
+)
+def test_a_kafka_that_is_away_is_one_line_and_a_hint(database: str, command: tuple[str, ...]) -> None:
+    away = 'base_kafka_config={"bootstrap.servers"="127.0.0.1:1"}'
+    settings = ("--set", f"data_source={database}", "--set", "leader_group_id=g")
+    run_cli("pump", *settings, "--records", "1")  # there is something to verify
+    done = run_cli(*command, *settings, "--set", away, check=False)
+    assert done.returncode == ExitCode.UNAVAILABLE
+    message, hint = done.stderr.splitlines()  # and no line of the client's
+    assert message.startswith("harvester: ")
+    assert hint == "hint: check that Kafka runs and that bootstrap.servers names it"
+
+
 def test_a_misfit_is_a_schema_error(empty_database: str) -> None:
     with psycopg.connect(empty_database, autocommit=True) as connection:
         connection.execute("CREATE TABLE outbox (id int)")
