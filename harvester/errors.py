@@ -201,10 +201,10 @@ class BrokerError(HarvesterError):
 class BrokerUnavailable(BrokerError):
     """No broker answered in time."""
 
-    exit_code = ExitCode.UNAVAILABLE
+    NO_ANSWER = "check that Kafka runs and that bootstrap.servers names it"
+    """A hint, where nobody answers at all."""
 
-    def __init__(self, message: str, *, hint: str | None = None) -> None:
-        super().__init__(message, hint=hint or "check that Kafka runs and that bootstrap.servers names it")
+    exit_code = ExitCode.UNAVAILABLE
 
 
 class LeadershipError(HarvesterError):

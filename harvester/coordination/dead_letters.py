@@ -280,5 +280,5 @@ def _offer(producer: Producer, topic: str, **given: Any) -> None:
 def _failed(name: str, problem: KafkaError) -> BrokerError:
     text = f"the dead-letter topic {name!r} cannot be used: {problem.str()}"
     if passes(problem) and problem.code() != KafkaError.MSG_SIZE_TOO_LARGE:
-        return BrokerUnavailable(text)
+        return BrokerUnavailable(text, hint=BrokerUnavailable.NO_ANSWER)
     return BrokerError(text, hint="this user needs to describe, read and write it, and to create it if it is missing")

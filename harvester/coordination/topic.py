@@ -99,7 +99,8 @@ def failed(name: str, options: Mapping[str, Any], error: KafkaException) -> Brok
     """The error of this library for one of the client."""
     problem = error.args[0]
     if problem.code() in _AWAY:
-        return BrokerUnavailable(f"Kafka at {options.get('bootstrap.servers', '')} does not answer: {problem.str()}")
+        text = f"Kafka at {options.get('bootstrap.servers', '')} does not answer: {problem.str()}"
+        return BrokerUnavailable(text, hint=BrokerUnavailable.NO_ANSWER)
     if problem.code() in _STARTING:
         return BrokerUnavailable(
             f"the coordination topic {name!r} cannot be used now: {problem.str()}",

@@ -189,7 +189,8 @@ class _Admin:
     def _failed(self, what: str, error: Exception) -> BrokerError:
         text = error.args[0].str() if isinstance(error, KafkaException) else str(error) or "no answer"
         if _code(error) in {KafkaError._TRANSPORT, KafkaError._TIMED_OUT, None}:
-            return BrokerUnavailable(f"Kafka at {self._servers} does not answer: {text}")
+            text = f"Kafka at {self._servers} does not answer: {text}"
+            return BrokerUnavailable(text, hint=BrokerUnavailable.NO_ANSWER)
         return BrokerError(
             f"the progress topic {self._name!r} cannot be {what}: {text}",
             hint="exactly-once mode needs it: allow it to this user, or create it with cleanup.policy=compact",

@@ -114,4 +114,9 @@ async function look() {
   setTimeout(look, EVERY_MS);
 }
 
+// A page that nobody sees asks for nothing, and so does not know the state.
+document.addEventListener("visibilitychange", () => {
+  if (document.hidden) document.title = lastName || "harvester";
+});
+
 look();

@@ -98,7 +98,8 @@ def ask_cluster_id(options: Mapping[str, Any]) -> str | None:
     try:
         return cluster_id(AdminClient({**options, **SILENT}), None)
     except BrokerUnavailable as error:
-        raise BrokerUnavailable(f"Kafka at {options.get('bootstrap.servers', '')}: {error.message}") from error
+        text = f"Kafka at {options.get('bootstrap.servers', '')}: {error.message}"
+        raise BrokerUnavailable(text, hint=BrokerUnavailable.NO_ANSWER) from error
 
 
 def cluster_id(client: Any, topic: str | None) -> str | None:

@@ -138,9 +138,9 @@ class Transactor:
         if not self._begin(lane):
             return
         if not self._writer.fill(lane, join_s):
-            at_fault = bool(self._writer.failed) or intake.is_over()
-            self._abort(lane)
-            if not at_fault:  # the record that was sent ahead is refused, or the client has no room
+            over = intake.is_over()
+            # The record that was sent ahead may be refused. A lane that is of no use is opened again instead.
+            if not self._abort(lane) and not over and (intake.lane is not None or lane.refused is not None):
                 self._repeat(lane)
             return
         with intake.changed:
@@ -166,9 +166,7 @@ class Transactor:
             outcome = lane.commit_concluded()
         self._shard.failpoints.hit("shard.committed", index=self._index, ids=ids, outcome=outcome.value)
         if outcome is TransactionOutcome.REFUSED:
-            at_fault = bool(self._writer.failed)
-            self._abort(lane)
-            if not at_fault:
+            if not self._abort(lane):
                 self._repeat(lane)
         elif outcome is TransactionOutcome.UNCLEAR:
             self._lose_lanes()
@@ -210,26 +208,34 @@ class Transactor:
             pause_s = min(_LONGEST_PAUSE_S, _PAUSE_S * 2.0 ** min(self._refused - _UNSAID, 20))
             self._intake.changed.wait_for(self._intake.is_over, pause_s)
 
+    def _forget_refusals(self) -> None:
+        if self._refused > _UNSAID:
+            self.trouble(None)
+        self._refused = 0
+
     def _commit(self) -> None:
         """The transaction is committed, for certain."""
         now_us = time.time_ns() // 1000
         intake = self._intake
-        if self._refused > _UNSAID:
-            self.trouble(None)
-        self._refused = 0
+        self._forget_refusals()
         with intake.changed:
             intake.commit(now_us)
 
-    def _abort(self, lane: Lane) -> None:
-        """Give the transaction up, and see to those that failed. What timed out may still arrive (P23)."""
+    def _abort(self, lane: Lane) -> bool:
+        """Give the transaction up, and see to those that failed. What timed out may still arrive (P23).
+
+        False: none has, not even among those whose reports came only now.
+        """
         failed = [why for _, why in self._writer.failed] + [lane.refused]
         timed_out = any(isinstance(why, KafkaError) and why.name() == "_MSG_TIMED_OUT" for why in failed)
         if timed_out or lane.abort() is not TransactionOutcome.DONE:
             self._lose_lanes()
-            return
+            return bool(self._writer.failed)
+        at_fault = bool(self._writer.failed)
         with self._intake.changed:
             self._intake.batches.aborted()
             self._judge()
+        return at_fault
 
     def _lose_lanes(self) -> None:
         """Nobody knows what became of the transaction, or nothing can be done with a producer any more."""
@@ -272,6 +278,8 @@ class Transactor:
         """Be ready for what the supervisor wants, and say what is still to be purged."""
         intake = self._intake
         intake.under = None
+        if frame.term != self._term:
+            self._forget_refusals()  # they were those of another leadership
         if frame.term is None:
             self._abort_begun()
             self._give_back()
@@ -429,6 +437,7 @@ class TransactionWriter:
                 if lane.poll(0.01) is not TransactionOutcome.DONE or self._intake.is_over():
                     return False
             except KafkaException as error:
+                lane.error = error.args[0].str()
                 self._reported(entry, error.args[0], None)
                 return False
             else:

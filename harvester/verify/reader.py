@@ -227,7 +227,7 @@ class _Reader:
     def unavailable(self, what: str) -> BrokerUnavailable:
         """An error explained by the last thing the client complained about."""
         reason = f" ({self._complaint})" if self._complaint and self._complaint not in what else ""
-        return BrokerUnavailable(f"{what}{reason}")
+        return BrokerUnavailable(f"{what}{reason}", hint=BrokerUnavailable.NO_ANSWER)
 
     def read(self, topics: list[str]) -> History:
         bounds = self._bounds(topics)

@@ -91,8 +91,8 @@ class Fault:
     """An injected fault and its effects, which may last until `ended`.
 
     `repeats`: whether invariant I8 allows records to be repeated because of it, if they were sent at least once, by a
-    process of `names` (none: by any) while that one led; then at most as many as may be in flight, once for the fault
-    and once for each leadership that ended meanwhile.
+    process of `names` (none: by any) while that one led; then at most as many as may be in flight, of each key one,
+    once for the fault and once for each leadership that ended meanwhile.
     """
 
     kind: str

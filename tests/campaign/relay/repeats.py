@@ -3,9 +3,9 @@
 What a leader in exactly-once mode has committed never comes again, whatever befalls whom (I6). What one in
 at-least-once mode has sent may, because of a fault that can cause it (I8): one that struck the process which sent the
 record, while that one led, before the repeat and at most `unclear_s` before the first delivery, and no more often than
-may be in flight. Where both lead in turn, the time of the first delivery tells who sent it: a leader sends nothing
-before it says that it leads, and what one in at-least-once mode left on the wire has expired before one in the other
-mode leads (P24).
+may be in flight, of each key one. Where both lead in turn, the time of the first delivery tells who sent it: a leader
+sends nothing before it says that it leads, and what one in at-least-once mode left on the wire has expired before one
+in the other mode leads (P24).
 """
 
 from __future__ import annotations

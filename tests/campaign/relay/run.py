@@ -13,8 +13,10 @@ from typing import Any
 
 import psycopg
 
+from harvester.config import Config
 from tests.campaign import frame
 from tests.campaign.frame import Command, Scenario
+from tests.support.harvesting import LIMITS
 
 from .faults import RelayStriker
 from .field import TOPICS, Field
@@ -30,6 +32,7 @@ _DRAINS_WITHIN_S = 120.0
 _HEALS_WITHIN_S = 150.0
 _LEADS_WITHIN_S = 90.0
 _HEALED_LOAD_S = 3.0
+_UNCLEAR_MARGIN_S = 2.5
 _NAME = re.compile(r"h\d+-\d+")  # of a harvester's process
 
 
@@ -161,7 +164,12 @@ class Relay(Scenario[Field, Outcome]):
         self.field.bury()
 
     def outcome(self) -> Outcome:
-        limits = Limits(cap=int(self._campaign.limits.get("max_in_flight_records", 1000)))
+        given = self._campaign.limits
+        delivery_timeout = Config(leader_group_id="any", limits={**LIMITS, **given}).delivery_timeout
+        limits = Limits(
+            cap=int(given.get("max_in_flight_records", 1000)),
+            unclear_s=delivery_timeout.total_seconds() + _UNCLEAR_MARGIN_S,
+        )
         faults = [
             Fault(
                 each.strike.kind, each.target, each.began, each.ended, repeats(each.strike),

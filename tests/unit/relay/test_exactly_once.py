@@ -17,6 +17,7 @@ from harvester.delivery.decode import Broken
 from harvester.delivery.lane import Lane, TransactionOutcome
 from harvester.delivery.retries import Policy
 from harvester.origin import Stamps
+from harvester.outbox.purge_session import PoisonRow
 from harvester.record import KafkaRecord
 from harvester.relay import exactly_once
 from harvester.relay.at_least_once import RESERVED
@@ -176,7 +177,9 @@ class Scripted:
         self.begun = self.noted = False
         self.refused = None
         self.outcomes: dict[str, list[TransactionOutcome]] = {}
+        self.error = ""
         self.queued: Callable[[], None] = lambda: None  # while the transaction is committed
+        self.reported: Callable[[], None] = lambda: None  # while it is aborted
 
     def _done(self, what: str) -> TransactionOutcome:
         self.calls.append(f"{what} {self.number}")
@@ -210,6 +213,7 @@ class Scripted:
 
     def abort(self) -> TransactionOutcome:
         self.begun = False
+        self.reported()
         return self._done("abort")
 
     def poll(self, _timeout_s: float) -> TransactionOutcome:
@@ -225,9 +229,11 @@ class Turns:
     def __init__(self) -> None:
         self.calls: list[str] = []
         self.said: list[Frame] = []
+        self.pauses: list[float] = []
+        self.quarantined: list[PoisonRow] = []
         shard: Any = SimpleNamespace(
             index=0, failpoints=SimpleNamespace(hit=lambda *_, **__: None), trusted=lambda: True,
-            send=self.said.append, purge=lambda _ids: None,
+            send=self.said.append, purge=lambda _ids: None, quarantine=self.quarantined.append,
         )  # fmt: skip
         self.intake = TransactionIntake(100, Policy(2, 0.1, 10.0, 30.0, "quarantine"), shard)
         self.intake.batches.most_named = 100
@@ -238,6 +244,7 @@ class Turns:
         first, second = cast("list[Lane]", self.lanes)
         self.intake.under = Remark(1, 7, "holder", incarnation=INCARNATION)
         self.intake.lane, self.transactor._idle = first, second
+        self.transactor._term = 7
         self.transactor._writer.begin(7, INCARNATION)
 
     def add(self, number: int) -> None:
@@ -296,13 +303,45 @@ def test_an_unclear_commit_closes_both_lanes() -> None:
 
 def test_what_ends_a_transaction_and_is_no_record_is_told_and_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
     """As where the record that goes ahead is refused while records are handed over."""
-    turns = Turns()
-    refused = KafkaException(KafkaError(KafkaError._STATE))
-    monkeypatch.setattr(turns.lanes[0], "produce", Mock(side_effect=refused))
-    turns.add(1)
-    pauses: list[float] = []
-    monkeypatch.setattr(turns.intake.changed, "wait_for", lambda _until, timeout=None: pauses.append(timeout))
+    turns = refused(monkeypatch)
     for _ in range(3):
         assert turns.turn()[-1] == "abort 0"
+    assert turns.lanes[0].error
     assert turns.said == [Trouble("nothing can be committed: the progress is refused")]
-    assert pauses == [0.5]
+    assert turns.pauses == [0.5]
+    turns.transactor._answer(Remark(2, None, None))  # another leadership begins without that
+    assert turns.said[1] == Trouble(None)
+    assert turns.transactor._refused == 0
+
+
+def test_a_record_whose_failure_shows_only_in_the_end_is_dealt_with_and_not_waited_for(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A broker refuses it while others are handed over: the client refuses these, and reports that one later."""
+    turns = refused(monkeypatch)
+    turns.transactor._refused = 2
+    entry = turns.intake.batches.take(1)[0]
+    turns.intake.batches.aborted()
+    too_large = (entry, KafkaError(KafkaError.MSG_SIZE_TOO_LARGE))
+    turns.lanes[0].reported = lambda: turns.transactor._writer.failed.append(too_large)
+    turns.turn()
+    assert (turns.said, turns.pauses, turns.transactor._refused) == ([], [], 2)
+    assert [poison.id for poison in turns.quarantined] == [1]
+
+
+def test_a_lane_that_is_of_no_use_any_more_is_opened_again_without_a_pause(monkeypatch: pytest.MonkeyPatch) -> None:
+    turns = refused(monkeypatch)
+    turns.transactor._refused = 2
+    turns.lanes[0].outcomes["abort"] = [TransactionOutcome.UNCLEAR]
+    assert turns.turn()[-2:] == ["close 0", "close 1"]
+    assert (turns.said, turns.pauses) == ([], [])
+
+
+def refused(monkeypatch: pytest.MonkeyPatch) -> Turns:
+    """A record is queued, and the first lane's client takes none."""
+    turns = Turns()
+    error = KafkaException(KafkaError(KafkaError._STATE))
+    monkeypatch.setattr(turns.lanes[0], "produce", Mock(side_effect=error))
+    monkeypatch.setattr(turns.intake.changed, "wait_for", lambda _until, timeout=None: turns.pauses.append(timeout))
+    turns.add(1)
+    return turns
