@@ -309,10 +309,13 @@ class CoordinatedConsumer:
             buffer = self._session.buffer.get(place)
             if buffer is None:
                 raise ValueError(f"{topic}[{partition}] is not held")
-            self._session.write(setting_position(place, offset))
-        while self._session.buffer.get(place) is buffer and not self._session.ended.wait(_SHORTEST_S):
-            if clock_s() > deadline:
-                raise BrokerUnavailable(f"the position of {topic}[{partition}] may not have been set")
+            arrived = self._session.write(setting_position(place, offset))
+        # The claim may end for another reason, before the message has arrived.
+        while not arrived.done() or self._session.buffer.get(place) is buffer:
+            if clock_s() > deadline or self._session.ended.wait(_SHORTEST_S):
+                break
+        if not (arrived.done() and arrived.result()) or self._session.buffer.get(place) is buffer:
+            raise BrokerUnavailable(f"the position of {topic}[{partition}] may not have been set")
 
     # -- claims
 

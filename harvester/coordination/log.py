@@ -15,6 +15,7 @@ import queue
 import threading
 import time
 from collections.abc import Callable, Hashable, Iterator, Mapping
+from concurrent.futures import Future
 from typing import Any, Generic, TypeVar
 
 from confluent_kafka import TIMESTAMP_LOG_APPEND_TIME, Consumer, KafkaError, KafkaException, Producer, TopicPartition
@@ -177,35 +178,39 @@ class CoordinationLog:
             self._advance(message.partition(), message.offset())
             yield message.partition(), message.offset(), at_ms, message.value()
 
-    def append(self, partition: int, message: Message | Heartbeats) -> int:
-        """Write a message; whether it arrived is learnt by reading it. Returns its size in bytes."""
+    def append(self, partition: int, message: Message | Heartbeats, arrived: Future[bool] | None = None) -> int:
+        """Write a message; whether it arrived is learnt by reading it, or from `arrived`. Returns its size in bytes."""
         value, sent_at = encode(message), clock_s()
+
+        def give_up() -> None:
+            self._given_up += [(part.place, part.number) for part in message.parts]
+            if arrived is not None:
+                arrived.set_result(False)
 
         def delivered(error: KafkaError | None, record: Any) -> None:
             if error is None:
                 self._failing_since = None
+                if arrived is not None:
+                    arrived.set_result(True)
                 self._arrives()
                 self._stands_still |= self._standstill.is_there(partition, record.offset(), clock_s())
                 return
             if self._failing_since is None:
                 self._failing_since = sent_at
-            self._give_up(message)
+            give_up()
             self._arrives_not(error)
 
         try:
             self._writer.produce(self.topic, value, partition=partition, on_delivery=delivered)
         except BufferError:
-            self._give_up(message)
+            give_up()
         except KafkaException as error:
             if error.args[0].fatal():
                 self._renew_writer()
             elif not passes(error.args[0]):
                 raise failed(self.topic, self._options, error) from error
-            self._give_up(message)
+            give_up()
         return len(value)
-
-    def _give_up(self, message: Message | Heartbeats) -> None:
-        self._given_up += [(part.place, part.number) for part in message.parts]
 
     def _arrives_not(self, error: KafkaError) -> None:
         """Say it once; what does not pass by itself ends the reader, too."""

@@ -10,6 +10,7 @@ import logging
 import threading
 from collections import Counter, deque
 from collections.abc import Iterable, Mapping
+from concurrent.futures import Future
 
 from harvester.clock import clock_s
 from harvester.coordination.core.claim import (
@@ -29,7 +30,7 @@ from harvester.coordination.core.claim import (
 from harvester.coordination.core.claim import Event as Signal
 from harvester.coordination.core.coordinator import Coordinator, Outcome, Refuse, Warn
 from harvester.coordination.core.fair_share import log_partition
-from harvester.coordination.core.messages import Client, GroupPartition, Message
+from harvester.coordination.core.messages import Client, GroupPartition, Heartbeats, Message
 from harvester.coordination.core.partition_buffer import PartitionBuffer, RecordBatch
 from harvester.coordination.core.world import World
 from harvester.coordination.events import Claimed, Event, Lost, Released
@@ -78,9 +79,11 @@ class Session:
         """Something happened to a partition; with the lock."""
         self._perform(self._coordinator.tell(place, signal, clock_s()))
 
-    def write(self, message: Message) -> None:
-        """Say something to all readers of the log; with the lock."""
-        self._perform([Append(message)])
+    def write(self, message: Message) -> Future[bool]:
+        """Say something to all readers of the log; with the lock. The result: whether it has arrived there."""
+        arrived = Future[bool]()
+        self._append(message, arrived)
+        return arrived
 
     def holding(self, place: GroupPartition) -> ClaimState:
         return self._coordinator.holdings[place]
@@ -212,12 +215,15 @@ class Session:
 
     # -- commands
 
+    def _append(self, message: Message | Heartbeats, arrived: Future[bool] | None = None) -> None:
+        self._written[type(message).__name__] += 1
+        self._counts["bytes"] += self._log.append(self._partition(message.parts[0].place), message, arrived)
+
     def _perform(self, outcomes: Iterable[Outcome]) -> None:
         for outcome in outcomes:
             match outcome:
                 case Append(message):
-                    self._written[type(message).__name__] += 1
-                    self._counts["bytes"] += self._log.append(self._partition(message.parts[0].place), message)
+                    self._append(message)
                 case LookBack(place, generation):
                     self._look_back(place, generation)
                 case Begin(place, generation, last_offset, positioned):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -11,8 +12,10 @@ from confluent_kafka import Producer
 from harvester.coordination.consumer import CoordinatedConsumer
 from harvester.coordination.events import Claimed, Lost
 from harvester.coordination.settings import ConsumerSettings
+from harvester.errors import BrokerUnavailable
 from tests.support.coordinated import settings
 from tests.support.handled import Handled, Start, fill_keys, start
+from tests.support.proxy import Proxy
 from tests.support.wait import eventually
 
 __all__ = ["settings", "start"]
@@ -77,6 +80,21 @@ def test_a_seek_forward_leaves_records_out(settings: ConsumerSettings, start: St
 def test_a_partition_that_is_not_held_is_not_sought(settings: ConsumerSettings) -> None:
     with CoordinatedConsumer(settings) as consumer, pytest.raises(ValueError, match="is not held"):
         consumer.seek(settings.topics[0], 2, 0)
+
+
+def test_a_position_that_did_not_arrive_is_not_said_to_be_set(settings: ConsumerSettings) -> None:
+    """The claim ends when the brokers are away, as it does when a position was set."""
+    topic = settings.topics[0]
+    fill_keys(settings, 1, 1, partition=2)
+    with Proxy(settings.kafka["bootstrap.servers"], kafka=True) as link:
+        link.open()
+        away = replace(settings, kafka={**settings.kafka, "bootstrap.servers": link.address})
+        with CoordinatedConsumer(away) as consumer:
+            eventually(lambda: consumer.poll(0.05), what="a record")
+            link.cut()
+            with pytest.raises(BrokerUnavailable, match="may not have been set"):
+                consumer.seek(topic, 2, 0)
+            link.open()
 
 
 def test_offsets_of_times(settings: ConsumerSettings) -> None:

@@ -23,9 +23,9 @@ released the partition. Log time tells if it goes on; where it stands still, the
 *Heartbeats together* (P47). When a place is due for a heartbeat, all others whose claims lie in the same partition of
 the log send theirs, up to half their time early; so they are due together from then on, and go as one record
 (`Heartbeats`). So what a client writes grows with the partitions of the log, not with the places it holds. At most once
-each goes alone: it is a commit, and waited for. So does each while a client that was heard of within 2 intervals, of
-whatever group, is of a version that does not read the others: to it their places would be stale. When such a client is
-heard of anew, each place is due at once.
+each goes alone: it is a commit, and waited for. So does each while a client that was heard of within 2 intervals, in
+whatever partition of the log and of whatever group, is of a version that does not read the others: to it their places
+would be stale. When such a client is heard of anew, each place is due at once.
 """
 
 from __future__ import annotations
@@ -116,7 +116,7 @@ class Coordinator:
         self._unread = set(self.worlds)  # partitions of the log that are not read to the end they had
         self._ready_at = self._next_choice_at = -math.inf
         self._claiming: dict[GroupPartition, int] = {}  # when it was closed: the numbers of claims under way
-        self._together = dict.fromkeys(self.worlds, False)  # whether heartbeats of a partition went together last
+        self._together = False  # whether heartbeats went together last
 
     # -- the log
 
@@ -240,7 +240,7 @@ class Coordinator:
             partition = self._partition(place)
             for command in self._step(place, ClaimTick(early_s.get(partition, 0.0)), now):
                 match command:
-                    case Append(Heartbeat() as beat) if self._together[partition]:
+                    case Append(Heartbeat() as beat) if self._together:
                         beats.setdefault(partition, []).append(beat)
                     case _:
                         said.append(command)
@@ -254,11 +254,13 @@ class Coordinator:
         """Seconds that heartbeats may come early now, by partition of the log; 0 where none is named."""
         if self.settings.at_most_once:
             return {}
-        ended = [each for each, world in self.worlds.items() if self._together[each] and not world.read_together]
-        self._together = {partition: world.read_together for partition, world in self.worlds.items()}
+        # An older client that is heard of in one partition of the log reads the others, too.
+        now_ms = max(world.now_ms for world in self.worlds.values())
+        before, self._together = self._together, all(world.read_together(now_ms) for world in self.worlds.values())
+        if not self._together:
+            return dict.fromkeys(self.worlds, math.inf) if before else {}
         beating = {self._partition(place) for place in due if self.holdings[place].beats(now)}
-        early_s = {each: self._pace.beat_every_s / 2 for each in beating if self._together[each]}
-        return early_s | dict.fromkeys(ended, math.inf)
+        return dict.fromkeys(beating, self._pace.beat_every_s / 2)
 
     def _partition(self, place: GroupPartition) -> int:
         return log_partition(place, len(self.worlds))

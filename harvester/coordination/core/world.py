@@ -259,10 +259,9 @@ class World:
             if claim.freshness(self.now_ms, self.timing) is not Freshness.STALE:
                 yield place, claim.holder
 
-    @property
-    def read_together(self) -> bool:
-        """All clients that were heard of within 2 intervals read heartbeats that are sent together."""
-        return self.older_ms is None or self.now_ms - self.older_ms > 2 * self.timing.interval_ms
+    def read_together(self, now_ms: int) -> bool:
+        """All clients that were heard of here within 2 intervals read heartbeats that are sent together."""
+        return self.older_ms is None or now_ms - self.older_ms > 2 * self.timing.interval_ms
 
     def waiting(self, group: str, now_ms: int = 0) -> Iterator[str]:
         """The ids of a group's clients that lost a claim within 2 intervals, as of the last record or a later time."""

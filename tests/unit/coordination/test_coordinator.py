@@ -69,6 +69,18 @@ def test_heartbeats_go_alone_while_a_client_is_there_that_would_not_read_them() 
     assert sim.together > together
 
 
+def test_an_older_client_is_heeded_in_every_partition_of_the_log() -> None:
+    """Where it holds nothing, it is not heard; yet heartbeats that go together there would be none to it."""
+    sim = Sim(actors=0, places=8, log_partitions=8, blind=True)
+    for older in (True, False):
+        sim.actors.append(sim.born(len(sim.actors), older=older))
+        sim.settle(4 * INTERVAL_S)
+    assert spread(sim) == [4, 4]
+    won = sim.claims_won
+    sim.settle(8 * INTERVAL_S)
+    assert (spread(sim), sim.together, sim.claims_won) == ([4, 4], 0, won)
+
+
 def parts(record: tuple[int, bytes]) -> tuple[Message, ...]:
     said = decode(record[1])
     assert not isinstance(said, Unreadable)
