@@ -59,9 +59,16 @@ class Handling:
             ensure_dead_letter_topic(settings.dead_letters, settings.kafka)
             self._writer = DeadLetterWriter(settings.dead_letters, settings.kafka)
 
-    def admit(self, record: Any, *, in_hand: bool = False) -> Queued:
-        """It was handed out, and is handled when its turn comes; or it is in hand already."""
+    def admit(self, record: Any, *, in_hand: bool = False, failed: bool = False) -> Queued:
+        """It was handed out, and is handled when its turn comes; or it is in hand already.
+
+        `failed`: it was in the handler meanwhile, in which time its claim may have ended, and another have come.
+        """
         claim = self._session.buffer.get(GroupPartition(self._settings.group, record.topic(), record.partition()))
+        if failed and claim is not None and not self.at_most_once:
+            with self._session.lock:
+                if not claim.has_open(record.offset()):
+                    claim = None
         lane = self._lane(record)
         with self.changed:
             self._claims.add(claim)
@@ -124,6 +131,8 @@ class Handling:
         """The handler raised; waits until a dead letter has arrived."""
         record, attempts = queued.record, queued.attempts + 1
         verdict = self._judge(error, attempts)
+        if verdict in (Verdict.DEAD_LETTER, Verdict.SKIP) and self._is_of_another(queued.claim):
+            verdict = Verdict.RETRY
         where = f"{record.topic()}[{record.partition()}]@{record.offset()}"
         if verdict is not Verdict.STOP:  # whose error comes out
             trace = error if attempts == 1 else None
@@ -145,7 +154,7 @@ class Handling:
 
     def fail_at_once(self, record: Any, error: BaseException) -> None:
         """The handler raised on a record that was not queued, while none of its lane is."""
-        self.fail(self.admit(record, in_hand=True), error)
+        self.fail(self.admit(record, in_hand=True, failed=True), error)
 
     def tidy(self) -> None:
         """Forget what belongs to claims that have ended, and let those go that are given up. In the consumer's thread,
@@ -194,6 +203,10 @@ class Handling:
         if isinstance(error, InboxError) and self.policy.on_error != "stop":
             return Verdict.RETRY if isinstance(error, InboxFenced) and not self.at_most_once else Verdict.STOP
         return self.policy.judge(attempts)
+
+    def _is_of_another(self, claim: Claim) -> bool:
+        """At least once: the claim has ended, and whoever holds the next one tries the record again."""
+        return not self.at_most_once and (claim is None or not self._is_current(claim))
 
     def _is_current(self, claim: PartitionBuffer) -> bool:
         return self._session.buffer.get(claim.place) is claim
@@ -268,7 +281,7 @@ class Run:
         for record in records:
             if handling.error is None:
                 if again:
-                    handling.admit(record)
+                    handling.admit(record, failed=True)
                 else:
                     handling.fail_at_once(record, error)
 

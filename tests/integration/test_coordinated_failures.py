@@ -235,6 +235,29 @@ def test_records_of_a_claim_that_has_ended_are_tried_again_by_the_next_holder_al
         assert key not in moved or other.of_key(key)[-6:] == values(key)[4:]
 
 
+@pytest.mark.parametrize("policy", [{"on_error": "dead-letter", "attempts": 1}, {"on_error": "retry", **QUICK}])
+def test_a_record_that_fails_when_its_claim_has_ended_is_left_to_the_next_one(
+    settings: ConsumerSettings, start: Start, policy: dict[str, Any]
+) -> None:
+    """Also where that is ours again: it begins behind the record, which somebody else has handled by then."""
+    fill_keys(settings, 1, 100, partition=2)
+    topic, handled = settings.topics[0], Handled()
+
+    def handle(record: Any) -> None:
+        handled(record)
+        if record.offset() == 9:
+            consumer = runner.consumer
+            before = consumer.claims()[topic, 2]
+            consumer.seek(topic, 2, 95)
+            eventually(lambda: consumer.claims().get((topic, 2), before) != before, what="the next claim")
+            raise ValueError("too late")
+
+    runner = start(handle, **policy)
+    eventually(lambda: "0-99" in handled.values, what="the last record")
+    assert handled.values == [f"0-{number}" for number in (*range(10), *range(95, 100))]
+    assert runner.told(GivenUp) == []
+
+
 def test_a_value_that_cannot_be_read_goes_the_way_of_on_error(settings: ConsumerSettings, start: Start) -> None:
     producer = Producer(dict(settings.kafka))
     for value in (b"[1]", b"no json", None, b"[2]"):

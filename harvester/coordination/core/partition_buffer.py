@@ -408,6 +408,11 @@ class PartitionBuffer:
         offset: int = batch.records[done].offset()
         return offset
 
+    def has_open(self, offset: int) -> bool:
+        """Whether this record was handed out under this claim, and a successor would begin no later than with it."""
+        first, last = self.first_open, self.last_handed_out
+        return first is not None and last is not None and first <= offset <= last
+
     def falls_behind(self, lag: int) -> bool:
         """To be asked once an interval, with the number of records that are not processed."""
         processed, handed_out = (
