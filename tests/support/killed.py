@@ -12,6 +12,7 @@ import json
 import os
 import signal
 import sys
+from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
@@ -71,13 +72,13 @@ def die_at_a_message(moment: str, kind: str) -> None:
     inner = CoordinationLog.append
     seen = 0
 
-    def append(self: CoordinationLog, partition: int, message: Any) -> int:
+    def append(self: CoordinationLog, partition: int, message: Any, arrived: Future[bool] | None = None) -> int:
         nonlocal seen
         is_it = type(message).__name__ == kind and (kind != "Heartbeat" or message.last_offset is not None)
         seen += is_it
         if is_it and moment == "before":
             die()
-        size = inner(self, partition, message)
+        size = inner(self, partition, message, arrived)
         if is_it:
             self._writer.flush(10)
             die()
