@@ -222,6 +222,13 @@ def handed(gate: Gate, settings: dict[str, Any], records: int, partitions: int, 
         consumer.run(handle)
     elif how == "run_batches":
         consumer.run_batches(handle_batch, _BATCH)
+    elif how == "arrow":
+        left = records
+        while left > 0:
+            rows = consumer.consume_arrow(_BATCH, 0.1)
+            consumer.commit(rows)
+            left -= rows.num_rows
+        ends.append(time.monotonic())
     else:
         left = records
         while left > 0:

@@ -10,7 +10,7 @@ from scripts.benchmarks._scenario import Bench, Samples, Scenario
 from scripts.benchmarks._worker import Worker, run
 from scripts.benchmarks.coordination import PARTITIONS, per_s, settings_for, topics
 
-WAYS = {"run": False, "async": False, "consume": True, "run_batches": True}  # whether beside `consume`
+WAYS = {"run": False, "async": False, "consume": True, "run_batches": True, "arrow": True}  # whether beside `consume`
 WAIT_S = 0.002
 POLICY = {"on_error": "dead-letter", "attempts": 5, "backoff_s": 0.1, "heartbeat_interval_s": 1.0}
 _REFUSED = 100  # its offset

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
+import sys
 import uuid
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 from unittest.mock import patch
 
 import psycopg
@@ -102,6 +105,31 @@ def test_the_event_loop_is_given_each_record(example: Example) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(harvester, "AsyncCoordinatedConsumer", Watched, raising=False)
         example.run("async for record in consumer", settings=settings, handle_async=handle)
+    assert sorted(handled) == list(range(RECORDS))
+
+
+def test_an_application_handles_records_as_long_as_it_runs(example: Example, monkeypatch: pytest.MonkeyPatch) -> None:
+    """FastAPI is none of our dependencies; of it, only that the lifespan is entered and left is played."""
+    handled: list[int] = []
+
+    async def handle(record: Any) -> None:
+        handled.append(int(record.value()))
+
+    monkeypatch.setitem(sys.modules, "fastapi", cast("Any", SimpleNamespace(FastAPI=SimpleNamespace)))
+    settings = ConsumerSettings(
+        kafka={"bootstrap.servers": example.bootstrap}, group=example.group, topics=(example.topic,)
+    )
+    app = example.run(
+        "FastAPI", settings=settings, handle_async=handle, AsyncCoordinatedConsumer=AsyncCoordinatedConsumer
+    )["app"]
+
+    async def serve() -> None:
+        async with app.lifespan(app):
+            async with asyncio.timeout(60):
+                while len(handled) < RECORDS:
+                    await asyncio.sleep(0.01)
+
+    asyncio.run(serve())
     assert sorted(handled) == list(range(RECORDS))
 
 
