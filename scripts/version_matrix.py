@@ -31,8 +31,7 @@ from scripts.version_smoke import smoke
 ROOT = Path(__file__).parents[1]
 POSTGRES = ("15", "16", "18")
 KAFKA = ("3.9.1", KAFKA_VERSION)
-PYTHON = ("3.11", "3.12", "3.13")
-UNTRIED = ("3.14",)  # every dependency has a wheel for it; move it up with the first run that has one
+PYTHON = ("3.11", "3.12", "3.13", "3.14")
 ALL_MODES = tuple(
     (delivery, marking) for delivery in ("at-least-once", "exactly-once") for marking in ("memory", "table")
 )

@@ -28,7 +28,8 @@ def main() -> int:
     if shutil.which("tmux") is None:
         return _fail("there is no tmux\nhint: scripts/tmux installs it where it can")
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # so that what was made is removed
-    options.out.mkdir(parents=True, exist_ok=True)
+    for folder in filter(None, (options.out, options.pictures)):
+        folder.mkdir(parents=True, exist_ok=True)
     began = time.monotonic()
     count = 0
 

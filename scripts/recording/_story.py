@@ -16,6 +16,7 @@ from ._tmux import Tmux, Unseen, Window
 Keep = Callable[[str, str, Text], None]  # name, title, screen
 
 _GIVES_UP_S = 30.0  # for a command to end, once something is wrong
+_QUARANTINED = "^publishes; 1 record is in quarantine"
 _ALL_RATES = r"^ *[1-9][\d,.k]*/s "
 
 
@@ -60,8 +61,8 @@ class Story:
             self._see("watch-shard", watch, "── shard 3 ──")
             self._place.insert_invoice()
             watch.press("d")
-            self._see("watch-quarantine", watch, "── quarantine ──", "quarantined 1$", "process since its start: 1$")
-        self._see("dashboard", relay, "quarantined 1$", "LEADING for", _ALL_RATES)
+            self._see("watch-quarantine", watch, "── quarantine ──", _QUARANTINED, "process since its start: 1$")
+        self._see("dashboard", relay, _QUARANTINED, "LEADING for", _ALL_RATES)
 
     def _scale_by_key(self, watch: Window, key: str, shards: int) -> None:
         """A busy machine may refuse a key, which is then pressed again."""

@@ -86,6 +86,8 @@ def test_the_pictures_of_the_documentation(name: str) -> None:
     drawn = (IMAGES / f"{name}.svg").read_text(encoding="utf-8")
     ElementTree.fromstring(drawn)
     assert "LEADING" in drawn
+    assert not re.search(r"[0-9a-f]{8}-[0-9a-f]{4}-", drawn), "ids are short on a screen"
+    assert name != "dashboard" or "in&#160;quarantine" in drawn, "what stands there is not passed over"
     assert "url(http" not in drawn  # it is the same for whoever is offline
     assert f"(docs/images/{name}.svg)" in (ROOT / "README.md").read_text(encoding="utf-8")
     assert f"(images/{name}.svg)" in (ROOT / "docs" / "operations.md").read_text(encoding="utf-8")
