@@ -16,7 +16,7 @@ import pytest
 from tests.conftest import MakeTopic
 from tests.support.audit import Audit
 from tests.support.families import QUICK, Family, family, wait_members
-from tests.support.harvesting import Scene
+from tests.support.harvesting import Scene, messages
 from tests.support.wait import eventually
 from tests.support.writing import figure, verify, writing
 
@@ -62,7 +62,7 @@ def test_a_zombie_in_the_middle_of_a_marks_result_holds_nobody_up(scene: Scene, 
                     other.rollback()
                 eventually(lambda: waits(scene, "harvester one", "Client", "ClientWrite"), what="a full socket")
                 two.wait_leads()
-                taken_over, term = audit.last(), scene.term()
+                taken_over = audit.last()
                 load.wait(600)
                 scene_topics_drained(scene, topic)
                 one.thaw()
@@ -72,7 +72,9 @@ def test_a_zombie_in_the_middle_of_a_marks_result_holds_nobody_up(scene: Scene, 
             found = {key: {len(value or "") for value in values} for key, values in scene.published(topic).items()}
             assert found == {f"big-{n}": {BYTES} for n in range(1, ROWS + 1)}
             assert audit.updates("harvester one", taken_over) == 0
-            assert scene.term() == term
+            # A busy machine may fence the successor, which then leads again.
+            assert scene.holder() == "two"
+            assert len([text for text in messages(one.running) if text.startswith("leads as ")]) == 1
             two.stop()
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from concurrent.futures import Future
 from dataclasses import dataclass, replace
 
 import pytest
@@ -40,7 +41,7 @@ def test_a_release_reports_what_was_finished_at_the_last_moment(monkeypatch: pyt
     session = Session(ConsumerSettings(kafka=kafka, group="g", topics=("t",)), CLIENT)
     said: list[Message] = []
 
-    def append(_: int, message: Message) -> int:
+    def append(_: int, message: Message, arrived: Future[bool] | None = None) -> int:
         said.append(message)
         return 0
 
@@ -80,7 +81,7 @@ def test_a_claim_under_way_when_it_is_closed_is_released_if_it_wins(monkeypatch:
     said: list[Message] = []
     read: list[Message] = []
 
-    def append(_: int, message: Message) -> int:
+    def append(_: int, message: Message, arrived: Future[bool] | None = None) -> int:
         said.append(message)
         return 0
 
