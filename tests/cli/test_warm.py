@@ -85,6 +85,21 @@ def test_it_works_where_it_was_told_to(tmp_path: Path, monkeypatch: pytest.Monke
     assert ask("os.getcwd()") == str(tmp_path)
 
 
+def test_whoever_asks_first_may_have_blocked_signals() -> None:
+    """As a harvester does while it starts its fork server: what is forked later for others must not inherit that."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGTERM, signal.SIGINT))
+    try:
+        made = warm._Warm("server")
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+    reads, writes = os.pipe()
+    with os.fdopen(reads, "rb") as output:
+        process = made.fork(["import signal\nprint(len(signal.pthread_sigmask(0, [])))"], {1: writes, 2: writes}, {})
+        os.close(writes)
+        assert output.read() == b"0\n"
+    assert process.wait(WAIT_S) == 0
+
+
 def test_its_signals_are_its_own() -> None:
     # Not pause(): a SIGINT that comes just before it is seen only after the next signal.
     loop = "import time\nprint('ready', flush=True)\nwhile True: time.sleep(0.01)"

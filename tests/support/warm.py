@@ -207,6 +207,7 @@ class _Spare:
 
 
 def _main() -> None:
+    signal.pthread_sigmask(signal.SIG_SETMASK, ())  # a harvester that starts its fork server has some blocked
     control, kind = socket.socket(fileno=int(sys.argv[1])), sys.argv[2]
     modules = list(_IMPORTED[kind])
     if kind == "command":
