@@ -131,7 +131,7 @@ class AsyncCoordinatedConsumer:
         return await self._until_taken(take, timeout_s) or []
 
     async def _until_taken(self, take: Callable[[], Awaitable[T | None]], timeout_s: float) -> T | None:
-        """What `take` takes of a batch; None if there is nothing in time."""
+        """Take from batches as they come; None if there is nothing in time."""
         deadline = clock_s() + timeout_s
         await self._tell()  # what is left, if the handler has raised
         taken = await take()

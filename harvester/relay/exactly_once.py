@@ -247,7 +247,7 @@ class Transactor:
         return [lane for lane in (self._intake.lane, self._idle) if lane is not None]
 
     def _is_begun(self) -> bool:
-        """Whether a transaction is open; between two turns, one without a record."""
+        """A transaction is open; between two turns, one without a record."""
         return any(lane.begun for lane in self._lanes_open())
 
     def _abort_begun(self) -> None:

@@ -409,7 +409,7 @@ class PartitionBuffer:
         return offset
 
     def has_open(self, offset: int) -> bool:
-        """Whether this record was handed out under this claim, and a successor would begin no later than with it."""
+        """This record was handed out under this claim, and a successor would begin no later than with it."""
         first, last = self.first_open, self.last_handed_out
         return first is not None and last is not None and first <= offset <= last
 

@@ -70,7 +70,7 @@ def test_heartbeats_go_alone_while_a_client_is_there_that_would_not_read_them() 
 
 
 def test_an_older_client_is_heeded_in_every_partition_of_the_log() -> None:
-    """Where it holds nothing, it is not heard; yet heartbeats that go together there would be none to it."""
+    """It is silent in partitions where it holds nothing, yet does not read heartbeats that go together there."""
     sim = Sim(actors=0, places=8, log_partitions=8, blind=True)
     for older in (True, False):
         sim.actors.append(sim.born(len(sim.actors), older=older))

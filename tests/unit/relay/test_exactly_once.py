@@ -1,4 +1,4 @@
-"""What goes into one transaction, and under which numbers; how two lanes take turns."""
+"""Transactions: their records, the numbers of these, and the turns of two lanes."""
 
 from __future__ import annotations
 
@@ -285,7 +285,7 @@ def test_a_lane_that_cannot_begin_ahead_is_asked_again_when_its_turn_has_come() 
 
 
 def test_after_a_commit_that_is_refused_the_same_lane_goes_on() -> None:
-    """What the other one has begun stays begun, and has no record."""
+    """The transaction that the other lane has begun stays open, and has no record."""
     turns = Turns()
     turns.lanes[0].outcomes["commit"] = [TransactionOutcome.REFUSED]
     turns.add(1)
