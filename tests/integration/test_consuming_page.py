@@ -39,6 +39,11 @@ class Example:
         fill(ConsumerSettings(kafka={"bootstrap.servers": bootstrap}, group="", topics=(topic,)), RECORDS)
         self.names: dict[str, Any] = {"bootstrap": bootstrap}
 
+    @property
+    def settings(self) -> ConsumerSettings:
+        """Those that the page's first block makes."""
+        return ConsumerSettings(kafka={"bootstrap.servers": self.bootstrap}, group=self.group, topics=(self.topic,))
+
     def run(self, containing: str, **names: Any) -> dict[str, Any]:
         (found,) = [text for text in re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL) if containing in text]
         text = found.replace('"orders"', repr(self.topic)).replace('"billing"', repr(self.group))
@@ -99,12 +104,9 @@ def test_the_event_loop_is_given_each_record(example: Example) -> None:
     async def handle(record: Any) -> None:
         handled.append(int(record.value()))
 
-    settings = ConsumerSettings(
-        kafka={"bootstrap.servers": example.bootstrap}, group=example.group, topics=(example.topic,)
-    )
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(harvester, "AsyncCoordinatedConsumer", Watched, raising=False)
-        example.run("async for record in consumer", settings=settings, handle_async=handle)
+        example.run("async for record in consumer", settings=example.settings, handle_async=handle)
     assert sorted(handled) == list(range(RECORDS))
 
 
@@ -116,11 +118,8 @@ def test_an_application_handles_records_as_long_as_it_runs(example: Example, mon
         handled.append(int(record.value()))
 
     monkeypatch.setitem(sys.modules, "fastapi", cast("Any", SimpleNamespace(FastAPI=SimpleNamespace)))
-    settings = ConsumerSettings(
-        kafka={"bootstrap.servers": example.bootstrap}, group=example.group, topics=(example.topic,)
-    )
     app = example.run(
-        "FastAPI", settings=settings, handle_async=handle, AsyncCoordinatedConsumer=AsyncCoordinatedConsumer
+        "FastAPI", settings=example.settings, handle_async=handle, AsyncCoordinatedConsumer=AsyncCoordinatedConsumer
     )["app"]
 
     async def serve() -> None:
