@@ -1,6 +1,6 @@
 """Asks where a partition begins and ends until the brokers tell it, and judges which errors of Kafka's client pass.
 
-Waits for answers of the admin client, and names the option of a client that prints nothing.
+Waits for answers of the admin client, closes producers, and names the option of a client that prints nothing.
 """
 
 from __future__ import annotations
@@ -78,6 +78,18 @@ def refresh(client: Any, topic: str | None, timeout_s: float) -> None:
     """Make the client ask who leads the partitions of a topic; of all, where one that is asked for might be created."""
     with contextlib.suppress(KafkaException):
         client.list_topics(topic, timeout=timeout_s)
+
+
+def close_producer(producer: Any) -> None:
+    """Give up what it still has, and return when none of its threads is left.
+
+    A client that is not closed goes on until the process has ended. One that makes a TLS connection at that moment
+    crashes it: OpenSSL frees what the client's threads still use.
+    """
+    with contextlib.suppress(KafkaException, RuntimeError, SystemError):  # one that has given itself up says so here
+        producer.purge()
+    with contextlib.suppress(KafkaException, RuntimeError, SystemError):
+        producer.close()
 
 
 def _left_s(deadline: float) -> float:

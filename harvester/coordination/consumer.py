@@ -387,6 +387,7 @@ class CoordinatedConsumer:
         self._replace_batch(NOTHING)
         self._offsets.close()
         self._data.close()
+        self._handling.close()
         while self._session.changes:
             self._announce(self._session.changes.popleft()[2])
 

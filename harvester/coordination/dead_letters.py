@@ -19,7 +19,7 @@ from typing import Any
 from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaError, KafkaException, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient, NewTopic
 
-from harvester.bounds import SILENT, answer, passes
+from harvester.bounds import SILENT, answer, close_producer, passes
 from harvester.clock import clock_s
 from harvester.coordination.errors import UnknownTopic
 from harvester.delivery.progress_topic import durable
@@ -159,6 +159,10 @@ class DeadLetterWriter:
         problem = answers[0]
         if problem is not None:
             raise _failed(self._topic, problem)
+
+    def close(self) -> None:
+        """Once nobody sends any more."""
+        close_producer(self._producer)
 
 
 class DeadLetterTopic:

@@ -59,6 +59,11 @@ class Handling:
             ensure_dead_letter_topic(settings.dead_letters, settings.kafka)
             self._writer = DeadLetterWriter(settings.dead_letters, settings.kafka)
 
+    def close(self) -> None:
+        """Once the consumer's claims are over."""
+        if self._writer is not None:
+            self._writer.close()
+
     def admit(self, record: Any, *, in_hand: bool = False, failed: bool = False) -> Queued:
         """It was handed out, and is handled when its turn comes; or it is in hand already.
 

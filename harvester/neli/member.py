@@ -51,7 +51,7 @@ from uuid import UUID, uuid4
 from confluent_kafka import Consumer, ConsumerGroupState, KafkaError, KafkaException, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient
 
-from harvester.bounds import SILENT
+from harvester.bounds import SILENT, close_producer
 from harvester.clock import clock_s
 from harvester.errors import ForeignOutbox
 from harvester.neli import election as e
@@ -174,10 +174,13 @@ class KafkaGroup:
             # A heartbeat that is older proves nothing, and a refusal that is retried is told after that time.
             patience = {"message.timeout.ms": str(round(self._settings.timing.heartbeat_timeout_s * 1000))}
             self._producer = Producer({**self._settings.producer_options, **patience, "logger": log})
-            self._log_in(self._producer)
-            while not self._ended.is_set():
-                if self._join():
-                    self._serve()
+            try:
+                self._log_in(self._producer)
+                while not self._ended.is_set():
+                    if self._join():
+                        self._serve()
+            finally:
+                close_producer(self._producer)
         except Exception as error:  # noqa: BLE001 - the top frame of this thread; without it nobody would fence
             self._listener.fail(error)
 
@@ -330,7 +333,9 @@ class KafkaGroup:
 
     def _delivered(self, error: KafkaError | None, _message: Any) -> None:
         """A heartbeat that Kafka refused proves nothing, and without one nobody leads."""
-        if error is None or (error.code() == KafkaError._MSG_TIMED_OUT and self._reaching.is_lost):
+        if error is None or self._ended.is_set():
+            return
+        if error.code() == KafkaError._MSG_TIMED_OUT and self._reaching.is_lost:
             return  # that no broker can be reached is said already
         self._listener.trouble(refusal(self._settings.topic, error))
 

@@ -50,7 +50,7 @@ def ensuring_leader_topic(topic: str, options: Mapping[str, Any], warn: Callable
             found.set_exception(error)
 
     try:
-        threading.Thread(target=ensure, name="neli-topic", daemon=True).start()
+        threading.Thread(target=ensure, name="neli-topic", daemon=False).start()  # a process waits for its client
     except RuntimeError:  # Python 3.12 starts none once the main thread has ended
         ensure()
     return found
@@ -111,4 +111,6 @@ def cluster_id(client: Any, topic: str | None) -> str | None:
         found: str | None = client.list_topics(topic, timeout=_TIMEOUT_S).cluster_id
     except KafkaException as error:
         raise BrokerUnavailable(f"Kafka does not tell the id of its cluster: {error.args[0].str()}") from error
+    except RuntimeError as error:  # closed meanwhile
+        raise BrokerUnavailable("the id of Kafka's cluster is not known: the group was left") from error
     return found

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections import Counter
 from dataclasses import replace
 from functools import partial
@@ -152,3 +154,37 @@ def test_another_number_of_partitions_is_refused(settings: ConsumerSettings) -> 
     eventually(lambda: name in admin(settings).list_topics(timeout=10).topics, what="the topic")
     with pytest.raises(CoordinationTopicError, match="fixed for its life"):
         ensure_coordination_topic(name, settings.kafka, 3, 1000)
+
+
+def test_no_client_is_left_when_it_is_closed(settings: ConsumerSettings) -> None:
+    """OpenSSL frees at the end of a process what a client that makes a connection still uses."""
+    fill(settings, 1)
+    text = f"""
+import threading
+import time
+from pathlib import Path
+from harvester import ConsumerSettings, CoordinatedConsumer
+
+def of_clients():
+    names = [path.read_text().strip() for path in Path("/proc/self/task").glob("*/comm")]
+    return [name for name in names if name.startswith("rdk:")]
+
+def handle(record):
+    raise ValueError("no")
+
+def stop():
+    while not consumer.statistics().dead_letters:
+        time.sleep(0.02)
+    consumer.stop()
+
+consumer = CoordinatedConsumer(ConsumerSettings(
+    kafka={settings.kafka!r}, group={settings.group!r}, topics={settings.topics!r},
+    coordination_topic={settings.coordination_topic!r}, on_error="dead-letter", attempts=1,
+))
+assert of_clients()
+threading.Thread(target=stop).start()
+consumer.run(handle)
+print(consumer.statistics().dead_letters, of_clients())
+"""
+    done = subprocess.run([sys.executable, "-c", text], capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, done.stdout) == (0, "1 []\n"), done.stderr

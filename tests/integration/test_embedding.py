@@ -341,6 +341,34 @@ def test_a_program_that_ends_without_stopping_it_leaves_nothing_behind(scene: Sc
     assert scene.left() == []
 
 
+_CLIENTS = """
+import os
+
+def of_clients():
+    return [name for task in os.listdir("/proc/self/task")
+            if (name := open(f"/proc/self/task/{task}/comm").read().strip()).startswith("rdk:")]
+"""
+
+
+@pytest.mark.parametrize("brokers", ["there", "away"])
+def test_no_client_is_left_when_the_process_ends(scene: Scene, brokers: str) -> None:
+    """OpenSSL frees at the end of a process what a client that makes a connection still uses."""
+    given = {} if brokers == "there" else {"base_kafka_config": {"bootstrap.servers": "127.0.0.1:1"}}
+    text = f"""
+import atexit, sys
+{_CLIENTS}
+from harvester import Config, Harvester
+
+harvester = Harvester(Config.model_validate_json(sys.argv[1]))
+atexit.register(lambda: print(of_clients()))
+with harvester:
+    while not (harvester.is_leader or harvester.status().problem): harvester.wait(0.02)
+    assert of_clients()
+"""
+    done = script(scene, text, **given)
+    assert (done.returncode, done.stdout) == (0, "[]\n"), done.stderr
+
+
 def test_it_ends_by_itself_when_no_thread_starts_any_more(scene: Scene) -> None:
     """As with Python 3.12 once the host's main thread has ended, while others go on."""
     refused = _NO_MORE_THREADS.replace("atexit.register(setattr, ", "setattr(").replace("import atexit\n", "")
