@@ -24,7 +24,7 @@ from harvester.clock import clock_s
 from harvester.coordination.consumer import CoordinatedConsumer
 from harvester.coordination.core.messages import Client
 from harvester.coordination.events import Event
-from harvester.coordination.handling import AHEAD, IDLE_S
+from harvester.coordination.handling import AHEAD, IDLE_S, as_records
 from harvester.coordination.settings import ConsumerSettings, Open, Statistics
 from harvester.errors import ClaimCheckError
 
@@ -172,7 +172,13 @@ class AsyncCoordinatedConsumer:
     async def run(self, handler: Callable[[Any], Awaitable[object]]) -> None:
         """As `CoordinatedConsumer.run`, with a coroutine function; begins and closes the consumer."""
         async with self:
-            await _Run(self, handler).run()
+            await _Run(self, handler, handler).run()
+
+    async def run_batches(self, handler: Callable[[list[Any]], Awaitable[object]], most: int = 500) -> None:
+        """As `CoordinatedConsumer.run_batches`, with a coroutine function; begins and closes the consumer."""
+        async with self:
+            self._started._refuse_workers()
+            await _Run(self, handler, lambda record: handler([record]), most).run()
 
     # -- places and claims, as those of CoordinatedConsumer
 
@@ -286,10 +292,16 @@ async def _finished(future: Future[T]) -> T:
 
 
 class _Run:
-    """One run: records to a coroutine function, `workers` at once. As `handling.Run`."""
+    """One run: records to a coroutine function, `workers` at once, or lists of `most` at most. As `handling.Run`."""
 
-    def __init__(self, consumer: AsyncCoordinatedConsumer, handler: Callable[[Any], Awaitable[object]]) -> None:
-        self._consumer, self._handler = consumer, handler
+    def __init__(
+        self,
+        consumer: AsyncCoordinatedConsumer,
+        handler: Callable[[Any], Awaitable[object]],
+        single: Callable[[Any], Awaitable[object]],
+        most: int | None = None,
+    ) -> None:
+        self._consumer, self._handler, self._single, self._most = consumer, handler, single, most
         self._handling, self._workers = consumer._started._handling, consumer._started.settings.workers
         self._running: set[asyncio.Task[None]] = set()
         self._fill_at = 0.0
@@ -298,19 +310,19 @@ class _Run:
         handling, consumer = self._handling, self._consumer._started
         try:
             while not (consumer._is_over or handling.error is not None):
-                record = self._next()
-                if record is None or self._workers > 1 or self._running or not handling.may_pass(record):
-                    await self._turn(record)
+                offered = self._next()
+                if offered is None or self._workers > 1 or self._running or not handling.may_pass(offered):
+                    await self._turn(offered)
                     continue
                 began = clock_s()
                 try:
-                    await self._handler(await self._consumer._resolve(record))
+                    await self._handler(await self._resolved(offered))
                 except Exception as error:  # noqa: BLE001 - the application's; on_error says what it leads to
                     handling.took(began)
-                    await asyncio.to_thread(handling.fail_at_once, record, error)
+                    await asyncio.to_thread(handling.fail_offered, offered, error)
                 else:
                     handling.took(began)
-                    self._consumer._commit(record)
+                    self._consumer._commit(offered)
                 if handling.is_due:
                     await self._turn(None)
             if self._running:
@@ -324,18 +336,27 @@ class _Run:
             raise handling.error
 
     def _next(self) -> Any:
-        return self._consumer._take() if self._handling.queues.ready < AHEAD * self._workers else None
+        if self._handling.queues.ready >= AHEAD * self._workers:
+            return None
+        first = self._consumer._take()
+        if self._most is None or first is None:
+            return first
+        return [first, *self._consumer._started._batch.take_some(self._most - 1, clock_s())]
 
-    async def _turn(self, record: Any) -> None:
+    async def _resolved(self, offered: Any) -> Any:
+        resolve = self._consumer._resolve
+        return [await resolve(each) for each in offered] if isinstance(offered, list) else await resolve(offered)
+
+    async def _turn(self, offered: Any) -> None:
         handling = self._handling
-        if record is not None:
+        for record in () if offered is None else as_records(offered):
             handling.admit(record)
         await self._flush()
         while len(self._running) < self._workers and (queued := handling.take()) is not None:
             task = asyncio.create_task(self._attempt(queued))
             self._running.add(task)
             task.add_done_callback(self._running.discard)
-        if record is not None:
+        if offered is not None:
             return
         wait_s = handling.wait_s()
         waiting: set[asyncio.Future[Any]] = {*self._running}
@@ -357,7 +378,7 @@ class _Run:
         began = clock_s()
         try:
             try:
-                await self._handler(await self._consumer._resolve(queued.record))
+                await self._single(await self._consumer._resolve(queued.record))
             except Exception as error:  # noqa: BLE001 - the application's; on_error says what it leads to
                 self._handling.took(began)
                 await asyncio.to_thread(self._handling.fail, queued, error)

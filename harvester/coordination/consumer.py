@@ -261,10 +261,13 @@ class CoordinatedConsumer:
 
     def run_batches(self, handler: Callable[[list[Any]], object], most: int = 500) -> None:
         """As `run`, with lists of so many records at most. When it raises, each record is given to it alone."""
-        if self.settings.workers > 1:
-            raise ConfigurationError([Problem("workers", "is more than 1, and batches are handled one by one", "1")])
+        self._refuse_workers()
         with self:
             self._run(handler, lambda record: handler([record]), 1).run(self._offer_batches(most))
+
+    def _refuse_workers(self) -> None:
+        if self.settings.workers > 1:
+            raise ConfigurationError([Problem("workers", "is more than 1, and batches are handled one by one", "1")])
 
     def commit(self, record: Any) -> None:
         """The record is processed, or each of a list, or of an Arrow batch or a part of one; in any order."""

@@ -10,8 +10,9 @@ What concerns one of them is pure; the topic's part is thin.
 from __future__ import annotations
 
 import base64
+import contextlib
 import json
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from types import TracebackType
 from typing import Any
@@ -188,15 +189,12 @@ class DeadLetterTopic:
         In transactions, so that a record goes back and is settled, or neither. Whoever redrives from this topic at the
         same time is fenced.
         """
-        producer = Producer({**self._options, **_WRITING, "transactional.id": f"harvester-dead-{self.name}"})
         asked = {letter.encode()[0] for letter in letters}
-        try:
+        with self._writing({"transactional.id": f"harvester-dead-{self.name}"}) as producer:
             producer.init_transactions(_TIMEOUT_S * 3)
             left = self.read(lambda each: each.encode()[0] in asked)
             for first in range(0, len(left), _REDRIVEN):
                 self._move(producer, left[first : first + _REDRIVEN])
-        except KafkaException as error:
-            raise _failed(self.name, error.args[0]) from error
         return left
 
     def _move(self, producer: Producer, letters: Sequence[DeadLetter]) -> None:
@@ -206,21 +204,34 @@ class DeadLetterTopic:
                 _offer(producer, letter.topic, partition=letter.partition, key=letter.key, value=letter.value,
                        headers=letter.redriven())  # fmt: skip
                 _offer(producer, self.name, key=letter.encode()[0], value=None)
-            producer.commit_transaction(_TIMEOUT_S * 3)
+            # Longer than a delivery: a commit that is given up while it waits cannot be aborted.
+            producer.commit_transaction(_DELIVERY_MS / 1000 + _TIMEOUT_S)
         except KafkaException:
-            producer.abort_transaction(_TIMEOUT_S)  # or readers of the topic would wait for its timeout
+            with contextlib.suppress(KafkaException):  # why there is something to abort says more
+                producer.abort_transaction(_TIMEOUT_S)  # or readers of the topic would wait for its timeout
             raise
 
     def discard(self, letters: Sequence[DeadLetter]) -> None:
         """Settles them for good."""
         problems: list[KafkaError] = []
-        producer = Producer({**self._options, **_WRITING})
-        for letter in letters:
-            _offer(producer, self.name, key=letter.encode()[0], value=None,
-                   on_delivery=lambda error, _: problems.append(error) if error is not None else None)  # fmt: skip
-        producer.flush()
+        with self._writing({}) as producer:
+            for letter in letters:
+                _offer(producer, self.name, key=letter.encode()[0], value=None,
+                       on_delivery=lambda error, _: problems.append(error) if error is not None else None)  # fmt: skip
+            producer.flush()  # which ends with the time of a delivery
         if problems:
             raise _failed(self.name, problems[0])
+
+    @contextlib.contextmanager
+    def _writing(self, more: Mapping[str, Any]) -> Iterator[Producer]:
+        """A producer, which is closed then; what it raises is raised as an error of ours."""
+        producer = Producer({**self._options, **_WRITING, **more})
+        try:
+            yield producer
+        except KafkaException as error:
+            raise _failed(self.name, error.args[0]) from error
+        finally:
+            close_producer(producer)
 
 
 class _Reading:

@@ -161,6 +161,17 @@ class Handling:
         """The handler raised on a record that was not queued, while none of its lane is."""
         self.fail(self.admit(record, in_hand=True, failed=True), error)
 
+    def fail_offered(self, offered: Any, error: BaseException) -> None:
+        """As `fail_at_once`. A list is tried again record by record, so that one of them costs the others nothing."""
+        records = as_records(offered)
+        again = len(records) > 1 and not self.at_most_once and self.policy.judge(1) is not Verdict.STOP
+        for record in records:
+            if self.error is None:
+                if again:
+                    self.admit(record, failed=True)
+                else:
+                    self.fail_at_once(record, error)
+
     def tidy(self) -> None:
         """Forget what belongs to claims that have ended, and let those go that are given up. In the consumer's thread,
         while it has nothing in hand itself.
@@ -263,14 +274,14 @@ class Run:
                         self._handler(offered)
                     except Exception as error:  # noqa: BLE001 - the application's; on_error says what it leads to
                         handling.took(began)
-                        self._failed(offered, error)
+                        handling.fail_offered(offered, error)
                     else:
                         handling.processing.add(clock_s() - began)  # no other thread does
                         self._commit(offered)
                         if not handling.is_due:
                             continue
                 elif offered is not None:
-                    for record in _records(offered):
+                    for record in as_records(offered):
                         handling.admit(record)
                 self._turn()
                 if handling.error is not None:
@@ -278,17 +289,6 @@ class Run:
         self._flush()
         if handling.error is not None:
             raise handling.error
-
-    def _failed(self, offered: Any, error: Exception) -> None:
-        """A batch is tried again record by record, so that one of them costs the others nothing."""
-        handling, records = self._handling, _records(offered)
-        again = len(records) > 1 and not handling.at_most_once and handling.policy.judge(1) is not Verdict.STOP
-        for record in records:
-            if handling.error is None:
-                if again:
-                    handling.admit(record, failed=True)
-                else:
-                    handling.fail_at_once(record, error)
 
     def _turn(self) -> None:
         handling = self._handling
@@ -346,5 +346,6 @@ class Run:
                 handling.end(error)
 
 
-def _records(offered: Any) -> Sequence[Any]:
+def as_records(offered: Any) -> Sequence[Any]:
+    """The records of a list, or the one that is offered alone."""
     return offered if isinstance(offered, list) else [offered]

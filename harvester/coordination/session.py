@@ -178,10 +178,11 @@ class Session:
             with self.lock:
                 self._perform(self._coordinator.read(partition, offset, at_ms, value, clock_s()))
         with self.lock:
+            now = clock_s()
             for place, buffer in tuple(self.buffer.items()):
                 self._report(place, buffer)
                 if not self._settings.at_most_once:
-                    buffer.look(self._settings.max_open_records, clock_s())
+                    buffer.look(self._settings.max_open_records, now)
             self._perform(self._coordinator.tick(clock_s()))
             self._drain(clock_s())
 
@@ -197,7 +198,8 @@ class Session:
 
         At most once, a batch whose heartbeat is under way is waited for: it may become ours, and then is returned.
         """
-        for place, buffer in tuple(self.buffer.items()):
+        for place in [place for place, buffer in self.buffer.items() if buffer.stopping_at is not None]:
+            buffer = self.buffer[place]
             if buffer.stopping_at is None or self.holding(place).batch is not None:
                 continue
             if buffer.laid_down or not buffer.open_records or now >= buffer.stopping_at:

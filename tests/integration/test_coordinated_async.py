@@ -16,7 +16,12 @@ from harvester.coordination.async_consumer import AsyncCoordinatedConsumer
 from harvester.coordination.dead_letters import DeadLetterTopic
 from harvester.coordination.events import Claimed, Event, GivenUp, Lost, Released
 from harvester.coordination.settings import ConsumerSettings
+from harvester.errors import ConfigurationError
 from harvester.idempotence import AsyncInbox
+from harvester.outbox import schema
+from harvester.outbox.async_stasher import AsyncStasher
+from harvester.outbox.tables import OutboxTable
+from harvester.record import OutboxRecord
 from tests.support.coordinated import fill, settings
 from tests.support.handled import Poison, fill_keys
 
@@ -233,6 +238,39 @@ def test_a_poison_record_goes_to_the_dead_letter_topic(settings: ConsumerSetting
     assert again.values == ["0-0"]  # everything else was committed
 
 
+def test_a_poison_record_costs_the_others_of_its_batch_nothing(settings: ConsumerSettings) -> None:
+    fill_keys(settings, KEYS, EACH)
+    taken = Taken(ALL - 1, lambda value: value == "3-4")
+    sizes: list[int] = []
+
+    async def handle(records: list[Any]) -> None:
+        sizes.append(len(records))
+        if len(records) > 1 and any(record.value() == b"3-4" for record in records):
+            raise Poison("3-4")
+        for record in records:
+            await taken(record)
+
+    taken.consumer = AsyncCoordinatedConsumer(replace(settings, on_error="dead-letter", attempts=2, **QUICK))
+    run(taken.consumer.run_batches(handle, 50))
+    assert 20 < max(sizes) <= 50
+    assert [taken.of_key(key) for key in range(KEYS) if key != 3] == [values(key) for key in range(KEYS) if key != 3]
+    assert taken.of_key(3) == [value for value in values(3) if value != "3-4"]
+    (letter,) = DeadLetterTopic(settings.dead_letters, settings.kafka).read()
+    assert (letter.value, letter.attempts) == (b"3-4", 2)
+    fill_keys(settings, 1, 1)
+    again = Taken(1)
+    again.run(settings)
+    assert again.values == ["0-0"]  # everything else was committed
+
+
+def test_batches_are_not_handled_by_several_tasks(settings: ConsumerSettings) -> None:
+    async def handle(_: list[Any]) -> None:
+        raise AssertionError
+
+    with pytest.raises(ConfigurationError, match="workers"):
+        run(AsyncCoordinatedConsumer(replace(settings, workers=2)).run_batches(handle))
+
+
 def test_a_key_that_fails_keeps_its_order_while_others_go_on(settings: ConsumerSettings) -> None:
     fill_keys(settings, KEYS, EACH, partition=0)
     taken = Taken(ALL, lambda value: value == "3-4" and len(taken.values) < ALL - EACH + 4)
@@ -304,3 +342,50 @@ def test_with_an_inbox_each_record_has_one_effect(settings: ConsumerSettings, em
             return [entry for (entry,) in await found.fetchall()]
 
     assert sorted(run(main())) == sorted(value for key in range(KEYS) for value in values(key))
+
+
+def test_what_a_record_leads_to_is_stashed_once_in_the_same_transaction(
+    settings: ConsumerSettings, empty_database: str
+) -> None:
+    """The handler fails after its row was written: inbox, ledger and outbox take it back together."""
+    fill_keys(settings, KEYS, EACH)
+    with psycopg.connect(empty_database, autocommit=True) as connection:
+        schema.init(connection, OutboxTable.parse("outbox"))
+    failed: set[str] = set()
+
+    async def main() -> list[tuple[str, str]]:
+        async with await psycopg.AsyncConnection.connect(empty_database, autocommit=True) as connection:
+            inbox, stasher = AsyncInbox(connection, settings.group), AsyncStasher()
+            await inbox.create_table()
+            handled = 0
+
+            async def told(event: Event) -> None:
+                match event:
+                    case Claimed(topic, partition, generation):
+                        await inbox.open(topic, partition, generation)
+                    case Released(topic, partition) | Lost(topic, partition):
+                        inbox.close(topic, partition)
+
+            async def handle(record: Any) -> None:
+                nonlocal handled
+                key, value = record.key().decode(), record.value().decode()
+                async with inbox.record(record) as effect:
+                    await stasher.stash(effect.cursor, OutboxRecord("invoices", key, f"invoice of {value}"))
+                    if value.endswith("-4") and value not in failed:
+                        failed.add(value)
+                        raise Poison(value)
+                handled += 1
+                if handled == ALL:
+                    consumer.stop()
+
+            changed = replace(settings, on_error="retry", order="partition", **QUICK)
+            consumer = AsyncCoordinatedConsumer(changed, on_event=told)
+            await consumer.run(handle)
+            found = await connection.execute("SELECT kafka_key, kafka_value FROM outbox ORDER BY id")
+            return list(await found.fetchall())
+
+    rows = run(main())
+    assert len(failed) == KEYS
+    assert len(rows) == ALL
+    for key in range(KEYS):
+        assert [text for each, text in rows if each == str(key)] == [f"invoice of {value}" for value in values(key)]

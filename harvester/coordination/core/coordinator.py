@@ -269,9 +269,10 @@ class Coordinator:
         said: list[Outcome] = []
         for place in self.choice.orphans():
             said += self._step(place, ReleaseClaim("the first partition of its topic is not held"), now)
-        for place in self.choice.to_shed(now):
+        roster = self.choice.roster(now)
+        for place in self.choice.to_shed(roster, now):
             said += self._step(place, ReleaseClaim("others have fewer"), now)
-        for place in self.choice.to_claim(now):
+        for place in self.choice.to_claim(roster, now):  # nothing, where something is shed
             claim = self.choice.world(place).claim(place)
             certain = claim.exact and claim.generation != NO_GENERATION
             said += self._step(place, TryClaim(claim.generation if certain else None), now)

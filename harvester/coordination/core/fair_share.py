@@ -234,12 +234,12 @@ class Choice:
 
     # -- what it chooses
 
-    def to_shed(self, now: float) -> list[GroupPartition]:
+    def to_shed(self, roster: Roster, now: float) -> list[GroupPartition]:
         """What is given up now, for those who have fewer."""
-        surplus = self._roster(now).moves()[self._me]
-        held = [place for place in self._units if self._phase(place) is ClaimPhase.HELD]
-        if not self._shedding.due(surplus > 0, now) or not held:
+        surplus = roster.moves()[self._me]
+        if not self._shedding.due(surplus > 0, now) or not roster.counts[self._me]:
             return []
+        held = [place for place in self._units if self._phase(place) is ClaimPhase.HELD]
         most = self._settings.shed_at_once
         given = held[-(surplus if most is None else min(most, surplus)) :]
         for place in given:
@@ -260,16 +260,18 @@ class Choice:
 
         Not while one asks: it is given its share as it is, and both together would be more than anybody may take.
         """
-        roster = self._roster(now)
+        roster = self.roster(now)
         return not roster.asking and min(roster.counts.values()) < roster.counts[self._me]
 
-    def to_claim(self, now: float) -> list[GroupPartition]:
+    def to_claim(self, roster: Roster, now: float) -> list[GroupPartition]:
         """What is claimed now: what is open, within the share, and if nothing is, perhaps one in vain, to ask."""
         if now - self._read_at > self._interval_s:
             self.active(now)  # an outage: it begins anew
         if not self._shedding.may_claim(now):
             return []
-        roster = self._roster(now)
+        if roster.counts[self._me] == len(self._places):  # all is ours: there is nothing to look for
+            self._left_over_since = None
+            return []
         units = frozenset(self._units)
         mine = sum(1 for place in units if self._phase(place) is not ClaimPhase.IDLE)
         under_way = sum(1 for holding in self._holdings.values() if holding.phase is ClaimPhase.CLAIMING)
@@ -355,17 +357,19 @@ class Choice:
     def _silent_for(self, place: GroupPartition, now: float) -> float:
         return now - max(self._heard_at.get(place, self._ready_at), self._ready_at)
 
-    def _roster(self, now: float) -> Roster:
+    def roster(self, now: float) -> Roster:
+        """Who holds how many, as the log and the clock have it now."""
         log_ms = self._log_time.now_ms(now)
         counts = {self._me: 0}
         doubtful: Counter[str] = Counter()
         free = 0
         for place in self._units:
-            world = self.world(place)
-            holder = world.claim(place).holder
             if self._phase(place) is ClaimPhase.HELD:
                 counts[self._me] += 1
-            elif holder is None or world.claimable(place, log_ms) or self._gives(place, holder):
+                continue
+            world = self.world(place)
+            holder = world.claim(place).holder
+            if holder is None or world.claimable(place, log_ms) or self._gives(place, holder):
                 free += 1
             elif holder.id != self._me and self._silent_for(place, now) <= 2 * self._interval_s:
                 counts[holder.id] = counts.get(holder.id, 0) + 1

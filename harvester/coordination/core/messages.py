@@ -31,7 +31,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 from urllib.parse import quote, unquote
 
 VERSION = 1
@@ -42,9 +42,8 @@ _NONE = "-"
 _READS_TOGETHER = "~"
 
 
-@dataclass(frozen=True, slots=True, order=True)
-class GroupPartition:
-    """What is claimed: a partition of a topic, for a group."""
+class GroupPartition(NamedTuple):
+    """What is claimed: a partition of a topic, for a group. A tuple, since it is hashed all the time."""
 
     group: str
     topic: str

@@ -56,7 +56,7 @@ class Log:
         assert self.say(OURS, Heartbeat(OURS, US, 2, 0, 0, None), at, ahead_s) is ClaimVerdict.ACCEPTED
 
     def chosen(self, at: float) -> list[GroupPartition]:
-        return self.choice.to_claim(at)
+        return self.choice.to_claim(self.choice.roster(at), at)
 
 
 def test_what_is_released_where_the_log_stands_still_is_claimed() -> None:
@@ -149,18 +149,18 @@ def test_who_has_just_given_does_not_ask_for_what_others_are_giving() -> None:
         if client == US:
             holdings[place] = ClaimState(place, US, ClaimPhase.HELD)
     live_on(1.5)
-    assert choice.to_shed(1.5) == []
+    assert choice.to_shed(choice.roster(1.5), 1.5) == []
     live_on(2.0)
     live_on(2.5)
-    (given,) = choice.to_shed(2.5)
+    (given,) = choice.to_shed(choice.roster(2.5), 2.5)
     holdings[given] = ClaimState(given, US, ClaimPhase.LEAVING)
     live_on(3.0)
     say(ReleasingPartition(given, US, 3, generations[given], generations[given], None), 3.5)
     holdings[given] = ClaimState(given, US)
     live_on(3.5)
-    assert choice.to_claim(3.6) == []
+    assert choice.to_claim(choice.roster(3.6), 3.6) == []
     live_on(4.0)
-    assert choice.to_claim(4.4) == []
+    assert choice.to_claim(choice.roster(4.4), 4.4) == []
     live_on(4.5)
-    (asked,) = choice.to_claim(4.55)
+    (asked,) = choice.to_claim(choice.roster(4.55), 4.55)
     assert holders[asked] == OTHER
