@@ -16,6 +16,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Generic, NoReturn, TypeVar
 
+from harvester.errors import ConfigurationError
+
 from .field import Field, Striker
 from .schedule import Strike
 
@@ -200,7 +202,10 @@ def main(command: Command, arguments: list[str]) -> NoReturn:
     with tempfile.TemporaryDirectory(prefix=f"harvester-{command.name}-") as place:
         directory = Path(place)
         directory.chmod(0o755)  # started by root, servers run under another account
-        outcome = command.run(options, chosen, directory, lambda text: print(text, file=progress, flush=True))
+        try:
+            outcome = command.run(options, chosen, directory, lambda text: print(text, file=progress, flush=True))
+        except ConfigurationError as error:
+            parser.error(str(error))
         if options.logs is not None:
             outcome.keep_logs(options.logs)
     outcome.report(options.seed, as_json=options.json)

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from harvester.errors import ConfigurationError
 from tests.campaign.coordination.history import Limits, Processed
 from tests.campaign.coordination.notes import Notebook, Reader
 from tests.campaign.coordination.run import Campaign, run
@@ -40,6 +41,12 @@ def test_a_short_campaign_with_workers_that_fail_holds(servers: Servers, tmp_pat
     assert outcome.judgement.sentence == "held", outcome.summary()
     assert outcome.judgement.records == 3000
     assert sum(outcome.struck.values()) >= 2
+
+
+def test_settings_that_no_consumer_takes_are_refused_before_anything_begins(tmp_path: Path) -> None:
+    with pytest.raises(ConfigurationError, match="at most once"):
+        run(Campaign(seed=5, seconds=1.0, at_most_once=True, workers=8), tmp_path)
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_what_strikes_follows_from_the_seed() -> None:

@@ -16,6 +16,7 @@ from typing import Any
 
 from harvester.coordination.admin import Observer, rows
 from harvester.coordination.dead_letters import DeadLetterTopic
+from harvester.coordination.settings import ConsumerSettings
 from tests.campaign import frame
 from tests.campaign.frame import Command, Scenario
 from tests.support.consuming import read_topic
@@ -259,6 +260,7 @@ def run(campaign: Campaign, directory: Path, bootstrap: str | None = None, say: 
         **({} if campaign.workers == 1 else {"workers": campaign.workers, **_HANDLING}),
         **campaign.settings,
     }
+    ConsumerSettings(kafka={}, group="group", topics=("topic",), **settings)  # else no consumer would begin, to the end
     held_back_s = campaign.held_back_intervals * campaign.interval_s
     field = Field(directory, bootstrap, partitions=campaign.partitions, settings=settings, held_back_s=held_back_s)
     limits = replace(campaign.limits or Limits(campaign.interval_s), max_open_records=campaign.max_open_records)
