@@ -1,6 +1,6 @@
 """Asks where a partition begins and ends until the brokers tell it, and judges which errors of Kafka's client pass.
 
-Waits for answers of the admin client, closes producers, and names the option of a client that prints nothing.
+Waits for answers of the admin client, lets go of producers, and names the option of a client that prints nothing.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ T = TypeVar("T")
 
 SILENT = {"log_level": "0"}
 """For a client of which everything that is wrong is raised or returned: it prints nothing."""
+PURGED = frozenset({KafkaError._PURGE_QUEUE, KafkaError._PURGE_INFLIGHT})  # dropped by us
 _AGAIN_S = 0.05
 _LONGEST_PAUSE_S = 0.25
 _LASTING = frozenset({
@@ -40,12 +41,15 @@ def answer(future: Future[T], within_s: float) -> T:
     """Wait for the result of an admin request. Raises KafkaException, `_TIMED_OUT` where nothing comes in time.
 
     A client gives a request that changes topics up after `socket.timeout.ms` only, whatever `operation_timeout` says.
+    The error is a new one: raised itself, it would tie the client, which goes on, to its traceback.
     """
     try:
-        return future.result(within_s)
-    except TimeoutError as error:
-        late = KafkaError(KafkaError._TIMED_OUT, f"no answer within {within_s:g} s")
-        raise KafkaException(late) from error
+        problem = future.exception(within_s)
+    except TimeoutError:
+        problem = KafkaException(KafkaError(KafkaError._TIMED_OUT, f"no answer within {within_s:g} s"))
+    if isinstance(problem, KafkaException):
+        raise KafkaException(*problem.args)
+    return future.result()
 
 
 def read_bounds(client: Any, topic: str, partition: int, timeout_s: float) -> tuple[int, int]:
@@ -80,16 +84,16 @@ def refresh(client: Any, topic: str | None, timeout_s: float) -> None:
         client.list_topics(topic, timeout=timeout_s)
 
 
-def close_producer(producer: Any) -> None:
-    """Give up what it still has, and return when none of its threads is left.
+def let_go(producer: Any) -> None:
+    """Drop what it still has. The caller deletes the last reference next, which returns when its threads have ended.
 
-    A client that is not closed goes on until the process has ended. One that makes a TLS connection at that moment
-    crashes it: OpenSSL frees what the client's threads still use.
+    One that is forgotten instead goes on until the process has ended, and crashes it if it makes a connection with TLS
+    at that moment: OpenSSL frees what the client's threads still use. (`Producer.close` waits for brokers, and is
+    younger than what we allow.)
     """
-    with contextlib.suppress(KafkaException, RuntimeError, SystemError):  # one that has given itself up says so here
+    with contextlib.suppress(KafkaException, SystemError):  # one that has given itself up says so here
         producer.purge()
-    with contextlib.suppress(KafkaException, RuntimeError, SystemError):
-        producer.close()
+        producer.poll(0)
 
 
 def _left_s(deadline: float) -> float:

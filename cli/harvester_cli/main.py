@@ -6,6 +6,8 @@ rich's machinery.
 
 from __future__ import annotations
 
+import atexit
+import contextlib
 import os
 import re
 import sys
@@ -122,6 +124,7 @@ def main() -> None:
     """Run the command line; the only place where foreseeable errors become text and an exit code."""
     from harvester.errors import HarvesterError
 
+    atexit.register(_spare_clients)
     try:
         if "NOTIFY_SOCKET" in os.environ:
             _run_for_the_journal()
@@ -136,6 +139,19 @@ def main() -> None:
         # The reader of our output has gone (`| head`): nothing is left to say, and nobody to say it to.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(141)
+
+
+def _spare_clients() -> None:
+    """End without the C library's clean-up, at which a client that could not be closed in time may crash the process.
+
+    OpenSSL's part of it frees what such a client's threads still use.
+    """
+    if "confluent_kafka" in sys.modules:
+        import ctypes
+
+        with contextlib.suppress(AttributeError):  # musl has no on_exit
+            libc = ctypes.CDLL(None)
+            libc.on_exit(libc._exit, None)  # is called with the exit code, before all that was registered so far
 
 
 def _run_for_the_journal() -> None:

@@ -21,6 +21,7 @@ import math
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack
 from dataclasses import replace
 from datetime import datetime
 from types import TracebackType
@@ -385,12 +386,17 @@ class CoordinatedConsumer:
         """
         if self._session.ended.is_set():
             return
-        self._offsets.mirror(self._session.processed(), unanswered=2)  # others may write them after the release
-        self._session.stop(release=release)
-        self._replace_batch(NOTHING)
-        self._offsets.close()
-        self._data.close()
-        self._handling.close()
+        with ExitStack() as last:  # the last one first, and each whatever the others raise
+            last.callback(self._announce_changes)
+            last.callback(self._handling.close)
+            last.callback(self._data.close)
+            last.callback(self._fetcher.close)
+            last.callback(self._offsets.close)
+            last.callback(self._replace_batch, NOTHING)
+            last.callback(self._session.stop, release=release)
+            self._offsets.mirror(self._session.processed(), unanswered=2)  # others may write them after the release
+
+    def _announce_changes(self) -> None:
         while self._session.changes:
             self._announce(self._session.changes.popleft()[2])
 

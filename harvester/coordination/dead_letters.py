@@ -12,7 +12,7 @@ from __future__ import annotations
 import base64
 import contextlib
 import json
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from types import TracebackType
 from typing import Any
@@ -20,7 +20,7 @@ from typing import Any
 from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaError, KafkaException, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient, NewTopic
 
-from harvester.bounds import SILENT, answer, close_producer, passes
+from harvester.bounds import SILENT, answer, let_go, passes
 from harvester.clock import clock_s
 from harvester.coordination.errors import UnknownTopic
 from harvester.delivery.progress_topic import durable
@@ -163,7 +163,8 @@ class DeadLetterWriter:
 
     def close(self) -> None:
         """Once nobody sends any more."""
-        close_producer(self._producer)
+        let_go(self._producer)
+        del self._producer
 
 
 class DeadLetterTopic:
@@ -187,51 +188,74 @@ class DeadLetterTopic:
         """Puts them back at the end of the partitions that they came from; returns those that were still there.
 
         In transactions, so that a record goes back and is settled, or neither. Whoever redrives from this topic at the
-        same time is fenced.
+        same time is fenced. Each transaction has a producer of its own: the client may send the end of one again, late,
+        and that would end the next one of the same producer (P40).
         """
         asked = {letter.encode()[0] for letter in letters}
-        with self._writing({"transactional.id": f"harvester-dead-{self.name}"}) as producer:
-            producer.init_transactions(_TIMEOUT_S * 3)
-            left = self.read(lambda each: each.encode()[0] in asked)
-            for first in range(0, len(left), _REDRIVEN):
-                self._move(producer, left[first : first + _REDRIVEN])
-        return left
+        back: list[DeadLetter] = []
+        while some := self._move(asked):
+            back += some
+            if len(some) < _REDRIVEN:
+                break
+        return back
 
-    def _move(self, producer: Producer, letters: Sequence[DeadLetter]) -> None:
+    def _move(self, asked: Collection[bytes]) -> list[DeadLetter]:
+        """The next of those that are asked for and still there, in a transaction."""
+        producer = Producer({**self._options, **_WRITING, "transactional.id": f"harvester-dead-{self.name}"})
+        try:
+            producer.init_transactions(_TIMEOUT_S * 3)
+            some = self.read(lambda each: each.encode()[0] in asked)[:_REDRIVEN]
+            if some:
+                _refuse_homeless(producer, some)
+                self._commit(producer, some)
+        except KafkaException as error:
+            raise _failed(self.name, error.args[0]) from error
+        return some
+
+    def _commit(self, producer: Producer, letters: Sequence[DeadLetter]) -> None:
         producer.begin_transaction()
         try:
             for letter in letters:
                 _offer(producer, letter.topic, partition=letter.partition, key=letter.key, value=letter.value,
                        headers=letter.redriven())  # fmt: skip
                 _offer(producer, self.name, key=letter.encode()[0], value=None)
-            # Longer than a delivery: a commit that is given up while it waits cannot be aborted.
+            # Longer than a delivery: a commit that is given up while it waits for one cannot be aborted.
             producer.commit_transaction(_DELIVERY_MS / 1000 + _TIMEOUT_S)
         except KafkaException:
-            with contextlib.suppress(KafkaException):  # why there is something to abort says more
+            with contextlib.suppress(KafkaException):  # the first error says more
                 producer.abort_transaction(_TIMEOUT_S)  # or readers of the topic would wait for its timeout
             raise
 
     def discard(self, letters: Sequence[DeadLetter]) -> None:
         """Settles them for good."""
         problems: list[KafkaError] = []
-        with self._writing({}) as producer:
+        producer = Producer({**self._options, **_WRITING})
+        try:
             for letter in letters:
                 _offer(producer, self.name, key=letter.encode()[0], value=None,
                        on_delivery=lambda error, _: problems.append(error) if error is not None else None)  # fmt: skip
             producer.flush()  # which ends with the time of a delivery
-        if problems:
-            raise _failed(self.name, problems[0])
-
-    @contextlib.contextmanager
-    def _writing(self, more: Mapping[str, Any]) -> Iterator[Producer]:
-        """A producer, which is closed then; what it raises is raised as an error of ours."""
-        producer = Producer({**self._options, **_WRITING, **more})
-        try:
-            yield producer
         except KafkaException as error:
             raise _failed(self.name, error.args[0]) from error
         finally:
-            close_producer(producer)
+            let_go(producer)
+            del producer
+        if problems:
+            raise _failed(self.name, problems[0])
+
+
+def _refuse_homeless(client: Any, letters: Iterable[DeadLetter]) -> None:
+    topics = client.list_topics(timeout=_TIMEOUT_S).topics
+    gone = sorted({
+        f"{each.topic}[{each.partition}]"
+        for each in letters
+        if each.topic not in topics or each.partition not in topics[each.topic].partitions
+    })  # fmt: skip
+    if gone:
+        raise BrokerError(
+            f"records cannot go back to {', '.join(gone)}, which is not there any more",
+            hint="make it again, or leave them out: `harvester dead discard` settles them for good",
+        )
 
 
 class _Reading:

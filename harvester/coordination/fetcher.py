@@ -32,6 +32,7 @@ from harvester.errors import BrokerError, BrokerUnavailable
 
 T = TypeVar("T")
 _LOGGER = logging.getLogger("harvester.coordination")
+_LONGEST_CALL_S = 8.0
 
 
 class Question(Generic[T]):
@@ -40,6 +41,7 @@ class Question(Generic[T]):
     def __init__(self, ask: Callable[[Collection[GroupPartition]], T]) -> None:
         self._ask = ask
         self._future: Future[T] | None = None
+        self._thread: threading.Thread | None = None
 
     @property
     def is_open(self) -> bool:
@@ -47,7 +49,8 @@ class Question(Generic[T]):
 
     def put(self, places: Collection[GroupPartition]) -> None:
         self._future = Future()
-        threading.Thread(target=_answer, args=(self._future, self._ask, places), daemon=True).start()
+        self._thread = threading.Thread(target=_answer, args=(self._future, self._ask, places), daemon=True)
+        self._thread.start()
 
     def take(self) -> T | None:
         """The answer, once; None if there is none now. Raises what `ask` raised."""
@@ -55,6 +58,11 @@ class Question(Generic[T]):
             return None
         future, self._future = self._future, None
         return future.result()
+
+    def close(self) -> None:
+        """Wait a while for what was asked last: no client should outlive its process's code."""
+        if self._thread is not None:
+            self._thread.join(_LONGEST_CALL_S)
 
 
 def _answer(
@@ -79,7 +87,7 @@ class Stalls:
     def __init__(
         self, ends: Callable[[Collection[GroupPartition]], Mapping[GroupPartition, int]], interval_s: float
     ) -> None:
-        self._question = Question(ends)
+        self.question = Question(ends)
         self._standstill = Standstill[GroupPartition](max(2 * interval_s, _LEAST_S))
 
     def look(self, waiting: Mapping[GroupPartition, int], now: float) -> list[GroupPartition]:
@@ -100,13 +108,13 @@ class Stalls:
         for place in stalled:
             self._standstill.forget(place)
         silent = [place for place, position in waiting.items() if known.get(place) == position]
-        if silent and not self._question.is_open:
-            self._question.put(silent)
+        if silent and not self.question.is_open:
+            self.question.put(silent)
         return stalled
 
     def _ends(self) -> Mapping[GroupPartition, int]:
         try:
-            return self._question.take() or {}
+            return self.question.take() or {}
         except BrokerUnavailable:
             return {}
 
@@ -121,7 +129,7 @@ class Inquiry:
     """
 
     def __init__(self, ask: Callable[[Collection[GroupPartition]], Committed], again_s: float) -> None:
-        self._question, self._again_s = Question(ask), again_s
+        self.question, self._again_s = Question(ask), again_s
         self._answers: dict[PartitionBuffer, int | None] = {}  # an older claim's would be out of date
         self._asked: list[PartitionBuffer] = []
         self._ask_at = 0.0
@@ -132,14 +140,14 @@ class Inquiry:
         self._take()
         wanted = list(begun)
         self._answers = {buffer: self._answers[buffer] for buffer in wanted if buffer in self._answers}
-        if not self._question.is_open and len(self._answers) < len(wanted) and clock_s() >= self._ask_at:
+        if not self.question.is_open and len(self._answers) < len(wanted) and clock_s() >= self._ask_at:
             self._asked = [buffer for buffer in wanted if buffer not in self._answers]
-            self._question.put([buffer.place for buffer in self._asked])
+            self.question.put([buffer.place for buffer in self._asked])
         return self._answers
 
     def _take(self) -> None:
         try:
-            committed = self._question.take()
+            committed = self.question.take()
         except BrokerUnavailable as error:
             self._ask_at = clock_s() + self._again_s
             if not self._waits:
@@ -196,6 +204,11 @@ class Fetcher:
         self._fetched = max(_LEAST_FETCHED, settings.batch_records if settings.at_most_once else 0)
 
     # -- claims
+
+    def close(self) -> None:
+        """Once nothing is asked any more."""
+        self._inquiry.question.close()
+        self._stalls.question.close()
 
     def topics(self) -> dict[str, int] | None:
         """Those of the settings that there are, with their partitions now; None if the brokers do not say."""

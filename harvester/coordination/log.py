@@ -20,7 +20,7 @@ from typing import Any, Generic, TypeVar
 
 from confluent_kafka import TIMESTAMP_LOG_APPEND_TIME, Consumer, KafkaError, KafkaException, Producer, TopicPartition
 
-from harvester.bounds import close_producer, passes, read_bounds
+from harvester.bounds import PURGED, let_go, passes, read_bounds
 from harvester.clock import clock_s
 from harvester.coordination.core.claim import PositionFound
 from harvester.coordination.core.messages import GroupPartition, Heartbeats, Message, encode
@@ -39,7 +39,6 @@ _LEAST_ANSWER_S = 1.0
 _RENEWED_AFTER = 2.0  # times what a message has to arrive
 _LONGEST_PAUSE_S = 1.0  # between two attempts to connect
 _LEAST_STANDSTILL_S = 1.0
-_PURGED = frozenset({KafkaError._PURGE_QUEUE, KafkaError._PURGE_INFLIGHT})  # by us
 _READY_S = 30.0  # a topic that has just been made is not led at once
 
 P = TypeVar("P", bound=Hashable)
@@ -219,7 +218,7 @@ class CoordinationLog:
             self._refusal = refused(self.topic, error)
         elif not passes(error):
             self._refusal = failed(self.topic, self._options, KafkaException(error))
-        elif error.code() not in _PURGED and error.str() != self._unwritten:
+        elif error.code() not in PURGED and error.str() != self._unwritten:
             self._unwritten = error.str()
             _LOGGER.warning(
                 "messages do not arrive in the coordination topic %s: %s; claims run out until they do"
@@ -287,7 +286,8 @@ class CoordinationLog:
         """Wait so long for what was written, and forget the connections."""
         with contextlib.suppress(KafkaException, SystemError):  # nobody is there any more to whom it would matter
             self._writer.flush(timeout_s)
-        close_producer(self._writer)
+        let_go(self._writer)
+        del self._writer
         self._reader.close()
 
     def _assign(self, partitions: list[TopicPartition]) -> None:

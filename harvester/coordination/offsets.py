@@ -169,8 +169,9 @@ class GroupOffsets:
         deadline = clock_s() + _LAST_S
         while self._writer.sent_at and clock_s() < deadline:
             self._writer.serve(_POLL_S)
-        _let_go(self._writer)
+        last = _let_go(self._writer)
         del self._writer, self._reader
+        last.join(_LAST_S)
 
 
 def _let_go(writer: _Writer) -> threading.Thread:

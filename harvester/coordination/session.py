@@ -127,21 +127,23 @@ class Session:
 
         A claim that has just been sent is waited for: if it wins, it is released as well.
         """
-        with self.lock:
-            self._perform(self._coordinator.close(clock_s(), release=release))
-            for buffer in self.buffer.values():
-                _hold_back(buffer)
-                buffer.stopping_at = 0.0 if release else None
-        deadline = clock_s() + self._settings.heartbeat_interval_s
-        while release and self._thread.is_alive() and clock_s() < deadline:
+        try:
             with self.lock:
-                if self._coordinator.left:
-                    break
-            self.ended.wait(self._turn_s)
-        self.ended.set()
-        self._thread.join()
-        self._past.close()
-        self._log.close(self._settings.heartbeat_interval_s)
+                self._perform(self._coordinator.close(clock_s(), release=release))
+                for buffer in self.buffer.values():
+                    _hold_back(buffer)
+                    buffer.stopping_at = 0.0 if release else None
+            deadline = clock_s() + self._settings.heartbeat_interval_s
+            while release and self._thread.is_alive() and clock_s() < deadline:
+                with self.lock:
+                    if self._coordinator.left:
+                        break
+                self.ended.wait(self._turn_s)
+        finally:  # also when it is interrupted, or may write no more
+            self.ended.set()
+            self._thread.join()
+            self._past.close()
+            self._log.close(self._settings.heartbeat_interval_s)
 
     # -- the thread
 

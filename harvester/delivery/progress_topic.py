@@ -16,7 +16,7 @@ from confluent_kafka import KafkaError, KafkaException, TopicCollection
 from confluent_kafka.admin import AdminClient, ConfigResource, ResourceType
 from confluent_kafka.cimpl import NewPartitions, NewTopic
 
-from harvester.bounds import SILENT
+from harvester.bounds import SILENT, answer
 from harvester.delivery.progress import LEAST_RECORD_BYTES
 from harvester.errors import BrokerError, BrokerUnavailable
 
@@ -105,9 +105,9 @@ class _Admin:
     def _described(self) -> Any:
         try:
             future = self._admin.describe_topics(TopicCollection([self._name]), request_timeout=_TIMEOUT_S)[self._name]
-            return future.result(_TIMEOUT_S * 2)
-        except (KafkaException, TimeoutError) as error:
-            if _code(error) in {KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError._UNKNOWN_TOPIC}:
+            return answer(future, _TIMEOUT_S * 2)
+        except KafkaException as error:
+            if error.args[0].code() in {KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError._UNKNOWN_TOPIC}:
                 return None
             raise self._failed("described", error) from error
 
@@ -130,11 +130,11 @@ class _Admin:
         resource = ConfigResource(ResourceType.TOPIC, self._name)
         try:
             entries = self._admin.describe_configs([resource], request_timeout=_TIMEOUT_S)[resource]
-            return {name: entry.value for name, entry in entries.result(_TIMEOUT_S * 2).items()}
-        except (KafkaException, TimeoutError) as error:
-            if _code(error) in _DENIED:
+            return {name: entry.value for name, entry in answer(entries, _TIMEOUT_S * 2).items()}
+        except KafkaException as error:
+            if error.args[0].code() in _DENIED:
                 return None
-            if _code(error) == KafkaError.UNKNOWN_TOPIC_OR_PART:
+            if error.args[0].code() == KafkaError.UNKNOWN_TOPIC_OR_PART:
                 raise self._not_yet() from error
             raise self._failed("described", error) from error
 
@@ -160,18 +160,17 @@ class _Admin:
         try:
             replicas, kept = durable(len(self._admin.list_topics(timeout=_TIMEOUT_S).brokers))
             topic = NewTopic(self._name, lanes, replicas, config={**_CONFIG, **kept})
-            self._admin.create_topics([topic], operation_timeout=_TIMEOUT_S)[self._name].result(_TIMEOUT_S * 2)
-        except (KafkaException, TimeoutError) as error:
-            if _code(error) != KafkaError.TOPIC_ALREADY_EXISTS:
+            answer(self._admin.create_topics([topic], operation_timeout=_TIMEOUT_S)[self._name], _TIMEOUT_S * 2)
+        except KafkaException as error:
+            if error.args[0].code() != KafkaError.TOPIC_ALREADY_EXISTS:
                 raise self._failed("created", error) from error
 
     def widen(self, lanes: int) -> None:
         try:
-            self._admin.create_partitions([NewPartitions(self._name, lanes)], operation_timeout=_TIMEOUT_S)[
-                self._name
-            ].result(_TIMEOUT_S * 2)
-        except (KafkaException, TimeoutError) as error:
-            if _code(error) != KafkaError.INVALID_PARTITIONS:  # another harvester was quicker
+            made = self._admin.create_partitions([NewPartitions(self._name, lanes)], operation_timeout=_TIMEOUT_S)
+            answer(made[self._name], _TIMEOUT_S * 2)
+        except KafkaException as error:
+            if error.args[0].code() != KafkaError.INVALID_PARTITIONS:  # another harvester was quicker
                 raise self._failed(f"given {lanes} partitions", error) from error
 
     def await_lanes(self, lanes: int) -> ProgressTopic:
@@ -186,16 +185,12 @@ class _Admin:
     def _not_yet(self) -> BrokerUnavailable:
         return BrokerUnavailable(f"the progress topic {self._name!r} is not there yet")
 
-    def _failed(self, what: str, error: Exception) -> BrokerError:
-        text = error.args[0].str() if isinstance(error, KafkaException) else str(error) or "no answer"
-        if _code(error) in {KafkaError._TRANSPORT, KafkaError._TIMED_OUT, None}:
+    def _failed(self, what: str, error: KafkaException) -> BrokerError:
+        text = error.args[0].str()
+        if error.args[0].code() in {KafkaError._TRANSPORT, KafkaError._TIMED_OUT}:
             text = f"Kafka at {self._servers} does not answer: {text}"
             return BrokerUnavailable(text, hint=BrokerUnavailable.NO_ANSWER)
         return BrokerError(
             f"the progress topic {self._name!r} cannot be {what}: {text}",
             hint="exactly-once mode needs it: allow it to this user, or create it with cleanup.policy=compact",
         )
-
-
-def _code(error: Exception) -> int | None:
-    return error.args[0].code() if isinstance(error, KafkaException) else None

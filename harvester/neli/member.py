@@ -51,9 +51,9 @@ from uuid import UUID, uuid4
 from confluent_kafka import Consumer, ConsumerGroupState, KafkaError, KafkaException, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient
 
-from harvester.bounds import SILENT, close_producer
+from harvester.bounds import PURGED, SILENT, let_go
 from harvester.clock import clock_s
-from harvester.errors import ForeignOutbox
+from harvester.errors import BrokerUnavailable, ForeignOutbox
 from harvester.neli import election as e
 from harvester.neli.election import Election, ElectionTiming, step
 from harvester.neli.group import GroupListener, Identity, Missing
@@ -96,6 +96,7 @@ class KafkaGroup:
         self._leader: tuple[UUID, int] | None = None
         self._step_down: tuple[str, float | None] | None = None
         self._ended = threading.Event()
+        self._left = threading.Event()  # and nothing more is said to the listener
         self._thread = threading.Thread(target=self._run, name="neli", daemon=True)
         self._lock = threading.RLock()  # around the machine: the relay's thread tells it the term
         self._identity: Identity
@@ -145,7 +146,10 @@ class KafkaGroup:
         return self._membership.missing(now) or self._pulse.missing(now)
 
     def cluster(self) -> str | None:
-        return cluster_id(self._producer, self._settings.topic)
+        client = getattr(self, "_producer", None)
+        if client is None:
+            raise BrokerUnavailable("the id of Kafka's cluster is not known: the group was left")
+        return cluster_id(client, self._settings.topic)
 
     def log_in(self, consumer_options: Mapping[str, Any], producer_options: Mapping[str, Any], user: str) -> None:
         """New connections are made with these options from now on. Safe from any thread."""
@@ -157,7 +161,8 @@ class KafkaGroup:
     def stop(self) -> None:
         self._ended.set()
         if self._thread.is_alive() and threading.current_thread() is not self._thread:
-            self._thread.join()
+            self._left.wait()
+            self._thread.join(_CLOSE_S)  # a client that asks for a name does not end before it has an answer
 
     def _log_in(self, client: Any) -> None:
         """With the newest password, if there is one newer than the options; a closed client needs none."""
@@ -174,15 +179,17 @@ class KafkaGroup:
             # A heartbeat that is older proves nothing, and a refusal that is retried is told after that time.
             patience = {"message.timeout.ms": str(round(self._settings.timing.heartbeat_timeout_s * 1000))}
             self._producer = Producer({**self._settings.producer_options, **patience, "logger": log})
-            try:
-                self._log_in(self._producer)
-                while not self._ended.is_set():
-                    if self._join():
-                        self._serve()
-            finally:
-                close_producer(self._producer)
+            self._log_in(self._producer)
+            while not self._ended.is_set():
+                if self._join():
+                    self._serve()
         except Exception as error:  # noqa: BLE001 - the top frame of this thread; without it nobody would fence
             self._listener.fail(error)
+        finally:
+            self._left.set()
+            if hasattr(self, "_producer"):
+                let_go(self._producer)
+                del self._producer
 
     def _join(self) -> bool:
         settings = self._settings
@@ -222,8 +229,9 @@ class KafkaGroup:
     def _ensure_topic(self) -> Future[str | None]:
         settings = self._settings
         return ensuring_leader_topic(
-            settings.topic, settings.producer_options, lambda text: self._listener.client_said(logging.WARNING, text)
-        )
+            settings.topic, settings.producer_options,
+            lambda text: self._listener.client_said(logging.WARNING, text), self._ended.is_set,
+        )  # fmt: skip
 
     def _refuse_stranger(self, heartbeat: MemberHeartbeat, message: Any) -> None:
         settings = self._settings
@@ -333,7 +341,7 @@ class KafkaGroup:
 
     def _delivered(self, error: KafkaError | None, _message: Any) -> None:
         """A heartbeat that Kafka refused proves nothing, and without one nobody leads."""
-        if error is None or self._ended.is_set():
+        if error is None or error.code() in PURGED:
             return
         if error.code() == KafkaError._MSG_TIMED_OUT and self._reaching.is_lost:
             return  # that no broker can be reached is said already

@@ -19,6 +19,7 @@ from harvester.errors import BrokerUnavailable
 from harvester.neli.heartbeat import LEAST_MESSAGE_BYTES
 
 _TIMEOUT_S = 5.0
+_PATIENCE_S = 0.5, 1.0, 3.5  # seconds, one question after the other
 _AFTER = re.compile(r" \(after \d+ms in state \w+\).*")  # else each attempt would be news
 
 
@@ -39,25 +40,29 @@ def refusal(topic: str, error: KafkaError) -> str:
     return f"the leader topic {topic!r} takes no heartbeat, so nobody can lead: {error.str()}; {remedy}"
 
 
-def ensuring_leader_topic(topic: str, options: Mapping[str, Any], warn: Callable[[str], None]) -> Future[str | None]:
-    """`ensure_leader_topic` on a thread of its own, since it may wait for Kafka for long; nobody has to wait for it."""
+def ensuring_leader_topic(
+    topic: str, options: Mapping[str, Any], warn: Callable[[str], None], ended: Callable[[], bool]
+) -> Future[str | None]:
+    """`ensure_leader_topic` on a thread of its own, since Kafka may take long; only the process's end waits for it."""
     found: Future[str | None] = Future()
 
     def ensure() -> None:
         try:
-            found.set_result(ensure_leader_topic(topic, options, warn))
+            found.set_result(ensure_leader_topic(topic, options, warn, ended))
         except BaseException as error:  # noqa: BLE001 - raised where the result is asked for
             found.set_exception(error)
 
     try:
-        threading.Thread(target=ensure, name="neli-topic", daemon=False).start()  # a process waits for its client
+        threading.Thread(target=ensure, name="neli-topic", daemon=False).start()  # no client may outlive it
     except RuntimeError:  # Python 3.12 starts none once the main thread has ended
         ensure()
     return found
 
 
-def ensure_leader_topic(topic: str, options: Mapping[str, Any], warn: Callable[[str], None]) -> str | None:
-    """None when the topic is there (now); otherwise what is in the way, in words."""
+def ensure_leader_topic(
+    topic: str, options: Mapping[str, Any], warn: Callable[[str], None], ended: Callable[[], bool] = lambda: False
+) -> str | None:
+    """None when the topic is there (now); otherwise what is in the way, in words. Gives up soon once it has `ended`."""
     refusals: list[str] = []
 
     def note(error: KafkaError) -> None:
@@ -67,7 +72,7 @@ def ensure_leader_topic(topic: str, options: Mapping[str, Any], warn: Callable[[
     settings: dict[str, Any] = {**options, **SILENT, "error_cb": note}  # what is wrong is returned, not printed
     admin = AdminClient(settings)
     try:
-        metadata = admin.list_topics(timeout=_TIMEOUT_S)  # of all topics: asking for one by name would create it
+        metadata = _all_topics(admin, ended)  # asking for one by name would create it
         found = metadata.topics.get(topic)
         if found is not None and found.error is None and found.partitions:
             if len(found.partitions) > 1:
@@ -93,6 +98,16 @@ def ensure_leader_topic(topic: str, options: Mapping[str, Any], warn: Callable[[
     return None
 
 
+def _all_topics(admin: AdminClient, ended: Callable[[], bool]) -> Any:
+    for patience_s in _PATIENCE_S:
+        try:
+            return admin.list_topics(timeout=patience_s)
+        except KafkaException:
+            if ended() or patience_s == _PATIENCE_S[-1]:
+                raise
+    return None
+
+
 def ask_cluster_id(options: Mapping[str, Any]) -> str | None:
     """`cluster_id`, by a client that is made for this question."""
     try:
@@ -111,6 +126,4 @@ def cluster_id(client: Any, topic: str | None) -> str | None:
         found: str | None = client.list_topics(topic, timeout=_TIMEOUT_S).cluster_id
     except KafkaException as error:
         raise BrokerUnavailable(f"Kafka does not tell the id of its cluster: {error.args[0].str()}") from error
-    except RuntimeError as error:  # closed meanwhile
-        raise BrokerUnavailable("the id of Kafka's cluster is not known: the group was left") from error
     return found

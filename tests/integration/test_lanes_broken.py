@@ -12,8 +12,9 @@ from uuid import uuid4
 import pytest
 from confluent_kafka import Producer
 
-from harvester.delivery.lane import Lanes, LaneSettings, TransactionOutcome, earliest_resend_s
+from harvester.delivery.lane import Lane, Lanes, LaneSettings, TransactionOutcome, earliest_resend_s
 from harvester.delivery.progress import Progress, encode
+from tests.conftest import MakeTopic
 from tests.support.consuming import read_topic
 from tests.support.kafka_proxy import END_TXN, PRODUCE, KafkaProxy, Request, Then, commits
 from tests.support.lanes import opened
@@ -23,6 +24,7 @@ pytest_plugins = ["tests.support.lane_scene"]
 
 INCARNATION = uuid4()
 BROKEN: list[Then] = ["fin", "rst"]
+SMALL = 1_000  # bytes that a topic takes
 FENCED = {47, 90}  # INVALID_PRODUCER_EPOCH, PRODUCER_FENCED
 
 
@@ -184,6 +186,45 @@ def test_progress_is_sent_when_all_other_records_are_acknowledged(
     committing.join(10)
     assert (outcomes, early) == ([TransactionOutcome.DONE], [])
     assert far.progress(0, 5.0) == Progress(1, INCARNATION, (7,))
+
+
+def ended_astray(far: Lanes, lanes: Lanes, proxy: KafkaProxy, topic: str) -> Progress | None:
+    """The commit of one transaction arrives again in the next one, of which the broker has refused a record.
+
+    What progress is readable then.
+    """
+    lane = opened(far)
+    assert lane.begin() is TransactionOutcome.DONE
+    lane.produce(topic, b"1", b"key")
+    commit = proxy.catch(END_TXN, then="fin", where=commits)
+    assert lane.commit(named(1, 1)) is TransactionOutcome.UNCLEAR  # the harvester would open the lane anew (P40)
+    assert lane.begin() is TransactionOutcome.DONE
+    assert lane.note(named(1, 1)) is TransactionOutcome.DONE
+    lane.produce(topic, bytes(2 * SMALL), b"key")
+    lane.conclude(named(1, 1, 2))
+    (answer,) = commit.deliver()
+    assert error_in(answer) == 0
+    opened(lanes)
+    return lanes.progress(0, 5.0)
+
+
+@pytest.mark.parametrize("waits", [True, False], ids=["", "progress does not wait"])
+def test_a_stray_commit_makes_no_progress_readable_that_names_what_is_not_there(
+    far: Lanes,
+    lanes: Lanes,
+    proxy: KafkaProxy,
+    make_topic: MakeTopic,
+    servers: Servers,
+    waits: bool,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """P46. Where progress does not wait for the answers to its records, it names one that nobody will ever read."""
+    if not waits:
+        monkeypatch.setattr(Lane, "_conclude", lambda lane, progress: (lane._note(progress), lane._arrive()))
+    topic = make_topic(config={"max.message.bytes": str(SMALL)})
+    progress = ended_astray(far, lanes, proxy, topic)
+    assert [record.value for record in read_topic(servers.bootstrap, topic)] == [b"1"]
+    assert progress == Progress(1, INCARNATION, (1,) if waits else (1, 2))
 
 
 def test_the_lines_that_prove_a_commit_clear_are_the_clients_own(far: Lanes, proxy: KafkaProxy, topic: str) -> None:

@@ -7,19 +7,35 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import replace
+from datetime import UTC, datetime
+from types import SimpleNamespace
 from typing import Any
+from uuid import uuid4
 
 import psycopg
 import pytest
 
 from harvester import LeaderAcquired
+from harvester.errors import DatabaseUnavailable
+from harvester.outbox import purge_session
+from harvester.outbox.leader_session import Holders, MarkSession, TermSession
+from harvester.outbox.purge_session import PoisonRow, PurgeSession, Rules
+from harvester.outbox.sql import queries, settle
+from harvester.outbox.sql.queries import IdSpace, oid_of
+from harvester.outbox.tables import OutboxTable
+from harvester.relay import failpoints
+from harvester.relay.core.messages import Mark, Marked, Report, ServerChanged
+from harvester.relay.marker import MarkReader
 from tests.support.harvesting import Scene
 from tests.support.hooks import Fault, Plan
-from tests.support.marking import BOTH
+from tests.support.marking import BOTH, TABLE, mark
 from tests.support.proxy import Proxy
 from tests.support.wait import eventually
 
-pytest_plugins = ["tests.support.scenes"]
+pytest_plugins = ["tests.support.scenes", "tests.support.mark_sessions"]
 
 KEYS = 20
 # Acknowledgements may take a while, and so may what waits for them.
@@ -160,3 +176,190 @@ def test_gaps_wait_for_the_writers_of_the_table_that_bears_the_name_now(scene: S
             slow.commit()
         scene.wait_left()
     assert scene.published().get("cause") == ["1"]
+
+
+# -- a test that cannot fail is a defect: statements and the list of locks, with the rule broken
+
+Patch = pytest.MonkeyPatch
+Mutation = Callable[[Patch], None]
+Sessions = Callable[[], MarkSession]
+REMOVALS = ["purge", "purge of what is free", "quarantine"]
+ALL = {*REMOVALS, "fetch", "mark in memory", "mark in the table"}
+
+
+def _as_it_is(_: Patch) -> None:
+    """The rule holds."""
+
+
+def _in_space(patch: Patch, condition: Callable[[OutboxTable, IdSpace | None], str]) -> None:
+    for module in (queries, settle):
+        patch.setattr(module, "in_space", condition)
+
+
+def _nothing_is_compared(patch: Patch) -> None:
+    _in_space(patch, lambda _table, _space: "")
+
+
+def _the_table_is_not_compared(patch: Patch) -> None:
+    whole = queries.in_space
+
+    def condition(table: OutboxTable, space: IdSpace | None) -> str:
+        assert space is not None
+        return whole(table, space).removeprefix(f" AND {oid_of(table.sql)} = {space.table}::oid")
+
+    _in_space(patch, condition)
+
+
+def _the_sequence_is_not_compared(patch: Patch) -> None:
+    whole = queries.in_space
+    _in_space(patch, lambda table, space: whole(table, replace(space, sequence=0) if space is not None else None))
+
+
+def _nobody_asks_why_fewer_left_the_outbox(patch: Patch) -> None:
+    check = PurgeSession._check_server
+
+    def only_at_first(self: PurgeSession, connection: psycopg.Connection[Any]) -> None:
+        if connection is not self._connection:
+            check(self, connection)
+
+    patch.setattr(PurgeSession, "_check_server", only_at_first)
+
+
+def met_another_space(change: Change, scene: Scene, sessions: Sessions) -> tuple[set[str], int]:
+    """Statements that had an effect on rows of the new id space; how many purges have told that it is another one.
+
+    Those that remove rows are sent before the change commits, and wait for it; those that read come after it, since a
+    COPY sees nothing that was committed while it waited.
+    """
+    marking = sessions()
+    holder = uuid4()
+    term = marking.take_term(0, 0, holder, "test")
+    assert term is not None
+    told: list[str] = []
+    purging = [PurgeSession(scene.dsn, TABLE, "test", Rules(), server_changed=told.append) for _ in range(3)]
+    for session in purging:
+        session.expect(str(marking.place), term)
+        session.ready()
+    purge, purge_free, quarantine = purging
+    poison = PoisonRow(3, "too large", 1, datetime.now(UTC), term, str(holder))
+    scene.add(*rows("old", 5))
+    with scene.writer() as other, ThreadPoolExecutor() as pool:
+        other.execute("SELECT")  # so that the change is a part of its transaction
+        change(other)
+        assert scene.add(*rows("new", 5), db=other) == [1, 2, 3, 4, 5]
+        removals: list[Future[Any]] = [
+            pool.submit(purge.delete, [1]),
+            pool.submit(purge_free.delete_unlocked, [2]),
+            pool.submit(quarantine.quarantine, poison),
+        ]
+        eventually(lambda: scene.waiting_for_locks() >= len(removals), what="statements that wait")
+        other.commit()
+        for removal in removals:
+            with suppress(DatabaseUnavailable):
+                removal.result(30.0)
+    for session in purging:
+        session.close()
+    left = scene.left()
+    met = {name for number, name in enumerate(REMOVALS, 1) if number not in left}
+    found = {
+        "fetch": marking.fetch(term=term, holder=holder, ids=(4,)),
+        "mark in memory": mark(marking, term, holder, "memory"),
+        "mark in the table": mark(marking, term, holder, "table"),
+    }
+    return met | {name for name, ids in found.items() if ids}, len(told)
+
+
+@pytest.mark.parametrize(
+    ("mutation", "change", "expected"),
+    [
+        (_as_it_is, truncate, (set(), 3)),
+        (_as_it_is, swap, (set(), 3)),
+        (_as_it_is, swap_with_the_same_sequence, (set(), 3)),
+        (_nothing_is_compared, swap, (ALL, 1)),
+        (_the_table_is_not_compared, swap_with_the_same_sequence, (ALL, 1)),
+        (_the_sequence_is_not_compared, truncate, (ALL, 1)),
+        (_nobody_asks_why_fewer_left_the_outbox, truncate, (set(), 0)),
+    ],
+    ids=lambda value: value.__name__.strip("_") if callable(value) else None,
+)
+def test_no_statement_meets_another_id_space(
+    mutation: Mutation,
+    change: Change,
+    expected: tuple[set[str], int],
+    scene: Scene,
+    sessions: Sessions,
+    monkeypatch: Patch,
+) -> None:
+    monkeypatch.setattr(purge_session, "_LOCK_WAIT", "30s")
+    mutation(monkeypatch)
+    assert met_another_space(change, scene, sessions) == expected
+
+
+def _locks_are_looked_up_for_the_table_of_the_beginning(patch: Patch) -> None:
+    opening, oids = TermSession.open, list[int]()
+
+    def open_again(self: TermSession) -> None:
+        opening(self)
+        assert self.shape is not None
+        oids.append(self.shape.oid)
+        self.shape = replace(self.shape, oid=oids[0])
+
+    patch.setattr(TermSession, "open", open_again)
+
+
+def _nobody_looks_which_table_bears_the_name(patch: Patch) -> None:
+    holders = MarkSession.holders
+
+    def unchanged(self: MarkSession) -> Holders:
+        assert self.place is not None
+        return replace(holders(self), table=self.place.space.table)
+
+    patch.setattr(MarkSession, "holders", unchanged)
+
+
+def read_beside_a_slow_writer(scene: Scene, session: MarkSession) -> list[int]:
+    """Ids that marks bring after another table has taken the name, in which somebody writes 1 and commits behind 2."""
+    holder, leader_id = uuid4(), uuid4()
+    term = session.take_term(0, 0, holder, "test")
+    assert term is not None
+    found: list[int] = []
+
+    def report(told: Report) -> None:
+        if isinstance(told, Marked):
+            found.extend(row[0] for row in told.rows)
+        elif isinstance(told, ServerChanged):
+            session.close()  # as it is told to the marker; the next mark opens it
+
+    taker: Any = SimpleNamespace(taken=None, ids_restarted=False)
+    reader = MarkReader(session, taker, report, failpoints.load(), writes=False)
+
+    def read(marks: int = 5) -> None:
+        for number in range(marks):
+            reader.listed_at = 0.0  # the locks are listed behind each mark
+            reader.perform(Mark(number, term, holder, leader_id, 1000))
+
+    read()
+    swap_with_the_same_sequence(scene.db)
+    with scene.writer() as slow:
+        assert scene.add(("cause", "1"), db=slow) == [1]
+        assert scene.add(("other", "1")) == [2]
+        read()
+        slow.commit()
+    read()
+    return found
+
+
+@pytest.mark.parametrize(
+    ("mutation", "expected"),
+    [
+        (_as_it_is, [2, 1]),
+        (_locks_are_looked_up_for_the_table_of_the_beginning, [2]),
+        (_nobody_looks_which_table_bears_the_name, []),
+    ],
+    ids=lambda value: value.__name__.strip("_") if callable(value) else None,
+)
+def test_a_gap_of_the_table_that_has_taken_the_name_is_read(
+    mutation: Mutation, expected: list[int], scene: Scene, sessions: Sessions, monkeypatch: Patch
+) -> None:
+    mutation(monkeypatch)
+    assert read_beside_a_slow_writer(scene, sessions()) == expected

@@ -53,6 +53,20 @@ def test_values_that_are_put_away_keep_all_of_it() -> None:
     assert {"is put away", "is not put away"} <= words
 
 
+@pytest.mark.parametrize("beside", [(), ("hand over", "kafka", "timeouts")], ids=["alone", "among others"])
+def test_a_stray_commit_repeats_records_and_loses_none(beside: tuple[str, ...]) -> None:
+    """P46. What the broker refuses would be committed here, so that fault is none of these."""
+    arrived, repeats = 0, 0
+    for seed in range(some_of(60)):
+        chance = random.Random(f"stray {seed}")
+        random.seed(seed)  # retries are spread
+        world = OnceWorld(chance.randbytes(chance.randrange(200, 1000)), ("stray", *beside)).run()
+        arrived += sum("a stray commit arrives" in note for note in world.trace)
+        repeats += sum(count > 1 for count in world.appended.values())
+    assert arrived
+    assert repeats
+
+
 @pytest.mark.parametrize(
     "scene",
     [scene for scene, _, _ in SCENES],

@@ -1,4 +1,4 @@
-"""Is the world of `test_machine_once` able to fail? Each rule is broken once, and the world has to notice."""
+"""Is the world of `test_relay_exactly_once` able to fail? Each rule is broken once, and the world has to notice."""
 
 from __future__ import annotations
 
@@ -151,6 +151,18 @@ def _what_progress_names_is_sent_again(patch: Patch) -> None:
         aborted(self)
 
     patch.setattr(TransactionQueue, "aborted", forgetful)
+
+
+def _progress_does_not_wait_for_its_records(patch: Patch) -> None:
+    """P46."""
+    patch.setattr(OnceShard, "_arrive", lambda _self, _producer: iter(()))
+
+
+def _the_first_progress_names_what_is_still_to_come(patch: Patch) -> None:
+    """P46."""
+    patch.setattr(
+        TransactionQueue, "unpurged", lambda self: sorted([*self._unpurged, *(entry.id for entry in self._queue)])
+    )
 
 
 # -- outcomes (P23)
@@ -359,6 +371,7 @@ FOUR_KEYS = bytes([3, 0, 2, *ONE_KEY[3:12], 0, 0])  # room for three
 KAFKA = ("kafka",)
 STORE = ("store", "kafka")
 DEATH = ("shard death",)
+STRAY = ("stray",)
 
 # What is broken, the faults it takes to see it (None: all), and how the history begins.
 MUTATIONS: list[tuple[Mutation, tuple[str, ...] | None, bytes]] = [
@@ -369,6 +382,8 @@ MUTATIONS: list[tuple[Mutation, tuple[str, ...] | None, bytes]] = [
     (_progress_leaves_out_the_open_transaction, None, b""),
     (_what_progress_names_is_not_purged, None, b""),
     (_what_progress_names_is_sent_again, None, b""),
+    (_progress_does_not_wait_for_its_records, STRAY, b""),
+    (_the_first_progress_names_what_is_still_to_come, STRAY, b""),
     (_unclear_is_taken_for_aborted, KAFKA, ONE_KEY),
     (_unclear_is_taken_for_committed, KAFKA, ONE_KEY),
     (_what_is_sent_is_purged_before_it_is_committed, None, b""),

@@ -1,4 +1,4 @@
-"""Is the world of `test_machine` able to fail? Each rule is broken once, and the world has to notice."""
+"""Is the world of `test_relay` able to fail? Each rule is broken once, and the world has to notice."""
 
 from __future__ import annotations
 

@@ -12,6 +12,10 @@ Besides what its base checks:
 
 Trust is of no importance here: a *zombie* goes on as a leader while another one is elected, for as long as it likes.
 A lane's transaction stays open when its shard dies; a commit that was asked for arrives later, or never.
+
+The fault "stray" stands apart. A commit that nobody here has sent arrives in the middle of a transaction, as one could
+without P40. Records reach the broker one by one then, and those that come after it are refused. Order and repeats are
+not looked at; that nothing is lost is P46.
 """
 
 from __future__ import annotations
@@ -66,7 +70,10 @@ class SimLane:
 
     number: int
     epoch: int = 0
+    is_slow: bool = False  # records take their time to the broker
+    coming: list[int] = field(default_factory=list)  # uids, handed over and not yet written
     written: list[int] = field(default_factory=list)  # uids, in the open transaction
+    noted: Progress | None = None  # written, in the open transaction
     ending: Progress | None = None  # a commit with this record is on its way
     log: list[Progress] = field(default_factory=list)
     producer: SimProducer | None = None  # that is not fenced
@@ -75,15 +82,29 @@ class SimLane:
     def fence(self) -> None:
         """Whatever is open is aborted."""
         self.epoch += 1
-        self.written, self.ending, self.producer = [], None, None
+        self.empty()
+        self.ending = self.producer = None
+
+    def empty(self) -> None:
+        """The open transaction has nothing any more."""
+        self.coming, self.written, self.noted = [], [], None
 
     def commit(self) -> list[int]:
         """The commit that was on its way arrives; returns what is committed."""
         assert self.ending is not None
         self.log.append(self.ending)
-        uids, self.written, self.ending = self.written, [], None
+        uids, self.ending = self.written, None
+        self.empty()
         if self.producer is not None:
             self.producer.result = True
+        return uids
+
+    def commit_astray(self) -> list[int]:
+        """A commit that nobody here has sent arrives: what the broker has is committed, and the rest refused."""
+        if self.noted is not None:
+            self.log.append(self.noted)
+        uids = self.written
+        self.fence()  # nothing comes of whatever else the producer does
         return uids
 
 
@@ -108,10 +129,15 @@ class SimProducer:
     def write(self, uid: int) -> None:
         """Part of the open transaction."""
         if not self.is_fenced:
-            self.lane.written.append(uid)
+            (self.lane.coming if self.lane.is_slow else self.lane.written).append(uid)
+
+    def note(self, progress: Progress) -> None:
+        """The progress record, part of the open transaction."""
+        if not self.is_fenced:
+            self.lane.noted = progress
 
     def commit(self, progress: Progress) -> None:
-        """Ask for it."""
+        """Ask for it; it is sent when all records are written."""
         self.result = False if self.is_fenced else None
         if not self.is_fenced:
             self.lane.ending = progress
@@ -119,7 +145,7 @@ class SimProducer:
     def abort(self) -> bool:
         """False: it is fenced."""
         if not self.is_fenced:
-            self.lane.written = []
+            self.lane.empty()
         return not self.is_fenced
 
 
@@ -317,19 +343,24 @@ class OnceShard(SimProcess):
             self._give_all_up()
             return
         self.failed = []
+        assert self.under is not None
+        producer.note(_progress(self.under, self.batches.unpurged()))
         sound = yield from self._fill(producer)
         ids, under, alone = self.batches.progress(), self.under, self.batches.alone
         if not sound or self._is_over() or under is None or not self.trusted():
             yield from self._abort(producer)
             return
         yield "commits"
+        yield from self._arrive(producer)
         self._fail_some(alone)
         if self.failed:
             yield from self._abort(producer)
             return
-        assert under.term is not None
-        assert under.incarnation is not None
-        producer.commit(Progress(under.term, UUID(under.incarnation), tuple(ids)))
+        progress = _progress(under, ids)
+        producer.note(progress)
+        if producer.lane.is_slow:
+            yield "has sent its progress"
+        producer.commit(progress)
         yield "awaits the commit"
         if not self._is_troubled("unclear") and producer.result and self._is_clear(producer):
             self._commit()
@@ -349,6 +380,11 @@ class OnceShard(SimProcess):
             if not entries or not self.world.script.next(3):
                 return True
             yield "fills"
+
+    def _arrive(self, producer: SimProducer) -> Steps:
+        """P46: progress is sent when all other records are acknowledged."""
+        while producer.lane.coming and not producer.is_fenced:
+            yield "awaits its records"
 
     def _fail_some(self, alone: QueuedRecord | None) -> None:
         """What brokers say of the open transaction: they refuse whole batches, in which records lie together."""
@@ -485,9 +521,7 @@ class OnceShard(SimProcess):
         self._published(number, ids)
         if not ids:
             return True
-        assert frame.term is not None
-        assert frame.incarnation is not None
-        producer.commit(Progress(frame.term, UUID(frame.incarnation)))
+        producer.commit(_progress(frame, ()))
         yield "writes an empty record"
         while producer.result is None and not producer.is_fenced:
             if self._is_troubled("unclear"):
@@ -512,6 +546,12 @@ class OnceShard(SimProcess):
     def _undo(self) -> None:
         self.batches.aborted(self.found)
         self.found.clear()
+
+
+def _progress(under: f.Remark, ids: Sequence[int]) -> Progress:
+    assert under.term is not None
+    assert under.incarnation is not None
+    return Progress(under.term, UUID(under.incarnation), tuple(ids))
 
 
 class OnceHarvester(SimHarvester):
@@ -586,7 +626,7 @@ class OnceWorld(World):
     transaction_records = named = 1
 
     def __init__(self, data: bytes, faults: tuple[str, ...] = ONCE_FAULTS) -> None:
-        self.lanes = [SimLane(number) for number in range(LANES)]
+        self.lanes = [SimLane(number, is_slow="stray" in faults) for number in range(LANES)]
         super().__init__(data, faults)
 
     def adjusted(self, settings: RelaySettings) -> RelaySettings:
@@ -610,6 +650,9 @@ class OnceWorld(World):
         """Nothing may be repeated."""
 
     def append(self, uid: int) -> None:
+        if "stray" in self.faults:
+            self.appended[uid] += 1
+            return
         if uid in self.appended:
             self.trace.append(("    log:", self.uids[uid].id, "again"))
             self.fail(f"I6: record {self.uids[uid].id} is committed twice")
@@ -629,12 +672,17 @@ class OnceWorld(World):
 
     def _endings(self) -> list[tuple[Note, Action]]:
         """Commits that were asked for, and those that a producer had sent twice and that nobody has fenced since."""
-        asked = [lane for lane in self.lanes if lane.ending is not None]
+        asked = [lane for lane in self.lanes if lane.ending is not None and not lane.coming]
         late = [lane for lane in self.lanes if lane.late == lane.epoch and lane.ending is None]
+        coming = [lane for lane in self.lanes if lane.coming]
         return [
+            *(((f"lane {lane.number}", "writes"), self._write(lane)) for lane in coming),
             *(((f"lane {lane.number}", "commits"), self._end(lane)) for lane in asked),
             *(((f"lane {lane.number}", "a late commit arrives"), self._end_early(lane)) for lane in late),
         ]
+
+    def _write(self, lane: SimLane) -> Callable[[], None]:
+        return lambda: lane.written.append(lane.coming.pop(0))
 
     def _end(self, lane: SimLane) -> Callable[[], None]:
         def end() -> None:
@@ -651,11 +699,21 @@ class OnceWorld(World):
 
         return end
 
+    def _end_astray(self, lane: SimLane) -> Callable[[], None]:
+        def end() -> None:
+            for uid in lane.commit_astray():
+                self.append(uid)
+
+        return end
+
     def _faults(self) -> list[tuple[Note, Action]]:
         found = super()._faults()
         if "kafka" in self.faults:
             expiring = [lane for lane in self.lanes if lane.written]
             found += [((f"lane {lane.number}", "its transaction expires"), lane.fence) for lane in expiring]
+        if "stray" in self.faults:
+            meant = [lane for lane in self.lanes if lane.written or lane.noted is not None]
+            found += [((f"lane {lane.number}", "a stray commit arrives"), self._end_astray(lane)) for lane in meant]
         return found
 
     def _is_calm(self) -> bool:

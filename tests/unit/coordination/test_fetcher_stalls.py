@@ -42,7 +42,7 @@ class Scene:
     def look(self, waiting: dict[GroupPartition, int], count: int = 1) -> list[GroupPartition]:
         found: list[GroupPartition] = []
         for _ in range(count):
-            future = self.stalls._question._future
+            future = self.stalls.question._future
             if future is not None:
                 eventually(future.done)
             found += self.stalls.look(waiting, self.now)
@@ -92,7 +92,7 @@ def test_brokers_that_are_away_tell_nothing(scene: Scene) -> None:
     assert scene.look({ONE: 7}, 2) == [ONE], "they are back, and it did not go on"
 
 
-def test_one_question_at_a_time(scene: Scene) -> None:
+def test_onequestion_at_a_time(scene: Scene) -> None:
     answer = threading.Event()
     ends = scene.brokers
 

@@ -34,11 +34,11 @@ def test_where_no_thread_starts_any_more_the_caller_asks(monkeypatch: pytest.Mon
 
     monkeypatch.setattr(leader_topic, "ensure_leader_topic", lambda *_: "missing")
     monkeypatch.setattr(threading.Thread, "start", refuse)
-    assert leader_topic.ensuring_leader_topic("g.neli", {}, print).result(0) == "missing"
+    assert leader_topic.ensuring_leader_topic("g.neli", {}, print, bool).result(0) == "missing"
 
 
 def test_a_controller_that_does_not_answer_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(leader_topic, "AdminClient", SilentController)
     monkeypatch.setattr(leader_topic, "_TIMEOUT_S", 0.05)
-    found = leader_topic.ensuring_leader_topic("g.neli", {"bootstrap.servers": "one:9092"}, print)
+    found = leader_topic.ensuring_leader_topic("g.neli", {"bootstrap.servers": "one:9092"}, print, bool)
     assert found.result(5) == "Kafka at one:9092 does not answer: no answer within 0.1 s"
