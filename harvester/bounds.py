@@ -41,7 +41,7 @@ def answer(future: Future[T], within_s: float) -> T:
     """Wait for the result of an admin request. Raises KafkaException, `_TIMED_OUT` where nothing comes in time.
 
     A client gives a request that changes topics up after `socket.timeout.ms` only, whatever `operation_timeout` says.
-    The error is a new one: raised itself, it would tie the client, which goes on, to its traceback.
+    The error is a new one: the future's own, once raised, would keep the client alive by its traceback.
     """
     try:
         problem = future.exception(within_s)
@@ -89,7 +89,7 @@ def let_go(producer: Any) -> None:
 
     One that is forgotten instead goes on until the process has ended, and crashes it if it makes a connection with TLS
     at that moment: OpenSSL frees what the client's threads still use. (`Producer.close` waits for brokers, and is
-    younger than what we allow.)
+    newer than the oldest version that we support.)
     """
     with contextlib.suppress(KafkaException, SystemError):  # one that has given itself up says so here
         producer.purge()

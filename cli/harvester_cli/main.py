@@ -142,7 +142,7 @@ def main() -> None:
 
 
 def _spare_clients() -> None:
-    """End without the C library's clean-up, at which a client that could not be closed in time may crash the process.
+    """End without the C library's clean-up, during which a client that was not closed in time may crash the process.
 
     OpenSSL's part of it frees what such a client's threads still use.
     """

@@ -177,7 +177,7 @@ class AsyncCoordinatedConsumer:
     async def run_batches(self, handler: Callable[[list[Any]], Awaitable[object]], most: int = 500) -> None:
         """As `CoordinatedConsumer.run_batches`, with a coroutine function; begins and closes the consumer."""
         async with self:
-            self._started._refuse_workers()
+            self._started._refuse_batches(most)
             await _Run(self, handler, lambda record: handler([record]), most).run()
 
     # -- places and claims, as those of CoordinatedConsumer

@@ -36,6 +36,7 @@ from harvester.coordination.admin import setting_position
 from harvester.coordination.core.claim import BatchWaiting, ReleaseClaim
 from harvester.coordination.core.messages import Client, GroupPartition
 from harvester.coordination.core.partition_buffer import NOTHING, Health, RecordBatch
+from harvester.coordination.dead_letters import ensure_dead_letter_topic
 from harvester.coordination.events import Event, EventHandler, Paused, Resumed
 from harvester.coordination.fetcher import Fetcher, connect
 from harvester.coordination.handling import Handling, Run
@@ -172,6 +173,8 @@ class CoordinatedConsumer:
         ensure_coordination_topic(
             settings.coordination_topic, settings.kafka, settings.coordination_partitions, settings.timing.interval_ms
         )
+        if settings.on_error == "dead-letter":
+            ensure_dead_letter_topic(settings.dead_letters, settings.kafka)
         self._session = Session(settings, self.client)
         self._offsets = GroupOffsets(settings)
         self._data = connect(settings)
@@ -180,7 +183,7 @@ class CoordinatedConsumer:
         self._handling = Handling(settings, self.client.id, self._session, self._fetcher.is_paused)
         self._batch = NOTHING
         self._records = 0  # of the batches before this one
-        self._stopping = False
+        self._stopping = self._closing = False
         self._mirror_at = self._look_at = self._attend_at = 0.0
         self._session.start()
 
@@ -262,11 +265,13 @@ class CoordinatedConsumer:
 
     def run_batches(self, handler: Callable[[list[Any]], object], most: int = 500) -> None:
         """As `run`, with lists of so many records at most. When it raises, each record is given to it alone."""
-        self._refuse_workers()
+        self._refuse_batches(most)
         with self:
             self._run(handler, lambda record: handler([record]), 1).run(self._offer_batches(most))
 
-    def _refuse_workers(self) -> None:
+    def _refuse_batches(self, most: int) -> None:
+        if most < 1:
+            raise ValueError(f"a list has one record at least, not {most}")
         if self.settings.workers > 1:
             raise ConfigurationError([Problem("workers", "is more than 1, and batches are handled one by one", "1")])
 
@@ -311,7 +316,7 @@ class CoordinatedConsumer:
         place, deadline = self._place(topic, partition), clock_s() + 2 * self.settings.heartbeat_interval_s
         with self._session.lock:
             buffer = self._session.buffer.get(place)
-            if buffer is None:
+            if buffer is None or self._session.ended.is_set():
                 raise ValueError(f"{topic}[{partition}] is not held")
             arrived = self._session.write(setting_position(place, offset))
         # The claim may end for another reason, before the message has arrived.
@@ -384,8 +389,9 @@ class CoordinatedConsumer:
         Without it the claims run out, or are taken up by the next life of this client id; at most once, what is left of
         the last batches is then never processed.
         """
-        if self._session.ended.is_set():
+        if self._closing:
             return
+        self._closing = True
         with ExitStack() as last:  # the last one first, and each whatever the others raise
             last.callback(self._announce_changes)
             last.callback(self._handling.close)

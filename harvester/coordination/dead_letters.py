@@ -118,7 +118,7 @@ _SILENCE_S = 30.0
 _DELIVERY_MS = 30_000
 _FETCHED = 1000
 _LARGEST_BYTES = 16 * 1024 * 1024  # with the header that is added, a record may be larger than its own topic takes
-_REDRIVEN = 500  # in one transaction
+_REDRIVEN = 2_000  # in one transaction: before each of them the topic is read
 _WRITING = {
     "acks": "all", "enable.idempotence": True, "linger.ms": 0, "delivery.timeout.ms": _DELIVERY_MS,
     "allow.auto.create.topics": False, "message.max.bytes": _LARGEST_BYTES,
@@ -150,11 +150,14 @@ class DeadLetterWriter:
 
     def send(self, letter: DeadLetter) -> None:
         """Returns when it is there. Raises BrokerUnavailable, which may pass, or BrokerError."""
+        producer = getattr(self, "_producer", None)
+        if producer is None:
+            raise BrokerUnavailable(f"{letter.place} is no dead letter: the consumer is closed")
         answers: list[KafkaError | None] = []
         try:
-            _produce(self._producer, self._topic, letter, lambda error, _: answers.append(error))
+            _produce(producer, self._topic, letter, lambda error, _: answers.append(error))
             while not answers:
-                self._producer.poll(_TURN_S)
+                producer.poll(_TURN_S)
         except KafkaException as error:
             answers.append(error.args[0])
         problem = answers[0]
@@ -162,9 +165,12 @@ class DeadLetterWriter:
             raise _failed(self._topic, problem)
 
     def close(self) -> None:
-        """Once nobody sends any more."""
-        let_go(self._producer)
-        del self._producer
+        """Wait a while for what another thread still sends."""
+        producer = getattr(self, "_producer", None)
+        if producer is not None:
+            producer.flush(_TIMEOUT_S)
+            let_go(producer)
+            del self._producer
 
 
 class DeadLetterTopic:
@@ -195,6 +201,7 @@ class DeadLetterTopic:
         back: list[DeadLetter] = []
         while some := self._move(asked):
             back += some
+            asked -= {letter.encode()[0] for letter in some}  # one that failed again meanwhile is another letter
             if len(some) < _REDRIVEN:
                 break
         return back
@@ -204,9 +211,10 @@ class DeadLetterTopic:
         producer = Producer({**self._options, **_WRITING, "transactional.id": f"harvester-dead-{self.name}"})
         try:
             producer.init_transactions(_TIMEOUT_S * 3)
-            some = self.read(lambda each: each.encode()[0] in asked)[:_REDRIVEN]
+            left = self.read(lambda each: each.encode()[0] in asked)
+            some = left[:_REDRIVEN]
             if some:
-                _refuse_homeless(producer, some)
+                _refuse_homeless(producer, left)
                 self._commit(producer, some)
         except KafkaException as error:
             raise _failed(self.name, error.args[0]) from error
@@ -249,7 +257,8 @@ def _refuse_homeless(client: Any, letters: Iterable[DeadLetter]) -> None:
     gone = sorted({
         f"{each.topic}[{each.partition}]"
         for each in letters
-        if each.topic not in topics or each.partition not in topics[each.topic].partitions
+        if each.topic not in topics
+        or (topics[each.topic].error is None and each.partition not in topics[each.topic].partitions)
     })  # fmt: skip
     if gone:
         raise BrokerError(

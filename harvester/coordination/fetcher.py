@@ -57,12 +57,16 @@ class Question(Generic[T]):
         if self._future is None or not self._future.done():
             return None
         future, self._future = self._future, None
-        return future.result()
+        try:
+            return future.result()
+        finally:
+            del future  # or an error would tie the client that was asked to its own traceback
 
     def close(self) -> None:
-        """Wait a while for what was asked last: no client should outlive its process's code."""
+        """Wait a while for the answer to what was asked last; until then the client that is asked goes on."""
         if self._thread is not None:
             self._thread.join(_LONGEST_CALL_S)
+        self._future = None
 
 
 def _answer(
@@ -72,6 +76,8 @@ def _answer(
         future.set_result(ask(places))
     except Exception as error:  # noqa: BLE001 - the top frame of this thread; who takes the answer raises it
         future.set_exception(error)
+    finally:
+        del future
 
 
 _LEAST_S = 5.0
@@ -206,7 +212,7 @@ class Fetcher:
     # -- claims
 
     def close(self) -> None:
-        """Once nothing is asked any more."""
+        """To be called when nothing is asked any more."""
         self._inquiry.question.close()
         self._stalls.question.close()
 

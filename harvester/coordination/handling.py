@@ -19,7 +19,7 @@ from harvester.clock import clock_s
 from harvester.coordination.core.messages import GroupPartition
 from harvester.coordination.core.partition_buffer import PartitionBuffer
 from harvester.coordination.core.record_queues import QueuedRecord, RecordQueues, Verdict
-from harvester.coordination.dead_letters import DeadLetterWriter, dead_letter, ensure_dead_letter_topic
+from harvester.coordination.dead_letters import DeadLetterWriter, dead_letter
 from harvester.coordination.events import GivenUp
 from harvester.coordination.session import Session
 from harvester.coordination.settings import ConsumerSettings, Durations
@@ -56,11 +56,10 @@ class Handling:
         self._tidy_at = 0.0
         self._writer: DeadLetterWriter | None = None
         if settings.on_error == "dead-letter":
-            ensure_dead_letter_topic(settings.dead_letters, settings.kafka)
             self._writer = DeadLetterWriter(settings.dead_letters, settings.kafka)
 
     def close(self) -> None:
-        """Once the consumer's claims are over."""
+        """To be called when the consumer's claims are over."""
         if self._writer is not None:
             self._writer.close()
 

@@ -141,9 +141,11 @@ class Session:
                 self.ended.wait(self._turn_s)
         finally:  # also when it is interrupted, or may write no more
             self.ended.set()
-            self._thread.join()
-            self._past.close()
-            self._log.close(self._settings.heartbeat_interval_s)
+            try:
+                self._past.close()
+            finally:
+                self._thread.join()
+                self._log.close(self._settings.heartbeat_interval_s)
 
     # -- the thread
 
@@ -206,6 +208,8 @@ class Session:
                 continue
             if buffer.laid_down or not buffer.open_records or now >= buffer.stopping_at:
                 self._report(place, buffer)
+                if self.buffer.get(place) is not buffer:  # trust was over meanwhile
+                    continue
                 last_offset = buffer.give_back()
                 del self.buffer[place]
                 self._counts["releases"] += 1

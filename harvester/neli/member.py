@@ -96,7 +96,7 @@ class KafkaGroup:
         self._leader: tuple[UUID, int] | None = None
         self._step_down: tuple[str, float | None] | None = None
         self._ended = threading.Event()
-        self._left = threading.Event()  # and nothing more is said to the listener
+        self._left = threading.Event()  # and the group is left
         self._thread = threading.Thread(target=self._run, name="neli", daemon=True)
         self._lock = threading.RLock()  # around the machine: the relay's thread tells it the term
         self._identity: Identity
@@ -162,7 +162,7 @@ class KafkaGroup:
         self._ended.set()
         if self._thread.is_alive() and threading.current_thread() is not self._thread:
             self._left.wait()
-            self._thread.join(_CLOSE_S)  # a client that asks for a name does not end before it has an answer
+            self._thread.join(_CLOSE_S)  # a client that is resolving a host name ends after that
 
     def _log_in(self, client: Any) -> None:
         """With the newest password, if there is one newer than the options; a closed client needs none."""

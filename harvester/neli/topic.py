@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import re
 import threading
+import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from typing import Any
@@ -19,7 +20,7 @@ from harvester.errors import BrokerUnavailable
 from harvester.neli.heartbeat import LEAST_MESSAGE_BYTES
 
 _TIMEOUT_S = 5.0
-_PATIENCE_S = 0.5, 1.0, 3.5  # seconds, one question after the other
+_LOOK_S = 0.5
 _AFTER = re.compile(r" \(after \d+ms in state \w+\).*")  # else each attempt would be news
 
 
@@ -62,7 +63,10 @@ def ensuring_leader_topic(
 def ensure_leader_topic(
     topic: str, options: Mapping[str, Any], warn: Callable[[str], None], ended: Callable[[], bool] = lambda: False
 ) -> str | None:
-    """None when the topic is there (now); otherwise what is in the way, in words. Gives up soon once it has `ended`."""
+    """None when the topic is there (now); otherwise what is in the way, in words.
+
+    Once it has `ended`, brokers that cannot be reached are given up soon.
+    """
     refusals: list[str] = []
 
     def note(error: KafkaError) -> None:
@@ -99,13 +103,17 @@ def ensure_leader_topic(
 
 
 def _all_topics(admin: AdminClient, ended: Callable[[], bool]) -> Any:
-    for patience_s in _PATIENCE_S:
+    """As long as no broker can be reached, in short attempts."""
+    deadline = time.monotonic() + _TIMEOUT_S
+    while True:
         try:
-            return admin.list_topics(timeout=patience_s)
-        except KafkaException:
-            if ended() or patience_s == _PATIENCE_S[-1]:
+            return admin.list_topics(timeout=_LOOK_S)
+        except KafkaException as error:
+            asked = error.args[0].code() == KafkaError._TIMED_OUT  # a broker that is slow to answer is asked once more
+            if ended() or time.monotonic() > deadline:
                 raise
-    return None
+        if asked:
+            return admin.list_topics(timeout=2 * _TIMEOUT_S)
 
 
 def ask_cluster_id(options: Mapping[str, Any]) -> str | None:

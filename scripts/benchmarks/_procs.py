@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import resource
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -34,6 +35,12 @@ def cpu(root: int) -> Cpu:
     own = stats[root].own_ticks if root in stats else 0
     everything = sum(stat.own_ticks + stat.reaped_ticks for stat in found)
     return Cpu(own / _TICKS_PER_S, (everything - own) / _TICKS_PER_S)
+
+
+def ended_cpu_s() -> float:
+    """Of all children of this process that have ended."""
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
 
 
 def tree(root: int) -> list[int]:

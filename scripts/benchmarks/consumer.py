@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from contextlib import ExitStack
+from itertools import pairwise
 from typing import Any
 
 from harvester.coordination.fetcher import FULL_MS
+from scripts.benchmarks._procs import ended_cpu_s
 from scripts.benchmarks._scenario import Bench, Samples, Scenario
 from scripts.benchmarks._worker import Worker, run
 from scripts.benchmarks.coordination import PARTITIONS, per_s, settings_for, topics
@@ -20,7 +22,7 @@ _CONSUMERS = "scripts.benchmarks._consumers:"
 
 def consumer(bench: Bench, samples: Samples) -> None:
     """Each way beside a bare loop of `poll` or `consume` before and after it; `rested`: beside one whose client rests
-    no longer than ours when its queue is full."""
+    no longer than ours when its queue is full. CPU is that of the whole process, its start included."""
     records = bench.share(_LONGER, least=200)
     waited = bench.share(0.02, least=100)
     with topics(bench, records) as used:
@@ -40,8 +42,14 @@ def consumer(bench: Bench, samples: Samples) -> None:
         for number in bench.each_round():
             for way, batches in WAYS.items():
                 before = bare(batches=batches)
+                used_s = [ended_cpu_s()]
                 rate = handed(way, records)
+                used_s.append(ended_cpu_s())
                 after = bare(batches=batches)
+                used_s.append(ended_cpu_s())
+                ours_s, bare_s = (later - earlier for earlier, later in pairwise(used_s))
+                samples.add(f"{way}.cpu_us_per_record", ours_s / records * 1e6)
+                samples.add(f"{way}.bare_cpu_us_per_record", bare_s / records * 1e6)
                 samples.add(f"{way}.per_s", rate)
                 samples.add(f"{way}.bare_per_s", (before + after) / 2)
                 samples.add(f"{way}.ratio", rate / ((before + after) / 2))

@@ -5,13 +5,13 @@ What cannot be had is left out, which is said. CPU is that of the whole process,
 
 from __future__ import annotations
 
-import resource
 import subprocess
 import uuid
 from collections.abc import Callable, Sequence
 from typing import Any
 
 from harvester.stack import java
+from scripts.benchmarks._procs import ended_cpu_s
 from scripts.benchmarks._scenario import Bench, Samples, Scenario
 from scripts.benchmarks._worker import run
 from scripts.benchmarks.coordination import PARTITIONS, per_s, settings_for, topics
@@ -42,7 +42,8 @@ def consumer_peers(bench: Bench, samples: Samples) -> None:
         else:
             source = _tools.HERE / "parallelconsumer" / "Parallel.java"
             command = [str(java.find().program), "-Xmx1g", "-cp", f"{_tools.jars('parallelconsumer')}/*", str(source)]
-            one["parallel_consumer"] = many["parallel_consumer"] = _of_program(bench, command, topic, (AT_ONCE,))
+            one["parallel_consumer"] = _of_program(bench, command, topic, (1,))
+            many["parallel_consumer"] = _of_program(bench, command, topic, (AT_ONCE,))
         for _ in bench.each_round():
             for name, rate in one.items():
                 _measure(bench, samples, f"one.{name}", rate, records, 0.0)
@@ -51,12 +52,10 @@ def consumer_peers(bench: Bench, samples: Samples) -> None:
 
 
 def _measure(bench: Bench, samples: Samples, name: str, rate: Rate, records: int, wait_s: float) -> None:
-    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    before_s = ended_cpu_s()
     per_second = rate(records, wait_s)
-    after = resource.getrusage(resource.RUSAGE_CHILDREN)
-    cpu_s = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
     samples.add(f"{name}.per_s", per_second)
-    samples.add(f"{name}.cpu_us_per_record", cpu_s / records * 1e6)
+    samples.add(f"{name}.cpu_us_per_record", (ended_cpu_s() - before_s) / records * 1e6)
     bench.say(f"{name}: {per_second:,.0f}/s")
 
 

@@ -88,3 +88,50 @@ sys.argv = ["harvester", {argument!r}]
 main()
 """
     assert (run(text.format(argument="--version")).returncode, run(text.format(argument="--none")).returncode) == (0, 2)
+
+
+@pytest.mark.parametrize("taken", [True, False])
+def test_a_question_that_failed_leaves_no_client(taken: bool) -> None:
+    done = run(f"""
+from harvester import ConsumerSettings
+from harvester.coordination.core.messages import GroupPartition
+from harvester.coordination.fetcher import Question
+from harvester.coordination.offsets import GroupOffsets
+from harvester.errors import BrokerUnavailable
+
+def ask():
+    offsets = GroupOffsets(ConsumerSettings(kafka={{**away, "log_level": 0}}, group="g", topics=("t",)))
+    question = Question(offsets.committed)
+    question.put([GroupPartition("g", "t", 0)])
+    question._thread.join()
+    try:
+        if {taken}:
+            question.take()
+    except BrokerUnavailable as error:
+        print("unavailable")
+    offsets.close()
+    question.close()
+
+ask()
+print(of_clients())
+""")
+    assert done.stdout == ("unavailable\n" if taken else "") + "[]\n", done
+
+
+def test_a_consumer_that_could_not_begin_leaves_no_client() -> None:
+    done = run("""
+from harvester import ConsumerSettings, CoordinatedConsumer
+from harvester.coordination import consumer
+from harvester.errors import BrokerError
+
+def refuse(*_):
+    raise BrokerError("no dead letters here")
+
+consumer.ensure_coordination_topic = lambda *_: None
+consumer.ensure_dead_letter_topic = refuse
+try:
+    CoordinatedConsumer(ConsumerSettings(kafka=away, group="g", topics=("t",), on_error="dead-letter"))
+except BrokerError as error:
+    print(error, of_clients())
+""")
+    assert done.stdout == "no dead letters here []\n", done

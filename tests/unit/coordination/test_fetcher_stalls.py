@@ -92,7 +92,7 @@ def test_brokers_that_are_away_tell_nothing(scene: Scene) -> None:
     assert scene.look({ONE: 7}, 2) == [ONE], "they are back, and it did not go on"
 
 
-def test_onequestion_at_a_time(scene: Scene) -> None:
+def test_one_question_at_a_time(scene: Scene) -> None:
     answer = threading.Event()
     ends = scene.brokers
 
