@@ -445,10 +445,12 @@ class CoordinatedConsumer:
             from harvester.arrow import places
 
             offsets = places(given)
-        else:
+        elif isinstance(given, list):
             offsets = defaultdict(list)
-            for record in given if isinstance(given, list) else [given]:
+            for record in given:
                 offsets[record.topic(), record.partition()].append(record.offset())
+        else:  # behind a record that waits all go this way
+            offsets = {(given.topic(), given.partition()): [given.offset()]}
         with self._session.lock:
             for where, processed in offsets.items():
                 buffer = self._session.buffer.get(self._place(*where))
