@@ -24,7 +24,7 @@ from harvester.clock import clock_s
 from harvester.coordination.consumer import CoordinatedConsumer
 from harvester.coordination.core.messages import Client
 from harvester.coordination.events import Event
-from harvester.coordination.handling import AHEAD, IDLE_S, as_records
+from harvester.coordination.handling import AHEAD, IDLE_S, TURN_S, as_records
 from harvester.coordination.settings import ConsumerSettings, Open, Statistics
 from harvester.errors import ClaimCheckError
 
@@ -307,9 +307,9 @@ class _Run:
         self._fill_at = 0.0
 
     async def run(self) -> None:
-        handling, consumer = self._handling, self._consumer._started
+        handling = self._handling
         try:
-            while not (consumer._is_over or handling.error is not None):
+            while not self._is_over:
                 offered = self._next()
                 if offered is None or self._workers > 1 or self._running or not handling.may_pass(offered):
                     await self._turn(offered)
@@ -335,6 +335,10 @@ class _Run:
         if handling.error is not None:
             raise handling.error
 
+    @property
+    def _is_over(self) -> bool:
+        return self._consumer._started._is_over or self._handling.error is not None
+
     def _next(self) -> Any:
         if self._handling.queues.ready >= AHEAD * self._workers:
             return None
@@ -352,8 +356,15 @@ class _Run:
         for record in () if offered is None else as_records(offered):
             handling.admit(record)
         await self._flush()
-        while len(self._running) < self._workers and (queued := handling.take()) is not None:
-            task = asyncio.create_task(self._attempt(queued))
+        if (
+            self._workers == 1
+        ):  # here: nothing is told to `on_event` while the handler has the connection that they share
+            until = clock_s() + TURN_S
+            while clock_s() < until and not self._is_over and (queued := handling.take()) is not None:
+                await self._attempt(queued)
+                await self._flush()
+        while 1 < self._workers > len(self._running) and (queued := handling.take()) is not None:
+            task = asyncio.create_task(self._attempt_beside_others(queued))
             self._running.add(task)
             task.add_done_callback(self._running.discard)
         if offered is not None:
@@ -377,14 +388,17 @@ class _Run:
     async def _attempt(self, queued: Any) -> None:
         began = clock_s()
         try:
-            try:
-                await self._single(await self._consumer._resolve(queued.record))
-            except Exception as error:  # noqa: BLE001 - the application's; on_error says what it leads to
-                self._handling.took(began)
-                await asyncio.to_thread(self._handling.fail, queued, error)
-            else:
-                self._handling.took(began)
-                self._handling.finish(queued)
+            await self._single(await self._consumer._resolve(queued.record))
+        except Exception as error:  # noqa: BLE001 - the application's; on_error says what it leads to
+            self._handling.took(began)
+            await asyncio.to_thread(self._handling.fail, queued, error)
+        else:
+            self._handling.took(began)
+            self._handling.finish(queued)
+
+    async def _attempt_beside_others(self, queued: Any) -> None:
+        try:
+            await self._attempt(queued)
         except BaseException as error:  # noqa: BLE001 - it ends the consumer: a task's error would be nobody's
             self._handling.end(error)
 

@@ -28,7 +28,7 @@ from harvester.errors import BrokerError, BrokerUnavailable, InboxError, InboxFe
 _LOGGER = logging.getLogger("harvester.coordination")
 IDLE_S = 0.1
 _BUSY_S = 0.02  # between looks at what workers have done
-_TURN_S = 0.1  # how long queued records are handled before the consumer is looked after
+TURN_S = 0.1  # how long queued records are handled before the consumer is looked after
 _TIDY_S = 0.02
 AHEAD = 2  # records for each worker that are ready to be handled
 
@@ -293,7 +293,7 @@ class Run:
         handling = self._handling
         self._flush()
         if self._workers == 1:
-            until = clock_s() + _TURN_S
+            until = clock_s() + TURN_S
             while handling.error is None and not self._is_stopping() and clock_s() < until:
                 queued = handling.take()
                 if queued is None:

@@ -88,9 +88,9 @@ class PartitionProgress:
         self.last_offset = last_offset
         self._done: dict[int, bool] = {}  # of what was delivered behind the prefix, in order
 
-    def deliver(self, offset: int) -> None:
-        """Given to the application; offsets come in order."""
-        self._done[offset] = False
+    def deliver(self, offset: int, *, done: bool = False) -> None:
+        """Given to the application; offsets come in order. `done`: and processed, while one before it is not."""
+        self._done[offset] = done
 
     def finish(self, *offsets: int) -> bool:
         """Processed. Whether the prefix has grown; a record that was not delivered, or is done, changes nothing."""
@@ -127,25 +127,24 @@ class PartitionProgress:
         return len(self._done)
 
 
-_NOT_COUNTED = -2  # one less than any number of records that were given
+_NOT_COUNTED = -2  # less by one at least than any number of records that were given
 
 
 class RecordBatch:
     """Records of one partition that are handed out one after the other, until a moment has come.
 
     `done` counts the first ones that are processed, as long as they are finished in the order in which they were given;
-    any other order goes by the partition's progress, record by record. `in_order`: nothing that was handed out before
-    is still open.
+    any other order goes by the partition's progress, record by record. `behind`: progress knows of one before them that
+    is still open, so they are no part of the processed prefix yet.
     """
 
-    __slots__ = ("done", "ended", "given", "place", "records", "told", "until")
+    __slots__ = ("behind", "done", "ended", "given", "place", "records", "told", "until")
 
-    def __init__(self, place: GroupPartition, records: list[Any], *, in_order: bool = True) -> None:
-        self.place, self.records = place, records
+    def __init__(self, place: GroupPartition, records: list[Any], *, behind: bool = False) -> None:
+        self.place, self.records, self.behind = place, records, behind
         self.until = -math.inf
         self.ended = False
-        self.given = 0
-        self.done = 0 if in_order else _NOT_COUNTED
+        self.given = self.done = 0
         self.told = 0  # how many of them progress knows
 
     def take(self, now: float) -> Any:
@@ -229,15 +228,20 @@ class RecordBatch:
         """Let progress know what was handed out since, and what of it is done; it is not counted here any more."""
         given = self.given
         if self.done > self.told:
-            progress.last_offset = self.records[self.done - 1].offset()
+            if self.behind:
+                for record in self.records[self.told : self.done]:
+                    progress.deliver(record.offset(), done=True)
+            else:
+                progress.last_offset = self.records[self.done - 1].offset()
             self.told = self.done
         if self.told < given:
             for record in self.records[self.told : given]:
                 progress.deliver(record.offset())
             self.told, self.done = given, _NOT_COUNTED
 
-    def count_again(self) -> None:
-        self.done = self.told
+    def count_again(self, *, behind: bool) -> None:
+        """From what is given next; progress knows of all before it."""
+        self.done, self.behind = self.told, behind
 
     @property
     def rest(self) -> list[Any]:
@@ -347,7 +351,7 @@ class PartitionBuffer:
         records, self.fetched = self.fetched, []
         if room is not None and len(records) > room:
             records, self.fetched = records[:room], records[room:]
-        self.batch = RecordBatch(self.place, records, in_order=not self.progress.open_records)
+        self.batch = RecordBatch(self.place, records, behind=bool(self.progress.open_records))
         return self.batch
 
     def close_batch(self) -> None:
@@ -368,14 +372,16 @@ class PartitionBuffer:
                 return
             batch.tell(self.progress)
         self.progress.finish(*offsets)
-        if batch is not None and not self.progress.open_records:
-            batch.count_again()
+        if batch is not None:
+            batch.count_again(behind=bool(self.progress.open_records))
 
     @property
     def last_offset(self) -> int | None:
         """Of the processed prefix; at most once, of what was handed out."""
         batch = self.batch
-        if batch is not None and (done := batch.given if self.owned else batch.done) > batch.told:
+        if batch is None or batch.behind:
+            return self.progress.last_offset
+        if (done := batch.given if self.owned else batch.done) > batch.told:
             last: int = batch.records[done - 1].offset()
             return last
         return self.progress.last_offset
@@ -394,7 +400,9 @@ class PartitionBuffer:
         """Handed out, and not in the prefix; at most once, what the application has not come back from."""
         batch = self.batch
         known = self.progress.open_records
-        return known if batch is None else known + batch.given - max(batch.done, batch.told)
+        if batch is None:
+            return known
+        return known + batch.given - (batch.told if batch.behind else max(batch.done, batch.told))
 
     @property
     def first_open(self) -> int | None:
