@@ -356,17 +356,16 @@ class _Run:
         for record in () if offered is None else as_records(offered):
             handling.admit(record)
         await self._flush()
-        if (
-            self._workers == 1
-        ):  # here: nothing is told to `on_event` while the handler has the connection that they share
+        if self._workers == 1:  # in this task: `on_event` and the handler may share a connection
             until = clock_s() + TURN_S
             while clock_s() < until and not self._is_over and (queued := handling.take()) is not None:
                 await self._attempt(queued)
                 await self._flush()
-        while 1 < self._workers > len(self._running) and (queued := handling.take()) is not None:
-            task = asyncio.create_task(self._attempt_beside_others(queued))
-            self._running.add(task)
-            task.add_done_callback(self._running.discard)
+        else:
+            while len(self._running) < self._workers and (queued := handling.take()) is not None:
+                task = asyncio.create_task(self._attempt_beside_others(queued))
+                self._running.add(task)
+                task.add_done_callback(self._running.discard)
         if offered is not None:
             return
         wait_s = handling.wait_s()

@@ -202,8 +202,7 @@ class Session:
 
         At most once, a batch whose heartbeat is under way is waited for: it may become ours, and then is returned.
         """
-        for place in [place for place, buffer in self.buffer.items() if buffer.stopping_at is not None]:
-            buffer = self.buffer[place]
+        for place, buffer in tuple(self.buffer.items()):
             if buffer.stopping_at is None or self.holding(place).batch is not None:
                 continue
             if buffer.laid_down or not buffer.open_records or now >= buffer.stopping_at:

@@ -313,6 +313,19 @@ def test_places(settings: ConsumerSettings) -> None:
     run(main())
 
 
+def keeping(inbox: AsyncInbox) -> Callable[[Event], Awaitable[None]]:
+    """Opens and closes the inbox as claims come and go."""
+
+    async def told(event: Event) -> None:
+        match event:
+            case Claimed(topic, partition, generation):
+                await inbox.open(topic, partition, generation)
+            case Released(topic, partition) | Lost(topic, partition):
+                inbox.close(topic, partition)
+
+    return told
+
+
 def test_with_an_inbox_each_record_has_one_effect(settings: ConsumerSettings, empty_database: str) -> None:
     fill_keys(settings, KEYS, EACH)
 
@@ -322,15 +335,8 @@ def test_with_an_inbox_each_record_has_one_effect(settings: ConsumerSettings, em
             await inbox.create_table()
             await connection.execute("CREATE TABLE ledger (entry text)")
 
-            async def told(event: Event) -> None:
-                match event:
-                    case Claimed(topic, partition, generation):
-                        await inbox.open(topic, partition, generation)
-                    case Released(topic, partition) | Lost(topic, partition):
-                        inbox.close(topic, partition)
-
             handled = 0
-            async with AsyncCoordinatedConsumer(settings, on_event=told) as consumer:
+            async with AsyncCoordinatedConsumer(settings, on_event=keeping(inbox)) as consumer:
                 async for record in consumer:
                     async with inbox.record(record) as effect:
                         await effect.cursor.execute("INSERT INTO ledger VALUES (%s)", (record.value().decode(),))
@@ -347,7 +353,7 @@ def test_with_an_inbox_each_record_has_one_effect(settings: ConsumerSettings, em
 def test_what_a_record_leads_to_is_stashed_once_in_the_same_transaction(
     settings: ConsumerSettings, empty_database: str
 ) -> None:
-    """The handler fails after its row was written: inbox, ledger and outbox take it back together."""
+    """The handler fails after its row was written: inbox and outbox take it back together."""
     fill_keys(settings, KEYS, EACH)
     with psycopg.connect(empty_database, autocommit=True) as connection:
         schema.init(connection, OutboxTable.parse("outbox"))
@@ -358,13 +364,6 @@ def test_what_a_record_leads_to_is_stashed_once_in_the_same_transaction(
             inbox, stasher = AsyncInbox(connection, settings.group), AsyncStasher()
             await inbox.create_table()
             handled = 0
-
-            async def told(event: Event) -> None:
-                match event:
-                    case Claimed(topic, partition, generation):
-                        await inbox.open(topic, partition, generation)
-                    case Released(topic, partition) | Lost(topic, partition):
-                        inbox.close(topic, partition)
 
             async def handle(record: Any) -> None:
                 nonlocal handled
@@ -379,7 +378,7 @@ def test_what_a_record_leads_to_is_stashed_once_in_the_same_transaction(
                     consumer.stop()
 
             changed = replace(settings, on_error="retry", order="partition", **QUICK)
-            consumer = AsyncCoordinatedConsumer(changed, on_event=told)
+            consumer = AsyncCoordinatedConsumer(changed, on_event=keeping(inbox))
             await consumer.run(handle)
             found = await connection.execute("SELECT kafka_key, kafka_value FROM outbox ORDER BY id")
             return list(await found.fetchall())

@@ -18,6 +18,7 @@ from harvester.coordination.errors import CoordinationTopicError, DuplicateClien
 from harvester.coordination.settings import ConsumerSettings
 from harvester.coordination.topic import ensure_coordination_topic
 from tests.conftest import MakeTopic
+from tests.support.client_threads import OF_CLIENTS
 from tests.support.consuming import read_topic
 from tests.support.coordinated import INTERVAL_S, Join, Member, admin, failure, fill, held, join, settings
 from tests.support.wait import eventually
@@ -160,35 +161,25 @@ def test_no_client_is_left_when_it_is_closed(settings: ConsumerSettings) -> None
     """OpenSSL frees at the end of a process what a client that makes a connection still uses."""
     fill(settings, 1)
     text = f"""
-import contextlib
-import threading
-import time
-from pathlib import Path
 from harvester import ConsumerSettings, CoordinatedConsumer
-
-def of_clients():
-    names = []
-    for path in Path("/proc/self/task").glob("*/comm"):
-        with contextlib.suppress(FileNotFoundError):  # one that has ended meanwhile
-            names.append(path.read_text().strip())
-    return [name for name in names if name.startswith("rdk:")]
+from harvester.coordination.events import GivenUp
 
 def handle(record):
     raise ValueError("no")
 
-def stop():
-    while not consumer.statistics().dead_letters:
-        time.sleep(0.02)
-    consumer.stop()
+def told(event):
+    if isinstance(event, GivenUp):
+        consumer.stop()
 
 consumer = CoordinatedConsumer(ConsumerSettings(
     kafka={settings.kafka!r}, group={settings.group!r}, topics={settings.topics!r},
     coordination_topic={settings.coordination_topic!r}, on_error="dead-letter", attempts=1,
-))
+), on_event=told)
 assert of_clients()
-threading.Thread(target=stop).start()
 consumer.run(handle)
 print(consumer.statistics().dead_letters, of_clients())
 """
-    done = subprocess.run([sys.executable, "-c", text], capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run(
+        [sys.executable, "-c", OF_CLIENTS + text], capture_output=True, text=True, timeout=60, check=False
+    )
     assert (done.returncode, done.stdout) == (0, "1 []\n"), done.stderr

@@ -22,6 +22,7 @@ from harvester.coordination.dead_letters import DeadLetter, DeadLetterTopic, Dea
 from harvester.coordination.settings import ConsumerSettings
 from harvester.errors import BrokerError, BrokerUnavailable
 from tests.conftest import MakeTopic
+from tests.support.client_threads import OF_CLIENTS
 from tests.support.consuming import Published, by_key, read_topic
 from tests.support.coordinated import settings
 from tests.support.handled import Handled, Start, fill_keys, start
@@ -62,18 +63,9 @@ topic.redrive(topic.read())
 """
 
 CLOSES = """
-import contextlib
 import sys
-from pathlib import Path
 from harvester.coordination import dead_letters
 from harvester.errors import BrokerUnavailable
-
-def of_clients():
-    names = []
-    for path in Path("/proc/self/task").glob("*/comm"):
-        with contextlib.suppress(FileNotFoundError):  # one that has ended meanwhile
-            names.append(path.read_text().strip())
-    return [name for name in names if name.startswith("rdk:")]
 
 dead_letters._WRITING["delivery.timeout.ms"] = 500
 letter = dead_letters.DeadLetter(
@@ -89,7 +81,7 @@ except BrokerUnavailable:
 
 
 class Taken(Handled):
-    """Which records a handler has taken, whether or not it was given one of them again."""
+    """Remembers which records a handler has taken, also where it was given one of them again."""
 
     def __init__(self) -> None:
         super().__init__(is_bad)
@@ -128,12 +120,12 @@ def texts(letters: Iterable[DeadLetter]) -> list[str]:
 
 
 def records(settings: ConsumerSettings) -> list[Published]:
-    """What stands in the topic, for consumers that see committed records only."""
+    """All that the topic has for consumers that see committed records only."""
     return read_topic(str(settings.kafka["bootstrap.servers"]), settings.topics[0])
 
 
 def log(keys: int, back: Iterable[DeadLetter] = ()) -> dict[str | None, list[str | None]]:
-    """What stands in the topic: each key's own values, and behind them those that have come back."""
+    """The topic's content: each key's own values, and behind them those that have come back."""
     again = texts(back)
     return {str(key): [*values(key), *(value for value in bad(key) if value in again)] for key in range(keys)}
 
@@ -395,6 +387,6 @@ def test_a_discard_that_the_client_itself_refuses_is_an_error(settings: Consumer
 def test_no_client_is_left_of_a_discard_whose_brokers_are_away() -> None:
     """OpenSSL frees at the end of a process what a client that makes a connection still uses."""
     with Proxy("127.0.0.1:1") as closed:
-        command = [sys.executable, "-c", CLOSES, closed.address]
+        command = [sys.executable, "-c", OF_CLIENTS + CLOSES, closed.address]
         done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     assert (done.returncode, done.stdout) == (0, "[]\n"), done.stderr

@@ -27,6 +27,7 @@ from harvester import (
 )
 from harvester.errors import SchemaError
 from tests.support.cli import cli_environment
+from tests.support.client_threads import OF_CLIENTS
 from tests.support.harvesting import Embedded, Scene, causal, children
 from tests.support.hooks import Plan
 from tests.support.wait import eventually
@@ -341,25 +342,13 @@ def test_a_program_that_ends_without_stopping_it_leaves_nothing_behind(scene: Sc
     assert scene.left() == []
 
 
-_CLIENTS = """
-import contextlib, os
-
-def of_clients():
-    names = []
-    for task in os.listdir("/proc/self/task"):
-        with contextlib.suppress(FileNotFoundError):  # one that has ended meanwhile
-            names.append(open(f"/proc/self/task/{task}/comm").read().strip())
-    return [name for name in names if name.startswith("rdk:")]
-"""
-
-
 @pytest.mark.parametrize("brokers", ["there", "away"])
 def test_no_client_is_left_when_the_process_ends(scene: Scene, brokers: str) -> None:
     """OpenSSL frees at the end of a process what a client that makes a connection still uses."""
     given = {} if brokers == "there" else {"base_kafka_config": {"bootstrap.servers": "127.0.0.1:1"}}
     text = f"""
 import atexit, sys
-{_CLIENTS}
+{OF_CLIENTS}
 from harvester import Config, Harvester
 
 harvester = Harvester(Config.model_validate_json(sys.argv[1]))

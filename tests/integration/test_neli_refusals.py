@@ -29,7 +29,7 @@ REFUSALS = 4
 
 @dataclass(frozen=True)
 class Told:
-    """What people see of heartbeats that are refused again and again."""
+    """All that people see of heartbeats that are refused again and again."""
 
     log: bool = True  # by one line
     status: bool = True

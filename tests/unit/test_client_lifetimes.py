@@ -7,16 +7,11 @@ import sys
 
 import pytest
 
-_CLIENTS = """
-import contextlib, gc, os, sys
-gc.disable()  # as long as nothing is collected, what is in a cycle stays
+from tests.support.client_threads import OF_CLIENTS
 
-def of_clients():
-    names = []
-    for task in os.listdir("/proc/self/task"):
-        with contextlib.suppress(FileNotFoundError):  # one that has ended meanwhile
-            names.append(open(f"/proc/self/task/{task}/comm").read().strip())
-    return [name for name in names if name.startswith("rdk:")]
+_BEGIN = """
+import gc, sys
+gc.disable()  # as long as nothing is collected, what is in a cycle stays
 
 away = {"bootstrap.servers": "127.0.0.1:1"}
 """
@@ -24,7 +19,7 @@ away = {"bootstrap.servers": "127.0.0.1:1"}
 
 def run(text: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, "-c", _CLIENTS + text], capture_output=True, text=True, timeout=60, check=False
+        [sys.executable, "-c", OF_CLIENTS + _BEGIN + text], capture_output=True, text=True, timeout=60, check=False
     )
 
 

@@ -43,7 +43,7 @@ _READS_TOGETHER = "~"
 
 
 class GroupPartition(NamedTuple):
-    """What is claimed: a partition of a topic, for a group. A tuple, since it is hashed all the time."""
+    """A partition of a topic, for a group: the unit of claims. A tuple, since it is hashed all the time."""
 
     group: str
     topic: str

@@ -240,7 +240,7 @@ class RecordBatch:
             self.told, self.done = given, _NOT_COUNTED
 
     def count_again(self, *, behind: bool) -> None:
-        """From what is given next; progress knows of all before it."""
+        """Begin with the record that is given next; progress knows of all before it."""
         self.done, self.behind = self.told, behind
 
     @property
