@@ -404,7 +404,9 @@ class CoordinatedConsumer:
 
     def _announce_changes(self) -> None:
         while self._session.changes:
-            self._announce(self._session.changes.popleft()[2])
+            change = self._session.changes.popleft()
+            if self._fetcher.concerns_application(change):
+                self._announce(change[2])
 
     def __enter__(self) -> CoordinatedConsumer:
         return self

@@ -205,6 +205,7 @@ class Fetcher:
         self._pauses: set[tuple[str | None, int | None]] = set()
         self._crowded: set[GroupPartition] = set()  # enough waits of them, and there is no room for it
         self._displaced: dict[GroupPartition, float] = {}  # their position is not there; since when
+        self._untold = set[GroupPartition]()  # claimed and over, and nobody was told
         self._stalls = Stalls(offsets.ends, settings.heartbeat_interval_s)
         self._emptied = False  # the client had nothing more for us, since the last look for stalls
         self._fetched = max(_LEAST_FETCHED, settings.batch_records if settings.at_most_once else 0)
@@ -242,7 +243,7 @@ class Fetcher:
                 change = changes.popleft()
                 if waits:
                     waiting.append(change)
-                elif event is not None:
+                elif event is not None and self.concerns_application(change):
                     yield event
         finally:  # also if the application's handler raises
             changes.extendleft(reversed(waiting))
@@ -253,6 +254,21 @@ class Fetcher:
         with self._session.lock:
             blocks = self._blocks(clock_s())
         yield from blocks
+
+    def concerns_application(self, change: Change) -> bool:
+        """False of a claim that has ended before anybody was told of it, and of that end.
+
+        What is opened for it, such as an inbox, is another consumer's by now. Asked once of each change, in order.
+        """
+        place, buffer, event = change
+        if buffer is not None:
+            is_over = self._session.buffer.get(place) is not buffer
+            (self._untold.add if is_over else self._untold.discard)(place)
+            return not is_over
+        if event is None or place not in self._untold:
+            return True
+        self._untold.remove(place)
+        return False
 
     def _blocks(self, now: float) -> list[Event]:
         """Say which places have waited for a commit for an interval, and when that is over; with the lock."""

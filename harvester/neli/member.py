@@ -37,6 +37,7 @@ wait for ever for a leadership that belongs to another outbox.
 from __future__ import annotations
 
 import contextlib
+import json
 import logging
 import math
 import threading
@@ -106,6 +107,7 @@ class KafkaGroup:
         self._pulse = Pulse(settings.topic, settings.group, settings.session_s, settings.timing)
         self._producer: Producer
         self._consumer: Consumer
+        self._admin: AdminClient  # of the pulse; made when it first looks
         self._leaving: Leaving
         self._ensuring: Future[str | None] | None = None  # that the leader topic is there
         self._dead_until = -math.inf  # while a member that may be dead is waited for
@@ -117,7 +119,7 @@ class KafkaGroup:
 
     def start(self, identity: Identity, listener: GroupListener) -> None:
         self._identity, self._listener = identity, listener
-        self._reaching = Reaching(self._settings.topic, listener.trouble)
+        self._reaching = Reaching(listener.trouble)
         self._thread.start()
 
     def lead(self, leader_id: UUID, term: int) -> None:
@@ -155,8 +157,8 @@ class KafkaGroup:
         """New connections are made with these options from now on. Safe from any thread."""
         self._settings = replace(self._settings, consumer_options=consumer_options, producer_options=producer_options)
         self._login = (user, consumer_options["sasl.password"])
-        for client in (getattr(self, "_producer", None), getattr(self, "_consumer", None)):
-            self._log_in(client)
+        for name in ("_producer", "_consumer", "_admin"):
+            self._log_in(getattr(self, name, None))
 
     def stop(self) -> None:
         self._ended.set()
@@ -190,6 +192,8 @@ class KafkaGroup:
             if hasattr(self, "_producer"):
                 let_go(self._producer)
                 del self._producer
+            if hasattr(self, "_admin"):
+                del self._admin
 
     def _join(self) -> bool:
         settings = self._settings
@@ -216,7 +220,7 @@ class KafkaGroup:
                 "on_commit": self._committed,
                 "error_cb": self._reaching.heard,
                 "statistics.interval.ms": STATISTICS_MS,
-                "stats_cb": lambda statistics: membership.read(statistics, clock_s()),
+                "stats_cb": lambda text: self._reported(membership, json.loads(text)),
             }
         )
         self._log_in(self._consumer)
@@ -249,7 +253,6 @@ class KafkaGroup:
                     self._listener.trouble(self._ensuring.result())
                     self._ensuring = None
                 self._producer.poll(0)
-                self._reaching.look(self._consumer)
                 self._look_for_a_leader()
                 asked, self._step_down = self._step_down, None
                 if asked is not None:
@@ -292,11 +295,19 @@ class KafkaGroup:
             return
         self._feed(e.ForeignHeartbeat(heartbeat.name, heartbeat.term))
 
+    def _reported(self, membership: Membership, statistics: Mapping[str, Any]) -> None:
+        self._reaching.read(statistics)
+        membership.read(statistics, clock_s())
+
     def _look_for_a_leader(self) -> None:
-        if self._state.role is e.Role.OUTSIDE and not self._reaching.is_lost:
-            self._pulse.look(self._consumer)
-        else:
+        if self._state.role is not e.Role.OUTSIDE or self._reaching.is_lost:
             self._pulse.forget()
+            return
+        if not hasattr(self, "_admin"):
+            self._admin = AdminClient({**self._settings.producer_options, **SILENT})
+            self._log_in(self._admin)
+        self._admin.poll(0)  # where its password or token is asked for
+        self._pulse.look(self._admin)
 
     # -- the machine
 

@@ -1,59 +1,57 @@
 """Whether Kafka answers this member, whether the group counts it in, and whether anybody leads it.
 
-`Reaching` asks for metadata once no broker can be reached. `Membership` reads the client's own statistics: the state of
-its connection to the group's coordinator and of its membership. A standby without a partition receives no callback
-when it loses either, so nothing else would tell. Nor does anything tell it that the leader has died, before the group
-gives up the dead one's session: `Pulse` looks whether the leader topic still grows.
+`Reaching` and `Membership` read the client's own statistics: the states of its connections, of the one to the group's
+coordinator and of its membership. A standby without a partition receives no callback when it loses either, so nothing
+else would tell. Nor does anything tell it that the leader has died, before the group gives up the dead one's session:
+`Pulse` looks whether the leader topic still grows.
+
+None of them asks the member's own client anything that it would not wait for: librdkafka closes a connection on which
+a request has run out of time. On a way that is slower than our patience, each question would cost the member the
+connection to its coordinator, and it would never join.
 """
 
 from __future__ import annotations
 
-import json
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future
 from typing import Any
 
-from confluent_kafka import KafkaError, KafkaException
+from confluent_kafka import KafkaError, TopicPartition
+from confluent_kafka.admin import OffsetSpec
 
-from harvester.bounds import read_bounds
 from harvester.clock import clock_s
 from harvester.neli.election import ElectionTiming
 from harvester.neli.group import Missing
 
 STATISTICS_MS = 500
-_RETRY_S = 1.0
 _JOINING = frozenset({"wait-join", "wait-sync"})
-_LOOK_S = 0.2
+_ANSWER_S = 10.0
+_SPEC: Any = OffsetSpec  # whose functions have no types
 
 
 class Reaching:
-    """Whether any broker can be reached. Where none could, it asks until one answers."""
+    """Whether any broker can be reached. Where none could, the first that is connected again ends it. Pure."""
 
-    def __init__(self, topic: str, trouble: Callable[[str | None], None]) -> None:
-        self._topic, self._trouble = topic, trouble
-        self._look_at = math.inf
+    def __init__(self, trouble: Callable[[str | None], None]) -> None:
+        self._trouble = trouble
+        self._is_lost = False
 
     @property
     def is_lost(self) -> bool:
-        return self._look_at < math.inf
+        return self._is_lost
 
     def heard(self, error: KafkaError) -> None:
+        """What the client says to its error callback."""
         if error.code() == KafkaError._ALL_BROKERS_DOWN:
+            self._is_lost = True
             self._trouble("Kafka: no broker can be reached")
-            self._look_at = clock_s() + _RETRY_S
 
-    def look(self, consumer: Any) -> None:
-        """At every turn; asks for metadata once a second, and only where none could be reached."""
-        now = clock_s()
-        if now < self._look_at:
-            return
-        self._look_at = now + _RETRY_S
-        try:
-            consumer.list_topics(self._topic, timeout=_LOOK_S)
-        except KafkaException:
-            return
-        self._look_at = math.inf
-        self._trouble(None)
+    def read(self, statistics: Mapping[str, Any]) -> None:
+        """A report of the client (librdkafka's STATISTICS.md)."""
+        if self._is_lost and any(broker["state"] == "UP" for broker in statistics["brokers"].values()):
+            self._is_lost = False
+            self._trouble(None)
 
 
 class Membership:
@@ -68,9 +66,9 @@ class Membership:
         self._steady_at: float | None = None  # when it was last seen in the group, with no rebalance under way
         self._joining_at: float | None = None  # since when the group has not answered its request to join
 
-    def read(self, statistics: str, now: float) -> None:
-        """Reads a report of the client (librdkafka's STATISTICS.md); one without a group says nothing."""
-        group = json.loads(statistics).get("cgrp")
+    def read(self, statistics: Mapping[str, Any], now: float) -> None:
+        """A report of the client; one without a group says nothing."""
+        group = statistics.get("cgrp")
         if group is None:
             return
         self._coordinator, self._membership = group["state"], group["join_state"]
@@ -98,7 +96,7 @@ class Membership:
 class Pulse:
     """Whether anybody's heartbeats arrive in the leader topic: its end moves with each. A standby reads none of them.
 
-    Written by the member's thread, read by any; pure but for `look`.
+    Written by the member's thread, read by any; pure but for `look`, which asks a client of its own.
     """
 
     def __init__(self, topic: str, group: str, session_s: float, timing: ElectionTiming) -> None:
@@ -106,21 +104,27 @@ class Pulse:
         # Who died did so before the next heartbeat was due. The group hears of the dead one's end with a heartbeat.
         self._ends_s = timing.heartbeat_interval_s + session_s + timing.missed_heartbeats_s
         self._look_at = -math.inf
+        self._asked: Future[Any] | None = None
         self._end: int | None = None
         self._heard_at: float | None = None  # when the end was first seen where it is now
 
-    def look(self, consumer: Any) -> None:
-        """At every turn of a standby; asks once in a heartbeat's interval."""
+    def look(self, admin: Any) -> None:
+        """At every turn of a standby; asks once in a heartbeat's interval, and does not wait for the answer."""
         now = clock_s()
+        if self._asked is not None and self._asked.done():
+            asked, self._asked = self._asked, None
+            if asked.exception() is None:  # once raised, it would keep the client alive by its traceback
+                self.seen(asked.result().offset, now)
+            else:
+                self.forget()
         if now < self._look_at:
             return
         self._look_at = now + self._timing.heartbeat_interval_s
-        try:
-            _, end = read_bounds(consumer, self._topic, 0, _LOOK_S)
-        except KafkaException:
-            self.forget()
+        if self._asked is None:
+            place = TopicPartition(self._topic, 0)
+            self._asked = admin.list_offsets({place: _SPEC.latest()}, request_timeout=_ANSWER_S)[place]
         else:
-            self.seen(end, clock_s())
+            self.forget()  # Kafka is silent, which says nothing about the leader
 
     def seen(self, end: int, now: float) -> None:
         """The partition ends there."""

@@ -140,6 +140,30 @@ def test_everything_slow_keeps_the_lead(scene: Scene, link: Proxy) -> None:
     assert repeats == 0
 
 
+def test_on_a_slow_way_a_leader_and_its_standby_come_back_after_a_cut(scene: Scene, link: Proxy) -> None:
+    """A question that gives up sooner than its answer can come costs the client the connection it was asked on."""
+    link.delay(up_s=0.25, down_s=0.25)
+    given = {"base_kafka_config": through(link), **PATIENT}
+    with scene.cli(name="one", **given) as leader:
+        wait_leads(leader)
+        with scene.cli(name="two", **given) as standby:
+            standby.wait_for_line("joined group")
+            link.cut(reset=True)
+            for each in (leader, standby):
+                each.wait_for_line("no broker can be reached")
+            link.open()
+            scene.add(("a", "1"))
+            scene.wait_left()
+            assert leader.stop() == 0
+            wait_leads(standby)
+            scene.add(("a", "2"))
+            scene.wait_left()
+            assert standby.stop() == 0
+        for each in (leader, standby):
+            assert "Timed out" not in each.output
+    assert scene.published() == {"a": ["1", "2"]}
+
+
 def test_acknowledgements_that_take_three_seconds(scene: Scene, link: Proxy) -> None:
     """No storm of remarks, everything once, beside the rate that one record of a key on the wire allows."""
     ack_s, keys, rounds = 3.0, 600, 4

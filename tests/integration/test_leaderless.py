@@ -10,6 +10,7 @@ from dataclasses import replace
 
 import pytest
 from confluent_kafka import Consumer
+from confluent_kafka.admin import AdminClient
 
 from harvester.bounds import read_bounds
 from harvester.coordination.admin import Observer
@@ -109,15 +110,14 @@ def test_the_ends_that_show_a_standstill(behind: ConsumerSettings, proxy: KafkaP
 def test_a_standby_that_listens_for_a_leader(behind: ConsumerSettings, proxy: KafkaProxy) -> None:
     topic = behind.topics[0]
     lead_astray(proxy, topic, METADATA)
-    consumer = Consumer({**behind.kafka, "group.id": "listens"})
+    client = AdminClient(dict(behind.kafka))
     pulse = Pulse(topic, "listens", 6.0, ElectionTiming(0.05, 5.0, 10.0, 10.0, 10.0))
 
     def is_heard() -> bool:
-        pulse.look(consumer)
+        pulse.look(client)
         return pulse._end is not None
 
     eventually(is_heard, 10, "the end of the topic")
-    consumer.close()
 
 
 def test_what_lasts_is_raised_when_the_time_is_over(behind: ConsumerSettings, proxy: KafkaProxy) -> None:

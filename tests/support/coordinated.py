@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import uuid
+from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any, Protocol
@@ -75,6 +76,12 @@ class Member:
         """Events of a kind."""
         return [event for event in tuple(self.events) if isinstance(event, kind)]
 
+    def tell(self) -> None:
+        """Print what it saw and was told, which pytest shows when the test fails."""
+        again = {number: times for number, times in Counter(self.seen).items() if times > 1}
+        print(f"{self.consumer.client}: {len(self.seen)} records seen, more than once {again}")
+        print(*self.handed[-20:], *self.events, sep="\n")
+
     def stop(self, release: bool) -> None:
         """Close it."""
         self._release = release
@@ -100,6 +107,7 @@ def join(settings: ConsumerSettings) -> Iterator[Join]:
     yield make
     for member in members:
         member.stop(release=False)
+        member.tell()
     assert [member.error for member in members if member.error is not None] == []
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import time
 
 import pytest
@@ -55,7 +56,7 @@ def test_no_name_of_a_process_makes_its_client_unreadable(name: str) -> None:
 
     def read(statistics: str) -> None:
         heard.append(statistics)
-        membership.read(statistics, 0.0)
+        membership.read(json.loads(statistics), 0.0)
 
     consumer = Consumer(
         {

@@ -148,8 +148,22 @@ def test_the_changes_of_a_place_stay_in_order(scene: Scene) -> None:
     scene.change((ONE, None, lost))
     assert scene.follow() == []  # what begins is still held, so far as is known here
     del scene.session.buffer[ONE]
-    assert scene.follow() == [Claimed("t", 0, 7), lost]
+    scene.begin(ONE, generation=9, last_offset=3)
+    again = Lost("t", 0, 9, "another client holds it")
+    assert scene.follow() == [Claimed("t", 0, 9)]
+    del scene.session.buffer[ONE]
+    scene.change((ONE, None, again))
+    assert scene.follow() == [Claimed("t", 0, 9), again]
     assert scene.data.assigned == {}
+
+
+def test_a_claim_that_is_over_is_not_told_of(scene: Scene) -> None:
+    """An inbox that is opened for it, with a token that is not the newest, refuses that, and ends the consumer."""
+    scene.begin(ONE, last_offset=3)
+    del scene.session.buffer[ONE]
+    scene.change((ONE, None, Lost("t", 0, 7, "its time is over")))
+    assert scene.follow() == []
+    assert not scene.session.changes
 
 
 def test_no_answer_is_asked_for_again_and_others_go_on(scene: Scene) -> None:

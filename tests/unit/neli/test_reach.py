@@ -1,14 +1,18 @@
-"""What a standby knows of a leader that is silent."""
+"""What a standby knows of a leader that is silent, and a member of its brokers."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from concurrent.futures import Future
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
-from confluent_kafka import KafkaError, KafkaException
+from confluent_kafka import KafkaError, KafkaException, TopicPartition
 
+from harvester.neli import reach
 from harvester.neli.election import ElectionTiming
-from harvester.neli.reach import Pulse
+from harvester.neli.reach import Pulse, Reaching
 
 TIMING = ElectionTiming(
     heartbeat_interval_s=1.0,
@@ -48,22 +52,71 @@ def test_a_silent_leader_is_waited_for_until_its_session_must_have_ended(pulse: 
     assert pulse.missing(16.5) is None
 
 
-def test_nothing_is_known_where_the_topic_cannot_be_asked(pulse: Pulse) -> None:
-    def refuse(_place: object, timeout: float) -> None:
-        raise KafkaException(KafkaError(KafkaError.TOPIC_AUTHORIZATION_FAILED))
+class Asked:
+    """A client whose answers come when the test wants them."""
 
-    pulse.seen(100, 10.0)
-    pulse.look(SimpleNamespace(get_watermark_offsets=refuse))
+    def __init__(self) -> None:
+        self.answers: list[Future[Any]] = []
+
+    def list_offsets(self, places: Mapping[TopicPartition, Any], request_timeout: float) -> dict[Any, Future[Any]]:
+        self.answers.append(Future())
+        return dict.fromkeys(places, self.answers[-1])
+
+
+@pytest.fixture
+def now(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    clock = [0.0]
+    monkeypatch.setattr(reach, "clock_s", lambda: clock[0])
+    return clock
+
+
+def test_nothing_is_known_where_the_topic_cannot_be_asked(pulse: Pulse, now: list[float]) -> None:
+    client = Asked()
+    pulse.seen(100, 0.0)
+    pulse.look(client)
+    client.answers[0].set_exception(KafkaException(KafkaError(KafkaError.TOPIC_AUTHORIZATION_FAILED)))
+    assert pulse.missing(1e9) is not None
+    pulse.look(client)
     assert pulse.missing(1e9) is None
 
 
-def test_it_asks_once_in_a_heartbeats_interval(pulse: Pulse) -> None:
-    asked = []
-
-    def watermarks(_place: object, timeout: float) -> tuple[int, int]:
-        asked.append(timeout)
-        return 0, 7
-
+def test_it_asks_once_in_a_heartbeats_interval_and_one_question_at_a_time(pulse: Pulse, now: list[float]) -> None:
+    client = Asked()
     for _ in range(100):
-        pulse.look(SimpleNamespace(get_watermark_offsets=watermarks))
-    assert len(asked) == 1
+        pulse.look(client)
+    now[0] = 1.0
+    pulse.look(client)
+    assert len(client.answers) == 1
+    client.answers[0].set_result(SimpleNamespace(offset=7))
+    now[0] = 2.0
+    pulse.look(client)
+    assert len(client.answers) == 2
+    assert pulse.missing(7.0) is not None
+
+
+def test_a_broker_that_does_not_answer_says_nothing_of_the_leader(pulse: Pulse, now: list[float]) -> None:
+    client = Asked()
+    pulse.seen(100, 0.0)
+    pulse.look(client)
+    now[0] = 1.0
+    pulse.look(client)
+    assert pulse.missing(1e9) is None
+
+
+def test_brokers_are_lost_until_one_is_connected_again() -> None:
+    told: list[str | None] = []
+    reaching = Reaching(told.append)
+    lost = []
+    for error, states in (
+        (None, ["UP"]),
+        (KafkaError._TRANSPORT, ["UP"]),
+        (KafkaError._ALL_BROKERS_DOWN, ["DOWN"]),
+        (None, ["APIVERSION_QUERY", "DOWN"]),
+        (None, ["DOWN", "UP"]),
+    ):
+        if error is not None:
+            reaching.heard(KafkaError(error))
+        reaching.read({"brokers": {str(number): {"state": state} for number, state in enumerate(states)}})
+        lost.append(reaching.is_lost)
+    assert lost == [False, False, True, True, False]
+    assert told == ["Kafka: no broker can be reached", None]
