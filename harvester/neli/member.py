@@ -59,7 +59,7 @@ from harvester.neli import election as e
 from harvester.neli.election import Election, ElectionTiming, step
 from harvester.neli.group import GroupListener, Identity, Missing
 from harvester.neli.heartbeat import MemberHeartbeat, decode, encode
-from harvester.neli.reach import STATISTICS_MS, Membership, Pulse, Reaching
+from harvester.neli.reach import ASKING, STATISTICS_MS, Membership, Pulse, Reaching
 from harvester.neli.topic import cluster_id, ensuring_leader_topic, refusal
 from harvester.telemetry.logging import ClientLog
 
@@ -304,7 +304,7 @@ class KafkaGroup:
             self._pulse.forget()
             return
         if not hasattr(self, "_admin"):
-            self._admin = AdminClient({**self._settings.producer_options, **SILENT})
+            self._admin = AdminClient({**self._settings.producer_options, **ASKING})
             self._log_in(self._admin)
         self._admin.poll(0)  # where its password or token is asked for
         self._pulse.look(self._admin)

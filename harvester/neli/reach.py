@@ -20,11 +20,14 @@ from typing import Any
 from confluent_kafka import KafkaError, TopicPartition
 from confluent_kafka.admin import OffsetSpec
 
+from harvester.bounds import SILENT
 from harvester.clock import clock_s
 from harvester.neli.election import ElectionTiming
 from harvester.neli.group import Missing
 
 STATISTICS_MS = 500
+ASKING = {**SILENT, "metadata.max.age.ms": "3000"}
+"""For the client that a pulse asks. It would keep for a quarter of an hour that a partition has no leader."""
 _JOINING = frozenset({"wait-join", "wait-sync"})
 _ANSWER_S = 10.0
 _SPEC: Any = OffsetSpec  # whose functions have no types

@@ -22,7 +22,7 @@ from harvester.coordination.settings import ConsumerSettings
 from harvester.coordination.topic import ensure_coordination_topic
 from harvester.errors import BrokerUnavailable
 from harvester.neli.election import ElectionTiming
-from harvester.neli.reach import Pulse
+from harvester.neli.reach import ASKING, Pulse
 from harvester.verify.reader import read
 from tests.support.coordinated import admin, fill, settings
 from tests.support.kafka_proxy import LIST_OFFSETS, METADATA, KafkaProxy, Leaderless, Misled
@@ -110,7 +110,7 @@ def test_the_ends_that_show_a_standstill(behind: ConsumerSettings, proxy: KafkaP
 def test_a_standby_that_listens_for_a_leader(behind: ConsumerSettings, proxy: KafkaProxy) -> None:
     topic = behind.topics[0]
     lead_astray(proxy, topic, METADATA)
-    client = AdminClient(dict(behind.kafka))
+    client = AdminClient({**behind.kafka, **ASKING})
     pulse = Pulse(topic, "listens", 6.0, ElectionTiming(0.05, 5.0, 10.0, 10.0, 10.0))
 
     def is_heard() -> bool:
