@@ -21,7 +21,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from harvester.clock import clock_s
-from harvester.coordination.consumer import CoordinatedConsumer
+from harvester.coordination.consumer import CoordinatedConsumer, at_least_one
 from harvester.coordination.core.messages import Client
 from harvester.coordination.events import Event
 from harvester.coordination.handling import AHEAD, IDLE_S, TURN_S, as_records
@@ -100,7 +100,11 @@ class AsyncCoordinatedConsumer:
         return next(iter(await self._resolved(1, timeout_s)), None)
 
     async def consume(self, most: int, timeout_s: float) -> list[Any]:
-        """So many records at most, of one partition; waits for the first one, and takes what has come with it."""
+        """So many records at most, of one partition; waits for the first one, and takes what has come with it.
+
+        Raises ValueError where none are asked for.
+        """
+        at_least_one(most)
         if self._started._claim_checks is not None:
             return await self._resolved(most, timeout_s)
         first = await self._next(timeout_s)

@@ -150,6 +150,12 @@ class Turns:
                     buffer.proposed = 0
 
 
+def at_least_one(most: int) -> None:
+    """Refuse to make lists that hold nothing."""
+    if most < 1:
+        raise ValueError(f"a list has one record at least, not {most}")
+
+
 class CoordinatedConsumer:
     """Consumes what it claims; made from settings, or from their keyword arguments.
 
@@ -211,7 +217,9 @@ class CoordinatedConsumer:
         """So many records at most, of any partitions; waits for the first one, and takes what has come with it.
 
         Half as many are enough if no more have come of a partition: lists of one partition are committed quickest.
+        Raises ValueError where none are asked for.
         """
+        at_least_one(most)
         return self._consume(most, timeout_s) if self._claim_checks is None else self._resolved(most, timeout_s)
 
     def consume_arrow(self, most: int, timeout_s: float) -> pyarrow.RecordBatch:
@@ -270,8 +278,7 @@ class CoordinatedConsumer:
             self._run(handler, lambda record: handler([record]), 1).run(self._offer_batches(most))
 
     def _refuse_batches(self, most: int) -> None:
-        if most < 1:
-            raise ValueError(f"a list has one record at least, not {most}")
+        at_least_one(most)
         if self.settings.workers > 1:
             raise ConfigurationError([Problem("workers", "is more than 1, and batches are handled one by one", "1")])
 

@@ -178,14 +178,17 @@ class Session:
                 return None
 
     def _turn(self) -> None:
-        for partition, offset, at_ms, value in self._log.poll(self._turn_s):
+        read = tuple(self._log.poll(self._turn_s))
+        with self.lock:  # before anything that may end the claim
+            for place, buffer in tuple(self.buffer.items()):
+                self._report(place, buffer)
+        for partition, offset, at_ms, value in read:
             with self.lock:
                 self._perform(self._coordinator.read(partition, offset, at_ms, value, clock_s()))
         with self.lock:
-            now = clock_s()
-            for place, buffer in tuple(self.buffer.items()):
-                self._report(place, buffer)
-                if not self._settings.at_most_once:
+            if not self._settings.at_most_once:
+                now = clock_s()
+                for buffer in self.buffer.values():
                     buffer.look(self._settings.max_open_records, now)
             self._perform(self._coordinator.tick(clock_s()))
             self._drain(clock_s())

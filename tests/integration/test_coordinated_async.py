@@ -115,6 +115,8 @@ def test_lists_and_arrow_batches_are_consumed_and_committed(settings: ConsumerSe
     async def consume(wanted: int) -> list[int]:
         seen: list[int] = []
         async with AsyncCoordinatedConsumer(settings) as consumer:
+            with pytest.raises(ValueError, match="one record at least"):
+                await (consumer.consume_arrow if arrow else consumer.consume)(0, 0.1)
             while len(seen) < wanted:
                 if arrow:
                     batch = await consumer.consume_arrow(50, 0.1)

@@ -6,6 +6,7 @@ import uuid
 from collections import Counter
 from dataclasses import replace
 from itertools import count
+from typing import Any
 
 import pytest
 from confluent_kafka import Consumer, Producer, TopicPartition
@@ -82,6 +83,35 @@ def test_what_an_event_handler_raises_comes_out_of_the_poll(settings: ConsumerSe
 
     with CoordinatedConsumer(settings, on_event=refuse) as consumer, pytest.raises(Refused):
         consumer.poll(30)
+
+
+def test_who_stood_still_and_goes_on_is_handed_nothing_again(settings: ConsumerSettings) -> None:
+    """What it has processed since its last heartbeat is in no message when its claims run out."""
+    fill(settings, 40)
+    events: list[Event] = []
+    with CoordinatedConsumer(settings, on_event=events.append) as consumer:
+
+        def take(count: int) -> list[Any]:
+            taken: list[Any] = []
+
+            def enough() -> bool:
+                record = consumer.poll(0.01)
+                if record is not None:
+                    taken.append(record)
+                return len(taken) == count
+
+            eventually(enough, what=f"{count} records")
+            return taken
+
+        before = take(20)
+        with consumer._session.lock:  # its heartbeats stop, as if it were frozen
+            for record in before:
+                consumer.commit(record)
+            until = clock_s() + 3 * settings.heartbeat_interval_s
+            eventually(lambda: clock_s() > until, what="the end of all claims")
+        after = take(20)
+    assert any(isinstance(event, Lost) for event in events)
+    assert sorted(int(record.value()) for record in before + after) == list(range(40))
 
 
 # -- pauses

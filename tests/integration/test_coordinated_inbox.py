@@ -11,7 +11,7 @@ import pytest
 from harvester.coordination.consumer import CoordinatedConsumer
 from harvester.coordination.events import Claimed, Event, EventHandler, Lost, Released
 from harvester.coordination.settings import ConsumerSettings
-from harvester.errors import InboxFenced
+from harvester.errors import InboxError, InboxFenced
 from harvester.idempotence import Inbox
 from tests.support.coordinated import fill, settings
 from tests.support.wait import eventually
@@ -30,15 +30,24 @@ def following(inbox: Inbox) -> EventHandler:
     return follow
 
 
-def held_all(consumer: CoordinatedConsumer) -> Any:
-    """A record, once all four partitions are held; nothing is committed."""
+def is_open(inbox: Inbox, topic: str, partition: int) -> bool:
+    try:
+        inbox.seen(topic, partition)
+    except InboxError:
+        return False
+    return True
+
+
+def held_all(consumer: CoordinatedConsumer, inbox: Inbox) -> Any:
+    """A record, once all four partitions are held and open in the inbox; nothing is committed."""
     records: list[Any] = []
 
     def polled() -> bool:
         record = consumer.poll(0.01)
         if record is not None:
             records.append(record)
-        return bool(records) and len(consumer.claims()) == 4
+        claims = consumer.claims()
+        return bool(records) and len(claims) == 4 and all(is_open(inbox, *place) for place in claims)
 
     eventually(polled, what="all claims, and a record")
     return records[0]
@@ -56,11 +65,11 @@ def test_a_new_coordination_topic_does_not_fence_those_who_use_it(
         old.create_table()
         for _ in range(3):  # offsets of claims rise
             with CoordinatedConsumer(settings, on_event=following(old)) as first:
-                in_hand = held_all(first)
+                in_hand = held_all(first, old)
                 before = first.claims()
         anew = replace(settings, coordination_topic=f"{settings.coordination_topic}-new")
         with CoordinatedConsumer(anew, on_event=following(new)) as second:
-            held_all(second)
+            held_all(second, new)
             assert all(token > before[place] for place, token in second.claims().items())
         place = in_hand.topic(), in_hand.partition()
         with pytest.raises(InboxFenced):

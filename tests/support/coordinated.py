@@ -15,7 +15,7 @@ from confluent_kafka.admin import AdminClient, NewPartitions, NewTopic
 
 from harvester.clock import clock_s
 from harvester.coordination.consumer import CoordinatedConsumer
-from harvester.coordination.events import Event
+from harvester.coordination.events import Claimed, Event
 from harvester.coordination.settings import ConsumerSettings
 from tests.support.consuming import read_topic
 from tests.support.servers import Servers
@@ -76,6 +76,11 @@ class Member:
         """Events of a kind."""
         return [event for event in tuple(self.events) if isinstance(event, kind)]
 
+    def heard_of(self) -> list[Claimed]:
+        """What it was told of the claims that it holds."""
+        claims = self.consumer.claims()
+        return [each for each in self.told(Claimed) if claims.get((each.topic, each.partition)) == each.generation]
+
     def tell(self) -> None:
         """Print what it saw and was told, which pytest shows when the test fails."""
         again = {number: times for number, times in Counter(self.seen).items() if times > 1}
@@ -120,8 +125,8 @@ def failure(member: Member, kind: type[BaseException]) -> BaseException:
 
 
 def held(*members: Member) -> list[int]:
-    """Claims of each, the fewest first."""
-    return sorted(len(member.consumer.claims()) for member in members)
+    """Claims of each of which it has been told, the fewest first."""
+    return sorted(len(member.heard_of()) for member in members)
 
 
 def heartbeats(consumer: CoordinatedConsumer) -> int:

@@ -15,7 +15,9 @@ position the log knows, and sends a heartbeat every half interval: so one that i
 *Belief* (P28). A holder believes in its claim until 2 intervals minus a margin after it *sent* the newest message that
 it has read back as accepted: the claim is stale, and another can win, 2 intervals after that message was *appended*.
 The clock runs through suspend and is looked at before anything else. At least once, new records are handed out for one
-interval after that sending, so that a crash repeats one interval's work at most.
+interval after that sending, so that a crash repeats one interval's work at most. When belief ends, a last heartbeat
+says what is processed. The log takes it unless somebody else holds the partition by then; so a client that stood still,
+and claims the partition again, repeats what was in hand and nothing else.
 
 *At most once* (P27) a batch of records up to L is not touched before its fate is in the log:
 
@@ -306,10 +308,21 @@ Next = tuple[ClaimState, tuple[Command, ...]]
 def step(state: ClaimState, event: Event, now: float, pace: ClaimTiming) -> Next:
     """One event at one moment; returns the next state and what is to be done, in order."""
     if state.phase in HOLDING and now >= state.trusted_until(pace):
+        state, said = _last_word(state, event, now, pace)
         state, stopped = _stop(state, "none of its messages came back in time")
         state, commands = _apply(state, event, now, pace)
-        return state, (*stopped, *commands)
+        return state, (*said, *stopped, *commands)
     return _apply(state, event, now, pace)
+
+
+def _last_word(state: ClaimState, event: Event, now: float, pace: ClaimTiming) -> Next:
+    if state.at_most_once or state.phase is ClaimPhase.FINDING:
+        return state, ()
+    if isinstance(event, Progressed):
+        state, _ = _apply(state, event, now, pace)
+    if state.last_offset is None:
+        return state, ()
+    return _append(state, _heartbeat(state, state.last_offset, pace), now, pace)
 
 
 def _apply(state: ClaimState, event: Event, now: float, pace: ClaimTiming) -> Next:

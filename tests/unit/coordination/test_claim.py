@@ -164,14 +164,34 @@ def test_belief_counts_from_the_sending_of_what_came_back() -> None:
 def test_time_ends_belief() -> None:
     claimer = holder(100)
     said = claimer.feed(103, ClaimTick())
-    assert said == [StopHandingOut(PLACE, 7, "none of its messages came back in time", lost=True)]
+    assert said == [
+        Append(Heartbeat(PLACE, CLIENT, 3, 7, 8, 40, 2000)),
+        StopHandingOut(PLACE, 7, "none of its messages came back in time", lost=True),
+    ]
     assert claimer.state.phase is ClaimPhase.IDLE
+
+
+def test_the_last_word_says_all_that_is_processed() -> None:
+    claimer = holder(100)
+    said, stopped = claimer.feed(103, Progressed(44))
+    assert said == Append(Heartbeat(PLACE, CLIENT, 3, 7, 8, 44, 2000))
+    assert isinstance(stopped, StopHandingOut)
+    (claim,) = claimer.feed(103, TryClaim(7))
+    assert isinstance(claim, Append)
+    assert claim.message.parts[0].number == 4, "behind what was said"
+
+
+def test_whose_batch_is_under_way_at_most_once_has_no_last_word() -> None:
+    claimer = holder(100)
+    claimer.state = replace(claimer.state, at_most_once=True)
+    claimer.feed(100.1, BatchWaiting(49))
+    assert [type(command) for command in claimer.feed(103, ClaimTick())] == [StopHandingOut]
 
 
 def test_a_message_that_comes_back_too_late_does_not_revive_it() -> None:
     claimer = holder(100)
     claimer.feed(101, ClaimTick())
-    (stopped,) = claimer.read(103, 9, ClaimVerdict.ACCEPTED)
+    _, stopped = claimer.read(103, 9, ClaimVerdict.ACCEPTED)
     assert isinstance(stopped, StopHandingOut)
     assert claimer.state.phase is ClaimPhase.IDLE
 
