@@ -34,9 +34,7 @@ _RUN = "HARVESTER_TEST_RUN"
 _MEMORY = Path("/dev/shm")
 _MEMORY_BYTES = 6 << 30
 
-# A run makes thousands of topics, and nobody removes them; 1,200 keep 140 MB. Where they no longer fit into two thirds
-# of the heap, the broker collects garbage again and again, and stands still for a second or more each time.
-FAST = stack.StackOptions(durable=False, kafka_heap_mb=1536)
+FAST = stack.StackOptions(durable=False, kafka_heap_mb=512)
 
 
 @dataclass(frozen=True, slots=True)
