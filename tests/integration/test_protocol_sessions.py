@@ -115,7 +115,7 @@ def test_the_term_row_names_all_sessions_of_the_leader_whatever_becomes_of_them(
 
 def test_a_leader_frozen_in_the_middle_of_a_mark_is_succeeded(scene: Scene) -> None:
     """Its backend hangs in a write with the locks of all that it marked, and of the term row."""
-    quick: dict[str, Any] = {"heartbeat_timeout": "1s", "session_timeout": "5s", "drain_interval": "2s", "shards": 1}
+    quick: dict[str, Any] = {"heartbeat_timeout": "2s", "session_timeout": "7s", "drain_interval": "2s", "shards": 1}
     limits = {**quick, "marking": "table", "mark_query_records": 1000, "max_in_flight_records": 1000}
     large = {"producer_kafka_config": {"message.max.bytes": "1000000"}}
     with scene.cli(name="one", env=scene.plan.env, **limits, **large) as one:
