@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from harvester.clock import clock_s
 from harvester.coordination.consumer import CoordinatedConsumer, at_least_one
 from harvester.coordination.core.messages import Client
-from harvester.coordination.events import Event
+from harvester.coordination.events import Claimed, Event, Lost, Released
 from harvester.coordination.handling import AHEAD, IDLE_S, TURN_S, as_records
 from harvester.coordination.settings import ConsumerSettings, Open, Statistics
 from harvester.errors import ClaimCheckError
@@ -285,9 +285,18 @@ class AsyncCoordinatedConsumer:
     async def _tell(self) -> None:
         while self._events:
             event = self._events.popleft()
+            end = self._end_of(event) if isinstance(event, Claimed) else None
+            if end is not None:  # it was over before anybody could be told
+                self._events.remove(end)
+                continue
             told = None if self._on_event is None else self._on_event(event)
             if inspect.isawaitable(told):
                 await told
+
+    def _end_of(self, claim: Claimed) -> Event | None:
+        known = claim.topic, claim.partition, claim.generation
+        ends = (each for each in self._events if isinstance(each, Lost | Released))
+        return next((each for each in ends if (each.topic, each.partition, each.generation) == known), None)
 
 
 async def _finished(future: Future[T]) -> T:

@@ -129,6 +129,7 @@ class Session:
         """
         try:
             with self.lock:
+                self._report_all()
                 self._perform(self._coordinator.close(clock_s(), release=release))
                 for buffer in self.buffer.values():
                     _hold_back(buffer)
@@ -179,9 +180,8 @@ class Session:
 
     def _turn(self) -> None:
         read = tuple(self._log.poll(self._turn_s))
-        with self.lock:  # before anything that may end the claim
-            for place, buffer in tuple(self.buffer.items()):
-                self._report(place, buffer)
+        with self.lock:  # before what was read, or the time, ends the claim
+            self._report_all()
         for partition, offset, at_ms, value in read:
             with self.lock:
                 self._perform(self._coordinator.read(partition, offset, at_ms, value, clock_s()))
@@ -192,6 +192,10 @@ class Session:
                     buffer.look(self._settings.max_open_records, now)
             self._perform(self._coordinator.tick(clock_s()))
             self._drain(clock_s())
+
+    def _report_all(self) -> None:
+        for place, buffer in tuple(self.buffer.items()):
+            self._report(place, buffer)
 
     def _report(self, place: GroupPartition, buffer: PartitionBuffer) -> None:
         """What is processed by now, for the next message. At most once the log knows, but for what is passed over."""

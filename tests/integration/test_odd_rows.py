@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -32,6 +33,7 @@ TIMES = [
     "1969-12-31 23:59:59.999999+00", "1970-01-01 00:00:00+00", "2026-01-01 00:00:00+00", "9999-12-31 23:59:59+00",
     "10000-01-01 00:00:00+00", "294247-01-10 04:00:54.775808+00", "294276-12-31 23:59:59.999999+00",
 ]  # fmt: skip
+VALID = re.compile(r"[a-zA-Z0-9._-]+")  # such a topic would be made, and nobody reads it here
 HERE = "<the scene's topic>"
 TOPICS = [None, "", ".", "..", "a b", "K\u00e4se", "a\n", "\x01", "a/b", "a" * 250, "\U0001f9c0", HERE]
 PARTITIONS = [None, 0, 3, 4, -1, -5, -(2**31), 2**31 - 1]
@@ -54,7 +56,7 @@ ARRAYS = st.sampled_from([None, "{}", "{a}", "{NULL}", "{{a,b}}", "{{{a}}}", "[5
 ROWS = st.builds(
     OddRow,
     created=st.sampled_from(TIMES),
-    topic=st.just(HERE) | st.sampled_from(TOPICS) | TEXT.filter(lambda topic: not topic.isalnum()),
+    topic=st.just(HERE) | st.sampled_from(TOPICS) | TEXT.filter(lambda topic: not VALID.fullmatch(topic)),
     key=st.none() | TEXT,
     value=st.none() | TEXT,
     names=ARRAYS,

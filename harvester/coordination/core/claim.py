@@ -16,8 +16,9 @@ position the log knows, and sends a heartbeat every half interval: so one that i
 it has read back as accepted: the claim is stale, and another can win, 2 intervals after that message was *appended*.
 The clock runs through suspend and is looked at before anything else. At least once, new records are handed out for one
 interval after that sending, so that a crash repeats one interval's work at most. When belief ends, a last heartbeat
-says what is processed. The log takes it unless somebody else holds the partition by then; so a client that stood still,
-and claims the partition again, repeats what was in hand and nothing else.
+says what is processed (or ReleasingPartition, of a claim that was being given up). The log refuses it if the claim has
+ended there by then. So a client that stood still, and claims the partition again, repeats what lies behind the first
+record that was in hand, and nothing before it.
 
 *At most once* (P27) a batch of records up to L is not touched before its fate is in the log:
 
@@ -316,10 +317,13 @@ def step(state: ClaimState, event: Event, now: float, pace: ClaimTiming) -> Next
 
 
 def _last_word(state: ClaimState, event: Event, now: float, pace: ClaimTiming) -> Next:
-    if state.at_most_once or state.phase is ClaimPhase.FINDING:
+    """At least once: say what is processed before nothing more is believed. Who is leaving says that it has left."""
+    if state.at_most_once or state.phase is ClaimPhase.FINDING or isinstance(event, ClaimTaken):
         return state, ()
     if isinstance(event, Progressed):
         state, _ = _apply(state, event, now, pace)
+    if state.phase is ClaimPhase.LEAVING or isinstance(event, ReleaseClaim):
+        return _append(state, ReleasingPartition(*_under_claim(state), state.last_offset), now, pace)
     if state.last_offset is None:
         return state, ()
     return _append(state, _heartbeat(state, state.last_offset, pace), now, pace)

@@ -469,3 +469,12 @@ def test_nothing_is_handed_out_behind_what_ends_the_consumer() -> None:
     with pytest.raises(OSError, match="refused"):
         consumer.consume(100_000, 0.1)
     consumer.close()
+
+
+def test_a_claim_that_is_over_when_the_task_hears_of_it_is_not_told_of() -> None:
+    told: list[Event] = []
+    consumer = AsyncCoordinatedConsumer(kafka=KAFKA, group="g", topics=("t",), on_event=told.append)
+    lost = Lost("t", 0, 7, "its time is over")
+    consumer._events += [Claimed("t", 0, 7), Claimed("t", 1, 8), lost, Claimed("t", 0, 9)]
+    asyncio.run(consumer._tell())
+    assert told == [Claimed("t", 1, 8), Claimed("t", 0, 9)]

@@ -181,6 +181,23 @@ def test_the_last_word_says_all_that_is_processed() -> None:
     assert claim.message.parts[0].number == 4, "behind what was said"
 
 
+def test_the_last_word_of_a_claim_that_is_given_up_is_a_release() -> None:
+    """A heartbeat would keep the partition from others, and nobody would claim it."""
+    leaving = holder(100)
+    leaving.feed(100.1, ReleaseClaim("closed"), Progressed(44))
+    asked = holder(100)
+    asked.feed(100.1, Progressed(44))
+    for claimer, event in ((leaving, ClaimTick()), (asked, ReleaseClaim("closed"))):
+        said, stopped = claimer.feed(103, event)
+        assert said == Append(ReleasingPartition(PLACE, CLIENT, 3, 7, 8, 44))
+        assert isinstance(stopped, StopHandingOut)
+        assert stopped.lost
+
+
+def test_whose_claim_another_has_says_nothing_more() -> None:
+    assert [type(command) for command in holder(100).feed(103, ClaimTaken("b holds it"))] == [StopHandingOut]
+
+
 def test_whose_batch_is_under_way_at_most_once_has_no_last_word() -> None:
     claimer = holder(100)
     claimer.state = replace(claimer.state, at_most_once=True)
