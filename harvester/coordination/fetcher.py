@@ -262,9 +262,11 @@ class Fetcher:
         """
         place, buffer, event = change
         if buffer is not None:
-            is_over = self._session.buffer.get(place) is not buffer
-            (self._untold.add if is_over else self._untold.discard)(place)
-            return not is_over
+            if self._session.buffer.get(place) is not buffer:
+                self._untold.add(place)
+                return False
+            self._untold.discard(place)
+            return True
         if event is None or place not in self._untold:
             return True
         self._untold.remove(place)

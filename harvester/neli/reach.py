@@ -34,26 +34,22 @@ _SPEC: Any = OffsetSpec  # whose functions have no types
 
 
 class Reaching:
-    """Whether any broker can be reached. Where none could, the first that is connected again ends it. Pure."""
+    """Notes that no broker can be reached, until one is connected again. Pure."""
 
     def __init__(self, trouble: Callable[[str | None], None]) -> None:
         self._trouble = trouble
-        self._is_lost = False
-
-    @property
-    def is_lost(self) -> bool:
-        return self._is_lost
+        self.is_lost = False
 
     def heard(self, error: KafkaError) -> None:
-        """What the client says to its error callback."""
+        """Take an error that the client reports to its error callback."""
         if error.code() == KafkaError._ALL_BROKERS_DOWN:
-            self._is_lost = True
+            self.is_lost = True
             self._trouble("Kafka: no broker can be reached")
 
     def read(self, statistics: Mapping[str, Any]) -> None:
-        """A report of the client (librdkafka's STATISTICS.md)."""
-        if self._is_lost and any(broker["state"] == "UP" for broker in statistics["brokers"].values()):
-            self._is_lost = False
+        """Take a report of the client (librdkafka's STATISTICS.md)."""
+        if self.is_lost and any(broker["state"] == "UP" for broker in statistics["brokers"].values()):
+            self.is_lost = False
             self._trouble(None)
 
 

@@ -77,7 +77,7 @@ class Member:
         return [event for event in tuple(self.events) if isinstance(event, kind)]
 
     def heard_of(self) -> list[Claimed]:
-        """What it was told of the claims that it holds."""
+        """The `Claimed` events of the claims that it holds now."""
         claims = self.consumer.claims()
         return [each for each in self.told(Claimed) if claims.get((each.topic, each.partition)) == each.generation]
 

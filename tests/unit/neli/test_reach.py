@@ -1,4 +1,4 @@
-"""What a standby knows of a leader that is silent, and a member of its brokers."""
+"""A standby hears of a silent leader, and a member of brokers that cannot be reached."""
 
 from __future__ import annotations
 
