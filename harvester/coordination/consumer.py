@@ -28,8 +28,6 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any
 from uuid import uuid4
 
-from confluent_kafka import TopicPartition
-
 from harvester.claim_check import ClaimChecks
 from harvester.clock import clock_s
 from harvester.coordination.admin import setting_position
@@ -38,7 +36,7 @@ from harvester.coordination.core.messages import Client, GroupPartition
 from harvester.coordination.core.partition_buffer import NOTHING, Health, RecordBatch
 from harvester.coordination.dead_letters import ensure_dead_letter_topic
 from harvester.coordination.events import Event, EventHandler, Paused, Resumed
-from harvester.coordination.fetcher import Fetcher, connect
+from harvester.coordination.fetcher import Fetcher
 from harvester.coordination.handling import Handling, Run
 from harvester.coordination.offsets import GroupOffsets
 from harvester.coordination.session import Session
@@ -183,8 +181,7 @@ class CoordinatedConsumer:
             ensure_dead_letter_topic(settings.dead_letters, settings.kafka)
         self._session = Session(settings, self.client)
         self._offsets = GroupOffsets(settings)
-        self._data = connect(settings)
-        self._fetcher = Fetcher(settings, self._session, self._data, self._offsets)
+        self._fetcher = Fetcher(settings, self._session, self._offsets)
         self._turns = Turns(settings, self._session, self._fetcher.is_paused)
         self._handling = Handling(settings, self.client.id, self._session, self._fetcher.is_paused)
         self._batch = NOTHING
@@ -402,7 +399,6 @@ class CoordinatedConsumer:
         with ExitStack() as last:  # the last one first, and each whatever the others raise
             last.callback(self._announce_changes)
             last.callback(self._handling.close)
-            last.callback(self._data.close)
             last.callback(self._fetcher.close)
             last.callback(self._offsets.close)
             last.callback(self._replace_batch, NOTHING)
@@ -525,11 +521,10 @@ class CoordinatedConsumer:
         """By the ends that came with the last fetch: to ask for one is to wait half a second behind a fetch."""
         behind: dict[GroupPartition, int] = {}
         for place, last_offset in self._session.processed().items():
-            partition = TopicPartition(place.topic, place.partition)
-            try:
-                low, high = self._data.get_watermark_offsets(partition, cached=True)
-            except RuntimeError:  # it is closed
+            bounds = self._fetcher.bounds(place)
+            if bounds is None:
                 return {}
+            low, high = bounds
             behind[place] = max(0, high - max(low, 0 if last_offset is None else last_offset + 1))
         return behind
 

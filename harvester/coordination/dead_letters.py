@@ -12,6 +12,7 @@ from __future__ import annotations
 import base64
 import contextlib
 import json
+import threading
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from types import TracebackType
@@ -145,8 +146,9 @@ class DeadLetterWriter:
     """Puts records into the dead-letter topic. From several threads at once."""
 
     def __init__(self, topic: str, options: Mapping[str, Any]) -> None:
-        self._topic = topic
-        self._producer = Producer({**options, **_WRITING})
+        self._topic, self._options = topic, {**options, **_WRITING}
+        self._producer = Producer(self._options)
+        self._lock = threading.Lock()  # around its replacement
 
     def send(self, letter: DeadLetter) -> None:
         """Returns when it is there. Raises BrokerUnavailable, which may pass, or BrokerError."""
@@ -162,15 +164,22 @@ class DeadLetterWriter:
             answers.append(error.args[0])
         problem = answers[0]
         if problem is not None:
+            self._replace(producer)
             raise _failed(self._topic, problem)
+
+    def _replace(self, failed: Producer) -> None:
+        """It may be one that never finds a broker again (`stranded`)."""
+        with self._lock:
+            if getattr(self, "_producer", None) is failed:
+                self._producer = Producer(self._options)
 
     def close(self) -> None:
         """Wait a while for what another thread still sends."""
-        producer = getattr(self, "_producer", None)
+        with self._lock:
+            producer = self.__dict__.pop("_producer", None)
         if producer is not None:
             producer.flush(_TIMEOUT_S)
             let_go(producer)
-            del self._producer
 
 
 class DeadLetterTopic:

@@ -171,6 +171,7 @@ class Inquiry:
 
 
 _CALL_S = 5.0
+_PATIENCE_S = 8.0
 _POLL_S = 0.002
 _LEAST_FETCHED = 2000  # in one call
 _MOST_WAITING, _MOST_WAITING_AMO = 3, 10  # calls that are fetched ahead; at most once, batches of all partitions wait
@@ -183,6 +184,7 @@ FULL_MS = 20  # how long the client rests once enough waits in its queue; by def
 
 
 def connect(settings: ConsumerSettings) -> Consumer:
+    """A client for records."""
     return Consumer(
         {
             "fetch.queue.backoff.ms": FULL_MS,
@@ -196,10 +198,18 @@ def connect(settings: ConsumerSettings) -> Consumer:
 
 
 class Fetcher:
-    """Assigns what is held to the client `data`, and puts what comes into the buffers of the session."""
+    """Assigns what is held to a client, and puts what comes into the buffers of the session."""
 
-    def __init__(self, settings: ConsumerSettings, session: Session, data: Consumer, offsets: GroupOffsets) -> None:
-        self._settings, self._session, self._data = settings, session, data
+    def __init__(
+        self,
+        settings: ConsumerSettings,
+        session: Session,
+        offsets: GroupOffsets,
+        connect: Callable[[ConsumerSettings], Consumer] = connect,
+    ) -> None:
+        self._settings, self._session, self._connect = settings, session, connect
+        self._data = connect(settings)
+        self._silent_since: float | None = None  # the brokers have not answered that client
         self._inquiry = Inquiry(offsets.committed, settings.heartbeat_interval_s / 2)
         self._assigned: set[GroupPartition] = set()
         self._pauses: set[tuple[str | None, int | None]] = set()
@@ -216,17 +226,35 @@ class Fetcher:
         """To be called when nothing is asked any more."""
         self._inquiry.question.close()
         self._stalls.question.close()
+        self._data.close()
 
     def topics(self) -> dict[str, int] | None:
         """Those of the settings that there are, with their partitions now; None if the brokers do not say."""
         try:
             known = self._data.list_topics(timeout=_CALL_S).topics  # asking for one by name might create it
         except KafkaException:
+            self._hears_nothing()
             return None  # claims run out by themselves when it lasts
+        self._silent_since = None
         found = [known[name] for name in self._settings.topics if name in known]
         if any(each.error is not None for each in found):
             return None  # a broker that has just started may not know yet
         return {each.topic: len(each.partitions) for each in found}
+
+    def _hears_nothing(self) -> None:
+        """While claims are held the brokers answer others: this client may be one that never finds them again.
+
+        It is not watched by its reports (`stranded`), which nobody takes while the application does not poll.
+        """
+        now, since = clock_s(), self._silent_since
+        if since is None:
+            self._silent_since = now
+        elif now >= since + _PATIENCE_S and self._session.buffer:
+            _LOGGER.warning("Kafka's client does not reach the brokers: records are fetched by another one")
+            threading.Thread(target=self._data.close, name="fetcher-close", daemon=True).start()
+            self._data, self._silent_since = self._connect(self._settings), None
+            self._assigned.clear()
+            self._pace()
 
     def follow(self) -> Iterator[Event]:
         """Assign what was begun, unassign what was stopped; returns what the application is to be told.
@@ -418,6 +446,14 @@ class Fetcher:
             self._pace()
 
     # -- records
+
+    def bounds(self, place: GroupPartition) -> tuple[int, int] | None:
+        """The first offset and the end, as they came with the last fetch; None once it is closed. From any thread."""
+        try:
+            low, high = self._data.get_watermark_offsets(_partition(place), cached=True)
+        except RuntimeError:
+            return None
+        return low, high
 
     def fetch(self, timeout_s: float) -> None:
         """Put what has come into the buffers, after waiting for the first of it at most so long."""

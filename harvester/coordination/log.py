@@ -29,6 +29,7 @@ from harvester.coordination.errors import CoordinationTopicError
 from harvester.coordination.settings import LONGEST_ANSWER_MS, ConsumerSettings
 from harvester.coordination.topic import failed, refused, refuses
 from harvester.errors import BrokerError
+from harvester.stranded import Stranded, watched
 
 _LOGGER = logging.getLogger("harvester.coordination")
 _TIMEOUT_S = 10.0
@@ -39,6 +40,7 @@ _LEAST_ANSWER_S = 1.0
 _RENEWED_AFTER = 2.0  # times what a message has to arrive
 _LONGEST_PAUSE_S = 1.0  # between two attempts to connect
 _LEAST_STANDSTILL_S = 1.0
+_WATCHED_MS = 1000  # claims wait for these clients, and the topic has few partitions
 _READY_S = 30.0  # a topic that has just been made is not led at once
 
 P = TypeVar("P", bound=Hashable)
@@ -117,6 +119,8 @@ class CoordinationLog:
             "metadata.recovery.strategy": "none",
             **options,
         }
+        self._reader_stranded: Stranded
+        self._writer_stranded: Stranded
         self._reader = self._new_reader()
         self._writer = self._new_writer()
         self._standstill = Standstill[int](max(expires_s / 2, _LEAST_STANDSTILL_S))  # before its claims run out
@@ -158,7 +162,7 @@ class CoordinationLog:
         BrokerUnavailable.
         """
         self._serve_writer()
-        if self._stands_still:
+        if self._stands_still or self._reader_stranded.is_so:
             self._renew_reader()
         first = self._reader.poll(timeout_s)
         if first is None:
@@ -231,7 +235,7 @@ class CoordinationLog:
             _LOGGER.warning("messages arrive in the coordination topic %s again", self.topic)
 
     def _serve_writer(self) -> None:
-        if not _serve(self._writer):
+        if not _serve(self._writer) or self._writer_stranded.is_so:
             self._renew_writer()
         if self._refusal is not None:
             raise self._refusal
@@ -242,16 +246,16 @@ class CoordinationLog:
             self._not_sent(place, number)
 
     def _new_reader(self) -> Consumer:
-        return Consumer(
-            {
-                **self._options,
-                "group.id": "harvester-coordination",  # demanded by the client; nothing joins, nothing is committed
-                "enable.auto.commit": False,
-                "auto.offset.reset": "earliest",  # what retention removed is noticed by the hole in the offsets
-                "allow.auto.create.topics": False,
-                "isolation.level": "read_uncommitted",
-            }
-        )
+        options = {
+            **self._options,
+            "group.id": "harvester-coordination",  # demanded by the client; nothing joins, nothing is committed
+            "enable.auto.commit": False,
+            "auto.offset.reset": "earliest",  # what retention removed is noticed by the hole in the offsets
+            "allow.auto.create.topics": False,
+            "isolation.level": "read_uncommitted",
+        }
+        options, self._reader_stranded = watched(options, _WATCHED_MS)
+        return Consumer(options)
 
     def _renew_reader(self) -> None:
         _LOGGER.warning("the reader of the coordination topic %s stood still, and is replaced", self.topic)
@@ -262,18 +266,18 @@ class CoordinationLog:
         threading.Thread(target=lost.close, name="coordination-close", daemon=True).start()
 
     def _new_writer(self) -> Producer:
-        return Producer(
-            {
-                **self._options,
-                "acks": "all",
-                "enable.idempotence": True,
-                "linger.ms": 0,
-                "delivery.timeout.ms": round(self._expires_s * 1000),
-                # The client's default for writers is true: a topic deleted under a living group would come back with
-                # the broker's settings, under which claims are not safe (the timestamps are the writers').
-                "allow.auto.create.topics": False,
-            }
-        )
+        options = {
+            **self._options,
+            "acks": "all",
+            "enable.idempotence": True,
+            "linger.ms": 0,
+            "delivery.timeout.ms": round(self._expires_s * 1000),
+            # The client's default for writers is true: a topic deleted under a living group would come back with the
+            # broker's settings, under which claims are not safe (the timestamps are the writers').
+            "allow.auto.create.topics": False,
+        }
+        options, self._writer_stranded = watched(options, _WATCHED_MS)
+        return Producer(options)
 
     def _renew_writer(self) -> None:
         lost, self._writer = self._writer, self._new_writer()

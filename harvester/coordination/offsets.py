@@ -73,7 +73,7 @@ class GroupOffsets:
         }
         self._patience_s = max(_PATIENCE_S, 2 * settings.heartbeat_interval_s)
         self._reader = Consumer(self._options)
-        self._unanswered_since: float | None = None  # what `committed` asks
+        self._unanswered_since: float | None = None  # what the reader is asked
         self._writer = _Writer(self._options)
         self._last: threading.Thread | None = None  # that waits for the answers of the writer before
 
@@ -127,11 +127,14 @@ class GroupOffsets:
 
     def _at(self, asked_at: Mapping[GroupPartition, int]) -> dict[GroupPartition, int]:
         asked = [TopicPartition(place.topic, place.partition, at) for place, at in asked_at.items()]
+        reader = self._reader
         try:
-            found = self._reader.offsets_for_times(asked, timeout=_CALL_S)
+            found = reader.offsets_for_times(asked, timeout=_CALL_S)
         except KafkaException as error:
+            self._replace_reader(reader)
             self._ask_anew({place.topic for place in asked_at})
             raise BrokerUnavailable(f"offsets of partitions cannot be read: {error.args[0].str()}") from error
+        self._unanswered_since = None
         self._ask_anew({each.topic for each in found if each.error is not None})
         return {
             GroupPartition(self._group, each.topic, each.partition): each.offset

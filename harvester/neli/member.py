@@ -8,18 +8,6 @@ which needs no trust, and a synchronous commit to a coordinator that has just go
 away (docs/adr/0006). On assignment the last few records of the partition are read again, so that a new leader knows the
 highest term that was announced.
 
-*The second proof* (`Commits`, `Stability`) is an offset commit that the group's coordinator accepts: it still counts us
-in. But a commit is accepted during a rebalance that we have not answered, too. What tells us of the rebalance is the
-client's own heartbeat to the group, whose answer nobody shows us; it travels on the connection of the commits, in
-order, and one commit is under way at a time. So when commit k is accepted, every group heartbeat sent before commit
-k − 1 was sent is answered. One that had met a rebalance would have made the client send its JoinGroup, `rejoin_delay`
-later at most. A commit j sent after that stands behind the JoinGroup, and is accepted under the old generation only if
-there was none. Group heartbeats are sent at most `missed_heartbeats` apart; therefore
-
-    sent(j) >= answered(k) + rejoin_delay   =>   rebalance began > sent(k − 1) - missed_heartbeats
-
-Before there are such commits, the assignment stands for them: the group was stable when it sent us that.
-
 *Joining* (`await_dead`). A rebalance waits for every member, a dead one too, until its session has run out. Until then
 the leader's own JoinGroup is unanswered, and its commits behind it, for longer than its last commit proves its place
 (P39). So a member that finds another standby in the group, which may have died just now, lets some time pass before it
@@ -42,8 +30,7 @@ import logging
 import math
 import threading
 import time
-from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -60,7 +47,9 @@ from harvester.neli.election import Election, ElectionTiming, step
 from harvester.neli.group import GroupListener, Identity, Missing
 from harvester.neli.heartbeat import MemberHeartbeat, decode, encode
 from harvester.neli.reach import ASKING, STATISTICS_MS, Membership, Pulse, Reaching
+from harvester.neli.second_proof import Commits
 from harvester.neli.topic import cluster_id, ensuring_leader_topic, refusal
+from harvester.stranded import STRANDED, Stranded, watched
 from harvester.telemetry.logging import ClientLog
 
 _RETRY_S = 1.0
@@ -106,7 +95,9 @@ class KafkaGroup:
         self._membership = Membership(settings.group, settings.session_s)
         self._pulse = Pulse(settings.topic, settings.group, settings.session_s, settings.timing)
         self._producer: Producer
+        self._producer_stranded: Stranded
         self._consumer: Consumer
+        self._consumer_stranded: Stranded
         self._admin: AdminClient  # of the pulse; made when it first looks
         self._leaving: Leaving
         self._ensuring: Future[str | None] | None = None  # that the leader topic is there
@@ -177,11 +168,7 @@ class KafkaGroup:
 
     def _run(self) -> None:
         try:
-            log = ClientLog(self._listener.client_said)
-            # A heartbeat that is older proves nothing, and a refusal that is retried is told after that time.
-            patience = {"message.timeout.ms": str(round(self._settings.timing.heartbeat_timeout_s * 1000))}
-            self._producer = Producer({**self._settings.producer_options, **patience, "logger": log})
-            self._log_in(self._producer)
+            self._producer = self._new_producer()
             while not self._ended.is_set():
                 if self._join():
                     self._serve()
@@ -194,6 +181,18 @@ class KafkaGroup:
                 del self._producer
             if hasattr(self, "_admin"):
                 del self._admin
+
+    def _new_producer(self) -> Producer:
+        options = {
+            **self._settings.producer_options,
+            # A heartbeat that is older proves nothing, and a refusal that is retried is told after that time.
+            "message.timeout.ms": str(round(self._settings.timing.heartbeat_timeout_s * 1000)),
+            "logger": ClientLog(self._listener.client_said),
+        }
+        options, self._producer_stranded = watched(options, STATISTICS_MS)
+        producer = Producer(options)
+        self._log_in(producer)
+        return producer
 
     def _join(self) -> bool:
         settings = self._settings
@@ -214,15 +213,13 @@ class KafkaGroup:
         self._dead_until = -math.inf
         self._joined = False
         membership = self._membership = Membership(settings.group, settings.session_s)
-        self._consumer = Consumer(
-            {
-                **options,
-                "on_commit": self._committed,
-                "error_cb": self._reaching.heard,
-                "statistics.interval.ms": STATISTICS_MS,
-                "stats_cb": lambda text: self._reported(membership, json.loads(text)),
-            }
-        )
+        options |= {
+            "on_commit": self._committed,
+            "error_cb": self._reaching.heard,
+            "stats_cb": lambda text: self._reported(membership, json.loads(text)),
+        }
+        options, self._consumer_stranded = watched(options, STATISTICS_MS)
+        self._consumer = Consumer(options)
         self._log_in(self._consumer)
         self._consumer.subscribe(
             [settings.topic], on_assign=self._assigned, on_revoke=self._revoked, on_lost=self._revoked
@@ -254,6 +251,7 @@ class KafkaGroup:
                     self._ensuring = None
                 self._producer.poll(0)
                 self._look_for_a_leader()
+                self._leave_the_stranded()
                 asked, self._step_down = self._step_down, None
                 if asked is not None:
                     reason, rejoin_after_s = asked
@@ -307,7 +305,17 @@ class KafkaGroup:
             self._admin = AdminClient({**self._settings.producer_options, **ASKING})
             self._log_in(self._admin)
         self._admin.poll(0)  # where its password or token is asked for
-        self._pulse.look(self._admin)
+        if not self._pulse.look(self._admin):
+            del self._admin  # it may be one that never finds a broker again
+
+    def _leave_the_stranded(self) -> None:
+        """Clients that will never reach a broker again."""
+        if self._producer_stranded.is_so:
+            self._listener.client_said(logging.WARNING, f"{STRANDED}: heartbeats are sent by another one")
+            let_go(self._producer)
+            self._producer = self._new_producer()
+        if self._consumer_stranded.is_so:
+            self._perform(e.Rejoin(STRANDED))
 
     # -- the machine
 
@@ -391,73 +399,6 @@ class KafkaGroup:
         self._leader = None
         consumer.incremental_unassign(partitions)
         self._feed(e.Revoked())
-
-
-class Stability:
-    """Since when at least no rebalance is under way that commits do not tell. Pure."""
-
-    def __init__(self, timing: ElectionTiming, now: float) -> None:
-        """Partition 0 was assigned `now`."""
-        self._missed_s, self._delay_s = timing.missed_heartbeats_s, timing.rejoin_delay_s
-        self._known = now - self._missed_s
-        self._accepted: deque[tuple[float, float]] = deque()  # answered at, what that one shows
-        self._last_sent_at = now
-
-    def at(self, now: float) -> float:
-        """For a commit that is sent `now`: if it is accepted, no rebalance that we have not answered began before."""
-        while self._accepted and self._accepted[0][0] + self._delay_s <= now:
-            self._known = max(self._known, self._accepted.popleft()[1])
-        return self._known
-
-    def accepted(self, sent_at: float, now: float) -> None:
-        """A commit was answered well."""
-        self._accepted.append((now, self._last_sent_at - self._missed_s))
-        self._last_sent_at = sent_at
-
-
-class Commits:
-    """Of one member, for partition 0 of the leader topic. `position`: what is committed; None until it is known.
-
-    Each commit carries its number as metadata, by which its answer is known. For the member's thread.
-    """
-
-    def __init__(self, topic: str, timing: ElectionTiming) -> None:
-        self._topic, self._timing = topic, timing
-        self._interval_s = timing.heartbeat_interval_s / 2
-        self._stability = Stability(timing, clock_s())
-        self._number = 0
-        self._under_way: tuple[int, float, float] | None = None  # number, sent at, stable at
-        self._next_at = 0.0
-        self.position: int | None = None
-
-    def begin(self) -> None:
-        """Partition 0 is assigned, perhaps to a client that is new; what was asked before is forgotten."""
-        self._under_way = None
-        self._stability = Stability(self._timing, clock_s())
-
-    def ask(self, consumer: Any) -> None:
-        """Commit, without waiting for it; does nothing soon after the last time, or before the last was answered."""
-        now = clock_s()
-        if self.position is None or self._under_way is not None or now < self._next_at:
-            return
-        self._next_at = now + self._interval_s
-        self._number += 1
-        self._under_way = self._number, now, self._stability.at(now)
-        offset = TopicPartition(self._topic, 0, self.position, metadata=str(self._number))
-        try:
-            consumer.commit(offsets=[offset], asynchronous=True)
-        except KafkaException:
-            self._under_way = None
-
-    def answered(self, error: KafkaError | None, partitions: Any) -> Iterator[tuple[float, float]]:
-        """The client's answer: of one that was accepted, when it was asked for and since when the group was stable."""
-        for partition in partitions or ():
-            if self._under_way is None or int(partition.metadata or 0) != self._under_way[0]:
-                continue
-            (_, sent_at, stable_at), self._under_way = self._under_way, None
-            if error is None and partition.error is None:
-                self._stability.accepted(sent_at, clock_s())
-                yield sent_at, stable_at
 
 
 _WITHIN_S = 3.0

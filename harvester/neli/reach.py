@@ -107,8 +107,11 @@ class Pulse:
         self._end: int | None = None
         self._heard_at: float | None = None  # when the end was first seen where it is now
 
-    def look(self, admin: Any) -> None:
-        """At every turn of a standby; asks once in a heartbeat's interval, and does not wait for the answer."""
+    def look(self, admin: Any) -> bool:
+        """At every turn of a standby; asks once in a heartbeat's interval, and does not wait for the answer.
+
+        False when the client has failed to answer: the next look is to be another client's.
+        """
         now = clock_s()
         if self._asked is not None and self._asked.done():
             asked, self._asked = self._asked, None
@@ -116,14 +119,16 @@ class Pulse:
                 self.seen(asked.result().offset, now)
             else:
                 self.forget()
+                return False
         if now < self._look_at:
-            return
+            return True
         self._look_at = now + self._timing.heartbeat_interval_s
         if self._asked is None:
             place = TopicPartition(self._topic, 0)
             self._asked = admin.list_offsets({place: _SPEC.latest()}, request_timeout=_ANSWER_S)[place]
         else:
             self.forget()  # Kafka is silent, which says nothing about the leader
+        return True
 
     def seen(self, end: int, now: float) -> None:
         """The partition ends there."""

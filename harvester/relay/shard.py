@@ -36,6 +36,7 @@ from harvester.relay.ipc import ShardPipe, Shared, Waker, in_flight, trust_check
 from harvester.relay.purger import Purger
 from harvester.relay.put_away import PutAway, PutAwaySettings
 from harvester.relay.transaction_intake import TransactionIntake
+from harvester.stranded import STRANDED, watched
 from harvester.telemetry.logging import ClientLog
 from harvester.telemetry.process import calm_collector
 
@@ -68,9 +69,15 @@ class ShardSpec:
 class Producers:
     """Makes the producers of this process: their client's lines go to the log, and traces are continued."""
 
-    def __init__(self, failpoints: Failpoints, log: Callable[[int, str], None], traces: str | None) -> None:
+    def __init__(
+        self,
+        failpoints: Failpoints,
+        log: Callable[[int, str], None],
+        traces: str | None,
+        on_stranded: Callable[[], None],
+    ) -> None:
         """`log` gets levels as of the module logging, and lines; `traces`: under which name to trace, if at all."""
-        self._failpoints = failpoints
+        self._failpoints, self._on_stranded = failpoints, on_stranded
         self.log = ClientLog(log)
         self._tracing: Provider | None = None
         if traces is not None:
@@ -80,7 +87,8 @@ class Producers:
 
     def make(self, options: Mapping[str, Any]) -> Any:
         """One more. Its client's lines go to the log, or to a logger among the options."""
-        producer = self._failpoints.producer({"logger": self.log, **options})
+        watching, _ = watched({"logger": self.log, **options}, then=self._on_stranded)
+        producer = self._failpoints.producer(watching)
         if self._tracing is None:
             return producer
         from harvester.telemetry.tracing import TracingProducer
@@ -97,6 +105,8 @@ class Producers:
 _STATS_INTERVAL_S = 1.0
 _POLL_S = 0.5
 EXIT_FATAL = 3
+EXIT_STRANDED = 4
+"""The process is of no use any more, and nothing says that its successor will be of none."""
 
 # Where cores are few, the supervisor and its mark must be scheduled before the shards that they feed: each hop of a
 # mark would otherwise wait for a shard's time slice. A shard that runs a little later finds more to do at once. A
@@ -130,6 +140,7 @@ class Shard:
         self.wake = self._waker.set
         self._ended = threading.Event()
         self._fatal: str | None = None
+        self._exit_code = EXIT_FATAL
         self._end_deadline: float | None = None
         self.session = PurgeSession(
             spec.dsn,
@@ -145,6 +156,7 @@ class Shard:
             self.failpoints,
             lambda level, text: pipe.send(f.Log(level, text)),
             spec.name if spec.tracing else None,
+            self._start_anew,
         )
         put_away = PutAway(spec.oversize, self) if spec.oversize is not None else None
         self.records: Sender | TransactionIntake
@@ -200,10 +212,10 @@ class Shard:
         self._ended.set()
         self.purger.stop()
         self._producers.flush_traces()
-        if self._fatal is not None:
-            self.send(f.Log(40, f"ends: {self._fatal}"))
-            return EXIT_FATAL
-        return 0
+        if self._fatal is None:
+            return 0
+        self.send(f.Log(40 if self._exit_code == EXIT_FATAL else 30, f"ends: {self._fatal}"))
+        return self._exit_code
 
     # -- the supervisor
 
@@ -251,10 +263,13 @@ class Shard:
             self._pipe.give_up_after(within_s)
             self.records.stop()
 
-    def die(self, reason: str) -> None:
+    def die(self, reason: str, code: int = EXIT_FATAL) -> None:
         """The producer is of no use any more, or a thread has ended by an error: end the process."""
-        self._fatal = reason
+        self._fatal, self._exit_code = reason, code
         self.wake()
+
+    def _start_anew(self) -> None:
+        self.die(STRANDED, EXIT_STRANDED)
 
     def _is_over(self) -> bool:
         if self._fatal is not None:

@@ -390,3 +390,25 @@ def test_no_client_is_left_of_a_discard_whose_brokers_are_away() -> None:
         command = [sys.executable, "-c", OF_CLIENTS + CLOSES, closed.address]
         done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     assert (done.returncode, done.stdout) == (0, "[]\n"), done.stderr
+
+
+def test_after_a_failure_letters_are_sent_by_another_client(
+    settings: ConsumerSettings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The one before may never find a broker again (`harvester.stranded`)."""
+    monkeypatch.setitem(dead_letters._WRITING, "delivery.timeout.ms", 2000)
+    _, (letter,) = write(settings, 1)
+    with Proxy(str(settings.kafka["bootstrap.servers"]), kafka=True) as way:
+        way.open()
+        writer = DeadLetterWriter(settings.dead_letters, {**settings.kafka, "bootstrap.servers": way.address})
+        writer.send(letter)
+        former = writer._producer
+        way.cut()
+        with pytest.raises(BrokerUnavailable):
+            writer.send(letter)
+        assert writer._producer is not former
+        way.open()
+        writer.send(letter)
+        writer.close()
+        with pytest.raises(BrokerUnavailable):
+            writer.send(letter)

@@ -61,7 +61,7 @@ def test_an_error_among_records_loses_none_for_who_goes_on(settings: ConsumerSet
     fill(settings, 200)
     seen: list[int] = []
     consumer = CoordinatedConsumer(settings)
-    client: Any = Denied(consumer._data, settings.topics[0])
+    client: Any = Denied(consumer._fetcher._data, settings.topics[0])
     consumer._fetcher._data = client
 
     def denied() -> bool:
@@ -206,13 +206,13 @@ def test_a_place_that_the_client_has_stopped_to_fetch_goes_on(
     stopped = threading.Event()
 
     def stop_fetching(consumer: CoordinatedConsumer) -> None:
-        paused, assign = consumer._data.assignment(), consumer._fetcher._assign
+        paused, assign = consumer._fetcher._data.assignment(), consumer._fetcher._assign
 
         def assign_anew(places: Mapping[GroupPartition, int | None]) -> None:
-            consumer._data.resume(paused)  # in the client a pause outlasts the assignment
+            consumer._fetcher._data.resume(paused)  # in the client a pause outlasts the assignment
             assign(places)
 
-        consumer._data.pause(paused)
+        consumer._fetcher._data.pause(paused)
         monkeypatch.setattr(consumer._fetcher, "_assign", assign_anew)
         stopped.set()
 

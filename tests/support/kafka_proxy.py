@@ -113,10 +113,12 @@ class Caught:
 class KafkaProxy:
     """Connections to `address` go to the broker at `target`. Open from the beginning."""
 
-    def __init__(self, target: str, beside: Sequence[KafkaProxy] = ()) -> None:
+    def __init__(self, target: str, beside: Sequence[KafkaProxy] = (), names: int = 1) -> None:
+        """`names`: under how many addresses of this machine it can be reached."""
         host, _, port = target.rpartition(":")
         self._target = (host, int(port))
-        self._listener = socket.create_server((_HOST, 0), backlog=128)
+        self._names = names
+        self._listener = socket.create_server((_HOST if names == 1 else "", 0), backlog=128)
         self.port: int = self._listener.getsockname()[1]
         self._aliases = {self._bytes(self._target[1]): self._bytes(self.port)}
         for other in beside:
@@ -133,8 +135,8 @@ class KafkaProxy:
 
     @property
     def address(self) -> str:
-        """What clients are given."""
-        return f"{_HOST}:{self.port}"
+        """What clients are given: a list, if it has several names."""
+        return ",".join(f"127.0.0.{number}:{self.port}" for number in range(1, self._names + 1))
 
     def catch(
         self,
@@ -166,11 +168,20 @@ class KafkaProxy:
             self._answers[api] = make
 
     def change(self, api: int, how: Callable[[bytes], bytes] | None) -> None:
-        """The broker's answers to this API become what `how` makes of them, of the same length; None ends that."""
+        """The broker's answers to this API become what `how` makes of them, length in front; None ends that."""
         if how is None:
             self._changes.pop(api, None)
         else:
             self._changes[api] = how
+
+    def name_no_broker(self, seconds: float) -> None:
+        """Cut, and for so long answer that there is no broker: 20 of 24 consumers had dropped their last in 20 s."""
+        nameless, began = Brokerless(), time.monotonic()
+        self.change(METADATA, nameless)
+        self.cut()
+        eventually(lambda: time.monotonic() > began + seconds, seconds + 1, "the end of the time without brokers")
+        self.change(METADATA, None)
+        assert nameless.told
 
     def cut(self, *, reset: bool = False) -> None:
         """End every connection, the broker's side too; new ones are accepted."""
@@ -366,6 +377,29 @@ class Leaderless(_FirstAnswers):
     def _changed(self, frame: bytes, at: int) -> bytes:
         at += 16 + 1 + 1 + 2 + 4  # the topic's id, whether it is internal, how many partitions; an error and a number
         return frame[:at] + struct.pack(">i", -1) + frame[at + 4 :]
+
+
+class Brokerless:
+    """For `change(METADATA, …)`, version 9 or later: there are topics, and no brokers. `told` counts these answers.
+
+    A broker says so that was fenced, by a controller that did not hear of it for a while, until it is told that it is
+    back: it leaves the fenced ones out.
+    """
+
+    def __init__(self) -> None:
+        self.told = 0
+
+    def __call__(self, frame: bytes) -> bytes:
+        begin = at = 4 + 4 + 1 + 4  # length and correlation, no tags, how long to wait
+        count, at = frame[at] - 1, at + 1
+        for _ in range(count):
+            at += 4  # the broker's id
+            at += frame[at]  # its host; a length is one more than the bytes, and takes one itself
+            at += 4  # its port
+            at += max(1, frame[at]) + 1  # its rack, and no tags
+        body = frame[4:begin] + b"\1" + frame[at:]
+        self.told += 1
+        return struct.pack(">i", len(body)) + body
 
 
 class Misled(_FirstAnswers):

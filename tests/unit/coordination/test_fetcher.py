@@ -5,10 +5,11 @@ from __future__ import annotations
 import math
 import threading
 from collections.abc import Collection, Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from confluent_kafka import OFFSET_BEGINNING, Message, TopicPartition
+from confluent_kafka import OFFSET_BEGINNING, KafkaError, KafkaException, Message, TopicPartition
 
 from harvester.clock import clock_s
 from harvester.coordination.core.messages import Client, GroupPartition
@@ -31,6 +32,7 @@ class Data:
 
     def __init__(self) -> None:
         self.assigned: dict[int, int] = {}
+        self.is_stranded, self.is_closed = False, threading.Event()
         self.calls = 0
         self.records: list[Message] = []
 
@@ -46,6 +48,14 @@ class Data:
 
     def get_watermark_offsets(self, _: TopicPartition, __: float) -> tuple[int, int]:
         return self.bounds
+
+    def list_topics(self, timeout: float) -> Any:
+        if self.is_stranded:
+            raise KafkaException(KafkaError(KafkaError._TRANSPORT))
+        return SimpleNamespace(topics={})
+
+    def close(self) -> None:
+        self.is_closed.set()
 
     def poll(self, _: float) -> Message | None:
         return self.records.pop(0) if self.records else None
@@ -83,11 +93,14 @@ class Scene:
             kafka=kafka, group="g", topics=("t",), heartbeat_interval_s=1.0, max_open_records=MOST_OPEN, **given
         )
         self.session = Session(settings, Client("c", "i"))
-        self.data, self.coordinator = Data(), Coordinator()
-        data: Any = self.data
+        self.coordinator = Coordinator()
         offsets: Any = self.coordinator
-        self.fetcher = Fetcher(settings, self.session, data, offsets)
+        self.fetcher = Fetcher(settings, self.session, offsets, self._connect)
         self.told: list[Event] = []
+
+    def _connect(self, _: ConsumerSettings) -> Any:
+        self.data = Data()
+        return self.data
 
     def begin(self, place: GroupPartition, generation: int = 7, last_offset: int | None = None) -> None:
         self.session.buffer[place] = buffer = PartitionBuffer(place, generation, last_offset)
@@ -315,3 +328,34 @@ def test_where_a_claim_goes_on_at_the_end_is_where_its_successor_begins() -> Non
     assert scene.data.assigned == {0: 600}
     assert scene.session.processed() == {ONE: 599}
     scene.session._log.close(0)
+
+
+def test_a_client_that_finds_no_broker_while_claims_are_held_is_replaced(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = [100.0]
+    monkeypatch.setattr("harvester.coordination.fetcher.clock_s", lambda: now[0])
+    first = scene.data
+    first.is_stranded = True
+
+    def ask(at: float) -> bool:
+        """Whether there is another client then."""
+        now[0] = at
+        scene.fetcher.topics()
+        return scene.data is not first
+
+    assert not ask(100.0)
+    assert not ask(200.0)  # nothing is held: the brokers may be away
+    scene.hold(ONE, TWO)
+    scene.fetch(ONE, 3)
+    first.is_stranded = False
+    assert not ask(201.0)
+    first.is_stranded = True
+    assert not ask(202.0)
+    assert not ask(209.0)
+    assert ask(210.0)
+    assert first.is_closed.wait(30)
+    assert scene.data.assigned == {ONE.partition: 13, TWO.partition: 10}
+    scene.fetch(ONE, 2)
+    with scene.session.lock:
+        assert [record.offset() for record in scene.session.buffer[ONE].fetched] == [10, 11, 12, 13, 14]

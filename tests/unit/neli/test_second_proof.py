@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from harvester.neli.election import ElectionTiming
-from harvester.neli.member import Stability
+from harvester.neli.second_proof import Stability
 from tests.support.longs import some_of
 
 G, DELAY = 0.5, 2.0  # group heartbeats; the client's delay before it joins again
