@@ -14,8 +14,9 @@ from typing import Any
 
 STRANDED = "Kafka's client has dropped its last broker (librdkafka issue 5301)"
 _EVERY_MS = 5000  # a report about 1,000 partitions takes some milliseconds
-_AFTER_S = 2.0  # between two brokers a client may have none
-_KINDS = frozenset({"learned", "configured"})  # not those that stand for another, as a group's coordinator does
+_AFTER_S = 2.0  # a client may be without a broker for a moment
+_USUAL = ('"source":"learned"', '"source":"configured"')
+_NO_BROKERS = frozenset({"logical", "internal"})  # a group's coordinator, which stands for another; the client itself
 
 
 class Stranded:
@@ -30,17 +31,21 @@ class Stranded:
 
     def heard(self, report: str) -> None:
         """Take a report of the client (librdkafka's STATISTICS.md)."""
-        if any(f'"source":"{kind}"' in report for kind in _KINDS):  # nearly always; to read all would take longer
-            self._since_us = None
-            return
-        statistics = json.loads(report)
-        now_us: int = statistics["ts"]
-        if any(broker["source"] in _KINDS for broker in statistics["brokers"].values()):
-            self._since_us = None
-        elif self._since_us is None:
+        now_us = None if any(map(report.__contains__, _USUAL)) else _alone_at(report)  # to read all would take longer
+        if now_us is None or self._since_us is None:
             self._since_us = now_us
         elif now_us - self._since_us >= _AFTER_S * 1e6:
             self.is_so = True
+
+
+def _alone_at(report: str) -> int | None:
+    """The time of a report that knows no broker; None if it knows one, or cannot be read."""
+    try:
+        statistics = json.loads(report)
+        alone = all(broker["source"] in _NO_BROKERS for broker in statistics["brokers"].values())
+        return int(statistics["ts"]) if alone else None
+    except (ValueError, KeyError):
+        return None
 
 
 def watched(
@@ -48,16 +53,15 @@ def watched(
 ) -> tuple[dict[str, Any], Stranded]:
     """Options for one client, and what will be known of it; `then` is called with each report once it is stranded.
 
-    Only for a client that is polled all the time: reports that nobody takes fill the memory. They go to the `stats_cb`
-    of the options, too.
+    Only for a client that is polled all the time: reports that nobody takes fill the memory. An interval among the
+    options is replaced.
     """
-    stranded, theirs = Stranded(), options.get("stats_cb")
+    stranded, theirs = Stranded(), options.get("stats_cb", lambda _: None)
 
     def heard(report: str) -> None:
         stranded.heard(report)
         if stranded.is_so:
             then()
-        if theirs is not None:
-            theirs(report)
+        theirs(report)
 
-    return {"statistics.interval.ms": every_ms, **options, "stats_cb": heard}, stranded
+    return {**options, "statistics.interval.ms": every_ms, "stats_cb": heard}, stranded

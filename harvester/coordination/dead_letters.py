@@ -164,7 +164,8 @@ class DeadLetterWriter:
             answers.append(error.args[0])
         problem = answers[0]
         if problem is not None:
-            self._replace(producer)
+            if problem.code() == KafkaError._MSG_TIMED_OUT:
+                self._replace(producer)
             raise _failed(self._topic, problem)
 
     def _replace(self, failed: Producer) -> None:

@@ -171,7 +171,7 @@ class Inquiry:
 
 
 _CALL_S = 5.0
-_PATIENCE_S = 8.0
+_PATIENCE_S, _LONGER_PATIENCE_S = 8.0, 30.0
 _POLL_S = 0.002
 _LEAST_FETCHED = 2000  # in one call
 _MOST_WAITING, _MOST_WAITING_AMO = 3, 10  # calls that are fetched ahead; at most once, batches of all partitions wait
@@ -210,6 +210,7 @@ class Fetcher:
         self._settings, self._session, self._connect = settings, session, connect
         self._data = connect(settings)
         self._silent_since: float | None = None  # the brokers have not answered that client
+        self._swap = threading.Lock()  # around its replacement, and what other threads ask it
         self._inquiry = Inquiry(offsets.committed, settings.heartbeat_interval_s / 2)
         self._assigned: set[GroupPartition] = set()
         self._pauses: set[tuple[str | None, int | None]] = set()
@@ -224,9 +225,11 @@ class Fetcher:
 
     def close(self) -> None:
         """To be called when nothing is asked any more."""
-        self._inquiry.question.close()
-        self._stalls.question.close()
-        self._data.close()
+        try:
+            self._inquiry.question.close()
+            self._stalls.question.close()
+        finally:
+            self._data.close()
 
     def topics(self) -> dict[str, int] | None:
         """Those of the settings that there are, with their partitions now; None if the brokers do not say."""
@@ -242,17 +245,20 @@ class Fetcher:
         return {each.topic: len(each.partitions) for each in found}
 
     def _hears_nothing(self) -> None:
-        """While claims are held the brokers answer others: this client may be one that never finds them again.
+        """This client may be one that never finds the brokers again; while claims are held, they do answer others.
 
         It is not watched by its reports (`stranded`), which nobody takes while the application does not poll.
         """
         now, since = clock_s(), self._silent_since
         if since is None:
             self._silent_since = now
-        elif now >= since + _PATIENCE_S and self._session.buffer:
+        elif now >= since + (_PATIENCE_S if self._session.buffer else _LONGER_PATIENCE_S):
             _LOGGER.warning("Kafka's client does not reach the brokers: records are fetched by another one")
-            threading.Thread(target=self._data.close, name="fetcher-close", daemon=True).start()
-            self._data, self._silent_since = self._connect(self._settings), None
+            other = self._connect(self._settings)
+            with self._swap:
+                lost, self._data = self._data, other
+            threading.Thread(target=lost.close, name="fetcher-close", daemon=True).start()
+            self._silent_since = None
             self._assigned.clear()
             self._pace()
 
@@ -450,7 +456,8 @@ class Fetcher:
     def bounds(self, place: GroupPartition) -> tuple[int, int] | None:
         """The first offset and the end, as they came with the last fetch; None once it is closed. From any thread."""
         try:
-            low, high = self._data.get_watermark_offsets(_partition(place), cached=True)
+            with self._swap:
+                low, high = self._data.get_watermark_offsets(_partition(place), cached=True)
         except RuntimeError:
             return None
         return low, high
@@ -477,6 +484,8 @@ class Fetcher:
         troubles = list(filter(_ERROR, messages))
         if troubles:
             messages = [message for message in messages if message.error() is None]
+        if messages:
+            self._silent_since = None
         runs = self._runs(messages)
         with session.lock:
             for (topic, partition), run in runs.items():

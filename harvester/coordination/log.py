@@ -29,7 +29,6 @@ from harvester.coordination.errors import CoordinationTopicError
 from harvester.coordination.settings import LONGEST_ANSWER_MS, ConsumerSettings
 from harvester.coordination.topic import failed, refused, refuses
 from harvester.errors import BrokerError
-from harvester.stranded import Stranded, watched
 
 _LOGGER = logging.getLogger("harvester.coordination")
 _TIMEOUT_S = 10.0
@@ -40,7 +39,6 @@ _LEAST_ANSWER_S = 1.0
 _RENEWED_AFTER = 2.0  # times what a message has to arrive
 _LONGEST_PAUSE_S = 1.0  # between two attempts to connect
 _LEAST_STANDSTILL_S = 1.0
-_WATCHED_MS = 1000  # claims wait for these clients, and the topic has few partitions
 _READY_S = 30.0  # a topic that has just been made is not led at once
 
 P = TypeVar("P", bound=Hashable)
@@ -119,8 +117,6 @@ class CoordinationLog:
             "metadata.recovery.strategy": "none",
             **options,
         }
-        self._reader_stranded: Stranded
-        self._writer_stranded: Stranded
         self._reader = self._new_reader()
         self._writer = self._new_writer()
         self._standstill = Standstill[int](max(expires_s / 2, _LEAST_STANDSTILL_S))  # before its claims run out
@@ -162,7 +158,7 @@ class CoordinationLog:
         BrokerUnavailable.
         """
         self._serve_writer()
-        if self._stands_still or self._reader_stranded.is_so:
+        if self._stands_still:
             self._renew_reader()
         first = self._reader.poll(timeout_s)
         if first is None:
@@ -235,7 +231,7 @@ class CoordinationLog:
             _LOGGER.warning("messages arrive in the coordination topic %s again", self.topic)
 
     def _serve_writer(self) -> None:
-        if not _serve(self._writer) or self._writer_stranded.is_so:
+        if not _serve(self._writer):
             self._renew_writer()
         if self._refusal is not None:
             raise self._refusal
@@ -254,14 +250,16 @@ class CoordinationLog:
             "allow.auto.create.topics": False,
             "isolation.level": "read_uncommitted",
         }
-        options, self._reader_stranded = watched(options, _WATCHED_MS)
         return Consumer(options)
 
     def _renew_reader(self) -> None:
         _LOGGER.warning("the reader of the coordination topic %s stood still, and is replaced", self.topic)
-        lost, self._reader = self._reader, self._new_reader()
+        self._replace_reader()
         positions = self._standstill.positions
         self._assign([TopicPartition(self.topic, partition, offset) for partition, offset in positions.items()])
+
+    def _replace_reader(self) -> None:
+        lost, self._reader = self._reader, self._new_reader()
         # Who has lost its way may not find the end either.
         threading.Thread(target=lost.close, name="coordination-close", daemon=True).start()
 
@@ -276,7 +274,6 @@ class CoordinationLog:
             # broker's settings, under which claims are not safe (the timestamps are the writers').
             "allow.auto.create.topics": False,
         }
-        options, self._writer_stranded = watched(options, _WATCHED_MS)
         return Producer(options)
 
     def _renew_writer(self) -> None:
@@ -333,6 +330,7 @@ class CoordinationLog:
         try:
             return read_bounds(self._reader, self.topic, partition, ready_s)
         except KafkaException as error:
+            self._replace_reader()  # this one may never find a broker again (`harvester.stranded`)
             raise failed(self.topic, self._options, error) from error
 
     def _complain(self, error: KafkaError) -> None:

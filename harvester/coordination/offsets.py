@@ -73,7 +73,8 @@ class GroupOffsets:
         }
         self._patience_s = max(_PATIENCE_S, 2 * settings.heartbeat_interval_s)
         self._reader = Consumer(self._options)
-        self._unanswered_since: float | None = None  # what the reader is asked
+        self._unanswered_since: dict[str, float] = {}  # by what the reader is asked
+        self._lock = threading.Lock()  # around its replacement
         self._writer = _Writer(self._options)
         self._last: threading.Thread | None = None  # that waits for the answers of the writer before
 
@@ -87,7 +88,7 @@ class GroupOffsets:
         try:
             answers = reader.committed(asked, timeout=_CALL_S)
         except KafkaException as error:
-            self._replace_reader(reader)
+            self._no_answer(reader, "committed")
             problem = error.args[0]
             text = f"the offsets of group {self._group!r} cannot be read: {problem.str()}"
             if passes(problem):
@@ -99,19 +100,19 @@ class GroupOffsets:
             if each.error is None
         }
         if found:
-            self._unanswered_since = None
+            self._unanswered_since.pop("committed", None)
         else:
-            self._replace_reader(reader)
+            self._no_answer(reader, "committed")
         return found
 
-    def _replace_reader(self, reader: Consumer) -> None:
-        """This one had no answer: from now on another one is asked, if that lasts."""
-        now, since = clock_s(), self._unanswered_since
-        if since is None:
-            self._unanswered_since = now
-        elif now >= since + self._patience_s and reader is self._reader:
-            _LOGGER.info("the offsets of group %r are asked for by another client", self._group)
-            self._reader, self._unanswered_since = Consumer(self._options), None
+    def _no_answer(self, reader: Consumer, question: str) -> None:
+        """This one has none: from now on another one is asked, if that lasts."""
+        with self._lock:
+            since = self._unanswered_since.setdefault(question, clock_s())
+            if clock_s() >= since + self._patience_s and reader is self._reader:
+                _LOGGER.info("the offsets of group %r are asked for by another client", self._group)
+                self._reader = Consumer(self._options)
+                self._unanswered_since.clear()
 
     def ends(self, places: Collection[GroupPartition]) -> dict[GroupPartition, int]:
         """The offset behind the last record of each partition; left out is what has no answer now.
@@ -131,10 +132,10 @@ class GroupOffsets:
         try:
             found = reader.offsets_for_times(asked, timeout=_CALL_S)
         except KafkaException as error:
-            self._replace_reader(reader)
+            self._no_answer(reader, "ends")
             self._ask_anew({place.topic for place in asked_at})
             raise BrokerUnavailable(f"offsets of partitions cannot be read: {error.args[0].str()}") from error
-        self._unanswered_since = None
+        self._unanswered_since.pop("ends", None)
         self._ask_anew({each.topic for each in found if each.error is not None})
         return {
             GroupPartition(self._group, each.topic, each.partition): each.offset

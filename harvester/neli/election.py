@@ -19,9 +19,9 @@ The commit counts until no other member can have been elected. Kafka elects one 
 two reasons (seen in the coordinators of Kafka 3.9 and 4). Our session ran out: an accepted commit starts it anew, so we
 stay for S after its sending at least. Or we missed a rebalance: who has not sent a JoinGroup is removed R after its
 begin, and `stable_at`, which comes with the commit, is a moment after which that rebalance began
-(`harvester.neli.member` derives it). D + 1 s go off because a record sent just before trust ends may be on the wire for
-D, and the client looks for expired records once a second. With H + D + 1 s ≤ S (P12) and R ≥ S + what a rebalance may
-go unnoticed, a leader that is answered is bound by the first term alone.
+(`harvester.neli.second_proof` derives it). D + 1 s go off because a record sent just before trust ends may be on the
+wire for D, and the client looks for expired records once a second. With H + D + 1 s ≤ S (P12) and R ≥ S + what a
+rebalance may go unnoticed, a leader that is answered is bound by the first term alone.
 
 *Local time ends trust and never extends it.* The clock is looked at before any other part of an event is: a proof that
 arrives after trust expired does not revive it. The machine fences, and only proofs sent after the fence make it lead

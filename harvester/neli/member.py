@@ -168,7 +168,7 @@ class KafkaGroup:
 
     def _run(self) -> None:
         try:
-            self._producer = self._new_producer()
+            self._connect_producer()
             while not self._ended.is_set():
                 if self._join():
                     self._serve()
@@ -182,7 +182,7 @@ class KafkaGroup:
             if hasattr(self, "_admin"):
                 del self._admin
 
-    def _new_producer(self) -> Producer:
+    def _connect_producer(self) -> None:
         options = {
             **self._settings.producer_options,
             # A heartbeat that is older proves nothing, and a refusal that is retried is told after that time.
@@ -190,12 +190,12 @@ class KafkaGroup:
             "logger": ClientLog(self._listener.client_said),
         }
         options, self._producer_stranded = watched(options, STATISTICS_MS)
-        producer = Producer(options)
-        self._log_in(producer)
-        return producer
+        self._producer = Producer(options)
+        self._log_in(self._producer)
 
     def _join(self) -> bool:
         settings = self._settings
+        self._producer.poll(0)  # its reports would fill the memory of who waits long for Kafka
         ensuring = self._ensure_topic()
         while not ensuring.done():
             if self._ended.wait(_LOOK_S):
@@ -306,6 +306,7 @@ class KafkaGroup:
             self._log_in(self._admin)
         self._admin.poll(0)  # where its password or token is asked for
         if not self._pulse.look(self._admin):
+            _forget(self._admin)
             del self._admin  # it may be one that never finds a broker again
 
     def _leave_the_stranded(self) -> None:
@@ -313,8 +314,9 @@ class KafkaGroup:
         if self._producer_stranded.is_so:
             self._listener.client_said(logging.WARNING, f"{STRANDED}: heartbeats are sent by another one")
             let_go(self._producer)
-            self._producer = self._new_producer()
-        if self._consumer_stranded.is_so:
+            _forget(self._producer)
+            self._connect_producer()
+        if self._consumer_stranded.is_so and self._step_down is None:
             self._perform(e.Rejoin(STRANDED))
 
     # -- the machine
@@ -445,6 +447,11 @@ def _describe(admin: AdminClient, group: str, deadline: float, meanwhile: Callab
         meanwhile(0.02)
     # Raising the future's exception would tie the client to its traceback, and keep it until the garbage is collected.
     return answer.result() if answer.done() and answer.exception() is None else None
+
+
+def _forget(client: object) -> None:
+    """Its last reference goes on another thread: a client that is resolving a host name ends after that."""
+    threading.Thread(target=lambda last: None, args=(client,), name="neli-forget", daemon=True).start()
 
 
 class Leaving:

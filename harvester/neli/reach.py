@@ -17,7 +17,7 @@ from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from typing import Any
 
-from confluent_kafka import KafkaError, TopicPartition
+from confluent_kafka import KafkaError, KafkaException, TopicPartition
 from confluent_kafka.admin import OffsetSpec
 
 from harvester.bounds import SILENT
@@ -110,16 +110,18 @@ class Pulse:
     def look(self, admin: Any) -> bool:
         """At every turn of a standby; asks once in a heartbeat's interval, and does not wait for the answer.
 
-        False when the client has failed to answer: the next look is to be another client's.
+        False when the client had no answer of a broker: the next look is to be another client's.
         """
         now = clock_s()
         if self._asked is not None and self._asked.done():
             asked, self._asked = self._asked, None
-            if asked.exception() is None:  # once raised, it would keep the client alive by its traceback
+            error: Any = asked.exception()  # once raised, it would keep the client alive by its traceback
+            if error is None:
                 self.seen(asked.result().offset, now)
             else:
                 self.forget()
-                return False
+                if not (isinstance(error, KafkaException) and error.args[0].code() > 0):
+                    return False
         if now < self._look_at:
             return True
         self._look_at = now + self._timing.heartbeat_interval_s

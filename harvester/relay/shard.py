@@ -265,7 +265,8 @@ class Shard:
 
     def die(self, reason: str, code: int = EXIT_FATAL) -> None:
         """The producer is of no use any more, or a thread has ended by an error: end the process."""
-        self._fatal, self._exit_code = reason, code
+        if self._fatal is None:  # the first reason counts
+            self._fatal, self._exit_code = reason, code
         self.wake()
 
     def _start_anew(self) -> None:

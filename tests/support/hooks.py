@@ -207,8 +207,13 @@ class _FaultyProducer:
     def __init__(self, options: dict[str, Any], directory: Path) -> None:
         from confluent_kafka import Producer
 
-        self._producer = Producer(options)
-        self._report: Callable[[str], None] = options["stats_cb"]
+        self._reports, self._report = 0, options["stats_cb"]
+
+        def reported(report: str) -> None:
+            self._reports += 1
+            self._report(report)
+
+        self._producer = Producer({**options, "stats_cb": reported})
         self._directory = directory
         self._due: deque[Callable[[], None]] = deque()
         self._failed = False
@@ -259,7 +264,8 @@ class _FaultyProducer:
         deadline = time.monotonic() + timeout_s
         self._strand()
         while True:
-            served = self._serve() + self._producer.poll(min(0.01, timeout_s))
+            self._reports = 0
+            served = self._serve() + self._producer.poll(min(0.01, timeout_s)) - self._reports
             if served or time.monotonic() >= deadline:
                 return served
 

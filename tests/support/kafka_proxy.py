@@ -118,8 +118,10 @@ class KafkaProxy:
         host, _, port = target.rpartition(":")
         self._target = (host, int(port))
         self._names = names
-        self._listener = socket.create_server((_HOST if names == 1 else "", 0), backlog=128)
-        self.port: int = self._listener.getsockname()[1]
+        self._listeners = [socket.create_server((_HOST, 0), backlog=128)]
+        self.port: int = self._listeners[0].getsockname()[1]
+        for number in range(2, names + 1):
+            self._listeners.append(socket.create_server((f"127.0.0.{number}", self.port), backlog=128))
         self._aliases = {self._bytes(self._target[1]): self._bytes(self.port)}
         for other in beside:
             self._aliases.update(other._aliases)
@@ -131,7 +133,8 @@ class KafkaProxy:
         self._answers: dict[int, Callable[[Request], bytes | None]] = {}
         self._changes: dict[int, Callable[[bytes], bytes]] = {}
         self.seen: dict[int, int] = {}  # requests of each API so far
-        threading.Thread(target=self._accept, daemon=True).start()
+        for listener in self._listeners:
+            threading.Thread(target=self._accept, args=(listener,), daemon=True).start()
 
     @property
     def address(self) -> str:
@@ -174,12 +177,15 @@ class KafkaProxy:
         else:
             self._changes[api] = how
 
-    def name_no_broker(self, seconds: float) -> None:
-        """Cut, and for so long answer that there is no broker: 20 of 24 consumers had dropped their last in 20 s."""
+    def name_no_broker(self, seconds: float, over: Callable[[], object] = lambda: True) -> None:
+        """Cut, and answer that there is no broker, for so long and until it is `over`.
+
+        In 20 s some 20 of 24 consumers had dropped their last one, if the proxy had ten names.
+        """
         nameless, began = Brokerless(), time.monotonic()
         self.change(METADATA, nameless)
         self.cut()
-        eventually(lambda: time.monotonic() > began + seconds, seconds + 1, "the end of the time without brokers")
+        eventually(lambda: time.monotonic() > began + seconds and over(), 90, "the end of the time without brokers")
         self.change(METADATA, None)
         assert nameless.told
 
@@ -205,9 +211,10 @@ class KafkaProxy:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        with contextlib.suppress(OSError):
-            self._listener.shutdown(socket.SHUT_RDWR)
-        self._listener.close()
+        for listener in self._listeners:
+            with contextlib.suppress(OSError):
+                listener.shutdown(socket.SHUT_RDWR)
+            listener.close()
         self.cut()
 
     # -- for links
@@ -254,10 +261,10 @@ class KafkaProxy:
     def _bytes(port: int) -> bytes:
         return _HOST.encode() + struct.pack(">i", port)
 
-    def _accept(self) -> None:
+    def _accept(self, listener: socket.socket) -> None:
         while True:
             try:
-                near, _ = self._listener.accept()
+                near, _ = listener.accept()
             except OSError:
                 return
             try:

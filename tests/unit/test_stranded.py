@@ -19,6 +19,14 @@ def report(second: float, *sources: str) -> str:
     return json.dumps({"ts": int(second * SECOND), "brokers": brokers}, separators=(",", ":"))
 
 
+def test_what_cannot_be_read_and_kinds_that_are_not_known_say_nothing() -> None:
+    stranded = Stranded()
+    for second in range(9):
+        stranded.heard(report(second, "logical", "discovered"))
+        stranded.heard(report(second, "logical")[:-1])
+    assert not stranded.is_so
+
+
 @pytest.mark.parametrize("spaced", [False, True])
 def test_who_has_no_broker_for_seconds_is_stranded_for_good(spaced: bool) -> None:
     stranded = Stranded()
@@ -36,7 +44,8 @@ def test_who_has_no_broker_for_seconds_is_stranded_for_good(spaced: bool) -> Non
 def test_reports_go_on_to_whoever_had_asked_for_them() -> None:
     reports: list[str] = []
     times: list[int] = []
-    options, stranded = watched({"stats_cb": reports.append, "a": 1}, every_ms=7, then=lambda: times.append(1))
+    given = {"stats_cb": reports.append, "a": 1, "statistics.interval.ms": 0}
+    options, stranded = watched(given, every_ms=7, then=lambda: times.append(1))
     assert options["statistics.interval.ms"] == 7
     assert options["a"] == 1
     for second in (1, 2, 3, 4):

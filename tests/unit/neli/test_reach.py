@@ -70,13 +70,14 @@ def now(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     return clock
 
 
-def test_nothing_is_known_where_the_topic_cannot_be_asked(pulse: Pulse, now: list[float]) -> None:
+@pytest.mark.parametrize("code", [KafkaError.TOPIC_AUTHORIZATION_FAILED, KafkaError._TRANSPORT])
+def test_nothing_is_known_where_the_topic_cannot_be_asked(pulse: Pulse, now: list[float], code: int) -> None:
     client = Asked()
     pulse.seen(100, 0.0)
     pulse.look(client)
-    client.answers[0].set_exception(KafkaException(KafkaError(KafkaError.TOPIC_AUTHORIZATION_FAILED)))
+    client.answers[0].set_exception(KafkaException(KafkaError(code)))
     assert pulse.missing(1e9) is not None
-    assert not pulse.look(client)  # another one may be answered
+    assert pulse.look(client) is (code > 0)  # another one may find a broker
     assert pulse.missing(1e9) is None
     now[0] = 1.0
     assert pulse.look(client)
