@@ -96,18 +96,20 @@ class Striker(ABC):
             return name
 
     def disturb(self, link: Proxy, what: str, hold_s: float, rng: random.Random) -> bool:
-        """Cut a link, freeze it, slow it down, or leave it half open; false if another fault has it."""
+        """Cut a link, freeze it, slow it down, leave it half open, or name no broker; false if another fault has it."""
         begin: Mapping[str, Callable[[], None]] = {
             "cut": lambda: link.cut(reset=rng.random() < 0.5),
             "half-open": link.deafen,
             "freeze": link.freeze,
             "slow": lambda: link.delay(0.3, 0.3),
+            "nameless": link.name_no_broker,
         }
         end: Mapping[str, Callable[[], None]] = {
             "cut": link.open,
             "half-open": link.hear,
             "freeze": link.thaw,
             "slow": link.delay,
+            "nameless": link.name_brokers,
         }
         with alone(self._links[link]) as free:
             if free:

@@ -30,6 +30,7 @@ from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Literal
 
+from .link import libc_connect_unspec, without_brokers
 from .wait import eventually
 
 PRODUCE, FETCH, LIST_OFFSETS, METADATA, OFFSET_COMMIT, FIND_COORDINATOR, JOIN_GROUP, HEARTBEAT = (
@@ -387,26 +388,14 @@ class Leaderless(_FirstAnswers):
 
 
 class Brokerless:
-    """For `change(METADATA, …)`, version 9 or later: there are topics, and no brokers. `told` counts these answers.
-
-    A broker says so that was fenced, by a controller that did not hear of it for a while, until it is told that it is
-    back: it leaves the fenced ones out.
-    """
+    """For `change(METADATA, …)`, version 9 or later: there are topics, and no brokers. `told` counts these answers."""
 
     def __init__(self) -> None:
         self.told = 0
 
     def __call__(self, frame: bytes) -> bytes:
-        begin = at = 4 + 4 + 1 + 4  # length and correlation, no tags, how long to wait
-        count, at = frame[at] - 1, at + 1
-        for _ in range(count):
-            at += 4  # the broker's id
-            at += frame[at]  # its host; a length is one more than the bytes, and takes one itself
-            at += 4  # its port
-            at += max(1, frame[at]) + 1  # its rack, and no tags
-        body = frame[4:begin] + b"\1" + frame[at:]
         self.told += 1
-        return struct.pack(">i", len(body)) + body
+        return without_brokers(frame)
 
 
 class Misled(_FirstAnswers):
@@ -442,6 +431,4 @@ def _exactly(source: socket.socket, size: int) -> bytes:
 
 def _unconnect(end: socket.socket) -> None:
     """RST at once, also while another thread is blocked in recv on the socket."""
-    from .link import libc_connect_unspec
-
     libc_connect_unspec(end)

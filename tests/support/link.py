@@ -15,11 +15,13 @@ import socket
 import struct
 import threading
 import time
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
 _CHUNK_BYTES = 1 << 16
+Asked = tuple[int, ...]  # of a request to Kafka: which API, and its version
 
 
 @dataclass
@@ -77,7 +79,7 @@ class Link:
         down: Conduct,
         trap: Callable[[], Trap | None],
         keeping: Callable[[], Keeping | None],
-        rewrite: Callable[[bytes], bytes] | None,
+        rewrite: Callable[[Asked, bytes], bytes] | None,
         closed: Callable[[Link], None],
     ) -> None:
         self._near, self._far = near, far
@@ -86,6 +88,7 @@ class Link:
         self._left = False  # the client was cut off from what is held back
         self._answered = 0  # bytes of answer since the client last said anything
         self._said = b""  # what was read of the client last
+        self._asked: deque[Asked] = deque()  # and not answered; a broker answers in order
         self._ended = threading.Event()
         self._lock = threading.Lock()
         for end in (near, far):
@@ -131,8 +134,10 @@ class Link:
                     continue
                 if not answers:
                     self._answered, self._said = 0, data
+                    if self._rewrite:
+                        self._asked.append(struct.unpack_from(">hh", data, 4))
                 elif self._rewrite:
-                    data = self._rewrite(data)
+                    data = self._rewrite(self._asked.popleft(), data)
                 held.put((time.monotonic() + conduct.delay_s, data))
         except OSError:
             pass
@@ -245,6 +250,23 @@ def libc_connect_unspec(end: socket.socket) -> None:
     libc = ctypes.CDLL(None, use_errno=True)
     address = struct.pack("=H14x", socket.AF_UNSPEC)
     libc.connect(end.fileno(), address, len(address))
+
+
+def without_brokers(frame: bytes) -> bytes:
+    """An answer to Metadata, version 9 or later, that names no broker; length in front.
+
+    One says so that was fenced, by a controller that did not hear of it for a while, until it is told that it is back:
+    it leaves the fenced ones out.
+    """
+    begin = at = 4 + 4 + 1 + 4  # length and correlation, no tags, how long to wait
+    count, at = frame[at] - 1, at + 1
+    for _ in range(count):
+        at += 4  # the broker's id
+        at += frame[at]  # its host; a length is one more than the bytes, and takes one itself
+        at += 4  # its port
+        at += max(1, frame[at]) + 1  # its rack, and no tags
+    body = frame[4:begin] + b"\1" + frame[at:]
+    return struct.pack(">i", len(body)) + body
 
 
 def _frame(source: socket.socket) -> bytes:

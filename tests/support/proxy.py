@@ -17,9 +17,10 @@ import threading
 from collections.abc import Callable
 from types import TracebackType
 
-from .link import Conduct, Keeping, Link, Trap
+from .link import Asked, Conduct, Keeping, Link, Trap, without_brokers
 
 _HOST = "127.0.0.1"
+_METADATA, _WITH_TAGS = 3, 9  # of Kafka's APIs, and the first version that is read here
 
 
 class Proxy:
@@ -30,10 +31,18 @@ class Proxy:
         # Bound and never listening: it keeps the port for us and makes the kernel refuse connections.
         self._reservation = self._bound(0)
         self.port: int = self._reservation.getsockname()[1]
-        self._rewrite: Callable[[bytes], bytes] | None = None
+        self._rewrite: Callable[[Asked, bytes], bytes] | None = None
+        self._nameless = False
         if kafka:
             real, ours = (f"{_HOST}".encode() + struct.pack(">i", number) for number in (self._target[1], self.port))
-            self._rewrite = lambda frame: frame.replace(real, ours)
+
+            def rewrite(asked: Asked, frame: bytes) -> bytes:
+                api, version = asked
+                if self._nameless and api == _METADATA and version >= _WITH_TAGS:
+                    frame = without_brokers(frame)
+                return frame.replace(real, ours)
+
+            self._rewrite = rewrite
         self._lock = threading.Lock()
         self._listener: socket.socket | None = None
         self._links: set[Link] = set()
@@ -84,6 +93,19 @@ class Proxy:
         for link in chosen:
             link.end(reset=True)
         return len(chosen)
+
+    def name_no_broker(self) -> None:
+        """Reset every connection, and until `name_brokers` answer that there is no broker. Only in front of Kafka."""
+        assert self._rewrite is not None
+        self._nameless = True
+        with self._lock:
+            links = list(self._links)
+        for link in links:
+            link.end(reset=True)
+
+    def name_brokers(self) -> None:
+        """The end of `name_no_broker`."""
+        self._nameless = False
 
     def delay(self, up_s: float = 0.0, down_s: float = 0.0) -> None:
         """From now on everything arrives that much later; up is to the server, down to the client."""

@@ -230,6 +230,7 @@ class Field(FieldBase[Process]):
             for link in links.values():
                 link.thaw()
                 link.hear()
+                link.name_brokers()
                 link.delay()
         self.plan.heal()
 

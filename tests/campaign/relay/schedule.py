@@ -58,6 +58,7 @@ KINDS: Mapping[str, Kind] = {
     "slow kafka link": Kind(1, ((3.0, 6.0),)),
     "slow postgres link": Kind(1, ((3.0, 6.0),)),
     "reset links": Kind(2),
+    "nameless kafka link": Kind(2, (BLINK, PAUSE, LONG)),
     # bytes of one harvester that the network keeps, and delivers later
     "hold back produce requests": Kind(2, (BLINK, PAUSE)),
     "hold back offset commits": Kind(2, (BLINK, PAUSE, LONG)),
@@ -129,6 +130,7 @@ REPEATING = frozenset(
         "freeze kafka",
         "cut kafka link",
         "half-open kafka link",
+        "nameless kafka link",
         "hold back produce requests",
         "acknowledgements turned into failures",
         "kill leader with a full wire",
@@ -139,7 +141,7 @@ REPEATING = frozenset(
 
 def repeats(struck: Strike) -> bool:
     """Whether invariant I8 lets records be repeated because of it: of these kinds, and more than a blink."""
-    lasting = struck.kind.startswith(("freeze", "cut", "hold"))
+    lasting = struck.kind.startswith(("freeze", "cut", "nameless", "hold"))
     return struck.kind in REPEATING and not (lasting and struck.hold_s <= BLINK[1])
 
 
