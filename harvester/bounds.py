@@ -1,11 +1,13 @@
 """Asks where a partition begins and ends until the brokers tell it, and judges which errors of Kafka's client pass.
 
-Waits for answers of the admin client, lets go of producers, and names the option of a client that prints nothing.
+Waits for answers of the admin client, lets go of producers and consumers, and names the option of a client that prints
+nothing.
 """
 
 from __future__ import annotations
 
 import contextlib
+import threading
 import time
 from concurrent.futures import Future
 from typing import Any, TypeVar
@@ -94,6 +96,16 @@ def let_go(producer: Any) -> None:
     with contextlib.suppress(KafkaException, SystemError):  # one that has given itself up says so here
         producer.purge()
         producer.poll(0)
+
+
+def close_aside(consumer: Any) -> None:
+    """Close it on a thread of its own: one that has lost its way may not find the end either, or complain of it."""
+
+    def close() -> None:
+        with contextlib.suppress(KafkaException, RuntimeError):
+            consumer.close()
+
+    threading.Thread(target=close, name="kafka-close", daemon=True).start()
 
 
 def _left_s(deadline: float) -> float:

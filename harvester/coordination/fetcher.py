@@ -18,7 +18,7 @@ from typing import Any, Generic, TypeVar
 
 from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaError, KafkaException, Message, TopicPartition
 
-from harvester.bounds import passes
+from harvester.bounds import close_aside, passes
 from harvester.clock import clock_s
 from harvester.coordination.core.messages import GroupPartition
 from harvester.coordination.core.partition_buffer import PartitionBuffer, resume
@@ -257,7 +257,7 @@ class Fetcher:
             other = self._connect(self._settings)
             with self._swap:
                 lost, self._data = self._data, other
-            threading.Thread(target=lost.close, name="fetcher-close", daemon=True).start()
+            close_aside(lost)
             self._silent_since = None
             self._assigned.clear()
             self._pace()

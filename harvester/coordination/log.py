@@ -20,7 +20,7 @@ from typing import Any, Generic, TypeVar
 
 from confluent_kafka import TIMESTAMP_LOG_APPEND_TIME, Consumer, KafkaError, KafkaException, Producer, TopicPartition
 
-from harvester.bounds import PURGED, let_go, passes, read_bounds
+from harvester.bounds import PURGED, close_aside, let_go, passes, read_bounds
 from harvester.clock import clock_s
 from harvester.coordination.core.claim import PositionFound
 from harvester.coordination.core.messages import GroupPartition, Heartbeats, Message, encode
@@ -260,8 +260,7 @@ class CoordinationLog:
 
     def _replace_reader(self) -> None:
         lost, self._reader = self._reader, self._new_reader()
-        # Who has lost its way may not find the end either.
-        threading.Thread(target=lost.close, name="coordination-close", daemon=True).start()
+        close_aside(lost)
 
     def _new_writer(self) -> Producer:
         options = {
