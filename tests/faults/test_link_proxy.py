@@ -10,10 +10,11 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import pytest
 
+from tests.support import kafka_proxy
 from tests.support.link import _frame
 from tests.support.proxy import Proxy
 from tests.support.wait import eventually
@@ -251,3 +252,14 @@ def test_what_was_held_back_arrives_after_its_connection_has_ended(
     proxy.deliver()
     eventually(lambda: heard[1:2] == [request(26, b"kept")])
     eventually(lambda: proxy.links == 0)
+
+
+@pytest.mark.parametrize("read", [_frame, kafka_proxy._frame])
+def test_what_ends_within_a_request_is_none(read: Callable[[socket.socket], bytes]) -> None:
+    """Its head alone ended the thread of that connection by an error, which pytest showed in another test."""
+    near, far = socket.socketpair()
+    with near, far:
+        near.sendall(request(3, b"before") + struct.pack(">i", 100) + b"half")
+        near.shutdown(socket.SHUT_WR)
+        assert read(far) == request(3, b"before")
+        assert read(far) == b""

@@ -413,9 +413,10 @@ def _ask(target: tuple[str, int], frame: bytes) -> bytes:
 
 
 def _frame(source: socket.socket) -> bytes:
-    """One request or answer, its length in front; empty at the end."""
+    """One request or answer, its length in front; empty at the end, and where it ends within one."""
     head = _exactly(source, 4)
-    return head + _exactly(source, struct.unpack(">i", head)[0]) if head else b""
+    body = _exactly(source, struct.unpack(">i", head)[0]) if head else b""
+    return head + body if body else b""
 
 
 def _exactly(source: socket.socket, size: int) -> bytes:
