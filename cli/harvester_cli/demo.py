@@ -335,7 +335,7 @@ def _ended(what: str, code: int) -> Exception:
     return HarvesterError(f"{what} {how} in the middle of the demo", hint="its own message stands above")
 
 
-DEFAULT_SECONDS = 4.0
+DEFAULT_SECONDS = 3.0
 DEFAULT_RATE = 500.0
 _TRANSACTIONS_PER_S = 250  # what a small machine commits beside a broker and a harvester, NOTIFY included
 _ROWS_UNBOUND = 25

@@ -36,7 +36,6 @@ from harvester.relay.ipc import ShardPipe, Shared, Waker, in_flight, trust_check
 from harvester.relay.purger import Purger
 from harvester.relay.put_away import PutAway, PutAwaySettings
 from harvester.relay.transaction_intake import TransactionIntake
-from harvester.stranded import STRANDED, watched
 from harvester.telemetry.logging import ClientLog
 from harvester.telemetry.process import calm_collector
 
@@ -69,15 +68,9 @@ class ShardSpec:
 class Producers:
     """Makes the producers of this process: their client's lines go to the log, and traces are continued."""
 
-    def __init__(
-        self,
-        failpoints: Failpoints,
-        log: Callable[[int, str], None],
-        traces: str | None,
-        on_stranded: Callable[[], None],
-    ) -> None:
+    def __init__(self, failpoints: Failpoints, log: Callable[[int, str], None], traces: str | None) -> None:
         """`log` gets levels as of the module logging, and lines; `traces`: under which name to trace, if at all."""
-        self._failpoints, self._on_stranded = failpoints, on_stranded
+        self._failpoints = failpoints
         self.log = ClientLog(log)
         self._tracing: Provider | None = None
         if traces is not None:
@@ -87,8 +80,7 @@ class Producers:
 
     def make(self, options: Mapping[str, Any]) -> Any:
         """One more. Its client's lines go to the log, or to a logger among the options."""
-        watching, _ = watched({"logger": self.log, **options}, then=self._on_stranded)
-        producer = self._failpoints.producer(watching)
+        producer = self._failpoints.producer({"logger": self.log, **options})
         if self._tracing is None:
             return producer
         from harvester.telemetry.tracing import TracingProducer
@@ -105,8 +97,6 @@ class Producers:
 _STATS_INTERVAL_S = 1.0
 _POLL_S = 0.5
 EXIT_FATAL = 3
-EXIT_STRANDED = 4
-"""The process is of no use any more, and nothing says that its successor will be of none."""
 
 # Where cores are few, the supervisor and its mark must be scheduled before the shards that they feed: each hop of a
 # mark would otherwise wait for a shard's time slice. A shard that runs a little later finds more to do at once. A
@@ -140,7 +130,6 @@ class Shard:
         self.wake = self._waker.set
         self._ended = threading.Event()
         self._fatal: str | None = None
-        self._exit_code = EXIT_FATAL
         self._end_deadline: float | None = None
         self.session = PurgeSession(
             spec.dsn,
@@ -156,7 +145,6 @@ class Shard:
             self.failpoints,
             lambda level, text: pipe.send(f.Log(level, text)),
             spec.name if spec.tracing else None,
-            self._start_anew,
         )
         put_away = PutAway(spec.oversize, self) if spec.oversize is not None else None
         self.records: Sender | TransactionIntake
@@ -212,10 +200,10 @@ class Shard:
         self._ended.set()
         self.purger.stop()
         self._producers.flush_traces()
-        if self._fatal is None:
-            return 0
-        self.send(f.Log(40 if self._exit_code == EXIT_FATAL else 30, f"ends: {self._fatal}"))
-        return self._exit_code
+        if self._fatal is not None:
+            self.send(f.Log(40, f"ends: {self._fatal}"))
+            return EXIT_FATAL
+        return 0
 
     # -- the supervisor
 
@@ -263,14 +251,10 @@ class Shard:
             self._pipe.give_up_after(within_s)
             self.records.stop()
 
-    def die(self, reason: str, code: int = EXIT_FATAL) -> None:
+    def die(self, reason: str) -> None:
         """The producer is of no use any more, or a thread has ended by an error: end the process."""
-        if self._fatal is None:  # the first reason counts
-            self._fatal, self._exit_code = reason, code
+        self._fatal = reason
         self.wake()
-
-    def _start_anew(self) -> None:
-        self.die(STRANDED, EXIT_STRANDED)
 
     def _is_over(self) -> bool:
         if self._fatal is not None:

@@ -36,7 +36,7 @@ from harvester.relay.core.state_machine import LeadershipPhase, StateMachine
 from harvester.relay.forkserver import Forkserver
 from harvester.relay.ipc import TrustCell, Waker, set_in_flight, trust_check
 from harvester.relay.marker import Marker
-from harvester.relay.shard import EXIT_STRANDED, ShardSpec
+from harvester.relay.shard import ShardSpec
 from harvester.relay.shard_pool import RestartBudget, ShardPool, Slot
 from harvester.telemetry.latency import Histogram
 from harvester.telemetry.repeats import client_form, form_of
@@ -448,8 +448,7 @@ class Supervisor(threading.Thread):
             self._perform(self.machine.shard_died(index, now))
         if self._ending_deadline is not None or (slot.retired and asked):
             return
-        willing = asked or code == EXIT_STRANDED  # which may be all shards at the same moment
-        if not willing:
+        if not asked:
             self._log_of(index).error("ended unasked (exit code %s)", code)
             if not self._budget.spend(now):
                 raise CrashLoop(
@@ -457,7 +456,7 @@ class Supervisor(threading.Thread):
                     hint="the log names what each died of; limits.restart_budget bounds how often this is tried",
                 )
         slot.restarts += 1
-        slot.start_at = now + (0.0 if willing else self._budget.pause_s())
+        slot.start_at = now + (0.0 if asked else self._budget.pause_s())
 
     # -- what shards and the marker say
 

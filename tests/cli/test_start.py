@@ -185,26 +185,6 @@ def test_shards_that_die_again_and_again_end_it(scene: Scene) -> None:
         assert sum("ended unasked (exit code 9)" in message for message in messages(running)) == 3
 
 
-@pytest.mark.parametrize("mode", ["at-least-once", "exactly-once"])
-def test_shards_whose_client_has_lost_all_brokers_start_anew(scene: Scene, mode: str) -> None:
-    """All of them may do so at once, and again; that is no crash loop."""
-    with scene.cli(env=scene.plan.env, restart_budget=1, restart_window="60s", shards=2, delivery=mode) as running:
-        wait_leads(running)
-        for number in range(1, 5):
-            former = set(shards_of(running.pid))
-            scene.plan.strand(2)
-            scene.add(("a", str(number)), ("b", str(number)))
-            eventually(lambda: not scene.plan.stranded() and not scene.left(), what="no row")
-            eventually(lambda: len(set(shards_of(running.pid)) - former) > 0, what="another shard")  # noqa: B023
-        assert running.stop() == 0
-        assert any("dropped its last broker" in message for message in messages(running))
-        assert not any("unasked" in message for message in messages(running))
-    published = scene.published()
-    if mode == "at-least-once":  # what a shard had sent and not purged comes twice
-        published = {key: list(dict.fromkeys(values)) for key, values in published.items()}
-    assert published == causal(("a", "b"), 4)
-
-
 def test_a_shard_that_cannot_even_start_ends_it(scene: Scene) -> None:
     env = {**scene.plan.env, "HARVESTER_TEST_PLAN": str(scene.directory / "plan")}
     broken = scene.directory / "broken"

@@ -10,13 +10,11 @@ The directory is the plan, so that a test can change it while the harvester runs
 - `<place>.exit`: who comes to this place ends its process at once;
 - `fault-<n>.json`: a `Fault`. How often it has struck is counted in files too, over all processes;
 - `share-<n>.json`: a `Share`. Whom it has struck is written, one line each, into `share-<n>.struck`;
-- `stranded-<n>.json`: the first client that finds it is told by its statistics that it has no broker;
 - `signed`: every record says in a header which process sent it.
 """
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import time
@@ -115,15 +113,6 @@ class Plan:
                     found[key, value] += 1
         return found
 
-    def strand(self, clients: int) -> None:
-        """So many clients see themselves without a broker."""
-        for number in range(clients):
-            (self.directory / f"stranded-{number}.json").touch()
-
-    def stranded(self) -> int:
-        """How many still are to."""
-        return len(list(self.directory.glob("stranded-*")))
-
     def sign(self) -> None:
         """Let processes that start from now on sign what they send; see `sender`."""
         (self.directory / "signed").touch()
@@ -207,13 +196,7 @@ class _FaultyProducer:
     def __init__(self, options: dict[str, Any], directory: Path) -> None:
         from confluent_kafka import Producer
 
-        self._reports, self._report = 0, options["stats_cb"]
-
-        def reported(report: str) -> None:
-            self._reports += 1
-            self._report(report)
-
-        self._producer = Producer({**options, "stats_cb": reported})
+        self._producer = Producer(options)
         self._directory = directory
         self._due: deque[Callable[[], None]] = deque()
         self._failed = False
@@ -262,20 +245,10 @@ class _FaultyProducer:
 
     def poll(self, timeout_s: float) -> int:
         deadline = time.monotonic() + timeout_s
-        self._strand()
         while True:
-            self._reports = 0
-            served = self._serve() + self._producer.poll(min(0.01, timeout_s)) - self._reports
+            served = self._serve() + self._producer.poll(min(0.01, timeout_s))
             if served or time.monotonic() >= deadline:
                 return served
-
-    def _strand(self) -> None:
-        for file in self._files.named("stranded-"):
-            with contextlib.suppress(FileNotFoundError):
-                file.unlink()
-                for second in range(5):
-                    self._report(json.dumps({"ts": second * 1_000_000, "brokers": {}}))
-                return
 
     def flush(self, timeout_s: float) -> int:
         """As the client's: what is left has been reported after it."""
