@@ -169,7 +169,7 @@ class DeadLetterWriter:
             raise _failed(self._topic, problem)
 
     def _replace(self, failed: Producer) -> None:
-        """It may be one that never finds a broker again (`stranded`)."""
+        """It may be one that never finds a broker again (P48)."""
         with self._lock:
             if getattr(self, "_producer", None) is failed:
                 self._producer = Producer(self._options)

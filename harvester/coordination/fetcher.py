@@ -247,7 +247,7 @@ class Fetcher:
     def _hears_nothing(self) -> None:
         """This client may be one that never finds the brokers again; while claims are held, they do answer others.
 
-        It is not watched by its reports (`stranded`), which nobody takes while the application does not poll.
+        It cannot be watched by its statistics (P48): nobody takes them while the application does not poll.
         """
         now, since = clock_s(), self._silent_since
         if since is None:

@@ -329,7 +329,7 @@ class CoordinationLog:
         try:
             return read_bounds(self._reader, self.topic, partition, ready_s)
         except KafkaException as error:
-            self._replace_reader()  # this one may never find a broker again (`harvester.stranded`)
+            self._replace_reader()  # this one may never find a broker again (P48)
             raise failed(self.topic, self._options, error) from error
 
     def _complain(self, error: KafkaError) -> None:

@@ -46,10 +46,9 @@ from harvester.neli import election as e
 from harvester.neli.election import Election, ElectionTiming, step
 from harvester.neli.group import GroupListener, Identity, Missing
 from harvester.neli.heartbeat import MemberHeartbeat, decode, encode
-from harvester.neli.reach import ASKING, STATISTICS_MS, Membership, Pulse, Reaching
+from harvester.neli.reach import ASKING, STATISTICS_MS, STRANDED, Membership, Pulse, Reaching, Stranded
 from harvester.neli.second_proof import Commits
 from harvester.neli.topic import cluster_id, ensuring_leader_topic, refusal
-from harvester.stranded import STRANDED, Stranded, watched
 from harvester.telemetry.logging import ClientLog
 
 _RETRY_S = 1.0
@@ -183,13 +182,15 @@ class KafkaGroup:
                 del self._admin
 
     def _connect_producer(self) -> None:
+        stranded = self._producer_stranded = Stranded()
         options = {
             **self._settings.producer_options,
+            "statistics.interval.ms": STATISTICS_MS,
+            "stats_cb": lambda text: stranded.read(json.loads(text)),
             # A heartbeat that is older proves nothing, and a refusal that is retried is told after that time.
             "message.timeout.ms": str(round(self._settings.timing.heartbeat_timeout_s * 1000)),
             "logger": ClientLog(self._listener.client_said),
         }
-        options, self._producer_stranded = watched(options, STATISTICS_MS)
         self._producer = Producer(options)
         self._log_in(self._producer)
 
@@ -213,12 +214,13 @@ class KafkaGroup:
         self._dead_until = -math.inf
         self._joined = False
         membership = self._membership = Membership(settings.group, settings.session_s)
+        stranded = self._consumer_stranded = Stranded()
         options |= {
+            "statistics.interval.ms": STATISTICS_MS,
             "on_commit": self._committed,
             "error_cb": self._reaching.heard,
-            "stats_cb": lambda text: self._reported(membership, json.loads(text)),
+            "stats_cb": lambda text: self._reported(membership, stranded, json.loads(text)),
         }
-        options, self._consumer_stranded = watched(options, STATISTICS_MS)
         self._consumer = Consumer(options)
         self._log_in(self._consumer)
         self._consumer.subscribe(
@@ -293,7 +295,8 @@ class KafkaGroup:
             return
         self._feed(e.ForeignHeartbeat(heartbeat.name, heartbeat.term))
 
-    def _reported(self, membership: Membership, statistics: Mapping[str, Any]) -> None:
+    def _reported(self, membership: Membership, stranded: Stranded, statistics: Mapping[str, Any]) -> None:
+        stranded.read(statistics)
         self._reaching.read(statistics)
         membership.read(statistics, clock_s())
 

@@ -3,7 +3,8 @@
 `Reaching` and `Membership` read the client's own statistics: the states of its connections, of the one to the group's
 coordinator and of its membership. A standby without a partition receives no callback when it loses either, so nothing
 else would tell. Nor does anything tell it that the leader has died, before the group gives up the dead one's session:
-`Pulse` looks whether the leader topic still grows.
+`Pulse` looks whether the leader topic still grows. `Stranded` notices in a client's statistics that it will never
+reach a broker again.
 
 None of them asks the member's own client anything that it would not wait for: librdkafka closes a connection on which
 a request has run out of time. On a way that is slower than our patience, each question would cost the member the
@@ -28,6 +29,9 @@ from harvester.neli.group import Missing
 STATISTICS_MS = 500
 ASKING = {**SILENT, "metadata.max.age.ms": "3000"}
 """For the client that a pulse asks. It would keep for a quarter of an hour that a partition has no leader."""
+STRANDED = "Kafka's client has dropped its last broker (librdkafka issue 5301)"
+_STRANDED_S = 2.0  # a client may be without a broker for a moment
+_NO_BROKERS = frozenset({"logical", "internal"})  # a group's coordinator, which stands for another; the client itself
 _JOINING = frozenset({"wait-join", "wait-sync"})
 _ANSWER_S = 10.0
 _SPEC: Any = OffsetSpec  # whose functions have no types
@@ -51,6 +55,29 @@ class Reaching:
         if self.is_lost and any(broker["state"] == "UP" for broker in statistics["brokers"].values()):
             self.is_lost = False
             self._trouble(None)
+
+
+class Stranded:
+    """Whether one client has dropped its last broker, so that its owner has to make another one (P48). Pure.
+
+    Only for a client that is polled all the time, since reports that nobody takes fill the memory, and that has little
+    to do: one that reports takes a lock for each record.
+    States: it has a broker, or may be about to have one; it is stranded (`is_so`), which lasts.
+    """
+
+    def __init__(self) -> None:
+        self._since_us: int | None = None  # by the client's clock
+        self.is_so = False
+
+    def read(self, statistics: Mapping[str, Any]) -> None:
+        """Take a report of the client (librdkafka's STATISTICS.md)."""
+        now_us = statistics["ts"]
+        if any(broker["source"] not in _NO_BROKERS for broker in statistics["brokers"].values()):
+            self._since_us = None
+        elif self._since_us is None:
+            self._since_us = now_us
+        elif now_us - self._since_us >= _STRANDED_S * 1e6:
+            self.is_so = True
 
 
 class Membership:

@@ -395,7 +395,7 @@ def test_no_client_is_left_of_a_discard_whose_brokers_are_away() -> None:
 def test_after_a_failure_letters_are_sent_by_another_client(
     settings: ConsumerSettings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The one before may never find a broker again (`harvester.stranded`)."""
+    """The one before may never find a broker again (P48)."""
     monkeypatch.setitem(dead_letters._WRITING, "delivery.timeout.ms", 2000)
     _, (letter,) = write(settings, 1)
     with Proxy(str(settings.kafka["bootstrap.servers"]), kafka=True) as way:

@@ -30,19 +30,11 @@ from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Literal
 
-from .link import libc_connect_unspec, without_brokers
+from .link import libc_connect_unspec, read_frame, without_brokers
 from .wait import eventually
 
-PRODUCE, FETCH, LIST_OFFSETS, METADATA, OFFSET_COMMIT, FIND_COORDINATOR, JOIN_GROUP, HEARTBEAT = (
-    0,
-    1,
-    2,
-    3,
-    8,
-    10,
-    11,
-    12,
-)
+PRODUCE, FETCH, LIST_OFFSETS, METADATA, OFFSET_COMMIT = 0, 1, 2, 3, 8
+FIND_COORDINATOR, JOIN_GROUP, HEARTBEAT = 10, 11, 12
 INIT_PRODUCER_ID, ADD_PARTITIONS_TO_TXN, END_TXN = 22, 24, 26
 
 Then = Literal["fin", "rst", "silence"]
@@ -298,7 +290,7 @@ class _Link:
         with contextlib.suppress(OSError):
             if reset:
                 self._near.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
-                _unconnect(self._near)
+                libc_connect_unspec(self._near)  # RST at once, also while another thread is blocked in recv on it
             else:
                 self._near.shutdown(socket.SHUT_RDWR)
         self._near.close()
@@ -313,7 +305,7 @@ class _Link:
 
     def _requests(self) -> None:
         with contextlib.suppress(OSError):
-            while frame := _frame(self._near):
+            while frame := read_frame(self._near):
                 request = Request.read(frame)
                 self._proxy.count(request)
                 rule = self._proxy.rule_for(request, "request")
@@ -329,7 +321,7 @@ class _Link:
 
     def _responses(self) -> None:
         with contextlib.suppress(OSError):
-            while frame := _frame(self._far):
+            while frame := read_frame(self._far):
                 request = self._open.pop(struct.unpack_from(">i", frame, 4)[0], None)
                 rule = self._proxy.rule_for(request, "answer") if request is not None else None
                 if rule is not None and request is not None and not self._caught(rule, request):
@@ -409,27 +401,4 @@ class Misled(_FirstAnswers):
 def _ask(target: tuple[str, int], frame: bytes) -> bytes:
     with socket.create_connection(target, timeout=_WAIT_S) as connection:
         connection.sendall(frame)
-        return _frame(connection)
-
-
-def _frame(source: socket.socket) -> bytes:
-    """One request or answer, its length in front; empty at the end, and where it ends within one."""
-    head = _exactly(source, 4)
-    body = _exactly(source, struct.unpack(">i", head)[0]) if head else b""
-    return head + body if body else b""
-
-
-def _exactly(source: socket.socket, size: int) -> bytes:
-    parts: list[bytes] = []
-    while size:
-        data = source.recv(min(size, 1 << 16))
-        if not data:
-            return b""
-        parts.append(data)
-        size -= len(data)
-    return b"".join(parts)
-
-
-def _unconnect(end: socket.socket) -> None:
-    """RST at once, also while another thread is blocked in recv on the socket."""
-    libc_connect_unspec(end)
+        return read_frame(connection)

@@ -125,7 +125,7 @@ class Link:
         try:
             while not self._ended.is_set():
                 self._hold(conduct)
-                data = _frame(source) if self._rewrite else source.recv(_CHUNK_BYTES)
+                data = read_frame(source) if self._rewrite else source.recv(_CHUNK_BYTES)
                 if not data:
                     break
                 # A stream with a hole is none: a link that has swallowed something stays deaf.
@@ -269,8 +269,8 @@ def without_brokers(frame: bytes) -> bytes:
     return struct.pack(">i", len(body)) + body
 
 
-def _frame(source: socket.socket) -> bytes:
-    """One answer of a broker, its length in front; empty at the end, and where it ends within one."""
+def read_frame(source: socket.socket) -> bytes:
+    """One request to a broker or answer of it, its length in front; empty at the end, and where it ends within one."""
     head = _exactly(source, 4)
     body = _exactly(source, struct.unpack(">i", head)[0]) if head else b""
     return head + body if body else b""

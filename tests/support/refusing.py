@@ -25,7 +25,7 @@ import threading
 from dataclasses import dataclass, field
 from types import TracebackType
 
-from .link import _frame
+from .link import read_frame
 
 NOT_LEADER_OR_FOLLOWER = 6
 NOT_ENOUGH_REPLICAS = 19
@@ -144,14 +144,14 @@ class RefusingProxy:
 
     def _requests(self, near: socket.socket, far: socket.socket, writing: threading.Lock) -> None:
         with contextlib.suppress(OSError):
-            while frame := _frame(near):
+            while frame := read_frame(near):
                 if not self._intercepted(frame, near, writing):
                     far.sendall(frame)
         far.close()
 
     def _answers(self, near: socket.socket, far: socket.socket, writing: threading.Lock) -> None:
         with contextlib.suppress(OSError):
-            while frame := _frame(far):
+            while frame := read_frame(far):
                 self._hold(frame)
                 if self._is_cut(frame):
                     break

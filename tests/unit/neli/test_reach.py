@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from concurrent.futures import Future
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from confluent_kafka import KafkaError, KafkaException, TopicPartition
+from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
 
 from harvester.neli import reach
 from harvester.neli.election import ElectionTiming
-from harvester.neli.reach import Pulse, Reaching
+from harvester.neli.reach import Pulse, Reaching, Stranded
+from tests.support.wait import eventually
 
 TIMING = ElectionTiming(
     heartbeat_interval_s=1.0,
@@ -123,3 +125,44 @@ def test_brokers_are_lost_until_one_is_connected_again() -> None:
         lost.append(reaching.is_lost)
     assert lost == [False, False, True, True, False]
     assert told == ["Kafka: no broker can be reached", None]
+
+
+def report(second: float, *sources: str) -> dict[str, Any]:
+    return {
+        "ts": int(second * 1e6),
+        "brokers": {str(number): {"source": source} for number, source in enumerate(sources)},
+    }
+
+
+def test_kinds_of_brokers_that_are_not_known_strand_nobody() -> None:
+    stranded = Stranded()
+    for second in range(9):
+        stranded.read(report(second, "logical", "discovered"))
+    assert not stranded.is_so
+
+
+def test_who_has_no_broker_for_seconds_is_stranded_for_good() -> None:
+    stranded = Stranded()
+    seen = []
+    for second, sources in enumerate([
+        ("configured",), ("learned", "logical"), ("logical",), (), ("configured",),  # found in time
+        ("logical",), ("logical",), ("logical",), ("learned",),
+    ]):  # fmt: skip
+        stranded.read(report(second, *sources))
+        seen.append(stranded.is_so)
+    assert seen == [False] * 7 + [True] * 2
+
+
+def test_statistics_of_the_real_client_are_understood() -> None:
+    reports: list[str] = []
+    client = Consumer({
+        "bootstrap.servers": "127.0.0.1:1", "group.id": "g", "log_level": 0,
+        "statistics.interval.ms": 50, "stats_cb": reports.append,
+    })  # fmt: skip
+    eventually(lambda: client.poll(0.01) or reports, what="statistics")
+    client.close()
+    statistics = json.loads(reports[0])
+    assert {broker["source"] for broker in statistics["brokers"].values()} == {"configured", "logical"}
+    stranded = Stranded()
+    stranded.read(statistics)
+    assert not stranded.is_so
