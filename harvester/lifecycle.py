@@ -249,9 +249,9 @@ class Life:
         """Shards may produce up to then, while this one leads."""
         self._supervisor.trust.extend(until_s)
 
-    def trouble(self, text: str | None) -> None:
+    def trouble(self, text: str | None, level: int = logging.WARNING) -> None:
         """What the group waits for."""
-        self._recorder.trouble("group", text)
+        self._recorder.trouble("group", text, level)
 
     def marker_alive(self) -> bool:
         """Whether supervisor and mark loop turn."""

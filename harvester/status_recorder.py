@@ -93,7 +93,7 @@ class StatusRecorder:
             self._latency.add(latencies, now)
             self._tally.latency.merge(latencies)
 
-    def trouble(self, source: str, text: str | None) -> None:
+    def trouble(self, source: str, text: str | None, level: int = logging.WARNING) -> None:
         """Records what this part waits for, or None when that is over; logs what is worth a line (`Repeats`)."""
         now, kind, line = time.monotonic(), bare_source(source), None
         with self._lock:
@@ -110,7 +110,7 @@ class StatusRecorder:
                     ended = self._repeats.end(kind, now)
                     line = None if ended is None else _over(ended)
         if line is not None:
-            self._log.log(logging.INFO if text is None else logging.WARNING, "%s", line)
+            self._log.log(logging.INFO if text is None else level, "%s", line)
             self.note(line)
 
     def forget(self, source: str) -> None:

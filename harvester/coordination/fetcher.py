@@ -310,6 +310,8 @@ class Fetcher:
         """Say which places have waited for a commit for an interval, and when that is over; with the lock."""
         events: list[Event] = []
         for place, buffer in self._session.buffer.items():
+            if not buffer.busy:
+                continue
             full_since = buffer.full_since
             if full_since is None:
                 if buffer.blocked:
@@ -436,7 +438,7 @@ class Fetcher:
         if begun := held.keys() - waiting - self._assigned:
             self._assign({place: held[place] for place in begun})
 
-    def _make_room(self) -> None:
+    def _make_room(self, busy: Mapping[GroupPartition, PartitionBuffer]) -> None:
         """Fetch nothing of a place of which enough waits, and which waits for a commit: others would wait with it.
 
         Until little waits: what the client had fetched ahead is gone, and comes again.
@@ -444,7 +446,7 @@ class Fetcher:
         most = self._settings.max_open_records
         crowded = {
             place
-            for place, buffer in self._session.buffer.items()
+            for place, buffer in busy.items()
             if len(buffer.fetched) >= self._fetched and (place in self._crowded or buffer.open_records >= most)
         }
         if crowded != self._crowded:
@@ -466,9 +468,10 @@ class Fetcher:
         """Put what has come into the buffers, after waiting for the first of it at most so long."""
         session = self._session
         with session.lock:
-            self._make_room()
-            waiting = self._waiting_records()
-            proposed = self._settings.at_most_once and any(buffer.proposed for buffer in session.buffer.values())
+            busy = {place: buffer for place, buffer in session.buffer.items() if buffer.busy}
+            self._make_room(busy)
+            waiting = self._waiting_records(busy)
+            proposed = self._settings.at_most_once and any(buffer.proposed for buffer in busy.values())
         if proposed:
             timeout_s = min(timeout_s, _POLL_S)  # the answer comes on the other thread
         if waiting > (_MOST_WAITING_AMO if self._settings.at_most_once else _MOST_WAITING) * self._fetched:
@@ -495,7 +498,7 @@ class Fetcher:
         for message in troubles:  # last: the client does not come back to the records that came with them
             self._trouble(message)
 
-    def _waiting_records(self) -> int:
+    def _waiting_records(self, busy: Mapping[GroupPartition, PartitionBuffer]) -> int:
         """Of the places from which more is fetched, without those that wait for a commit: others must not wait for it.
 
         `_make_room` bounds what waits of these.
@@ -504,7 +507,7 @@ class Fetcher:
         most = math.inf if settings.at_most_once else settings.max_open_records
         return sum(
             len(buffer.fetched)
-            for place, buffer in self._session.buffer.items()
+            for place, buffer in busy.items()
             if buffer.fetched and place in self._assigned and buffer.open_records < most
         )
 

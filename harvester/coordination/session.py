@@ -186,16 +186,19 @@ class Session:
             with self.lock:
                 self._perform(self._coordinator.read(partition, offset, at_ms, value, clock_s()))
         with self.lock:
-            if not self._settings.at_most_once:
-                now = clock_s()
-                for buffer in self.buffer.values():
-                    buffer.look(self._settings.max_open_records, now)
+            now = clock_s()
+            for buffer in self.buffer.values():
+                if buffer.busy:
+                    if not self._settings.at_most_once:
+                        buffer.look(self._settings.max_open_records, now)
+                    buffer.note_idle()
             self._perform(self._coordinator.tick(clock_s()))
             self._drain(clock_s())
 
     def _report_all(self) -> None:
         for place, buffer in tuple(self.buffer.items()):
-            self._report(place, buffer)
+            if buffer.busy:
+                self._report(place, buffer)
 
     def _report(self, place: GroupPartition, buffer: PartitionBuffer) -> None:
         """What is processed by now, for the next message. At most once the log knows, but for what is passed over."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from dataclasses import dataclass
 from typing import Protocol
 from uuid import UUID
@@ -15,7 +16,7 @@ class GroupListener(Protocol):
     def revoking(self, within_s: float) -> None: ...  # returns when leadership is given up, or time is up
     def trust(self, until_s: float) -> None: ...  # leadership is proven up to this moment of CLOCK_BOOTTIME
     def fail(self, error: BaseException) -> None: ...  # the group cannot be used: the harvester ends
-    def trouble(self, text: str | None) -> None: ...  # what it waits for; None when that is over
+    def trouble(self, text: str | None, level: int = logging.WARNING) -> None: ...  # what it waits for, or None
     def marker_alive(self) -> bool: ...  # whether the mark loop is live (P14)
     def client_said(self, level: int, text: str) -> None: ...  # a line of the client library for the log
 

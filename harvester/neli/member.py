@@ -48,7 +48,7 @@ from harvester.neli.group import GroupListener, Identity, Missing
 from harvester.neli.heartbeat import MemberHeartbeat, decode, encode
 from harvester.neli.reach import ASKING, STATISTICS_MS, STRANDED, Membership, Pulse, Reaching, Stranded
 from harvester.neli.second_proof import Commits
-from harvester.neli.topic import cluster_id, ensuring_leader_topic, refusal
+from harvester.neli.topic import cluster_id, ensuring_leader_topic, needs_somebody, refusal
 from harvester.telemetry.logging import ClientLog
 
 _RETRY_S = 1.0
@@ -369,7 +369,8 @@ class KafkaGroup:
             return
         if error.code() == KafkaError._MSG_TIMED_OUT and self._reaching.is_lost:
             return  # that no broker can be reached is said already
-        self._listener.trouble(refusal(self._settings.topic, error))
+        level = logging.ERROR if needs_somebody(error) else logging.WARNING
+        self._listener.trouble(refusal(self._settings.topic, error), level)
 
     def _committed(self, error: KafkaError | None, partitions: Any) -> None:
         for sent_at, stable_at in self._commits.answered(error, partitions):

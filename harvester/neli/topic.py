@@ -35,6 +35,14 @@ _REMEDIES = {
 }
 
 
+_PASSING = frozenset({KafkaError.NOT_ENOUGH_REPLICAS, KafkaError._MSG_TIMED_OUT})
+
+
+def needs_somebody(error: KafkaError) -> bool:
+    """Whether a refused heartbeat is refused until somebody changes a setting or a right."""
+    return error.code() in _REMEDIES.keys() - _PASSING
+
+
 def refusal(topic: str, error: KafkaError) -> str:
     """What to say of a heartbeat that Kafka did not take: cause and remedy."""
     remedy = _REMEDIES.get(error.code(), "run `harvester doctor`")

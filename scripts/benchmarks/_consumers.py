@@ -124,9 +124,11 @@ def holding(gate: Gate, settings: dict[str, Any], partitions: int, idle_s: float
     return {name: (after[name] - before[name]) / took_s * 60 for name in before}
 
 
-def one_of_many(gate: Gate, settings: dict[str, Any], refused_offset: int | None) -> tuple[float, float, int]:
+def one_of_many(
+    gate: Gate, settings: dict[str, Any], refused_offset: int | None, wait_s: float = 0.0, most: int | None = None
+) -> tuple[float, float, int]:
     """One consumer of as many as there are partitions: when it began and ended, and how many records it has taken. Its
-    handler never takes the one at this offset.
+    handler waits for so long over each, and never takes the one at this offset. `most`: only so many of the first.
     """
     taken = 0
     made = settings_of(settings)
@@ -139,12 +141,14 @@ def one_of_many(gate: Gate, settings: dict[str, Any], refused_offset: int | None
                 shared_since = time.monotonic()
             _check(deadline)
         ((topic, partition),) = consumer.claims()
-        wanted = _end(made, topic, partition) - (refused_offset is not None)
+        wanted = (_end(made, topic, partition) if most is None else most) - (refused_offset is not None)
 
         def handle(record: Any) -> None:
             nonlocal taken
             if record.offset() == refused_offset:
                 raise ValueError("no handler takes it")
+            if wait_s:
+                time.sleep(wait_s)
             taken += 1
             if taken == wanted:
                 consumer.stop()

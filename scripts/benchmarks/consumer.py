@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from contextlib import ExitStack
 from itertools import pairwise
 from typing import Any
@@ -16,6 +17,8 @@ WAYS = {"run": False, "async": False, "consume": True, "run_batches": True, "arr
 WAIT_S = 0.002
 POLICY = {"on_error": "dead-letter", "attempts": 5, "backoff_s": 0.1, "heartbeat_interval_s": 1.0}
 _REFUSED = 100  # its offset
+_WORKED = 5_000  # records of each partition
+NO_WORK: Mapping[str, Any] = {}
 _LONGER = 20
 _CONSUMERS = "scripts.benchmarks._consumers:"
 
@@ -63,18 +66,21 @@ def poison(bench: Bench, samples: Samples) -> None:
     """Eight consumers, with a record at each that no handler takes and without, in turn.
 
     Behind such a record `max_open_records` may be handed out. A handler that does nothing comes to the end of the
-    default long before the last attempt, and the partition waits: `wide` has room for all.
+    default long before the last attempt, and the partition waits: `wide` has room for all. `working` handlers wait for
+    a millisecond over each record, as for an answer.
     """
     records = bench.share(_LONGER / 2, least=2_000)
+    work = {"wait_s": 0.001, "most": min(_WORKED, records // PARTITIONS)}
     with topics(bench, records) as used:
         topic = used[0]
 
-        def rate_per_s(refused_offset: int | None, **changes: int) -> float:
+        def rate_per_s(refused_offset: int | None, work: Mapping[str, Any] = NO_WORK, **changes: int) -> float:
             settings = settings_for(bench, topic, used) | POLICY | changes
             name = _CONSUMERS + "one_of_many"
             with ExitStack() as stack:
                 together = [
-                    Worker(name, {"settings": settings, "refused_offset": refused_offset}) for _ in range(PARTITIONS)
+                    Worker(name, {"settings": settings, "refused_offset": refused_offset, **work})
+                    for _ in range(PARTITIONS)
                 ]
                 for each in together:
                     stack.callback(each.end)
@@ -92,13 +98,17 @@ def poison(bench: Bench, samples: Samples) -> None:
                 "without": rate_per_s(None),
                 "with": rate_per_s(_REFUSED),
                 "wide": rate_per_s(_REFUSED, max_open_records=records),
+                "working": rate_per_s(_REFUSED, work),
+                "working_without": rate_per_s(None, work),
             }
             samples.add_all({f"{name}_per_s": rate for name, rate in rates.items()})
             samples.add("ratio", rates["with"] / rates["without"])
             samples.add("wide_ratio", rates["wide"] / rates["without"])
+            samples.add("working_ratio", rates["working"] / rates["working_without"])
             bench.say(
                 f"with one that is refused at each of {PARTITIONS} consumers: {samples.median('ratio'):.2f},"
-                f" with room for all {samples.median('wide_ratio'):.2f}"
+                f" with room for all {samples.median('wide_ratio'):.2f},"
+                f" with handlers that work {samples.median('working_ratio'):.2f}"
             )
 
 

@@ -14,6 +14,7 @@ import pytest
 from confluent_kafka import KafkaError
 
 from harvester.lifecycle import Life
+from harvester.neli import member
 from harvester.neli import topic as leader_topic
 from harvester.neli.member import KafkaGroup
 from harvester.telemetry.repeats import Repeats
@@ -32,12 +33,13 @@ class Told:
     """All that people see of heartbeats that are refused again and again."""
 
     log: bool = True  # by one line
+    error: bool = True  # which is an error: it lasts until somebody acts
     status: bool = True
     remedy: bool = True  # there
     readiness: bool = True
 
 
-NOTHING = Told(False, False, False, False)
+NOTHING = Told(False, False, False, False, False)
 
 
 def _as_it_is(_: Patch) -> None:
@@ -56,6 +58,10 @@ def _no_remedy_is_known(patch: Patch) -> None:
     patch.setattr(leader_topic, "_REMEDIES", {})
 
 
+def _it_might_pass(patch: Patch) -> None:
+    patch.setattr(member, "needs_somebody", lambda _: False)
+
+
 def _each_refusal_is_worth_a_line(patch: Patch) -> None:
     patch.setattr(Repeats, "report", lambda *_, **__: 0)
 
@@ -70,7 +76,8 @@ def _readiness_does_not_ask_the_member(patch: Patch) -> None:
         (_as_it_is, Told()),
         (_nobody_looks_at_the_report, NOTHING),
         (_nobody_records_what_the_member_says, NOTHING),
-        (_no_remedy_is_known, Told(remedy=False)),
+        (_no_remedy_is_known, Told(error=False, remedy=False)),
+        (_it_might_pass, Told(error=False)),
         (_each_refusal_is_worth_a_line, Told(log=False)),
         (_readiness_does_not_ask_the_member, Told(readiness=False)),
     ],
@@ -99,6 +106,9 @@ def test_a_refused_heartbeat_is_told(
         eventually(lambda: len(refused) >= REFUSALS, what="refusals")
         problem, unready = running.harvester.status().problem or "", running.harvester.unready() or ""
         assert running.leadership() == []
-    lines = [line for line in caplog.messages if words in line]
-    found = Told(len(lines) == 1, words in problem, "max.message.bytes" in problem, words in unready)
+    lines = [record for record in caplog.records if words in record.getMessage()]
+    levels = {record.levelno for record in lines}
+    found = Told(
+        len(lines) == 1, levels == {logging.ERROR}, words in problem, "max.message.bytes" in problem, words in unready
+    )
     assert found == told, (lines, problem, unready)

@@ -12,7 +12,15 @@ from typing import Any
 
 import psycopg
 import pytest
-from confluent_kafka.admin import AdminClient, NewTopic
+from confluent_kafka.admin import (
+    AclBinding,
+    AclOperation,
+    AclPermissionType,
+    AdminClient,
+    NewTopic,
+    ResourcePatternType,
+    ResourceType,
+)
 from psycopg import sql
 
 from harvester import Stasher
@@ -103,6 +111,35 @@ def test_records_pass_through_tls_and_no_secret_comes_out(place: Place) -> None:
     assert "[redacted]" in running.output, "the client has printed its configuration"
     assert leaks(running.output) == []
     assert leaks(_heartbeats(place)) == []
+
+
+def test_who_may_not_write_to_the_leader_topic_is_told_and_leads_once_it_may(place: Place) -> None:
+    admin = AdminClient({"bootstrap.servers": place.secure.admin_bootstrap, "broker.address.family": "v4"})
+    leaders = f"{place.topic}.neli"
+
+    def allow(operation: AclOperation) -> None:
+        (done,) = admin.create_acls([
+            AclBinding(
+                ResourceType.TOPIC, leaders, ResourcePatternType.LITERAL,
+                "User:relay", "*", operation, AclPermissionType.ALLOW,
+            )
+        ]).values()  # fmt: skip
+        done.result(30)
+
+    admin.create_topics([NewTopic(leaders, 1)])[leaders].result(30)
+    allow(AclOperation.READ)  # and so nothing else
+    place.add("value")
+    said = f"the leader topic '{leaders}' takes no heartbeat, so nobody can lead"
+    with RunningCli("start", "-f", place.config()) as running:
+        eventually(lambda: said in running.output, 60, "a refused heartbeat")
+        assert place.left() == 1
+        allow(AclOperation.WRITE)
+        eventually(lambda: place.left() == 0, 60, "an empty outbox")
+        assert running.stop() == ENDED_BY_US
+    (line,) = (json.loads(line) for line in running.output.splitlines() if said in line)
+    assert line["level"] == "error"
+    assert line["message"].endswith("allow this user to write to the topic")
+    assert place.published() == {"k": ["value"]}
 
 
 def _activity(secure: SecureServers) -> str:

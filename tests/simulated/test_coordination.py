@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Iterable
-from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
@@ -193,7 +192,7 @@ def _heartbeats_take_claims(patch: Patch) -> None:
 
     def lenient(claim: Claim, message: Message, at: World) -> tuple[Claim, ClaimVerdict]:
         if isinstance(message, Heartbeat):
-            claim = replace(claim, holder=message.client, generation=message.generation or 0)
+            claim = claim._replace(holder=message.client, generation=message.generation or 0)
         return inner(claim, message, at)
 
     patch.setattr(worlds, "_under_claim", lenient)
@@ -202,7 +201,7 @@ def _heartbeats_take_claims(patch: Patch) -> None:
 def _late_readers_judge(patch: Patch) -> None:
     """A reader without the beginning judges claims by what it happens to know."""
     inner = worlds._claiming
-    patch.setattr(worlds, "_claiming", lambda claim, message, at: inner(replace(claim, exact=True), message, at))
+    patch.setattr(worlds, "_claiming", lambda claim, message, at: inner(claim._replace(exact=True), message, at))
 
 
 def _anything_confirms(patch: Patch) -> None:
@@ -229,7 +228,7 @@ def _processed_when_proposed(patch: Patch) -> None:
 
     def hasty(state: ClaimState, batch: ClaimedBatch, now: float, pace: ClaimTiming) -> claims.Next:
         state, commands = claims._append(state, claims._heartbeat(state, batch.last_offset, pace), now, pace)
-        state = replace(state, batch=None, last_offset=batch.last_offset)
+        state = state._replace(batch=None, last_offset=batch.last_offset)
         return state, (*commands, Process(state.place, state.generation, batch.last_offset))
 
     patch.setattr(claims, "_commit", hasty)
@@ -242,7 +241,7 @@ def _a_sent_heartbeat_suffices(patch: Patch) -> None:
         batch = state.batch
         if batch is None or number != batch.number:
             return state, ()
-        return replace(state, batch=None), (Process(state.place, state.generation, batch.last_offset),)
+        return state._replace(batch=None), (Process(state.place, state.generation, batch.last_offset),)
 
     patch.setattr(claims, "_not_sent", trusting)
 

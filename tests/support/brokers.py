@@ -31,8 +31,10 @@ _REAPER = 'while read pid; do pids="$pids $pid"; done; kill -9 $pids 2>/dev/null
 
 
 @contextmanager
-def another_listener(name: str, port: int, protocol: str, settings: Mapping[str, str]) -> Iterator[None]:
-    """Brokers that are started meanwhile have one more, with these settings."""
+def another_listener(
+    name: str, port: int, protocol: str, settings: Mapping[str, str], whole: Mapping[str, str] | None = None
+) -> Iterator[None]:
+    """Brokers that are started meanwhile have one more, with these settings; `whole`: and the broker has these."""
     original = stack_kafka.properties
     added = {
         "listeners": f"{name}://127.0.0.1:{port}",
@@ -43,7 +45,7 @@ def another_listener(name: str, port: int, protocol: str, settings: Mapping[str,
     def properties(**given: Any) -> dict[str, str]:
         found = original(**given)
         own = {f"listener.name.{name.lower()}.{setting}": value for setting, value in settings.items()}
-        return {**found, **{each: f"{found[each]},{value}" for each, value in added.items()}, **own}
+        return {**found, **{each: f"{found[each]},{value}" for each, value in added.items()}, **own, **(whole or {})}
 
     with prepared(), mock.patch.object(stack_kafka, "properties", properties):
         yield

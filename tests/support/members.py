@@ -94,7 +94,7 @@ class Member:
     def trouble(self) -> str | None:
         return self.troubles[-1] if self.troubles else None
 
-    def _trouble(self, text: str | None) -> None:
+    def _trouble(self, text: str | None, _level: int = 0) -> None:
         if text != self.trouble:
             self.troubles.append(text)
 

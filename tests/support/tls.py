@@ -132,7 +132,7 @@ def secure_servers(directory: Path, login: Login) -> Iterator[SecureServers]:
     tls = {"cert": server_certificate, "key": server_key, "ca": authority.certificate}
     place, (port,) = directory / "stack", free_ports(1, [])
     try:
-        with another_listener("SECURE", port, "SASL_SSL", _listener_settings(tls)):
+        with another_listener("SECURE", port, "SASL_SSL", _listener_settings(tls), _RIGHTS):
             info = stack.up(place, replace(FAST, postgres_bin=programs))
         _speak_tls(info.dsn, tls)
         _make_login(info.dsn, info.bootstrap, login)
@@ -149,6 +149,13 @@ def secure_servers(directory: Path, login: Login) -> Iterator[SecureServers]:
         )
     finally:
         stack.down(place, delete=True)
+
+
+_RIGHTS = {
+    "authorizer.class.name": "org.apache.kafka.metadata.authorizer.StandardAuthorizer",
+    "super.users": "User:ANONYMOUS",  # the administrator, and the broker itself
+    "allow.everyone.if.no.acl.found": "true",
+}
 
 
 def _listener_settings(tls: Mapping[str, Path]) -> dict[str, str]:

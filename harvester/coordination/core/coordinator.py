@@ -116,6 +116,7 @@ class Coordinator:
         self._unread = set(self.worlds)  # partitions of the log that are not read to the end they had
         self._ready_at = self._next_choice_at = -math.inf
         self._claiming: dict[GroupPartition, int] = {}  # when it was closed: the numbers of claims under way
+        self._topics: Mapping[str, int] = {}
         self._together = False  # whether heartbeats went together last
 
     # -- the log
@@ -176,7 +177,9 @@ class Coordinator:
 
     def consume(self, topics: Mapping[str, int]) -> None:
         """The topics, with the number of partitions that each has now; call it again when that grows."""
-        group = self.settings.group
+        if topics == self._topics:
+            return
+        group, self._topics = self.settings.group, dict(topics)
         self.choice.consume(
             GroupPartition(group, topic, partition) for topic, count in topics.items() for partition in range(count)
         )

@@ -249,6 +249,8 @@ class Choice:
 
     def orphans(self) -> list[GroupPartition]:
         """With whole topics: what is held of a topic whose first partition is not."""
+        if not self._settings.whole_topics:
+            return []
         return [
             place
             for place, holding in self._holdings.items()

@@ -53,8 +53,7 @@ class GroupPartition(NamedTuple):
         return f"{self.topic}[{self.partition}] of {self.group}"
 
 
-@dataclass(frozen=True, slots=True, order=True)
-class Client:
+class Client(NamedTuple):
     """One life of a client: its id, unique in its group, and the instance."""
 
     id: str
@@ -245,7 +244,7 @@ def _parse_together(words: list[str]) -> Heartbeats | Unreadable:
     if tuple(field for field, _, _ in who) != _FIELDS_TOGETHER or not places:
         return Unreadable(f"Heartbeats have other fields than {', '.join(_FIELDS_TOGETHER)} and places")
     group, client, instance, interval = (text for _, _, text in who)
-    sender, interval_ms = Client(_unname(client), _unname(instance)), _optional(interval)
+    of, sender, interval_ms = _unname(group), Client(_unname(client), _unname(instance)), _optional(interval)
     beats = []
     for place, _, text in places:
         topic, _, partition = place.partition("/")
@@ -255,7 +254,7 @@ def _parse_together(words: list[str]) -> Heartbeats | Unreadable:
         number, generation, confirmed, last_offset = numbers
         beats.append(
             Heartbeat(
-                GroupPartition(_unname(group), _unname(topic), _whole(partition)), sender, _whole(number),
+                GroupPartition(of, _unname(topic), _whole(partition)), sender, _whole(number),
                 _optional(generation), _optional(confirmed), _optional(last_offset), interval_ms,
             )
         )  # fmt: skip

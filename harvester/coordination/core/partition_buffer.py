@@ -274,6 +274,7 @@ class PartitionBuffer:
         self.batch: RecordBatch | None = None  # the one that is being handed out
         self.owned: list[RecordBatch] = []  # at most once: those of which something may still be handed out, in order
         self.proposed = 0  # records of the batch that is proposed: the first of `fetched`
+        self.busy = True  # something of it may wait, be open, or be unknown to the coordinator (`note_idle`)
         self.assigned = False  # what came before was fetched under an older claim
         self.full_since: float | None = None  # at least once: there is no room for more
         self.blocked = False  # that was said
@@ -289,6 +290,7 @@ class PartitionBuffer:
         if last is not None and records[0].offset() <= last:
             records = [record for record in records if record.offset() > last]
         if records:
+            self.busy = True
             self.fetched += records
             self.fetched_to = records[-1].offset()
 
@@ -302,7 +304,8 @@ class PartitionBuffer:
         offset = start(committed, self.progress.last_offset, positioned=self.positioned)
         if offset is not None:
             self.progress.last_offset = self.fetched_to = offset - 1 if offset > 0 else None
-        self.assigned, self._begun_at = True, offset
+        self.assigned = self.busy = True
+        self._begun_at = offset
         return offset
 
     @property
@@ -342,6 +345,12 @@ class PartitionBuffer:
         self.close_batch()
         if offset > 0 and offset - 1 > (-1 if self.progress.last_offset is None else self.progress.last_offset):
             self.progress.last_offset = self.fetched_to = offset - 1
+            self.busy = True
+
+    def note_idle(self) -> None:
+        """Note if there is nothing to look for until something comes: most of many partitions are idle."""
+        told = self.last_offset == self.reported and self.full_since is None and not self.blocked
+        self.busy = not (told and self._first_open is None and self.is_empty)
 
     # -- at least once
 

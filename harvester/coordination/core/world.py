@@ -51,8 +51,9 @@ another broker leads the partition, so stamps count once log time has advanced t
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from enum import Enum
+from typing import NamedTuple
 
 from harvester.coordination.core.messages import (
     ClaimingMessages,
@@ -106,9 +107,8 @@ class LogTiming:
         return Freshness.UNKNOWN if age_ms <= 2 * self.interval_ms else Freshness.STALE
 
 
-@dataclass(frozen=True, slots=True)
-class Claim:
-    """What is known of one partition. Times are log times.
+class Claim(NamedTuple):
+    """What is known of one partition. Times are log times. A tuple for the same reason as `claim.ClaimState`.
 
     `generation`: offset of the claim that won last, kept when it is released. `last_offset`: the last processed one,
     None before the first (then Kafka's group offset counts), SET_TO_START if an administrator or a holder put it back
@@ -182,7 +182,7 @@ class World:
     def _take(self, message: Message) -> Reading:
         before = self.claim(message.place)
         after, verdict = _judge(before, message, self)
-        self.claims[message.place] = replace(after, heard_ms=self.now_ms)
+        self.claims[message.place] = after._replace(heard_ms=self.now_ms)
         self._note_presence(message, verdict)
         if not message.client.reads_together and not isinstance(message, SettingPosition):
             self.older_ms = self.now_ms
@@ -193,7 +193,7 @@ class World:
         self.start_offset = self.next_offset = offset
         self.start_ms = None
         for place, claim in self.claims.items():
-            self.claims[place] = replace(claim, exact=False, positioned=False, contested=NO_GENERATION)
+            self.claims[place] = claim._replace(exact=False, positioned=False, contested=NO_GENERATION)
 
     def _note_presence(self, message: Message, verdict: ClaimVerdict) -> None:
         who = (message.place.group, message.client.id)
@@ -279,7 +279,7 @@ def _judge(claim: Claim, message: Message, at: World) -> tuple[Claim, ClaimVerdi
         case SettingPosition(last_offset=last_offset):
             last_offset = SET_TO_START if last_offset is None else last_offset
             free = Claim(generation=at.offset, last_offset=last_offset, contested=at.offset)
-            return replace(free, exact=claim.exact or at.settled), ClaimVerdict.ACCEPTED
+            return free._replace(exact=claim.exact or at.settled), ClaimVerdict.ACCEPTED
         case _ if claim.exact:
             return _under_claim(claim, message, at)
         case _:
@@ -296,7 +296,7 @@ def _claiming(claim: Claim, message: ClaimingPartition, at: World) -> tuple[Clai
         knows = message.generation is None or message.generation >= newest
         if knows and at.timing.freshness(at.now_ms - silent_since_ms) is Freshness.STALE:
             return won, ClaimVerdict.WON
-        return replace(claim, contested=at.offset), ClaimVerdict.UNDECIDED
+        return claim._replace(contested=at.offset), ClaimVerdict.UNDECIDED
     if message.generation is not None and message.generation < claim.generation:
         return claim, ClaimVerdict.LOST
     takes_over = claim.holder is not None and claim.holder.id == message.client.id
@@ -316,7 +316,7 @@ def _under_claim(claim: Claim, message: Message, at: World) -> tuple[Claim, Clai
 def _reported(claim: Claim, message: Message, at: World) -> Claim:
     """What an accepted message of the holder changes."""
     if isinstance(message, ClaimingMessages):
-        return replace(claim, beat_ms=at.now_ms, proposed=message.proposed_last_offset)
+        return claim._replace(beat_ms=at.now_ms, proposed=message.proposed_last_offset)
     last_offset = position(message)
     positioned = claim.positioned or last_offset is not None
     if isinstance(message, ReturningMessages):
@@ -324,8 +324,8 @@ def _reported(claim: Claim, message: Message, at: World) -> Claim:
     else:
         last_offset = _highest(claim.last_offset, last_offset)
     holder = None if isinstance(message, ReleasingPartition) else claim.holder
-    return replace(
-        claim, holder=holder, beat_ms=at.now_ms, last_offset=last_offset, proposed=None, positioned=positioned
+    return claim._replace(
+        holder=holder, beat_ms=at.now_ms, last_offset=last_offset, proposed=None, positioned=positioned
     )
 
 
@@ -336,15 +336,14 @@ def _adopting(claim: Claim, message: Message, at: World) -> tuple[Claim, ClaimVe
     if generation < claim.generation or ended or generation == NO_GENERATION:
         return claim, ClaimVerdict.REFUSED
     if generation > claim.generation:
-        claim = replace(claim, generation=generation, last_offset=None, proposed=None)
+        claim = claim._replace(generation=generation, last_offset=None, proposed=None)
     certain = _is_confirmed(claim, message, at)
     # A message claim says nothing of the position, and a heartbeat that is not certain may be a zombie's. One without
     # a position leaves open whether there never was one, or one was set to the start.
-    adopted = _reported(replace(claim, holder=message.client, positioned=False), message, at)
+    adopted = _reported(claim._replace(holder=message.client, positioned=False), message, at)
     positioned = certain and adopted.positioned
-    return replace(
-        adopted, exact=certain, positioned=positioned
-    ), ClaimVerdict.ACCEPTED if certain else ClaimVerdict.UNDECIDED
+    adopted = adopted._replace(exact=certain, positioned=positioned)
+    return adopted, ClaimVerdict.ACCEPTED if certain else ClaimVerdict.UNDECIDED
 
 
 def _is_confirmed(claim: Claim, message: Message, at: World) -> bool:

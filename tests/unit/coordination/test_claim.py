@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 
 from harvester.coordination.core.claim import (
@@ -200,7 +198,7 @@ def test_whose_claim_another_has_says_nothing_more() -> None:
 
 def test_whose_batch_is_under_way_at_most_once_has_no_last_word() -> None:
     claimer = holder(100)
-    claimer.state = replace(claimer.state, at_most_once=True)
+    claimer.state = claimer.state._replace(at_most_once=True)
     claimer.feed(100.1, BatchWaiting(49))
     assert [type(command) for command in claimer.feed(103, ClaimTick())] == [StopHandingOut]
 
@@ -334,7 +332,7 @@ def test_what_was_not_handed_out_is_returned_before_the_release(last_offset: int
 
 def test_the_token_grows_with_log_time_and_where_that_stands_still_with_the_offset() -> None:
     tokens = [
-        replace(holder(100).state, won_ms=won_ms, generation=generation).token
+        holder(100).state._replace(won_ms=won_ms, generation=generation).token
         for won_ms, generation in [(1000, 7), (1000, 8), (1001, 0), (1_800_000_000_000, 5_000_000)]
     ]
     assert tokens == sorted(set(tokens))
@@ -347,4 +345,4 @@ def test_the_token_is_of_the_moment_at_which_the_claim_stands_in_the_log() -> No
     claimer.feed(100, ReadBack(claimer.last, 7, ClaimVerdict.WON, None, False, at_ms=5000))
     before = claimer.state.token
     claimer.feed(101, PositionFound(7, 40))
-    assert claimer.state.token == before == replace(claimer.state, won_ms=5000).token
+    assert claimer.state.token == before == claimer.state._replace(won_ms=5000).token

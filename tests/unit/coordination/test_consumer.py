@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, cast
 
 import pytest
@@ -52,11 +52,11 @@ class Claims:
         assert isinstance(event, BatchWaiting)
         self.proposed.append((place, event.last_offset))
         batch = ClaimedBatch(event.last_offset, BatchStep.CLAIMED, 1)
-        self.holdings[place] = replace(self.holdings[place], batch=batch)
+        self.holdings[place] = self.holdings[place]._replace(batch=batch)
 
     def accept(self, place: GroupPartition) -> None:
         """The batch is ours."""
-        self.holdings[place] = replace(self.holdings[place], batch=None)
+        self.holdings[place] = self.holdings[place]._replace(batch=None)
         self.owned.append(self.buffer[place].own())
 
 
@@ -100,9 +100,9 @@ def test_what_was_not_handed_out_comes_again(scene: Scene) -> None:
 def test_a_claim_that_is_not_certain_now_has_no_turn(scene: Scene) -> None:
     late = clock_s() - scene.turns._settings.heartbeat_interval_s
     for place in PLACES[:2]:
-        scene.claims.holdings[place] = replace(scene.claims.holdings[place], proof_at=late)
+        scene.claims.holdings[place] = scene.claims.holdings[place]._replace(proof_at=late)
     assert scene.next().place == PLACES[2]
-    scene.claims.holdings[PLACES[2]] = replace(scene.claims.holdings[PLACES[2]], phase=ClaimPhase.LEAVING)
+    scene.claims.holdings[PLACES[2]] = scene.claims.holdings[PLACES[2]]._replace(phase=ClaimPhase.LEAVING)
     assert scene.next() is NOTHING
 
 
@@ -110,7 +110,7 @@ def test_no_lot_outlasts_the_claim_nor_a_tenth_of_a_second(scene: Scene) -> None
     assert scene.next().until <= clock_s() + 0.1
     nearly = clock_s() - scene.turns._settings.heartbeat_interval_s + 0.02
     for place in PLACES:
-        scene.claims.holdings[place] = replace(scene.claims.holdings[place], proof_at=nearly)
+        scene.claims.holdings[place] = scene.claims.holdings[place]._replace(proof_at=nearly)
     assert scene.next().until <= nearly + scene.turns._settings.heartbeat_interval_s
 
 
@@ -151,7 +151,7 @@ def test_at_most_once_a_batch_waits_at_most_behind_the_one_in_hand() -> None:
     scene.next()  # the first is in hand, the second proposed
     assert [last for _, last in claims.proposed] == [0, 1]
     claims.accept(PLACES[0])
-    claims.holdings[PLACES[0]] = replace(claims.holdings[PLACES[0]], batch=None)
+    claims.holdings[PLACES[0]] = claims.holdings[PLACES[0]]._replace(batch=None)
     scene.next()  # nothing was taken of the first: it comes again, and nothing is proposed
     assert [last for _, last in claims.proposed] == [0, 1]
     assert scene.take(1)[0].offset() == 0

@@ -253,3 +253,40 @@ def test_at_most_once_what_is_ours_is_not_passed_over() -> None:
     made.fetch([Message(9)])
     empty.append(made.is_empty)
     assert empty == [False, True, False]
+
+
+def turn(made: PartitionBuffer) -> None:
+    """As the coordination's thread does."""
+    made.reported = made.last_offset
+    made.look(10, 0.0)
+    made.note_idle()
+
+
+def test_it_is_busy_from_a_record_that_comes_until_all_is_finished_and_told() -> None:
+    made = buffer(last_offset=2)
+    seen = [made.busy]
+    turn(made)
+    seen.append(made.busy)
+    made.fetch([Message(3)])
+    seen.append(made.busy)
+    turn(made)
+    made.open_batch().until = 1.0
+    (record,) = given(made, 1)
+    turn(made)
+    seen.append(made.busy)
+    finish(made, record)
+    made.note_idle()  # not told yet
+    seen.append(made.busy)
+    turn(made)
+    seen.append(made.busy)
+    assert seen == [True, False, True, True, True, False]
+
+
+def test_it_is_busy_when_its_position_has_moved_without_a_record() -> None:
+    made = buffer(last_offset=2)
+    turn(made)
+    made.pass_over(9)  # markers of transactions
+    assert made.busy
+    turn(made)
+    made.begin(20)
+    assert made.busy

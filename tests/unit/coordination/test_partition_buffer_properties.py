@@ -21,7 +21,7 @@ class Message:
 
 
 WHAT = st.sampled_from(
-    ["do", "do", "fetch", "take", "take", "next", "next", "any", "any", "open", "end", "some", "last", "last"]
+    ["do", "do", "fetch", "take", "take", "next", "next", "any", "any", "open", "end", "some", "last", "last", "turn"]
 )
 MOST = 6  # open records
 STEPS = st.lists(st.tuples(WHAT, st.integers(0, 63)), min_size=5)
@@ -34,7 +34,7 @@ def test_the_prefix_ends_before_the_first_record_that_is_not_finished(steps: lis
     following = 0
     handed_out: list[Message] = []
     finished: set[int] = set()
-    for what, which in [("fetch", 4), ("open", 0), *steps]:
+    for what, which in [("fetch", 5), ("open", 0), *steps]:
         batch = buffer.batch
         if what == "fetch":
             records = [Message(following + 2 * each) for each in range(which % 5 + 1)]  # with holes in the offsets
@@ -44,6 +44,14 @@ def test_the_prefix_ends_before_the_first_record_that_is_not_finished(steps: lis
             buffer.open_batch(MOST - buffer.open_records).until = 1.0
         elif what == "end" and batch is not None:
             batch.end()
+        elif what == "turn":  # of the coordination's thread
+            if buffer.busy:
+                buffer.reported = buffer.last_offset
+                buffer.look(MOST, float(which))
+                buffer.note_idle()
+            assert (buffer.reported, buffer.busy) == (buffer.last_offset, not buffer.is_empty)
+            assert (buffer.full_since is not None) == (buffer.open_records >= MOST)
+            assert (buffer.open(64.0) is not None) == bool(buffer.open_records)
         if what in ("take", "do") and batch is not None:
             record = batch.take(0.0)
             if record is not None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from concurrent.futures import Future
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import pytest
 
@@ -53,8 +53,8 @@ def test_a_release_reports_what_was_finished_at_the_last_moment(monkeypatch: pyt
     batch.until = 1.0
     record = batch.take(0.0)
     now = clock_s()
-    session._coordinator.holdings[PLACE] = replace(
-        ClaimState(PLACE, CLIENT, ClaimPhase.LEAVING), generation=7, proof_at=now, next_beat_at=now + 60
+    session._coordinator.holdings[PLACE] = ClaimState(PLACE, CLIENT, ClaimPhase.LEAVING)._replace(
+        generation=7, proof_at=now, next_beat_at=now + 60
     )
     buffer.stopping_at = now + 60
 
