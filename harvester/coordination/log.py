@@ -16,6 +16,7 @@ import threading
 import time
 from collections.abc import Callable, Hashable, Iterator, Mapping
 from concurrent.futures import Future
+from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
 from confluent_kafka import TIMESTAMP_LOG_APPEND_TIME, Consumer, KafkaError, KafkaException, Producer, TopicPartition
@@ -34,6 +35,7 @@ _LOGGER = logging.getLogger("harvester.coordination")
 _TIMEOUT_S = 10.0
 _MOST_RECORDS = 500
 _POLL_S = 0.1
+_NEAR, _FURTHER = 1_000, 8  # records before a claim in which its position is looked for first; times as many then
 _LONG = 1_000  # records of a partition: fewer are read faster than their tail is found
 _LEAST_ANSWER_S = 1.0
 _RENEWED_AFTER = 2.0  # times what a message has to arrive
@@ -352,18 +354,32 @@ def _serve(writer: Producer) -> bool:
 Answer = Callable[[GroupPartition, PositionFound], None]
 
 
+@dataclass(slots=True)
+class _Past:
+    """What was read of a partition of the log from so many records before a claim on; `whole`: from the first one."""
+
+    world: World
+    records: int
+    whole: bool = False
+
+    def knows(self, place: GroupPartition) -> bool:
+        return self.whole or self.world.knows_position(place)
+
+
 class LogBackfill:
     """Finds the position of a partition that was silent for long, in the log before the tail that is read.
 
-    A claim that wins by silence does not bring its position along (`world`). It stands further back, and is found by
-    reading from the first record on; in a thread of its own, since heartbeats do not wait. What was read is kept: a
-    claim that has run out meanwhile, and the other partitions of that log, are answered at once. `answer` is called
-    from the thread; a question that fails has no answer.
+    A claim that wins by silence does not bring its position along (`world`). It stands further back. The last records
+    before the claim are read first, and if a late reader of those is not certain of the position (P30), eight times as
+    many, and so on up to all that are kept: a group that comes back after a minute does not read a day. All in a thread
+    of its own, since heartbeats do not wait. What was read is kept: a claim that has run out meanwhile, and the other
+    partitions of that log, are answered at once. `answer` is called from the thread; a question that fails has no
+    answer.
     """
 
     def __init__(self, settings: ConsumerSettings, answer: Answer) -> None:
         self._settings, self._answer = settings, answer
-        self._worlds: dict[int, World] = {}
+        self._pasts: dict[int, _Past] = {}
         self._questions: queue.SimpleQueue[tuple[int, GroupPartition, int] | None] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
         self._closed = False
@@ -385,20 +401,38 @@ class LogBackfill:
         while (question := self._questions.get()) is not None and not self._closed:
             partition, place, generation = question
             try:
-                world = self._read(partition, generation)
-                if world.next_offset > generation and not self._closed:
+                world = self._search(partition, place, generation)
+                if world is not None and not self._closed:
                     claim = world.claim(place)
                     self._answer(place, PositionFound(generation, claim.last_offset, claim.positioned))
             except Exception as error:  # noqa: BLE001 - the top frame; the claim runs out, and is tried again
                 _LOGGER.warning("the position of %s is not found: %s", place, error)
 
-    def _read(self, partition: int, generation: int) -> World:
-        world = self._worlds.setdefault(partition, World.begin(self._settings.timing))
-        if world.next_offset > generation:
-            return world
+    def _search(self, partition: int, place: GroupPartition, generation: int) -> World | None:
+        """What is to be known of the place at the claim; None if the log could not be read up to there."""
+        past = self._pasts.get(partition)
+        if past is None:
+            past = self._pasts[partition] = self._before(generation, _NEAR)
+        while True:
+            if past.world.next_offset <= generation:
+                self._read(partition, past, generation)
+            if past.world.next_offset <= generation:
+                return None
+            if past.knows(place):
+                return past.world
+            past = self._pasts[partition] = self._before(generation, _FURTHER * past.records)
+
+    def _before(self, generation: int, records: int) -> _Past:
+        start = max(0, generation - records)
+        return _Past(World.begin(self._settings.timing, start), records, whole=start == 0)
+
+    def _read(self, partition: int, past: _Past, generation: int) -> None:
+        """Read on up to the claim, or as far as records come."""
+        world, begun_at = past.world, past.world.next_offset
         log = CoordinationLog(self._settings.coordination_topic, self._settings.kafka, lambda place, number: None)
         try:
             log.begin({partition: world})
+            past.whole |= world.next_offset > begun_at  # earlier ones are not kept
             deadline = clock_s() + _TIMEOUT_S
             while world.next_offset <= generation and not self._closed and clock_s() < deadline:
                 for _, offset, at_ms, value in log.poll(_POLL_S):
@@ -406,4 +440,3 @@ class LogBackfill:
                     deadline = clock_s() + _TIMEOUT_S  # a reader that stands still is replaced by the next question
         finally:
             log.close(0)
-        return world

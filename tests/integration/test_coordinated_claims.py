@@ -263,6 +263,7 @@ def test_a_long_log_is_read_from_its_tail_and_silent_positions_are_found_in_the_
     settings: ConsumerSettings, join: Join, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(log, "_LONG", 200)
+    monkeypatch.setattr(log, "_NEAR", 20)
     fill(settings, 200)
     one = join()
     eventually(lambda: len(one.seen) == 200, what="all records")

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Iterable
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from harvester.coordination import log as coordination_log
 from harvester.coordination.core import claim as claims
 from harvester.coordination.core import world as worlds
 from harvester.coordination.core.claim import ClaimedBatch, ClaimState, ClaimTiming, Process, ReleaseClaim
@@ -23,7 +25,9 @@ from harvester.coordination.core.messages import (
     decode,
 )
 from harvester.coordination.core.world import Claim, ClaimVerdict, Freshness, World
-from tests.support.coordination import TIMING, Broken, Sim, scheduled, seen
+from harvester.coordination.log import LogBackfill
+from harvester.coordination.settings import ConsumerSettings
+from tests.support.coordination import GROUP, INTERVAL_S, TIMING, TOPIC, Broken, Sim, scheduled, seen
 from tests.support.longs import some_of
 
 Patch = pytest.MonkeyPatch
@@ -145,6 +149,45 @@ def test_readers_that_begin_anywhere_agree() -> None:
     assert sum(compare_readers(sim) for sim in sims) > 600 * len(sims)
 
 
+def search(sim: Sim, patch: Patch) -> tuple[int, int]:
+    """Have `LogBackfill` look for the position of each claim that won: how many, and for how many the beginning of the
+    log was not read.
+    """
+    won, in_part = 0, 0
+    patch.setattr(coordination_log, "_NEAR", 3)
+    patch.setattr(coordination_log, "_FURTHER", 4)
+
+    def read(_: LogBackfill, partition: int, past: Any, generation: int) -> None:
+        for offset in range(past.world.next_offset, generation + 1):
+            past.world.read(offset, *sim.logs[partition][offset])
+
+    patch.setattr(LogBackfill, "_read", read)
+    of_group = ConsumerSettings(kafka={}, group=GROUP, topics=(TOPIC,), heartbeat_interval_s=INTERVAL_S)
+    for partition, truths in sim.truths.items():
+        for offset, claims_there in enumerate(truths):
+            for place, truth in claims_there.items():
+                if truth.generation == offset and truth.holder is not None:
+                    world = LogBackfill(of_group, lambda *_: None)._search(partition, place, offset)
+                    assert world is not None
+                    won, in_part = won + 1, in_part + (not world.complete)
+                    if world.claim(place).last_offset != truth.last_offset:
+                        raise Broken(f"the claim at {offset}: {world.claim(place)}, truly {truth}")
+    return won, in_part
+
+
+def test_a_position_is_found_in_the_last_part_of_the_log_that_tells_it(monkeypatch: Patch) -> None:
+    sims = histories(range(some_of(30)), at_most_once=False) + histories(range(some_of(15)), at_most_once=True)
+    found = [search(sim, monkeypatch) for sim in sims]
+    won, in_part = map(sum, zip(*found, strict=True))
+    assert in_part > won / 10 > 0
+
+
+def test_the_search_notices_a_position_that_is_not_certain(monkeypatch: Patch) -> None:
+    _any_position_is_found(monkeypatch)
+    with pytest.raises(Broken):
+        sum(search(history(seed, at_most_once=False), monkeypatch)[0] for seed in range(30))
+
+
 # -- the rules, written down a second time by somebody who does not care for speed
 
 
@@ -206,6 +249,11 @@ def _late_readers_judge(patch: Patch) -> None:
 
 def _anything_confirms(patch: Patch) -> None:
     patch.setattr(worlds, "_is_confirmed", lambda claim, message, at: True)
+
+
+def _any_position_is_found(patch: Patch) -> None:
+    """The search for a position ends in the first part of the log that it reads."""
+    patch.setattr(World, "knows_position", lambda self, place: True)
 
 
 def _unknown_is_stale(patch: Patch) -> None:

@@ -237,6 +237,11 @@ class World:
             return Claim(exact=self.complete, positioned=self.complete, heard_ms=self.start_ms or 0)
         return known
 
+    def knows_position(self, place: GroupPartition) -> bool:
+        """Whether a reader that began earlier would know the same position."""
+        claim = self.claim(place)
+        return claim.exact and claim.positioned
+
     def freshness(self, place: GroupPartition, now_ms: int = 0) -> Freshness:
         return self.claim(place).freshness(max(self.now_ms, now_ms), self.timing)
 

@@ -126,12 +126,12 @@ def test_what_goes_wrong_in_one_search_for_a_position_does_not_end_the_next(monk
     world.miss(100)
     failures = [KafkaException(KafkaError(KafkaError._CRIT_SYS_RESOURCE))]
 
-    def read(partition: int, generation: int) -> World:
+    def search(partition: int, place: GroupPartition, generation: int) -> World:
         if failures:
             raise failures.pop()
         return world
 
-    monkeypatch.setattr(past, "_read", read)
+    monkeypatch.setattr(past, "_search", search)
     place = GroupPartition("g", "t", 0)
     for generation in (5, 7):
         past.find(0, place, generation)
