@@ -198,6 +198,13 @@ def _encode_together(beats: tuple[Heartbeat, ...]) -> bytes:
     return " ".join(words).encode("ascii")
 
 
+def may_concern(group: str, topic: str) -> Callable[[bytes | None], bool]:
+    """False of records that say nothing of a group's places in a topic; takes a twentieth of the time to read one."""
+    of_group, name = f" group={_name(group)} ".encode("ascii"), _name(topic).encode("ascii")
+    alone, together = b" topic=" + name + b" ", b" " + name + b"/"
+    return lambda value: value is not None and of_group in value and (alone in value or together in value)
+
+
 def decode(value: bytes | None) -> Message | Heartbeats | Unreadable:
     """The message, or why it is none. Raises nothing."""
     if not value or len(value) > MAX_BYTES:

@@ -20,6 +20,7 @@ from harvester.coordination.core.messages import (
     Unreadable,
     decode,
     encode,
+    may_concern,
 )
 
 NAMES = st.text(st.characters(codec="utf-8"), max_size=30)
@@ -54,6 +55,16 @@ RECORDS: st.SearchStrategy[Message | Heartbeats] = MESSAGES | together()
 @given(RECORDS)
 def test_what_was_said_is_what_is_read(message: Message | Heartbeats) -> None:
     assert decode(encode(message)) == message
+
+
+@given(RECORDS, NAMES, NAMES)
+def test_a_record_concerns_the_topics_of_its_places_and_no_other(
+    message: Message | Heartbeats, group: str, topic: str
+) -> None:
+    its = {(part.place.group, part.place.topic) for part in message.parts}
+    for asked in its | {(group, topic), *((group, its_topic) for _, its_topic in its)}:
+        assert may_concern(*asked)(encode(message)) == (asked in its)
+    assert not may_concern(group, topic)(None)
 
 
 @given(RECORDS)
