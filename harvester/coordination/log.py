@@ -356,13 +356,14 @@ Answer = Callable[[GroupPartition, PositionFound], None]
 
 @dataclass(slots=True)
 class _Past:
-    """What was read of a partition of the log from so many records before a claim on; `whole`: from the first one."""
+    """What was read of a partition of the log from an offset on; `whole`: from the first record on."""
 
     world: World
-    records: int
-    whole: bool = False
+    start: int
+    whole: bool
 
     def knows(self, place: GroupPartition) -> bool:
+        """Whether an earlier beginning would not change what is known of the position."""
         return self.whole or self.world.knows_position(place)
 
 
@@ -372,14 +373,15 @@ class LogBackfill:
     A claim that wins by silence does not bring its position along (`world`). It stands further back. The last records
     before the claim are read first, and if a late reader of those is not certain of the position (P30), eight times as
     many, and so on up to all that are kept: a group that comes back after a minute does not read a day. All in a thread
-    of its own, since heartbeats do not wait. What was read is kept: a claim that has run out meanwhile, and the topic's
+    of its own, since heartbeats do not wait. What was read is kept: a claim that has run out meanwhile, and the
     other partitions of that log, are answered at once. `answer` is called from the thread; a question that fails has no
     answer.
     """
 
     def __init__(self, settings: ConsumerSettings, answer: Answer) -> None:
         self._settings, self._answer = settings, answer
-        self._pasts: dict[tuple[int, str], _Past] = {}  # by partition of the log, and topic
+        self._concerns = may_concern(settings.group, settings.topics)
+        self._pasts: dict[int, _Past] = {}
         self._questions: queue.SimpleQueue[tuple[int, GroupPartition, int] | None] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
         self._closed = False
@@ -410,27 +412,26 @@ class LogBackfill:
 
     def _search(self, partition: int, place: GroupPartition, generation: int) -> World | None:
         """What is to be known of the place at the claim; None if the log could not be read up to there."""
-        where = partition, place.topic
-        past = self._pasts.get(where)
-        if past is None:
-            past = self._pasts[where] = self._before(generation, _NEAR)
-        while True:
+        past = self._pasts.get(partition)
+        if past is None or not (past.whole or generation < past.world.next_offset + _NEAR):
+            past = self._pasts[partition] = self._before(generation, _NEAR)
+        while not self._closed:
             if past.world.next_offset <= generation:
-                self._read(partition, place.topic, past, generation)
+                self._read(partition, past, generation)
             if past.world.next_offset <= generation:
-                return None
+                break
             if past.knows(place):
                 return past.world
-            past = self._pasts[where] = self._before(generation, _FURTHER * past.records)
+            past = self._pasts[partition] = self._before(generation, _FURTHER * (generation - past.start))
+        return None
 
     def _before(self, generation: int, records: int) -> _Past:
         start = max(0, generation - records)
-        return _Past(World.begin(self._settings.timing, start), records, whole=start == 0)
+        return _Past(World.begin(self._settings.timing, start), start, whole=start == 0)
 
-    def _read(self, partition: int, topic: str, past: _Past, generation: int) -> None:
+    def _read(self, partition: int, past: _Past, generation: int) -> None:
         """Read on up to the claim, or as far as records come."""
         world, begun_at = past.world, past.world.next_offset
-        concerns = may_concern(self._settings.group, topic)
         log = CoordinationLog(self._settings.coordination_topic, self._settings.kafka, lambda place, number: None)
         try:
             log.begin({partition: world})
@@ -438,7 +439,8 @@ class LogBackfill:
             deadline = clock_s() + _TIMEOUT_S
             while world.next_offset <= generation and not self._closed and clock_s() < deadline:
                 for _, offset, at_ms, value in log.poll(_POLL_S):
-                    world.read(offset, at_ms, value if concerns(value) else None)  # of others only the time counts
+                    # Of others' messages only the time counts.
+                    world.read(offset, at_ms, value if self._concerns(value) else None)
                     deadline = clock_s() + _TIMEOUT_S  # a reader that stands still is replaced by the next question
         finally:
             log.close(0)

@@ -157,7 +157,7 @@ def search(sim: Sim, patch: Patch) -> tuple[int, int]:
     patch.setattr(coordination_log, "_NEAR", 3)
     patch.setattr(coordination_log, "_FURTHER", 4)
 
-    def read(_: LogBackfill, partition: int, _topic: str, past: Any, generation: int) -> None:
+    def read(_: LogBackfill, partition: int, past: Any, generation: int) -> None:
         for offset in range(past.world.next_offset, generation + 1):
             past.world.read(offset, *sim.logs[partition][offset])
 

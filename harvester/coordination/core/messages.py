@@ -29,7 +29,7 @@ reader warns.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple
 from urllib.parse import quote, unquote
@@ -198,11 +198,11 @@ def _encode_together(beats: tuple[Heartbeat, ...]) -> bytes:
     return " ".join(words).encode("ascii")
 
 
-def may_concern(group: str, topic: str) -> Callable[[bytes | None], bool]:
-    """False of records that say nothing of a group's places in a topic; takes a twentieth of the time to read one."""
-    of_group, name = f" group={_name(group)} ".encode("ascii"), _name(topic).encode("ascii")
-    alone, together = b" topic=" + name + b" ", b" " + name + b"/"
-    return lambda value: value is not None and of_group in value and (alone in value or together in value)
+def may_concern(group: str, topics: Iterable[str]) -> Callable[[bytes | None], bool]:
+    """False of records that say nothing of a group's places in these topics, in a twentieth of the time to read one."""
+    of_group = f" group={_name(group)} ".encode("ascii")
+    of_topics = [form.encode("ascii") for name in map(_name, topics) for form in (f" topic={name} ", f" {name}/")]
+    return lambda value: value is not None and of_group in value and any(each in value for each in of_topics)
 
 
 def decode(value: bytes | None) -> Message | Heartbeats | Unreadable:

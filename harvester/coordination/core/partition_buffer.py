@@ -348,9 +348,12 @@ class PartitionBuffer:
             self.busy = True
 
     def note_idle(self) -> None:
-        """Note if there is nothing to look for until something comes: most of many partitions are idle."""
+        """Note if there is nothing to look for until something comes: most of many partitions are idle.
+
+        Never with a batch, from which the application takes, and finishes, while this looks.
+        """
         told = self.last_offset == self.reported and self.full_since is None and not self.blocked
-        self.busy = not (told and self._first_open is None and self.is_empty)
+        self.busy = not (self.batch is None and told and self._first_open is None and self.is_empty)
 
     # -- at least once
 

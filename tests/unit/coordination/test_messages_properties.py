@@ -62,9 +62,10 @@ def test_a_record_concerns_the_topics_of_its_places_and_no_other(
     message: Message | Heartbeats, group: str, topic: str
 ) -> None:
     its = {(part.place.group, part.place.topic) for part in message.parts}
-    for asked in its | {(group, topic), *((group, its_topic) for _, its_topic in its)}:
-        assert may_concern(*asked)(encode(message)) == (asked in its)
-    assert not may_concern(group, topic)(None)
+    for of, about in its | {(group, topic), *((group, its_topic) for _, its_topic in its)}:
+        assert may_concern(of, [about])(encode(message)) == ((of, about) in its)
+        assert may_concern(of, [topic, about])(encode(message)) == (not its.isdisjoint({(of, about), (of, topic)}))
+    assert not may_concern(group, [topic])(None)
 
 
 @given(RECORDS)

@@ -20,9 +20,7 @@ class Message:
         return self.number
 
 
-WHAT = st.sampled_from(
-    ["do", "do", "fetch", "take", "take", "next", "next", "any", "any", "open", "end", "some", "last", "last", "turn"]
-)
+WHAT = st.sampled_from("do do fetch take take next next any any open end some last last close turn".split())
 MOST = 6  # open records
 STEPS = st.lists(st.tuples(WHAT, st.integers(0, 63)), min_size=5)
 
@@ -44,12 +42,15 @@ def test_the_prefix_ends_before_the_first_record_that_is_not_finished(steps: lis
             buffer.open_batch(MOST - buffer.open_records).until = 1.0
         elif what == "end" and batch is not None:
             batch.end()
+        elif what == "close":
+            buffer.close_batch()
         elif what == "turn":  # of the coordination's thread
             if buffer.busy:
                 buffer.reported = buffer.last_offset
                 buffer.look(MOST, float(which))
                 buffer.note_idle()
-            assert (buffer.reported, buffer.busy) == (buffer.last_offset, not buffer.is_empty)
+            idle = buffer.is_empty and buffer.batch is None
+            assert (buffer.reported, buffer.busy) == (buffer.last_offset, not idle)
             assert (buffer.full_since is not None) == (buffer.open_records >= MOST)
             assert (buffer.open(64.0) is not None) == bool(buffer.open_records)
         if what in ("take", "do") and batch is not None:
