@@ -20,7 +20,10 @@ class Message:
         return self.number
 
 
-WHAT = st.sampled_from("do do fetch take take next next any any open end some last last close turn".split())
+WHAT = st.sampled_from([
+    "do", "do", "fetch", "take", "take", "next", "next", "any", "any", "open", "end", "some", "last", "last",
+    "close", "turn",
+])  # fmt: skip
 MOST = 6  # open records
 STEPS = st.lists(st.tuples(WHAT, st.integers(0, 63)), min_size=5)
 
