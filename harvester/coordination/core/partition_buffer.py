@@ -352,7 +352,7 @@ class PartitionBuffer:
 
         Never with a batch, from which the application takes, and finishes, while this looks.
         """
-        told = self.last_offset == self.reported and self.full_since is None and not self.blocked
+        told = self.last_offset in (None, self.reported) and self.full_since is None and not self.blocked
         self.busy = not (self.batch is None and told and self._first_open is None and self.is_empty)
 
     # -- at least once

@@ -257,7 +257,8 @@ def test_at_most_once_what_is_ours_is_not_passed_over() -> None:
 
 def turn(made: PartitionBuffer) -> None:
     """As the coordination's thread does."""
-    made.reported = made.last_offset
+    if made.last_offset is not None:
+        made.reported = made.last_offset
     made.look(10, 0.0)
     made.note_idle()
 
@@ -284,6 +285,13 @@ def test_it_is_busy_from_a_record_that_comes_until_all_is_finished_and_told() ->
     turn(made)
     seen.append(made.busy)
     assert seen == [True, False, True, True, True, True, False]
+
+
+def test_a_partition_that_was_set_to_its_start_is_idle_until_a_record_comes() -> None:
+    made = buffer(last_offset=-1)
+    made.begin(None)
+    made.note_idle()
+    assert not made.busy
 
 
 def test_it_is_busy_when_its_position_has_moved_without_a_record() -> None:
