@@ -356,14 +356,14 @@ Answer = Callable[[GroupPartition, PositionFound], None]
 
 @dataclass(slots=True)
 class _Past:
-    """What was read of a partition of the log from an offset on; `whole`: from the first record on."""
+    """A partition of the log as it was read from `start` on; `whole`: from the first record that is kept."""
 
     world: World
     start: int
     whole: bool
 
     def knows(self, place: GroupPartition) -> bool:
-        """Whether an earlier beginning would not change what is known of the position."""
+        """An earlier beginning would not change what is known of the position."""
         return self.whole or self.world.knows_position(place)
 
 
@@ -411,7 +411,7 @@ class LogBackfill:
                 _LOGGER.warning("the position of %s is not found: %s", place, error)
 
     def _search(self, partition: int, place: GroupPartition, generation: int) -> World | None:
-        """What is to be known of the place at the claim; None if the log could not be read up to there."""
+        """Read as far back as the position of the place takes; None if the log could not be read up to the claim."""
         past = self._pasts.get(partition)
         if past is None or not (past.whole or generation < past.world.next_offset + _NEAR):
             past = self._pasts[partition] = self._before(generation, _NEAR)

@@ -58,7 +58,7 @@ class Reaching:
 
 
 class Stranded:
-    """Whether one client has dropped its last broker, so that its owner has to make another one (P48). Pure.
+    """Notices that one client has dropped its last broker, so that its owner has to make another one (P48). Pure.
 
     Only for a client that is polled all the time, since reports that nobody takes fill the memory, and that has little
     to do: one that reports takes a lock for each record.

@@ -39,7 +39,7 @@ _PASSING = frozenset({KafkaError.NOT_ENOUGH_REPLICAS, KafkaError._MSG_TIMED_OUT}
 
 
 def needs_somebody(error: KafkaError) -> bool:
-    """Whether a refused heartbeat is refused until somebody changes a setting or a right."""
+    """True of a refusal that lasts until somebody changes a setting or a right."""
     return error.code() in _REMEDIES.keys() - _PASSING
 
 

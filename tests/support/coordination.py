@@ -213,13 +213,10 @@ class Sim:
     def look_back(self, actor: Actor) -> None:
         if actor.looking:
             asked = actor.looking.popleft()
-            log = self.logs[log_partition(asked.place, self.log_partitions)]
-            for first in (asked.generation - 4, asked.generation - 16, 0):  # as `LogBackfill` does
-                world = World.begin(TIMING, max(0, first))
-                for offset in range(world.next_offset, asked.generation + 1):
-                    world.read(offset, *log[offset])
-                if world.knows_position(asked.place):
-                    break
+            world = World.begin(TIMING)
+            for offset, (at_ms, value) in enumerate(self.logs[log_partition(asked.place, self.log_partitions)]):
+                if offset <= asked.generation:
+                    world.read(offset, at_ms, value)
             found = PositionFound(asked.generation, world.claim(asked.place).last_offset)
             self.perform(actor, actor.coordinator.tell(asked.place, found, self.local(actor)))
 

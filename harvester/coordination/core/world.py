@@ -108,7 +108,7 @@ class LogTiming:
 
 
 class Claim(NamedTuple):
-    """What is known of one partition. Times are log times. A tuple for the same reason as `claim.ClaimState`.
+    """What is known of one partition. Times are log times. A tuple, since each heartbeat changes one.
 
     `generation`: offset of the claim that won last, kept when it is released. `last_offset`: the last processed one,
     None before the first (then Kafka's group offset counts), SET_TO_START if an administrator or a holder put it back
@@ -238,7 +238,7 @@ class World:
         return known
 
     def knows_position(self, place: GroupPartition) -> bool:
-        """Whether a reader that began earlier would know the same position."""
+        """The position is certain: a reader that began earlier knows the same one."""
         claim = self.claim(place)
         return claim.exact and claim.positioned
 
