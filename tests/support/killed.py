@@ -12,6 +12,7 @@ import json
 import os
 import signal
 import sys
+import threading
 from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
@@ -44,6 +45,8 @@ class Handler:
     def __call__(self, record: Any) -> None:
         value = record.value().decode()
         if value == POISON:
+            if not self.has_failed and self.step == "parked":  # there may be no other record left that is taken later
+                threading.Thread(target=self.die_later).start()
             self.has_failed = True
             raise ValueError(value)
         self.count += 1
