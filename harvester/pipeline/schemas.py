@@ -70,6 +70,11 @@ CURRENT = struct(
     "topic string", _CONTENT, "deleted boolean, since timestamp, incarnation string, id bigint",
     "created_at timestamp, timestamp timestamp",
 )  # fmt: skip
+HISTORY = struct(
+    "topic string", _CONTENT, "deleted boolean, valid_from timestamp, valid_to timestamp, incarnation string,"
+    " id bigint, created_at timestamp, timestamp timestamp",
+)  # fmt: skip
+"""Every state that a key has had (a slowly changing dimension of type 2). A view."""
 INCARNATIONS = struct("incarnation string, since timestamp")
 REJECTS = struct("day date", PLACE, _CONTENT, "reason string, detail string, batch string")
 LOSSES = struct("topic string, partition int, first_offset bigint, end_offset bigint, accepted_at timestamp")
@@ -293,12 +298,24 @@ def folded(root: str, header: str, after: str | None) -> str:
     return _youngest(_states(root, header, after))
 
 
-def _states(root: str, header: str, after: str | None) -> str:
+def _states(root: str, header: str, after: str | None = None) -> str:
     behind = "" if after is None else f" AND batch > {text(after)}"
     return (
         f"SELECT {_listed(CURRENT, {'deleted': 'tombstone'})} FROM ({deliveries(at(f'{root}/silver'), header)})"
         f" JOIN {at(f'{root}/incarnations')} USING (incarnation) WHERE key IS NOT NULL{behind}"
     )
+
+
+def history(root: str, header: str) -> str:
+    """A query for HISTORY. States of a key follow each other without a gap, in the order in which they came about.
+
+    A row that was created before its predecessor, by the clock, counts from that one's time on. What has no time of
+    creation counts from Kafka's.
+    """
+    key = "PARTITION BY topic, key ORDER BY " + _AGE
+    begun = f"max(coalesce(created_at, timestamp)) OVER ({key} ROWS UNBOUNDED PRECEDING)"
+    dated = f"SELECT *, {begun} AS valid_from FROM ({_states(root, header)})"
+    return f"SELECT {_listed(HISTORY, {'valid_to': f'lead(valid_from) OVER ({key})'})} FROM ({dated})"
 
 
 def _youngest(states: str) -> str:

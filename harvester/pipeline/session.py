@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from harvester.errors import StackError
@@ -22,8 +23,11 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 JARS = "HARVESTER_SPARK_JARS"
+_GATEWAY = "PYSPARK_GATEWAY_PORT"
+"""Set by spark-submit: where its Java process listens."""
+_DEFAULT = re.compile(r"\s*([^\s=:#!][^\s=:]*)\s*[=:]?\s*(.*)")  # a line of java.util.Properties
 # What Spark itself brings along: a second copy of these in another version would be loaded first.
-_OF_SPARK = ("org.apache.hadoop", "org.scala-lang", "org.slf4j", "org.lz4", "org.xerial.snappy", "org.antlr")
+OF_SPARK = ("org.apache.hadoop", "org.scala-lang", "org.slf4j", "org.lz4", "org.xerial.snappy", "org.antlr")
 
 
 _SCALA = "2.13"
@@ -114,14 +118,17 @@ def connector_jars(pyspark_version: str, *, progress: Callable[[str], None] = la
     wanted = connectors(pyspark_version)
     home = java.cached_jars(
         "spark-" + "-".join((pyspark_version, *(coordinate.version for coordinate in wanted[1:]))),
-        lambda directory: _resolve(wanted, directory),
+        lambda directory: resolve(wanted, directory),
         announce=lambda: progress(f"fetching the connectors of Spark {pyspark_version} (20 MB, once)"),
     )
     return sorted(home.glob("*.jar"))
 
 
-def _resolve(wanted: tuple[Coordinate, ...], directory: Path) -> None:
-    """Fetch them and all they need with the Apache Ivy that PySpark ships, as `spark-submit --packages` does."""
+def resolve(wanted: Iterable[Coordinate], directory: Path, without: Iterable[str] = OF_SPARK) -> None:
+    """Fetch them and all they need with the Apache Ivy that PySpark ships, as `spark-submit --packages` does.
+
+    `without` these groups, or modules, GROUP:ARTIFACT.
+    """
     # Found without importing: importing pyspark takes half a second and starts nothing we need.
     found = importlib.util.find_spec("pyspark")
     jars = Path(found.origin).parent / "jars" if found is not None and found.origin is not None else Path()
@@ -134,7 +141,7 @@ def _resolve(wanted: tuple[Coordinate, ...], directory: Path) -> None:
     runtime = java.find()
     with tempfile.TemporaryDirectory(dir=directory.parent, prefix="ivy-") as scratch:
         work = Path(scratch)
-        (work / "ivy.xml").write_text(_module(wanted))
+        (work / "ivy.xml").write_text(_module(wanted, without))
         command = [
             str(runtime.program),
             *java.trust_options(runtime, work),
@@ -155,12 +162,13 @@ def _resolve(wanted: tuple[Coordinate, ...], directory: Path) -> None:
             ) from error
 
 
-def _module(wanted: tuple[Coordinate, ...]) -> str:
+def _module(wanted: Iterable[Coordinate], without: Iterable[str]) -> str:
     lines = [
         f'    <dependency org="{one.group}" name="{one.artifact}" rev="{one.version}" conf="default->default"/>'
         for one in wanted
     ]
-    lines += [f'    <exclude org="{group}"/>' for group in _OF_SPARK]
+    for group, _, artifact in (one.partition(":") for one in without):
+        lines.append(f'    <exclude org="{group}" module="{artifact or "*"}"/>')
     return (
         '<ivy-module version="2.0">\n'
         '  <info organisation="harvester" module="connectors"/>\n'
@@ -172,15 +180,16 @@ def _module(wanted: tuple[Coordinate, ...]) -> str:
 NEWEST_JAVA = 21
 """Spark 4 runs on 17 and 21; from 24 on Hadoop's login fails, for want of the security manager."""
 
+_EXTENSIONS, _DELTA_EXTENSION = "spark.sql.extensions", "io.delta.sql.DeltaSparkSessionExtension"
 _NEEDED = {
-    "spark.sql.extensions": "io.delta.sql.DeltaSparkSessionExtension",
-    "spark.sql.catalog.spark_catalog": "org.apache.spark.sql.delta.catalog.DeltaCatalog",
     "spark.sql.session.timeZone": "UTC",  # days and shown times are the same on every machine
     "spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS",
 }
 # Nearly every value of these columns is another: to look for equal ones costs a tenth of all that writing takes.
 _UNALIKE = ("value", "headers.list.element.value", "id", "offset", "sequence", "created_us", "created_at", "timestamp")
 _USUAL = {
+    # A user's own catalog knows what Delta's does: Unity's, say.
+    "spark.sql.catalog.spark_catalog": "org.apache.spark.sql.delta.catalog.DeltaCatalog",
     "spark.ui.showConsoleProgress": "false",
     "spark.sql.adaptive.enabled": "true",
     # A batch of the lake has more than the 100 pieces of compiled code that Spark keeps. Thrown out before they come
@@ -203,8 +212,9 @@ _GOES_ON = "nothing is lost: started again, it continues where it was"
 
 @dataclass(frozen=True, slots=True)
 class SessionSettings:
-    """`master`: as for spark-submit; None is its default, local[*]. `conf` wins over all but what the jobs need.
+    """`master`: as for spark-submit; None is the one that was submitted, or else local[*].
 
+    `conf` wins over what Spark was given elsewhere (`given_elsewhere`), and both over all but what the jobs need.
     `log_level` is of Spark's own log, which tells of each failure with a stack trace.
     """
 
@@ -228,26 +238,46 @@ def spark_version() -> str:
         return str(pyspark.__version__)
 
 
-def options(settings: SessionSettings, pyspark_version: str, progress: Callable[[str], None]) -> dict[str, str]:
+def given_elsewhere() -> dict[str, str]:
+    """What the user has told Spark itself: spark-submit, if that has started this process, else spark-defaults.conf."""
+    if _GATEWAY in os.environ:
+        from pyspark import SparkConf, SparkContext
+
+        SparkContext._ensure_initialized()  # connects to the Java process of spark-submit
+        return dict(SparkConf().getAll())
+    # As spark-submit finds it, which PySpark calls for a Java process.
+    found = importlib.util.find_spec("pyspark")
+    home = os.environ.get("SPARK_HOME") or (found and found.origin and str(Path(found.origin).parent)) or ""
+    file = Path(os.environ.get("SPARK_CONF_DIR") or f"{home}/conf") / "spark-defaults.conf"
+    try:
+        lines = file.read_text().splitlines()
+    except OSError:
+        return {}
+    return {line[1]: line[2].rstrip() for line in map(_DEFAULT.match, lines) if line is not None}
+
+
+def options(
+    settings: SessionSettings,
+    pyspark_version: str,
+    progress: Callable[[str], None],
+    elsewhere: Mapping[str, str] = MappingProxyType({}),
+) -> dict[str, str]:
     """Everything the builder is told. Connectors that the user names are checked, else ours are added.
 
-    Under spark-submit the Java process runs already, and has what it was given there.
+    Of what was given `elsewhere` nothing is replaced but what the jobs need. Under spark-submit the Java process runs
+    already, and has the jars that it was given there.
     """
-    conf = dict(settings.conf)
-    named = [
-        name.strip()
-        for key in ("spark.jars", "spark.jars.packages")
-        for name in conf.get(key, "").split(",")
-        if name.strip()
-    ]
+    given = {**elsewhere, **settings.conf}
+    jars = [name for name in given.get("spark.jars", "").split(",") if name]
+    named = [*jars, *(name.strip() for name in given.get("spark.jars.packages", "").split(",") if name.strip())]
     check_connectors(pyspark_version, named)
-    if not any("spark-sql-kafka" in name for name in named) and "PYSPARK_GATEWAY_PORT" not in os.environ:
-        jars = [str(jar) for jar in connector_jars(pyspark_version, progress=progress)]
-        conf["spark.jars"] = ",".join([*(name for name in conf.get("spark.jars", "").split(",") if name), *jars])
-    extensions = conf.get("spark.sql.extensions", "")
-    merged = {**_USUAL, **_sized(settings.master or "local[*]"), **conf, **_NEEDED}
-    if extensions and _NEEDED["spark.sql.extensions"] not in extensions:
-        merged["spark.sql.extensions"] = f"{extensions},{_NEEDED['spark.sql.extensions']}"
+    merged = {**_USUAL, **_sized(settings.master or given.get("spark.master", "local[*]"))}
+    merged = {name: value for name, value in merged.items() if name not in given} | dict(settings.conf) | _NEEDED
+    if not any("spark-sql-kafka" in name for name in named) and _GATEWAY not in os.environ:
+        jars += map(str, connector_jars(pyspark_version, progress=progress))
+        merged["spark.jars"] = ",".join(jars)
+    extensions = [name for name in given.get(_EXTENSIONS, "").split(",") if name]
+    merged[_EXTENSIONS] = ",".join(dict.fromkeys([*extensions, _DELTA_EXTENSION]))
     return merged
 
 
@@ -273,8 +303,9 @@ def use_java() -> None:
 def session(settings: SessionSettings, *, progress: Callable[[str], None] = lambda _: None) -> Iterator[SparkSession]:
     """A running Spark, stopped at the end; raises SparkUnavailable, ConnectorMismatch, StackError."""
     version = spark_version()
-    conf = options(settings, version, progress)
-    use_java()
+    conf = options(settings, version, progress, given_elsewhere())
+    if _GATEWAY not in os.environ:
+        use_java()
     from py4j.protocol import Py4JError
     from pyspark.errors import PySparkException
     from pyspark.sql import SparkSession
@@ -311,7 +342,10 @@ def clear_errors(what: str, error_type: type[PipelineError] = PipelineError, hin
 
 
 def reason(error: BaseException) -> str:
-    """The innermost cause that an error of Spark names, without its stack trace."""
+    """The innermost cause that an error of Spark names, without its stack trace.
+
+    If one is about a file, it is that one: what an object store said within it does not name the file.
+    """
     text = str(error)
     causes = [line.partition("Caused by:")[2].strip() for line in text.splitlines() if "Caused by:" in line]
     lines = [line.strip() for line in text.splitlines() if line.strip()]
@@ -321,6 +355,8 @@ def reason(error: BaseException) -> str:
     causes = [cause for cause in causes if "py4j.Py4JException" not in cause] or _raised(text)
     # Below what was called comes what went wrong there.
     told = [line.removeprefix(": ") for line in lines if not line.startswith("An error occurred while calling ")]
+    of_files = [line.removeprefix(": ") for line in lines if line.startswith(": ")] + causes
+    causes = [one for one in of_files if one.startswith("java.nio.file.")] or causes
     return causes[-1] if causes else (told or [type(error).__name__])[0]
 
 

@@ -41,14 +41,18 @@ def read_text(spark: SparkSession, path: str) -> str | None:
 
 
 def write_text(spark: SparkSession, path: str, text: str) -> None:
-    """Replace a file, all at once where the file system can rename."""
+    """Replace a file, all at once: whoever dies on the way leaves the old one."""
     place, system = _open(spark, path)
-    aside = _jvm(spark).org.apache.hadoop.fs.Path(f"{path}.new")
+    # An object store has what was written when the stream is closed. There, to rename is to remove the old one first.
+    at_once = system.hasPathCapability(place, "fs.capability.outputstream.abortable")
+    aside = place if at_once else _jvm(spark).org.apache.hadoop.fs.Path(f"{path}.new")
     stream = system.create(aside, True)
     try:
         stream.write(bytearray(text.encode()))
     finally:
         stream.close()
+    if at_once:
+        return
     rename = _jvm(spark).org.apache.hadoop.fs.Options.Rename
     overwrite = spark.sparkContext._gateway.new_array(rename, 1)  # type: ignore[union-attr]
     overwrite[0] = rename.OVERWRITE

@@ -10,6 +10,7 @@ import pytest
 from harvester.pipeline.errors import SparkUnavailable
 from harvester.pipeline.session import SessionSettings, session, use_java
 from tests.support.drains import slice_drain
+from tests.support.object_store import bucket, s3a_jars
 from tests.support.spark_cluster import cluster
 from tests.support.sparks import INTERPRETED, SMALL, compiled
 
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 
-__all__ = ["cluster", "compiled_queries", "slice_drain", "spark"]
+__all__ = ["bucket", "cluster", "compiled_queries", "slice_drain", "spark"]
 
 
 @pytest.fixture(scope="session")
@@ -27,7 +28,8 @@ def spark() -> Iterator[SparkSession]:
         use_java()
     except SparkUnavailable as error:
         pytest.skip(error.message)
-    with session(SessionSettings("tests", "local[2]", {**SMALL, **INTERPRETED})) as running:
+    jars = {"spark.jars": ",".join(map(str, s3a_jars()))}
+    with session(SessionSettings("tests", "local[2]", {**SMALL, **INTERPRETED, **jars})) as running:
         yield running
 
 

@@ -119,7 +119,7 @@ def test_the_queries_of_the_page_run_on_the_views_that_are_printed(
     counts = [len(rows) for rows in found]
     assert (counts[:3], counts[4:]) == ([2, 1, 1], [1]), "the fourth depends on today"
     assert found[1][0][0] == "customer-42"
-    for name in ("bronze", "deliveries", "current"):
+    for name in ("bronze", "deliveries", "current", "history"):
         spark.catalog.dropTempView(name)
 
 

@@ -15,11 +15,13 @@ from tests.support.harvested import KEPT, Sent, Writer
 from tests.support.hooks import Plan
 from tests.support.lakes import Lake, assert_same
 from tests.support.longs import long
+from tests.support.object_store import s3a_jars
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
     from tests.conftest import MakeTopic
+    from tests.support.object_store import Bucket
     from tests.support.servers import Servers
 
 pytestmark = [long, pytest.mark.timeout(900)]
@@ -70,24 +72,27 @@ def assert_whole(lake: Lake, stream: Stream) -> None:
     assert_same(last.values(), (row["id"] for row in lake.rows("current", "id")))
 
 
+@pytest.mark.parametrize("is_remote", [False, True])
 def test_killed_at_any_point_nothing_is_lost_or_doubled(
-    spark: SparkSession, servers: Servers, make_topic: MakeTopic, tmp_path: Path
+    spark: SparkSession, servers: Servers, make_topic: MakeTopic, tmp_path: Path, bucket: Bucket, is_remote: bool
 ) -> None:
     """Held right before a write, then killed; once Python alone, so that Spark is left to end by itself."""
-    lake, topic = Lake(spark, tmp_path / "lake", servers.bootstrap), make_topic(4, KEPT)
+    lake = Lake(spark, tmp_path / "lake", servers.bootstrap, bucket.url("lake") if is_remote else None)
+    topic = make_topic(4, KEPT)
     stream = Stream(Writer(servers.bootstrap), topic)
     plan = Plan(tmp_path / "plan")
-    args = ("--topic", topic, "--to", str(lake.root), "--bootstrap", servers.bootstrap, "--set", "leader_group_id=test")
+    args = ("--topic", topic, "--to", lake.address, "--bootstrap", servers.bootstrap, "--set", "leader_group_id=test")
     flowing = (*args, "--every", "0s", "--fold-every", "0s")
+    conf = {**bucket.conf, "spark.jars": ",".join(map(str, s3a_jars()))} if is_remote else {}
     stream.more()
     with stream.flowing():
         for place in PLACES:
-            with plan.blocked(place), Driver("lake", *flowing, env=plan.env) as driver:
+            with plan.blocked(place), Driver("lake", *flowing, conf=conf, env=plan.env) as driver:
                 driver.wait_held(plan, place, START_S)
                 driver.kill()
-        with Driver("lake", *flowing) as driver:
+        with Driver("lake", *flowing, conf=conf) as driver:
             driver.wait_for_line(r"batch \d+: ", START_S)
             driver.kill(java=False)
-    with Driver("lake", *args, "--once", "--compact-every", "1") as driver:
+    with Driver("lake", *args, "--once", "--compact-every", "1", conf=conf) as driver:
         assert driver.wait(START_S) == 0, driver.output
     assert_whole(lake, stream)

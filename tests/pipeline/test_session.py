@@ -11,7 +11,7 @@ from harvester_cli.main import main
 
 from harvester.errors import ExitCode
 from harvester.pipeline.errors import ConnectorMismatch, SparkUnavailable
-from harvester.pipeline.session import JARS, SessionSettings, connector_jars, options, reason, use_java
+from harvester.pipeline.session import JARS, SessionSettings, connector_jars, given_elsewhere, options, reason, use_java
 from tests.support.cli import run_cli
 
 LAKE = ("pipeline", "lake", "--topic", "orders", "--to", "lake", "--bootstrap", "127.0.0.1:1")
@@ -100,6 +100,38 @@ def test_settings_of_the_user_stay_and_those_that_jobs_need_are_added(own_jars: 
     assert made["spark.sql.session.timeZone"] == "UTC"
 
 
+def test_what_spark_was_given_elsewhere_stays(own_jars: Path) -> None:
+    given = {
+        "spark.master": "yarn", "spark.jars": "/theirs.jar", "spark.sql.extensions": "theirs",
+        "spark.sql.catalog.spark_catalog": "theirs", "spark.databricks.delta.snapshotPartitions": "9",
+    }  # fmt: skip
+    made = options(SessionSettings("job", conf={"spark.sql.adaptive.enabled": "false"}), "4.0.0", silent, given)
+    assert made["spark.jars"].split(",") == ["/theirs.jar", *map(str, sorted(own_jars.iterdir()))]
+    assert made["spark.sql.extensions"] == "theirs,io.delta.sql.DeltaSparkSessionExtension"
+    assert made["spark.sql.adaptive.enabled"] == "false"
+    assert not made.keys() & {"spark.sql.catalog.spark_catalog", "spark.databricks.delta.snapshotPartitions"}
+    assert "spark.sql.shuffle.partitions" not in made  # the driver's cores say nothing of a cluster's
+    ours = options(SessionSettings("job", "local[3]", {"spark.sql.extensions": "ours"}), "4.0.0", silent, given)
+    assert ours["spark.sql.extensions"] == "ours,io.delta.sql.DeltaSparkSessionExtension"  # --conf wins
+    assert ours["spark.sql.shuffle.partitions"] == "3"
+
+
+def test_spark_defaults_are_read_where_spark_submit_finds_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    defaults = tmp_path / "conf" / "spark-defaults.conf"
+    defaults.parent.mkdir()
+    defaults.write_text(
+        "# spark.comment no\n\nspark.master  spark://a:7077 \nspark.jars=/a.jar\n  spark.x : y = z\nspark.empty"
+    )
+    wanted = {"spark.master": "spark://a:7077", "spark.jars": "/a.jar", "spark.x": "y = z", "spark.empty": ""}
+    monkeypatch.setenv("SPARK_HOME", str(tmp_path))
+    assert given_elsewhere() == wanted
+    monkeypatch.setenv("SPARK_CONF_DIR", str(tmp_path / "nowhere"))
+    assert given_elsewhere() == {}
+    monkeypatch.delenv("SPARK_HOME")
+    monkeypatch.setenv("SPARK_CONF_DIR", str(defaults.parent))
+    assert given_elsewhere() == wanted
+
+
 def test_connectors_that_the_user_names_are_his_if_they_fit(own_jars: Path) -> None:
     named = "org.apache.spark:spark-sql-kafka-0-10_2.13:4.0.0,io.delta:delta-spark_2.13:4.0.0"
     made = options(SessionSettings("job", conf={"spark.jars.packages": named}), "4.0.0", silent)
@@ -132,5 +164,9 @@ def test_the_command_line_ends_with_one_line_and_a_code_of_its_own() -> None:
 def test_of_a_stack_trace_the_innermost_cause_is_told() -> None:
     text = "Query terminated\n\tat somewhere\nCaused by: a.B: outer\n\tat there\nCaused by: c.D: disk full\n\tat here"
     assert reason(RuntimeError(text)) == "c.D: disk full"
+    denied = "java.nio.file.AccessDeniedException: lake/silver: PUT: c.S3: denied"
+    for before in (": ", "Caused by: "):
+        text = f"An error occurred while calling o1.close.\n{before}{denied}\n\tat x\nCaused by: c.S3: denied\n\tat y"
+        assert reason(RuntimeError(text)) == denied
     assert reason(RuntimeError("[TABLE] not found\nJVM stacktrace:")) == "[TABLE] not found"
     assert reason(ConnectionRefusedError("x")) == "Spark's Java process is gone"

@@ -197,6 +197,37 @@ def test_the_last_state_is_of_the_highest_id_of_the_latest_incarnation(spark: Sp
     upkeep.close(finish=False)
 
 
+def test_the_history_of_a_key_has_neither_gaps_nor_overlaps(spark: SparkSession, tmp_path: Path) -> None:
+    def created(seconds: float) -> int:
+        return (at(seconds) - EPOCH) // timedelta(microseconds=1)
+
+    rows = [
+        sent(1, A, created(10), key=b"a", value=b"one", timestamp=at(100)),
+        sent(3, A, created(30), key=b"a", value=None, timestamp=at(101)),
+        sent(2, A, created(5), key=b"a", value=b"two", timestamp=at(102)),  # its clock was behind
+        sent(4, A, LAST, key=b"a", value=b"four", timestamp=at(103)),  # its time is in no calendar
+        sent(0, B, created(200), key=b"a", value=b"other", timestamp=at(200)),
+        sent(5, A, created(40), key=b"a", topic="payments", timestamp=at(104)),
+        sent(6, A, created(50), key=None, timestamp=at(105)),
+    ]
+    history = spark.sql(schemas.history(make_lake(spark, tmp_path / "lake", [*rows, rows[0]]), HEADER))
+    assert_same_columns(history, schemas.HISTORY)
+    states = [
+        (b"one", 10, 10), (b"two", 10, 30), (None, 30, 103), (b"four", 103, 200), (b"other", 200, None),
+    ]  # fmt: skip
+    found = history.where("topic = 'orders'").withColumns(
+        {name: F.unix_micros(name) - created(0) for name in ("valid_from", "valid_to")}
+    )
+    expected = [
+        {"value": value, "deleted": value is None, "valid_from": begun * 10**6, "valid_to": ended and ended * 10**6}
+        for value, begun, ended in states
+    ]
+    assert_rows(found, expected)
+    as_of = found.where("valid_from <= 50000000 AND (valid_to > 50000000 OR valid_to IS NULL)")
+    assert [row["id"] for row in as_of.collect()] == [3]
+    assert history.where("topic = 'payments'").count() == 1
+
+
 @pytest.mark.usefixtures("compiled_queries")
 def test_values_that_fit_become_columns_and_the_others_rejects(spark: SparkSession) -> None:
     kinds = silver.from_ddl("total INT, note STRING")

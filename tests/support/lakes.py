@@ -74,10 +74,11 @@ def first_deliveries(bronze: DataFrame, stored: StoredIds | None = None, table: 
 
 
 class Lake:
-    """The tables in a directory, and the job that writes them, in this process."""
+    """The tables in a directory, or at a URL, and the job that writes them, in this process."""
 
-    def __init__(self, spark: SparkSession, root: Path, bootstrap: str) -> None:
+    def __init__(self, spark: SparkSession, root: Path, bootstrap: str, url: str | None = None) -> None:
         self.spark, self.root, self.bootstrap = spark, root, bootstrap
+        self.address = url or str(root)
         self.folds = True
         """False leaves out the fold at the end of `once`, which takes nearly as long as all else together."""
 
@@ -85,11 +86,11 @@ class Lake:
         """`lake --once`; how many records it read."""
         kafka = {"bootstrap.servers": self.bootstrap}
         given: dict[str, Any] = {"compact_every": 0, "fold_s": 600.0 if self.folds else math.inf, **settings}
-        return run(self.spark, LakeSettings(topics, str(self.root), kafka, once=True, **given), say=say)
+        return run(self.spark, LakeSettings(topics, self.address, kafka, once=True, **given), say=say)
 
     def rows(self, table: str, *columns: str) -> list[Any]:
         """Of a table or a view, these columns or all. `current` is the view."""
-        root = str(self.root)
+        root = self.address
         if table == "bronze":
             frame = self.spark.sql(schemas.bronze(root, HEADER))
         elif table == "silver":
@@ -102,16 +103,16 @@ class Lake:
 
     def table(self, name: str) -> DataFrame:
         """As it is stored."""
-        return self.spark.read.format("delta").load(str(self.root / name))
+        return self.spark.read.format("delta").load(tables.path_of(self.address, name))
 
     @property
     def folded(self) -> str | None:
         """The batch up to which the table `current` has the states."""
-        return tables.properties(self.spark, str(self.root / "current")).get(tables.FOLDED)
+        return tables.properties(self.spark, tables.path_of(self.address, "current")).get(tables.FOLDED)
 
     def files(self, table: str) -> int:
         """How many files the table now consists of."""
-        return len(self.spark.read.format("delta").load(str(self.root / table)).inputFiles())
+        return len(self.table(table).inputFiles())
 
     def versions(self) -> dict[str, int]:
         """How often each table was written to."""
@@ -140,7 +141,7 @@ class Lake:
         if self.folded is None:
             return
         # It does not matter how much of silver the table has.
-        afresh = self.spark.sql(schemas.current(str(self.root), HEADER)).select(*found[0].__fields__ if found else "*")
+        afresh = self.spark.sql(schemas.current(self.address, HEADER)).select(*found[0].__fields__ if found else "*")
         assert_same(states, [_plain(row) for row in afresh.collect()])
 
 

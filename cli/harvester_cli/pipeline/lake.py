@@ -172,7 +172,7 @@ def views(
     *,
     job: Job,
 ) -> None:
-    """Print SQL for a catalog of yours: the views `bronze`, `deliveries` and `current` of a lake as it is now.
+    """Print SQL for a catalog of yours: the views `bronze`, `deliveries`, `current` and `history` of a lake.
 
     An older text gives the same rows. But its `current` reads all that was folded since: print it again now and then.
     """
@@ -187,6 +187,7 @@ def views(
         "bronze": schemas.bronze(lake, header),
         "deliveries": schemas.deliveries(schemas.at(f"{lake}/silver"), header),
         "current": schemas.current(lake, header, folded),
+        "history": schemas.history(lake, header),
     }
     for name, query in queries.items():
         print(f"CREATE OR REPLACE VIEW {name} AS {query};")

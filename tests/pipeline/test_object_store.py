@@ -1,0 +1,64 @@
+"""A lake on an object store, where a directory is no more than a name and to rename a file is to copy it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+from py4j.protocol import Py4JJavaError
+
+from harvester.pipeline import tables
+from harvester.pipeline.errors import PipelineError
+from tests.support.harvested import KEPT, Sent, Writer
+from tests.support.lakes import Lake, Oracle
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+    from tests.conftest import MakeTopic
+    from tests.support.object_store import Bucket
+    from tests.support.servers import Servers
+
+pytestmark = pytest.mark.timeout(600)
+
+
+def test_a_lake_is_written_cut_off_and_gone_on_with(
+    spark: SparkSession, servers: Servers, make_topic: MakeTopic, bucket: Bucket, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    topic, oracle, writer = make_topic(2, KEPT), Oracle(), Writer(servers.bootstrap)
+    lake = Lake(spark, Path(), servers.bootstrap, bucket.url("a lake"))
+    first = [Sent(number, b"k-%d" % (number % 3)) for number in range(20)]
+    oracle.take(writer.send(topic, [*first, first[3].again(1)]))
+    assert lake.once(topic) == 21
+    lake.assert_holds(oracle)
+
+    oracle.take(writer.send(topic, [*(one.again(50) for one in first[:5]), Sent(20, b"k-0"), Sent(21, b"k-1", None)]))
+    with monkeypatch.context() as patch:
+        patch.setattr(bucket, "refused", lambda one: one["REQUEST_METHOD"] == "PUT" and "/ids/" in one["PATH_INFO"])
+        with pytest.raises(PipelineError, match=r"a lake/checkpoint/ids/1\.json: .*Status Code: 403"):
+            lake.once(topic)
+    lake.once(topic, compact_every=1)
+    lake.assert_holds(oracle)
+
+
+def test_a_file_is_replaced_all_at_once(spark: SparkSession, bucket: Bucket, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever step of it fails, the file is there: the old one or the new one."""
+    file = bucket.url("checkpoint/harvester.json")
+    tables.write_text(spark, file, "old")
+    for method in ("PUT", "COPY", "DELETE"):
+
+        def refused(request: dict[str, str], method: str = method) -> bool:
+            copies = "HTTP_X_AMZ_COPY_SOURCE" in request
+            return method == ("COPY" if copies else request["REQUEST_METHOD"])
+
+        with monkeypatch.context() as patch:
+            patch.setattr(bucket, "refused", refused)
+            try:
+                tables.write_text(spark, file, method)
+            except Py4JJavaError:
+                assert tables.read_text(spark, file) == "old"
+            else:
+                assert tables.read_text(spark, file) == method
+        tables.write_text(spark, file, "old")
+    assert tables.listing(spark, bucket.url("checkpoint")) == ["harvester.json"]
