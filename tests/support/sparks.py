@@ -11,14 +11,16 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-# The second compiler would not pay within a test: it takes most of the two cores for the first minutes. Without it Java
-# reserves 48 MB for compiled code, which Spark fills within a minute; from then on nothing more would be compiled.
-_JAVA = "-XX:TieredStopAtLevel=1 -XX:ReservedCodeCacheSize=256m -XX:+UseSerialGC"
+# Without the second compiler Java reserves 48 MB for compiled code, which Spark fills within a minute; then no more is
+# compiled.
+_JAVA = "-XX:+UseSerialGC -XX:ReservedCodeCacheSize=256m"
+# The second compiler does not pay within one test: it takes most of the two cores for the first minutes.
+_BRIEF = f"{_JAVA} -XX:TieredStopAtLevel=1"
 
 SMALL = {
     "spark.driver.memory": "1g",
-    "spark.driver.extraJavaOptions": _JAVA,
-    "spark.executor.extraJavaOptions": _JAVA,
+    "spark.driver.extraJavaOptions": _BRIEF,
+    "spark.executor.extraJavaOptions": _BRIEF,
     "spark.driver.host": "127.0.0.1",
     "spark.driver.bindAddress": "127.0.0.1",
     "spark.ui.enabled": "false",
@@ -26,6 +28,9 @@ SMALL = {
     "spark.sql.shuffle.partitions": "2",
     "spark.databricks.delta.snapshotPartitions": "1",
 }
+
+LASTING = {"spark.driver.extraJavaOptions": _JAVA}
+"""For a Spark that many tests share: plans are made in half of the time once Java has compiled their making well."""
 
 # To compile a query takes longer than to answer it, where there are a few rows.
 INTERPRETED = {
