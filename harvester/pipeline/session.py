@@ -246,13 +246,14 @@ def given_elsewhere() -> dict[str, str]:
         SparkContext._ensure_initialized()  # connects to the Java process of spark-submit
         return dict(SparkConf().getAll())
     # As spark-submit finds it, which PySpark calls for a Java process.
-    found = importlib.util.find_spec("pyspark")
-    home = os.environ.get("SPARK_HOME") or (found and found.origin and str(Path(found.origin).parent)) or ""
-    file = Path(os.environ.get("SPARK_CONF_DIR") or f"{home}/conf") / "spark-defaults.conf"
+    from pyspark.find_spark_home import _find_spark_home
+
+    directory = os.environ.get("SPARK_CONF_DIR") or f"{_find_spark_home()}/conf"  # type: ignore[no-untyped-call]
     try:
-        lines = file.read_text().splitlines()
+        text = Path(directory, "spark-defaults.conf").read_text(encoding="utf-8", errors="replace")
     except OSError:
         return {}
+    lines = re.sub(r"\\\n\s*", "", text).splitlines()
     return {line[1]: line[2].rstrip() for line in map(_DEFAULT.match, lines) if line is not None}
 
 
@@ -268,17 +269,19 @@ def options(
     already, and has the jars that it was given there.
     """
     given = {**elsewhere, **settings.conf}
-    jars = [name for name in given.get("spark.jars", "").split(",") if name]
-    named = [*jars, *(name.strip() for name in given.get("spark.jars.packages", "").split(",") if name.strip())]
+    named = [*_listed(settings.conf, "spark.jars"), *_listed(settings.conf, "spark.jars.packages")]
     check_connectors(pyspark_version, named)
     merged = {**_USUAL, **_sized(settings.master or given.get("spark.master", "local[*]"))}
     merged = {name: value for name, value in merged.items() if name not in given} | dict(settings.conf) | _NEEDED
     if not any("spark-sql-kafka" in name for name in named) and _GATEWAY not in os.environ:
-        jars += map(str, connector_jars(pyspark_version, progress=progress))
-        merged["spark.jars"] = ",".join(jars)
-    extensions = [name for name in given.get(_EXTENSIONS, "").split(",") if name]
-    merged[_EXTENSIONS] = ",".join(dict.fromkeys([*extensions, _DELTA_EXTENSION]))
+        ours = map(str, connector_jars(pyspark_version, progress=progress))
+        merged["spark.jars"] = ",".join([*_listed(given, "spark.jars"), *ours])
+    merged[_EXTENSIONS] = ",".join(dict.fromkeys([*_listed(given, _EXTENSIONS), _DELTA_EXTENSION]))
     return merged
+
+
+def _listed(conf: Mapping[str, str], name: str) -> list[str]:
+    return [one.strip() for one in conf.get(name, "").split(",") if one.strip()]
 
 
 def _sized(master: str) -> dict[str, str]:
@@ -303,12 +306,19 @@ def use_java() -> None:
 def session(settings: SessionSettings, *, progress: Callable[[str], None] = lambda _: None) -> Iterator[SparkSession]:
     """A running Spark, stopped at the end; raises SparkUnavailable, ConnectorMismatch, StackError."""
     version = spark_version()
-    conf = options(settings, version, progress, given_elsewhere())
-    if _GATEWAY not in os.environ:
-        use_java()
     from py4j.protocol import Py4JError
     from pyspark.errors import PySparkException
     from pyspark.sql import SparkSession
+
+    try:
+        elsewhere = given_elsewhere()
+    except (Py4JError, OSError) as error:
+        raise SparkUnavailable(
+            f"the Java process of spark-submit does not answer: {error}", hint=f"unset {_GATEWAY} if there is none"
+        ) from error
+    conf = options(settings, version, progress, elsewhere)
+    if _GATEWAY not in os.environ:
+        use_java()
 
     # It would print a stack trace for what is raised to us as well.
     logging.getLogger("py4j").setLevel(logging.CRITICAL)

@@ -41,17 +41,37 @@ def read_text(spark: SparkSession, path: str) -> str | None:
 
 
 def write_text(spark: SparkSession, path: str, text: str) -> None:
-    """Replace a file, all at once: whoever dies on the way leaves the old one."""
+    """Replace a file. On a local disk, HDFS and S3 all at once: whoever dies on the way leaves the old one.
+
+    Elsewhere the connector may remove the old one before it renames.
+    """
+    content = bytearray(text.encode())
     place, system = _open(spark, path)
-    # An object store has what was written when the stream is closed. There, to rename is to remove the old one first.
-    at_once = system.hasPathCapability(place, "fs.capability.outputstream.abortable")
-    aside = place if at_once else _jvm(spark).org.apache.hadoop.fs.Path(f"{path}.new")
-    stream = system.create(aside, True)
+    if system.hasPathCapability(place, "fs.capability.outputstream.abortable"):
+        # Such a store has what was written when the stream is closed, unless it is given up before.
+        stream = system.create(place, True)
+        try:
+            stream.write(content)
+        except BaseException:
+            stream.abort()
+            raise
+        finally:
+            stream.close()
+        return
+    aside = _jvm(spark).org.apache.hadoop.fs.Path(f"{path}.new")
+    local = _jvm(spark).org.apache.hadoop.fs.FileSystem.getLocal(_configuration(spark))
+    is_local = system.getUri().getScheme() == "file"
+    # Beside a local file Hadoop keeps another one with checksums, and would rename one after the other.
+    raw = local.getRawFileSystem() if is_local else system
+    stream = raw.create(aside, True)
     try:
-        stream.write(bytearray(text.encode()))
+        stream.write(content)
     finally:
         stream.close()
-    if at_once:
+    if is_local:
+        raw.delete(local.getChecksumFile(place), False)
+        if not raw.rename(aside, place):
+            raise OSError(f"{path}.new could not be renamed to {path}")
         return
     rename = _jvm(spark).org.apache.hadoop.fs.Options.Rename
     overwrite = spark.sparkContext._gateway.new_array(rename, 1)  # type: ignore[union-attr]

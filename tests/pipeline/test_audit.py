@@ -195,6 +195,7 @@ def test_a_range_of_a_lake_without_a_history(
     far = Sent(1, None, 2**63 - 1, seconds=30, incarnation=UUID(int=9), created_us=-(2**63))
     root = lake_of(spark, tmp_path, [*early, *late, far, replace(far, id=2**63 - 1, lane=1)])
     without_python(spark, monkeypatch)
+    monkeypatch.setattr(spark.sparkContext, "master", "spark://elsewhere:7077")  # where rows are kept in another way
     report = run(
         spark, AuditSettings(lake=root, since=at(18), until=at(35), margin=timedelta(seconds=16), serial_keys=False)
     )

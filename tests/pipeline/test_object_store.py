@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -62,3 +63,27 @@ def test_a_file_is_replaced_all_at_once(spark: SparkSession, bucket: Bucket, mon
                 assert tables.read_text(spark, file) == method
         tables.write_text(spark, file, "old")
     assert tables.listing(spark, bucket.url("checkpoint")) == ["harvester.json"]
+
+
+def test_on_a_local_disk_too(spark: SparkSession, tmp_path: Path) -> None:
+    """Whoever looks at any time finds it, whole."""
+    file, ended, looks = tmp_path / "harvester.json", threading.Event(), 0
+    tables.write_text(spark, str(file), "0")
+
+    def write() -> None:
+        try:
+            for number in range(1, 101):
+                tables.write_text(spark, str(file), str(number))
+        finally:
+            ended.set()
+
+    writer = threading.Thread(target=write)
+    writer.start()
+    while not ended.is_set():
+        assert file.read_text().isdigit()
+        looks += 1
+    writer.join()
+    assert looks > 100
+    (tmp_path / ".harvester.json.crc").write_bytes(b"of a file that an earlier version has written")
+    tables.write_text(spark, str(file), "last")
+    assert tables.read_text(spark, str(file)) == "last"

@@ -102,7 +102,8 @@ def test_settings_of_the_user_stay_and_those_that_jobs_need_are_added(own_jars: 
 
 def test_what_spark_was_given_elsewhere_stays(own_jars: Path) -> None:
     given = {
-        "spark.master": "yarn", "spark.jars": "/theirs.jar", "spark.sql.extensions": "theirs",
+        "spark.master": "yarn", "spark.jars": "/theirs.jar",
+        "spark.sql.extensions": " theirs, io.delta.sql.DeltaSparkSessionExtension",
         "spark.sql.catalog.spark_catalog": "theirs", "spark.databricks.delta.snapshotPartitions": "9",
     }  # fmt: skip
     made = options(SessionSettings("job", conf={"spark.sql.adaptive.enabled": "false"}), "4.0.0", silent, given)
@@ -120,7 +121,7 @@ def test_spark_defaults_are_read_where_spark_submit_finds_them(tmp_path: Path, m
     defaults = tmp_path / "conf" / "spark-defaults.conf"
     defaults.parent.mkdir()
     defaults.write_text(
-        "# spark.comment no\n\nspark.master  spark://a:7077 \nspark.jars=/a.jar\n  spark.x : y = z\nspark.empty"
+        "# spark.comment no\n\nspark.master  spark://a:7077 \nspark.jars=/a.jar\n  spark.x : y \\\n  = z\nspark.empty"
     )
     wanted = {"spark.master": "spark://a:7077", "spark.jars": "/a.jar", "spark.x": "y = z", "spark.empty": ""}
     monkeypatch.setenv("SPARK_HOME", str(tmp_path))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import uuid
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
@@ -30,7 +31,7 @@ class Bucket:
     """A bucket of a server of its own. `conf`: what Spark needs to know of it."""
 
     def __init__(self, url: str) -> None:
-        self.name = "lakes"
+        self.name = f"lakes-{uuid.uuid4().hex[:8]}"  # all servers of a process share what they store
         options = {
             "endpoint": url, "endpoint.region": "us-east-1", "path.style.access": "true",
             "access.key": "tests", "secret.key": "tests", "attempts.maximum": "1", "retry.limit": "2",
@@ -52,6 +53,7 @@ def bucket(spark: Any) -> Iterator[Bucket]:
     server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
     server.start()
     made = Bucket("http://{}:{}".format(*server.get_host_and_port()))
+    known = spark.sparkContext._jsc.hadoopConfiguration()
     inner: Any = server._server.app  # type: ignore[union-attr]
 
     def application(request: dict[str, Any], begin: Callable[..., Any]) -> Iterable[bytes]:
@@ -66,10 +68,12 @@ def bucket(spark: Any) -> Iterator[Bucket]:
         "s3", endpoint_url=made.conf["spark.hadoop.fs.s3a.endpoint"], region_name="us-east-1",
         aws_access_key_id="tests", aws_secret_access_key="tests",
     )  # fmt: skip
-    client.create_bucket(Bucket=made.name)
-    known = spark.sparkContext._jsc.hadoopConfiguration()
-    for name, value in made.conf.items():
-        known.set(name.removeprefix("spark.hadoop."), value)
-    yield made
-    spark.sparkContext._jvm.org.apache.hadoop.fs.FileSystem.closeAll()  # the next bucket has another server
-    server.stop()
+    try:
+        client.create_bucket(Bucket=made.name)
+        for name, value in made.conf.items():
+            known.set(name.removeprefix("spark.hadoop."), value)
+        yield made
+    finally:
+        for name in made.conf:
+            known.unset(name.removeprefix("spark.hadoop."))
+        server.stop()

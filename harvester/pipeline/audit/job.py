@@ -260,6 +260,7 @@ def _keep(frame: DataFrame, kept: ExitStack) -> DataFrame:
 
     Where Spark is one process, none of them gets lost, and Spark need not know how they were made: to plan what builds
     on them is a third of the audit's time otherwise. On a cluster, those of a lost executor are made once more.
+    What such a process holds is freed when Java collects its garbage, or it ends.
     """
     if str(frame.sparkSession.sparkContext.master).partition("[")[0] == "local":
         return frame.localCheckpoint()
