@@ -239,7 +239,10 @@ def spark_version() -> str:
 
 
 def given_elsewhere() -> dict[str, str]:
-    """What the user has told Spark itself: spark-submit, if that has started this process, else spark-defaults.conf."""
+    """Read the settings that the user has given to spark-submit, if it has started this process.
+
+    Otherwise those of spark-defaults.conf; {} where there is none.
+    """
     if _GATEWAY in os.environ:
         from pyspark import SparkConf, SparkContext
 
@@ -271,8 +274,9 @@ def options(
     given = {**elsewhere, **settings.conf}
     named = [*_listed(settings.conf, "spark.jars"), *_listed(settings.conf, "spark.jars.packages")]
     check_connectors(pyspark_version, named)
-    merged = {**_USUAL, **_sized(settings.master or given.get("spark.master", "local[*]"))}
-    merged = {name: value for name, value in merged.items() if name not in given} | dict(settings.conf) | _NEEDED
+    usual = {**_USUAL, **_sized(settings.master or given.get("spark.master", "local[*]"))}
+    left = {name: value for name, value in usual.items() if name not in elsewhere}
+    merged = {**left, **settings.conf, **_NEEDED}
     if not any("spark-sql-kafka" in name for name in named) and _GATEWAY not in os.environ:
         ours = map(str, connector_jars(pyspark_version, progress=progress))
         merged["spark.jars"] = ",".join([*_listed(given, "spark.jars"), *ours])
@@ -284,9 +288,17 @@ def _listed(conf: Mapping[str, str], name: str) -> list[str]:
     return [one.strip() for one in conf.get(name, "").split(",") if one.strip()]
 
 
+_LOCAL = re.compile(r"local(?:\[(\d+|\*)(?:,\d+)?\])?")
+
+
+def is_one_process(master: str) -> bool:
+    """True if the driver is the only executor, so that what Spark keeps is lost with the job alone."""
+    return _LOCAL.fullmatch(master) is not None
+
+
 def _sized(master: str) -> dict[str, str]:
     """On one machine 200 tasks for each shuffle, as Spark has it, would take longer than what they do."""
-    found = re.fullmatch(r"local(?:\[(\d+|\*)(?:,\d+)?\])?", master)
+    found = _LOCAL.fullmatch(master)
     if found is None:
         return {}
     cores = len(os.sched_getaffinity(0)) if found[1] == "*" else int(found[1] or 1)
@@ -365,8 +377,7 @@ def reason(error: BaseException) -> str:
     causes = [cause for cause in causes if "py4j.Py4JException" not in cause] or _raised(text)
     # Below what was called comes what went wrong there.
     told = [line.removeprefix(": ") for line in lines if not line.startswith("An error occurred while calling ")]
-    of_files = [line.removeprefix(": ") for line in lines if line.startswith(": ")] + causes
-    causes = [one for one in of_files if one.startswith("java.nio.file.")] or causes
+    causes = [one for one in (*told, *causes) if one.startswith("java.nio.file.")] or causes
     return causes[-1] if causes else (told or [type(error).__name__])[0]
 
 

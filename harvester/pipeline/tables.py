@@ -41,7 +41,7 @@ def read_text(spark: SparkSession, path: str) -> str | None:
 
 
 def write_text(spark: SparkSession, path: str, text: str) -> None:
-    """Replace a file. On a local disk, HDFS and S3 all at once: whoever dies on the way leaves the old one.
+    """Replace a file: on a local disk, HDFS and S3 all at once, so that a job that dies on the way leaves the old one.
 
     Elsewhere the connector may remove the old one before it renames.
     """
@@ -59,25 +59,29 @@ def write_text(spark: SparkSession, path: str, text: str) -> None:
             stream.close()
         return
     aside = _jvm(spark).org.apache.hadoop.fs.Path(f"{path}.new")
-    local = _jvm(spark).org.apache.hadoop.fs.FileSystem.getLocal(_configuration(spark))
-    is_local = system.getUri().getScheme() == "file"
-    # Beside a local file Hadoop keeps another one with checksums, and would rename one after the other.
-    raw = local.getRawFileSystem() if is_local else system
-    stream = raw.create(aside, True)
-    try:
-        stream.write(content)
-    finally:
-        stream.close()
-    if is_local:
+    if system.getUri().getScheme() == "file":
+        # Beside a local file Hadoop keeps another one with checksums, and would rename one after the other.
+        local = _jvm(spark).org.apache.hadoop.fs.FileSystem.getLocal(_configuration(spark))
+        raw = local.getRawFileSystem()
+        _fill(raw, aside, content)
         raw.delete(local.getChecksumFile(place), False)
         if not raw.rename(aside, place):
             raise OSError(f"{path}.new could not be renamed to {path}")
         return
+    _fill(system, aside, content)
     rename = _jvm(spark).org.apache.hadoop.fs.Options.Rename
     overwrite = spark.sparkContext._gateway.new_array(rename, 1)  # type: ignore[union-attr]
     overwrite[0] = rename.OVERWRITE
     context = _jvm(spark).org.apache.hadoop.fs.FileContext.getFileContext(system.getUri(), _configuration(spark))
     context.rename(context.makeQualified(aside), context.makeQualified(place), overwrite)
+
+
+def _fill(system: Any, place: Any, content: bytearray) -> None:
+    stream = system.create(place, True)
+    try:
+        stream.write(content)
+    finally:
+        stream.close()
 
 
 def remove(spark: SparkSession, paths: Iterable[str]) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -12,9 +11,10 @@ from typing import TYPE_CHECKING
 import pytest
 
 from harvester.pipeline.session import connector_jars, spark_version, use_java
+from tests.support.cli import cli_environment
 from tests.support.harvested import KEPT, Sent, Writer
 from tests.support.lakes import Lake
-from tests.support.sparks import SMALL
+from tests.support.sparks import SMALL, arguments
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -60,16 +60,16 @@ def test_a_submitted_lake_has_the_master_and_the_settings_that_were_submitted(
         "spark.sql.catalog.spark_catalog": "org.apache.spark.sql.delta.catalog.DeltaCatalog",
         "spark.databricks.delta.snapshotPartitions": "3",
     }
-    confs = [text for name, value in {**SMALL, **theirs}.items() for text in ("--conf", f"{name}={value}")]
     jars = ",".join(map(str, connector_jars(spark_version())))
     done = subprocess.run(
         [
-            str(Path(sys.executable).with_name("spark-submit")), "--master", "local[1]", "--jars", jars, *confs,
+            str(Path(sys.executable).with_name("spark-submit")), "--master", "local[1]", "--jars", jars,
+            *arguments({**SMALL, **theirs}),
             str(job), "pipeline", "lake", "--topic", topic, "--to", str(lake.root),
             "--bootstrap", servers.bootstrap, "--set", "leader_group_id=test", "--once",
         ],
         cwd=tmp_path, capture_output=True, text=True, timeout=300, check=False,
-        env={**os.environ, "PYTHONPATH": f"{ROOT}:{ROOT / 'cli'}", "PYSPARK_PYTHON": sys.executable},
+        env=cli_environment({"PYTHONPATH": f"{ROOT}:{ROOT / 'cli'}", "PYSPARK_PYTHON": sys.executable}),
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     told = next(line for line in done.stdout.splitlines() if line.startswith("with "))

@@ -10,7 +10,7 @@ from harvester.stack.processes import ProcessId, children_of, identify, is_alive
 
 from .cli import RunningCli
 from .hooks import Plan
-from .sparks import SMALL
+from .sparks import SMALL, arguments
 from .wait import eventually
 
 START_S = 300.0
@@ -28,8 +28,7 @@ class Driver(RunningCli):
         conf: Mapping[str, str] | None = None,
         env: Mapping[str, str] | None = None,
     ) -> None:
-        settings = {**SMALL, **(conf or {})}
-        given = [part for name, value in settings.items() for part in ("--conf", f"{name}={value}")]
+        given = arguments({**SMALL, **(conf or {})})
         super().__init__("pipeline", job, *args, "--master", master, *given, env=env)
         self._java: list[ProcessId] = []
 

@@ -45,8 +45,8 @@ class Handler:
     def __call__(self, record: Any) -> None:
         value = record.value().decode()
         if value == POISON:
-            if not self.has_failed and self.step == "parked":  # there may be no other record left that is taken later
-                threading.Thread(target=self.die_later).start()
+            if not self.has_failed and self.step == "parked":
+                threading.Thread(target=self.die_later).start()  # it may be the last record of all
             self.has_failed = True
             raise ValueError(value)
         self.count += 1
@@ -55,8 +55,6 @@ class Handler:
         with self.taken.open("a") as file:
             file.write(f"{value}\n")
         if self.count == NTH and self.step == "handled":
-            self.die_later()
-        if self.has_failed and self.step == "parked":
             self.die_later()
         leaves = self.step.endswith("ReleasingPartition") or (
             self.step.endswith("ReturningMessages") and self.consumer._batch.rest

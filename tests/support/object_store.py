@@ -12,6 +12,8 @@ import pytest
 from harvester.pipeline.session import OF_SPARK, Coordinate, resolve
 from harvester.stack import java
 
+from .large_values import moto
+
 CONNECTOR = (
     Coordinate("org.apache.hadoop", "hadoop-aws", "3.4.1"),
     Coordinate("software.amazon.awssdk", "s3-transfer-manager", "2.25.53"),
@@ -31,14 +33,14 @@ class Bucket:
     """A bucket of a server of its own. `conf`: what Spark needs to know of it."""
 
     def __init__(self, url: str) -> None:
-        self.name = f"lakes-{uuid.uuid4().hex[:8]}"  # all servers of a process share what they store
+        self.name = f"lakes-{uuid.uuid4().hex[:8]}"
         options = {
             "endpoint": url, "endpoint.region": "us-east-1", "path.style.access": "true",
             "access.key": "tests", "secret.key": "tests", "attempts.maximum": "1", "retry.limit": "2",
         }  # fmt: skip
         self.conf = {f"spark.hadoop.fs.s3a.{name}": value for name, value in options.items()}
         self.refused: Callable[[dict[str, Any]], bool] = lambda _: False
-        """Which requests (WSGI) are forbidden from now on."""
+        """Tells whether the server forbids a request (of WSGI); at first it forbids none."""
 
     def url(self, name: str) -> str:
         return f"s3a://{self.name}/{name}"
@@ -48,32 +50,27 @@ class Bucket:
 def bucket(spark: Any) -> Iterator[Bucket]:
     """An empty one, which the running Spark knows."""
     import boto3
-    from moto.server import ThreadedMotoServer
 
-    server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
-    server.start()
-    made = Bucket("http://{}:{}".format(*server.get_host_and_port()))
     known = spark.sparkContext._jsc.hadoopConfiguration()
-    inner: Any = server._server.app  # type: ignore[union-attr]
+    with moto() as (server, url):
+        made, inner = Bucket(url), server._server.app
 
-    def application(request: dict[str, Any], begin: Callable[..., Any]) -> Iterable[bytes]:
-        if made.refused(request):
-            begin("403 Forbidden", [("Content-Length", "0")])
-            return []
-        answer: Iterable[bytes] = inner(request, begin)
-        return answer
+        def application(request: dict[str, Any], begin: Callable[..., Any]) -> Iterable[bytes]:
+            if made.refused(request):
+                begin("403 Forbidden", [("Content-Length", "0")])
+                return []
+            answer: Iterable[bytes] = inner(request, begin)
+            return answer
 
-    server._server.app = application  # type: ignore[union-attr]
-    client = boto3.client(
-        "s3", endpoint_url=made.conf["spark.hadoop.fs.s3a.endpoint"], region_name="us-east-1",
-        aws_access_key_id="tests", aws_secret_access_key="tests",
-    )  # fmt: skip
-    try:
+        server._server.app = application
+        client = boto3.client(
+            "s3", endpoint_url=url, region_name="us-east-1", aws_access_key_id="tests", aws_secret_access_key="tests"
+        )
         client.create_bucket(Bucket=made.name)
         for name, value in made.conf.items():
             known.set(name.removeprefix("spark.hadoop."), value)
-        yield made
-    finally:
-        for name in made.conf:
-            known.unset(name.removeprefix("spark.hadoop."))
-        server.stop()
+        try:
+            yield made
+        finally:
+            for name in made.conf:
+                known.unset(name.removeprefix("spark.hadoop."))

@@ -45,6 +45,11 @@ _COMPILED = {
 }
 
 
+def arguments(settings: Mapping[str, str]) -> list[str]:
+    """The settings as spark-submit, and our jobs, take them."""
+    return [part for name, value in settings.items() for part in ("--conf", f"{name}={value}")]
+
+
 @contextmanager
 def compiled(spark: SparkSession) -> Iterator[None]:
     """Queries are compiled, and planned anew while they run, as in production; for as long as this lasts."""

@@ -48,7 +48,7 @@ from harvester.pipeline.audit.schemas import (
 )
 from harvester.pipeline.errors import PipelineError
 from harvester.pipeline.jdbc import jdbc_source
-from harvester.pipeline.session import clear_errors
+from harvester.pipeline.session import clear_errors, is_one_process
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -262,7 +262,7 @@ def _keep(frame: DataFrame, kept: ExitStack) -> DataFrame:
     on them is a third of the audit's time otherwise. On a cluster, those of a lost executor are made once more.
     What such a process holds is freed when Java collects its garbage, or it ends.
     """
-    if str(frame.sparkSession.sparkContext.master).partition("[")[0] == "local":
+    if is_one_process(str(frame.sparkSession.sparkContext.master)):
         return frame.localCheckpoint()
     frame = frame.persist()
     kept.callback(frame.unpersist)
