@@ -65,7 +65,7 @@ class ConsumerSettings:
     heartbeat_interval_s: float = 5.0
     at_most_once: bool = False
     batch_records: int = 2000
-    max_open_records: int = 10_000
+    max_open_records: int = 100_000
     on_error: OnError = "stop"
     attempts: int | None = None
     backoff_s: float = 0.5

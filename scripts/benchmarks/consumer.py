@@ -65,9 +65,8 @@ def consumer(bench: Bench, samples: Samples) -> None:
 def poison(bench: Bench, samples: Samples) -> None:
     """Eight consumers, with a record at each that no handler takes and without, in turn.
 
-    Behind such a record `max_open_records` may be handed out. A handler that does nothing comes to the end of the
-    default long before the last attempt, and the partition waits: `wide` has room for all. `working` handlers wait for
-    a millisecond over each record, as for an answer.
+    Behind such a record `max_open_records` may be handed out; then the partition waits for its last attempt. `wide` has
+    room for all. `working` handlers wait for a millisecond over each record, as for an answer.
     """
     records = bench.share(_LONGER / 2, least=2_000)
     work = {"wait_s": 0.001, "most": min(_WORKED, records // PARTITIONS)}
