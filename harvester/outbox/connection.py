@@ -47,13 +47,15 @@ _DEFAULTS: dict[str, str | int] = {
 }
 
 # What defaults of the role or the database could otherwise change. remote_apply promises more than `on`, so it may
-# stay; everything else promises less (protocol P1). Marks rely on READ COMMITTED (P3).
+# stay; everything else promises less (protocol P1). Marks rely on READ COMMITTED (P3). A policy of row security that is
+# made while this session lasts is an error for it: rows that it hides would be taken for rows that are gone.
 _SESSION_SQL = """
 SELECT pg_is_in_recovery() OR current_setting('transaction_read_only')::boolean,
        set_config('synchronous_commit',
            CASE current_setting('synchronous_commit') WHEN 'remote_apply' THEN 'remote_apply' ELSE 'on' END, false),
        set_config('default_transaction_isolation', 'read committed', false),
-       set_config('standard_conforming_strings', 'on', false)
+       set_config('standard_conforming_strings', 'on', false),
+       set_config('row_security', 'off', false)
 """
 
 _PREFIX = re.compile(

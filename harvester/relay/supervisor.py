@@ -544,6 +544,8 @@ class Supervisor(threading.Thread):
                 perform(machine.statement_failed(number, error, now))
             case m.ServerChanged(reason):
                 self._change_server(reason, now)
+            case m.ScanRestarted():
+                machine.low_water.begin()
             case m.TermTaken(holder, term, server, went_back, incarnation, lanes, in_doubt):
                 machine.lanes_known(lanes)
                 perform(machine.term_taken(holder, term, server, now, went_back, incarnation, in_doubt))

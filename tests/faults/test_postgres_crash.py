@@ -15,7 +15,8 @@ import psycopg
 import pytest
 
 from tests.support.harvesting import Scene, wait_leads
-from tests.support.marking import BOTH
+from tests.support.hooks import Plan
+from tests.support.marking import BOTH, wait_listed
 from tests.support.private import Private, private
 from tests.support.proxy import Proxy
 from tests.support.servers import Servers
@@ -108,5 +109,33 @@ def test_what_was_committed_exactly_once_survives_a_crash_of_the_server(scene: S
         block.close()
         scene.wait_left()
         assert running.stop() == 0
+    check_all_published(scene)
+    assert all(len(values) == 1 for values in scene.published().values())
+
+
+def test_ids_that_a_crash_takes_back_are_not_taken_for_a_restart(scene: Scene, postgres: Private, plan: Plan) -> None:
+    """Of a transaction that is open, the harvester has seen ids that the server gives out again."""
+    with scene.embedded(delivery="exactly-once", shards=1, **PATIENT) as running, ExitStack() as block:
+        running.wait_leading()
+        scene.add(*rows("warm"))
+        scene.wait_left()
+        reached = block.enter_context(plan.blocked("shard.committed"))
+        old = hasty(scene)
+        reached()  # Kafka has committed, the database has deleted nothing
+        beside = psycopg.connect(scene.dsn)
+        undone = scene.add(*rows("undone"), db=beside)
+        wait_listed(running)
+        wait_listed(running)
+        crash(scene, postgres)
+        beside.close()
+        with scene.writer() as other:
+            other.execute("SELECT FROM outbox FOR UPDATE")  # what Kafka has committed is not purged yet
+            assert scene.left() == old
+            block.close()
+            wait_listed(running)
+            again = scene.add(*rows("new"))
+            assert set(again) & set(undone), "the crash has undone no id"
+            other.rollback()
+        scene.wait_left()
     check_all_published(scene)
     assert all(len(values) == 1 for values in scene.published().values())

@@ -6,6 +6,7 @@ import threading
 import uuid
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -13,6 +14,9 @@ import pytest
 from harvester import FakeGroup, LeaderAcquired, LeaderFenced, State
 from harvester.errors import TermLost
 from harvester.outbox.leader_session import MarkSession
+from harvester.relay import failpoints
+from harvester.relay.core.messages import Mark, Marked, Report
+from harvester.relay.marker import MarkReader
 from tests.support.harvesting import Scene, causal
 from tests.support.hooks import Plan
 from tests.support.marking import BOTH, mark, marked
@@ -192,3 +196,26 @@ def test_what_kafka_acknowledged_to_a_deposed_leader_is_purged(scene: Scene, pla
             scene.wait_left()
     assert scene.published() == causal(("a",), 1)
     assert scene.term() == 9
+
+
+def test_an_empty_mark_that_is_no_proof_passes_nothing(scene: Scene, sessions: Callable[[], MarkSession]) -> None:
+    """P25: the term may be another's, which only a proof asks for. What was passed would count as settled for good."""
+    session, holder, leader_id = sessions(), uuid.uuid4(), uuid.uuid4()
+    assert session.take_term(0, 0, holder, "old") == 1
+    said: list[Report] = []
+    taker: Any = SimpleNamespace(taken=SimpleNamespace(holder=holder), ids_restarted=False)
+    reader = MarkReader(session, taker, said.append, failpoints.load(), writes=False)
+
+    def mark(number: int, *, is_proof: bool) -> Marked:
+        reader.perform(Mark(number, 1, holder, leader_id, 100, is_proof=is_proof))
+        return next(one for one in said if isinstance(one, Marked) and one.number == number)
+
+    (first,) = scene.add(("a", "1"))
+    assert [row[0] for row in mark(1, is_proof=False).rows] == [first]
+    scene.add(("a", "2"))
+    reader._list_holders()
+    scene.db.execute("UPDATE outbox_term SET term = 2, holder = gen_random_uuid()")
+    unproven = mark(2, is_proof=False)
+    assert (unproven.rows, unproven.floor) == ([], first + 1)
+    with pytest.raises(TermLost):
+        mark(3, is_proof=True)

@@ -142,6 +142,34 @@ def test_the_whole_relay_runs_as_its_role(scene: Scene, marking: str) -> None:
     assert scene.published() == expected
 
 
+def test_row_security_that_begins_while_it_runs_is_told_and_reorders_nothing(scene: Scene) -> None:
+    """Rows that a policy hides would be taken for rows that are gone: gaps would close, and purges count as done."""
+    with separate_roles(scene.dsn) as roles, psycopg.connect(roles.owner, autocommit=True) as owner:
+
+        def left() -> int:
+            row = owner.execute("SELECT count(*) FROM billing.outbox").fetchone()
+            assert row is not None
+            return int(row[0])
+
+        with (
+            psycopg.connect(roles.writer, autocommit=True) as writer,
+            scene.embedded(data_source=roles.relay, outbox_table="billing.outbox") as running,
+        ):
+            stash = Stasher("billing.outbox")
+            running.wait_leading()
+            stash.stash(writer, OutboxRecord(scene.topic, "k", "1"))
+            eventually(lambda: left() == 0, what="an empty outbox")
+            owner.execute(f'CREATE POLICY writes ON billing.outbox TO "{user(roles.writer)}" USING (true)')
+            owner.execute("ALTER TABLE billing.outbox ENABLE ROW LEVEL SECURITY")
+            stash.stash(writer, OutboxRecord(scene.topic, "k", "2"))
+            eventually(lambda: "row" in (running.harvester.status().problem or ""), what="a problem that is told")
+            owner.execute("ALTER TABLE billing.outbox DISABLE ROW LEVEL SECURITY")
+            stash.stash(writer, OutboxRecord(scene.topic, "k", "3"))
+            eventually(lambda: left() == 0, what="an empty outbox")
+            eventually(lambda: running.harvester.status().problem is None, what="the end of the problem")
+    assert scene.published() == {"k": ["1", "2", "3"]}
+
+
 def test_what_the_relay_looks_at_beside_the_tables(roles: Roles) -> None:
     """The server's identity (P9), and the sessions of a deposed leader, which has the same role (P7)."""
     with (

@@ -218,6 +218,11 @@ class ServerChanged:
 
 
 @dataclass(frozen=True, slots=True)
+class ScanRestarted:
+    """How far it had come means nothing any more: after a crash of the server, ids may be given out again."""
+
+
+@dataclass(frozen=True, slots=True)
 class DatabaseTrouble:
     """What the loop waits for; None when it is over."""
 
@@ -247,6 +252,7 @@ Report = (
     | Looked
     | StatementFailed
     | ServerChanged
+    | ScanRestarted
     | DatabaseTrouble
     | TermWait
     | LoopDied
