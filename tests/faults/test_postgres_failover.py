@@ -166,3 +166,27 @@ def test_a_purge_from_before_is_not_applied_to_ids_given_out_again(
             assert not missing, f"{len(missing)} of {len(new)} lost or repeated: {missing[:10]}"
             eventually(lambda: incarnation(scene) != before, what="a new incarnation")
             assert running.stop() == 0
+
+
+def test_exactly_once_what_was_not_purged_is_repeated_though_no_commit_is_lost(
+    scene: Scene, primary: Private, standby: Standby, address: Proxy
+) -> None:
+    """A limit: nobody can tell whether the survivor's rows are those that Kafka has committed."""
+    rows = [(f"k{number}", "1") for number in range(20)]
+    given: dict[str, Any] = {"delivery": "exactly-once", "shards": 1, "session_timeout": "30s"}
+    with scene.cli(data_source=through(scene, address), env=scene.plan.env, **given) as running:
+        wait_leads(running)
+        with scene.plan.blocked("shard.committed") as reached:
+            with scene.db.transaction():
+                old = scene.add(*rows)
+            reached()  # Kafka has committed, the database has deleted nothing
+            caught_up = "SELECT bool_and(replay_lsn >= pg_current_wal_lsn()) FROM pg_stat_replication"
+            eventually(lambda: scene.db.execute(caught_up).fetchone() == (True,), what="a standby with all commits")
+            scene.db = fail_over(scene, primary, standby, address)
+            assert scene.left() == old
+            address.open()
+        scene.wait_left()
+        scene.add(*((key, "2") for key, _ in rows))
+        scene.wait_left()
+        assert running.stop() == 0
+    assert scene.published() == {key: ["1", "1", "2"] for key, _ in rows}
