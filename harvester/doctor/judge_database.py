@@ -210,7 +210,7 @@ def _durability(database: DatabaseFacts, config: Config) -> Iterator[CheckResult
     if config.delivery == "exactly-once" and database.standbys and not settings.get("synchronous_standby_names"):
         yield warning(
             "database.failover",
-            f"{database.standbys} standbys follow asynchronously: a failover can lose commits, and repeats more records,"
+            f"{database.standbys} standbys follow asynchronously: a failover can lose commits, and repeats more,"
             " even exactly-once",
             "set synchronous_standby_names, so that a commit waits for a standby",
         )

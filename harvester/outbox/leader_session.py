@@ -99,6 +99,7 @@ class TermSession:
         self.shape: OutboxShape | None = None
         self.place: OutboxIdentity | None = None  # of this connection
         self.session: Session | None = None
+        self.term_is_locked = False  # when it was last to be taken
 
     @property
     def is_open(self) -> bool:
@@ -194,9 +195,11 @@ class TermSession:
         own = {"expected": expected, "own": [pid for pid, _ in ours]}
         connection.execute(queries.end_sessions(self.table), own)
         connection.execute(f"SET lock_timeout = '{_LOCK_WAIT}'")
+        self.term_is_locked = False
         try:
             row = connection.execute(queries.take_term(self.table), values).fetchone()
         except psycopg.errors.LockNotAvailable:
+            self.term_is_locked = True
             connection.execute(queries.end_sessions(self.table), own)
             return None
         finally:

@@ -210,6 +210,8 @@ class Marker(threading.Thread):
                     self._lost(error)
         finally:
             self._taker.lent_to = None
+            if self._session.term_is_locked:  # the attempt was the last one
+                self._taker.trouble(None)
 
     def _release(self, release: m.ReleaseTerm) -> None:
         """Nothing of the term is left; whoever leads next need not wait. It is worth one attempt."""

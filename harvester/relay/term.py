@@ -97,7 +97,12 @@ class TermTaker:
         seen, owner = host.highest_term, host.owner()
         if not self._may_lead(row, owner, lost):
             return True
+        was_locked = session.term_is_locked
         term = session.take_term(row.term, seen, holder, self._name, ours, owner)
+        if session.term_is_locked:
+            self.trouble(f"a transaction holds a lock on {session.table.term}: nobody can lead until it ends")
+        elif was_locked:
+            self.trouble(None)
         if term is None:
             return False
         went_back = row.term < seen or self.ids_restarted

@@ -219,3 +219,14 @@ def test_an_empty_mark_that_is_no_proof_passes_nothing(scene: Scene, sessions: C
     assert (unproven.rows, unproven.floor) == ([], first + 1)
     with pytest.raises(TermLost):
         mark(3, is_proof=True)
+
+
+def test_a_lock_on_the_term_row_is_told(scene: Scene) -> None:
+    with scene.writer() as other:
+        other.execute("SELECT FROM outbox_term FOR UPDATE")
+        with scene.embedded() as running:
+            told = 'holds a lock on "outbox_term"'
+            eventually(lambda: told in (running.harvester.status().problem or ""), what="a problem that is told")
+            other.rollback()
+            running.wait_leading()
+            eventually(lambda: running.harvester.status().problem is None, what="the end of the problem")

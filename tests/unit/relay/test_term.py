@@ -141,7 +141,7 @@ def test_an_exactly_once_term_names_its_topic_and_others_leave_what_is_there() -
 class Outbox:
     """A mark session without a server: all that it has is the term row."""
 
-    is_open, server = True, "one"
+    is_open, server, term_is_locked = True, "one", False
 
     def __init__(self, row: TermRow) -> None:
         self.row, self.failures = row, 0
