@@ -63,20 +63,22 @@ class InboxPartition:
         self.next_offset: int | None = None
         self.seen = SeenIds()
         self._header = header
-        self._failed: int | None = None
+        self._failed: set[int] = set()
 
     def load(self, next_offset: int | None, version: int, seen: bytes) -> None:
         """Takes over what the row says; raises CorruptSeenIds."""
         self.seen = SeenIds.from_bytes(seen)
         self.next_offset, self.version, self.stale = next_offset, version, False
 
-    def check(self, offset: int) -> None:
+    def check(self, offsets: Iterable[int]) -> None:
         """Refuse to go on behind a record whose effect has failed: it would be lost, and nobody told."""
-        failed = self._failed
-        if failed is not None and failed < offset and (self.next_offset or 0) <= failed:
+        position = self.next_offset or 0
+        failed = min((each for each in self._failed if each >= position), default=None)
+        new = next((each for each in offsets if each >= position), None)  # what is read again makes up for nothing
+        if failed is not None and new is not None and failed < new:
             topic, partition = self.place
             raise InboxError(
-                f"the effect of {topic}[{partition}]@{failed} was not committed, and now {offset} was given",
+                f"the effect of {topic}[{partition}]@{failed} was not committed, and now {new} was given",
                 hint="seek back to it and try again; to leave it out, record it without doing anything",
             )
 
@@ -107,13 +109,13 @@ class InboxPartition:
     def done(self, *, written: bool) -> None:
         """Notes that the transaction was committed, and whether the row was written in it."""
         self.version += written
-        if self._failed is not None and (self.next_offset or 0) > self._failed:
-            self._failed = None
+        if self._failed:
+            self._failed = {each for each in self._failed if each >= (self.next_offset or 0)}
 
-    def undone(self, offset: int) -> None:
-        """Notes that the transaction beginning with this offset failed, or that its end is unknown."""
+    def undone(self, offsets: Iterable[int]) -> None:
+        """Notes that the transaction of these offsets failed, or that its end is unknown."""
         self.stale = True
-        self._failed = offset if self._failed is None else min(self._failed, offset)
+        self._failed.update(offsets)
 
 
 def by_place(messages: Sequence[Message]) -> dict[Place, list[Message]]:
@@ -184,6 +186,15 @@ class OpenPartitions:
             raise InboxError(f"{place[0]}[{place[1]}] is not open", hint="open it when it is assigned")
         return partition
 
+    def refused(self, messages: Iterable[Message]) -> None:
+        """Notes that none of these was taken, among which there may be any: nobody goes on behind the records."""
+        for message in messages:
+            topic, number, offset = message.topic(), message.partition(), message.offset()
+            if message.error() is None and topic is not None and number is not None and offset is not None:
+                partition = self._open.get((topic, number))
+                if partition is not None:
+                    partition.undone([offset])
+
     def row(self, place: Place) -> Parameters:
         return {"group": self.name, "topic": place[0], "partition": place[1]}
 
@@ -211,9 +222,13 @@ class InboxTransaction:
     def __init__(self, group: OpenPartitions, messages: Sequence[Message]) -> None:
         self._group = group
         self._messages = messages
-        places = by_place(messages)
-        self._partitions = {place: group.partition(place) for place in places}
-        self._firsts = {place: offset_of(found[0]) for place, found in places.items()}
+        try:
+            places = by_place(messages)
+            self._partitions = {place: group.partition(place) for place in places}
+        except InboxError:
+            group.refused(messages)
+            raise
+        self._offsets = {place: [offset_of(each) for each in found] for place, found in places.items()}
         self._before: dict[Place, int | None] = {}
 
     def locking(self) -> Parameters:
@@ -249,7 +264,7 @@ class InboxTransaction:
                 fresh = False
         if fresh:
             for place, partition in self._partitions.items():
-                partition.check(self._firsts[place])
+                partition.check(self._offsets[place])
                 self._before[place] = partition.next_offset
         return fresh
 
@@ -291,7 +306,7 @@ class InboxTransaction:
             if committed:
                 partition.done(written=place in moved)
             else:
-                partition.undone(self._firsts[place])
+                partition.undone(self._offsets[place])
 
     def _moved(self) -> list[Place]:
         return [place for place, before in self._before.items() if self._partitions[place].next_offset != before]

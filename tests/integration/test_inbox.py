@@ -145,6 +145,36 @@ def test_nobody_goes_on_behind_an_effect_that_failed(make: Make) -> None:
     assert app.take(Forged(2, stamped(3)), Forged(3, stamped(4))) == [2, 3]
 
 
+@pytest.mark.parametrize(
+    ("bad", "said"),
+    [(Forged(2, trouble="_PARTITION_EOF"), "reports an error"), (Forged(7, place=("orders", 1)), "is not open")],
+)
+def test_nobody_goes_on_behind_a_batch_that_was_refused(make: Make, bad: Forged, said: str) -> None:
+    app = make()
+    app.inbox.open("orders", 0)
+    with pytest.raises(InboxError, match=said):
+        app.take_batch([Forged(0), Forged(1), bad])
+    with pytest.raises(InboxError, match=r"orders\[0\]@0 was not committed, and now 2 was given"):
+        app.take(Forged(2))
+    assert app.take(Forged(0)) == [0]
+    with pytest.raises(InboxError, match=r"orders\[0\]@1 was not committed, and now 2 was given"):
+        app.take(Forged(2))
+    assert app.take(Forged(1), Forged(2)) == [1, 2]
+
+
+def test_what_is_read_again_hides_no_effect_that_failed(make: Make) -> None:
+    app = make()
+    app.inbox.open("orders", 0)
+    app.take(Forged(0), Forged(1))
+    with pytest.raises(ValueError, match="oops"), app.inbox.batch([Forged(0), Forged(2)]):
+        raise ValueError("oops")
+    for batch in ([Forged(3)], [Forged(1), Forged(3)]):
+        with pytest.raises(InboxError, match="@2 was not committed, and now 3 was given"):
+            app.take_batch(batch)
+    app.take_batch([Forged(1), Forged(2), Forged(3)])
+    assert app.effects() == ["0@0", "0@1", "0@2", "0@3"]
+
+
 def test_a_block_that_rolls_back_did_nothing(make: Make) -> None:
     app = make()
     app.inbox.open("orders", 0)
