@@ -155,18 +155,20 @@ class DeadLetterWriter:
         producer = getattr(self, "_producer", None)
         if producer is None:
             raise BrokerUnavailable(f"{letter.place} is no dead letter: the consumer is closed")
-        answers: list[KafkaError | None] = []
+        answers: list[tuple[KafkaError | None, bool]] = []
         try:
-            _produce(producer, self._topic, letter, lambda error, _: answers.append(error))
+            _produce(producer, self._topic, letter, lambda error, sent: answers.append((error, _is_written(sent))))
             while not answers:
                 producer.poll(_TURN_S)
         except KafkaException as error:
-            answers.append(error.args[0])
-        problem = answers[0]
+            answers.append((error.args[0], False))
+        problem, is_written = answers[0]
         if problem is not None:
             if problem.code() == KafkaError._MSG_TIMED_OUT:
                 self._replace(producer)
             raise _failed(self._topic, problem)
+        if not is_written:
+            raise _inferred(self._topic)
 
     def _replace(self, failed: Producer) -> None:
         """It may be one that never finds a broker again (P48)."""
@@ -231,27 +233,42 @@ class DeadLetterTopic:
         return some
 
     def _commit(self, producer: Producer, letters: Sequence[DeadLetter]) -> None:
+        inferred: list[str] = []  # topics; what fails otherwise, the commit says
+
+        def note(error: KafkaError | None, sent: Any) -> None:
+            if error is None and not _is_written(sent):
+                inferred.append(sent.topic())
+
         producer.begin_transaction()
         try:
             for letter in letters:
                 _offer(producer, letter.topic, partition=letter.partition, key=letter.key, value=letter.value,
-                       headers=letter.redriven())  # fmt: skip
-                _offer(producer, self.name, key=letter.encode()[0], value=None)
+                       headers=letter.redriven(), on_delivery=note)  # fmt: skip
+                _offer(producer, self.name, key=letter.encode()[0], value=None, on_delivery=note)
+            producer.flush()  # which ends with the time of a delivery
+            if inferred:
+                raise _inferred(inferred[0])
             # Longer than a delivery: a commit that is given up while it waits for one cannot be aborted.
             producer.commit_transaction(_DELIVERY_MS / 1000 + _TIMEOUT_S)
-        except KafkaException:
+        except (KafkaException, BrokerError):
             with contextlib.suppress(KafkaException):  # the first error says more
                 producer.abort_transaction(_TIMEOUT_S)  # or readers of the topic would wait for its timeout
             raise
 
     def discard(self, letters: Sequence[DeadLetter]) -> None:
         """Settles them for good."""
-        problems: list[KafkaError] = []
+        problems: list[BrokerError] = []
+
+        def note(error: KafkaError | None, sent: Any) -> None:
+            if error is not None:
+                problems.append(_failed(self.name, error))
+            elif not _is_written(sent):
+                problems.append(_inferred(self.name))
+
         producer = Producer({**self._options, **_WRITING})
         try:
             for letter in letters:
-                _offer(producer, self.name, key=letter.encode()[0], value=None,
-                       on_delivery=lambda error, _: problems.append(error) if error is not None else None)  # fmt: skip
+                _offer(producer, self.name, key=letter.encode()[0], value=None, on_delivery=note)
             producer.flush()  # which ends with the time of a delivery
         except KafkaException as error:
             raise _failed(self.name, error.args[0]) from error
@@ -259,7 +276,7 @@ class DeadLetterTopic:
             let_go(producer)
             del producer
         if problems:
-            raise _failed(self.name, problems[0])
+            raise problems[0]
 
 
 def _refuse_homeless(client: Any, letters: Iterable[DeadLetter]) -> None:
@@ -333,6 +350,16 @@ def _offer(producer: Producer, topic: str, **given: Any) -> None:
             return producer.produce(topic, **given)
         except BufferError:
             producer.poll(_TURN_S)
+
+
+def _is_written(sent: Any) -> bool:
+    """Whether a broker has told where this record stands, or the client infers only that it does (P45)."""
+    return sent.offset() is not None
+
+
+def _inferred(name: str) -> BrokerUnavailable:
+    text = f"the topic {name!r} has taken a record behind another, and the broker does not say where that one stands"
+    return BrokerUnavailable(text, hint="try again")
 
 
 def _failed(name: str, problem: KafkaError) -> BrokerError:

@@ -190,6 +190,9 @@ class CoordinationLog:
                 arrived.set_result(False)
 
         def delivered(error: KafkaError | None, record: Any) -> None:
+            if error is None and record.offset() is None:  # the client infers that it was written (P45)
+                give_up()
+                return
             if error is None:
                 self._failing_since = None
                 if arrived is not None:

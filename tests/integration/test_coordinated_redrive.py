@@ -28,6 +28,7 @@ from tests.support.coordinated import settings
 from tests.support.handled import Handled, Start, fill_keys, start
 from tests.support.kafka_proxy import END_TXN, PRODUCE, KafkaProxy
 from tests.support.proxy import Proxy
+from tests.support.refusing import NOT_ENOUGH_REPLICAS, RefusingProxy
 from tests.support.wait import eventually
 
 __all__ = ["settings", "start"]
@@ -326,7 +327,31 @@ def test_a_redrive_whose_brokers_go_away_ends_and_may_be_repeated(settings: Cons
     assert [record.value for record in records(settings)] == [letter.value for letter in letters]
 
 
+def test_a_redrive_of_which_a_record_is_only_inferred_moves_nothing(settings: ConsumerSettings) -> None:
+    """The broker refuses a producer's first request on a partition, and takes the second (P45, KAFKA-15591)."""
+    topic, letters = write(settings)
+    with RefusingProxy(str(settings.kafka["bootstrap.servers"])) as proxy:
+        refusal = proxy.refuse(settings.topics[0], NOT_ENOUGH_REPLICAS)
+        with pytest.raises(BrokerUnavailable, match="behind another"):
+            through(settings, proxy.address, **{"batch.num.messages": 1}).redrive(letters)
+        assert refusal.overtaken.is_set()
+    assert topic.read() == letters
+    assert records(settings) == []
+    assert topic.redrive(letters) == letters
+    assert [record.value for record in records(settings)] == [letter.value for letter in letters]
+
+
 # -- discarded
+
+
+def test_a_discard_that_is_only_inferred_is_none(settings: ConsumerSettings) -> None:
+    topic, letters = write(settings)
+    with RefusingProxy(str(settings.kafka["bootstrap.servers"])) as proxy:
+        refusal = proxy.refuse(topic.name, NOT_ENOUGH_REPLICAS)
+        with pytest.raises(BrokerUnavailable, match="behind another"):
+            through(settings, proxy.address, **{"batch.num.messages": 1}).discard(letters)
+        assert refusal.overtaken.is_set()
+    assert topic.read() == letters[:1]
 
 
 def test_what_has_no_place_to_go_back_to_is_named_and_nothing_is_moved(settings: ConsumerSettings) -> None:
@@ -412,3 +437,21 @@ def test_after_a_failure_letters_are_sent_by_another_client(
         writer.close()
         with pytest.raises(BrokerUnavailable):
             writer.send(letter)
+
+
+def test_a_letter_that_is_only_inferred_to_be_written_is_not(settings: ConsumerSettings) -> None:
+    """Of two threads: the broker refuses what the first sends, and takes what the second sends (P45, KAFKA-15591)."""
+    topic, (one, two) = write(settings, 2)
+    topic.discard([one, two])
+    with RefusingProxy(str(settings.kafka["bootstrap.servers"])) as proxy, ThreadPoolExecutor(2) as pool:
+        writer = DeadLetterWriter(topic.name, {**settings.kafka, "bootstrap.servers": proxy.address})
+        refusal = proxy.refuse(topic.name, NOT_ENOUGH_REPLICAS)
+        refused = pool.submit(writer.send, one)
+        assert refusal.caught.wait(30)
+        pool.submit(writer.send, two).result(60)
+        with pytest.raises(BrokerUnavailable, match="behind another"):
+            refused.result(60)
+        assert topic.read() == [two]
+        writer.send(one)
+        writer.close()
+    assert topic.read() == [one, two]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import uuid
+from concurrent.futures import Future
 
 import pytest
 from confluent_kafka import Producer, TopicPartition
@@ -14,6 +15,7 @@ from harvester.coordination.settings import ConsumerSettings
 from harvester.coordination.topic import ensure_coordination_topic
 from tests.support.coordinated import admin, settings
 from tests.support.proxy import Proxy
+from tests.support.refusing import NOT_ENOUGH_REPLICAS, RefusingProxy
 from tests.support.wait import eventually
 
 __all__ = ["settings"]
@@ -76,6 +78,31 @@ def test_who_was_cut_off_goes_on_with_the_brokers_it_knows(settings: ConsumerSet
         eventually(lambda: any(log.poll(0.05)) or has_arrived(), 5, "a message after the cut")
         assert (log._writer, log._reader) == (writer, reader)
         log.close(0)
+
+
+def test_a_message_that_is_only_inferred_to_be_written_is_given_up(settings: ConsumerSettings, name: str) -> None:
+    """The broker refuses the writer's first request on a partition, and takes the second (P45, KAFKA-15591)."""
+    given_up: list[int] = []
+    with RefusingProxy(settings.kafka["bootstrap.servers"]) as proxy:
+        options = {**settings.kafka, "bootstrap.servers": proxy.address}
+        log = CoordinationLog(name, options, lambda _, number: given_up.append(number), 30.0)
+        place, client = GroupPartition("billing", "orders", 0), Client("one", uuid.uuid4().hex)
+        log.begin({0: World.begin(settings.timing)})
+        refusal = proxy.refuse(name, NOT_ENOUGH_REPLICAS)
+        arrived: list[Future[bool]] = [Future(), Future()]
+        read: list[bytes | None] = []
+
+        def turn() -> bool:
+            read.extend(value for _, _, _, value in log.poll(0.05))
+            return refusal.caught.is_set()
+
+        first, second = (ClaimingPartition(place, client, number, None, None) for number in range(2))
+        log.append(0, first, arrived[0])
+        eventually(turn, 30, "the first request")
+        log.append(0, second, arrived[1])
+        eventually(lambda: turn() and given_up and read, 30, "what becomes of the first, and the second")
+        assert ([each.result(0) for each in arrived], given_up, read) == ([False, True], [0], [encode(second)])
+        log.close(1)
 
 
 def test_a_reader_that_stands_still_is_replaced(settings: ConsumerSettings, name: str) -> None:
