@@ -27,6 +27,7 @@ from harvester.coordination.errors import UnknownTopic
 from harvester.delivery.progress_topic import durable
 from harvester.errors import BrokerError, BrokerUnavailable
 from harvester.origin import HEADER as ORIGIN
+from harvester.origin import decode as decode_origin
 
 HEADER = "harvester-dead-letter"
 FORMER_ORIGIN = "harvester-origin"
@@ -67,10 +68,13 @@ class DeadLetter:
     def redriven(self) -> Headers:
         """Its headers when it goes back to its topic.
 
-        What an inbox knows a record by is put aside: the id may count as seen since the record was given up, and then
-        nobody would process it.
+        What an inbox knows a record by is put aside, whatever the header is called: the id may count as seen since the
+        record was given up, and then nobody would process it.
         """
-        return [(FORMER_ORIGIN if name == ORIGIN else name, value) for name, value in self.headers]
+        return [
+            (FORMER_ORIGIN if name == ORIGIN or decode_origin(value) is not None else name, value)
+            for name, value in self.headers
+        ]
 
 
 def dead_letter(

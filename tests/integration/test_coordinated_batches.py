@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import replace
 from typing import Any
 
 import psycopg
 import pyarrow as pa
 import pytest
+from confluent_kafka import Producer
 
 from harvester.coordination.consumer import CoordinatedConsumer
 from harvester.coordination.dead_letters import DeadLetterTopic
@@ -15,8 +17,10 @@ from harvester.coordination.events import Claimed, Event, GivenUp, Lost, Release
 from harvester.coordination.settings import ConsumerSettings
 from harvester.errors import ConfigurationError, InboxError
 from harvester.idempotence import Inbox
+from harvester.origin import HEADER
 from tests.support.coordinated import fill, settings
 from tests.support.handled import Handled, Poison, Start, fill_keys, start
+from tests.support.inbox import stamped
 from tests.support.wait import eventually
 
 __all__ = ["settings", "start"]
@@ -165,9 +169,11 @@ def test_arrow_batches_are_consumed_and_committed_whole_and_in_parts(
 class Ledger:
     """An inbox, with an effect for each record but for one."""
 
-    def __init__(self, connection: psycopg.Connection[Any], group: str, poison: str) -> None:
+    def __init__(
+        self, connection: psycopg.Connection[Any], group: str, poison: str | None, header: str = HEADER
+    ) -> None:
         self.connection, self.poison = connection, poison
-        self.inbox = Inbox(connection, group)
+        self.inbox = Inbox(connection, group, header=header)
         self.inbox.create_table()
         connection.execute("CREATE TABLE IF NOT EXISTS ledger (entry text)")
 
@@ -220,6 +226,31 @@ def test_with_an_inbox_a_record_that_is_given_up_has_no_effect_and_all_others_on
         assert run(changed, ledger, lambda: len(ledger.entries()) == 199) is None
         assert sorted(ledger.entries()) == sorted(f"{k}-{n}" for k in range(20) for n in range(10) if (k, n) != (3, 4))
     assert [each.value for each in DeadLetterTopic(settings.dead_letters, settings.kafka).read()] == [b"3-4"]
+
+
+@pytest.mark.parametrize("header", [HEADER, "x-outbox"])
+def test_a_record_that_is_redriven_is_new_to_the_inbox(
+    settings: ConsumerSettings, empty_database: str, header: str
+) -> None:
+    topic = DeadLetterTopic(settings.dead_letters, settings.kafka)
+    changed = replace(settings, on_error="dead-letter", attempts=1, order="partition")
+    producer, ids = Producer(dict(settings.kafka)), itertools.count(1)
+
+    def produce(*values: str) -> None:
+        for value in values:
+            headers: Any = [(header, stamped(next(ids)))]
+            producer.produce(settings.topics[0], value=value.encode(), partition=0, headers=headers)
+        producer.flush(30)
+
+    produce("before", "poison", "after")
+    with psycopg.connect(empty_database, autocommit=True) as connection:
+        ledger = Ledger(connection, settings.group, "poison", header)
+        assert run(changed, ledger, lambda: len(ledger.entries()) == 2) is None
+        assert len(topic.redrive(topic.read())) == 1
+        produce("end")
+        ledger.poison = None
+        assert run(changed, ledger, lambda: "end" in ledger.entries()) is None
+        assert ledger.entries() == ["before", "after", "poison", "end"]
 
 
 def test_an_inbox_that_is_given_records_out_of_order_ends_the_consumer_and_gives_nothing_up(

@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from harvester.coordination.dead_letters import HEADER, DeadLetter, decode
+from tests.support.inbox import stamped
 
 BYTES = st.none() | st.binary(max_size=20)
 LETTERS = st.builds(
@@ -57,6 +58,12 @@ def test_what_is_none_of_ours_is_passed_over(value: bytes | None, headers: Any) 
 
 
 def test_headers_of_a_redriven_record_keep_the_origin_under_another_name() -> None:
-    letter = decode(b"v", [("harvester", b"o"), ("a", b"1"), header()])
+    origin = stamped(7)
+    letter = decode(b"v", [("harvester", b"o"), ("a", b"1"), ("x-outbox", origin), ("none", None), header()])
     assert letter is not None
-    assert letter.redriven() == [("harvester-origin", b"o"), ("a", b"1")]
+    assert letter.redriven() == [
+        ("harvester-origin", b"o"),
+        ("a", b"1"),
+        ("harvester-origin", origin),
+        ("none", None),
+    ]
