@@ -52,7 +52,7 @@ def show_letter(options: DeadLetterTopicOptions, place: str, *, json_: bool) -> 
     if json_:
         print_json({**_which(topic), "record": as_json(found[0], value=True)})
         return
-    for letter in found:  # of several groups, if they share the topic
+    for letter in found:  # of several groups that share the topic, or of a topic made anew
         print_rich(_page_of(letter))
 
 

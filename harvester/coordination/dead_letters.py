@@ -1,8 +1,10 @@
 """Dead letters: records that no handler took, and the topic that they stand in.
 
 Value and headers are the record's own. One more header, the last of its name, says in JSON where the record comes from
-and why it is there. The key is the record's place and not its own key: so the topic can be compacted, holds each record
-once however often it was given up, and loses those that are settled, for which a record without a value stands.
+and why it is there. The key is the record's place and a digest of it, not its own key: so the topic can be compacted,
+holds each record once however often it was given up, and loses those that are settled, for which a record without a
+value stands. The digest tells it from a record that has the same place in a topic that was deleted and made anew; the
+keys of older letters have none.
 
 What concerns one of them is pure; the topic's part is thin.
 """
@@ -14,7 +16,8 @@ import contextlib
 import json
 import threading
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
+from hashlib import sha256
 from types import TracebackType
 from typing import Any
 
@@ -32,12 +35,17 @@ from harvester.origin import decode as decode_origin
 HEADER = "harvester-dead-letter"
 FORMER_ORIGIN = "harvester-origin"
 _LONGEST_ERROR = 2000
+_DIGITS = 16  # of the digest in a key
+_NOT_ABOUT = ("key", "value", "headers", "read_under")
 Headers = list[tuple[str, bytes | None]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeadLetter:
-    """`timestamp_ms`: the record's own; `failed_at_ms`: of the last try; both since the UNIX epoch."""
+    """`timestamp_ms`: the record's own; `failed_at_ms`: of the last try; both since the UNIX epoch.
+
+    `read_under`: the key under which it was read from the topic, if it was; `replace` does not copy it.
+    """
 
     group: str
     topic: str
@@ -51,19 +59,28 @@ class DeadLetter:
     client: str
     timestamp_ms: int | None
     failed_at_ms: int
+    read_under: bytes | None = field(default=None, init=False, compare=False)
 
     @property
     def place(self) -> str:
         """Topic, partition and offset in one word, as people and commands name a dead letter."""
         return f"{self.topic}/{self.partition}/{self.offset}"
 
+    @property
+    def letter_key(self) -> bytes:
+        """Its key in the dead-letter topic: the same for the same record, whenever it is given up."""
+        if self.read_under is not None:
+            return self.read_under
+        content = ascii((self.timestamp_ms, self.key, self.value, self.headers)).encode()
+        return f"{self.group}/{self.place}/{sha256(content).hexdigest()[:_DIGITS]}".encode()
+
     def encode(self) -> tuple[bytes, bytes, Headers]:
         """Key, value and headers in the dead-letter topic."""
-        about = {name: value for name, value in asdict(self).items() if name not in ("key", "value", "headers")}
+        about = {name: value for name, value in asdict(self).items() if name not in _NOT_ABOUT}
         about["key_base64"] = None if self.key is None else base64.b64encode(self.key).decode()
         about["tombstone"] = self.value is None
         own: Headers = [*self.headers, (HEADER, json.dumps(about).encode())]
-        return f"{self.group}/{self.place}".encode(), self.value or b"", own
+        return self.letter_key, self.value or b"", own
 
     def redriven(self) -> Headers:
         """Its headers when it goes back to its topic.
@@ -91,7 +108,9 @@ def dead_letter(
     )  # fmt: skip
 
 
-def decode(value: bytes | None, headers: Sequence[tuple[str, bytes | None]] | None) -> DeadLetter | None:
+def decode(
+    value: bytes | None, headers: Sequence[tuple[str, bytes | None]] | None, read_under: bytes | None = None
+) -> DeadLetter | None:
     """The dead letter in a record of the topic; None for a settled one, and for a record of somebody else."""
     given = list(headers or ())
     at = max((number for number, (name, _) in enumerate(given) if name == HEADER), default=None)
@@ -101,7 +120,7 @@ def decode(value: bytes | None, headers: Sequence[tuple[str, bytes | None]] | No
         about = json.loads(given.pop(at)[1] or b"")
         key = about.pop("key_base64")
         tombstone = about.pop("tombstone")
-        return DeadLetter(
+        letter = DeadLetter(
             **about,
             key=None if key is None else base64.b64decode(key, validate=True),
             value=None if tombstone else value,
@@ -109,6 +128,8 @@ def decode(value: bytes | None, headers: Sequence[tuple[str, bytes | None]] | No
         )
     except (ValueError, TypeError, KeyError, AttributeError):
         return None
+    object.__setattr__(letter, "read_under", read_under)
+    return letter
 
 
 def _bytes(value: Any) -> bytes | None:
@@ -200,7 +221,7 @@ class DeadLetterTopic:
         found: dict[bytes, DeadLetter] = {}
         with _Reading(self.name, self._options) as reading:
             for message in reading.messages():
-                key, letter = message.key(), decode(message.value(), message.headers())
+                key, letter = message.key(), decode(message.value(), message.headers(), message.key())
                 found.pop(key, None)
                 if letter is not None and wanted(letter):
                     found[key] = letter
@@ -213,11 +234,11 @@ class DeadLetterTopic:
         same time is fenced. Each transaction has a producer of its own: the client may send the end of one again, late,
         and that would end the next one of the same producer (P40).
         """
-        asked = {letter.encode()[0] for letter in letters}
+        asked = {letter.letter_key for letter in letters}
         back: list[DeadLetter] = []
         while some := self._move(asked):
             back += some
-            asked -= {letter.encode()[0] for letter in some}  # one that failed again meanwhile is another letter
+            asked -= {letter.letter_key for letter in some}  # one that failed again meanwhile is another letter
             if len(some) < _REDRIVEN:
                 break
         return back
@@ -227,7 +248,7 @@ class DeadLetterTopic:
         producer = Producer({**self._options, **_WRITING, "transactional.id": f"harvester-dead-{self.name}"})
         try:
             producer.init_transactions(_TIMEOUT_S * 3)
-            left = self.read(lambda each: each.encode()[0] in asked)
+            left = self.read(lambda each: each.letter_key in asked)
             some = left[:_REDRIVEN]
             if some:
                 _refuse_homeless(producer, left)
@@ -248,7 +269,7 @@ class DeadLetterTopic:
             for letter in letters:
                 _offer(producer, letter.topic, partition=letter.partition, key=letter.key, value=letter.value,
                        headers=letter.redriven(), on_delivery=note)  # fmt: skip
-                _offer(producer, self.name, key=letter.encode()[0], value=None, on_delivery=note)
+                _offer(producer, self.name, key=letter.letter_key, value=None, on_delivery=note)
             producer.flush()  # which ends with the time of a delivery
             if inferred:
                 raise _inferred(inferred[0])
@@ -272,7 +293,7 @@ class DeadLetterTopic:
         producer = Producer({**self._options, **_WRITING})
         try:
             for letter in letters:
-                _offer(producer, self.name, key=letter.encode()[0], value=None, on_delivery=note)
+                _offer(producer, self.name, key=letter.letter_key, value=None, on_delivery=note)
             producer.flush()  # which ends with the time of a delivery
         except KafkaException as error:
             raise _failed(self.name, error.args[0]) from error

@@ -341,6 +341,36 @@ def test_a_redrive_of_which_a_record_is_only_inferred_moves_nothing(settings: Co
     assert [record.value for record in records(settings)] == [letter.value for letter in letters]
 
 
+def test_a_record_in_the_same_place_of_a_topic_made_anew_is_another_letter(settings: ConsumerSettings) -> None:
+    topic, (one,) = write(settings, 1)
+    two = replace(one, value=b"another", failed_at_ms=2)
+    writer = DeadLetterWriter(topic.name, settings.kafka)
+    for letter in (two, replace(one, failed_at_ms=3, attempts=7), replace(two, failed_at_ms=4)):
+        writer.send(letter)
+    writer.close()
+    assert [(letter.value, letter.failed_at_ms) for letter in topic.read()] == [(b"0", 3), (b"another", 4)]
+    topic.discard([one])
+    assert [letter.value for letter in topic.redrive(topic.read())] == [b"another"]
+    assert topic.read() == []
+
+
+def test_a_letter_under_a_key_without_a_digest_can_be_settled(settings: ConsumerSettings) -> None:
+    """As earlier consumers wrote it."""
+    topic, letters = write(settings, 2)
+    topic.discard(letters)
+    producer = Producer({**settings.kafka, "partitioner": "murmur2_random"})
+    for letter in letters:
+        _, value, headers = letter.encode()
+        key = f"{letter.group}/{letter.place}".encode()
+        producer.produce(topic.name, key=key, value=value, headers=headers)  # type: ignore[arg-type]
+    producer.flush(30)
+    assert topic.read() == letters
+    topic.discard(topic.read()[:1])
+    assert topic.read() == letters[1:]
+    assert topic.redrive(topic.read()) == letters[1:]
+    assert topic.read() == []
+
+
 # -- discarded
 
 
