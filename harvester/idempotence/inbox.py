@@ -40,6 +40,7 @@ from harvester.idempotence.seen import SeenIds
 from harvester.origin import HEADER
 
 ADVISORY_LOCK = 0x69_6E_62_6F_78  # "inbox"
+_FIRST_GENERATION = sql.SQL("(extract(epoch FROM clock_timestamp()) * 1000000)::bigint - 10000000000000000")
 
 
 class InboxStatements:
@@ -61,13 +62,15 @@ class InboxStatements:
     updated_at     TIMESTAMP WITH TIME ZONE NOT NULL DEFAULT now(),
     PRIMARY KEY (consumer_group, topic, partition)
 ) WITH (fillfactor = 50)""").format(plain)
-        # Opening counts as a change: whoever has a copy of the row notices.
+        # Opening counts as a change: whoever has a copy of the row notices. Without a token, a new row begins with a
+        # number that no row deleted before it has reached: it is made of microseconds, and opening takes longer than
+        # one. Until 2286 it is negative, so that tokens, which are offsets, are above it.
         self.open = sql.SQL("""INSERT INTO {} AS i (consumer_group, topic, partition, generation, seen)
-VALUES (%(group)s, %(topic)s, %(partition)s, coalesce(%(generation)s::bigint, 1), %(seen)s)
+VALUES (%(group)s, %(topic)s, %(partition)s, coalesce(%(generation)s::bigint, {first}), %(seen)s)
 ON CONFLICT (consumer_group, topic, partition) DO UPDATE
 SET generation = coalesce(%(generation)s::bigint, i.generation + 1), version = i.version + 1, updated_at = now()
 WHERE %(generation)s::bigint IS NULL OR i.generation <= %(generation)s::bigint
-RETURNING i.generation, i.version, i.next_offset, i.seen""").format(name)
+RETURNING i.generation, i.version, i.next_offset, i.seen""").format(name, first=_FIRST_GENERATION)
         self.generation = sql.SQL("""SELECT generation FROM {}
 WHERE consumer_group = %(group)s AND topic = %(topic)s AND partition = %(partition)s""").format(name)
         # In the order of the key, so that two batches never wait for each other. The setting ends with the transaction.
