@@ -8,7 +8,7 @@ from typing import Any
 from harvester.claim_check import reference
 from harvester.claim_check.settings import StoreSettings
 from harvester.claim_check.stores import open_store
-from harvester.errors import StoredValueChanged
+from harvester.errors import ClaimCheckError, StoredValueChanged, StoredValueMissing
 from harvester.origin import find
 
 _HEADERS = (reference.HEADER, reference.BYTES_HEADER, reference.DIGEST_HEADER)
@@ -57,6 +57,13 @@ class ClaimChecks:
         """The record itself, or one with its value from the store; anything with `value()` and `headers()`."""
         return ResolvedRecord(record, self.value(None, record.headers())) if self.applies_to(record) else record
 
+    def resolve_or_mark(self, record: Any) -> Any:
+        """As `resolve`; where no waiting would bring the value, a record whose `value()` raises the error."""
+        try:
+            return self.resolve(record)
+        except (StoredValueChanged, StoredValueMissing) as error:
+            return UnresolvedRecord(record, error)
+
 
 class ResolvedRecord:
     """A record with its value from the store, and without the headers that refer to it; else as the one consumed."""
@@ -74,3 +81,18 @@ class ResolvedRecord:
 
     def headers(self) -> list[tuple[str, bytes]]:
         return [(name, value) for name, value in self._record.headers() if name not in _HEADERS]
+
+
+class UnresolvedRecord:
+    """A record whose value cannot be had, which its `value()` says; else as the one consumed."""
+
+    __slots__ = ("_error", "_record")
+
+    def __init__(self, record: Any, error: ClaimCheckError) -> None:
+        self._record, self._error = record, error
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._record, name)
+
+    def value(self) -> bytes | None:
+        raise self._error

@@ -149,7 +149,8 @@ class Inbox(InboxBase[Connection | Pool]):
     beyond that, with a warning, and would be taken again if they came again. `idle_timeout_s` ends a transaction
     whose client does nothing for so long (a frozen process), so that a successor does not wait for its lock for ever.
     `claim_check`: the store of values that are too large for Kafka, as StoreSettings or their fields. Messages of a
-    batch, and `Effect.message`, then have their values, which are got before the rows are locked.
+    batch, and `Effect.message`, then have their values, which are got before the rows are locked. Where one is missing
+    or changed, `value()` raises the error; an empty block leaves such a record out.
     """
 
     def create_table(self) -> None:
@@ -190,7 +191,7 @@ class Inbox(InboxBase[Connection | Pool]):
         written = committed = False
         try:
             if self._claim_checks is not None:
-                transaction.resolve(self._claim_checks.resolve)
+                transaction.resolve(self._claim_checks.resolve_or_mark)
             with self._connection() as connection, self._locked(connection, transaction):
                 yield Batch(connection.cursor(), transaction.judge())
                 changes = transaction.write()
@@ -274,7 +275,7 @@ class AsyncInbox(InboxBase[AsyncConnection | AsyncPool]):
         written = committed = False
         try:
             if self._claim_checks is not None:
-                await to_thread(transaction.resolve, self._claim_checks.resolve)
+                await to_thread(transaction.resolve, self._claim_checks.resolve_or_mark)
             async with self._connection() as connection, self._locked(connection, transaction):
                 yield Batch(connection.cursor(), transaction.judge())
                 changes = transaction.write()

@@ -17,7 +17,7 @@ from harvester import AsyncCoordinatedConsumer, CoordinatedConsumer, StoreSettin
 from harvester.claim_check.reference import HEADER, read, refer, replaced
 from harvester.claim_check.stores import open_store
 from harvester.coordination.dead_letters import DeadLetterTopic
-from harvester.coordination.events import Event, GivenUp
+from harvester.coordination.events import Claimed, Event, GivenUp
 from harvester.coordination.settings import ConsumerSettings
 from harvester.errors import InboxError, StoredValueChanged, StoredValueMissing
 from harvester.idempotence import AsyncInbox, Inbox
@@ -277,13 +277,46 @@ def test_the_inbox_gives_values_and_does_nothing_where_one_is_missing(database: 
             assert effect.message.value() == value_of(1)
             effect.cursor.execute("INSERT INTO effect VALUES (%s)", (effect.message.value(),))
         with pytest.raises(StoredValueMissing), inbox.batch([second, third]) as batch:
-            batch.cursor.execute("INSERT INTO effect VALUES ('never')")
+            batch.cursor.executemany("INSERT INTO effect VALUES (%s)", ((each.value(),) for each in batch.new[::-1]))
         with pytest.raises(InboxError, match="@2 was not committed"), inbox.record(third):
             """It would be passed over, and nobody told."""
         open_store(directory).put(refer(second.record()).name, value_of(2))
         with inbox.batch([second, third]) as batch:
             assert [message.value() for message in batch.new] == [value_of(2), None]
         assert db.execute("SELECT value FROM effect").fetchall() == [(value_of(1),)]
+
+
+def test_a_record_whose_value_is_lost_is_given_up_and_left_out_by_the_inbox(
+    settings: ConsumerSettings, directory: StoreSettings, database: str
+) -> None:
+    names = fill(settings, directory)
+    spoil(directory, names[1])
+    Path(directory.url.removeprefix("file://"), names[2]).unlink()
+    given = replace(settings, on_error="dead-letter", order="partition", attempts=1)
+    seen: list[bytes] = []
+
+    def told(event: Event) -> None:
+        match event:
+            case Claimed(topic, partition, generation):
+                inbox.open(topic, partition, generation)
+            case GivenUp(record):
+                with inbox.record(record):
+                    """Without an effect."""
+
+    def handle(record: Any) -> None:
+        with inbox.record(record) as effect:
+            seen.append(effect.message.value())
+            if seen[-1] == value_of(9):
+                consumer.stop()
+
+    with psycopg.connect(database, autocommit=True) as db:
+        inbox = Inbox(db, given.group, claim_check=directory)
+        inbox.create_table()
+        consumer = CoordinatedConsumer(given, on_event=told)
+        consumer.run(handle)
+    assert seen == [value_of(number) for number in range(10) if number not in (3, 5)]
+    errors = [letter.error.partition(":")[0] for letter in DeadLetterTopic(given.dead_letters, given.kafka).read()]
+    assert errors == ["StoredValueChanged", "StoredValueMissing"]
 
 
 def test_the_async_inbox_gives_values(database: str, directory: StoreSettings) -> None:
@@ -298,8 +331,15 @@ def test_the_async_inbox_gives_values(database: str, directory: StoreSettings) -
             async with inbox.record(message) as effect:
                 assert effect.message.value() == value_of(1)
             with pytest.raises(StoredValueMissing):
-                async with inbox.record(Referring(2)):
-                    """Nothing to do."""
+                async with inbox.record(Referring(2)) as effect:
+                    effect.message.value()
+            with pytest.raises(InboxError, match="@2 was not committed"):
+                async with inbox.record(Forged(3)):
+                    """It would be passed over, and nobody told."""
+            async with inbox.record(Referring(2)):
+                """It is left out."""
+            async with inbox.record(Forged(3)) as effect:
+                assert effect.is_new
 
     asyncio.run(main())
 
