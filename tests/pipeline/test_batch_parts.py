@@ -149,3 +149,26 @@ def test_a_repeat_that_a_given_up_batch_has_left_alone_is_decided_anew(
 
 def origin(incarnation: UUID, number: int) -> dict[str, Any]:
     return {"headers": [(HEADER, encode(Origin(incarnation, number, 1, 0, 1, 1, number)))]}
+
+
+def test_a_batch_that_comes_again_with_less_knows_what_it_has_written(spark: SparkSession, tmp_path: Path) -> None:
+    """Kafka has compacted the topic meanwhile; what it has removed is delivered once more, later."""
+    root = make_lake(spark, tmp_path / "lake")
+
+    def write(number: int, *offsets: tuple[int, int], place: str | None = None) -> None:
+        def hit(here: str) -> None:
+            if here == place:
+                raise InterruptedError(here)
+
+        batch = LakeBatch(spark, root, f"{root}/checkpoint", "test", HEADER, {}, hit)
+        rows = [{**origin(A, one), "offset": at} for one, at in offsets]
+        batch.write(bronze_columns(kafka_rows(spark, rows)), number)
+
+    for number, ids in enumerate(((1, 2), (3, 4))):
+        written = [(one, one) for one in ids]
+        with pytest.raises(InterruptedError):
+            write(number, *written, place="lake.ids")
+        write(number, *written[1:])
+    write(2, (1, 5), (3, 6))
+    assert_rows(spark.read.format("delta").load(f"{root}/silver").select("id"), [{"id": one} for one in range(1, 5)])
+    assert_rows(spark.read.format("delta").load(f"{root}/repeats").select("id"), [{"id": 1}, {"id": 3}])

@@ -85,7 +85,11 @@ class LakeBatch:
 
     def write(self, bronze: DataFrame, number: int) -> None:
         """Write a batch, as schemas.BRONZE, to every table. May be cut off anywhere, and called again with the same."""
-        stored, again = (self._stored, None) if self._number == number - 1 else self._load(number)
+        stored, again, is_there = self._stored, None, False
+        if self._number != number - 1:
+            stored, again = self._load(number)
+            last = tables.last_written(self.spark, self.root, ["silver"], self.owner)
+            is_there = last is not None and last >= number
         with ExitStack() as stack:
             # Fetched from Kafka once. To pack what is read twice would take longer than to read it.
             bronze.sparkSession.conf.set(_PACKED, "false")
@@ -106,7 +110,9 @@ class LakeBatch:
             if again is not None:
                 path = tables.path_of(self.root, "repeats")
                 self.spark.sql(schemas.keep_latest(path, tables.path_of(self.root, "silver"), batch_name(again)))
-                # Done once more after that, this batch finds less: silver says what it has written.
+            if again is not None or is_there:
+                # Done once more, this batch may find less: the latest have been kept, or Kafka has compacted the topic.
+                # Silver says what it has written.
                 written = self._table("silver").where(F.col("batch") == batch_name(number))
                 found = silver.summed_up(silver.overview(written).collect())
         self._number = None
