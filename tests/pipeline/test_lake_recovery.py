@@ -522,3 +522,17 @@ def test_columns_that_are_asked_for_later_are_filled_in_from_silver(
     assert read("n INT, who STRING", values[15:17]) == expected(17, "who")
     assert told == filling
     assert_whole(lake, topic, oracle)
+
+
+@pytest.mark.usefixtures("hooked")
+def test_columns_that_are_asked_for_after_a_first_batch_that_was_cut_off(
+    lake: Lake, writer: Writer, make_topic: MakeTopic
+) -> None:
+    """Silver has no record of the topic then, but the table of its values has, since all tables are written at once."""
+    topic, oracle, lake.folds = make_topic(1, KEPT), Oracle(), False
+    oracle.take(writer.send(topic, records(1, 6)))
+    read(lake, topic, "lake.silver")
+    assert lake.table("silver").isEmpty()
+    assert len(lake.rows(f"json/{topic}")) == 5
+    lake.once(topic, payloads={topic: from_ddl("n INT, who STRING")})
+    assert_whole(lake, topic, oracle)
