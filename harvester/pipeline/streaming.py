@@ -56,7 +56,8 @@ class Manifest:
     """`owner` is a name made up for the checkpoint, which its tables bear as well.
 
     `payloads`: columns of the tables of values that have every record. `plan` is written ahead: a start that was cut
-    off is continued by the next one. `logs` are those of the topics of a lake, unless the brokers give topics no ids.
+    off is continued by the next one. `logs` are those of the topics of a lake, also of retired ones, unless the brokers
+    give topics no ids.
     """
 
     owner: str

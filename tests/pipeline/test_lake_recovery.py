@@ -105,6 +105,18 @@ def test_since_which_batch_the_rows_of_a_topic_are_of_the_one_there_is() -> None
     assert followed(noted, {**NEW, "c": "added"}, 7) == {
         "a": TopicLog("new", 8), "b": TopicLog("same", 0), "c": TopicLog("added", 8)
     }  # fmt: skip
+    retired = replace(noted, topics=("b",))
+    assert followed(retired, {"b": "same"}, 9) == followed(retired, OLD, 9) == LOGS
+    assert followed(retired, NEW, 9) == {**LOGS, "a": TopicLog("new", 10)}
+
+
+def test_of_a_topic_that_returns_all_is_read_that_a_table_may_have() -> None:
+    log = Log({**EARLIEST, ("old", 0): 2}, {**LATEST, ("old", 0): 4}, {"a": "a", "old": "new"})
+    plan, lost, _ = resolve(Progress(7, BEGUN), log, ("a", "b", "old"), {"old"})
+    assert (plan.start["old", 0], plan.ends, plan.since, lost) == (2, {**BEGUN, ("old", 0): 4}, 0, [])
+    logs = {"old": TopicLog("old", 0)}
+    plan, lost, _ = resolve(Progress(7, BEGUN, logs=logs), log, ("a", "b", "old"), {"old"})
+    assert (plan.start["old", 0], plan.ends, plan.since, lost) == (2, None, None, []), "it is another one"
 
 
 def test_of_partitions_that_tables_have_nothing_of_nothing_is_known_to_be_lost() -> None:
@@ -242,7 +254,7 @@ def test_a_topic_that_is_gone_or_not_wanted_any_more_is_retired(
         oracle.take(writer.send(topic, records(10 * number + 1, 10 * number + 6)))
     lake.once(kept, unwanted, gone)
     oracle.take(writer.send(kept, records(41, 44)))
-    unread = writer.send(unwanted, records(51, 54))
+    unread = writer.send(unwanted, [*records(51, 54), Sent(0, headers=(), partition=0)])
     admin.delete_topics([gone])[gone].result(30)
     # Its deletion takes the broker a moment.
     eventually(lambda: gone not in admin.list_topics(timeout=10).topics, 30, f"{gone} is gone")
@@ -253,7 +265,7 @@ def test_a_topic_that_is_gone_or_not_wanted_any_more_is_retired(
     with pytest.raises(CheckpointMismatch, match=f"without {unwanted}, {gone}") as refused:
         lake.once(kept)
     assert "--retire-topic" in str(refused.value.hint)
-    with pytest.raises(CheckpointMismatch, match=rf"{unwanted}\[0\] from offset 5 to before 8"):
+    with pytest.raises(CheckpointMismatch, match=rf"{unwanted}\[0\] from offset 5 to before 9"):
         lake.once(kept, recovery=Recovery(retire=(unwanted, gone)))
     with pytest.raises(CheckpointMismatch, match="the lake does not read other"):
         lake.once(kept, unwanted, recovery=Recovery(retire=("other",)))
@@ -267,6 +279,22 @@ def test_a_topic_that_is_gone_or_not_wanted_any_more_is_retired(
     assert lake.once(kept) == len(again)
     lake.assert_holds(oracle)
     assert len(rows_of(lake, "losses")) == 1, "all of the other one had been read"
+
+    # Named again, it is read again, and nothing of it is written once more.
+    oracle.take(more := writer.send(unwanted, records(61, 63)))
+    lake.once(kept, unwanted)
+    lake.assert_holds(oracle)
+    oracle.take(again := writer.send(unwanted, [one.again(4) for one in (*records(51, 53), more[0].sent)]))
+    assert lake.once(kept, unwanted) == len(again)
+    lake.assert_holds(oracle)
+
+    # Made anew meanwhile, it is read whole, although its records have the places and the times of others.
+    lake.once(kept, recovery=Recovery(retire=(unwanted,)))
+    make_anew(admin, unwanted)
+    oracle.take(anew := Writer(lake.bootstrap).send(unwanted, records(71, 80)))
+    assert lake.once(kept, unwanted) == len(anew)
+    lake.assert_holds(oracle)
+    assert len(rows_of(lake, "losses")) == 1
 
 
 @pytest.mark.usefixtures("hooked")

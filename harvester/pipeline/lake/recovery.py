@@ -91,8 +91,13 @@ def made_anew(logs: Mapping[str, TopicLog], ids: Mapping[str, str]) -> set[str]:
     return {topic for topic, log in logs.items() if ids.get(topic, log.id) != log.id}
 
 
-def resolve(progress: Progress, log: Log, topics: Collection[str]) -> tuple[Plan, list[Loss], list[Loss]]:
-    """Where to go on, what was removed of the `topics` before it was read, and what is unread of others."""
+def resolve(
+    progress: Progress, log: Log, topics: Collection[str], returning: Collection[str] = ()
+) -> tuple[Plan, list[Loss], list[Loss]]:
+    """Where to go on, what was removed of the `topics` before it was read, and what is unread of others.
+
+    Tables have records of `returning` topics from before they were retired. Nobody knows which, so any may be there.
+    """
     known = {topic for topic, _ in progress.begun} if progress.is_complete else set()
     other = made_anew(progress.logs, log.ids)
     start = {}
@@ -117,6 +122,8 @@ def resolve(progress: Progress, log: Log, topics: Collection[str]) -> tuple[Plan
             # The brokers have lost the end of the log, or nobody knows its id: any record may be in a table.
             lost.append(Loss(*place, begun, None))
             ends[place], since = latest, 0
+        elif topic in returning and topic not in other:
+            ends[place], since = latest, 0
         start[place] = begun if earliest <= begun <= latest else earliest
     for place, begun in progress.begun.items():
         if place not in log.earliest:
@@ -128,8 +135,11 @@ def resolve(progress: Progress, log: Log, topics: Collection[str]) -> tuple[Plan
 
 
 def followed(stored: Manifest | None, ids: Mapping[str, str], behind: int) -> dict[str, TopicLog]:
-    """The logs to read after the batch `behind`. One that was read before its id was noted is taken for the same."""
-    logs = {}
+    """The logs to read after the batch `behind`, and those of retired topics, which may return.
+
+    One that was read before its id was noted is taken for the same.
+    """
+    logs = {} if stored is None else {one: log for one, log in stored.logs.items() if one not in stored.topics}
     for topic, named in ids.items():
         before = stored.logs.get(topic) if stored is not None else None
         if before is not None and before.id == named:
@@ -182,7 +192,9 @@ def claim(
             late = any(decided.payloads.get(topic) != columns for topic, columns in wanted.payloads.items())
             log = _log(brokers, [*wanted.topics, *chosen.retire])
             progress = replace(progress, logs=decided.logs)
-            plan = _resolved(spark, root, progress, log, decided, chosen, late=late, say=say)
+            added = set(wanted.topics) - set(left.topics) if left is not None and not chosen.adopt else ()
+            returning = _returning(spark, root, added)
+            plan = _resolved(spark, root, progress, log, decided, chosen, returning, late=late, say=say)
         elif chosen.start_at is not None:
             places = brokers.places(wanted.topics)
             plan = Plan(0, brokers.since(places, chosen.start_at, brokers.latest(places)))
@@ -219,7 +231,7 @@ def require_same(spark: SparkSession, kafka: Mapping[str, str], manifest: Manife
     if not manifest.logs:
         return
     with source.admin(spark, kafka, "topics") as brokers:
-        ids = brokers.ids(manifest.logs)
+        ids = brokers.ids(manifest.topics)
     if other := made_anew(manifest.logs, ids):
         raise _overtaken([], other)
 
@@ -341,13 +353,7 @@ def _of_tables(spark: SparkSession, root: str, wanted: Manifest) -> tuple[Progre
     noted = tables.properties(spark, tables.path_of(root, "silver"))
     tables.prepare(spark, root, schemas.TABLES, noted[tables.OWNER], noted.get(tables.HEADER))
     folded = tables.properties(spark, tables.path_of(root, "current")).get(tables.FOLDED)
-    rows = reduce(
-        DataFrame.unionByName,
-        (
-            spark.read.format("delta").load(tables.path_of(root, name)).select("topic", "partition", "offset", "batch")
-            for name in ("silver", "repeats", "rejects")
-        ),
-    )
+    rows = _places(spark, root)
     logs = streaming.logs_from_text(noted.get(tables.TOPICS))
     # Batches may have written no rows, or such as were erased since. A number that was given is never given again: what
     # bears it counts as folded, or as of a log that is gone.
@@ -383,6 +389,25 @@ def _of_tables(spark: SparkSession, root: str, wanted: Manifest) -> tuple[Progre
     return progress, replace(wanted, topics=tuple(sorted(topics)), header=header, logs=logs)
 
 
+def _returning(spark: SparkSession, root: str, topics: Collection[str]) -> set[str]:
+    """Those of the topics that tables have records of: they were retired once."""
+    if not topics:
+        return set()
+    rows = _places(spark, root).where(F.col("topic").isin(*topics))
+    return {row["topic"] for row in rows.select("topic").distinct().collect()}
+
+
+def _places(spark: SparkSession, root: str) -> DataFrame:
+    """(topic, partition, offset, batch) of every record that a table has."""
+    return reduce(
+        DataFrame.unionByName,
+        (
+            spark.read.format("delta").load(tables.path_of(root, name)).select("topic", "partition", "offset", "batch")
+            for name in ("silver", "repeats", "rejects")
+        ),
+    )
+
+
 def _log(brokers: source.TopicAdmin, topics: Iterable[str]) -> Log:
     there = brokers.names()
     places = brokers.places([topic for topic in dict.fromkeys(topics) if topic in there])
@@ -396,12 +421,13 @@ def _resolved(
     log: Log,
     decided: Manifest,
     chosen: Recovery,
+    returning: Collection[str],
     *,
     late: bool,
     say: Callable[[str], None],
 ) -> Plan | None:
     """The plan, if there is to be one; what is lost is noted. `late`: tables are to be filled in."""
-    plan, lost, unread = resolve(progress, log, decided.topics)
+    plan, lost, unread = resolve(progress, log, decided.topics, returning)
     if lost and not chosen.accept_loss:
         raise _overtaken(lost, made_anew(progress.logs, log.ids))
     if (there := [one for one in unread if one.end is not None]) and not chosen.accept_loss:
@@ -413,7 +439,7 @@ def _resolved(
     # whole, and of which Kafka may have nothing any more. A table that is filled in cannot have a half of a batch.
     added = any(offset > 0 and place not in progress.begun for place, offset in plan.start.items())
     changed = late if progress.ends else not progress.is_committed
-    if not (chosen.adopt or chosen.retire or lost or added or changed):
+    if not (chosen.adopt or chosen.retire or lost or added or changed or returning):
         return None
     for one in (losses := [*lost, *unread]):
         say(f"accepted as lost: {one}")
