@@ -28,6 +28,8 @@ from harvester.pipeline.errors import InputMissing, TableMismatch
 from harvester.pipeline.lake.batch import LakeBatch, batch_name, to_do_again
 from harvester.pipeline.origin_columns import bronze_columns
 from harvester.pipeline.schemas import LOSSES_TABLE
+from harvester.pipeline.source import Place
+from harvester.pipeline.streaming import Plan
 from tests.conftest import MakeTopic
 from tests.support.audits import Scene, Sent, at, numbered
 from tests.support.lakes import make_lake
@@ -208,7 +210,7 @@ def test_a_range_of_a_lake_without_a_history(
     assert "lost: not judged without the database's history (--no-history)" in report.not_judged
     assert report.not_judged[-2:] == (
         "gaps before 2026-03-01 10:00:02 UTC: not judged, the topics do not go back further",
-        "what was purged after 2026-03-01 10:00:40 UTC: not judged, the lake has nothing younger",
+        "what was purged, and gaps, after 2026-03-01 09:59:40 UTC: not judged, the lake ends a minute later",
     )
 
 
@@ -246,13 +248,13 @@ def test_a_batch_that_is_half_written_is_not_judged(
     scene: Scene, spark: SparkSession, tmp_path: Path, whole: int, missing: str
 ) -> None:
     """What one of its tables has, makes the other one's records seem lost, or their numbers missing."""
-    given = [replace(one, partition=0, lane=0) for one in clean()]
-    again = replace(given[9], seconds=30.5, term=2, producer=9)  # it has no key
+    given = [replace(one, partition=0, lane=0) for one in slowly(clean())]
+    again = replace(given[9], seconds=90 * 30.5, term=2, producer=9)  # it has no key
     sent = scene.own([*given[:30], again, *given[30:]])
     scene.archive([*sent[:30], *sent[31:]])
     root = make_lake(spark, tmp_path, *([[one.row() for one in sent[:whole]]] if whole else []))
     streaming.store(spark, f"{root}/checkpoint", streaming.Manifest("test", "lake", (scene.topic,), HEADER))
-    rest = [*sent[whole:], Sent(0, seconds=50, header=False, topic=scene.topic)]
+    rest = [*sent[whole:], Sent(0, seconds=90 * 50, header=False, topic=scene.topic)]
     rows = [one.row() | {"offset": whole + number} for number, one in enumerate(rest)]
 
     def hit(place: str) -> None:
@@ -264,8 +266,58 @@ def test_a_batch_that_is_half_written_is_not_judged(
         batch.write(bronze_columns(kafka_rows(spark, rows)), 1 if whole else 0)
     report = run(spark, settings(scene, topics=(), lake=root))
     assert findings(report) == []
-    # What was purged after the last record is not judged.
+    # What was purged within the last minute, or later, is not judged.
     assert (report.figures["records"], report.figures["delivered"]) == (whole, max(0, whole - 1))
+
+
+def slowly(sent: list[Sent]) -> list[Sent]:
+    """A record in 90 s, so that the minute for the clocks hides none but the last one."""
+    return [replace(one, seconds=90 * one.seconds) for one in sent]
+
+
+def test_what_was_sent_as_a_lake_ended_is_neither_lost_nor_a_gap(
+    scene: Scene, spark: SparkSession, tmp_path: Path
+) -> None:
+    """38 came to another partition than 40, behind the end of the batch. The clock of the database is behind."""
+    sent = scene.own(slowly(clean()))
+    scene.archive([*sent[:37], replace(sent[37], seconds=3599.7), *sent[38:]])
+    root = make_lake(spark, tmp_path, [one.row() for one in sent if one.id != 38])
+    report = run(spark, settings(scene, topics=(), lake=root))
+    assert findings(report) == []
+    assert (report.figures["delivered"], report.figures["numbers_recent"]) == (39 - 1, 1)
+
+
+def test_what_a_lake_has_not_read_yet_is_only_suspect(
+    scene: Scene, spark: SparkSession, tmp_path: Path, make_topic: MakeTopic
+) -> None:
+    sent, other = scene.own(slowly(clean())), make_topic(1, {"retention.ms": "-1"})
+    scene.deliver(sent)
+    scene.archive(sent)
+    unread = [one.id for one in sent if one.partition == 2 and one.id > 20]
+    root = make_lake(spark, tmp_path, [one.row() for one in sent if one.id not in unread])
+    kafka = {"bootstrap.servers": scene.bootstrap}
+    whole = topic_bounds(spark, kafka, [scene.topic]).end
+
+    def audited(ends: dict[Place, int], *topics: str, **more: Any) -> tuple[dict[tuple[str, str], int], bool]:
+        streaming.store(spark, f"{root}/checkpoint", streaming.Manifest("test", "lake", (scene.topic, *topics), HEADER))
+        streaming.go_on(spark, f"{root}/checkpoint", Plan(0, ends))
+        report = run(spark, settings(scene, topics=(), lake=root, **more))
+        told = [line for line in report.not_judged if "may not have read so far" in line]
+        return {(one.kind, one.severity): one.count for one in report.found}, bool(told)
+
+    # What comes next after the number of 38 came in the last minute.
+    lost, gap, holes = "lost", "gap in a lane", len(unread) - 1
+    assert audited({**whole}) == ({(lost, "violation"): len(unread), (gap, "violation"): holes}, False)
+    suspect = {(lost, "suspect"): len(unread), (gap, "suspect"): holes}
+    assert audited({**whole, (scene.topic, 2): 7}) == (suspect, True)
+
+    # A topic that was added a moment ago. Where the brokers do not answer, it is known by having no records.
+    added = Sent(101, seconds=300, topic=other, incarnation=scene.incarnation, lane=7)
+    scene.deliver([added])
+    scene.archive([added])
+    found = {(lost, "violation"): len(unread), (lost, "suspect"): 1, (gap, "suspect"): holes}
+    assert audited({**whole}, other) == (found, True)
+    assert audited({**whole}, other, kafka={"bootstrap.servers": "127.0.0.1:1"}) == (found, True)
 
 
 def test_which_batches_of_a_lake_are_whole(spark: SparkSession, tmp_path: Path) -> None:
@@ -289,11 +341,11 @@ def test_which_batches_of_a_lake_are_whole(spark: SparkSession, tmp_path: Path) 
 
 def test_the_order_of_a_topic_that_was_made_anew_is_no_proof(scene: Scene, spark: SparkSession, tmp_path: Path) -> None:
     """Its offsets begin again, so those of the second log are below those of the first. 6 and 7 went with that one."""
-    late = {number: 100.0 + number for number in range(11, 19)}
+    late = {number: 100.0 * number for number in range(11, 19)}
     sent = scene.own(Sent(number, seconds=late.get(number, number)) for number in (*range(1, 8), *late))
     old, new = sent[:5], sent[7:]
     new[2], new[3] = new[3], new[2]  # 14 before 13
-    new[2], new[3] = replace(new[2], seconds=113), replace(new[3], seconds=114)
+    new[2], new[3] = replace(new[2], seconds=1300), replace(new[3], seconds=1400)
     scene.archive(sent)
     root = make_lake(spark, tmp_path, [one.row() for one in old], [one.row() for one in new])
     loss = spark.createDataFrame([(scene.topic, 0, 5, None, at(50))], LOSSES_TABLE.schema)

@@ -204,7 +204,7 @@ def test_every_limit_is_told() -> None:
         ({"compacted": ["x"]}, "compacted: x"), ({"emptied": ["x[0]"]}, "emptied partitions: x[0]"),
         ({"whole": at(0)}, "gaps before 2026-03-01 10:00:00 UTC"), ({"latest": at(0)}, "purged after 2026-03-01"),
         ({"record_timestamps": True}, "create_time"), ({"anew": ["x"]}, "offsets begin again: x"),
-        ({"half_written": True}, "--checkpoint names it"),
+        ({"half_written": True}, "--checkpoint names it"), ({"behind": {"x", "y"}}, "not have read so far: x, y"),
     ]  # fmt: skip
     assert not_judged(**nothing) == ()  # type: ignore[arg-type]
     for change, said in changes:

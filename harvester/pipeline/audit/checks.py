@@ -43,7 +43,8 @@ class AcceptedLoss:
     before: datetime | None
 
 
-_SLACK = timedelta(minutes=1)  # between the clocks of the database, of producers and of brokers
+SLACK = timedelta(minutes=1)
+"""Between the clocks of the database, of producers and of brokers."""
 
 
 def explained(
@@ -60,9 +61,9 @@ def explained(
         here = F.lit(True) if topic is None else F.col(topic) == loss.topic
         there = here
         if loss.after is not None:
-            there = there & (F.col(ended) >= F.lit(loss.after - _SLACK))
+            there = there & (F.col(ended) >= F.lit(loss.after - SLACK))
         if loss.before is not None:
-            there = there & F.coalesce(F.col(begun) <= F.lit(loss.before + _SLACK), F.lit(True))
+            there = there & F.coalesce(F.col(begun) <= F.lit(loss.before + SLACK), F.lit(True))
         fits.append(F.coalesce(there, F.lit(False)))
         found = found | fits[-1]
         size_of_loss = _ROOM if loss.room is None else loss.room
@@ -83,7 +84,7 @@ def explained(
 class AuditScope:
     """What can be judged. `whole`: since when the topics have everything; None: from their beginning.
 
-    `since` ≤ purged_at < `until`. `doubtful`: topics that may have dropped records (compacted, or emptied).
+    `since` ≤ purged_at < `until`. `doubtful`: topics that may lack records (compacted, emptied, or not read that far).
     """
 
     topics: tuple[str, ...]

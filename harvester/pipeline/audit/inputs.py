@@ -10,7 +10,8 @@ statement as well, through JDBC: whatever was committed stands in exactly one of
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
@@ -151,7 +152,8 @@ _TASK_RECORDS = 500_000
 class Input:
     """`bronze` as schemas.BRONZE, lazily. `bounds`: what the brokers said; None for a lake.
 
-    `is_whole`: no batch of a lake is in it that may be half written.
+    `is_whole`: no batch of a lake is in it that may be half written. `ends`: of a lake's last batch, as far as they are
+    known.
     """
 
     name: str
@@ -159,6 +161,7 @@ class Input:
     bronze: DataFrame
     bounds: TopicBounds | None
     is_whole: bool = True
+    ends: Mapping[Place, int] | None = None
 
 
 def require(spark: SparkSession, kafka: Mapping[str, str], topics: tuple[str, ...], lake: str | None) -> None:
@@ -197,7 +200,30 @@ def from_lake(spark: SparkSession, root: str, since: datetime | None, checkpoint
     rows = spark.sql(schemas.bronze(root, tables.lake_header(spark, root), before))
     if since is not None:
         rows = rows.where(F.col("timestamp") >= F.lit(since))
-    return Input(f"lake {root}", _topics(spark, where), rows, None, before is not None)
+    last = streaming.planned(spark, where, int(before) - 1) if before is not None else None
+    return Input(f"lake {root}", _topics(spark, where), rows, None, before is not None, last.ends if last else None)
+
+
+_BRIEF = {"default.api.timeout.ms": "5000", "request.timeout.ms": "5000"}
+
+
+def behind(
+    spark: SparkSession, kafka: Mapping[str, str], given: Input, read: Collection[Place], until: datetime | None
+) -> set[str]:
+    """The topics of which a lake may not have all records before `until` yet, such as one that was just added.
+
+    The brokers say it. If they do not answer, those that it has nothing of. Topics themselves are read to their ends.
+    """
+    if given.bounds is not None or until is None:
+        return set()
+    if kafka and given.ends is not None and read:
+        with suppress(BrokerUnavailable), source.admin(spark, {**_BRIEF, **kafka}, "ends of topics") as asked:
+            there = asked.names()
+            places = asked.places([topic for topic in given.topics if topic in there])
+            wanted = asked.since(places, until, asked.latest(places, committed=True))
+            short = {place[0] for place, end in wanted.items() if given.ends.get(place, 0) < end}
+            return short | (set(given.topics) - there)
+    return set(given.topics) - {topic for topic, _ in read}
 
 
 def half_written(spark: SparkSession, where: str) -> str | None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
@@ -148,14 +148,13 @@ def run(spark: SparkSession, settings: AuditSettings, *, progress: Progress = la
         whole, emptied = whole_since(given.bounds, read, began)
         topics = given.topics or tuple(sorted({topic for topic, _ in read}))
         compacted = given.bounds.compacted if given.bounds is not None else ()
-        doubtful = {*compacted, *(topic for topic, _ in emptied)}
         elsewhere = past.topics - set(topics)
-        # A lake says nothing of what came after its last record; one without records, nothing at all.
-        latest = max((one.last_at for one in whole_input), default=_NEVER) if given.bounds is None else None
-        until = min((one for one in (settings.until, latest) if one is not None), default=None)
+        latest = None if given.bounds is not None else _end_of_lake(whole_input)
+        until = _earlier(settings.until, latest)
+        behind = inputs.behind(spark, settings.kafka, given, read, until)
+        doubtful = {*compacted, *(topic for topic, _ in emptied), *behind}
         notes = inputs.lake_notes(spark, settings.lake, records, began)
-        missing = (*notes.losses, *notes.erasures)
-        bounds = checks.AuditScope(topics, settings.since, until, whole, doubtful, missing)
+        bounds = checks.AuditScope(topics, settings.since, until, whole, doubtful, (*notes.losses, *notes.erasures))
 
         marked = _keep(checks.marked(records, notes.anew), kept)
         streams = collect_streams(checks.streams(marked))
@@ -165,7 +164,7 @@ def run(spark: SparkSession, settings: AuditSettings, *, progress: Progress = la
             given_up = given_up.unionByName(erased).distinct()
         numbers = sequences.numbers(marked, given_up)
         last = sequences.last_streams(checks.streams(marked))
-        gaps = _keep(sequences.gaps(numbers, last, whole, past.read_at), kept)
+        gaps = _keep(sequences.gaps(numbers, last, whole, _earlier(past.read_at, latest)), kept)
         found = _keep(checks.found(checks.archived(past.frame, bounds), marked), kept)
         tallies = collect_tallies(
             checks.of_holes(gaps),
@@ -199,7 +198,7 @@ def run(spark: SparkSession, settings: AuditSettings, *, progress: Progress = la
             beyond=tallies[checks.BEYOND], records=count, foreign=foreign, pending=tallies[checks.PENDING],
             other_topics=elsewhere, compacted=compacted, emptied=[f"{name}[{number}]" for name, number in emptied],
             whole=whole, latest=latest, record_timestamps=settings.record_timestamps, anew=notes.anew,
-            half_written=not given.is_whole,
+            half_written=not given.is_whole, behind=behind,
         )  # fmt: skip
         report = AuditReport(
             audited_at=datetime.now(UTC), source=given.name, topics=topics, since=settings.since,
@@ -267,6 +266,19 @@ def _keep(frame: DataFrame, kept: ExitStack) -> DataFrame:
     frame = frame.persist()
     kept.callback(frame.unpersist)
     return frame
+
+
+def _end_of_lake(read: Collection[inputs.PartitionInput]) -> datetime:
+    """Up to when it has everything. It says nothing of what came after its last record; without one, nothing at all.
+
+    A number may be read that another partition was about to get the one before of, and a purge has another clock.
+    """
+    return max((one.last_at for one in read), default=_NEVER) - checks.SLACK
+
+
+def _earlier(*moments: datetime | None) -> datetime | None:
+    """The earliest of those that there are."""
+    return min((one for one in moments if one is not None), default=None)
 
 
 def _severity(certain: bool) -> Severity:

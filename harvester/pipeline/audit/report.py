@@ -160,13 +160,15 @@ def not_judged(
     record_timestamps: bool,
     anew: Collection[str] = (),
     half_written: bool = False,
+    behind: Collection[str] = (),
 ) -> tuple[str, ...]:
     """One line for each limit of an audit.
 
     `archived`: ids of the archive in range and topics; `beyond`: those not judged. `other_topics`: where the history
     says that records went besides the topics that were read. `whole`: since when the topics have everything; None: from
-    their beginning. `latest`: of a lake, the time of its last record. `anew`: topics of which it may have two logs;
-    `half_written`: its last batch may be, which its checkpoint would say.
+    their beginning. `latest`: up to when a lake surely has everything. `anew`: topics of which it may have two logs;
+    `half_written`: its last batch may be, which its checkpoint would say; `behind`: topics that it may not have read so
+    far.
     """
     said: list[str] = []
     if not history:
@@ -205,7 +207,9 @@ def not_judged(
     if whole is not None:
         said.append(f"gaps before {_time(whole)}: not judged, the topics do not go back further")
     if latest is not None:
-        said.append(f"what was purged after {_time(latest)}: not judged, the lake has nothing younger")
+        said.append(f"what was purged, and gaps, after {_time(latest)}: not judged, the lake ends a minute later")
+    if behind:
+        said.append(f"lost, gaps: only suspect where the lake may not have read so far: {', '.join(sorted(behind))}")
     if pending:
         said.append(f"{pending:,} records wait in the outbox: the verdict is not final")
     if record_timestamps:
@@ -242,7 +246,7 @@ HOLES = {
     "numbers_given_up": "given up: the quarantine, or a notice, names the record",
     "numbers_handed_over": "left to a successor: a later producer or term sent what was left",
     "numbers_open": "under way or lost: nothing explains them",
-    "numbers_recent": "newer than the look at the outbox: probably under way",
+    "numbers_recent": "newer than the look at the outbox, or than what a lake surely has: probably under way",
     "numbers_edge": "at the edge of what was read: not judged",
 }
 

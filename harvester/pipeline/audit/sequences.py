@@ -34,7 +34,7 @@ class SequenceHole(StrEnum):
     GIVEN_UP = "given up"
     HANDED_OVER = "left to a successor"
     OPEN = "under way or lost"
-    RECENT = "newer than the look at the outbox"
+    RECENT = "newer than the look at the outbox, or than what a lake surely has"
     EDGE = "at the edge of what was read"
 
 
@@ -70,7 +70,7 @@ def gaps(numbers: DataFrame, last: DataFrame, whole: datetime | None, read_at: d
     """`numbers` and the streams that nothing followed → numbers first … last of a stream, and why they are missing.
 
     `whole`: since when the topics have everything; None: from their beginning. `read_at`: when the outbox was looked
-    at; None: it was not, and nothing is told to be under way.
+    at, or up to when the topics have everything; None: nothing is told to be under way.
     """
     stream = Window.partitionBy(*STREAM)
     before = stream.orderBy("sequence")
