@@ -435,7 +435,7 @@ class MarkReader:
             self._ids_restarted("the outbox is another table than before")
         if found.last_value is None or before.last_value is None:
             return
-        if found.last_value < self._settled_id or found.sequence_file != before.sequence_file:
+        if found.last_value < min(before.last_value, self._settled_id) or found.sequence_file != before.sequence_file:
             given = f"{before.last_value} was the last, now it is {found.last_value}"
             self._ids_restarted(f"ids have started again: {given}")
         elif found.last_value < before.last_value:
