@@ -210,7 +210,7 @@ def test_a_range_of_a_lake_without_a_history(
     assert "lost: not judged without the database's history (--no-history)" in report.not_judged
     assert report.not_judged[-2:] == (
         "gaps before 2026-03-01 10:00:02 UTC: not judged, the topics do not go back further",
-        "what was purged, and gaps, after 2026-03-01 09:59:40 UTC: not judged, the lake ends a minute later",
+        "what was purged after 2026-03-01 09:59:40 UTC, and gaps: not judged, the lake ends a minute later",
     )
 
 

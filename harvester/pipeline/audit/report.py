@@ -207,7 +207,7 @@ def not_judged(
     if whole is not None:
         said.append(f"gaps before {_time(whole)}: not judged, the topics do not go back further")
     if latest is not None:
-        said.append(f"what was purged, and gaps, after {_time(latest)}: not judged, the lake ends a minute later")
+        said.append(f"what was purged after {_time(latest)}, and gaps: not judged, the lake ends a minute later")
     if behind:
         said.append(f"lost, gaps: only suspect where the lake may not have read so far: {', '.join(sorted(behind))}")
     if pending:
