@@ -378,7 +378,7 @@ def _offer(producer: Producer, topic: str, **given: Any) -> None:
 
 
 def _is_written(sent: Any) -> bool:
-    """Whether a broker has told where this record stands, or the client infers only that it does (P45)."""
+    """True if the broker has told the record's offset. Without one, the client infers that it was written (P45)."""
     return sent.offset() is not None
 
 

@@ -18,17 +18,19 @@ def roll_back() -> None:
 
 
 def test_the_first_owner_reads_from_where_it_likes(make: Make) -> None:
-    position = make().inbox.open("orders", 3)
+    app = make()
+    position = app.inbox.open("orders", 3)
     assert (position.topic, position.partition, position.offset) == ("orders", 3, None)
+    assert app.row(3)[2] == position.generation
 
 
 def test_effects_happen_once_and_in_order(make: Make) -> None:
     app = make()
-    app.inbox.open("orders", 0)
+    generation = app.inbox.open("orders", 0).generation
     messages = [Forged(at, stamped(at + 1)) for at in range(5)]
     assert app.take(*messages, *messages) == [0, 1, 2, 3, 4]
     assert app.effects() == ["0@0", "0@1", "0@2", "0@3", "0@4"]
-    assert app.row() == (5, 5)
+    assert app.row() == (5, 5, generation)
 
 
 def test_a_restart_goes_on_from_the_table(make: Make) -> None:
@@ -44,7 +46,7 @@ def test_a_restart_goes_on_from_the_table(make: Make) -> None:
 
 def test_a_record_that_was_sent_again_is_recognised_by_its_id(make: Make) -> None:
     app = make()
-    app.inbox.open("orders", 0)
+    generation = app.inbox.open("orders", 0).generation
     with app.inbox.record(Forged(0, stamped(7))) as effect:
         assert effect.is_new
         assert effect.origin is not None
@@ -54,7 +56,7 @@ def test_a_record_that_was_sent_again_is_recognised_by_its_id(make: Make) -> Non
     with app.inbox.record(Forged(0, stamped(7))) as effect:
         assert effect.novelty is Novelty.READ_AGAIN
         assert not effect.is_new
-    assert app.row() == (2, 2)  # a repeat moves the position, what was read again does not
+    assert app.row() == (2, 2, generation)  # a repeat moves the position, what was read again does not
 
 
 def test_late_ids_are_new(make: Make) -> None:
@@ -116,12 +118,12 @@ def test_without_a_low_water_the_lowest_ids_are_forgotten(make: Make, caplog: py
 
 def test_an_effect_that_fails_leaves_nothing(make: Make) -> None:
     app = make()
-    app.inbox.open("orders", 0)
+    generation = app.inbox.open("orders", 0).generation
     app.take(Forged(0, stamped(1)))
     with pytest.raises(psycopg.errors.DivisionByZero), app.inbox.record(Forged(1, stamped(2))) as effect:
         effect.cursor.execute("INSERT INTO effect (what) VALUES ((1 / 0)::text)")
     assert app.effects() == ["0@0"]
-    assert app.row() == (1, 1)
+    assert app.row() == (1, 1, generation)
     assert app.take(Forged(1, stamped(2))) == [1]
 
 
@@ -187,16 +189,15 @@ def test_a_block_that_rolls_back_did_nothing(make: Make) -> None:
 
 def test_a_batch_is_one_transaction_over_its_partitions(make: Make) -> None:
     app = make()
-    for partition in (0, 1):
-        app.inbox.open("orders", partition)
+    first, second = (app.inbox.open("orders", partition).generation for partition in (0, 1))
     batch = [Forged(at, stamped(at * 2 + p, low_water=0), ("orders", p)) for at in range(3) for p in (1, 0)]
     app.take_batch([*batch, Forged(3, stamped(0), ("orders", 0))])
     assert app.effects() == ["1@0", "0@0", "1@1", "0@1", "1@2", "0@2"]
-    assert (app.row(0), app.row(1)) == ((4, 1), (3, 1))
+    assert (app.row(0), app.row(1)) == ((4, 1, first), (3, 1, second))
 
     with pytest.raises(ValueError, match="oops"), app.inbox.batch([Forged(3, None, ("orders", 1)), Forged(4)]):
         raise ValueError("oops")
-    assert (app.row(0), app.row(1)) == ((4, 1), (3, 1))
+    assert (app.row(0), app.row(1)) == ((4, 1, first), (3, 1, second))
     app.take_batch([Forged(4), Forged(3, None, ("orders", 1))])
     assert app.effects()[6:] == ["0@4", "1@3"]
     app.take_batch([])

@@ -84,9 +84,9 @@ class Ledger:
         return [row[0] for row in self.db.execute("SELECT what FROM effect ORDER BY at")]
 
     def row(self, partition: int = 0) -> tuple[Any, ...]:
-        """(next offset, version) as stored."""
+        """(next offset, version, generation) as stored."""
         row = self.db.execute(
-            "SELECT next_offset, version FROM harvester_inbox WHERE partition = %s", (partition,)
+            "SELECT next_offset, version, generation FROM harvester_inbox WHERE partition = %s", (partition,)
         ).fetchone()
         assert row is not None
         return tuple(row)

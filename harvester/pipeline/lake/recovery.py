@@ -94,7 +94,7 @@ def made_anew(logs: Mapping[str, TopicLog], ids: Mapping[str, str]) -> set[str]:
 def resolve(
     progress: Progress, log: Log, topics: Collection[str], returning: Collection[str] = ()
 ) -> tuple[Plan, list[Loss], list[Loss]]:
-    """Where to go on, what was removed of the `topics` before it was read, and what is unread of others.
+    """The plan to go on by, what was removed of the `topics` before it was read, and what is unread of others.
 
     Tables have records of `returning` topics from before they were retired. Nobody knows which, so any may be there.
     """

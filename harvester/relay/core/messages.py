@@ -219,7 +219,7 @@ class ServerChanged:
 
 @dataclass(frozen=True, slots=True)
 class ScanRestarted:
-    """How far it had come means nothing any more: after a crash of the server, ids may be given out again."""
+    """The scan begins anew, and how far it had come means nothing: a crash of the server may have taken ids back."""
 
 
 @dataclass(frozen=True, slots=True)
