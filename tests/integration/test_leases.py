@@ -325,10 +325,14 @@ def test_the_table_stays_as_it_is_over_many_leases(connection: psycopg.Connectio
     identities = 0
 
     def is_clean() -> bool:
-        """As autovacuum does once a fifth of a table has changed; the snapshot of one that analyses keeps dead rows."""
+        """As autovacuum does once a fifth of a table has changed; the snapshot of one that analyses keeps dead rows.
+
+        The TOAST table, which has no rows, is always clean.
+        """
         said.clear()
         connection.execute("VACUUM (VERBOSE) outbox_lease")
-        return any(re.search("[, ]0 (are dead but not|dead row versions cannot)", text) for text in said)
+        ours = [text for text in said if "pg_toast" not in text]
+        return any(re.search("[, ]0 (are dead but not|dead row versions cannot)", text) for text in ours)
 
     for number in range(batches):
         names = [f"{number}-{n}" for n in range(batch)]
