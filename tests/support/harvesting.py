@@ -200,9 +200,13 @@ class Embedded:
         """Events of this kind so far."""
         return [event for event in list(self.events) if isinstance(event, kind)]
 
+    def told(self) -> list[Event]:
+        """The events so far, without the meter's."""
+        return [event for event in list(self.events) if not isinstance(event, MeterRead)]
+
     def leadership(self) -> list[str]:
-        """The names of the events so far, without the meter's."""
-        return [type(event).__name__ for event in list(self.events) if not isinstance(event, MeterRead)]
+        """The names of these."""
+        return [type(event).__name__ for event in self.told()]
 
     def wait_for(self, kind: type[E], count: int = 1, timeout_s: float = 30.0) -> E:
         """The count-th event of this kind, now or later."""
