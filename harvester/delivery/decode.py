@@ -1,9 +1,9 @@
 """From the bytes of a row to the record that goes to Kafka. Pure.
 
 Input are tuples of `COPY … (FORMAT BINARY)` with the columns of `harvester.outbox.sql.queries`, in their order: id,
-kafka_key, create_time, kafka_partition, kafka_topic, kafka_header_keys, kafka_header_values, kafka_value. The two
-behind the key are never NULL (the query sees to that), so they lie at a fixed distance; topic and header names rarely
-change and lie together, so that both are remembered under one look-up. A shard does this for every record: it is
+kafka_key, create_time, kafka_partition, xmin, kafka_topic, kafka_header_keys, kafka_header_values, kafka_value. The
+three behind the key are never NULL (the query sees to that), so they lie at a fixed distance; topic and header names
+rarely change and lie together, so that both are remembered under one look-up. A shard does this for every record: it is
 written for few steps, not for beauty.
 
 A row that can be no record (unequal header arrays, a NULL element, an impossible topic) is Broken: it goes to
@@ -23,7 +23,7 @@ from harvester.record import KafkaRecord
 
 ROW_HEAD = Struct(">hiqi")  # fields, length of id, id, length of key
 NO_PARTITION = -(2**63)  # what the query says for a row without one
-_MIDDLE = Struct(">iqiqi")  # length of create_time, create_time, length of partition, partition, length of topic
+_MIDDLE = Struct(">iqiqiIi")  # length and value of create_time, partition and xmin; length of topic
 _INT = Struct(">i")
 _ARRAY = Struct(">iii")  # dimensions, has NULLs, element type
 _DIMENSION = Struct(">ii")  # elements, lower bound
@@ -43,6 +43,8 @@ class Broken(NamedTuple):
     id: int
     key: bytes | None
     reason: str
+    xmin: int = 0
+    created_us: int = 0
 
 
 Decoded = KafkaRecord | Broken
@@ -54,6 +56,14 @@ class Oversize(NamedTuple):
     id: int
     key: bytes | None
     record: KafkaRecord
+
+    @property
+    def xmin(self) -> int:
+        return self.record.xmin
+
+    @property
+    def created_us(self) -> int:
+        return self.record.created_us
 
 
 def set_apart(records: list[Decoded], above: int) -> list[Decoded | Oversize]:
@@ -85,9 +95,9 @@ def decode(data: bytes) -> list[Decoded]:
             if size >= 0:
                 key = data[at : at + size]
                 at += size
-            _, created_us, _, partition, size = unpack_middle(data, at)
-            address_at = at + 24  # the topic's length; _MIDDLE goes beyond it
-            at += 28 + size if size > 0 else 28
+            _, created_us, _, partition, _, xmin, size = unpack_middle(data, at)
+            address_at = at + 32  # the topic's length; _MIDDLE goes beyond it
+            at += 36 + size if size > 0 else 36
             (size,) = length(data, at)
             at += 4 + size if size > 0 else 4
             address = data[address_at:at]
@@ -112,9 +122,9 @@ def decode(data: bytes) -> list[Decoded]:
                 else:
                     pairs = _headers(names, headers)
             except Exception as error:  # noqa: BLE001 - no row may end the shard (P33)
-                found.append(Broken(record_id, key, _reason(error)))
+                found.append(Broken(record_id, key, _reason(error), xmin, created_us + _POSTGRES_EPOCH_US))
                 continue
-            fields = (record_id, key, topic, value, pairs, partition, created_us + _POSTGRES_EPOCH_US)
+            fields = (record_id, key, topic, value, pairs, partition, created_us + _POSTGRES_EPOCH_US, xmin)
             found.append(_new(KafkaRecord, fields))
     except struct.error as error:
         raise WireError(f"{end} bytes are no rows: one is cut off at {at}") from error

@@ -45,10 +45,11 @@ from uuid import UUID
 from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition, libversion
 
 from harvester.bounds import SILENT, read_bounds
-from harvester.delivery.progress import Progress, decode, encode, most_ids
+from harvester.delivery.progress import VERSIONS, EncodedProgress, Progress, decode, encode, most_ids
 from harvester.delivery.progress_topic import largest_record_bytes, why_refused
 from harvester.delivery.retries import FATE_UNKNOWN
 from harvester.errors import BrokerError, BrokerUnavailable
+from harvester.record import RowVersions
 
 _INIT_S = 0.5  # one attempt; it is repeated
 _END_S = 5.0  # for the coordinator's answer to a commit or an abort
@@ -178,15 +179,18 @@ class Lane:
         self.begun = outcome is TransactionOutcome.DONE
         return outcome
 
-    def note(self, progress: bytes) -> TransactionOutcome:
+    def note(self, progress: EncodedProgress) -> TransactionOutcome:
         """A progress record that names earlier transactions only: it makes the partition known to the coordinator."""
         outcome = self._call(lambda: self._note(progress))
         self.noted = outcome is TransactionOutcome.DONE
         return outcome
 
-    def _note(self, progress: bytes) -> None:
+    def _note(self, progress: EncodedProgress) -> None:
+        value, versions = progress
+        headers = [(VERSIONS, versions)] if versions else []
+        key = str(self.number).encode()
         try:
-            self._producer.produce(self._topic, progress, str(self.number).encode(), self.number, self._noted)
+            self._producer.produce(self._topic, value, key, self.number, self._noted, None, 0, headers)
         except KafkaException as error:
             if error.args[0].code() == KafkaError._STATE:  # a record has failed
                 raise KafkaException(KafkaError(KafkaError._STATE, error.args[0].str(), False, False, True)) from error
@@ -200,16 +204,16 @@ class Lane:
         if error is not None and error.name() not in FATE_UNKNOWN:
             self.refused = error
 
-    def commit(self, progress: bytes) -> TransactionOutcome:
+    def commit(self, progress: EncodedProgress) -> TransactionOutcome:
         """Conclude the transaction, and commit it."""
         outcome = self.conclude(progress)
         return self.commit_concluded() if outcome is TransactionOutcome.DONE else outcome
 
-    def conclude(self, progress: bytes) -> TransactionOutcome:
+    def conclude(self, progress: EncodedProgress) -> TransactionOutcome:
         """Send what is left; when all of that is acknowledged, hand this progress record over."""
         return self._sent(lambda: self._conclude(progress))
 
-    def _conclude(self, progress: bytes) -> None:
+    def _conclude(self, progress: EncodedProgress) -> None:
         self._arrive()
         self._note(progress)
 
@@ -380,9 +384,9 @@ class Lanes:
         try:
             while low < end:
                 start = max(low, end - back)
-                value = self._last(consumer, number, start, end, deadline)
-                if value is not None or start == low:
-                    return decode(value) if value is not None else None
+                last = self._last(consumer, number, start, end, deadline)
+                if last is not None or start == low:
+                    return decode(*last) if last is not None else None
                 back *= 16
         finally:
             consumer.close()
@@ -412,17 +416,20 @@ class Lanes:
             "fetch.wait.max.ms": 10,
         }
 
-    def _last(self, consumer: Consumer, number: int, start: int, end: int, deadline: float) -> bytes | None:
-        """The last committed value from `start` on; reads until `end` is reached."""
+    def _last(self, consumer: Consumer, number: int, start: int, end: int, deadline: float) -> EncodedProgress | None:
+        """The last committed record from `start` on; reads until `end` is reached."""
         consumer.assign([TopicPartition(self._settings.topic, number, start)])
-        last: bytes | None = None
+        last: EncodedProgress | None = None
         while time.monotonic() < deadline:
             message = consumer.poll(0.2)
             if message is None:
                 continue
             error = message.error()
             if error is None:
-                last = message.value()
+                value, headers = message.value(), dict(message.headers() or ())
+                versions = headers.get(VERSIONS)
+                known = versions if isinstance(versions, bytes) else b""
+                last = EncodedProgress(value, known) if value is not None else None
                 reached = (message.offset() or 0) + 1
             elif error.code() == KafkaError._PARTITION_EOF:
                 reached = message.offset() or 0
@@ -455,7 +462,7 @@ class LaneHost(Protocol):
     """Whoever has a lane opened. What is asked of the database is waited for; None or False when the process ends."""
 
     def term_row(self) -> tuple[int, str | None] | None: ...  # the term that the term row names, and its holder
-    def delete(self, ids: Sequence[int]) -> bool: ...  # purge these rows
+    def delete(self, rows: RowVersions) -> bool: ...  # purge these rows
     def is_over(self) -> bool: ...  # nobody wants the lane any more
     def pause(self, seconds: float) -> None: ...  # before the next attempt
     def trouble(self, text: str | None) -> None: ...  # why the lane cannot be opened; None when that is over
@@ -522,7 +529,7 @@ class Opener:
         elif progress.term > under.term:
             self._check(under)  # the term row is ours still: so it has gone back in time, and rather repeats than loses
             ids = []
-        if ids and not self._host.delete(ids):
+        if ids and not self._host.delete(progress.rows):
             raise Superseded
         published(ids)
         empty = encode(Progress(under.term, under.incarnation))

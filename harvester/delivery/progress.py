@@ -6,6 +6,10 @@ stay in until their DELETE is known to have committed, so the last record of a p
 
 The bytes, in network byte order: version (1), width of an element (1), term (8), incarnation of the outbox (16), number
 of ids (4), the first id (8), then the distance of each to the one before, in `width` bytes.
+
+Ids can be given out again, so a successor deletes only the rows that were published (P50, `RowVersions`). What tells
+them stands in a header, which versions of the harvester that know nothing of it pass by: for each id the row's xmin
+(4), then for each the low 32 bits of its time of creation (4).
 """
 
 from __future__ import annotations
@@ -17,14 +21,19 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from operator import sub
+from typing import NamedTuple
 from uuid import UUID
 
 from harvester.errors import WireError
+from harvester.record import RowVersions
 
 _VERSION = 1
 _HEAD = struct.Struct(">BBq16sIq")
 _NARROW, _WIDE = 4, 8
+_VERSION_BYTES = 8
 _CODES = {_NARROW: "I", _WIDE: "Q"}
+_LOW_BITS = 0xFFFF_FFFF
+VERSIONS = "versions"  # the header
 
 LEAST_RECORD_BYTES = 4096  # that a topic has to take: hundreds of ids
 _OVERHEAD_BYTES = 256  # of a batch of one record: its headers, the key, and the head above
@@ -50,20 +59,36 @@ def lanes_to_fence(shard: int, shards: int, lanes: int) -> list[int]:
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """`ids` ascend. An id counts only together with the incarnation."""
+    """`ids` ascend. An id counts only together with the incarnation.
+
+    `xmins` and `created_us`: as of `RowVersions`; empty where they are not known.
+    """
 
     term: int
     incarnation: UUID
     ids: Sequence[int] = ()
+    xmins: Sequence[int] = ()
+    created_us: Sequence[int] = ()
+
+    @property
+    def rows(self) -> RowVersions:
+        return RowVersions(self.ids, self.xmins, self.created_us)
+
+
+class EncodedProgress(NamedTuple):
+    """A progress record; `versions`: of its header, empty if it has none."""
+
+    value: bytes
+    versions: bytes = b""
 
 
 def most_ids(record_bytes: int) -> int:
     """How many ids fit into one record where a batch may have so many bytes; none fit into 0."""
-    return max(0, record_bytes - _OVERHEAD_BYTES) // _WIDE
+    return max(0, record_bytes - _OVERHEAD_BYTES) // (_WIDE + _VERSION_BYTES)
 
 
-def encode(progress: Progress) -> bytes:
-    """The record's value; raises ValueError for ids that do not ascend."""
+def encode(progress: Progress) -> EncodedProgress:
+    """The record; raises ValueError for ids that do not ascend."""
     ids = progress.ids
     steps = list(map(sub, ids[1:], ids[:-1]))
     if steps and min(steps) <= 0:
@@ -71,11 +96,16 @@ def encode(progress: Progress) -> bytes:
     width = _NARROW if not steps or max(steps) < 1 << 32 else _WIDE
     first = ids[0] if ids else 0
     head = _HEAD.pack(_VERSION, width, progress.term, progress.incarnation.bytes, len(ids), first)
-    return head + _swapped(array(_CODES[width], steps)).tobytes()
+    value = head + _swapped(array(_CODES[width], steps)).tobytes()
+    if not progress.xmins:
+        return EncodedProgress(value)
+    versions = array("I", progress.xmins)
+    versions.extend([created_us & _LOW_BITS for created_us in progress.created_us])
+    return EncodedProgress(value, _swapped(versions).tobytes())
 
 
-def decode(value: bytes) -> Progress:
-    """Read a record's value; raises WireError for anything else."""
+def decode(value: bytes, versions: bytes | None = None) -> Progress:
+    """Read a record's value, and the header with versions, if it has one; raises WireError for anything else."""
     try:
         version, width, term, incarnation, count, first = _HEAD.unpack_from(value)
     except struct.error as error:
@@ -91,7 +121,14 @@ def decode(value: bytes) -> Progress:
     ids = tuple(accumulate(_swapped(distances), initial=first)) if count else ()
     if steps and (not all(distances) or ids[-1] >= 1 << 63):
         raise WireError(f"a progress record names ids that no outbox has: {ids[:3]} … {ids[-1]}")
-    return Progress(term, UUID(bytes=incarnation), ids)
+    if not versions:
+        return Progress(term, UUID(bytes=incarnation), ids)
+    if len(versions) != count * _VERSION_BYTES:
+        raise WireError(f"a progress record of {count} ids has {len(versions)} bytes of versions")
+    words = array("I")
+    words.frombytes(versions)
+    xmins = tuple(_swapped(words))
+    return Progress(term, UUID(bytes=incarnation), ids, xmins[:count], xmins[count:])
 
 
 def _swapped(numbers: array[int]) -> array[int]:

@@ -179,7 +179,7 @@ class Sender:
                 self._run_out_of_trust(entry)
                 continue
             entry.sent_at = now
-            record_id, key, topic, value, headers, partition, created_us = record
+            record_id, key, topic, value, headers, partition, created_us, _ = record
             if topic in reserved:
                 self._poison(entry, RESERVED)
                 continue
@@ -259,7 +259,7 @@ class Sender:
                 self._delivered += len(acked)
                 self._acked_at = time.monotonic()
                 self._barrier.acked(acked)
-            self._shard.purge([entry.id for entry in acked])
+            self._shard.purge([entry.record for entry in acked])
         # Of the records of one batch the largest is at fault; the others have not failed.
         largest: dict[tuple[str, int], int] = {}
         for entry, _, where in refused:
@@ -370,8 +370,12 @@ class Sender:
                 self._give_up(entry.id)
                 return
             self._barrier.acked((entry,))
-        origin = entry.origin or None
-        self._shard.quarantine(PoisonRow(entry.id, error, retry.attempts, retry.first_failed_at, term, holder, origin))
+        origin, row = entry.origin or None, entry.record
+        self._shard.quarantine(
+            PoisonRow(
+                entry.id, error, retry.attempts, retry.first_failed_at, term, holder, origin, row.xmin, row.created_us
+            )
+        )
 
     # -- time
 

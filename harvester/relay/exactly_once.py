@@ -59,9 +59,9 @@ from harvester.delivery.lane import (
     Superseded,
     TransactionOutcome,
 )
-from harvester.delivery.progress import Progress, encode, lanes_of, lanes_to_fence
+from harvester.delivery.progress import EncodedProgress, Progress, encode, lanes_of, lanes_to_fence
 from harvester.origin import Stamps, timestamp_ms
-from harvester.record import KafkaRecord
+from harvester.record import KafkaRecord, RowVersions
 from harvester.relay.at_least_once import INFERRED, RESERVED
 from harvester.relay.core import frames as f
 from harvester.relay.core.transaction_queue import QueuedRecord
@@ -145,7 +145,8 @@ class Transactor:
             return
         with intake.changed:
             under, batches = intake.under, intake.batches
-            ids, alone = batches.progress(), batches.alone
+            named, alone = batches.progress(), batches.alone
+        ids = named.ids
         if under is None or intake.is_over() or not self._shard.trusted():
             self._abort(lane)
             return
@@ -158,7 +159,7 @@ class Transactor:
         self._shard.failpoints.hit("shard.commit", index=self._index, ids=ids)
         idle = self._idle
         assert idle is not None
-        outcome = lane.conclude(_progress(under, ids))
+        outcome = lane.conclude(_progress(under, named))
         if outcome is TransactionOutcome.DONE:
             if not idle.begun:
                 idle.begin()  # while the progress is on its way; if it fails, that shows when its turn has come
@@ -358,10 +359,10 @@ class Transactor:
         self._shard.failpoints.hit("lane.fenced", lane=lane, index=self._index)
 
 
-def _progress(under: f.Remark, ids: Sequence[int]) -> bytes:
+def _progress(under: f.Remark, rows: RowVersions) -> EncodedProgress:
     assert under.term is not None
     assert under.incarnation is not None
-    return encode(Progress(under.term, UUID(under.incarnation), ids))
+    return encode(Progress(under.term, UUID(under.incarnation), rows.ids, rows.xmins, rows.created_us))
 
 
 _LONGEST_S = 0.02  # of taking records into one transaction
@@ -422,7 +423,7 @@ class TransactionWriter:
             assert isinstance(record, Broken)  # what is oversize is not queued
             self.failed.append((entry, record.reason))
             return False
-        record_id, key, topic, value, headers, partition, created_us = record
+        record_id, key, topic, value, headers, partition, created_us, _ = record
         if topic in self._reserved:
             self.failed.append((entry, RESERVED))
             return False

@@ -120,6 +120,10 @@ class Marker(threading.Thread):
         """The session may be with another server than others are: make a new one for the next command (P9)."""
         self._doubted = True
 
+    def ids_given_again(self) -> None:
+        """The next term begins another incarnation (P50); safe from any thread."""
+        self._taker.ids_restarted = True
+
     def log_in(self, dsn: str) -> None:
         """Connect with this from now on; safe from any thread."""
         self._session.log_in(dsn)

@@ -6,9 +6,10 @@ for more: while somebody waits for what it would free, until it is half of what 
 is); while nobody does, until it is worth a statement by itself. A statement's callback runs only when its commit has
 come back (P1, P2).
 
-A purge is idempotent and unfenced. It is repeated, over a new connection if need be, until it succeeds: an
-acknowledged record must leave the outbox. A row that somebody else has locked holds up its own key only: after a
-short wait the others are deleted around it, and it is tried apart from them.
+A purge is idempotent and not fenced by the term. It is repeated, over a new connection if need be, until it succeeds:
+an acknowledged record must leave the outbox. It deletes the row that was read, and no other that has its id by now
+(P50). A row that somebody else has locked holds up its own key only: after a short wait the others are deleted around
+it, and it is tried apart from them.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, wait
 from functools import partial
+from operator import attrgetter
 from typing import Protocol, TypeVar
 
 import psycopg
@@ -26,6 +28,7 @@ import psycopg
 from harvester.errors import OutboxError
 from harvester.outbox.connection import one_line
 from harvester.outbox.purge_session import PoisonRow, PurgeSession, QuarantineOutcome
+from harvester.record import ReadRow, RowVersions
 from harvester.relay.core.frames import Frame, Trouble
 from harvester.relay.failpoints import Failpoints
 
@@ -34,6 +37,7 @@ _WORTH_RECORDS = 16
 _GATHER_MAX_S = 0.02
 _LOCKED_AGAIN_S = 0.5
 _LOOK_S = 1.0
+_BY_ID = attrgetter("id")
 
 T = TypeVar("T")
 
@@ -59,7 +63,7 @@ class ShardHost(Protocol):
     def records(self) -> ShardRecords: ...
     def trusted(self) -> bool: ...  # whether a record may be handed to the producer now; asked for every one
     def send(self, frame: Frame, /) -> None: ...  # to the supervisor
-    def purge(self, ids: Sequence[int], /) -> None: ...  # as `Purger.purge`
+    def purge(self, rows: Sequence[ReadRow], /) -> None: ...  # as `Purger.purge`
     def quarantine(self, poison: PoisonRow, /) -> None: ...  # as `Purger.quarantine`
     def wake(self) -> None: ...  # the main thread, because a retry was scheduled
     @property
@@ -73,8 +77,8 @@ class Purger(threading.Thread):
     def __init__(self, session: PurgeSession, backoff_s: float, shard: ShardHost) -> None:
         super().__init__(name="purger", daemon=True)
         self._session, self._backoff_s, self._shard = session, backoff_s, shard
-        self._acked: deque[int] = deque()
-        self._locked: list[int] = []  # somebody else holds these rows
+        self._acked: deque[ReadRow] = deque()
+        self._locked: list[ReadRow] = []  # somebody else holds these rows
         self._locked_due = 0.0
         self._poison: deque[tuple[PoisonRow, float]] = deque()  # and when to try it
         self._calls: deque[Callable[[], None]] = deque()  # what other threads want of the session
@@ -84,9 +88,9 @@ class Purger(threading.Thread):
         self._troubles: set[str] = set()
         self.connected = threading.Event()
 
-    def purge(self, ids: Sequence[int]) -> None:
+    def purge(self, rows: Sequence[ReadRow]) -> None:
         """Delete these rows soon; safe from any thread, cheap."""
-        self._acked.extend(ids)
+        self._acked.extend(rows)
         if not self._work.is_set():
             self._work.set()
         self.hurry()
@@ -124,11 +128,11 @@ class Purger(threading.Thread):
         """Term and holder as the term row names them now, asked on this thread; None as of `ask`."""
         return self.ask(self._session.term)
 
-    def delete(self, ids: Sequence[int]) -> bool:
-        """Delete these rows now, on this thread; False when it ends before."""
+    def delete(self, rows: RowVersions) -> bool:
+        """Delete these rows now, on this thread, and leave others that have their ids; False when it ends before."""
 
         def delete() -> bool:
-            self._session.delete(ids)
+            self._session.delete(rows)
             return True
 
         return self.ask(delete) is not None
@@ -146,7 +150,8 @@ class Purger(threading.Thread):
             while not self._ended.is_set():
                 self._work.wait(self._until_next_s())
                 self._gather()
-                batch = sorted(self._acked.popleft() for _ in range(len(self._acked)))  # one order for all who lock
+                acked = [self._acked.popleft() for _ in range(len(self._acked))]
+                batch = sorted(acked, key=_BY_ID)  # one order for all who lock
                 if batch and self._attempt(partial(self._delete, batch)):
                     self._settled(batch)
                 self._retry_locked()
@@ -167,30 +172,37 @@ class Purger(threading.Thread):
 
     # -- purges
 
-    def _delete(self, batch: list[int]) -> None:
+    def _delete(self, batch: list[ReadRow]) -> None:
         try:
-            self._session.delete(batch)
+            others = self._session.delete(RowVersions.of(batch))
         except psycopg.errors.LockNotAvailable:
-            self._locked += self._session.delete_unlocked(batch)
-            self._locked_due = time.monotonic() + _LOCKED_AGAIN_S
+            self._delete_unlocked(batch)
+        else:
+            self._refuse(others)
+
+    def _delete_unlocked(self, batch: list[ReadRow]) -> None:
+        locked, others = self._session.delete_unlocked(RowVersions.of(batch))
+        self._refuse(others)
+        self._locked += [row for row in batch if row.id in set(locked)] if locked else []
+        self._locked_due = time.monotonic() + _LOCKED_AGAIN_S
+
+    def _refuse(self, others: list[int]) -> None:
+        """Other records stand under these ids: unless somebody else leads by now, nothing goes on here."""
+        if others:
+            self._session.refuse_other(others[0])
 
     def _retry_locked(self) -> None:
         if not self._locked or time.monotonic() < self._locked_due:
             return
-        batch, self._locked = sorted(self._locked), []
-
-        def delete() -> None:
-            self._locked = self._session.delete_unlocked(batch)
-
-        self._locked_due = time.monotonic() + _LOCKED_AGAIN_S
-        if self._attempt(delete):
+        batch, self._locked = sorted(self._locked, key=_BY_ID), []
+        if self._attempt(partial(self._delete_unlocked, batch)):
             self._settled(batch)
 
-    def _settled(self, batch: list[int]) -> None:
+    def _settled(self, batch: list[ReadRow]) -> None:
         """The statement has committed; what it passed by is not settled."""
-        locked = set(self._locked)
+        locked = {row.id for row in self._locked}
         self._note("locked", f"database: another session holds a lock on record {min(locked)}" if locked else None)
-        settled = [record_id for record_id in batch if record_id not in locked] if locked else batch
+        settled = [row.id for row in batch if row.id not in locked] if locked else [row.id for row in batch]
         if settled:
             self._shard.failpoints.hit("shard.purged", index=self._shard.index, ids=settled)
             self._shard.records.purged(settled)

@@ -138,6 +138,7 @@ class Shard:
             spec.rules,
             opened=lambda pid, started: pipe.send(f.ShardSession(pid, started)),
             server_changed=lambda reason: pipe.send(f.ShardServerChanged(reason)),
+            ids_given_again=lambda reason: pipe.send(f.IdsGivenAgain(reason)),
         )
         self.purger = Purger(self.session, spec.io_error_backoff_s, self)
         self.purge, self.quarantine = self.purger.purge, self.purger.quarantine

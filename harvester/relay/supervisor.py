@@ -509,6 +509,9 @@ class Supervisor(threading.Thread):
                 self._register()
             case f.ShardServerChanged(reason):
                 self._change_server(reason, now)
+            case f.IdsGivenAgain(reason):
+                self.marker.ids_given_again()
+                self._change_server(reason, now)
             case f.Quarantined(record_id, error):
                 slot.give_up(record_id)
                 self._log_of(index).error("record %d went to quarantine: %s", record_id, error)

@@ -32,6 +32,7 @@ from harvester.errors import LeadershipError, SchemaError, TermContested
 from harvester.outbox.connection import OutboxIdentity
 from harvester.outbox.leader_session import Owner, Session, TermRow, TermSession
 from harvester.outbox.purge_session import PurgeSession
+from harvester.record import RowVersions
 from harvester.relay.core.messages import LoopDied, Report, TermGone, TermTaken, TermWait
 from harvester.relay.failpoints import Failpoints
 
@@ -187,9 +188,9 @@ class _LaneOwner:
         self._session.ready()
         return self._session.term()
 
-    def delete(self, ids: Sequence[int]) -> bool:
+    def delete(self, rows: RowVersions) -> bool:
         self._session.ready()
-        self._session.delete(ids)
+        self._session.delete(rows)
         return True
 
     def fenced(self, lane: int) -> None:

@@ -202,7 +202,7 @@ class TransactionIntake:
         self._latency.add_all([now_us - entry.record[6] for entry in entries if isinstance(entry.record, KafkaRecord)])
         self._delivered += len(entries)
         self._committed_at = time.monotonic()
-        self._shard.purge([entry.id for entry in entries])
+        self._shard.purge([entry.record for entry in entries])
 
     def judge(self, failed: Sequence[Failed]) -> None:
         """The transaction is undone: see to the records that failed. The lock is held."""
@@ -292,9 +292,13 @@ class Refusals:
         assert under.term is not None
         assert under.holder is not None
         self._batches.remove(entry)
+        row = entry.record
         self._shard.quarantine(
-            PoisonRow(entry.id, text, retry.attempts, retry.first_failed_at, under.term, under.holder)
-        )
+            PoisonRow(
+                entry.id, text, retry.attempts, retry.first_failed_at, under.term, under.holder,
+                xmin=row.xmin, created_us=row.created_us,
+            )
+        )  # fmt: skip
 
     def give_up(self, record_id: int) -> None:
         """It could not be moved to quarantine: the term is another's. Whoever leads then sees to it."""

@@ -11,7 +11,7 @@ from confluent_kafka import KafkaError, KafkaException, Producer
 from confluent_kafka.admin import AdminClient, ConfigResource, ResourceType
 
 from harvester.delivery.lane import Lanes, LaneSettings, TransactionOutcome
-from harvester.delivery.progress import Progress, encode, most_ids
+from harvester.delivery.progress import EncodedProgress, Progress, encode, most_ids
 from harvester.delivery.progress_topic import ensure_progress_topic, find_progress_topic, why_refused
 from harvester.errors import BrokerError, BrokerUnavailable
 from tests.conftest import MakeTopic
@@ -24,7 +24,7 @@ pytest_plugins = ["tests.support.lane_scene"]
 INCARNATION = uuid4()
 
 
-def named(term: int, *ids: int) -> bytes:
+def named(term: int, *ids: int) -> EncodedProgress:
     return encode(Progress(term, INCARNATION, ids))
 
 
@@ -157,13 +157,18 @@ def test_a_record_has_room_for_as_many_ids_as_the_topic_takes(
 ) -> None:
     """However far they are apart; one that is larger is refused, and the remedy is named (P41)."""
     far_apart = 1 << 32
+
+    def versions(count: int) -> EncodedProgress:
+        ids = range(0, count * far_apart, far_apart)
+        return encode(Progress(1, INCARNATION, ids, [2**32 - 1] * count, [-1] * count))
+
     lanes = Lanes(replace(lane_settings, topic=make_topic(1, {"max.message.bytes": "4096"})), Producer)
     lane = opened(lanes)
     assert lanes.room() == most_ids(4096)
     assert lane.begin() is TransactionOutcome.DONE
-    assert lane.commit(named(1, *range(0, lanes.room() * far_apart, far_apart))) is TransactionOutcome.DONE
+    assert lane.commit(versions(lanes.room())) is TransactionOutcome.DONE
     assert lane.begin() is TransactionOutcome.DONE
-    assert lane.commit(named(1, *range(0, 512 * far_apart, far_apart))) is TransactionOutcome.REFUSED
+    assert lane.commit(versions(256)) is TransactionOutcome.REFUSED
     assert "max.message.bytes=" in lanes.explain(lane)
     assert lane.abort() is TransactionOutcome.DONE
 

@@ -13,7 +13,7 @@ import pytest
 from confluent_kafka import Producer
 
 from harvester.delivery.lane import Lane, Lanes, LaneSettings, TransactionOutcome, earliest_resend_s
-from harvester.delivery.progress import Progress, encode
+from harvester.delivery.progress import EncodedProgress, Progress, encode
 from tests.conftest import MakeTopic
 from tests.support.consuming import read_topic
 from tests.support.kafka_proxy import END_TXN, PRODUCE, KafkaProxy, Request, Then, commits
@@ -28,7 +28,7 @@ SMALL = 1_000  # bytes that a topic takes
 FENCED = {47, 90}  # INVALID_PRODUCER_EPOCH, PRODUCER_FENCED
 
 
-def named(term: int, *ids: int) -> bytes:
+def named(term: int, *ids: int) -> EncodedProgress:
     return encode(Progress(term, INCARNATION, ids))
 
 
@@ -166,7 +166,7 @@ def test_progress_is_sent_when_all_other_records_are_acknowledged(
     early: list[Request] = []
 
     def notes(request: Request) -> bool:
-        if progress in request.frame and not acknowledged.is_set():
+        if progress.value in request.frame and not acknowledged.is_set():
             early.append(request)
         return False
 

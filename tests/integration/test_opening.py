@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from uuid import uuid4
 
 import pytest
 
 from harvester.delivery.lane import Deposed, Lanes, Leadership, Opener, Superseded, TransactionOutcome
 from harvester.delivery.progress import Progress, encode
+from harvester.record import RowVersions
 from tests.support.lanes import opened
 
 pytest_plugins = ["tests.support.lane_scene"]
@@ -22,6 +23,7 @@ class Database:
     def __init__(self) -> None:
         self.row: tuple[int, str | None] | None = (OURS.term, OURS.holder)
         self.deleted: list[int] = []
+        self.xmins: list[int] = []  # that these rows must have
         self.rows: Iterator[tuple[int, str | None]] | None = None  # what it says each time, if that changes
         self.over = self.ends = False
         self.troubles: list[str | None] = []
@@ -30,8 +32,9 @@ class Database:
     def term_row(self) -> tuple[int, str | None] | None:
         return next(self.rows) if self.rows is not None else self.row
 
-    def delete(self, ids: Sequence[int]) -> bool:
-        self.deleted += [] if self.ends else ids
+    def delete(self, rows: RowVersions) -> bool:
+        self.deleted += [] if self.ends else rows.ids
+        self.xmins += rows.xmins
         return not self.ends
 
     def is_over(self) -> bool:
@@ -82,6 +85,18 @@ def test_what_the_predecessor_committed_is_purged_and_its_progress_emptied(lanes
     assert open_lane(lanes, database) == [[3, 5, 9]]
     assert database.deleted == [3, 5, 9]
     assert lanes.progress(0, 5.0) == Progress(OURS.term, OURS.incarnation)
+
+
+def test_what_a_predecessor_of_an_older_version_committed_is_purged_by_its_ids(
+    lanes: Lanes, database: Database
+) -> None:
+    """Its progress has no versions of the rows; with them, no other rows are meant (P50)."""
+    commit(lanes, Progress(4, OURS.incarnation, (3, 5)))
+    assert open_lane(lanes, database) == [[3, 5]]
+    assert database.xmins == []
+    commit(lanes, Progress(4, OURS.incarnation, (6, 7), (800, 801), (1_001, 2_002)))
+    assert open_lane(lanes, database) == [[6, 7]]
+    assert (database.deleted, database.xmins) == ([3, 5, 6, 7], [800, 801])
 
 
 def test_ids_of_another_incarnation_are_other_rows(lanes: Lanes, database: Database) -> None:

@@ -26,6 +26,7 @@ from harvester.outbox.purge_session import PoisonRow, PurgeSession, Rules
 from harvester.outbox.sql import queries, settle
 from harvester.outbox.sql.queries import IdSpace, oid_of
 from harvester.outbox.tables import OutboxTable
+from harvester.record import RowVersions
 from harvester.relay import failpoints
 from harvester.relay.core.messages import Mark, Marked, Report, ServerChanged
 from harvester.relay.marker import MarkReader
@@ -250,8 +251,8 @@ def met_another_space(change: Change, scene: Scene, sessions: Sessions) -> tuple
         change(other)
         assert scene.add(*rows("new", 5), db=other) == [1, 2, 3, 4, 5]
         removals: list[Future[Any]] = [
-            pool.submit(purge.delete, [1]),
-            pool.submit(purge_free.delete_unlocked, [2]),
+            pool.submit(purge.delete, RowVersions((1,))),  # by their ids alone, or P50 would protect them as well
+            pool.submit(purge_free.delete_unlocked, RowVersions((2,))),
             pool.submit(quarantine.quarantine, poison),
         ]
         eventually(lambda: scene.waiting_for_locks() >= len(removals), what="statements that wait")

@@ -10,10 +10,13 @@ from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
 from harvester.outbox import purge_session
 from harvester.outbox.purge_session import PurgeSession, Rules
+from harvester.record import RowVersions
 from tests.support.marking import TABLE
 from tests.support.proxy import Proxy
 
 pytestmark = pytest.mark.servers
+
+ROW = RowVersions((1,), (800,), (0,))
 
 
 @pytest.mark.parametrize("purged_before", [True, False], ids=["later purge", "first purge"])
@@ -29,13 +32,13 @@ def test_a_purge_ends_when_the_server_goes_silent(
         session = PurgeSession(dsn, TABLE, "test", Rules(), opened=lambda *_: None, server_changed=pytest.fail)
         session.ready()
         if purged_before:
-            session.delete([1])
+            session.delete(ROW)
         link.deafen()
         raised: list[Exception] = []
 
         def purge() -> None:
             try:
-                session.delete([1])
+                session.delete(ROW)
             except psycopg.Error as error:
                 raised.append(error)
 

@@ -187,7 +187,7 @@ def _what_is_sent_is_purged_before_it_is_committed(patch: Patch) -> None:
     def hasty(self: OnceShard, alone: QueuedRecord | None) -> None:
         fail_some(self, alone)
         if not self.failed:
-            self.purge([entry.id for entry in self.batches._open])
+            self.purge([entry.record for entry in self.batches._open])
 
     patch.setattr(OnceShard, "_fail_some", hasty)
 

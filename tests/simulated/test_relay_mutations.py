@@ -536,7 +536,7 @@ def _a_held_record_is_given_up(patch: pytest.MonkeyPatch) -> None:
 
     def lax(self: Sender, entry: BarrierEntry, _text: str) -> None:
         self._barrier.acked((entry,))
-        self._shard.purge([entry.id])
+        self._shard.purge([entry.record])
 
     patch.setattr(Sender, "_poison", lax)
 

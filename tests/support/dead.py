@@ -75,7 +75,7 @@ class Outbox:
             self.connection.execute(
                 statement,
                 {
-                    "id": i, "term": self.term, "holder": self.holder, "error": error, "attempts": 5,
+                    "id": i, "xmin": None, "term": self.term, "holder": self.holder, "error": error, "attempts": 5,
                     "first_failed_at": failed, "origin": b"sent",
                 },
             ).fetchall()[0]

@@ -221,7 +221,7 @@ class _FaultyProducer:
         from confluent_kafka import KafkaException
 
         if on_delivery is None or topic.endswith(".progress"):
-            self._producer.produce(topic, value, key, partition, on_delivery)
+            self._producer.produce(topic, value, key, partition, on_delivery, None, timestamp, headers)
             return
         fault = self._strike(key) or self._share(key, value)
         if fault is not None:

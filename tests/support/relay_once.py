@@ -344,9 +344,9 @@ class OnceShard(SimProcess):
             return
         self.failed = []
         assert self.under is not None
-        producer.note(_progress(self.under, self.batches.unpurged()))
+        producer.note(_progress(self.under, self.batches.unpurged().ids))
         sound = yield from self._fill(producer)
-        ids, under, alone = self.batches.progress(), self.under, self.batches.alone
+        ids, under, alone = self.batches.progress().ids, self.under, self.batches.alone
         if not sound or self._is_over() or under is None or not self.trusted():
             yield from self._abort(producer)
             return
@@ -405,7 +405,7 @@ class OnceShard(SimProcess):
 
     def _commit(self) -> None:
         """It is certain."""
-        self.purge([entry.id for entry in self.batches.committed()])
+        self.purge([entry.record for entry in self.batches.committed()])
 
     def _not_committed(self) -> None:
         """Or it was, and nobody knows."""

@@ -15,7 +15,7 @@ from confluent_kafka import KafkaError
 from harvester.delivery.decode import Broken, Decoded, Oversize, decode
 from harvester.delivery.retries import Policy
 from harvester.outbox.purge_session import PoisonRow, QuarantineOutcome
-from harvester.record import KafkaRecord
+from harvester.record import KafkaRecord, ReadRow
 from harvester.relay.at_least_once import Sender
 from harvester.relay.core import frames as f
 from harvester.relay.failpoints import load
@@ -127,7 +127,7 @@ class SimProcess(ABC):
         )
         # What the parts of a shard use of it (`ShardHost`).
         self.send: Callable[[f.Frame], None] = self.to_supervisor.append
-        self.purge: Callable[[Sequence[int]], None] = self.acked.extend
+        self.purge: Callable[[Sequence[ReadRow]], None] = lambda rows: self.acked.extend(row.id for row in rows)
         self.quarantine: Callable[[PoisonRow], None] = self.poison.append
         self.trusted: Callable[[], bool] = owner.is_trusted
         self.failpoints, self.is_crowded = load(), False

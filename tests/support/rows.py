@@ -47,12 +47,13 @@ def row(
     values: bytes | None = None,
     created: int = 0,
     partition: int | None = None,
+    xmin: int = 0,
 ) -> bytes:
     """A row; `names` and `values` are the arrays of its headers."""
     moment = struct.pack(">q", created)
     number = struct.pack(">q", NO_PARTITION if partition is None else partition)
-    columns = (key, moment, number, topic, names, values, value)
-    return struct.pack(">hiq", 8, 8, record_id) + b"".join(map(field, columns))
+    columns = (key, moment, number, struct.pack(">I", xmin), topic, names, values, value)
+    return struct.pack(">hiq", 9, 8, record_id) + b"".join(map(field, columns))
 
 
 def decode_one(raw: bytes) -> KafkaRecord:

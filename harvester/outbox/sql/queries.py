@@ -9,6 +9,7 @@ was real, whoever received it (P2).
 
 Ids mean rows only within their *id space* (P35): the table that bears the outbox's name, and the file of its sequence,
 which a restart of the sequence replaces. Statements that act on ids hold that against the space they were learnt in.
+`setval` leaves no such trace, so every row is read with its xmin, to which its purge is bound (P50).
 
 Everything that varies is a literal made by this module from ints, UUIDs and escaped keys: COPY takes no parameters.
 """
@@ -126,11 +127,15 @@ def _transactions_over(watched: Iterable[int]) -> str:
 
 @lru_cache(maxsize=8)
 def _columns(shape: OutboxShape) -> str:
-    """What `harvester.delivery.decode` expects; behind the key a time and a partition that are never NULL."""
+    """What `harvester.delivery.decode` expects; behind the key a time, a partition and an xmin, which are never NULL.
+
+    Where the statement has changed the row, its xmin is the statement's own transaction (P50).
+    """
     partition = f"coalesce(o.kafka_partition::bigint, {_NO_PARTITION})" if shape.has_partition else _NO_PARTITION
     return (
-        f"o.id::bigint, {columns.key(shape, 'o')}, coalesce(o.create_time, 'epoch'), {partition}, o.kafka_topic,"
-        f" {columns.header_keys(shape, 'o')}, {columns.header_values(shape, 'o')}, {columns.value(shape, 'o')}"
+        f"o.id::bigint, {columns.key(shape, 'o')}, coalesce(o.create_time, 'epoch'), {partition}, o.xmin,"
+        f" o.kafka_topic, {columns.header_keys(shape, 'o')}, {columns.header_values(shape, 'o')},"
+        f" {columns.value(shape, 'o')}"
     )
 
 

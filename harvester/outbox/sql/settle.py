@@ -2,9 +2,10 @@
 
 A purge is not fenced by the term: the acknowledgement was real, whoever received it (P2). A quarantine begins with the
 term row FOR SHARE (P6), so that a deposed leader moves nothing. Both are fenced by the id space (P35): where ids have
-started again, or another table bears the outbox's name, an id may mean another row. Each is one statement, hence one
-transaction: the archive, the quarantine and its notice hold exactly what has left the outbox, and nothing leaves it
-without them. Text only.
+started again, or another table bears the outbox's name, an id may mean another row. And both take a row only with the
+xmin that it was read with, since an id can be given out again without any trace of that in the space (P50). Each is one
+statement, hence one transaction: the archive, the quarantine and its notice hold exactly what has left the outbox, and
+nothing leaves it without them. Text only.
 """
 
 from __future__ import annotations
@@ -24,18 +25,37 @@ NOTICE_ERROR_CHARACTERS = 1_000
 _SHORT_ERROR_CHARACTERS = 100
 
 _ROW = ("create_time", "kafka_topic", "kafka_key", "kafka_value", "kafka_header_keys", "kafka_header_values")
+_LATEST_US = 1 << 53  # of a create_time; one that is later, or infinite, proves nothing (`RowVersions.compare`)
 _UTC = """'YYYY-MM-DD"T"HH24:MI:SS.US"Z"'"""
 
 
-def purge(
-    table: OutboxTable, archive: Archive = "off", shape: OutboxShape | None = None, space: IdSpace | None = None
-) -> str:
-    """Delete what Kafka acknowledged; one parameter in libpq's notation, the ids (ascending) as bigint[].
+def _meant(ids: str, xmins: str | None) -> str:
+    """The condition for the rows with these ids, which ascend; with `xmins` only if they have those, one each.
 
-    The command tag carries the number of rows, with an archive (INSERT 0 n) as without (DELETE n). `shape` is needed
-    for an archive.
+    The place of a row's id in the array is found by halves. A join with both arrays triples what the purge costs the
+    server, and is at the mercy of the table's statistics.
     """
-    delete = f"DELETE FROM {table.sql} o WHERE o.id = ANY ($1::bigint[]){in_space(table, space)}"
+    condition = f"o.id = ANY ({ids}::bigint[])"
+    if xmins is not None:
+        place = f"pg_catalog.width_bucket(o.id::bigint, {ids}::bigint[])"
+        condition += f" AND o.xmin = ({xmins}::xid[])[{place}]"
+    return condition
+
+
+def purge(
+    table: OutboxTable,
+    archive: Archive = "off",
+    shape: OutboxShape | None = None,
+    space: IdSpace | None = None,
+    *,
+    by_version: bool = False,
+) -> str:
+    """Delete what Kafka acknowledged; a parameter in libpq's notation, the ids (ascending) as bigint[].
+
+    `by_version`: only rows with the xmins of a second one, as xid[] (P50). The command tag carries the number of rows,
+    with an archive (INSERT 0 n) as without (DELETE n). `shape` is needed for an archive.
+    """
+    delete = f"DELETE FROM {table.sql} o WHERE {_meant('$1', '$2' if by_version else None)}{in_space(table, space)}"
     if archive == "off":
         return delete
     assert shape is not None, "what the archive gets depends on the columns"
@@ -43,9 +63,18 @@ def purge(
 
 
 def purge_unlocked(
-    table: OutboxTable, archive: Archive = "off", shape: OutboxShape | None = None, space: IdSpace | None = None
+    table: OutboxTable,
+    archive: Archive = "off",
+    shape: OutboxShape | None = None,
+    space: IdSpace | None = None,
+    *,
+    by_version: bool = False,
 ) -> str:
-    """Delete those of %(ids)s that nobody has locked; returns the ids of the others. For psycopg."""
+    """Delete those of %(ids)s that nobody has locked; returns the ids of the others. For psycopg.
+
+    `by_version`: as of `purge`, with %(xmins)s as texts.
+    """
+    meant = _meant("%(ids)s", "%(xmins)s::text[]" if by_version else None)
     outbox, returned, trace = doubled(table.sql), "o.id", ""
     if archive != "off":
         assert shape is not None, "what the archive gets depends on the columns"
@@ -54,16 +83,26 @@ def purge_unlocked(
             f", a AS ({_into_archive(doubled(table.archive), doubled(table.term))})",
         )
     return (
-        f"WITH free AS MATERIALIZED (SELECT id FROM {outbox} WHERE id = ANY (%(ids)s::bigint[])"
-        f"{doubled(in_space(table, space))} ORDER BY id FOR UPDATE SKIP LOCKED)"
+        f"WITH free AS MATERIALIZED (SELECT o.id FROM {outbox} o WHERE {meant}"
+        f"{doubled(in_space(table, space))} ORDER BY o.id FOR UPDATE OF o SKIP LOCKED)"
         f", d AS (DELETE FROM {outbox} o WHERE o.id = ANY (ARRAY(SELECT id FROM free))"
-        f" RETURNING {returned}){trace} SELECT o.id FROM {outbox} o WHERE o.id = ANY (%(ids)s::bigint[])"
+        f" RETURNING {returned}){trace} SELECT o.id FROM {outbox} o WHERE {meant}"
         " AND o.id NOT IN (SELECT id FROM d) ORDER BY o.id"
     )
 
 
+def versions(table: OutboxTable) -> str:
+    """What stands under %(ids)s now: id, xmin, and create_time in microseconds since the UNIX epoch. For psycopg."""
+    return (
+        "SELECT o.id::bigint, o.xmin::text::bigint,"
+        f" coalesce(least(greatest(extract(epoch FROM o.create_time) * 1000000, 0), {_LATEST_US}), 0)::bigint"
+        f" FROM {doubled(table.sql)} o WHERE o.id = ANY (%(ids)s::bigint[])"
+    )
+
+
 def quarantine(table: OutboxTable, shape: OutboxShape, notice_topic: str = "", space: IdSpace | None = None) -> str:
-    """Move one row to quarantine; parameters id, term, holder, error, attempts, first_failed_at, origin. For psycopg.
+    """Move one row to quarantine; parameters id, xmin (as text; NULL: any), term, holder, error, attempts,
+    first_failed_at, origin. For psycopg.
 
     Returns one row: `moved`, and `fenced`, whether the term was another's. Neither: the row was gone. With a topic,
     a notice goes into the outbox like any record, under the record's key; a record of that very topic gets none, or a
@@ -82,6 +121,7 @@ def quarantine(table: OutboxTable, shape: OutboxShape, notice_topic: str = "", s
         f"WITH t AS MATERIALIZED (SELECT incarnation FROM {doubled(table.term)}"
         f" WHERE term = %(term)s AND holder = %(holder)s{doubled(in_space(table, space))} FOR SHARE),"
         f" d AS (DELETE FROM {doubled(table.sql)} o WHERE o.id = %(id)s AND EXISTS (SELECT 1 FROM t)"
+        " AND (%(xmin)s::text IS NULL OR o.xmin = %(xmin)s::text::xid)"
         f" RETURNING {taken}, {partition}),"
         f" q AS (INSERT INTO {doubled(table.quarantine)} (id, incarnation, {row}, kafka_partition, error, attempts,"
         f" first_failed_at, origin) SELECT d.id, t.incarnation, {', '.join(f'd.{c}' for c in _ROW)},"

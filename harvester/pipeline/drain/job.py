@@ -43,6 +43,7 @@ from harvester.pipeline.drain.slices import DrainRules, Stamp, TopicLimits, chec
 from harvester.pipeline.drain.snapshot import SliceRows, Snapshot
 from harvester.pipeline.drain.write import SliceWriter, Topics
 from harvester.pipeline.errors import PipelineError
+from harvester.record import RowVersions
 from harvester.relay.at_least_once import RESERVED
 from harvester.relay.term import AT_LEAST_ONCE
 from harvester.wiring import expiry_s, owner_of, take_over_mode
@@ -398,11 +399,11 @@ def _purge(session: PurgeSession, chunks: Sequence[Sequence[int]], waiting: Call
     def delete() -> None:
         nonlocal locked
         try:
-            session.delete(locked)
+            session.delete(RowVersions(locked))
             locked = ()
         except psycopg.errors.LockNotAvailable:
             session.ready()
-            locked = session.delete_unlocked(locked)
+            locked, _ = session.delete_unlocked(RowVersions(locked))
 
     for chunk in chunks:
         locked = chunk

@@ -68,8 +68,8 @@ def doubtful(
     conditions = [_condition(shape, share, topic, rules) for share, topic in shares]
     partition = f"coalesce({_place(shape)}::bigint, '-9223372036854775808'::bigint)"
     return (
-        f"COPY (SELECT o.id::bigint, o.kafka_key, coalesce(o.create_time, 'epoch'), {partition}, o.kafka_topic,"
-        " o.kafka_header_keys, o.kafka_header_values, octet_length(o.kafka_value)::text"
+        f"COPY (SELECT o.id::bigint, o.kafka_key, coalesce(o.create_time, 'epoch'), {partition}, '0'::xid,"
+        " o.kafka_topic, o.kafka_header_keys, o.kafka_header_values, octet_length(o.kafka_value)::text"
         f" FROM {columns.published(table, shape)} o WHERE o.id BETWEEN {ids[0]:d} AND {ids[1]:d}"
         f" AND ({' OR '.join(conditions)})"
         f" ORDER BY o.id LIMIT {limit:d}) TO STDOUT (FORMAT BINARY)"

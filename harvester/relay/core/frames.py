@@ -203,6 +203,13 @@ class ShardServerChanged:
 
 
 @dataclass(frozen=True, slots=True)
+class IdsGivenAgain:
+    """Another record stands under the id of one that was published (P50); it purges nothing more."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
 class Stats:
     """At most once a second: gauges, counters since start, latency buckets since the last."""
 
@@ -251,6 +258,7 @@ Frame = (
     | Poisoned
     | ShardSession
     | ShardServerChanged
+    | IdsGivenAgain
     | Stats
     | Log
     | Trouble
@@ -336,6 +344,7 @@ _RARE: dict[bytes, type[Any]] = {
     b"o": Poisoned,
     b"e": ShardSession,
     b"v": ShardServerChanged,
+    b"a": IdsGivenAgain,
     b"s": Stats,
     b"l": Log,
     b"w": Trouble,

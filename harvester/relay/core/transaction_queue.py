@@ -30,9 +30,12 @@ from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import takewhile
+from operator import attrgetter
 
 from harvester.delivery.decode import Decoded, Oversize
-from harvester.record import KafkaRecord
+from harvester.record import KafkaRecord, RowVersions
+
+_BY_ID = attrgetter("id")
 
 
 @dataclass(slots=True, eq=False)
@@ -98,13 +101,13 @@ class TransactionQueue:
         """Ids that are committed, or go to quarantine, and have perhaps not left the outbox; ascending."""
         return sorted([*self._unpurged, *self._leaving])
 
-    def progress(self) -> list[int]:
-        """What the progress record of the open transaction names, ascending."""
-        return sorted([*self._unpurged, *(entry.id for entry in self._open)])
+    def progress(self) -> RowVersions:
+        """What the progress record of the open transaction names."""
+        return _versions([*self._unpurged.values(), *self._open])
 
-    def unpurged(self) -> list[int]:
-        """The ids that a progress record names before its transaction has records, ascending."""
-        return sorted(self._unpurged)
+    def unpurged(self) -> RowVersions:
+        """What a progress record names before its transaction has records."""
+        return _versions([*self._unpurged.values()])
 
     def oldest(self) -> QueuedRecord | None:
         """The record that has been here longest without being committed, of those that nothing holds."""
@@ -289,6 +292,11 @@ class TransactionQueue:
         self._refusing.clear()
         self._announced.clear()
         return ids
+
+
+def _versions(entries: list[QueuedRecord]) -> RowVersions:
+    entries.sort(key=_BY_ID)
+    return RowVersions.of([entry.record for entry in entries])
 
 
 def _name(entry: QueuedRecord) -> bytes | int:

@@ -20,12 +20,30 @@ def head(*, version: int = 1, width: int = 4, count: int = 0, first: int = 0) ->
 
 
 def test_the_layout() -> None:
-    value = encode(Progress(7, INCARNATION, (10, 12, 15)))
+    value, versions = encode(Progress(7, INCARNATION, (10, 12, 15)))
     assert value == head(count=3, first=10) + bytes([0, 0, 0, 2, 0, 0, 0, 3])
+    assert versions == b""
+
+
+def test_the_layout_of_versions() -> None:
+    """In a header, so that older harvesters read the value as ever (P50)."""
+    progress = Progress(7, INCARNATION, (10, 12), (800, 2**32 - 1), (2**32 + 5, -1))
+    value, versions = encode(progress)
+    assert value == encode(Progress(7, INCARNATION, (10, 12))).value
+    assert versions == bytes.fromhex("00000320 ffffffff 00000005 ffffffff")
+    assert decode(value, versions) == Progress(7, INCARNATION, (10, 12), (800, 2**32 - 1), (5, 2**32 - 1))
+    assert decode(value, None) == decode(value, b"") == Progress(7, INCARNATION, (10, 12))
+
+
+@pytest.mark.parametrize("size", [1, 8, 15, 17, 24])
+def test_versions_of_another_number_of_rows(size: int) -> None:
+    value, _ = encode(Progress(7, INCARNATION, (10, 12)))
+    with pytest.raises(WireError, match="versions"):
+        decode(value, bytes(size))
 
 
 def test_nothing_to_name() -> None:
-    assert encode(Progress(7, INCARNATION)) == head()
+    assert encode(Progress(7, INCARNATION)) == (head(), b"")
     assert decode(head()) == Progress(7, INCARNATION, ())
 
 
@@ -42,7 +60,7 @@ def test_nothing_to_name() -> None:
     ],
 )
 def test_a_distance_that_needs_more_room_widens_them_all(ids: tuple[int, ...], width: int) -> None:
-    value = encode(Progress(1, INCARNATION, ids))
+    value, _ = encode(Progress(1, INCARNATION, ids))
     assert value[1] == width
     assert len(value) == HEAD.size + (len(ids) - 1) * width
     assert decode(value).ids == ids
@@ -50,7 +68,7 @@ def test_a_distance_that_needs_more_room_widens_them_all(ids: tuple[int, ...], w
 
 @pytest.mark.parametrize("term", [0, 1, LARGEST, SMALLEST])
 def test_any_term(term: int) -> None:
-    assert decode(encode(Progress(term, INCARNATION, [1]))).term == term
+    assert decode(*encode(Progress(term, INCARNATION, [1]))).term == term
 
 
 @pytest.mark.parametrize("ids", [[2, 1], [1, 1], [1, 3, 2], [5, 5, 6]])
@@ -60,12 +78,12 @@ def test_ids_must_ascend(ids: list[int]) -> None:
 
 
 def test_a_record_has_room_for_what_is_allowed() -> None:
-    """As brokers come, it is more than a hundred thousand ids, however far they are apart."""
+    """As brokers come, it is more than sixty thousand ids, however far they are apart."""
     most, apart = most_ids(1_000_000), 1 << 32
-    assert most > 100_000
-    value = encode(Progress(1, INCARNATION, range(0, most * apart, apart)))
-    assert len(value) + 200 < 1_000_000
-    assert len(decode(value).ids) == most
+    assert most > 60_000
+    value, versions = encode(Progress(1, INCARNATION, range(0, most * apart, apart), [800] * most, [5] * most))
+    assert len(value) + len(versions) + 200 < 1_000_000
+    assert len(decode(value, versions).ids) == most
 
 
 @pytest.mark.parametrize("size", [0, 1, 255, 256, 263])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from types import SimpleNamespace
 from typing import Any
 
@@ -12,6 +12,7 @@ from confluent_kafka import KafkaError
 
 from harvester.delivery.retries import Policy
 from harvester.outbox.purge_session import PoisonRow, QuarantineOutcome
+from harvester.record import ReadRow
 from harvester.relay.at_least_once import Sender
 from harvester.relay.core import frames as f
 from harvester.relay.failpoints import load
@@ -33,12 +34,15 @@ class Shard:
         self.purged: list[int] = []
         self.poison: list[PoisonRow] = []
         self.reports: dict[int, Callable[[KafkaError | None, Any], None]] = {}
-        self.send, self.purge, self.quarantine = self.said.append, self.purged.extend, self.poison.append
+        self.send, self.quarantine = self.said.append, self.poison.append
         self.die, self.trusted, self.failpoints = self.fatal.append, trusted, load()
         self.index, self.is_crowded = 0, False
         self.records = self.sender = Sender(self, POLICY, self)
         self.sender.remark(LEADING)
         self.said.clear()
+
+    def purge(self, rows: Sequence[ReadRow]) -> None:
+        self.purged += [row.id for row in rows]
 
     def wake(self) -> None:
         """A retry was scheduled."""

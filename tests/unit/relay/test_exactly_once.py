@@ -15,6 +15,7 @@ from confluent_kafka import KafkaError, KafkaException
 from harvester import origin
 from harvester.delivery.decode import Broken
 from harvester.delivery.lane import Lane, TransactionOutcome
+from harvester.delivery.progress import EncodedProgress
 from harvester.delivery.retries import Policy
 from harvester.origin import Stamps
 from harvester.outbox.purge_session import PoisonRow
@@ -191,7 +192,7 @@ class Scripted:
         self.begun, self.noted = outcome is TransactionOutcome.DONE, False
         return outcome
 
-    def note(self, _progress: bytes) -> TransactionOutcome:
+    def note(self, _progress: EncodedProgress) -> TransactionOutcome:
         outcome = self._done("note")
         self.noted = outcome is TransactionOutcome.DONE
         return outcome
@@ -202,7 +203,7 @@ class Scripted:
     def flush(self, _timeout_s: float) -> bool:
         return True
 
-    def conclude(self, _progress: bytes) -> TransactionOutcome:
+    def conclude(self, _progress: EncodedProgress) -> TransactionOutcome:
         return self._done("conclude")
 
     def commit_concluded(self) -> TransactionOutcome:

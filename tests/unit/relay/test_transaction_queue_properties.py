@@ -109,7 +109,7 @@ class BatchesMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.open)
     @rule()
     def commit(self) -> None:
-        named = self.batches.progress()
+        named = [*self.batches.progress().ids]
         assert [entry.id for entry in self.batches.committed()] == [record.id for record in self.open]
         self._publish(named)
         self.unpurged += [record.id for record in self.open]
@@ -128,7 +128,7 @@ class BatchesMachine(RuleBasedStateMachine):
     def recover(self, was_committed: bool) -> None:
         """Nobody knew what became of the transaction; the lane's progress, which is purged, tells."""
         if was_committed and self.open:
-            self._publish(self.batches.progress())
+            self._publish([*self.batches.progress().ids])
             self.open.clear()
         self.batches.aborted(self.named)
         self.unpurged = [record_id for record_id in self.unpurged if record_id not in self.named]
@@ -241,7 +241,7 @@ class BatchesMachine(RuleBasedStateMachine):
         assert batches.queued == len(self.queue) + len(self.held)
         assert batches.in_flight == len(self.open) + len(self.unpurged) + len(self.leaving)
         assert batches.leaving() == sorted([*self.unpurged, *self.leaving])
-        assert batches.progress() == sorted([*self.unpurged, *(record.id for record in self.open)])
+        assert batches.progress().ids == sorted([*self.unpurged, *(record.id for record in self.open)])
         assert batches.oldest() is (first.entry if first is not None else None)
         assert batches.alone is (self.open[0].entry if self.open and self.open[0].alone else None)
         assert all(record.entry in batches for record in self.queue)
@@ -250,7 +250,7 @@ class BatchesMachine(RuleBasedStateMachine):
     @invariant()
     def a_progress_record_is_bounded(self) -> None:
         """P22."""
-        assert len(self.batches.progress()) <= NAMED
+        assert len(self.batches.progress().ids) <= NAMED
         assert len(self.open) <= MOST
 
     @invariant()
