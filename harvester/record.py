@@ -72,11 +72,6 @@ class RowVersions:
     xmins: Sequence[int] = ()
     created_us: Sequence[int] = ()
 
-    @staticmethod
-    def of(rows: Sequence[ReadRow]) -> RowVersions:
-        """Of these rows, which ascend by id."""
-        return RowVersions([row.id for row in rows], [row.xmin for row in rows], [row.created_us for row in rows])
-
     def without(self, ids: Container[int]) -> RowVersions:
         """The others."""
         kept = [index for index, record_id in enumerate(self.ids) if record_id not in ids]

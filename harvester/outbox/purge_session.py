@@ -281,7 +281,8 @@ class PurgeSession:
 def bigint_array(numbers: Sequence[int]) -> bytes:
     """A bigint[] in PostgreSQL's binary form: one dimension, no NULLs, lower bound 1.
 
-    Its elements are laid out in one go, as words of 32 bits: that costs a fifth of packing them one by one.
+    Its elements are laid out in one go, as words of 32 bits. For a large batch that takes less than half of the time
+    that it takes one by one.
     """
     words = array("I", array("q", numbers).tobytes())
     halves = (words[::2], words[1::2])

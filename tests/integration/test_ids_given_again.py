@@ -354,7 +354,8 @@ def test_a_mark_reads_the_xmin_that_its_row_has_then(
     ids = scene.add(*rows("old", 3))
     leader = uuid4() if marking == "table" else None
     found = session.mark(term=term, holder=holder, leader_id=leader, limit=10, high=None, gaps=())
-    read = RowVersions.of(decode(b"".join(raw for _, _, raw in found)))
+    records = decode(b"".join(raw for _, _, raw in found))
+    read = RowVersions(ids, [record.xmin for record in records], [record.created_us for record in records])
     assert read == purging.versions(*ids)
     assert purging.session.delete(read) == []
     assert scene.left() == []

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from harvester.record import KafkaRecord
+from harvester.record import KafkaRecord, RowVersions
 from harvester.relay.core import frames as f
 from harvester.relay.core.dispatcher import ShardFlows
 from harvester.relay.core.ledger import Ledger
@@ -131,11 +131,11 @@ def _progress_is_read_before_fencing(patch: Patch) -> None:
 
 def _progress_names_the_last_transaction_only(patch: Patch) -> None:
     """It has to be cumulative."""
-    patch.setattr(TransactionQueue, "progress", lambda self: sorted(entry.id for entry in self._open))
+    patch.setattr(TransactionQueue, "progress", lambda self: RowVersions(sorted(entry.id for entry in self._open)))
 
 
 def _progress_leaves_out_the_open_transaction(patch: Patch) -> None:
-    patch.setattr(TransactionQueue, "progress", lambda self: sorted(self._unpurged))
+    patch.setattr(TransactionQueue, "progress", lambda self: RowVersions(sorted(self._unpurged)))
 
 
 def _what_progress_names_is_not_purged(patch: Patch) -> None:
@@ -161,7 +161,9 @@ def _progress_does_not_wait_for_its_records(patch: Patch) -> None:
 def _the_first_progress_names_what_is_still_to_come(patch: Patch) -> None:
     """P46."""
     patch.setattr(
-        TransactionQueue, "unpurged", lambda self: sorted([*self._unpurged, *(entry.id for entry in self._queue)])
+        TransactionQueue,
+        "unpurged",
+        lambda self: RowVersions(sorted([*self._unpurged, *(entry.id for entry in self._queue)])),
     )
 
 

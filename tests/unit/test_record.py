@@ -6,8 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from harvester.delivery.decode import Oversize
-from harvester.record import KafkaRecord, RowVersions
+from harvester.record import RowVersions
 
 AT_US = 1_700_000_000_123_456
 NOON_US = 1_700_000_000_000_000
@@ -74,11 +73,8 @@ def test_each_row_that_stands_there_is_one_or_the_other(
         assert found[record_id][1] != asked[record_id][1]
 
 
-def test_columns_are_made_of_rows_and_cut() -> None:
-    record = KafkaRecord(1, None, "t", b"v", [], -1, AT_US, 800)
-    large = record._replace(id=2, xmin=801)
-    rows = RowVersions.of([record, Oversize(2, None, large)])
-    assert rows == RowVersions([1, 2], [800, 801], [AT_US, AT_US])
+def test_columns_are_cut_together() -> None:
+    rows = RowVersions([1, 2], [800, 801], [AT_US, AT_US])
     assert rows.without({1}) == RowVersions([2], [801], [AT_US])
     assert rows.without({1, 2}) == RowVersions([], [], [])
     assert RowVersions((1, 2, 3)).without({2}) == RowVersions([1, 3])

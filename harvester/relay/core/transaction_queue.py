@@ -295,8 +295,8 @@ class TransactionQueue:
 
 
 def _versions(entries: list[QueuedRecord]) -> RowVersions:
-    entries.sort(key=_BY_ID)
-    return RowVersions.of([entry.record for entry in entries])
+    rows = [entry.record for entry in sorted(entries, key=_BY_ID)]
+    return RowVersions([row.id for row in rows], [row.xmin for row in rows], [row.created_us for row in rows])
 
 
 def _name(entry: QueuedRecord) -> bytes | int:

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from harvester.delivery.decode import NO_PARTITION, Broken, decode
+from harvester.delivery.decode import NO_PARTITION, Broken, Oversize, decode
 from harvester.errors import WireError
 from harvester.record import KafkaRecord
 from tests.support.rows import TEXT_OID, VARCHAR_OID, array, broken_one, decode_one, field, row
@@ -232,3 +232,14 @@ def test_what_goes_in_comes_out(
     assert (record.key, record.value, record.headers) == (key, value, headers)
     assert record.partition == (-1 if partition is None else partition)
     assert record.created_us == created + POSTGRES_EPOCH_US
+
+
+@pytest.mark.parametrize("xmin", [3, 2**31, 2**32 - 1])
+def test_whatever_becomes_of_a_row_its_version_is_known(xmin: int) -> None:
+    """P50. It is unsigned, and stands beside the time in what is broken, or too large, as well."""
+    for found in (
+        decode_one(row(created=5, xmin=xmin)),
+        broken_one(row(created=5, xmin=xmin, topic=b"?")),
+        Oversize(7, b"k", decode_one(row(created=5, xmin=xmin))),
+    ):
+        assert (found.id, found.xmin, found.created_us) == (7, xmin, POSTGRES_EPOCH_US + 5)

@@ -8,6 +8,7 @@ from math import ceil, log2
 import pytest
 
 from harvester.delivery.decode import Broken
+from harvester.record import KafkaRecord, RowVersions
 from harvester.relay.core.transaction_queue import QueuedRecord, TransactionQueue
 
 LIMIT = 1000
@@ -284,3 +285,16 @@ def test_what_is_queued_can_be_told() -> None:
     batches = queue(one, other)
     batches.take(1)
     assert (one in batches, other in batches) == (False, True)
+
+
+def test_progress_names_rows_as_they_were_read() -> None:
+    """P50: by their ids alone, a successor could delete others."""
+    batches = TransactionQueue(10, 10)
+    for number in (2, 1):
+        record = KafkaRecord(number, None, "t", b"", [], -1, 1_000 + number, 800 + number)
+        batches.offer(QueuedRecord(number, None, record, 0.0))
+    batches.take(1)
+    batches.committed()
+    assert batches.unpurged() == RowVersions([2], [802], [1_002])
+    batches.take(1)
+    assert batches.progress() == RowVersions([1, 2], [801, 802], [1_001, 1_002])
