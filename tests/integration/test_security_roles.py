@@ -213,6 +213,7 @@ def test_an_archive_and_notices_need_more(roles: Roles) -> None:
             "id": 2,
             "term": 1,
             "holder": holder[0],
+            "xmin": None,
             "error": "e",
             "attempts": 1,
             "first_failed_at": None,
