@@ -65,22 +65,25 @@ class RowVersions:
     which a record was created tells whether it is still the same one.
 
     `ids` ascend. `xmins`: empty where they are not known, and any row with the id is meant. `created_us`: create_time
-    in microseconds since the UNIX epoch, of which the low 32 bits are compared.
+    in microseconds since the UNIX epoch, of which the low 32 bits are compared. `sums`, over the rows' contents, tell
+    them on another server, where no xmin does (P49); they are made for exactly-once delivery alone.
     """
 
     ids: Sequence[int]
     xmins: Sequence[int] = ()
     created_us: Sequence[int] = ()
+    sums: Sequence[int] = ()
+
+    @classmethod
+    def of(cls, rows: Sequence[ReadRow], sums: Sequence[int] = ()) -> RowVersions:
+        """Of rows as they were read, which ascend."""
+        return cls([row.id for row in rows], [row.xmin for row in rows], [row.created_us for row in rows], sums)
 
     def without(self, ids: Container[int]) -> RowVersions:
         """The others."""
         kept = [index for index, record_id in enumerate(self.ids) if record_id not in ids]
-        columns = ([column[index] for index in kept] if column else () for column in self._columns)
-        return RowVersions(*columns)
-
-    @property
-    def _columns(self) -> tuple[Sequence[int], Sequence[int], Sequence[int]]:
-        return self.ids, self.xmins, self.created_us
+        columns = (self.ids, self.xmins, self.created_us, self.sums)
+        return RowVersions(*([column[index] for index in kept] if column else () for column in columns))
 
     def compare(self, found: Mapping[int, tuple[int, int]]) -> tuple[RowVersions, list[int]]:
         """Tell the rows that stand under these ids now, by id: (xmin, created_us).
@@ -90,7 +93,7 @@ class RowVersions:
         """
         same: list[tuple[int, int, int]] = []
         others: list[int] = []
-        for record_id, xmin, created_us in zip(*self._columns, strict=True):
+        for record_id, xmin, created_us in zip(self.ids, self.xmins, self.created_us, strict=True):
             if record_id not in found:
                 continue
             xmin_now, now_us = found[record_id]

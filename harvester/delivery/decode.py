@@ -17,6 +17,7 @@ import struct
 from functools import lru_cache
 from struct import Struct
 from typing import NamedTuple
+from zlib import crc32
 
 from harvester.errors import UndecodableRecord, WireError
 from harvester.record import KafkaRecord
@@ -82,16 +83,19 @@ def size_of(record: KafkaRecord) -> int:
     return len(record.key or b"") + len(record.value or b"") + headers
 
 
-def decode(data: bytes) -> list[Decoded]:
-    """The rows that lie in `data` one after the other; raises WireError where they are none."""
+def decode(data: bytes, sums: list[int] | None = None) -> list[Decoded]:
+    """The rows that lie in `data` one after the other; raises WireError where they are none.
+
+    `sums` gets the CRC-32 of each row's bytes, without its xmin.
+    """
     found: list[Decoded] = []
     at, end = 0, len(data)
     unpack_head, unpack_middle, length = ROW_HEAD.unpack_from, _MIDDLE.unpack_from, _INT.unpack_from
     try:
         while at < end:
             _, _, record_id, size = unpack_head(data, at)
-            key = None
-            at += 18  # ROW_HEAD.size; constants are cheaper than attributes
+            key = headers = value = None
+            begin, at = at, at + 18  # ROW_HEAD.size; constants are cheaper than attributes
             if size >= 0:
                 key = data[at : at + size]
                 at += size
@@ -103,16 +107,21 @@ def decode(data: bytes) -> list[Decoded]:
             address = data[address_at:at]
             (size,) = length(data, at)
             at += 4
-            headers = None
             if size >= 0:
                 headers = data[at : at + size]
                 at += size
             (size,) = length(data, at)
             at += 4
-            value = None
             if size >= 0:
                 value = data[at : at + size]
                 at += size
+            if sums is not None:
+                row_sum = crc32(
+                    data[begin : address_at - 8]
+                )  # the xmin, 8 bytes with its length, lies before the topic
+                # The bytes of a large value are not copied once more.
+                cut, rest = (at, b"") if size < 1024 else (at - size, value or b"")
+                sums.append(crc32(rest, crc32(data[address_at:cut], row_sum)))
             try:
                 topic, names = _address(address)
                 if partition < 0:

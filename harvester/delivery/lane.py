@@ -25,9 +25,12 @@ of a transaction, which makes the partition known to the coordinator, names what
 
 *Opening a lane* (P19, P20, `Opener`). The term row must be ours; `init_transactions` ends what was open under the lane,
 after which nothing of a predecessor can be committed; the term row must be ours still, or it was a zombie that has just
-fenced the shard that leads; the lane's progress is read up to its end; what it names is purged, unless ids have started
-again since (another incarnation); an empty progress record is committed. Whatever fails on the way is tried again with
-a new producer, for as long as it takes, or until nobody wants the lane.
+fenced the shard that leads; the lane's progress is read up to its end; what it names is purged; an empty progress
+record is committed. Whatever fails on the way is tried again with a new producer, for as long as it takes, or until
+nobody wants the lane.
+
+*After a change of server* (P49), or where ids have started again, the progress is of another incarnation, and its ids
+may have been given to other rows. What is purged then are the rows that are the same as they were, by their sums.
 """
 
 from __future__ import annotations
@@ -39,13 +42,14 @@ import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
+from functools import partial
 from typing import Any, Protocol
 from uuid import UUID
 
 from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition, libversion
 
 from harvester.bounds import SILENT, read_bounds
-from harvester.delivery.progress import VERSIONS, EncodedProgress, Progress, decode, encode, most_ids
+from harvester.delivery.progress import VERSIONS, EncodedProgress, Progress, decode, encode, most_ids, same_rows
 from harvester.delivery.progress_topic import largest_record_bytes, why_refused
 from harvester.delivery.retries import FATE_UNKNOWN
 from harvester.errors import BrokerError, BrokerUnavailable
@@ -458,11 +462,16 @@ class Leadership:
     incarnation: UUID
 
 
+_Row = tuple[int, bytes | None, bytes]  # id, key, and the row as the server sent it
+
+
 class LaneHost(Protocol):
     """Whoever has a lane opened. What is asked of the database is waited for; None or False when the process ends."""
 
     def term_row(self) -> tuple[int, str | None] | None: ...  # the term that the term row names, and its holder
     def delete(self, rows: RowVersions) -> bool: ...  # purge these rows
+    # Purge those of these rows that `same` chooses, but none that an older one of its key stays before; their ids.
+    def delete_same(self, ids: Sequence[int], same: Callable[[list[_Row]], RowVersions]) -> list[int] | None: ...
     def is_over(self) -> bool: ...  # nobody wants the lane any more
     def pause(self, seconds: float) -> None: ...  # before the next attempt
     def trouble(self, text: str | None) -> None: ...  # why the lane cannot be opened; None when that is over
@@ -523,19 +532,27 @@ class Opener:
         if progress is None or not progress.ids:
             published([])
             return None
-        ids = list(progress.ids)
-        if progress.incarnation != under.incarnation:
-            ids = []  # they mean other rows (P9)
-        elif progress.term > under.term:
-            self._check(under)  # the term row is ours still: so it has gone back in time, and rather repeats than loses
-            ids = []
-        if ids and not self._host.delete(progress.rows):
-            raise Superseded
-        published(ids)
+        if progress.term > under.term:
+            self._check(under)  # the term row is ours still: so it has gone back in time
+        published(self._purge(progress, under))
         empty = encode(Progress(under.term, under.incarnation))
         if lane.begin() is TransactionOutcome.DONE and lane.commit(empty) is TransactionOutcome.DONE:
             return None
         return self._lanes.explain(lane) or "it is not clear whether an empty progress record was committed"
+
+    def _purge(self, progress: Progress, under: Leadership) -> list[int]:
+        """Purge the rows that the lane has committed; returns their ids. Raises Superseded."""
+        ids = list(progress.ids)
+        if progress.incarnation == under.incarnation and progress.term <= under.term:
+            if not self._host.delete(progress.rows):
+                raise Superseded
+            return ids
+        if not progress.sums:
+            return []  # the ids may mean other rows (P9), and rather repeats than loses
+        same = self._host.delete_same(ids, partial(same_rows, progress))
+        if same is None:
+            raise Superseded
+        return same
 
     def _fence(self, lane: Lane) -> str | None:
         for _ in range(_INIT_CALLS):

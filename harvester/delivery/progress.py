@@ -4,12 +4,18 @@ Each transaction of a lane ends with one such record on the lane's own partition
 successor that reads it knows of every record committed (rules P19, P22). It is cumulative: ids of earlier transactions
 stay in until their DELETE is known to have committed, so the last record of a partition says all there is to say.
 
-The bytes, in network byte order: version (1), width of an element (1), term (8), incarnation of the outbox (16), number
+The value, in network byte order: version (1), width of an element (1), term (8), incarnation of the outbox (16), number
 of ids (4), the first id (8), then the distance of each to the one before, in `width` bytes.
 
-Ids can be given out again, so a successor deletes only the rows that were published (P50, `RowVersions`). What tells
-them stands in a header, which versions of the harvester that know nothing of it pass by: for each id the row's xmin
-(4), then for each the low 32 bits of its time of creation (4).
+An id says which row is meant only where it cannot have been given to another one. So a header, which versions of the
+harvester that know nothing of it pass by, tells the rows, 12 bytes for each: for each id the row's xmin (4), then for
+each the low 32 bits of its time of creation in microseconds (4), then for each the CRC-32 of all that the server sent
+of it but the xmin (4: id, key, time of creation, partition, topic, headers, value).
+
+On the same server a successor deletes only the rows that were published, by xmin and time (P50, `RowVersions`). On
+another one, where xmin says nothing, a row with an id, the time and the CRC that stand for it is the row that was
+committed (P49). Two rows that were created at different times agree in both once in 2^64 cases, two that were created
+at the same time once in 2^32.
 """
 
 from __future__ import annotations
@@ -17,20 +23,21 @@ from __future__ import annotations
 import struct
 import sys
 from array import array
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from operator import sub
 from typing import NamedTuple
 from uuid import UUID
 
+from harvester.delivery.decode import decode as decode_rows
 from harvester.errors import WireError
 from harvester.record import RowVersions
 
 _VERSION = 1
 _HEAD = struct.Struct(">BBq16sIq")
 _NARROW, _WIDE = 4, 8
-_VERSION_BYTES = 8
+_VERSION_BYTES = 12
 _CODES = {_NARROW: "I", _WIDE: "Q"}
 _LOW_BITS = 0xFFFF_FFFF
 VERSIONS = "versions"  # the header
@@ -59,9 +66,9 @@ def lanes_to_fence(shard: int, shards: int, lanes: int) -> list[int]:
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """`ids` ascend. An id counts only together with the incarnation.
+    """`ids` ascend. An id counts only together with the incarnation, or with the row's time of creation and sum.
 
-    `xmins` and `created_us`: as of `RowVersions`; empty where they are not known.
+    `xmins`, `created_us` and `sums`: as of `RowVersions`; empty where they are not known.
     """
 
     term: int
@@ -69,10 +76,11 @@ class Progress:
     ids: Sequence[int] = ()
     xmins: Sequence[int] = ()
     created_us: Sequence[int] = ()
+    sums: Sequence[int] = ()
 
     @property
     def rows(self) -> RowVersions:
-        return RowVersions(self.ids, self.xmins, self.created_us)
+        return RowVersions(self.ids, self.xmins, self.created_us, self.sums)
 
 
 class EncodedProgress(NamedTuple):
@@ -85,6 +93,18 @@ class EncodedProgress(NamedTuple):
 def most_ids(record_bytes: int) -> int:
     """How many ids fit into one record where a batch may have so many bytes; none fit into 0."""
     return max(0, record_bytes - _OVERHEAD_BYTES) // (_WIDE + _VERSION_BYTES)
+
+
+def same_rows(progress: Progress, rows: Iterable[tuple[int, bytes | None, bytes]]) -> RowVersions:
+    """Those of these rows, as they are now, that are the ones the record names; a row is (id, key, bytes)."""
+    versions = zip(progress.created_us, progress.sums, strict=True)
+    named = {
+        record_id: (us & _LOW_BITS, row_sum) for record_id, (us, row_sum) in zip(progress.ids, versions, strict=False)
+    }
+    sums: list[int] = []
+    records = decode_rows(b"".join([raw for _, _, raw in rows]), sums)
+    found = zip(records, sums, strict=True)
+    return RowVersions.of([row for row, row_sum in found if named.get(row.id) == (row.created_us & _LOW_BITS, row_sum)])
 
 
 def encode(progress: Progress) -> EncodedProgress:
@@ -101,6 +121,7 @@ def encode(progress: Progress) -> EncodedProgress:
         return EncodedProgress(value)
     versions = array("I", progress.xmins)
     versions.extend([created_us & _LOW_BITS for created_us in progress.created_us])
+    versions.extend(progress.sums)
     return EncodedProgress(value, _swapped(versions).tobytes())
 
 
@@ -127,8 +148,10 @@ def decode(value: bytes, versions: bytes | None = None) -> Progress:
         raise WireError(f"a progress record of {count} ids has {len(versions)} bytes of versions")
     words = array("I")
     words.frombytes(versions)
-    xmins = tuple(_swapped(words))
-    return Progress(term, UUID(bytes=incarnation), ids, xmins[:count], xmins[count:])
+    columns = tuple(_swapped(words))
+    return Progress(
+        term, UUID(bytes=incarnation), ids, columns[:count], columns[count : 2 * count], columns[2 * count :]
+    )
 
 
 def _swapped(numbers: array[int]) -> array[int]:

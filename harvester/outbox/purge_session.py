@@ -36,11 +36,11 @@ from harvester.outbox.connection import (
     sequence_oid,
     why_another,
 )
-from harvester.outbox.libpq import execute_prepared, prepare
+from harvester.outbox.libpq import copy_rows, execute_prepared, prepare
 from harvester.outbox.schema import inspect
 from harvester.outbox.shape import OutboxShape
-from harvester.outbox.sql import settle
-from harvester.outbox.sql.queries import IdSpace
+from harvester.outbox.sql import queries, settle
+from harvester.outbox.sql.queries import IdSpace, Row
 from harvester.outbox.tables import OutboxTable
 from harvester.record import RowVersions
 
@@ -49,6 +49,7 @@ _ARRAY = Struct(">iiiii")  # dimensions, has NULLs, element type, elements, lowe
 _BIGINT_OID, _XID_OID = 20, 28
 _LOCK_WAIT = "500ms"
 _SILENCE_S = 15.0  # a purge takes milliseconds
+_READ_IDS = 500  # at a time, since values may be large
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,6 +190,29 @@ class PurgeSession:
         result = execute_prepared(pgconn, name, values, _SILENCE_S)
         _succeed(result)
         return result.command_tuples or 0
+
+    def delete_same(self, ids: Sequence[int], same: Callable[[list[Row]], RowVersions]) -> list[int]:
+        """Delete those of these rows (ascending) that `same` chooses, and return their ids.
+
+        A row stays where an older one of its key stays: both are published then, in their order (P49). `same` gets rows
+        as a mark brings them, a part of them at a time. Raises as `delete` does.
+        """
+        assert self._connection is not None
+        shape, space = self._known_shape(), self._space()
+        found_ids, xmins, created_us = list[int](), list[int](), list[int]()
+        for at in range(0, len(ids), _READ_IDS):
+            statement = queries.read_rows(self._table, shape, ids[at : at + _READ_IDS], space)
+            part = same(copy_rows(self._connection, statement, _SILENCE_S))
+            found_ids += part.ids
+            xmins += part.xmins
+            created_us += part.created_us
+        chosen = RowVersions(found_ids, xmins, created_us)
+        if not chosen.ids:
+            return []
+        found = self._connection.execute(queries.behind_others(self._table, shape), {"ids": list(chosen.ids)})
+        chosen = chosen.without({row[0] for row in found})
+        others = self.delete(chosen) if chosen.ids else []
+        return [record_id for record_id in chosen.ids if record_id not in others]
 
     def _purge_sql(self, *, by_version: bool) -> str:
         archive = self._rules.archive

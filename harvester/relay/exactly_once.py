@@ -89,7 +89,7 @@ class Transactor:
         dated: bool = False,
     ) -> None:
         self._intake, self._lanes, self._shard, self._index = intake, lanes, shard, shard.index
-        self.term_row, self.delete = purger.term, purger.delete
+        self.term_row, self.delete, self.delete_same = purger.term, purger.delete, purger.delete_same
         self._opener = Opener(lanes, self)
         self._idle: Lane | None = None  # the other lane of the shard, whose turn comes next
         self._found: set[int] = set()  # what lanes that were opened had committed, as long as not all are open
@@ -362,7 +362,7 @@ class Transactor:
 def _progress(under: f.Remark, rows: RowVersions) -> EncodedProgress:
     assert under.term is not None
     assert under.incarnation is not None
-    return encode(Progress(under.term, UUID(under.incarnation), rows.ids, rows.xmins, rows.created_us))
+    return encode(Progress(under.term, UUID(under.incarnation), rows.ids, rows.xmins, rows.created_us, rows.sums))
 
 
 _LONGEST_S = 0.02  # of taking records into one transaction

@@ -28,6 +28,7 @@ import psycopg
 from harvester.errors import OutboxError
 from harvester.outbox.connection import one_line
 from harvester.outbox.purge_session import PoisonRow, PurgeSession, QuarantineOutcome
+from harvester.outbox.sql.queries import Row
 from harvester.record import ReadRow, RowVersions
 from harvester.relay.core.frames import Frame, Trouble
 from harvester.relay.failpoints import Failpoints
@@ -137,6 +138,10 @@ class Purger(threading.Thread):
 
         return self.ask(delete) is not None
 
+    def delete_same(self, ids: Sequence[int], same: Callable[[list[Row]], RowVersions]) -> list[int] | None:
+        """As `PurgeSession.delete_same`, on this thread; None as of `ask`."""
+        return self.ask(lambda: self._session.delete_same(ids, same))
+
     def stop(self) -> None:
         """End the thread once what is running has ended."""
         self._ended.set()
@@ -174,14 +179,14 @@ class Purger(threading.Thread):
 
     def _delete(self, batch: list[ReadRow]) -> None:
         try:
-            others = self._session.delete(_versions(batch))
+            others = self._session.delete(RowVersions.of(batch))
         except psycopg.errors.LockNotAvailable:
             self._delete_unlocked(batch)
         else:
             self._refuse(others)
 
     def _delete_unlocked(self, batch: list[ReadRow]) -> None:
-        locked, others = self._session.delete_unlocked(_versions(batch))
+        locked, others = self._session.delete_unlocked(RowVersions.of(batch))
         self._refuse(others)
         self._locked += [row for row in batch if row.id in set(locked)] if locked else []
         self._locked_due = time.monotonic() + _LOCKED_AGAIN_S
@@ -258,7 +263,3 @@ class Purger(threading.Thread):
             self._troubles.discard(what)
             if not self._troubles:
                 self._shard.send(Trouble(None))
-
-
-def _versions(rows: list[ReadRow]) -> RowVersions:
-    return RowVersions([row.id for row in rows], [row.xmin for row in rows], [row.created_us for row in rows])

@@ -47,9 +47,9 @@ class PutAway:
         self._thread: threading.Thread | None = None
         self.stored = 0  # values, repeats included
 
-    def decode(self, rows: bytes) -> list[Decoded | Oversize]:
+    def decode(self, rows: bytes, sums: list[int] | None = None) -> list[Decoded | Oversize]:
         """As `decode`, with those set apart that are too large."""
-        records = decode(rows)
+        records = decode(rows, sums)
         return set_apart(records, self._above) if len(rows) > self._above else [*records]
 
     def put(self, record: Oversize, done: Callable[[Outcome], None]) -> None:

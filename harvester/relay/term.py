@@ -32,6 +32,7 @@ from harvester.errors import LeadershipError, SchemaError, TermContested
 from harvester.outbox.connection import OutboxIdentity
 from harvester.outbox.leader_session import Owner, Session, TermRow, TermSession
 from harvester.outbox.purge_session import PurgeSession
+from harvester.outbox.sql.queries import Row
 from harvester.record import RowVersions
 from harvester.relay.core.messages import LoopDied, Report, TermGone, TermTaken, TermWait
 from harvester.relay.failpoints import Failpoints
@@ -192,6 +193,10 @@ class _LaneOwner:
         self._session.ready()
         self._session.delete(rows)
         return True
+
+    def delete_same(self, ids: Sequence[int], same: Callable[[list[Row]], RowVersions]) -> list[int]:
+        self._session.ready()
+        return self._session.delete_same(ids, same)
 
     def fenced(self, lane: int) -> None:
         """Nothing waits for that."""

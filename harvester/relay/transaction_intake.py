@@ -58,8 +58,9 @@ class TransactionIntake:
 
     def dispatch(self, frame: f.Dispatch) -> None:
         now = time.monotonic()
-        records = decode(frame.rows) if self._put_away is None else self._put_away.decode(frame.rows)
-        entries = [QueuedRecord(record[0], record[1], record, now) for record in records]
+        sums: list[int] = []
+        records = decode(frame.rows, sums) if self._put_away is None else self._put_away.decode(frame.rows, sums)
+        entries = [QueuedRecord(row[0], row[1], row, now, row_sum) for row, row_sum in zip(records, sums, strict=True)]
         refused: list[int] = []
         with self.changed:
             meant = self.pending or self.under

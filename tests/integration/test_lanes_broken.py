@@ -220,7 +220,7 @@ def test_a_stray_commit_makes_no_progress_readable_that_names_what_is_not_there(
 ) -> None:
     """P46. Where progress does not wait for the answers to its records, it names one that nobody will ever read."""
     if not waits:
-        monkeypatch.setattr(Lane, "_conclude", lambda lane, progress: (lane._note(progress), lane._arrive()))
+        monkeypatch.setattr(Lane, "_conclude", lambda lane, *given: (lane._note(*given), lane._arrive()))
     topic = make_topic(config={"max.message.bytes": str(SMALL)})
     progress = ended_astray(far, lanes, proxy, topic)
     assert [record.value for record in read_topic(servers.bootstrap, topic)] == [b"1"]

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from uuid import uuid4
 
 import pytest
@@ -11,6 +12,7 @@ from harvester.delivery.lane import Deposed, Lanes, Leadership, Opener, Supersed
 from harvester.delivery.progress import Progress, encode
 from harvester.record import RowVersions
 from tests.support.lanes import opened
+from tests.support.rows import progress_of, row
 
 pytest_plugins = ["tests.support.lane_scene"]
 
@@ -24,6 +26,7 @@ class Database:
         self.row: tuple[int, str | None] | None = (OURS.term, OURS.holder)
         self.deleted: list[int] = []
         self.xmins: list[int] = []  # that these rows must have
+        self.found: list[tuple[int, bytes | None, bytes]] = []  # the rows that it has
         self.rows: Iterator[tuple[int, str | None]] | None = None  # what it says each time, if that changes
         self.over = self.ends = False
         self.troubles: list[str | None] = []
@@ -36,6 +39,12 @@ class Database:
         self.deleted += [] if self.ends else rows.ids
         self.xmins += rows.xmins
         return not self.ends
+
+    def delete_same(
+        self, ids: Sequence[int], same: Callable[[list[tuple[int, bytes | None, bytes]]], RowVersions]
+    ) -> list[int] | None:
+        chosen = same([row for row in self.found if row[0] in ids])
+        return list(chosen.ids) if self.delete(chosen) else None
 
     def is_over(self) -> bool:
         return self.over
@@ -94,16 +103,45 @@ def test_what_a_predecessor_of_an_older_version_committed_is_purged_by_its_ids(
     commit(lanes, Progress(4, OURS.incarnation, (3, 5)))
     assert open_lane(lanes, database) == [[3, 5]]
     assert database.xmins == []
-    commit(lanes, Progress(4, OURS.incarnation, (6, 7), (800, 801), (1_001, 2_002)))
+    commit(lanes, Progress(4, OURS.incarnation, (6, 7), (800, 801), (1_001, 2_002), (0, 0)))
     assert open_lane(lanes, database) == [[6, 7]]
     assert (database.deleted, database.xmins) == ([3, 5, 6, 7], [800, 801])
 
 
 def test_ids_of_another_incarnation_are_other_rows(lanes: Lanes, database: Database) -> None:
-    """P9: they are not purged, whatever stands under them now."""
+    """P9: they are not purged, whatever stands under them now; a harvester from before P49 has told no more of them."""
     commit(lanes, Progress(4, uuid4(), (3, 5, 9)))
     assert open_lane(lanes, database) == [[]]
     assert database.deleted == []
+
+
+NAMED = progress_of([row(record_id=number) for number in (3, 5, 9)], 4, uuid4())
+ROWS: list[tuple[int, bytes | None, bytes]] = [
+    (3, b"k", row(record_id=3)), (4, b"k", row(record_id=4)), (9, b"k", row(record_id=9, value=b"another")),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "named",
+    [NAMED, replace(NAMED, term=6, incarnation=OURS.incarnation), replace(NAMED, term=6)],
+    ids=["another incarnation", "a higher term", "both"],
+)
+def test_rows_that_are_the_same_in_another_incarnation_are_purged(
+    lanes: Lanes, database: Database, named: Progress
+) -> None:
+    """P49."""
+    commit(lanes, named)
+    database.found = ROWS
+    assert open_lane(lanes, database) == [[3]]
+    assert database.deleted == [3]
+    assert lanes.progress(0, 5.0) == Progress(OURS.term, OURS.incarnation)
+
+
+def test_in_the_same_incarnation_the_ids_say_which_rows_are_meant(lanes: Lanes, database: Database) -> None:
+    """Whatever somebody has made of a row since it was read."""
+    commit(lanes, replace(NAMED, incarnation=OURS.incarnation))
+    database.found = ROWS
+    assert open_lane(lanes, database) == [[3, 5, 9]]
 
 
 def test_nothing_is_fenced_under_a_term_that_is_not_ours(lanes: Lanes, database: Database) -> None:
@@ -150,13 +188,17 @@ def test_a_lane_that_is_fenced_meanwhile_is_opened_again(lanes: Lanes, database:
     assert lanes.progress(0, 5.0) == Progress(OURS.term, OURS.incarnation)
 
 
-def test_opening_ends_when_nobody_wants_the_lane(lanes: Lanes, database: Database) -> None:
+@pytest.mark.parametrize("named", [Progress(4, OURS.incarnation, (3,)), NAMED], ids=["by ids", "by sums"])
+def test_opening_ends_when_nobody_wants_the_lane(lanes: Lanes, database: Database, named: Progress) -> None:
     def supersede() -> None:
         database.over = True
 
     database.then = supersede
-    commit(lanes, Progress(4, OURS.incarnation, (3,)))
+    database.found = ROWS
+    commit(lanes, named)
     database.ends = True
     with pytest.raises(Superseded):
         open_lane(lanes, database)
-    assert lanes.progress(0, 5.0) == Progress(4, OURS.incarnation, (3,))
+    left = lanes.progress(0, 5.0)
+    assert left is not None
+    assert (left.incarnation, left.ids, left.sums) == (named.incarnation, named.ids, named.sums)

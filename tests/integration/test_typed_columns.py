@@ -113,6 +113,9 @@ def marked(outbox: Outbox, marking: str = "memory") -> list[Any]:
     rows = sorted(copy_rows(outbox.connection, statement, 10))
     fetched = queries.fetch(OUTBOX, outbox.shape, fence=fence, ids=[record for record, _, _ in rows])
     assert sorted(copy_rows(outbox.connection, fetched, 10)) == rows
+    ids = [record for record, _, _ in rows]
+    assert copy_rows(outbox.connection, queries.read_rows(OUTBOX, outbox.shape, ids, None), 10) == rows
+    assert outbox.connection.execute(queries.behind_others(OUTBOX, outbox.shape), {"ids": ids}).fetchall() == []
     return decode(b"".join(raw for _, _, raw in rows))
 
 

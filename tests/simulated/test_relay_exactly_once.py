@@ -10,7 +10,12 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tests.support.longs import some_of
-from tests.support.once_scenes import SCENES, Play, perform
+from tests.support.once_scenes import (
+    SCENES,
+    Play,
+    perform,
+    the_purge_of_a_keys_first_record_is_lost_with_the_server,
+)
 from tests.support.relay_once import ONCE_FAULTS, OnceWorld
 
 
@@ -41,6 +46,25 @@ def test_long_histories_around_a_few_faults(faults: tuple[str, ...]) -> None:
     for seed in range(some_of(60)):
         chance = random.Random(f"{faults} {seed}")
         OnceWorld(chance.randbytes(chance.randrange(200, 1000)), (*faults, "hand over")).run()
+
+
+@pytest.mark.parametrize(
+    "beside", [(), ("hand over", "kafka"), ("shard death", "harvester death"), ONCE_FAULTS], ids=len
+)
+def test_failovers(beside: tuple[str, ...]) -> None:
+    """P49."""
+    replaced = recognised = repeats = 0
+    for seed in range(some_of(80)):
+        chance = random.Random(f"failover {len(beside)} {seed}")
+        random.seed(seed)  # retries are spread
+        world = OnceWorld(chance.randbytes(chance.randrange(200, 1000)), ("server", *beside)).run()
+        replaced += world.table.server - 1
+        recognised += sum("are recognised" in note for note in world.trace)
+        repeats += sum(count > 1 for count in world.appended.values())
+    assert replaced
+    if not beside:  # among other faults they are rare
+        assert recognised
+        assert repeats
 
 
 def test_values_that_are_put_away_keep_all_of_it() -> None:
@@ -75,6 +99,12 @@ def test_a_scene(scene: Callable[[Play], None]) -> None:
     """Each record is committed once; tests of mutations show what each of them is about."""
     world = perform(scene)
     assert set(world.appended.values()) == {1}
+
+
+def test_a_record_behind_one_that_is_repeated_is_repeated_too() -> None:
+    """P49. The one of another key is not."""
+    world = perform(the_purge_of_a_keys_first_record_is_lost_with_the_server)
+    assert sorted(world.appended.items()) == [(1, 2), (2, 1), (3, 2)]
 
 
 # -- the world itself

@@ -9,13 +9,14 @@ from typing import Any
 
 import pytest
 
-from harvester.record import KafkaRecord, RowVersions
+from harvester.delivery.progress import Progress
+from harvester.record import KafkaRecord
 from harvester.relay.core import frames as f
 from harvester.relay.core.dispatcher import ShardFlows
 from harvester.relay.core.ledger import Ledger
 from harvester.relay.core.read_planner import ReadPlanner
 from harvester.relay.core.state_machine import StateMachine
-from harvester.relay.core.transaction_queue import QueuedRecord, TransactionQueue
+from harvester.relay.core.transaction_queue import QueuedRecord, TransactionQueue, versions_of
 from harvester.relay.transaction_intake import Refusals
 from tests.support import once_scenes as scenes
 from tests.support.once_scenes import Play
@@ -131,11 +132,11 @@ def _progress_is_read_before_fencing(patch: Patch) -> None:
 
 def _progress_names_the_last_transaction_only(patch: Patch) -> None:
     """It has to be cumulative."""
-    patch.setattr(TransactionQueue, "progress", lambda self: RowVersions(sorted(entry.id for entry in self._open)))
+    patch.setattr(TransactionQueue, "progress", lambda self: versions_of([*self._open]))
 
 
 def _progress_leaves_out_the_open_transaction(patch: Patch) -> None:
-    patch.setattr(TransactionQueue, "progress", lambda self: RowVersions(sorted(self._unpurged)))
+    patch.setattr(TransactionQueue, "progress", lambda self: versions_of([*self._unpurged.values()]))
 
 
 def _what_progress_names_is_not_purged(patch: Patch) -> None:
@@ -163,8 +164,28 @@ def _the_first_progress_names_what_is_still_to_come(patch: Patch) -> None:
     patch.setattr(
         TransactionQueue,
         "unpurged",
-        lambda self: RowVersions(sorted([*self._unpurged, *(entry.id for entry in self._queue)])),
+        lambda self: versions_of([*self._unpurged.values(), *self._queue]),
     )
+
+
+# -- another server (P49)
+
+
+def _progress_counts_on_its_own_server_only(patch: Patch) -> None:
+    same = OnceShard._same_rows
+
+    def forgetful(self: OnceShard, progress: Progress, frame: f.Remark) -> list[int]:
+        return same(self, progress, frame) if str(progress.incarnation) == frame.incarnation else []
+
+    patch.setattr(OnceShard, "_same_rows", forgetful)
+
+
+def _ids_mean_the_same_rows_on_any_server(patch: Patch) -> None:
+    patch.setattr(OnceShard, "_same_rows", lambda _self, progress, _frame: list(progress.ids))
+
+
+def _a_row_is_purged_ahead_of_an_older_one_of_its_key(patch: Patch) -> None:
+    patch.setattr(OnceShard, "_in_order", lambda _self, ids: ids)
 
 
 # -- outcomes (P23)
@@ -374,6 +395,7 @@ KAFKA = ("kafka",)
 STORE = ("store", "kafka")
 DEATH = ("shard death",)
 STRAY = ("stray",)
+SERVER = ("server",)
 
 # What is broken, the faults it takes to see it (None: all), and how the history begins.
 MUTATIONS: list[tuple[Mutation, tuple[str, ...] | None, bytes]] = [
@@ -386,6 +408,8 @@ MUTATIONS: list[tuple[Mutation, tuple[str, ...] | None, bytes]] = [
     (_what_progress_names_is_sent_again, None, b""),
     (_progress_does_not_wait_for_its_records, STRAY, b""),
     (_the_first_progress_names_what_is_still_to_come, STRAY, b""),
+    (_progress_counts_on_its_own_server_only, SERVER, ONE_KEY),
+    (_ids_mean_the_same_rows_on_any_server, SERVER, ONE_KEY),
     (_unclear_is_taken_for_aborted, KAFKA, ONE_KEY),
     (_unclear_is_taken_for_committed, KAFKA, ONE_KEY),
     (_what_is_sent_is_purged_before_it_is_committed, None, b""),
@@ -432,6 +456,10 @@ IN_SCENES: list[tuple[Mutation, Callable[[Play], None]]] = [
         scenes.a_record_is_taken_after_all_that_was_to_be_quarantined,
     ),
     (_a_key_goes_on_though_quarantine_would_not_have_its_record, scenes.a_zombies_quarantine_comes_to_nothing),
+    (
+        _a_row_is_purged_ahead_of_an_older_one_of_its_key,
+        scenes.the_purge_of_a_keys_first_record_is_lost_with_the_server,
+    ),
     (_a_deposed_shard_keeps_what_is_unclear, scenes.the_term_is_taken_while_commits_are_unclear),
 ]
 
@@ -471,5 +499,5 @@ def test_the_world_notices(
 @pytest.mark.parametrize(("mutation", "scene"), IN_SCENES, ids=[name_of(row[0]) for row in IN_SCENES])
 def test_a_scene_shows_it(mutation: Mutation, scene: Callable[[Play], None], monkeypatch: Patch) -> None:
     mutation(monkeypatch)
-    with pytest.raises(Broken, match=r"I6|I2|nothing can happen"):
+    with pytest.raises(Broken, match=r"I6|I2|P49|nothing can happen"):
         scenes.perform(scene)

@@ -178,7 +178,20 @@ def a_zombies_quarantine_comes_to_nothing(play: Play) -> None:
     play.let("A0", *FIRST)
 
 
-# What happens, and how many shards the first harvester and the second one have.
+def the_purge_of_a_keys_first_record_is_lost_with_the_server(play: Play) -> None:
+    """P49: the survivor has both of its records, and progress, on either lane, names the second one alone."""
+    first, between, second = play.row(1, b"k0"), play.row(2, b"k1"), play.row(3, b"k0")
+    world, rows = play.world, play.world.uids
+    play.lead(play.first)
+    play.let("A", "A0", *FIRST, until=lambda: first in world.appended, but=_is_purge)
+    play.let("A0", until=lambda: rows[first].gone, but=lambda note: note[1] not in ("hears of its commit", "purge of"))
+    play.one("A0", "purge of", [1], "returns")
+    before = len(world.table.events)
+    play.let("A", "A0", *FIRST, until=lambda: {between, second} <= world.appended.keys(), but=_is_purge)
+    assert len(world.table.events) == before
+    world.replace_server(1)
+
+
 def the_term_is_taken_while_commits_are_unclear(play: Play) -> None:
     """The shard cannot open its lane any more, and the supervisor has no room for a mark that would show it why."""
     play.row(1, b"k0")
@@ -191,6 +204,7 @@ def the_term_is_taken_while_commits_are_unclear(play: Play) -> None:
     shard._doubt()
 
 
+# What happens, and how many shards the first harvester and the second one have.
 SCENES: list[tuple[Callable[[Play], None], int, int]] = [
     (a_shard_dies_before_anything_was_purged, 1, 1),
     (a_zombies_lane_belongs_to_no_shard_of_its_successor, 3, 1),
@@ -204,12 +218,17 @@ SCENES: list[tuple[Callable[[Play], None], int, int]] = [
 ]
 
 
+# Those after which records are repeated.
+LOSSY: list[tuple[Callable[[Play], None], int, int]] = [
+    (the_purge_of_a_keys_first_record_is_lost_with_the_server, 1, 1),
+]
+
 ROOM: dict[Callable[[Play], None], int] = {the_term_is_taken_while_commits_are_unclear: 1}
 
 
 def perform(scene: Callable[[Play], None]) -> OnceWorld:
     """The scene, then calm; raises where something does not hold."""
-    shards, others = next((own, other) for which, own, other in SCENES if which is scene)
+    shards, others = next((own, other) for which, own, other in (*SCENES, *LOSSY) if which is scene)
     play = Play(shards, others, ROOM.get(scene, 10))
     scene(play)
     play.world.calm()

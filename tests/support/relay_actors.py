@@ -485,10 +485,10 @@ class SimHarvester:
             term, server = max(seen, self.world.heard_term) + 1, self.world.server
             table.set_term(term, command.holder)
             self._term, self._checked = (term, command.holder, server), True
-            self._post("term taken", lambda: self._term_taken(command.holder, term, server))
+            incarnation = UUID(int=table.server)
+            self._post("term taken", lambda: self._term_taken(command.holder, term, server, incarnation))
 
-    def _term_taken(self, holder: UUID, term: int, server: str | None) -> Sequence[c.Command]:
-        incarnation = UUID(int=self.world.table.server)
+    def _term_taken(self, holder: UUID, term: int, server: str | None, incarnation: UUID) -> Sequence[c.Command]:
         commands = self.machine.term_taken(holder, term, server, self.world.now, incarnation=incarnation)
         self.world.begin_anew()
         return commands
@@ -526,13 +526,13 @@ class SimHarvester:
                 row.leader_id = mark.leader_id
             if rows:
                 table.flush()
-        return [_tuple(row) for row in rows]
+        return [tuple_of(row) for row in rows]
 
     def _fetch(self, fetch: c.Fetch, snapshot: list[w.Row]) -> list[Row]:
         table = self.world.table
         if (table.term, table.holder) != (fetch.term, fetch.holder):
             return []
-        return [_tuple(row) for row in sorted(snapshot, key=lambda row: row.id) if row.id in fetch.ids]
+        return [tuple_of(row) for row in sorted(snapshot, key=lambda row: row.id) if row.id in fetch.ids]
 
     def _have_flushed(self) -> None:
         """P34: what a statement has read is durable before anybody hears of it."""
@@ -565,6 +565,7 @@ class SimHarvester:
         self._post("it failed", lambda: self.machine.statement_failed(command.number, "it broke", self.world.now))
 
 
-def _tuple(row: w.Row) -> Row:
+def tuple_of(row: w.Row) -> Row:
+    """As a statement brings it."""
     topic = undecodable_topic(row.uid) if row.undecodable else "t"
     return row.id, row.key, row_bytes(row.id, row.key, topic, row.uid)

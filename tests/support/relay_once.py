@@ -8,7 +8,10 @@ Besides what its base checks:
 
 - I6: nothing is appended to the log twice, whatever happened;
 - I2 holds without exception, for the log and for what is committed to it;
-- P25: nothing can appear, or is still to be settled, below a low water that is sent.
+- P25: nothing can appear, or is still to be settled, below a low water that is sent;
+- P49: where the fault "server" replaces the database by a copy that lacks nothing, nothing is repeated. Where the copy
+  lacks the last events, what it has may be repeated, and in the end no older record of a key has come after a younger
+  one of its rows.
 
 Trust is of no importance here: a *zombie* goes on as a leader while another one is elected, for as long as it likes.
 A lane's transaction stays open when its shard dies; a commit that was asked for arrives later, or never.
@@ -28,17 +31,23 @@ from uuid import UUID
 from confluent_kafka import KafkaError
 
 from harvester.delivery.decode import Broken, Oversize, decode
-from harvester.delivery.progress import LANES_OF_A_SHARD, Progress, lanes_of, lanes_to_fence
+from harvester.delivery.progress import (
+    LANES_OF_A_SHARD,
+    Progress,
+    lanes_of,
+    lanes_to_fence,
+    same_rows,
+)
 from harvester.outbox.purge_session import PoisonRow, QuarantineOutcome
-from harvester.record import KafkaRecord
+from harvester.record import KafkaRecord, RowVersions
 from harvester.relay.core import frames as f
 from harvester.relay.core.leadership import RelaySettings
 from harvester.relay.core.transaction_queue import QueuedRecord, TransactionQueue
 from harvester.relay.put_away import Outcome
 from harvester.relay.transaction_intake import Failed, Refusals
-from tests.support.relay_actors import SimHarvester
+from tests.support.relay_actors import SimHarvester, tuple_of
 from tests.support.relay_shard import Action, Note, SimProcess, uid_of
-from tests.support.relay_world import World
+from tests.support.relay_world import Row, World
 
 ONCE_FAULTS = (
     "shard death",
@@ -275,8 +284,11 @@ class OnceShard(SimProcess):
     def _dispatch(self, epoch: int, rows: bytes) -> None:
         meant, refused = self.pending or self.under, list[int]()
         blocked = meant is None or meant.term is None
-        for record in decode(rows) if self.store is None else self.store.decode(rows):
-            entry = QueuedRecord(record.id, record.key, record, self.world.now)
+        sums: list[int] = []
+        records = decode(rows, sums)
+        stored = records if self.store is None else self.store.decode(rows)
+        for record, row_sum in zip(stored, sums, strict=True):
+            entry = QueuedRecord(record.id, record.key, record, self.world.now, row_sum)
             entry.alone = self.refusals.attempts.has_timed_out(entry.id)
             offer = self.batches.offer_oversize if isinstance(record, Oversize) else self.batches.offer
             if blocked or (meant is not None and epoch != meant.epoch) or not offer(entry):
@@ -344,9 +356,9 @@ class OnceShard(SimProcess):
             return
         self.failed = []
         assert self.under is not None
-        producer.note(_progress(self.under, self.batches.unpurged().ids))
+        producer.note(_progress(self.under, self.batches.unpurged()))
         sound = yield from self._fill(producer)
-        ids, under, alone = self.batches.progress().ids, self.under, self.batches.alone
+        named, under, alone = self.batches.progress(), self.under, self.batches.alone
         if not sound or self._is_over() or under is None or not self.trusted():
             yield from self._abort(producer)
             return
@@ -356,7 +368,7 @@ class OnceShard(SimProcess):
         if self.failed:
             yield from self._abort(producer)
             return
-        progress = _progress(under, ids)
+        progress = _progress(under, named)
         producer.note(progress)
         if producer.lane.is_slow:
             yield "has sent its progress"
@@ -515,19 +527,47 @@ class OnceShard(SimProcess):
         progress = self._last_progress(producer)
         ids = list(progress.ids) if progress is not None else []
         yield f"has read that {ids} are committed on lane {number}"
-        if ids:
-            self.delete_rows(ids)
-            yield f"has purged {ids}"
-        self._published(number, ids)
-        if not ids:
+        if progress is None or not ids:
+            self._published(number, [])
             return True
-        producer.commit(_progress(frame, ()))
+        while not self._reaches_database():
+            yield "awaits the database"
+        ids = self._same_rows(progress, frame)
+        self.delete_rows(ids)
+        yield f"has purged {ids}"
+        self._published(number, ids)
+        producer.commit(_progress(frame, RowVersions(())))
         yield "writes an empty record"
         while producer.result is None and not producer.is_fenced:
             if self._is_troubled("unclear"):
                 return False
             yield "awaits an empty record"
         return bool(producer.result)
+
+    def _reaches_database(self) -> bool:
+        """P9: its purger has a connection with the server that is meant."""
+        if not self.connected:
+            self._connect()
+        return self.connected
+
+    def _same_rows(self, progress: Progress, frame: f.Remark) -> list[int]:
+        """The rows that the lane has committed, and that are to be purged."""
+        assert frame.term is not None
+        if str(progress.incarnation) == frame.incarnation and progress.term <= frame.term:
+            return list(progress.ids)
+        found = self._in_order([*same_rows(progress, map(tuple_of, self.world.table.visible())).ids])
+        if found:
+            self.world.trace.append(("   ", self.name, found, "are recognised"))
+        return found
+
+    def _in_order(self, ids: list[int]) -> list[int]:
+        """P49: without those that an older row of their key stays behind."""
+        rows = self.world.table.visible()
+        others = [row for row in rows if row.id not in ids and row.key is not None]
+        return [
+            row.id for row in rows
+            if row.id in ids and not any(other.key == row.key and other.id < row.id for other in others)
+        ]  # fmt: skip
 
     def _published(self, number: int, ids: list[int]) -> None:
         if number in lanes_of(self.index):
@@ -548,10 +588,13 @@ class OnceShard(SimProcess):
         self.found.clear()
 
 
-def _progress(under: f.Remark, ids: Sequence[int]) -> Progress:
+def _progress(under: f.Remark, rows: RowVersions) -> Progress:
     assert under.term is not None
     assert under.incarnation is not None
-    return Progress(under.term, UUID(under.incarnation), tuple(ids))
+    return Progress(
+        under.term, UUID(under.incarnation), tuple(rows.ids), rows.xmins, [us & 0xFFFF_FFFF for us in rows.created_us],
+        rows.sums,
+    )  # fmt: skip
 
 
 class OnceHarvester(SimHarvester):
@@ -627,6 +670,8 @@ class OnceWorld(World):
 
     def __init__(self, data: bytes, faults: tuple[str, ...] = ONCE_FAULTS) -> None:
         self.lanes = [SimLane(number, is_slow="stray" in faults) for number in range(LANES)]
+        self._survivors: set[int] = set()  # uids of the rows that the last server with a loss began with
+        self._places: dict[int, int] = {}  # by uid: the place of its last record in the log
         super().__init__(data, faults)
 
     def adjusted(self, settings: RelaySettings) -> RelaySettings:
@@ -653,14 +698,50 @@ class OnceWorld(World):
         if "stray" in self.faults:
             self.appended[uid] += 1
             return
+        row = self.uids[uid]
         if uid in self.appended:
-            self.trace.append(("    log:", self.uids[uid].id, "again"))
-            self.fail(f"I6: record {self.uids[uid].id} is committed twice")
+            self.trace.append(("    log:", row.id, "again"))
+            if not self.excused[uid]:
+                self.fail(f"I6: record {row.id} is committed twice")
+            if row.key is not None and uid < self._newest.get(row.key, 0):
+                del self._newest[row.key]  # how repeats end is seen in the end
+        self._places[uid] = self.appended.total()
         super().append(uid)
 
-    def check_low_water(self, low_water: int | None) -> None:
-        if low_water is None:
+    def begin_anew(self) -> None:
+        """Only where something was lost may anything be repeated."""
+        if self._led_on == self.table.server:
             return
+        lost, self._has_lost = self._has_lost, False
+        if not lost:
+            self._led_on = self.table.server
+            return
+        let_go = set(self._let_go)
+        super().begin_anew()
+        self._let_go |= let_go  # until the lanes are fenced
+        self._survivors = {row.uid for row in self.table.visible()}
+
+    def _replace_server(self) -> None:
+        """More often than not while something is committed and not purged: else there is little to see."""
+        shards = [shard for harvester in self.harvesters for shard in harvester.living]
+        if any(isinstance(shard, OnceShard) and shard.batches.in_flight for shard in shards) or not self.script.next(8):
+            self.replace_server(self.script.next(12) if self.script.next(2) else 0)
+
+    def _check_end(self) -> None:
+        super()._check_end()
+        rows = sorted((row for row in self.table.rows.values() if row.uid in self._survivors), key=lambda row: row.uid)
+        last: dict[bytes, Row] = {}
+        for row in rows:
+            if row.key is None or row.uid not in self._places:
+                continue
+            before = last.get(row.key, row)
+            if self._places[before.uid] > self._places[row.uid]:
+                self.fail(f"P49: record {before.id} has come after {row.id} of its key")
+            last[row.key] = row
+
+    def check_low_water(self, low_water: int | None) -> None:
+        if low_water is None or "server" in self.faults:
+            return  # what was settled on another server may be back, and whoever led there says what held
         left = [row.id for row in self.table.rows.values() if not (row.gone or row.early) and row.id < low_water]
         if left:
             self.fail(f"P25: {left} lie below the low water {low_water}")

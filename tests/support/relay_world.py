@@ -224,6 +224,7 @@ class World:
         self.heard_term = 0  # the highest in the leader topic
         self._made = 0
         self._led_on = 1
+        self._has_lost = False  # a server that was replaced, and nobody has led on its successor yet
         self._newest: dict[bytes, int] = {}  # uids, as in the next two
         self.undone: set[int] = set()  # by crashes; uids
         self._let_go: set[int] = set()  # quarantined on a server that has been replaced since
@@ -400,13 +401,18 @@ class World:
         return f"server {self.table.server}" if self.tells_server else None
 
     def _replace_server(self) -> None:
+        self.replace_server(self.script.next(12))
+
+    def replace_server(self, lost: int) -> None:
+        """By one that lacks so many of the last events."""
         events = self.table.events
-        kept = max(0, len(events) - self.script.next(12))
+        kept = max(0, len(events) - lost)
         if not self.tells_server:
             terms = [at for at, (kind, _) in enumerate(events) if kind == "term"]
             if not terms:
                 return
             kept = min(kept, terms[-1])
+        self._has_lost |= kept < len(events)
         self._let_go |= self.table.quarantined  # what stood behind them may be on the wire by now
         self.table = self.table.copy(kept)
         self._by_key.clear()

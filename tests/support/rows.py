@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Sequence
+from uuid import UUID
 
 from harvester.delivery.decode import NO_PARTITION, Broken, decode
-from harvester.record import KafkaRecord
+from harvester.delivery.progress import Progress
+from harvester.record import KafkaRecord, RowVersions
 
+ONE = UUID(int=1)
 TEXT_OID = 25
 VARCHAR_OID = 1043
 
@@ -54,6 +57,18 @@ def row(
     number = struct.pack(">q", NO_PARTITION if partition is None else partition)
     columns = (key, moment, number, struct.pack(">I", xmin), topic, names, values, value)
     return struct.pack(">hiq", 9, 8, record_id) + b"".join(map(field, columns))
+
+
+def versions(rows: Sequence[bytes]) -> RowVersions:
+    """How progress names these rows."""
+    sums: list[int] = []
+    return RowVersions.of(decode(b"".join(rows), sums), sums)
+
+
+def progress_of(rows: Sequence[bytes], term: int = 1, incarnation: UUID = ONE) -> Progress:
+    """A record that names these rows."""
+    found = versions(rows)
+    return Progress(term, incarnation, tuple(found.ids), found.xmins, found.created_us, tuple(found.sums))
 
 
 def decode_one(raw: bytes) -> KafkaRecord:

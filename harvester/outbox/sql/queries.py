@@ -232,6 +232,26 @@ def fetch(table: OutboxTable, shape: OutboxShape, *, fence: Fence, ids: Iterable
     )
 
 
+def read_rows(table: OutboxTable, shape: OutboxShape, ids: Iterable[int], space: IdSpace | None) -> str:
+    """Read rows as marks do, whoever has the term."""
+    return (
+        f"COPY (SELECT {_columns(shape)} FROM {table.sql} o WHERE o.id = ANY ({_id_array(ids)})"
+        f"{in_space(table, space)}) TO STDOUT (FORMAT BINARY)"
+    )
+
+
+def behind_others(table: OutboxTable, shape: OutboxShape) -> str:
+    """Those of the rows %(ids)s whose key has an older row that is not one of them. For psycopg."""
+    outbox, key = doubled(table.sql), columns.key(shape, "o")
+    return (
+        f"WITH n AS MATERIALIZED (SELECT o.id, {key} AS key FROM {outbox} o"
+        f" WHERE o.id = ANY (%(ids)s::bigint[]) AND {key} IS NOT NULL),"
+        f" x AS (SELECT {key} AS key, min(o.id) AS id FROM {outbox} o LEFT JOIN n ON n.id = o.id"
+        f" WHERE n.id IS NULL AND o.id < (SELECT max(id) FROM n) AND {key} IN (SELECT n.key FROM n) GROUP BY 1)"
+        " SELECT n.id FROM n JOIN x ON x.key = n.key WHERE x.id < n.id"
+    )
+
+
 def all_ids(table: OutboxTable, high: int) -> str:
     """Every id up to `high`."""
     return f"SELECT o.id FROM {table.sql} o WHERE o.id <= {high:d}"

@@ -35,20 +35,22 @@ from operator import attrgetter
 from harvester.delivery.decode import Decoded, Oversize
 from harvester.record import KafkaRecord, RowVersions
 
-_BY_ID = attrgetter("id")
-
 
 @dataclass(slots=True, eq=False)
 class QueuedRecord:
-    """A record inside a shard; `since` when it was queued, monotonic."""
+    """A record inside a shard; `since` when it was queued, monotonic. `row_sum`: as of `decode`."""
 
     id: int
     key: bytes | None
     record: Decoded | Oversize
     since: float
+    row_sum: int = 0
     suspect: bool = False
     alone: bool = False
     size: int = 0  # of its value, in bytes
+
+
+_BY_ID = attrgetter("id")
 
 
 class TransactionQueue:
@@ -103,11 +105,11 @@ class TransactionQueue:
 
     def progress(self) -> RowVersions:
         """What the progress record of the open transaction names."""
-        return _versions([*self._unpurged.values(), *self._open])
+        return versions_of([*self._unpurged.values(), *self._open])
 
     def unpurged(self) -> RowVersions:
         """What a progress record names before its transaction has records."""
-        return _versions([*self._unpurged.values()])
+        return versions_of([*self._unpurged.values()])
 
     def oldest(self) -> QueuedRecord | None:
         """The record that has been here longest without being committed, of those that nothing holds."""
@@ -294,9 +296,10 @@ class TransactionQueue:
         return ids
 
 
-def _versions(entries: list[QueuedRecord]) -> RowVersions:
-    rows = [entry.record for entry in sorted(entries, key=_BY_ID)]
-    return RowVersions([row.id for row in rows], [row.xmin for row in rows], [row.created_us for row in rows])
+def versions_of(entries: list[QueuedRecord]) -> RowVersions:
+    """How progress names them."""
+    entries.sort(key=_BY_ID)
+    return RowVersions.of([entry.record for entry in entries], [entry.row_sum for entry in entries])
 
 
 def _name(entry: QueuedRecord) -> bytes | int:

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from contextlib import suppress
 from dataclasses import replace
+from typing import Any
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from harvester.delivery.progress import Progress, decode, encode, lanes_of, lanes_to_fence
+from harvester.delivery.progress import Progress, decode, encode, lanes_of, lanes_to_fence, same_rows
 from harvester.errors import WireError
 from tests.support.longs import some_of
+from tests.support.rows import progress_of, row
 
 BIGINTS = st.integers(-(2**63), 2**63 - 1)
 NEAR = st.integers(0, 10_000)
@@ -27,8 +29,8 @@ def test_a_record_survives(progress: Progress) -> None:
 @given(RECORDS, st.data())
 def test_so_do_the_versions_of_its_rows(progress: Progress, data: st.DataObject) -> None:
     count = len(progress.ids)
-    columns = [data.draw(st.lists(WORDS, min_size=count, max_size=count).map(tuple)) for _ in range(2)]
-    whole = replace(progress, xmins=columns[0], created_us=columns[1])
+    columns = [data.draw(st.lists(WORDS, min_size=count, max_size=count).map(tuple)) for _ in range(3)]
+    whole = replace(progress, xmins=columns[0], created_us=columns[1], sums=columns[2])
     assert decode(*encode(whole)) == whole
 
 
@@ -88,3 +90,21 @@ def test_shards_open_every_lane_once_and_their_own_last(shards: int, lanes: int)
     opened = [lanes_to_fence(shard, shards, lanes) for shard in range(shards)]
     assert sorted(number for numbers in opened for number in numbers) == list(range(max(lanes, 2 * shards)))
     assert all(numbers[-2:] == list(lanes_of(shard)) for shard, numbers in enumerate(opened))
+
+
+FEW = st.sampled_from([None, b"", b"a", b"ab", b"x" * 2000])
+CONTENT = st.fixed_dictionaries({"key": FEW, "value": FEW, "topic": st.sampled_from([b"t", b"?"]), "created": NEAR})
+ROWS = st.dictionaries(st.integers(0, 30), CONTENT, max_size=30)
+
+
+@given(ROWS, ROWS, st.sets(st.integers(0, 30)))
+def test_after_a_failover_exactly_the_rows_that_are_the_same_are_found(
+    before: dict[int, dict[str, Any]], given_again: dict[int, dict[str, Any]], lost: set[int]
+) -> None:
+    """P49, for any rows that the survivor has: the same, others under the same ids, or none."""
+    ids = tuple(sorted(before))
+    after = {**given_again, **{record_id: before[record_id] for record_id in before.keys() - lost}}
+    rows = {record_id: row(record_id=record_id, **after[record_id]) for record_id in sorted(after)}
+    progress = progress_of([row(record_id=record_id, **before[record_id]) for record_id in ids])
+    found = same_rows(progress, [(record_id, None, raw) for record_id, raw in rows.items()])
+    assert found.ids == sorted(record_id for record_id in after if before.get(record_id) == after[record_id])

@@ -15,7 +15,7 @@ from confluent_kafka import KafkaError, KafkaException
 from harvester import origin
 from harvester.delivery.decode import Broken
 from harvester.delivery.lane import Lane, TransactionOutcome
-from harvester.delivery.progress import EncodedProgress
+from harvester.delivery.progress import EncodedProgress, Progress, decode
 from harvester.delivery.retries import Policy
 from harvester.origin import Stamps
 from harvester.outbox.purge_session import PoisonRow
@@ -179,6 +179,8 @@ class Scripted:
         self.refused = None
         self.outcomes: dict[str, list[TransactionOutcome]] = {}
         self.error = ""
+        self.room = 100
+        self.concluded: list[Progress] = []
         self.queued: Callable[[], None] = lambda: None  # while the transaction is committed
         self.reported: Callable[[], None] = lambda: None  # while it is aborted
 
@@ -203,7 +205,8 @@ class Scripted:
     def flush(self, _timeout_s: float) -> bool:
         return True
 
-    def conclude(self, _progress: EncodedProgress) -> TransactionOutcome:
+    def conclude(self, progress: EncodedProgress) -> TransactionOutcome:
+        self.concluded.append(decode(*progress))
         return self._done("conclude")
 
     def commit_concluded(self) -> TransactionOutcome:
@@ -239,7 +242,7 @@ class Turns:
         self.intake = TransactionIntake(100, Policy(2, 0.1, 10.0, 30.0, "quarantine"), shard)
         self.intake.batches.most_named = 100
         lanes: Any = SimpleNamespace(explain=lambda _lane: "the progress is refused")
-        purger: Any = SimpleNamespace(term=None, delete=None)
+        purger: Any = SimpleNamespace(term=None, delete=None, delete_same=None)
         self.transactor = Transactor(self.intake, lanes, shard, purger, "harvester", frozenset({"own"}))
         self.lanes = [Scripted(number, self.calls) for number in (0, 1)]
         first, second = cast("list[Lane]", self.lanes)
@@ -248,9 +251,9 @@ class Turns:
         self.transactor._term = 7
         self.transactor._writer.begin(7, INCARNATION)
 
-    def add(self, number: int) -> None:
+    def add(self, number: int, row_sum: int = 0) -> None:
         record = KafkaRecord(number, None, "t", b"", [], -1, 0)
-        assert self.intake.batches.offer(QueuedRecord(number, None, record, 0.0))
+        assert self.intake.batches.offer(QueuedRecord(number, None, record, 0.0, row_sum=row_sum))
 
     def turn(self) -> list[str]:
         """One transaction; what was asked of the lanes."""
@@ -267,6 +270,20 @@ def test_the_next_transaction_begins_while_the_progress_of_this_one_is_on_its_wa
     assert turns.turn() == ["begin 0", "note 0", "produce 0", "conclude 0", "begin 1", "commit 0", "note 1"]
     turns.add(2)
     assert turns.turn() == ["produce 1", "conclude 1", "begin 0", "commit 1", "note 0"]
+
+
+def test_progress_names_each_row_with_its_sum() -> None:
+    """P49."""
+    turns = Turns()
+    first, second = turns.lanes
+    turns.add(5, 55)
+    turns.add(3, 33)
+    turns.turn()
+    turns.add(4, 44)
+    turns.turn()
+    (before,), (after,) = first.concluded, second.concluded
+    assert (before.ids, before.sums) == ((3, 5), (33, 55))
+    assert (after.ids, after.sums) == ((3, 4, 5), (33, 44, 55)), "nothing is purged"
 
 
 def test_what_is_queued_does_not_wait_for_the_record_that_goes_ahead() -> None:
