@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-import sys
-import warnings
 from importlib import import_module
-from importlib.machinery import ModuleSpec
-from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -108,33 +104,3 @@ def __getattr__(name: str) -> Any:
     if home is None:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(import_module(f"harvester.{home}"), name)
-
-
-# Modules that have moved are found under their former names for one release.
-_MOVED = {
-    "harvester.coordination.consumer_settings": "harvester.coordination.settings",
-    "harvester.coordination.figures": "harvester.coordination.settings",
-    "harvester.serializers.cloudevents": "harvester.serializers.records",
-}
-
-
-class _MovedModules:
-    """Imports a module from where it is now, with a DeprecationWarning; a finder and loader for `sys.meta_path`."""
-
-    @classmethod
-    def find_spec(cls, name: str, _path: object = None, _target: object = None) -> ModuleSpec | None:
-        loader: Any = cls
-        return ModuleSpec(name, loader) if name in _MOVED else None
-
-    @staticmethod
-    def create_module(_spec: ModuleSpec) -> None:
-        """The import system makes one."""
-
-    @staticmethod
-    def exec_module(module: ModuleType) -> None:
-        home = _MOVED[module.__name__]
-        warnings.warn(f"{module.__name__} is {home} now", DeprecationWarning, stacklevel=2)
-        module.__dict__.update({k: v for k, v in vars(import_module(home)).items() if not k.startswith("__")})
-
-
-sys.meta_path.append(_MovedModules)
