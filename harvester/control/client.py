@@ -146,9 +146,6 @@ class Connection:
             raise self._ended() from error
         except OSError as error:
             raise self._gone(error) from error
-        except http.client.BadStatusLine as error:  # version 1
-            text = f"the harvester on {self.path} is older than this command: it does not speak HTTP"
-            raise NotUnderstood(text, hint=SAME_VERSION) from error
         except http.client.HTTPException as error:
             raise NotUnderstood(f"the answer of the harvester on {self.path} is no HTTP: {error!r}") from error
 

@@ -6,8 +6,7 @@
 
 `COMMANDS` lists the paths; `GET /v2/status` will do for the status. `watch` is answered by a line of JSON for each
 snapshot until either side hangs up. Readers ignore members that they do not know, so that a newer side may add some;
-whatever an older side would misunderstand gets another version in the path. Version 1 was a JSON object a line without
-HTTP: its clients get an answer in their own form, and its servers are recognized by theirs.
+whatever an older side would misunderstand gets another version in the path.
 """
 
 from __future__ import annotations
@@ -75,13 +74,6 @@ COMMANDS: Mapping[str, Mapping[str, type]] = {
     "scale": {"shards": int, "within_s": float},
     "loglevel": {"level": str},
 }
-_TO_VERSION_1 = {
-    "v": 1,
-    "ok": False,
-    "error": "this harvester is newer than the command: its control socket speaks HTTP",
-    "hint": "use the command of the harvester's own installation",
-}
-ANSWER_TO_VERSION_1 = json.dumps(_TO_VERSION_1).encode() + b"\n"
 
 
 def arguments_of(command: str, body: bytes) -> dict[str, Any]:

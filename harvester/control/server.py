@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from harvester.config import Config
-from harvester.control.protocol import ANSWER_TO_VERSION_1, COMMANDS, PREFIX, NotUnderstood, arguments_of
+from harvester.control.protocol import COMMANDS, PREFIX, NotUnderstood, arguments_of
 from harvester.control.sockets import Listener, choices, file_name, listen, listen_in_first, peer_of
 from harvester.errors import HarvesterError
 from harvester.http.server import HttpServer, Request, Response, Route, Router, json_line
@@ -65,7 +65,6 @@ class ControlServer(HttpServer):
     takes_s = 5.0
     longest_s = None
     protocol = "HTTP/1.1"  # many requests on a connection
-    answer_to_json = ANSWER_TO_VERSION_1
 
     def __init__(self, listener: Listener, harvester: Controlled, log: Log, own_uid: int | None = None) -> None:
         super().__init__("harvester-control", Router(self._routes()))

@@ -107,7 +107,6 @@ class HttpServer(threading.Thread):
     takes_s = 10.0  # for a response to be read
     longest_s: float | None = 10.0  # for a connection, whatever it does
     protocol = "HTTP/1.0"
-    answer_to_json: bytes = b""  # to clients that send JSON instead of HTTP
 
     def __init__(self, name: str, router: Router) -> None:
         super().__init__(name=name, daemon=True)
@@ -206,7 +205,6 @@ class _Handler(BaseHTTPRequestHandler):
     server_version, sys_version = "harvester", ""
     error_content_type = "text/plain; charset=utf-8"
     error_message_format = "%(code)d %(message)s\n"
-    raw_requestline: bytes
     _may_idle = False
 
     def setup(self) -> None:
@@ -214,13 +212,6 @@ class _Handler(BaseHTTPRequestHandler):
         self.connection: socket.socket = self.request
         self.connection.settimeout(self.server.idle_s)
         super().setup()
-
-    def parse_request(self) -> bool:
-        if self.server.answer_to_json and self.raw_requestline.startswith(b"{"):
-            self.wfile.write(self.server.answer_to_json)
-            self.close_connection = True
-            return False
-        return super().parse_request()
 
     def do_GET(self) -> None:
         """Answer any request that is routed."""

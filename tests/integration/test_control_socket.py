@@ -180,17 +180,9 @@ def test_curl_can_ask(sockets: Path) -> None:
 # -- other versions
 
 
-def test_an_older_command_gets_an_answer_that_it_can_read(sockets: Path) -> None:
-    """As version 1 sent it: an object a line."""
-    with serving(sockets / "x.sock"):
-        said = json.loads(exchange(sockets / "x.sock", b'{"v":1,"command":"status","arguments":{}}\n'))
-    assert (said["v"], said["ok"]) == (1, False)
-    assert "newer than the command" in said["error"]
-
-
-def test_an_older_harvester_is_recognized(sockets: Path) -> None:
-    """It takes the first line of the request for a request, refuses that, and hangs up."""
-    answer = b'{"v":1,"ok":false,"error":"a line is no JSON","hint":null}\n'
+def test_an_answer_that_is_no_http_is_named(sockets: Path) -> None:
+    """From a server that takes the first line of the request for a request, refuses that, and hangs up."""
+    answer = b'{"error":"a line is no JSON"}\n'
 
     def serve(listener: Listener) -> None:
         client, _ = listener.socket.accept()
@@ -207,12 +199,12 @@ def test_an_older_harvester_is_recognized(sockets: Path) -> None:
         return thread
 
     once = answered()
-    with Connection(path) as connection, pytest.raises(NotUnderstood, match="older than this command"):
+    with Connection(path) as connection, pytest.raises(NotUnderstood, match="is no HTTP"):
         connection.status()
     once.join()
     again, feeds = answered(), Feeds(lambda: [path], 0.1, lambda: None)
     eventually(lambda: feeds.latest()[0].trouble, what="a word about it")
-    assert "older than this command" in str(feeds.latest()[0].trouble)
+    assert "is no HTTP" in str(feeds.latest()[0].trouble)
     feeds.stop()
     again.join()
     listener.close()

@@ -13,7 +13,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from harvester.control.protocol import (
-    ANSWER_TO_VERSION_1,
     COMMANDS,
     NotUnderstood,
     arguments_of,
@@ -148,13 +147,3 @@ def test_a_whole_number_of_seconds_will_do() -> None:
 def test_a_status_that_is_none_is_refused() -> None:
     with pytest.raises(NotUnderstood, match="members of the status are missing or wrong"):
         from_json(Status, {"name": "x"})
-
-
-def test_commands_of_version_1_can_read_their_answer() -> None:
-    """It is one line with these members."""
-    line, rest = ANSWER_TO_VERSION_1.split(b"\n")
-    said = json.loads(line)
-    assert rest == b""
-    assert (said["v"], said["ok"]) == (1, False)
-    assert "newer than the command" in said["error"]
-    assert isinstance(said["hint"], str)
