@@ -3,8 +3,7 @@
 Value and headers are the record's own. One more header, the last of its name, says in JSON where the record comes from
 and why it is there. The key is the record's place and a digest of it, not its own key: so the topic can be compacted,
 holds each record once however often it was given up, and loses those that are settled, for which a record without a
-value stands. The digest tells it from a record that has the same place in a topic that was deleted and made anew; the
-keys of older letters have none.
+value stands. The digest tells it from a record that has the same place in a topic that was deleted and made anew.
 
 What concerns one of them is pure; the topic's part is thin.
 """
@@ -16,7 +15,7 @@ import contextlib
 import json
 import threading
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from hashlib import sha256
 from types import TracebackType
 from typing import Any
@@ -36,16 +35,13 @@ HEADER = "harvester-dead-letter"
 FORMER_ORIGIN = "harvester-origin"
 _LONGEST_ERROR = 2000
 _DIGITS = 16  # of the digest in a key
-_NOT_ABOUT = ("key", "value", "headers", "read_under")
+_NOT_ABOUT = ("key", "value", "headers")
 Headers = list[tuple[str, bytes | None]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeadLetter:
-    """`timestamp_ms`: the record's own; `failed_at_ms`: of the last try; both since the UNIX epoch.
-
-    `read_under`: the key under which it was read from the topic, if it was; `replace` does not copy it.
-    """
+    """`timestamp_ms`: the record's own; `failed_at_ms`: of the last try; both since the UNIX epoch."""
 
     group: str
     topic: str
@@ -59,7 +55,6 @@ class DeadLetter:
     client: str
     timestamp_ms: int | None
     failed_at_ms: int
-    read_under: bytes | None = field(default=None, init=False, compare=False)
 
     @property
     def place(self) -> str:
@@ -69,8 +64,6 @@ class DeadLetter:
     @property
     def letter_key(self) -> bytes:
         """Its key in the dead-letter topic: the same for the same record, whenever it is given up."""
-        if self.read_under is not None:
-            return self.read_under
         content = ascii((self.timestamp_ms, self.key, self.value, self.headers)).encode()
         return f"{self.group}/{self.place}/{sha256(content).hexdigest()[:_DIGITS]}".encode()
 
@@ -108,9 +101,7 @@ def dead_letter(
     )  # fmt: skip
 
 
-def decode(
-    value: bytes | None, headers: Sequence[tuple[str, bytes | None]] | None, read_under: bytes | None = None
-) -> DeadLetter | None:
+def decode(value: bytes | None, headers: Sequence[tuple[str, bytes | None]] | None) -> DeadLetter | None:
     """The dead letter in a record of the topic; None for a settled one, and for a record of somebody else."""
     given = list(headers or ())
     at = max((number for number, (name, _) in enumerate(given) if name == HEADER), default=None)
@@ -120,7 +111,7 @@ def decode(
         about = json.loads(given.pop(at)[1] or b"")
         key = about.pop("key_base64")
         tombstone = about.pop("tombstone")
-        letter = DeadLetter(
+        return DeadLetter(
             **about,
             key=None if key is None else base64.b64decode(key, validate=True),
             value=None if tombstone else value,
@@ -128,8 +119,6 @@ def decode(
         )
     except (ValueError, TypeError, KeyError, AttributeError):
         return None
-    object.__setattr__(letter, "read_under", read_under)
-    return letter
 
 
 def _bytes(value: Any) -> bytes | None:
@@ -221,7 +210,7 @@ class DeadLetterTopic:
         found: dict[bytes, DeadLetter] = {}
         with _Reading(self.name, self._options) as reading:
             for message in reading.messages():
-                key, letter = message.key(), decode(message.value(), message.headers(), message.key())
+                key, letter = message.key(), decode(message.value(), message.headers())
                 found.pop(key, None)
                 if letter is not None and wanted(letter):
                     found[key] = letter

@@ -354,23 +354,6 @@ def test_a_record_in_the_same_place_of_a_topic_made_anew_is_another_letter(setti
     assert topic.read() == []
 
 
-def test_a_letter_under_a_key_without_a_digest_can_be_settled(settings: ConsumerSettings) -> None:
-    """As earlier consumers wrote it."""
-    topic, letters = write(settings, 2)
-    topic.discard(letters)
-    producer = Producer({**settings.kafka, "partitioner": "murmur2_random"})
-    for letter in letters:
-        _, value, headers = letter.encode()
-        key = f"{letter.group}/{letter.place}".encode()
-        producer.produce(topic.name, key=key, value=value, headers=headers)  # type: ignore[arg-type]
-    producer.flush(30)
-    assert topic.read() == letters
-    topic.discard(topic.read()[:1])
-    assert topic.read() == letters[1:]
-    assert topic.redrive(topic.read()) == letters[1:]
-    assert topic.read() == []
-
-
 # -- discarded
 
 
