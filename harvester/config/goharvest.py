@@ -38,9 +38,7 @@ _PAIR = re.compile(r"\s*([^\s=]+)\s*=(\s*)('(?:[^'\\]|\\.)*'|(?!')(?:[^\s\\]|\\.
 _NEXT = re.compile(r"([a-z_]+)=")
 # There, here.
 _LIMITS = {
-    "pollDuration": "poll_duration",
     "minPollInterval": "min_poll_interval",
-    "maxPollInterval": "max_poll_interval",
     "heartbeatTimeout": "heartbeat_timeout",
     "drainInterval": "drain_interval",
     "queueTimeout": "queue_timeout",

@@ -78,10 +78,8 @@ class Limits(SettingsTable):
 
     _aliases: ClassVar[Mapping[str, str]] = {"send_concurrency": "shards"}
 
-    poll_duration: Duration = timedelta(milliseconds=1)
     min_poll_interval: Duration = timedelta(milliseconds=100)
     heartbeat_timeout: Duration = timedelta(seconds=3)
-    max_poll_interval: Duration = derived("heartbeat_timeout / 2", lambda given: given["heartbeat_timeout"] / 2)
     session_timeout: SessionDuration = derived(
         "2 x heartbeat_timeout, or 3s more than it",
         lambda given: timing.default_session_timeout(given["heartbeat_timeout"]),
@@ -357,7 +355,6 @@ class Config(SettingsTable):
             heartbeat_timeout=limits.heartbeat_timeout,
             session_timeout=limits.session_timeout,
             min_poll_interval=limits.min_poll_interval,
-            max_poll_interval=limits.max_poll_interval,
             drain_interval=limits.drain_interval,
             delivery_timeout=self.delivery_timeout,
             delivery_given=kafka_options.get(self.producer_kafka_config, "delivery.timeout.ms") is not None,

@@ -90,7 +90,6 @@ class Timing:
     heartbeat_timeout: timedelta
     session_timeout: timedelta
     min_poll_interval: timedelta
-    max_poll_interval: timedelta
     drain_interval: timedelta
     delivery_timeout: timedelta
     delivery_given: bool
@@ -114,12 +113,6 @@ class Timing:
                 f"is {heartbeat}, less than {MIN_POLLS_PER_HEARTBEAT} times min_poll_interval ({poll}); one late poll"
                 " would cost the leadership",
                 f"at least {format_duration(least)}, or a lower limits.min_poll_interval",
-            )
-        if not self.min_poll_interval <= self.max_poll_interval < self.heartbeat_timeout:
-            yield Problem(
-                "limits.max_poll_interval",
-                f"is {format_duration(self.max_poll_interval)}; heartbeats go out that often",
-                f"at least min_poll_interval ({poll}) and below heartbeat_timeout ({heartbeat})",
             )
 
     def _delivery(self) -> Iterator[Problem]:

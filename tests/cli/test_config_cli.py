@@ -50,7 +50,7 @@ def test_show_prints_toml_with_origins_and_without_secrets(file: Path) -> None:
         '"sasl.password" = "***"  # file',
         "shards = 3  # file",
         "send_buffer = 7  # --set",
-        'max_poll_interval = "3s"  # derived: heartbeat_timeout / 2',
+        'session_timeout = "12s"  # derived: 2 x heartbeat_timeout, or 3s more than it',
         'level = "debug"  # --set',
         "# delivery_timeout = 5s",
     ):

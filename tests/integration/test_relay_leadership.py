@@ -168,12 +168,12 @@ def test_everything_wrong_with_a_configuration_is_listed(scene: Scene) -> None:
     with scene.cli(
         base_kafka_config={"group.id": "mine", "enable.idempotence": "false"},
         producer_kafka_config={"acks": "1"},
-        poll_duration=5,
+        mark_backoff=5,
         queue_timeout="1 fortnight",
         no_such_limit=1,
     ) as running:
         assert running.wait() == 78
-        for name in ("group.id", "enable.idempotence", "acks", "poll_duration", "queue_timeout", "no_such_limit"):
+        for name in ("group.id", "enable.idempotence", "acks", "mark_backoff", "queue_timeout", "no_such_limit"):
             assert name in running.output
         assert "6 configuration problems" in running.output
         assert "Traceback" not in running.output

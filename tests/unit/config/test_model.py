@@ -69,10 +69,8 @@ def test_no_default_changes_unnoticed() -> None:
     """Users rely on them: a new limit is added here, a changed one goes into the changelog."""
     limits = Limits()
     assert {name: getattr(limits, name) for name in Limits.model_fields} == {
-        "poll_duration": ms(1),
         "min_poll_interval": ms(100),
         "heartbeat_timeout": ms(3000),
-        "max_poll_interval": ms(1500),
         "session_timeout": ms(6000),
         "queue_timeout": ms(30_000),
         "drain_interval": ms(2500),
@@ -120,7 +118,6 @@ def test_transactions_have_bounds_of_their_own(limits: Any) -> None:
 
 def test_derived_defaults_follow_what_was_given() -> None:
     config = given(limits={"heartbeat_timeout": "8s", "queue_timeout": "3s"})
-    assert config.limits.max_poll_interval == ms(4000)
     assert config.limits.session_timeout == ms(16_000)
     assert config.limits.drain_interval == ms(3000)
     assert config.delivery_timeout == ms(2500)
@@ -184,7 +181,6 @@ def test_the_configuration_survives_pickling_with_its_secrets() -> None:
             "limits.heartbeat_timeout",
             ["2s", "501ms", "2.004s"],
         ),
-        ({"limits": {"max_poll_interval": "3s"}}, "limits.max_poll_interval", ["3s"]),
         ({"limits": {"session_timeout": "4.099s"}}, "limits.session_timeout", ["4.099s", "4.1s"]),
         ({"limits": {"drain_interval": "599ms"}}, "limits.drain_interval", ["599ms", "600ms"]),
         (
@@ -642,7 +638,6 @@ def test_the_page_names_every_setting_and_its_default() -> None:
         "leader_group_id": "the main script's name",
         "leader_topic": "`leader_group_id` + `.neli`",
         "name": "`{hostname}_{pid}_{unix time}`",
-        "limits.max_poll_interval": "`heartbeat_timeout` / 2",
         "limits.session_timeout": "2 × `heartbeat_timeout`, or 3 s more than it",
         "limits.drain_interval": "`session_timeout` − `heartbeat_timeout` − 500 ms, at most `queue_timeout`",
         "oversize.store": "none",

@@ -80,7 +80,7 @@ MS = st.integers(1, 60_000).map(lambda ms: timedelta(milliseconds=ms))
 @given(
     heartbeat=MS,
     optional=st.fixed_dictionaries(
-        {}, optional=dict.fromkeys(("session_timeout", "drain_interval", "queue_timeout", "max_poll_interval"), MS)
+        {}, optional=dict.fromkeys(("session_timeout", "drain_interval", "queue_timeout"), MS)
     ),
     delivery=st.none() | st.integers(1, 60_000),
     rebalance=st.none() | st.integers(1, 120_000),
