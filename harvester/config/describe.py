@@ -53,10 +53,9 @@ def settings_of(loaded: Loaded) -> Iterator[Setting]:
 
     def setting(table: str, name: str, value: Any) -> Setting:
         path = f"{table}.{name}" if table else name
-        names = {path, "limits.send_concurrency"} if path == "limits.shards" else {path}
-        if names & loaded.overridden:
+        if path in loaded.overridden:
             origin = "--set"
-        elif names & loaded.given:
+        elif path in loaded.given:
             origin = "file"
         else:
             origin = f"derived: {described[path]}" if described.get(path) else "default"

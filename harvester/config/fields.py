@@ -11,7 +11,6 @@ import socket
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import PurePath
 from typing import Annotated
@@ -62,20 +61,11 @@ def duration_up_to(longest: timedelta) -> BeforeValidator:
     return BeforeValidator(read)
 
 
-@dataclass(frozen=True, slots=True)
-class Conflict:
-    """Stands for the value of a setting that was given under two names, differently."""
-
-    alias: str
-
-
 def whole_number(low: int, high: int) -> BeforeValidator:
     """An integer within bounds; also as decimal text, so that `${SHARDS}` can give one."""
 
     def read(value: object) -> int:
         allowed = f"a whole number from {low} to {high}"
-        if isinstance(value, Conflict):
-            refuse(f"and its alias {value.alias!r} differ", "one of the two")
         if isinstance(value, str) and re.fullmatch(r"[0-9]{1,18}", value, re.ASCII):
             value = int(value)
         if not isinstance(value, int) or isinstance(value, bool):

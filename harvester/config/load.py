@@ -29,7 +29,6 @@ _DURATIONS = frozenset(name for name, field in Limits.model_fields.items() if fi
 _OPTION_TABLES = ("base_kafka_config", "producer_kafka_config")
 _TIMES = frozenset({"delivery.timeout.ms", "max.poll.interval.ms", "linger.ms"})  # rules relate them to the limits
 _ASSIGNMENT = 'SETTING=VALUE, such as limits.shards=4 or producer_kafka_config."linger.ms"=5'
-_SAME = {("limits", "shards"): "send_concurrency", ("limits", "send_concurrency"): "shards"}
 _REFERENCE = re.compile(r"\$\$|\$\{(?P<name>[A-Za-z_][A-Za-z0-9_]*)(?::-(?P<default>[^}]*))?\}|(?P<bad>\$\{)")
 _FORM = "${NAME} or ${NAME:-default}; $$ for a plain $"
 
@@ -82,13 +81,7 @@ def apply_overrides(
         path = _path(name.strip())
         if not equals or path is None:
             # The text is not repeated: what stands before a missing '=' may be a password.
-            problems.append(
-                Problem(
-                    "--set",
-                    "is not an assignment",
-                    'SETTING=VALUE, such as limits.shards=4 or producer_kafka_config."linger.ms"=5',
-                )
-            )
+            problems.append(Problem("--set", "is not an assignment", _ASSIGNMENT))
             continue
         value = parse_value(raw)
         if len(path) == 1 and not isinstance(value, str | dict) and path[0] not in (*_OPTION_TABLES, "limits"):
@@ -126,8 +119,6 @@ def _put(data: dict[str, object], path: tuple[str, ...], value: object) -> bool:
         if not isinstance(inner, Mapping):
             return False
         copy = _without_same_option(inner, path[-1]) if part in _OPTION_TABLES else dict(inner)
-        if path in _SAME:
-            copy.pop(_SAME[path], None)
         table[part] = copy
         table = copy
     table[path[-1]] = value
@@ -230,8 +221,7 @@ def _without(data: Mapping[str, object], problems: Iterable[Problem]) -> dict[st
         table, _, name = problem.path.partition(".")
         inner = kept.get(table)
         if name and isinstance(inner, Mapping):
-            aliases = {name, "send_concurrency"} if name == "shards" else {name}
-            kept[table] = {key: value for key, value in inner.items() if key not in aliases}
+            kept[table] = {key: value for key, value in inner.items() if key != name}
         else:
             kept.pop(table, None)
     # Its default may be what is wrong; the rules do not look at it.

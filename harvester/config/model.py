@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from datetime import timedelta
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, model_validator
 
@@ -19,7 +19,6 @@ from harvester.config import kafka_options, timing
 from harvester.config.dsn import effective_dsn, mask_dsn
 from harvester.config.durations import format_duration, to_ms
 from harvester.config.fields import (
-    Conflict,
     DataSource,
     Duration,
     Endpoint,
@@ -76,8 +75,6 @@ def derived(source: str, compute: Any) -> Any:
 class Limits(SettingsTable):
     """Times and amounts; docs/configuration.md tells how they depend on each other."""
 
-    _aliases: ClassVar[Mapping[str, str]] = {"send_concurrency": "shards"}
-
     min_poll_interval: Duration = timedelta(milliseconds=100)
     heartbeat_timeout: Duration = timedelta(seconds=3)
     session_timeout: SessionDuration = derived(
@@ -108,16 +105,6 @@ class Limits(SettingsTable):
     retry_backoff_max: Duration = timedelta(seconds=10)
     restart_budget: Annotated[int, whole_number(0, 10_000)] = 5
     restart_window: Duration = timedelta(seconds=60)
-
-    @model_validator(mode="before")
-    @classmethod
-    def _send_concurrency(cls, data: Any) -> Any:
-        if not isinstance(data, Mapping) or "send_concurrency" not in data:
-            return data
-        rest = {name: value for name, value in data.items() if name != "send_concurrency"}
-        alias = data["send_concurrency"]
-        differ = "shards" in rest and str(rest["shards"]) != str(alias)
-        return rest | {"shards": Conflict("send_concurrency") if differ else alias}
 
 
 class PoisonSettings(SettingsTable):

@@ -9,7 +9,7 @@ from __future__ import annotations
 import difflib
 import re
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, ValidationError
 from pydantic_core import PydanticCustomError
@@ -32,13 +32,9 @@ def refuse_all(problems: Sequence[Problem]) -> NoReturn:
 
 
 class SettingsTable(BaseModel):
-    """An immutable table whose fields are the settings. Raises ConfigurationError with everything that is wrong.
-
-    `_aliases`: other names that may be given -> the setting's own.
-    """
+    """An immutable table whose fields are the settings. Raises ConfigurationError with everything that is wrong."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", hide_input_in_errors=True, validate_default=True)
-    _aliases: ClassVar[Mapping[str, str]] = {}
 
     if not TYPE_CHECKING:  # type checkers keep the signature that the fields give
 
@@ -55,7 +51,7 @@ class SettingsTable(BaseModel):
         known = {name: name for name in cls.model_fields}
         for table, kind in cls.tables().items():
             known |= {name: f"{table}.{path}" for name, path in kind.known_names().items()}
-        return known | dict(cls._aliases)
+        return known
 
     @classmethod
     def tables(cls) -> dict[str, type[SettingsTable]]:

@@ -23,7 +23,7 @@ data_source = "host=db password='${DB_PASSWORD}'"
 [base_kafka_config]
 sasl.password = "hunter2"
 [limits]
-send_concurrency = 3
+shards = 3
 heartbeat_timeout = "6s"
 """
 

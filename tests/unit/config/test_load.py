@@ -48,7 +48,7 @@ def test_overrides(override: str, expected: object) -> None:
 
 
 def test_overrides_replace_what_the_file_says_under_another_spelling() -> None:
-    file = {"limits": {"send_concurrency": 2, "send_buffer": 3}, "base_kafka_config": {"bootstrap": {"servers": "a:1"}}}
+    file = {"limits": {"shards": 2, "send_buffer": 3}, "base_kafka_config": {"bootstrap": {"servers": "a:1"}}}
     data, touched, problems = apply_overrides(
         file, ["limits.shards=4", "limits.shards=5", "base_kafka_config.metadata.broker.list=b:1"]
     )
@@ -58,7 +58,7 @@ def test_overrides_replace_what_the_file_says_under_another_spelling() -> None:
         "base_kafka_config": {"metadata.broker.list": "b:1"},
     }
     assert touched == {"limits.shards", "base_kafka_config.metadata.broker.list"}
-    assert file["limits"] == {"send_concurrency": 2, "send_buffer": 3}, "the file's own data was changed"
+    assert file["limits"] == {"shards": 2, "send_buffer": 3}, "the file's own data was changed"
 
 
 def test_an_override_that_is_none_is_reported_without_its_text() -> None:

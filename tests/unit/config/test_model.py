@@ -233,7 +233,6 @@ def test_at_the_bound_a_rule_holds(settings: dict[str, Any]) -> None:
         ({"limits": {"shards": True}}, "limits.shards", "whole number"),
         ({"limits": {"shards": 8.0}}, "limits.shards", "whole number"),
         ({"limits": {"shards": None}}, "limits.shards", "whole number"),
-        ({"limits": {"shards": 4, "send_concurrency": 5}}, "limits.shards", "'send_concurrency' differ"),
         ({"limits": {"shard": 4}}, "limits.shard", "did you mean 'shards'"),
         ({"limits": 4}, "limits", "table"),
         ({"limits": {"sendBuffer": 4}}, "limits.sendBuffer", "did you mean 'send_buffer'"),
@@ -266,12 +265,6 @@ def test_a_wrong_value_is_reported_at_its_path(settings: dict[str, Any], path: s
     assert list(found) == [path]
     assert part in found[path]
     assert "hunter2" not in found[path]
-
-
-def test_both_names_of_the_shards_may_agree() -> None:
-    both: dict[str, Any] = {"shards": 4, "send_concurrency": 4}
-    alias: dict[str, Any] = {"send_concurrency": 3}
-    assert (Limits(**both).shards, Limits(**alias).shards) == (4, 3)
 
 
 def test_numbers_may_come_as_text_from_the_environment() -> None:

@@ -20,7 +20,7 @@ from harvester.config.timing import PURGE_MARGIN, SCAN_INTERVAL, rebalance_notic
 from harvester.errors import ConfigurationError, Problem
 
 SECRET = "Hunter2IsMySecret"
-NAMES = [*Config.model_fields, *Limits.model_fields, "send_concurrency", "level", "zzz"]
+NAMES = [*Config.model_fields, *Limits.model_fields, "level", "zzz"]
 JUNK = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=20) | st.dates() | st.binary(max_size=5),
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=8), inner, max_size=3),
