@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from enum import StrEnum
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -22,20 +21,9 @@ _STYLES = {"ok": "green", "skipped": "dim", "warning": "yellow", "problem": "bol
 _INDENT = 9
 
 
-class JavaCommand(StrEnum):
-    """Commands that need Java."""
-
-    STACK = "stack"
-    PIPELINE = "pipeline"
-
-
 @grouped
 def doctor(
     options: ConfigOptions,
-    also: Annotated[
-        list[JavaCommand] | None,
-        typer.Option("--also", help="Also look for the Java of this command.", show_default=False),
-    ] = None,
     probe: Annotated[
         bool,
         typer.Option("--probe", help="Make a topic for a moment, to see the brokers' clock."),
@@ -51,12 +39,7 @@ def doctor(
     from harvester.doctor import examine
 
     with spinner("looking around") as status:
-        report = examine(
-            settings,
-            also=[each.value for each in also or ()],
-            probe=probe,
-            progress=lambda what: status.update(f"{what} …"),
-        )
+        report = examine(settings, probe=probe, progress=lambda what: status.update(f"{what} …"))
     if json_:
         typer.echo(json.dumps(report.as_json(), indent=2, ensure_ascii=False))
     else:

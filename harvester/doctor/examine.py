@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import platform
 import resource
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import TypeVar
 
 import confluent_kafka
@@ -15,9 +15,9 @@ from harvester.claim_check import StoreSettings
 from harvester.claim_check.stores import open_store
 from harvester.config import Config, check_clients
 from harvester.doctor.database import read_database
-from harvester.doctor.facts import CheckResult, DoctorReport, HostFacts, JavaFacts, listed, ok, problem, skipped
+from harvester.doctor.facts import CheckResult, DoctorReport, HostFacts, listed, ok, problem, skipped
 from harvester.doctor.judge_database import judge_database, judge_owner, judge_vacuum
-from harvester.doctor.judge_host import judge_clock, judge_host, judge_java
+from harvester.doctor.judge_host import judge_clock, judge_host
 from harvester.doctor.judge_kafka import judge_kafka, judge_topics, topics_of
 from harvester.doctor.kafka import probe_clock, read_kafka
 from harvester.errors import BrokerError, HarvesterError
@@ -26,16 +26,13 @@ Progress = Callable[[str], None]
 T = TypeVar("T")
 
 
-def examine(
-    config: Config, *, also: Sequence[str] = (), probe: bool = False, progress: Progress = lambda _: None
-) -> DoctorReport:
+def examine(config: Config, *, probe: bool = False, progress: Progress = lambda _: None) -> DoctorReport:
     """All findings about this machine, the database and the cluster of `config`. Changes nothing without `probe`.
 
-    `also`: commands (`stack`, `pipeline`) whose Java is looked for. `probe`: let the brokers stamp a record of a topic
-    that is created for it and deleted again, to see their clock; and put a small object, `doctor/probe`, into the
-    store of large values.
+    `probe`: let the brokers stamp a record of a topic that is created for it and deleted again, to see their clock; and
+    put a small object, `doctor/probe`, into the store of large values.
     """
-    found = [_configuration(config), *judge_host(read_host(), config), *judge_java(read_java(also))]
+    found = [_configuration(config), *judge_host(read_host(), config)]
 
     def read(server: str, inside: str, reader: Callable[[], T], hint: str) -> T | None:
         try:
@@ -82,25 +79,6 @@ def read_host() -> HostFacts:
         kafka_client=f"librdkafka {confluent_kafka.libversion()[0]}",
         postgres_client=f"libpq {libpq // 10000}.{libpq % 10000}",
     )
-
-
-def read_java(commands: Sequence[str]) -> list[JavaFacts]:
-    """For each of `stack` and `pipeline` the Java that it would use."""
-    return [_java(command) for command in commands]
-
-
-def _java(command: str) -> JavaFacts:
-    from harvester.stack import java
-
-    try:
-        if command == "pipeline":
-            from harvester.pipeline.session import NEWEST_JAVA, spark_version
-
-            spark_version()  # raises where Spark is not installed
-            return JavaFacts(command, java.find(newest=NEWEST_JAVA).major)
-        return JavaFacts(command, java.find().major)
-    except HarvesterError as error:
-        return JavaFacts(command, None, error.message, error.hint)
 
 
 def _configuration(config: Config) -> CheckResult:

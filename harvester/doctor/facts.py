@@ -43,16 +43,6 @@ class HostFacts:
 
 
 @dataclass(frozen=True, slots=True)
-class JavaFacts:
-    """A command that needs Java: what it would use, or why it cannot."""
-
-    command: str
-    version: int | None
-    error: str | None = None
-    hint: str | None = None
-
-
-@dataclass(frozen=True, slots=True)
 class Connections:
     """Sessions of the whole server, of this role and of this database. A limit of -1 is none."""
 

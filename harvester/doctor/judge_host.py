@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
 from harvester.config import Config
 from harvester.config.model import WORTHWHILE_SHARDS_PER_CORE
-from harvester.doctor.facts import CheckResult, Clock, HostFacts, JavaFacts, ok, problem, warning
+from harvester.doctor.facts import CheckResult, Clock, HostFacts, ok, warning
 
 # The supervisor's pipes and pidfds for a shard, and room for its Kafka clients and sessions.
 _FILES, _FILES_PER_SHARD = 64, 8
@@ -30,16 +30,6 @@ def judge_host(host: HostFacts, config: Config) -> Iterator[CheckResult]:
     else:
         limit = "no limit" if host.open_files is None else f"{host.open_files} files"
         yield ok("host.open_files", f"{limit}, about {wanted} are needed")
-
-
-def judge_java(runtimes: Sequence[JavaFacts]) -> Iterator[CheckResult]:
-    """Only for commands that were asked about: the relay itself needs no Java."""
-    for java in runtimes:
-        check = f"java.{java.command}"
-        if java.version is not None:
-            yield ok(check, f"`harvester {java.command}` runs on Java {java.version}")
-        else:
-            yield problem(check, java.error or "there is no Java", java.hint or "install Java 17 or 21")
 
 
 def judge_clock(check: str, whose: str, clock: Clock, matters: str) -> CheckResult:

@@ -10,16 +10,13 @@ from pathlib import Path
 from typing import Any
 
 import psycopg
-import pytest
 from confluent_kafka.admin import AdminClient
 
 from harvester.config import Config
 from harvester.doctor import CheckLevel, CheckResult, DoctorReport, examine
 from harvester.doctor.database import read_database
-from harvester.doctor.examine import read_java
 from harvester.doctor.facts import Pooling
 from harvester.doctor.kafka import probe_clock, read_kafka
-from harvester.stack import java
 from tests.conftest import MakeTopic
 from tests.support.cli import run_cli
 from tests.support.harvesting import Scene
@@ -199,17 +196,6 @@ def test_a_pooler_in_transaction_mode_is_told(servers: Servers, database: str, g
     with transaction_pooler(database) as pooled:
         assert read_database(config_of(servers, pooled, group)).pooling is Pooling.TRANSACTION
     assert read_database(config_of(servers, database, group)).pooling is Pooling.NONE
-
-
-def test_the_java_of_commands(monkeypatch: pytest.MonkeyPatch) -> None:
-    for found in read_java(["stack", "pipeline"]):
-        assert found.version is not None, found.error
-        assert found.version >= java.MINIMUM
-    monkeypatch.setattr(java, "_candidates", lambda: iter(()))
-    (gone,) = read_java(["stack"])
-    assert gone.version is None
-    assert "no Java" in str(gone.error)
-    assert gone.hint
 
 
 def test_what_the_broker_says_of_topics(servers: Servers, database: str, group: str, make_topic: MakeTopic) -> None:

@@ -11,9 +11,9 @@ from harvester_cli.doctor import lines_of
 
 from harvester.config import Config
 from harvester.doctor import CheckLevel, CheckResult, DoctorReport
-from harvester.doctor.facts import Clock, Holder, HostFacts, Index, JavaFacts, Pooling
+from harvester.doctor.facts import Clock, Holder, HostFacts, Index, Pooling
 from harvester.doctor.judge_database import judge_database, judge_vacuum, sessions_needed
-from harvester.doctor.judge_host import judge_clock, judge_host, judge_java
+from harvester.doctor.judge_host import judge_clock, judge_host
 from harvester.doctor.judge_kafka import judge_kafka, judge_topics
 from harvester.outbox.overview import KeySkew
 from tests.support.doctor import (
@@ -78,12 +78,6 @@ def test_more_than_four_shards_for_each_core(shards: int, cores: int, level: Che
 @pytest.mark.parametrize(("files", "level"), [(127, CheckLevel.WARNING), (128, None), (None, None)])
 def test_open_files(files: int | None, level: CheckLevel | None) -> None:
     assert worst(judge_host(HostFacts(8, files, "", "", ""), CONFIG)).get("host.open_files") is level
-
-
-def test_java() -> None:
-    found = list(judge_java([JavaFacts("stack", 17), JavaFacts("pipeline", None, "no Java 17 to 21", "install it")]))
-    assert worst(found) == {"java.pipeline": CheckLevel.PROBLEM}
-    assert text_of(found, "java.pipeline") == "no Java 17 to 21 | install it"
 
 
 @pytest.mark.parametrize(
