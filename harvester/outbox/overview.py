@@ -81,7 +81,7 @@ class Overview:
     quarantine: QuarantineOverview
 
 
-def read_overview(connection: Connection, table: OutboxTable, *, bound: int = COUNT_BOUND) -> Overview:
+def read_overview(connection: Connection, table: OutboxTable) -> Overview:
     """Reads everything that `harvester status` shows, with SELECT only; raises SchemaError where `inspect` does."""
     shape = inspect(connection, table, read_only=True)
     with database_errors(f"read the state of {table}"):
@@ -99,8 +99,8 @@ def read_overview(connection: Connection, table: OutboxTable, *, bound: int = CO
         return Overview(
             shape=shape,
             owner=Owner(*row[:2]),
-            backlog=_backlog(connection, table, bound),
-            quarantine=_quarantine(connection, table, bound),
+            backlog=_backlog(connection, table, COUNT_BOUND),
+            quarantine=_quarantine(connection, table),
             **dict(zip(names, row[2:], strict=True)),
         )
 
@@ -141,16 +141,16 @@ def read_skew(connection: Connection, table: OutboxTable) -> KeySkew | None:
     return KeySkew(rows, keys) if rows else None
 
 
-def _quarantine(connection: Connection, table: OutboxTable, bound: int) -> QuarantineOverview:
+def _quarantine(connection: Connection, table: OutboxTable) -> QuarantineOverview:
     # Sorting the whole table could be long; beyond the bound the newest of the counted ones has to do.
     count, newest_at, error = fetch_row(
         connection,
         f"""WITH bounded AS MATERIALIZED (
-            SELECT quarantined_at, error FROM {table.quarantine} LIMIT {bound + 1}
+            SELECT quarantined_at, error FROM {table.quarantine} LIMIT {COUNT_BOUND + 1}
         ), newest AS (SELECT * FROM bounded ORDER BY quarantined_at DESC LIMIT 1)
         SELECT (SELECT count(*) FROM bounded), (SELECT quarantined_at FROM newest), (SELECT error FROM newest)""",
     )
-    return QuarantineOverview(records=min(count, bound), capped=count > bound, newest_at=newest_at, newest_error=error)
+    return QuarantineOverview(min(count, COUNT_BOUND), count > COUNT_BOUND, newest_at, error)
 
 
 _EVERY_S = 1.0
@@ -257,21 +257,22 @@ class KeyRows:
     newest_error: str | None = None
 
 
-def read_key(connection: Connection, table: OutboxTable, key: bytes, *, bound: int = COUNT_BOUND) -> KeyRows:
+def read_key(connection: Connection, table: OutboxTable, key: bytes) -> KeyRows:
     """What stands of this key, whose bytes are as Kafka would get them. Raises OutboxError and psycopg.Error."""
     shape = inspect(connection, table)
     given = "$1::bytea" if shape.key_type == "bytea" else "convert_from($1::bytea, 'UTF8')"
     query = f"""WITH rows AS MATERIALIZED (
-        SELECT id, create_time FROM {columns.published(table, shape)} o WHERE kafka_key = {given} LIMIT {bound + 1}
+        SELECT id, create_time FROM {columns.published(table, shape)} o
+        WHERE kafka_key = {given} LIMIT {COUNT_BOUND + 1}
     ), oldest AS (SELECT * FROM rows ORDER BY id LIMIT 1), dead AS MATERIALIZED (
-        SELECT quarantined_at, error FROM {table.quarantine} WHERE kafka_key = {given} LIMIT {bound}
+        SELECT quarantined_at, error FROM {table.quarantine} WHERE kafka_key = {given} LIMIT {COUNT_BOUND}
     )
     SELECT (SELECT count(*) FROM rows), (SELECT id FROM oldest),
         (SELECT {AGE_S} FROM oldest),
         (SELECT count(*) FROM dead), (SELECT error FROM dead ORDER BY quarantined_at DESC LIMIT 1)"""
     with database_errors(f"look for a key in {table}"):
         count, oldest_id, age_s, quarantined, error = fetch_row(connection, query, key)
-    return KeyRows(min(count, bound), count > bound, oldest_id, _age(age_s), quarantined, error)
+    return KeyRows(min(count, COUNT_BOUND), count > COUNT_BOUND, oldest_id, _age(age_s), quarantined, error)
 
 
 def _age(age_s: float | None) -> float | None:

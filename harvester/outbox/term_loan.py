@@ -59,9 +59,8 @@ class Patience:
 class Borrower:
     """Borrows the term. A context manager; one thread only.
 
-    `settle` gets the row before, the new term, its holder and the incarnation. `highest_term`: that was seen in the
-    leader topic. `owner`: whose the outbox has to be. Methods raise DatabaseUnavailable, SchemaError, TermLost; `take`
-    ForeignLeader.
+    `settle` gets the row before, the new term, its holder and the incarnation. `owner`: whose the outbox has to be.
+    Methods raise DatabaseUnavailable, SchemaError, TermLost; `take` ForeignLeader.
     """
 
     def __init__(
@@ -72,11 +71,10 @@ class Borrower:
         lease: timedelta,
         patience: Patience,
         settle: Callable[[TermRow, int, UUID, UUID], None],
-        highest_term: Callable[[], int] = lambda: 0,
         owner: Owner = ANYONE,
     ) -> None:
         self._lease_s, self._patience = lease.total_seconds(), patience
-        self._settle, self._highest_term, self._owner = settle, highest_term, owner
+        self._settle, self._owner = settle, owner
         self._session = TermSession(dsn, table, "harvester drain", _STATEMENT_S)
         self._holder = uuid4()
         self._name = f"{name} {str(self._holder)[:8]}"  # two on one machine are two
@@ -106,7 +104,7 @@ class Borrower:
                 return None
             row, term, until = taken
             self._loan = Loan(term, self._holder, row.incarnation, until)  # from here on it can be given up
-            self._session.renew_incarnation(went_back=row.term < self._highest_term())
+            self._session.renew_incarnation()
             incarnation = self._session.read_term().incarnation
             self._loan = replace(self._loan, incarnation=incarnation)
             self.renew()
@@ -155,9 +153,8 @@ class Borrower:
             if row.lent_to not in (None, self._name):
                 waiting(f"{row.lent_to} has the term, or asks for it")
             elif row.holder is None or row.kind != "harvester" or (deadline is not None and now >= deadline):
-                taken = self._session.borrow_term(
-                    row.term, self._highest_term(), self._holder, self._name, self._lease_s, self._owner
-                )
+                # A drain does not look into the leader topic: it has seen no term there.
+                taken = self._session.borrow_term(row.term, 0, self._holder, self._name, self._lease_s, self._owner)
                 if taken is not None:
                     return row, *taken
                 continue

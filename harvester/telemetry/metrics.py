@@ -63,10 +63,10 @@ class RateHistory:
     Times may not run backwards; one that does counts as the latest second seen.
     """
 
-    def __init__(self, start: float, *, seconds: int = HISTORY_S) -> None:
+    def __init__(self, start: float) -> None:
         self._second = int(start)  # the one that is filling
         self._filling = 0
-        self._full: deque[int] = deque(maxlen=seconds)
+        self._full: deque[int] = deque(maxlen=HISTORY_S)
 
     def add(self, count: int, now: float) -> None:
         """Count `count` records at `now`."""
@@ -78,9 +78,9 @@ class RateHistory:
         self._advance(now)
         return tuple(map(float, self._full))
 
-    def rate(self, now: float, *, over_s: int = 3) -> float:
-        """Records/s over the last `over_s` complete seconds, or those there are; 0 before the first."""
-        recent = self.rates(now)[-over_s:]
+    def rate(self, now: float) -> float:
+        """Records/s over the last three complete seconds, or those there are; 0 before the first."""
+        recent = self.rates(now)[-3:]
         return sum(recent) / len(recent) if recent else 0.0
 
     def _advance(self, now: float) -> None:
@@ -89,7 +89,7 @@ class RateHistory:
             return
         self._full.append(self._filling)
         # After a long silence only as many zeros as the history holds are worth writing.
-        self._full.extend([0] * min(passed - 1, self._full.maxlen or 0))
+        self._full.extend([0] * min(passed - 1, HISTORY_S))
         self._second += passed
         self._filling = 0
 

@@ -42,11 +42,10 @@ class Upkeep:
         compact_every: int,
         fold_s: float,
         hit: Callable[[str], None] = lambda _: None,
-        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """`names`: the tables by day. `compact_every`: batches, 0 for never. `fold_s`: infinite for never."""
         self._spark, self._root, self._header, self._names = spark.newSession(), root, header, names
-        self._compact_every, self._fold_s, self._hit, self._clock = compact_every, fold_s, hit, clock
+        self._compact_every, self._fold_s, self._hit = compact_every, fold_s, hit
         for name, value in _CODEC.items():
             self._spark.conf.set(name, value)
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="lake-upkeep")
@@ -54,7 +53,7 @@ class Upkeep:
         self._last: int | None = None
         self._compacted: int | None = None
         self._folded = -1
-        self._folded_at = clock()
+        self._folded_at = time.monotonic()
 
     def after(self, number: int) -> None:
         """A batch is done."""
@@ -64,7 +63,7 @@ class Upkeep:
         if self._at_it is not None and self._at_it.done():
             self._at_it.result()
             self._at_it = None
-        is_due = self._clock() - self._folded_at >= self._fold_s or self._is_to_compact(number)
+        is_due = time.monotonic() - self._folded_at >= self._fold_s or self._is_to_compact(number)
         if self._at_it is None and is_due:
             self._at_it = self._pool.submit(self._run, number)
 
@@ -84,7 +83,7 @@ class Upkeep:
     def _run(self, number: int) -> None:
         if number > self._folded and not math.isinf(self._fold_s):
             self.fold(number)
-            self._folded, self._folded_at = number, self._clock()
+            self._folded, self._folded_at = number, time.monotonic()
         if self._is_to_compact(number):
             self.compact()
             self._compacted = (number + 1) // self._compact_every
