@@ -1,18 +1,21 @@
 """Asks where a partition begins and ends until the brokers tell it, and judges which errors of Kafka's client pass.
 
-Waits for answers of the admin client, lets go of producers and consumers, and names the option of a client that prints
-nothing.
+Makes an admin client that keeps what it is refused, and waits for its answers; lets go of producers and consumers;
+names the option of a client that prints nothing.
 """
 
 from __future__ import annotations
 
 import contextlib
+import re
 import threading
 import time
+from collections.abc import Mapping
 from concurrent.futures import Future
 from typing import Any, TypeVar
 
 from confluent_kafka import KafkaError, KafkaException, TopicPartition
+from confluent_kafka.admin import AdminClient
 
 T = TypeVar("T")
 
@@ -21,6 +24,7 @@ SILENT = {"log_level": "0"}
 PURGED = frozenset({KafkaError._PURGE_QUEUE, KafkaError._PURGE_INFLIGHT})  # dropped by us
 _AGAIN_S = 0.05
 _LONGEST_PAUSE_S = 0.25
+_AFTER = re.compile(r" \(after \d+ms in state \w+\).*")  # else each attempt would be news
 _LASTING = frozenset({
     KafkaError.TOPIC_AUTHORIZATION_FAILED, KafkaError.GROUP_AUTHORIZATION_FAILED,
     KafkaError.CLUSTER_AUTHORIZATION_FAILED, KafkaError.INVALID_GROUP_ID, KafkaError.UNSUPPORTED_VERSION,
@@ -37,6 +41,21 @@ def passes(error: KafkaError) -> bool:
     password is noticed at the start; later, an authentication that fails may be one that was cut short.
     """
     return not error.fatal() and error.code() not in _LASTING
+
+
+def admin_client(options: Mapping[str, Any]) -> tuple[AdminClient, list[str]]:
+    """A client, and the refusals that it has met: a wrong password or certificate looks like silence to who asks.
+
+    Poll it for them.
+    """
+    refusals: list[str] = []
+
+    def note(error: KafkaError) -> None:
+        if error.code() in {KafkaError._AUTHENTICATION, KafkaError._SSL}:
+            refusals.append(_AFTER.sub("", error.str()))
+
+    settings: dict[str, Any] = {**options, **SILENT, "error_cb": note}
+    return AdminClient(settings), refusals
 
 
 def answer(future: Future[T], within_s: float) -> T:

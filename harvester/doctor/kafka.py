@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import time
 import uuid
 from collections.abc import Callable, Mapping, Sequence
@@ -14,7 +13,7 @@ from confluent_kafka import KafkaError, KafkaException, Message, Producer, Topic
 from confluent_kafka.admin import AdminClient, ConfigResource, ResourceType
 from confluent_kafka.cimpl import NewTopic
 
-from harvester.bounds import SILENT
+from harvester.bounds import SILENT, admin_client
 from harvester.config import Config
 from harvester.config.kafka_options import get
 from harvester.doctor.facts import Clock, GroupFacts, Kafka, PartitionFacts, TopicFacts
@@ -24,7 +23,6 @@ T = TypeVar("T")
 
 _TIMEOUT_S = 10.0
 _PROBES = 5
-_AFTER = re.compile(r" \(after \d+ms in state \w+\).*")
 _NOT_YET = {
     KafkaError.COORDINATOR_NOT_AVAILABLE,
     KafkaError.COORDINATOR_LOAD_IN_PROGRESS,
@@ -38,7 +36,7 @@ def read_kafka(config: Config, topics: Sequence[str]) -> Kafka:
 
     Raises BrokerUnavailable, with the reason of a refusal where the client knows one.
     """
-    refusals, client = _admin(config)
+    client, refusals = admin_client(config.common_options())
     nothing: dict[str, Any] = {}
     unread: dict[str, str] = {}
 
@@ -52,7 +50,7 @@ def read_kafka(config: Config, topics: Sequence[str]) -> Kafka:
     try:
         metadata = client.list_topics(timeout=_TIMEOUT_S)  # of all topics: asking for one by name could create it
     except KafkaException as error:
-        client.poll(0)  # a wrong password or certificate looks like silence to the one who asks
+        client.poll(0)
         reason = refusals[-1] if refusals else _text(error)
         servers = get(config.base_kafka_config, "bootstrap.servers")
         raise BrokerUnavailable(f"Kafka at {servers} cannot be used: {reason}") from error
@@ -89,7 +87,7 @@ def probe_clock(config: Config) -> Clock:
     Raises BrokerError. The first record waits for the topic, so the quickest of several counts.
     """
     topic = f"harvester-doctor-{uuid.uuid4().hex[:8]}"
-    _, client = _admin(config)
+    client, _ = admin_client(config.common_options())
     try:
         stamped = {"message.timestamp.type": "LogAppendTime", "retention.ms": "60000"}
         _wait(client.create_topics([NewTopic(topic, 1, -1, config=stamped)])[topic])
@@ -122,17 +120,6 @@ def _probe(config: Config, topic: str) -> Clock:
     if not looks:
         raise BrokerError(f"the probe failed: {errors[-1].str() if errors else 'no acknowledgement came'}")
     return min(looks, key=lambda look: look.uncertainty_s)
-
-
-def _admin(config: Config) -> tuple[list[str], AdminClient]:
-    refusals: list[str] = []
-
-    def note(error: KafkaError) -> None:
-        if error.code() in {KafkaError._AUTHENTICATION, KafkaError._SSL}:
-            refusals.append(_AFTER.sub("", error.str()))
-
-    settings: dict[str, Any] = {**config.common_options(), **SILENT, "error_cb": note}
-    return refusals, AdminClient(settings)
 
 
 def _wait(future: Future[T]) -> T:

@@ -4,7 +4,6 @@ heartbeats out of it; and the id of the cluster that it is in.
 
 from __future__ import annotations
 
-import re
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -15,13 +14,12 @@ from confluent_kafka import KafkaError, KafkaException
 from confluent_kafka.admin import AdminClient
 from confluent_kafka.cimpl import NewTopic
 
-from harvester.bounds import SILENT, answer
+from harvester.bounds import SILENT, admin_client, answer
 from harvester.errors import BrokerUnavailable
 from harvester.neli.heartbeat import LEAST_MESSAGE_BYTES
 
 _TIMEOUT_S = 5.0
 _LOOK_S = 0.5
-_AFTER = re.compile(r" \(after \d+ms in state \w+\).*")  # else each attempt would be news
 
 
 _REMEDIES = {
@@ -75,14 +73,7 @@ def ensure_leader_topic(
 
     Once it has `ended`, brokers that cannot be reached are given up soon.
     """
-    refusals: list[str] = []
-
-    def note(error: KafkaError) -> None:
-        if error.code() in {KafkaError._AUTHENTICATION, KafkaError._SSL}:
-            refusals.append(_AFTER.sub("", error.str()))
-
-    settings: dict[str, Any] = {**options, **SILENT, "error_cb": note}  # what is wrong is returned, not printed
-    admin = AdminClient(settings)
+    admin, refusals = admin_client(options)
     try:
         metadata = _all_topics(admin, ended)  # asking for one by name would create it
         found = metadata.topics.get(topic)
@@ -102,7 +93,7 @@ def ensure_leader_topic(
             return None
         if problem.code() in {KafkaError._TRANSPORT, KafkaError._TIMED_OUT}:
             servers = options.get("bootstrap.servers", "")
-            admin.poll(0)  # a wrong password or certificate looks like silence to the one who asks
+            admin.poll(0)
             if refusals:
                 return f"Kafka at {servers} cannot be used: {refusals[-1]}"
             return f"Kafka at {servers} does not answer: {problem.str()}"

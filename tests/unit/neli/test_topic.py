@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from harvester import bounds
 from harvester.neli import topic as leader_topic
 
 
@@ -38,7 +39,7 @@ def test_where_no_thread_starts_any_more_the_caller_asks(monkeypatch: pytest.Mon
 
 
 def test_a_controller_that_does_not_answer_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(leader_topic, "AdminClient", SilentController)
+    monkeypatch.setattr(bounds, "AdminClient", SilentController)
     monkeypatch.setattr(leader_topic, "_TIMEOUT_S", 0.05)
     found = leader_topic.ensuring_leader_topic("g.neli", {"bootstrap.servers": "one:9092"}, print, bool)
     assert found.result(5) == "Kafka at one:9092 does not answer: no answer within 0.1 s"
