@@ -11,7 +11,6 @@ log4j, without which they report no errors at all: the lock names it with them.
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import importlib.util
 import os
@@ -28,6 +27,7 @@ from pathlib import Path
 from harvester.errors import StackError
 from harvester.stack import maven
 from harvester.stack.processes import run
+from harvester.stack.state import locked
 
 KAFKA_VERSION = "4.3.0"
 MINIMUM = 17
@@ -165,16 +165,7 @@ def cached_jars(name: str, fetch: Callable[[Path], None], *, announce: Callable[
     home = cache / name
     if home.is_dir():
         return home
-    try:
-        cache.mkdir(parents=True, exist_ok=True)
-        handle = os.open(cache / ".lock", os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o644)
-    except OSError as error:
-        raise StackError(
-            f"cannot use the cache directory {cache}: {error.strerror}",
-            hint="set XDG_CACHE_HOME to a directory that you may write to",
-        ) from error
-    try:
-        fcntl.flock(handle, fcntl.LOCK_EX)
+    with locked(cache, "cache directory", "set XDG_CACHE_HOME to a directory that you may write to"):
         if not home.is_dir():
             announce()
             with tempfile.TemporaryDirectory(dir=cache, prefix=".fetch-") as scratch:
@@ -182,8 +173,6 @@ def cached_jars(name: str, fetch: Callable[[Path], None], *, announce: Callable[
                 jars.mkdir()
                 fetch(jars)
                 jars.rename(home)
-    finally:
-        os.close(handle)
     return home
 
 

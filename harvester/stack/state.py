@@ -152,16 +152,17 @@ def write(directory: Path, state: StackState) -> None:
 
 
 @contextlib.contextmanager
-def locked(directory: Path) -> Iterator[None]:
+def locked(
+    directory: Path,
+    what: str = "directory",
+    hint: str = "name another one with --directory or HARVESTER_STACK",
+) -> Iterator[None]:
     """Hold the directory's lock; it goes with the process, so a crash leaves nothing locked."""
     try:
         directory.mkdir(parents=True, exist_ok=True)
         handle = os.open(directory / ".lock", os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o644)
     except OSError as error:
-        raise StackError(
-            f"cannot use the directory {directory}: {error.strerror}",
-            hint="name another one with --directory or HARVESTER_STACK",
-        ) from error
+        raise StackError(f"cannot use the {what} {directory}: {error.strerror}", hint=hint) from error
     try:
         fcntl.flock(handle, fcntl.LOCK_EX)
         yield
