@@ -17,7 +17,6 @@ from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from datetime import datetime
-from types import TracebackType
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from harvester.clock import clock_s
@@ -66,9 +65,7 @@ class AsyncCoordinatedConsumer:
             self._consumer.stop()
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_error: object) -> None:
         await self.close()
 
     @property

@@ -20,7 +20,6 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
-from types import TracebackType
 from uuid import UUID, uuid4
 
 import psycopg
@@ -86,9 +85,7 @@ class Borrower:
             self._session.refuse_pooler()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_error: object) -> None:
         self._session.close()
 
     @property
