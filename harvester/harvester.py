@@ -13,8 +13,13 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from dataclasses import asdict
+from datetime import UTC, datetime
 from functools import partial
+from typing import Any
 from uuid import UUID
+
+import psycopg
 
 from harvester.announcer import Announcer
 from harvester.config import Config, load_config
@@ -22,7 +27,9 @@ from harvester.errors import HarvesterError
 from harvester.events import EventHandler
 from harvester.lifecycle import Endpoints, Life
 from harvester.neli.group import Group, Missing
-from harvester.relay.core.state_machine import LeadershipPhase
+from harvester.outbox.connection import connect, one_line
+from harvester.outbox.overview import KeyRows, read_key
+from harvester.relay.core.state_machine import LeadershipPhase, StateMachine
 from harvester.status import READY_STATES, KeyStatus, State, Status
 from harvester.status_recorder import StatusRecorder
 from harvester.telemetry.logging import LEVELS, logger_for
@@ -31,6 +38,9 @@ from harvester.telemetry.metrics import Totals
 _ANSWER_WITHIN_S = 5.0
 _FIRST_LOOK_S = 2.0
 _TURN_S = 0.2
+_LEADING = (LeadershipPhase.LEADING, LeadershipPhase.REMARKING, LeadershipPhase.SCALING)
+_KEY_WITHIN_S = 3.0
+_TOO_LONG = f"it found no answer within {_KEY_WITHIN_S:g} s: the outbox is large, or locked"
 
 
 class Harvester:
@@ -128,9 +138,17 @@ class Harvester:
 
         Takes a few seconds at most, since the outbox has no index on keys. Raises HarvesterError if it is not running.
         """
-        from harvester.key_status import key_status
-
-        return key_status(self._life.running().supervisor, self._life.login, key)
+        supervisor = self._life.running().supervisor
+        try:
+            data = key.encode()
+        except UnicodeEncodeError as error:
+            raise HarvesterError(f"{key!r} is no text", hint="keys that are no UTF-8 cannot be looked up") from error
+        # First the database: what is settled meanwhile must not seem to be under way without a row.
+        rows, trouble = _rows_of(self._life.login, data)
+        known = supervisor.ask(partial(_known_of, data), _KEY_WITHIN_S)
+        if known is None:
+            raise HarvesterError("the relay does not answer", hint="it is busy, or about to end; see its log")
+        return KeyStatus(at=datetime.now(UTC), key=key, **known, **asdict(rows), trouble=trouble)
 
     def renew_logins(self, config: Config) -> None:
         """Uses the passwords of `config` for new connections; open connections stay.
@@ -300,3 +318,28 @@ def _check(answered: bool) -> None:
             "the relay does not answer yet",
             hint="it is busy, and does what was asked for as soon as it goes on, or about to end; see its log",
         )
+
+
+def _known_of(key: bytes, machine: StateMachine, now: float) -> dict[str, Any]:
+    """What the relay knows of this key at `now`, as in `KeyStatus`. On the supervisor's thread."""
+    queue = machine.planner.deferred.by_key.get(key)
+    return {
+        "leads": machine.phase in _LEADING,
+        "shard": machine.planner.dispatcher.shard_of(key),
+        "under_way": machine.ledger.count_of(key),
+        "waiting": len(queue) + queue.fetching if queue is not None else 0,
+        "retry_in_s": max(0.0, queue.not_before - now) if queue is not None and queue.parked else None,
+        "held": queue is not None and queue.held,
+    }
+
+
+def _rows_of(config: Config, key: bytes) -> tuple[KeyRows, str | None]:
+    """What the database has of it, or why it does not say. `config` says how to log in."""
+    name = f"harvester {config.name}/key"
+    try:
+        with connect(config.dsn, application_name=name, connect_timeout_s=int(_KEY_WITHIN_S)) as connection:
+            connection.execute(f"SET statement_timeout = '{_KEY_WITHIN_S * 1000:.0f}ms'")
+            return read_key(connection, config.table, key), None
+    except (HarvesterError, psycopg.Error) as error:
+        timed_out = isinstance(error.__cause__ or error, psycopg.errors.QueryCanceled)
+        return KeyRows(), _TOO_LONG if timed_out else one_line(error)
