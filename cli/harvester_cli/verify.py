@@ -14,7 +14,6 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
 
     from harvester.verify.check import VerifyReport
-    from harvester.verify.sequences import Sequenced
 
 
 @grouped
@@ -97,9 +96,10 @@ def render(report: VerifyReport) -> RenderableType:
     for name, count, must_be_zero, meaning in rows:
         style = ("bold red" if count else "green") if must_be_zero else ""
         table.add_row(name, Text(f"{count:,}", style=style), meaning)
-    if report.sequenced.records:
-        for name, count, meaning in _sequences(report.sequenced):
-            table.add_row(name, f"{count:,}", meaning)
+    if (sequenced := report.sequenced).records:  # informational: only the counts know what was committed
+        table.add_row("repeated ids", f"{sequenced.repeats:,}", "by the records' headers alone")
+        table.add_row("open numbers", f"{sequenced.open:,}", "missing in the last sequence of a lane")
+        table.add_row("clashing numbers", f"{sequenced.clashes:,}", "ids that share a number with another")
     table.add_row("rate", _figure(timing.rate_per_s, "/s"), "from first to last record in Kafka")
     table.add_row("p50", _figure(timing.p50_ms, " ms"), "row inserted to timestamp in Kafka")
     table.add_row("p99", _figure(timing.p99_ms, " ms"), "")
@@ -108,15 +108,6 @@ def render(report: VerifyReport) -> RenderableType:
         examples += [Text(title)] if found else []
         examples += [Text(f"  {example}", overflow="fold") for example in found]
     return Group(table, Text(answer(report)), *examples)
-
-
-def _sequences(found: Sequenced) -> tuple[tuple[str, int, str], ...]:
-    """Figures from the headers alone; informational, since only the counts know what was committed."""
-    return (
-        ("repeated ids", found.repeats, "by the records' headers alone"),
-        ("open numbers", found.open, "missing in the last sequence of a lane"),
-        ("clashing numbers", found.clashes, "ids that share a number with another"),
-    )
 
 
 def answer(report: VerifyReport) -> str:

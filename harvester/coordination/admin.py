@@ -215,7 +215,8 @@ class Observer:
         messages = [
             ReleasingPartition(row.place, row.holder, 0, row.generation, row.generation, row.last_offset)
             for row in rows
-            if row.holder is not None and row.certain and self._positioned(row.place)
+            # Else a release would make a position of what is only the best that is known.
+            if row.holder is not None and row.certain and self._claim(row.place).positioned
         ]
         accepted = self._say(messages)
         return {row.place: accepted.get(row.place) is ClaimVerdict.ACCEPTED for row in rows}
@@ -290,10 +291,6 @@ class Observer:
                     raise self._failed(error) from error
                 time.sleep(_TURN_S)  # a partition of a topic that has just been made may be led by nobody yet
                 refresh(self._admin, None, _CALL_S)
-
-    def _positioned(self, place: GroupPartition) -> bool:
-        """Else a release would make a position of what is only the best that is known."""
-        return self._claim(place).positioned
 
     def _claim(self, place: GroupPartition) -> Claim:
         return self.worlds[log_partition(place, len(self.worlds))].claim(place)

@@ -150,7 +150,7 @@ def _read(config: Config, connection: Connection) -> DatabaseFacts:
     oid = facts.outbox.oid if facts.outbox is not None else 0
     return DatabaseFacts(
         version=facts.server_version,
-        settings=part("settings", lambda: _settings(connection), {}),
+        settings=part("settings", lambda: dict(connection.execute(SETTINGS, (list(WANTED_SETTINGS),)).fetchall()), {}),
         clock=_clock(connection),
         sees_all=part("privileges", lambda: bool(fetch_row(connection, SEES_ALL)[0]), False),
         identity_known=server_identity(connection) is not None,
@@ -173,10 +173,6 @@ def _read(config: Config, connection: Connection) -> DatabaseFacts:
     )
 
 
-def _settings(connection: Connection) -> dict[str, str]:
-    return dict(connection.execute(SETTINGS, (list(WANTED_SETTINGS),)).fetchall())
-
-
 def _pooling(connection: Connection, dsn: str) -> Pooling:
     if lends_backends(connection, dsn, _APPLICATION):
         return Pooling.TRANSACTION
@@ -184,16 +180,13 @@ def _pooling(connection: Connection, dsn: str) -> Pooling:
 
 
 def _clock(connection: Connection) -> Clock:
-    best: Clock | None = None
+    looks = []
     for _ in range(_CLOCK_LOOKS):
         before = time.time()
         theirs = float(fetch_row(connection, "SELECT extract(epoch FROM clock_timestamp())::float8")[0])
         after = time.time()
-        look = Clock(theirs - (before + after) / 2, (after - before) / 2)
-        if best is None or look.uncertainty_s < best.uncertainty_s:
-            best = look
-    assert best is not None
-    return best
+        looks.append(Clock(theirs - (before + after) / 2, (after - before) / 2))
+    return min(looks, key=lambda look: look.uncertainty_s)
 
 
 def _schema_version(connection: Connection, table: OutboxTable, facts: Facts) -> int | None:

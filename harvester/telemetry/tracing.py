@@ -62,7 +62,7 @@ def make_provider(instance: str, environ: Mapping[str, str] = os.environ) -> Tra
         attributes["service.name"] = "harvester"
     provider = TracerProvider(resource=Resource.create(attributes))
     for name in exporter_names(environ):
-        provider.add_span_processor(BatchSpanProcessor(_exporter(name)))
+        provider.add_span_processor(BatchSpanProcessor(_exporter_class(name)()))
     return provider
 
 
@@ -78,10 +78,6 @@ def check_tracing(environ: Mapping[str, str] = os.environ) -> None:
     """Raises ConfigurationError where spans could not be exported."""
     for name in exporter_names(environ):
         _exporter_class(name)
-
-
-def _exporter(name: str) -> Any:
-    return _exporter_class(name)()
 
 
 def _exporter_class(name: str) -> Any:
