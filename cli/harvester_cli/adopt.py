@@ -11,12 +11,12 @@ from harvester_cli.output import connected
 
 
 def _template(what: str, default: str) -> Any:
-    return typer.Option(help=f"Template of the {what}. (default: {default})", show_default=False)
+    return typer.Option(help=f"Template of the {what}. (default: {default})")
 
 
 @grouped
 def adopt(
-    table: Annotated[str, typer.Argument(help="The table, as in SQL: outboxevent, shop.events.", show_default=False)],
+    table: Annotated[str, typer.Argument(help="The table, as in SQL: outboxevent, shop.events.")],
     options: ConfigOptions,
     topic: Annotated[str | None, _template("topic", "outbox.event.{aggregatetype}")] = None,
     key: Annotated[str | None, _template("key; empty: no key, and no order", "{aggregateid}")] = None,
@@ -24,10 +24,7 @@ def adopt(
     header: Annotated[
         list[str] | None,
         typer.Option(
-            "--header",
-            metavar="NAME=TEMPLATE",
-            help="A header; may be given several times. (default: id={id})",
-            show_default=False,
+            "--header", metavar="NAME=TEMPLATE", help="A header; may be given several times. (default: id={id})"
         ),
     ] = None,
     headers_from: Annotated[
@@ -36,7 +33,6 @@ def adopt(
             "--headers-from",
             metavar="COLUMN",
             help="A column with further headers: an object of JSON, or a text array of names and values in turn.",
-            show_default=False,
         ),
     ] = None,
     no_headers: Annotated[bool, typer.Option("--no-headers", help="Records get no other headers.")] = False,

@@ -143,7 +143,7 @@ _NARROW = 120
 def claims(
     context: typer.Context,
     options: CoordinationOptions,
-    group: Annotated[str | None, typer.Option("--group", help="Only this one.", show_default=False)] = None,
+    group: Annotated[str | None, typer.Option("--group", help="Only this one.")] = None,
     watch: Annotated[bool, typer.Option("--watch", help="Go on showing, until stopped.")] = False,
     json_: JsonOption = False,
 ) -> None:
@@ -206,8 +206,7 @@ def set_position(
         str, typer.Option("--offset", metavar="OFFSET", help="Of the next record to be processed; or earliest, latest.")
     ],
     partition: Annotated[
-        list[int] | None,
-        typer.Option("--partition", min=0, help="May be given several times (default: all).", show_default=False),
+        list[int] | None, typer.Option("--partition", min=0, help="May be given several times (default: all).")
     ] = None,
     yes: YesOption = False,
     json_: JsonOption = False,

@@ -57,12 +57,10 @@ def check(options: LoggedOptions, json_: JsonOption = False) -> None:
 
 @app.command("import")
 def import_(
-    file: Annotated[Path, typer.Argument(metavar="FILE", help="goharvest's reaper.yaml.", show_default=False)],
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="goharvest's reaper.yaml.")],
     output: Annotated[
         Path | None,
-        typer.Option(
-            "--output", "-o", help="Where to write it; must not exist. (default: standard output)", show_default=False
-        ),
+        typer.Option("--output", "-o", help="Where to write it; must not exist. (default: standard output)"),
     ] = None,
 ) -> None:
     """Turn a configuration of goharvest into one of ours (TOML). Notes on what differs stand in it as comments.

@@ -43,10 +43,9 @@ def consume(
     format_: Annotated[
         Format, typer.Option("--format", help="json: all of a record; value: the bytes of its value.")
     ] = "json",
-    count: Annotated[int | None, typer.Option(min=1, help="End after so many records.", show_default=False)] = None,
+    count: Annotated[int | None, typer.Option(min=1, help="End after so many records.")] = None,
     timeout: Annotated[
-        float | None,
-        typer.Option(min=0.1, help="End when nothing has come for so many seconds.", show_default=False),
+        float | None, typer.Option(min=0.1, help="End when nothing has come for so many seconds.")
     ] = None,
     client_id: Annotated[
         str | None,
@@ -61,18 +60,14 @@ def consume(
             "--exec",
             metavar="COMMAND",
             help="Give each record to this shell command on its standard input instead of printing it.",
-            show_default=False,
         ),
     ] = None,
     on_error: Annotated[
         OnError, typer.Option(help="What is done with a record whose command has failed for the last time.")
     ] = "stop",
-    attempts: Annotated[
-        int | None,
-        typer.Option(min=1, help="Tries of a record [default: 5; 1 with stop].", show_default=False),
-    ] = None,
+    attempts: Annotated[int | None, typer.Option(min=1, help="Tries of a record [default: 5; 1 with stop].")] = None,
     dead_letter_topic: Annotated[
-        str | None, typer.Option(help="For --on-error dead-letter [default: GROUP.dead-letters].", show_default=False)
+        str | None, typer.Option(help="For --on-error dead-letter [default: GROUP.dead-letters].")
     ] = None,
     workers: Annotated[int, typer.Option(min=1, help="Commands at once, for records of different keys.")] = 1,
     watch: Annotated[

@@ -24,13 +24,9 @@ class OneHarvester:
     """Which of the harvesters that run is meant."""
 
     name: Annotated[
-        str | None,
-        typer.Option("--name", help="The name of the harvester; unnecessary if only one runs.", show_default=False),
+        str | None, typer.Option("--name", help="The name of the harvester; unnecessary if only one runs.")
     ] = None
-    socket: Annotated[
-        Path | None,
-        typer.Option("--socket", help="The Unix socket of the harvester.", show_default=False),
-    ] = None
+    socket: Annotated[Path | None, typer.Option("--socket", help="The Unix socket of the harvester.")] = None
 
     def find(self) -> Path:
         """Its socket; raises NoHarvester or SeveralHarvesters."""

@@ -14,12 +14,7 @@ if TYPE_CHECKING:
 
 BootstrapOption = Annotated[
     str | None,
-    typer.Option(
-        "--bootstrap",
-        metavar="HOST:PORT",
-        help="Kafka. Without it: base_kafka_config of the configuration.",
-        show_default=False,
-    ),
+    typer.Option("--bootstrap", metavar="HOST:PORT", help="Kafka. Without it: base_kafka_config of the configuration."),
 ]
 
 

@@ -41,8 +41,7 @@ class DeadLetterTopicOptions(ConfigOptions):
     """Names the place of the dead letters: the quarantine, or the topic of a group of consumers."""
 
     dead_letter_topic: Annotated[
-        str | None,
-        typer.Option("--dead-letter-topic", help="Those that consumers have put into this topic.", show_default=False),
+        str | None, typer.Option("--dead-letter-topic", help="Those that consumers have put into this topic.")
     ] = None
     bootstrap: BootstrapOption = None
 

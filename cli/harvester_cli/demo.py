@@ -345,14 +345,11 @@ def demo(
     seconds: Annotated[
         float, typer.Option(min=0.1, help="How long to pump; with --records the pump goes on until it is done.")
     ] = DEFAULT_SECONDS,
-    records: Annotated[int | None, typer.Option(min=0, help="Records to pump.", show_default=False)] = None,
+    records: Annotated[int | None, typer.Option(min=0, help="Records to pump.")] = None,
     keys: Annotated[int, typer.Option(min=1, help="Number of keys.")] = 1_000,
     rate: Annotated[
         float | None,
-        typer.Option(
-            help=f"Records per second (default: {DEFAULT_RATE:g}; with --records as fast as it goes).",
-            show_default=False,
-        ),
+        typer.Option(help=f"Records per second (default: {DEFAULT_RATE:g}; with --records as fast as it goes)."),
     ] = None,
     shards: Annotated[int, typer.Option(min=1, help="Shard processes of the harvester.")] = 8,
     keep: Annotated[bool, typer.Option("--keep", help="Leave servers, database and topic for a look.")] = False,

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def _role(name: str, help_: str) -> Any:
-    return typer.Option(name, metavar="ROLE", help=help_, show_default=False)
+    return typer.Option(name, metavar="ROLE", help=help_)
 
 
 @grouped

@@ -26,15 +26,12 @@ def init(
         typer.Option(
             "--notify/--no-notify",
             help="Make or remove the trigger that wakes the leader at each commit. (default: leave as it is)",
-            show_default=False,
         ),
     ] = None,
     functions: Annotated[
         bool | None,
         typer.Option(
-            "--functions/--no-functions",
-            help="Make or remove the SQL functions for writers. (default: leave as it is)",
-            show_default=False,
+            "--functions/--no-functions", help="Make or remove the SQL functions for writers. (default: leave as it is)"
         ),
     ] = None,
     value_type: Annotated[

@@ -24,7 +24,6 @@ ConfigOption = Annotated[
         "--config",
         "-f",
         help="Configuration file (TOML). Without it: $HARVESTER_CONFIG, then ./harvester.toml, then the defaults.",
-        show_default=False,
     ),
 ]
 SetOption = Annotated[
@@ -33,13 +32,9 @@ SetOption = Annotated[
         "--set",
         metavar="SETTING=VALUE",
         help="Override a setting: --set limits.shards=4. May be given several times; the last one wins.",
-        show_default=False,
     ),
 ]
-LogLevelOption = Annotated[
-    str | None,
-    typer.Option("--log-level", help="trace, debug, info, warning or error.", show_default=False),
-]
+LogLevelOption = Annotated[str | None, typer.Option("--log-level", help="trace, debug, info, warning or error.")]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON, for scripts.")]
 
 

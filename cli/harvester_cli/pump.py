@@ -27,9 +27,7 @@ def pump(
     options: LoggedOptions,
     records: Annotated[int, typer.Option(help="Records to commit.")] = 10_000,
     keys: Annotated[int, typer.Option(help="Number of keys.")] = 1_000,
-    rate: Annotated[
-        float | None, typer.Option(help="Records per second; as fast as it goes if left out.", show_default=False)
-    ] = None,
+    rate: Annotated[float | None, typer.Option(help="Records per second; as fast as it goes if left out.")] = None,
     size: Annotated[int, typer.Option(help="Bytes of each value.")] = 200,
     rows_per_transaction: Annotated[int, typer.Option(help="Records in each transaction.")] = 1,
     writers: Annotated[int, typer.Option(help="Sessions that write at the same time.")] = 4,
@@ -39,8 +37,7 @@ def pump(
     ] = 0.0,
     rollbacks: Annotated[float, typer.Option(help="Share of transactions that are rolled back.")] = 0.0,
     topic: Annotated[
-        list[str] | None,
-        typer.Option(help=f"Topic; several share the keys (default: {DEFAULT_TOPIC}).", show_default=False),
+        list[str] | None, typer.Option(help=f"Topic; several share the keys (default: {DEFAULT_TOPIC}).")
     ] = None,
     headers: Annotated[int, typer.Option(help="Headers of each record.")] = 1,
     seed: Annotated[int, typer.Option(help="The same seed plans the same load.")] = 1,

@@ -21,12 +21,7 @@ app = typer.Typer(
 
 Directory = Annotated[
     Path | None,
-    typer.Option(
-        "--directory",
-        "-d",
-        help="Where the stack lives [default: $HARVESTER_STACK, else ./.stack].",
-        show_default=False,
-    ),
+    typer.Option("--directory", "-d", help="Where the stack lives [default: $HARVESTER_STACK, else ./.stack]."),
 ]
 
 

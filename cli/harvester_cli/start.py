@@ -188,9 +188,7 @@ class Reloader(threading.Thread):
 @grouped
 def start(
     options: LoggedOptions,
-    shards: Annotated[
-        int | None, typer.Option("--shards", min=1, help="Shard processes (limits.shards).", show_default=False)
-    ] = None,
+    shards: Annotated[int | None, typer.Option("--shards", min=1, help="Shard processes (limits.shards).")] = None,
     dashboard: Annotated[
         Literal["auto", "on", "off"],
         typer.Option("--dashboard", help="Live dashboard; auto: when standard output is a terminal."),

@@ -80,9 +80,7 @@ def install(
     print_: Annotated[bool, typer.Option("--print", help="Print the units, write nothing.")] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would change, write nothing.")] = False,
     force: Annotated[bool, typer.Option("--force", help="Overwrite units that were changed.")] = False,
-    root: Annotated[
-        Path | None, typer.Option("--root", help="Write below this directory: for images.", show_default=False)
-    ] = None,
+    root: Annotated[Path | None, typer.Option("--root", help="Write below this directory: for images.")] = None,
 ) -> None:
     """Install harvester.service and harvester@.service (one of several: its configuration file's name)."""
     if user == system:

@@ -24,8 +24,7 @@ def verify(
         typer.Option(help="Whether records of open and aborted transactions are read."),
     ] = "read_committed",
     topic: Annotated[
-        list[str] | None,
-        typer.Option(help="Topic to read; may be given several times (default: the pump's).", show_default=False),
+        list[str] | None, typer.Option(help="Topic to read; may be given several times (default: the pump's).")
     ] = None,
     timeout: Annotated[float, typer.Option(min=0.1, help="Seconds during which nothing may arrive.")] = 30.0,
     strict: Annotated[bool, typer.Option("--strict", help="Let duplicates fail the verdict, too.")] = False,

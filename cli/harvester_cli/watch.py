@@ -19,12 +19,10 @@ _LINES_EVERY_S = 10.0
 _JSON_EVERY_S = 1.0
 
 NamesOption = Annotated[
-    list[str] | None,
-    typer.Option("--name", help="The harvester of this name; may be given several times.", show_default=False),
+    list[str] | None, typer.Option("--name", help="The harvester of this name; may be given several times.")
 ]
 SocketsOption = Annotated[
-    list[Path] | None,
-    typer.Option("--socket", help="The harvester on this Unix socket; may be given several times.", show_default=False),
+    list[Path] | None, typer.Option("--socket", help="The harvester on this Unix socket; may be given several times.")
 ]
 
 
@@ -32,10 +30,7 @@ def watch(
     name: NamesOption = None,
     socket: SocketsOption = None,
     config: ConfigOption = None,
-    key: Annotated[
-        str | None,
-        typer.Option("--key", help="Show what is known of the records of this key.", show_default=False),
-    ] = None,
+    key: Annotated[str | None, typer.Option("--key", help="Show what is known of the records of this key.")] = None,
     once: Annotated[bool, typer.Option("--once", help="Print how they fare now, and end.")] = False,
     json_: Annotated[
         bool, typer.Option("--json", help="Print JSON, a line for each harvester: once, or every second.")
