@@ -13,15 +13,13 @@ of Java's, or NULL.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - Spark's own name for it
 
 from harvester import origin
 from harvester.pipeline import schemas
-
-if TYPE_CHECKING:
-    from pyspark.sql import Column, DataFrame, SparkSession
 
 _UUID_GROUPS = ((0, 4), (4, 2), (6, 2), (8, 2), (10, 6))
 _UNSIGNED_32 = 0xFFFF_FFFF

@@ -10,15 +10,14 @@ import json
 import uuid
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+from pyspark.sql import Column, SparkSession
+from pyspark.sql.streaming.query import StreamingQuery
 
 from harvester.pipeline import tables
 from harvester.pipeline.errors import CheckpointMismatch
 from harvester.pipeline.source import Place
-
-if TYPE_CHECKING:
-    from pyspark.sql import Column, SparkSession
-    from pyspark.sql.streaming.query import StreamingQuery
 
 FILE = "harvester.json"
 _VERSION = 1

@@ -7,17 +7,15 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from datetime import UTC, datetime, timedelta
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - Spark's own name for it
 from pyspark.sql.types import TimestampType
 
 from harvester.pipeline import schemas
 from harvester.pipeline.errors import InputMissing, TableMismatch
 from harvester.pipeline.schemas import Table
-
-if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
 
 
 def listing(spark: SparkSession, path: str) -> list[str]:

@@ -19,15 +19,12 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from datetime import datetime, timedelta
-from typing import TYPE_CHECKING
 
+from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F  # noqa: N812 - Spark's own name for it
 from pyspark.sql.window import Window
 
 from harvester.pipeline.audit.schemas import MARKED, STREAM, FindingKind, RecordSource, Severity, finding
-
-if TYPE_CHECKING:
-    from pyspark.sql import Column, DataFrame
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,9 +14,9 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING
 from uuid import UUID
 
+from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - Spark's own name for it
 
 from harvester.errors import BrokerUnavailable, SchemaError
@@ -33,9 +33,6 @@ from harvester.pipeline.jdbc import JdbcSource
 from harvester.pipeline.lake.batch import batch_name, done_again, ids_file
 from harvester.pipeline.origin_columns import bronze_columns
 from harvester.pipeline.source import Place
-
-if TYPE_CHECKING:
-    from pyspark.sql import Column, DataFrame, SparkSession
 
 _OPEN_S = 60.0  # the default of brokers for transactions without a word from their producer
 _LOOK_S = 0.5

@@ -14,8 +14,8 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from functools import reduce
-from typing import TYPE_CHECKING
 
+from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - Spark's own name for it
 from pyspark.sql.window import Window
 
@@ -49,9 +49,6 @@ from harvester.pipeline.audit.schemas import (
 from harvester.pipeline.errors import PipelineError
 from harvester.pipeline.jdbc import jdbc_source
 from harvester.pipeline.session import clear_errors, is_one_process
-
-if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
 
 MARGIN = timedelta(hours=1)
 _NEVER = datetime.fromtimestamp(0, UTC)

@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 from enum import StrEnum
-from typing import TYPE_CHECKING
 
+from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F  # noqa: N812 - Spark's own name for it
 
 from harvester.pipeline.schemas import PLACE, Table, struct
-
-if TYPE_CHECKING:
-    from pyspark.sql import Column, DataFrame
 
 
 class FindingKind(StrEnum):

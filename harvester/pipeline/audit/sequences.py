@@ -13,17 +13,14 @@ from __future__ import annotations
 from collections.abc import Collection
 from datetime import datetime
 from enum import StrEnum
-from typing import TYPE_CHECKING
 
+from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F  # noqa: N812 - Spark's own name for it
 from pyspark.sql.window import Window
 
 from harvester.pipeline.audit.checks import AcceptedLoss, explained
 from harvester.pipeline.audit.schemas import GIVEN_UP, HISTORY, MARKED, RECORDS, STREAM, FindingKind, Severity, finding
 from harvester.pipeline.origin_columns import bronze_columns
-
-if TYPE_CHECKING:
-    from pyspark.sql import Column, DataFrame
 
 _NUMBER = (*STREAM, "sequence")
 

@@ -10,14 +10,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
+from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F  # noqa: N812 - Spark's own name for it
 
 from harvester.pipeline.audit.schemas import MARKED
-
-if TYPE_CHECKING:
-    from pyspark.sql import Column, DataFrame
 
 _M = 0x5BD1E995
 _SEED = 0x9747B28C

@@ -24,10 +24,10 @@ from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
-from typing import TYPE_CHECKING
 from uuid import UUID
 
 import psycopg
+from pyspark.sql import SparkSession
 
 from harvester import origin
 from harvester.config import Config
@@ -47,9 +47,6 @@ from harvester.record import RowVersions
 from harvester.relay.at_least_once import RESERVED
 from harvester.relay.term import AT_LEAST_ONCE
 from harvester.wiring import expiry_s, owner_of, take_over_mode
-
-if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,18 +16,15 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import TYPE_CHECKING
 from uuid import UUID
 
+from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F  # noqa: N812 - Spark's own name for it
 
 from harvester import origin
 from harvester.delivery.decode import Broken, Decoded
 from harvester.errors import ConfigurationError, Problem
 from harvester.pipeline.schemas import HEADERS, struct
-
-if TYPE_CHECKING:
-    from pyspark.sql import Column, DataFrame
 
 LEAST_LEASE = timedelta(seconds=6)
 FIRST_RECORDS = 5_000

@@ -5,11 +5,11 @@ from __future__ import annotations
 import time
 from collections.abc import Collection, Mapping
 from contextlib import suppress
-from typing import TYPE_CHECKING
 from uuid import UUID
 
 from confluent_kafka import KafkaError, KafkaException
 from confluent_kafka.admin import AdminClient, ConfigResource, ResourceType
+from pyspark.sql import DataFrame, SparkSession
 
 from harvester.bounds import SILENT
 from harvester.config import Config
@@ -21,9 +21,6 @@ from harvester.pipeline.drain.slices import Stamp, Times, TopicLimits, sink_opti
 from harvester.pipeline.drain.snapshot import SliceRows
 from harvester.pipeline.jdbc import jdbc_source
 from harvester.pipeline.session import clear_errors
-
-if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
 
 _TIMEOUT_S = 10.0
 _DEFAULT_BYTES = 1_048_588  # of brokers, where their configuration may not be read

@@ -16,21 +16,18 @@ from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 from uuid import UUID
 
 from pyspark import StorageLevel
+from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - Spark's own name for it
+from pyspark.sql.types import StructType
 
 from harvester.errors import CorruptSeenIds
 from harvester.pipeline import schemas, tables
 from harvester.pipeline.lake import silver
 from harvester.pipeline.lake.ids import StoredIds
 from harvester.pipeline.schemas import BAD_PAYLOAD
-
-if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
-    from pyspark.sql.types import StructType
 
 _IN_A_FILE = 100_000
 _KEPT = 5

@@ -18,9 +18,9 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from functools import reduce
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from pyspark.sql import DataFrame
+from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - Spark's own name for it
 from pyspark.sql.types import StructType
 
@@ -40,9 +40,6 @@ from harvester.pipeline.lake import recovery
 from harvester.pipeline.lake.silver import payload_table
 from harvester.pipeline.metrics.windows import KEYS, METRICS
 from harvester.pipeline.replay.job import DIRECTORY
-
-if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
 
 _KEYED = ("silver", "repeats", "rejects", "current")
 _VACUUM = (

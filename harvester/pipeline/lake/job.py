@@ -9,9 +9,11 @@ from __future__ import annotations
 import uuid
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from pyspark.errors import PySparkException
+from pyspark.sql import SparkSession
+from pyspark.sql.types import StructType
 
 from harvester.origin import HEADER
 from harvester.pipeline import source, streaming, tables
@@ -26,10 +28,6 @@ from harvester.pipeline.schemas import TABLES
 from harvester.pipeline.session import clear_errors
 from harvester.pipeline.streaming import Manifest
 from harvester.relay import failpoints
-
-if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
-    from pyspark.sql.types import StructType
 
 
 @dataclass(frozen=True, slots=True)

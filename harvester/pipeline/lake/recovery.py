@@ -16,9 +16,8 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from functools import reduce
-from typing import TYPE_CHECKING
 
-from pyspark.sql import DataFrame
+from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - Spark's own name for it
 
 from harvester.pipeline import schemas, source, streaming, tables
@@ -27,9 +26,6 @@ from harvester.pipeline.lake.batch import batch_name, done_again, ids_file, to_d
 from harvester.pipeline.lake.silver import local
 from harvester.pipeline.source import Place
 from harvester.pipeline.streaming import Manifest, Plan, TopicLog
-
-if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
 
 
 @dataclass(frozen=True, slots=True)

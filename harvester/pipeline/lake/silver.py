@@ -11,11 +11,11 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import reduce
 from operator import or_
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from uuid import UUID
 
 from pyspark.errors import PySparkException
-from pyspark.sql import DataFrame, Window
+from pyspark.sql import Column, DataFrame, SparkSession, Window
 from pyspark.sql import functions as F  # noqa: N812 - Spark's own name for it
 from pyspark.sql.types import (
     ArrayType,
@@ -34,9 +34,6 @@ from harvester.pipeline import schemas
 from harvester.pipeline.lake.ids import BatchIds, Suspects, Word
 from harvester.pipeline.origin_columns import day_of
 from harvester.pipeline.schemas import BAD_PAYLOAD, Table
-
-if TYPE_CHECKING:
-    from pyspark.sql import Column, SparkSession
 
 _MASK = 2**64 - 1
 _MOST_DAYS = 366

@@ -12,19 +12,16 @@ import time
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING
 from urllib.parse import unquote
 
+from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - Spark's own name for it
+from pyspark.sql.types import StructType
 
 from harvester.pipeline import schemas, streaming, tables
 from harvester.pipeline.errors import InputMissing, TableMismatch
 from harvester.pipeline.lake.batch import batch_name
 from harvester.pipeline.lake.silver import bad_payloads, deliveries, expanded, payload_table, unwritten
-
-if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
-    from pyspark.sql.types import StructType
 
 # What is read again and again may take longer to write.
 _CODEC = {"spark.sql.parquet.compression.codec": "zstd"}

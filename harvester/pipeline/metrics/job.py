@@ -10,8 +10,9 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - Spark's own name for it
 
 from harvester.origin import HEADER
@@ -20,9 +21,6 @@ from harvester.pipeline.metrics import windows
 from harvester.pipeline.metrics.windows import KEYS, METRICS, counts
 from harvester.pipeline.origin_columns import bronze_columns
 from harvester.pipeline.session import clear_errors
-
-if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
 
 _EARLIEST = -2
 

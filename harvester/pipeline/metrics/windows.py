@@ -9,17 +9,13 @@ percentiles alone could not.
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
 
-from pyspark.sql import Window
+from pyspark.sql import Column, DataFrame, Window
 from pyspark.sql import functions as F  # noqa: N812 - Spark's own name for it
 from pyspark.sql.types import ArrayType, StructField
 
 from harvester.pipeline.schemas import Table, struct
 from harvester.telemetry.latency import GROWTH, HIGHEST_MS, LOWEST_MS
-
-if TYPE_CHECKING:
-    from pyspark.sql import Column, DataFrame
 
 PERCENTILES = (50, 90, 99)
 

@@ -12,16 +12,14 @@ import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import datetime
-from typing import TYPE_CHECKING
+
+from pyspark.sql import DataFrame, SparkSession
 
 from harvester.pipeline import schemas, source, tables
 from harvester.pipeline.errors import InputMissing, PipelineError
 from harvester.pipeline.replay import plan
 from harvester.pipeline.replay.plan import ReplayProgress, ReplayRate, ReplayRequest, ReplaySlice
 from harvester.pipeline.session import clear_errors
-
-if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
 
 DIRECTORY = "replays"
 # A batch of several records that a broker refuses as too large is split by the client, and Spark does not wait for the

@@ -14,19 +14,16 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
 from enum import StrEnum
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 from pydantic import BeforeValidator, PlainSerializer, PlainValidator, TypeAdapter
-from pyspark.sql import Window
+from pyspark.sql import Column, DataFrame, Row, Window
 from pyspark.sql import functions as F  # noqa: N812 - Spark's own name for it
 
 from harvester.pipeline import schemas
 from harvester.pipeline.errors import CheckpointMismatch, PipelineError
 from harvester.pipeline.source import Place
 from harvester.pipeline.streaming import any_of
-
-if TYPE_CHECKING:
-    from pyspark.sql import Column, DataFrame, Row
 
 WITHOUT_RATE = 1_000_000
 """Records of a slice where nothing limits the rate: what a killed replay repeats at most."""
