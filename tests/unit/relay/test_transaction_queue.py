@@ -288,13 +288,13 @@ def test_what_is_queued_can_be_told() -> None:
 
 
 def test_progress_names_rows_as_they_were_read() -> None:
-    """P50: by their ids alone, a successor could delete others."""
+    """P49, P50: by their ids alone, a successor could delete others."""
     batches = TransactionQueue(10, 10)
     for number in (2, 1):
         record = KafkaRecord(number, None, "t", b"", [], -1, 1_000 + number, 800 + number)
-        batches.offer(QueuedRecord(number, None, record, 0.0))
+        batches.offer(QueuedRecord(number, None, record, 0.0, 70 + number))
     batches.take(1)
     batches.committed()
-    assert batches.unpurged() == RowVersions([2], [802], [1_002])
+    assert batches.unpurged() == RowVersions([2], [802], [1_002], [72])
     batches.take(1)
-    assert batches.progress() == RowVersions([1, 2], [801, 802], [1_001, 1_002])
+    assert batches.progress() == RowVersions([1, 2], [801, 802], [1_001, 1_002], [71, 72])
