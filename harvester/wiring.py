@@ -12,6 +12,7 @@ import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
+from typing import TYPE_CHECKING
 
 from harvester.announcer import Announcer
 from harvester.bounds import SILENT
@@ -41,9 +42,13 @@ from harvester.relay.supervisor import Host, Supervisor
 from harvester.relay.term import EXACTLY_ONCE, DeliveryHandover
 from harvester.status_recorder import StatusRecorder
 
+if TYPE_CHECKING:
+    from harvester.neli.member import MemberSettings
+
 Log = logging.Logger | logging.LoggerAdapter[logging.Logger]
 
 _REVOKE_MARGIN_S = 1.0
+_LINGER_MARGIN_S = 1.0  # a shard looks at the clock twice a second
 _LONGEST_HAND_OVER_S = 300.0
 _SHARDS_PER_CORE = 2  # more would take turns on the cores, with less to do at a time
 _LEAST_ANSWER_S, _LEAST_SILENCE_S = 3.0, 5.0  # a healthy shard of a starved machine needs that long
@@ -105,7 +110,8 @@ def assemble(
         )
     heartbeat_s = limits.heartbeat_timeout.total_seconds()
     points = failpoints.load()
-    kafka = group if group is not None else kafka_group(config)
+    forkserver = Forkserver()
+    kafka = group if group is not None else kafka_group(config, forkserver)
     supervisor = Supervisor(
         RelaySettings(
             shards=limits.shards,
@@ -123,7 +129,7 @@ def assemble(
             expiry_s=expiry_s(config),
         ),
         shard_specs(config),
-        Forkserver(),
+        forkserver,
         kafka,
         host=host,
         recorder=recorder,
@@ -236,7 +242,7 @@ def shard_specs(config: Config) -> list[ShardSpec]:
             policy=policy,
             rules=Rules(config.archive, config.poison.notice_topic),
             io_error_backoff_s=limits.io_error_backoff.total_seconds(),
-            linger_at_end_s=(config.delivery_timeout + timing.PURGE_MARGIN).total_seconds(),
+            linger_at_end_s=_linger_s(config),
             header=config.record_header,
             lanes=_lane_settings(config) if config.delivery == EXACTLY_ONCE else None,
             transaction_records=limits.max_transaction_records,
@@ -249,36 +255,47 @@ def shard_specs(config: Config) -> list[ShardSpec]:
     ]
 
 
-def kafka_group(config: Config) -> Group:
+def kafka_group(config: Config, forkserver: Forkserver) -> Group:
     """The place in Kafka's group that the configuration names."""
-    from harvester.neli.member import KafkaGroup, MemberSettings
+    from harvester.relay.elector import Elector
+
+    expiry = config.delivery_timeout + timing.SCAN_INTERVAL
+    return Elector(member_settings(config), _linger_s(config) + _LINGER_MARGIN_S, expiry.total_seconds(), forkserver)
+
+
+def member_settings(config: Config) -> MemberSettings:
+    """What a member of that group is told."""
+    from harvester.neli.member import MemberSettings
 
     limits = config.limits
     expiry = config.delivery_timeout + timing.SCAN_INTERVAL
-    return KafkaGroup(
-        MemberSettings(
-            topic=config.leader_topic,
-            group=config.leader_group_id,
-            consumer_options=config.consumer_options(),
-            producer_options=config.common_options(),
-            poll_s=limits.min_poll_interval.total_seconds(),
-            join_wait_s=config.join_wait.total_seconds(),
-            timing=ElectionTiming(
-                heartbeat_interval_s=timing.heartbeat_interval(
-                    limits.heartbeat_timeout, limits.min_poll_interval
-                ).total_seconds(),
-                heartbeat_timeout_s=limits.heartbeat_timeout.total_seconds(),
-                session_limit_s=(limits.session_timeout - expiry).total_seconds(),
-                rebalance_limit_s=(config.rebalance_timeout - expiry).total_seconds(),
-                revoke_limit_s=(config.rebalance_timeout - config.group_heartbeat_interval).total_seconds(),
-                missed_heartbeats_s=timing.missed_heartbeats(limits.session_timeout).total_seconds(),
-                rejoin_delay_s=timing.REJOIN_DELAY.total_seconds(),
-            ),
-            revoke_within_s=_revoke_within_s(config),
-            session_s=limits.session_timeout.total_seconds(),
-            foreign_live_s=limits.session_timeout.total_seconds(),
-        )
+    return MemberSettings(
+        topic=config.leader_topic,
+        group=config.leader_group_id,
+        consumer_options=config.consumer_options(),
+        producer_options=config.common_options(),
+        poll_s=limits.min_poll_interval.total_seconds(),
+        join_wait_s=config.join_wait.total_seconds(),
+        timing=ElectionTiming(
+            heartbeat_interval_s=timing.heartbeat_interval(
+                limits.heartbeat_timeout, limits.min_poll_interval
+            ).total_seconds(),
+            heartbeat_timeout_s=limits.heartbeat_timeout.total_seconds(),
+            session_limit_s=(limits.session_timeout - expiry).total_seconds(),
+            rebalance_limit_s=(config.rebalance_timeout - expiry).total_seconds(),
+            revoke_limit_s=(config.rebalance_timeout - config.group_heartbeat_interval).total_seconds(),
+            missed_heartbeats_s=timing.missed_heartbeats(limits.session_timeout).total_seconds(),
+            rejoin_delay_s=timing.REJOIN_DELAY.total_seconds(),
+        ),
+        revoke_within_s=_revoke_within_s(config),
+        session_s=limits.session_timeout.total_seconds(),
+        foreign_live_s=limits.session_timeout.total_seconds(),
     )
+
+
+def _linger_s(config: Config) -> float:
+    """How long a shard may take to finish its wire."""
+    return (config.delivery_timeout + timing.PURGE_MARGIN).total_seconds()
 
 
 def _revoke_within_s(config: Config) -> float:

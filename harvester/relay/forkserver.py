@@ -14,6 +14,7 @@ pages of what was imported, and start in milliseconds (ADR 22).
   exactly this process and knows that it is dead (P15), whatever becomes of the server. Only the exit code comes from
   the server. A server that dies is replaced at the next start; shards do not need it.
 - *The supervisor's death.* Server and shards watch its pidfd. The server ends at once; shards finish their wire.
+- *The elector*, which holds the place in Kafka's group (`elector`), is started the same way.
 - *Signals* for the whole group or cgroup are blocked before the server exists, and ignored by it and by shards.
 """
 
@@ -32,6 +33,7 @@ import socket
 import struct
 import subprocess
 import sys
+import threading
 import traceback
 import weakref
 from collections.abc import Callable
@@ -81,7 +83,7 @@ class Process:
 
 
 class Forkserver:
-    """The server of one supervisor, and the memory that it shares with all shards. For one thread."""
+    """The server of one supervisor, and the memory that it shares with all shards. Any thread may use it."""
 
     def __init__(self) -> None:
         """Nothing is started yet."""
@@ -91,44 +93,50 @@ class Forkserver:
         self.shared = _map(self._memory)
         self._server: _Server | None = None
         self._lost = 0
+        self._lock = threading.RLock()  # around the server and its answers
 
     def is_up(self) -> bool:
         """Whether it can start processes now; starts the server if there is none. Never blocks.
 
         Raises ShardError if the server ended before it was up.
         """
-        if self._server is None:
-            self._server = _Server()
-        return self._server.is_up()
+        with self._lock:
+            if self._server is None:
+                self._server = _Server(self._lock)
+            return self._server.is_up()
 
     def start(self, target: Callable[..., int], spec: Any, name: str) -> Process | None:
-        """A process that runs `target(spec, read_fd, write_fd, shared, supervisor_fd)` and exits with what it returns.
+        """A process that runs `target(spec, read_fd, write_fd, shared, supervisor_fd, memory)` and exits with what that
+        returns.
 
-        `supervisor_fd` becomes readable when the supervisor dies. None if the server has just died: ask `is_up` again.
-        Raises ShardError if the system allows no more processes, or servers die again and again.
+        `supervisor_fd` becomes readable when the supervisor dies; `memory` is the descriptor of the shared memory. None
+        if the server has just died: ask `is_up` again. Raises ShardError if the system allows no more processes, or
+        servers die again and again.
         """
-        assert self._server is not None
-        process = self._server.start((name, target, spec), self._memory)
-        if process is not None:
-            self._lost = 0
-            return process
-        self.close()
-        self._lost += 1
-        if self._lost >= _LOSSES:
-            raise ShardError("the process that starts shards died again and again", hint=_HINT)
-        return None
+        with self._lock:
+            process = self._server.start((name, target, spec), self._memory) if self._server is not None else None
+            if process is not None:
+                self._lost = 0
+                return process
+            self.close()
+            self._lost += 1
+            if self._lost >= _LOSSES:
+                raise ShardError("the process that starts shards died again and again", hint=_HINT)
+            return None
 
     def close(self) -> None:
         """End the server; processes it has started live on."""
-        if self._server is not None:
-            self._server.close()
-            self._server = None
+        with self._lock:
+            if self._server is not None:
+                self._server.close()
+                self._server = None
 
 
 class _Server:
-    """One process of a server, as the supervisor sees it."""
+    """One process of a server, as the supervisor sees it. `lock`: held around all but `exit_code`."""
 
-    def __init__(self) -> None:
+    def __init__(self, lock: threading.RLock) -> None:
+        self._lock = lock
         self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._up = False
         self._codes: dict[int, int] = {}  # of processes that have ended
@@ -184,9 +192,10 @@ class _Server:
         return Process(self, pid, sentinel, read_fd, write_fd)
 
     def exit_code(self, pid: int) -> int | None:
-        if pid not in self._codes:
-            self._hear_of((_ENDED,), pid)
-        return self._codes.pop(pid, None)
+        with self._lock:
+            if pid not in self._codes:
+                self._hear_of((_ENDED,), pid)
+            return self._codes.pop(pid, None)
 
     def close(self) -> None:
         self._control.close()
@@ -277,7 +286,8 @@ def serve(control_fd: int, supervisor_fd: int) -> NoReturn:
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # a host that ignores it has passed that on, and codes would be lost
     _name("forkserver")
     gc.disable()  # what it frees becomes holes in shared pages
-    importlib.import_module("harvester.relay.shard")  # with all that a shard imports
+    for module in ("harvester.relay.shard", "harvester.relay.elector"):  # with all that they import
+        importlib.import_module(module)
 
     gc.collect()
     gc.freeze()
@@ -367,11 +377,11 @@ def become(
             os.environb.update(environment)
             name, target, spec = pickle.load(file)  # noqa: S301 - from the supervisor
         shared = _map(memory)
-        for fd in (stdout, stderr, directory, memory):
+        for fd in (stdout, stderr, directory):
             os.close(fd)
         _name(name)
         gc.enable()
-        code = target(spec, inbound, outbound, shared, supervisor_fd)
+        code = target(spec, inbound, outbound, shared, supervisor_fd, memory)
     except BaseException:  # noqa: BLE001 - the top frame of this process
         traceback.print_exc()
     os._exit(code)  # never wait for a client: what it still holds must not leave after us

@@ -4,9 +4,10 @@
 (it is congested), the relay holds that shard's rows back. It reads whatever has arrived. So the shard, whose
 writes do block, always finds its reader reading.
 
-*Shared memory*. Three numbers that the supervisor alone writes. No lock is shared: a shard killed while holding one
-would hang all others. Each number is one aligned 64-bit word, so a reader sees the old value or the new one and
-nothing between.
+*Shared memory*. A few numbers that the supervisor alone writes. No lock of theirs is shared: a shard killed while
+holding one would hang all others. Each number is one aligned 64-bit word, so a reader sees the old value or the new one
+and nothing between. The memory itself bears locks that the kernel takes back from the dead: a shard is `present` on it
+for as long as it lives, and who has got `take_all` knows that no shard lives, nor ever will.
 
 Trust is a moment of CLOCK_BOOTTIME, which runs through suspend. `harvester.neli.election` proves it, and ends it;
 shards compare the moment before every record (`trust_check`), so that it also expires while nobody can tell them.
@@ -170,8 +171,8 @@ class Waker:
                 os.close(self.fd)
 
 
-_TRUST, _IN_FLIGHT, _LIMIT = 0, 1, 2
-WORDS = 3
+_TRUST, _IN_FLIGHT, _LIMIT, _TURNED, _MARKS = range(5)
+WORDS = 5
 
 Shared = MutableSequence[int]  # WORDS signed 64-bit integers
 
@@ -194,6 +195,46 @@ def set_in_flight(shared: Shared, records: int, limit: int) -> None:
 def in_flight(shared: Shared) -> tuple[int, int]:
     """(records in flight over all shards, max_in_flight_records)."""
     return shared[_IN_FLIGHT], shared[_LIMIT]
+
+
+_STANDS_STILL_S = 5.0
+
+
+def turn(shared: Shared, *, marks: bool) -> None:
+    """The supervisor turns now; whether its mark loop does, too."""
+    shared[_MARKS] = marks
+    shared[_TURNED] = clock_gettime_ns(CLOCK_BOOTTIME)
+
+
+def turned_s(shared: Shared) -> float:
+    """When the supervisor turned last, by CLOCK_BOOTTIME."""
+    return shared[_TURNED] / 1e9
+
+
+def marks_live(shared: Shared) -> bool:
+    """Liveness for the election (P14): supervisor and mark loop turn."""
+    return bool(shared[_MARKS]) and clock_s() - turned_s(shared) < _STANDS_STILL_S
+
+
+def be_present(memory: int) -> bool:
+    """Say, until this process ends, that it may publish. False: it must not any more.
+
+    The descriptor, and no other one of this memory, may be closed before that.
+    """
+    return _locked(memory, fcntl.LOCK_SH)
+
+
+def take_all(memory: int) -> bool:
+    """Whether no process is present; from then on none can be."""
+    return _locked(memory, fcntl.LOCK_EX)
+
+
+def _locked(memory: int, how: int) -> bool:
+    try:
+        fcntl.lockf(memory, how | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
 
 
 class TrustCell:

@@ -32,7 +32,7 @@ from harvester.relay.at_least_once import Sender
 from harvester.relay.core import frames as f
 from harvester.relay.exactly_once import Transactor
 from harvester.relay.failpoints import Failpoints
-from harvester.relay.ipc import ShardPipe, Shared, Waker, in_flight, trust_check, widen
+from harvester.relay.ipc import ShardPipe, Shared, Waker, be_present, in_flight, trust_check, widen
 from harvester.relay.purger import Purger
 from harvester.relay.put_away import PutAway, PutAwaySettings
 from harvester.relay.transaction_intake import TransactionIntake
@@ -104,12 +104,15 @@ EXIT_FATAL = 3
 _NICE = 5
 
 
-def main(spec: ShardSpec, inbound: int, outbound: int, shared: Shared, supervisor_fd: int) -> int:
+def main(spec: ShardSpec, inbound: int, outbound: int, shared: Shared, supervisor_fd: int, memory: int) -> int:
     """Entry of the process, which has to end at once with the returned exit code, without flushing a client.
 
     `inbound` and `outbound` are the shard's ends of its pipe pair; `supervisor_fd` becomes readable when the supervisor
-    dies, however the pipes fare. Signals for all processes are ignored already: the supervisor decides.
+    dies, however the pipes fare. Signals for all processes are ignored already: the supervisor decides. On `memory` the
+    shard is present for as long as it lives.
     """
+    if not be_present(memory):
+        return 0  # the supervisor is dead, and the place in the group given up
     widen(outbound)
     calm_collector()
     if spec.lanes is None:

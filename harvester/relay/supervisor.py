@@ -34,7 +34,7 @@ from harvester.relay.core import messages as m
 from harvester.relay.core.leadership import HandOver, RelaySettings
 from harvester.relay.core.state_machine import LeadershipPhase, StateMachine
 from harvester.relay.forkserver import Forkserver
-from harvester.relay.ipc import TrustCell, Waker, set_in_flight, trust_check
+from harvester.relay.ipc import TrustCell, Waker, marks_live, set_in_flight, trust_check, turn
 from harvester.relay.marker import Marker
 from harvester.relay.shard import ShardSpec
 from harvester.relay.shard_pool import RestartBudget, ShardPool, Slot
@@ -131,8 +131,7 @@ class Supervisor(threading.Thread):
 
     def is_working(self) -> bool:
         """Liveness for the election (P14): this loop and the mark loop turn."""
-        now = time.monotonic()
-        return now - self._turned_at < 5.0 and self.marker.is_working(now)
+        return marks_live(self._shared)
 
     def acquire(self) -> None:
         self.post(self._acquire)
@@ -323,6 +322,7 @@ class Supervisor(threading.Thread):
             self._hear(index, now)
 
     def _tick(self, now: float) -> None:
+        turn(self._shared, marks=self.marker.is_working(now))
         self.pool.start_due(now)
         if now >= self._look_at:
             self._look_at = now + _LOOK_S

@@ -20,7 +20,7 @@ from harvester.outbox.leader_session import MarkSession, Owner
 from harvester.outbox.tables import OutboxTable
 from harvester.outbox.term_loan import Borrower, Patience
 from tests.support.cli import run_cli
-from tests.support.harvesting import Scene, causal, shards_of, wait_leads
+from tests.support.harvesting import Scene, causal, family_of, wait_leads
 from tests.support.wait import eventually
 
 pytest_plugins = ["tests.support.scenes", "tests.support.mark_sessions"]
@@ -125,7 +125,7 @@ def test_after_a_leader_that_was_killed_the_first_term_of_the_new_group_waits(sc
     expiry_s = wiring.expiry_s(scene.config(**given))
     with scene.cli(name="old") as old:
         wait_leads(old)
-        for pid in (old.process.pid, *shards_of(old.process.pid)):
+        for pid in family_of(old.process.pid):
             os.kill(pid, signal.SIGKILL)
     assert run_cli(*moving, check=False).returncode == 76
     assert f"waits {expiry_s:.0f} s" in run_cli(*moving, "--unreleased").stdout

@@ -13,7 +13,7 @@ import pytest
 from harvester import State
 from harvester.outbox.leader_session import MarkSession
 from harvester.outbox.sql import queries
-from tests.support.harvesting import Scene, shards_of, wait_leads
+from tests.support.harvesting import Scene, family_of, wait_leads
 from tests.support.marking import BOTH, add_large, backends, freeze, mark, named
 from tests.support.wait import eventually
 
@@ -127,7 +127,7 @@ def test_a_leader_frozen_in_the_middle_of_a_mark_is_succeeded(scene: Scene) -> N
                 ids = add_large(scene, 100, 200_000)  # as many as a first mark takes
                 other.execute("SELECT FROM outbox WHERE id = %s FOR UPDATE", (ids[-1],))
             eventually(lambda: scene.waiting_for_locks() >= 1, what="the mark waits for the row")
-            family = [one.pid, *shards_of(one.pid)]
+            family = family_of(one.pid)
             for pid in family:
                 os.kill(pid, signal.SIGSTOP)
             other.rollback()

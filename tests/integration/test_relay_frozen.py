@@ -9,7 +9,7 @@ from typing import Any
 
 from harvester import LeaderFenced
 from harvester.delivery.partitioner import shard_of
-from tests.support.harvesting import Scene, alive, causal, shards_of, wait_leads
+from tests.support.harvesting import Scene, alive, causal, family_of, shards_of, wait_leads
 from tests.support.wait import eventually
 
 pytest_plugins = ["tests.support.scenes"]
@@ -106,7 +106,7 @@ def test_a_frozen_harvester_thaws_after_another_one_has_taken_over(scene: Scene)
                 with scene.db.transaction():
                     scene.add(*((key, str(number)) for number in range(1, 6) for key in keys))
                 reached()
-                family = [one.pid, *shards_of(one.pid)]
+                family = family_of(one.pid)
                 for pid in family:
                     os.kill(pid, signal.SIGSTOP)
             acquired = two.wait_leading()

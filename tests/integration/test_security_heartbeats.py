@@ -53,7 +53,7 @@ def test_a_leader_goes_on(scene: Scene, when: str) -> None:
     scene.add(*[("k", value) for value in values[:10]])
     if when == "before it joins":
         _flood(config, hostile(outbox))
-    with scene.member(**calm) as running:
+    with scene.member_here(**calm) as running:
         running.wait_leading()
         scene.wait_left()
         if when == "while it leads":

@@ -95,7 +95,7 @@ def test_the_watchdog_gives_a_default_harvester_its_time() -> None:
 @with_analyze
 def test_systemd_would_have_found_a_wrong_setting(tmp_path: Path) -> None:
     text = UNIT.read_text(encoding="utf-8")
-    assert complaints(tmp_path, text.replace("KillMode=mixed", "KillMode=gently")) != []
+    assert complaints(tmp_path, text.replace("KillMode=control-group", "KillMode=gently")) != []
     assert complaints(tmp_path, text.replace("UMask=", "UMusk=")) != []
 
 
@@ -107,7 +107,7 @@ def test_what_a_restart_does_not_help_is_not_restarted() -> None:
 
 def test_a_stop_has_time_for_the_drain() -> None:
     assert int(settings()["TimeoutStopSec"][0]) > 2 * Limits().drain_interval.total_seconds()
-    assert settings()["KillMode"] == ["mixed"]
+    assert settings()["KillMode"] == ["control-group"]
 
 
 def test_the_command_line_is_one_that_the_program_knows() -> None:
@@ -151,7 +151,7 @@ sys.exit(told != b"done")
     assert done.returncode == 0, done.stderr
 
 
-def use_clients(_spec: Any, _inbound: int, outbound: int, _shared: Any, _supervisor: int) -> int:
+def use_clients(_spec: Any, _inbound: int, outbound: int, _shared: Any, _supervisor: int, _memory: int) -> int:
     """Runs in the forked child: delivery callbacks are called from C, the likeliest user of generated code."""
     import confluent_kafka
     import psycopg.sql

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 
-def report(variable: str, _inbound: int, outbound: int, shared: Any, _supervisor: int) -> int:
+def report(variable: str, _inbound: int, outbound: int, shared: Any, _supervisor: int, _memory: int) -> int:
     """What this process looks like from inside; exits with 7."""
     own = Path("/proc/self")
     found = {
@@ -32,12 +32,12 @@ def report(variable: str, _inbound: int, outbound: int, shared: Any, _supervisor
     return 7
 
 
-def fails(_spec: Any, _inbound: int, _outbound: int, _shared: Any, _supervisor: int) -> int:
+def fails(_spec: Any, _inbound: int, _outbound: int, _shared: Any, _supervisor: int, _memory: int) -> int:
     """Ends by an error."""
     raise RuntimeError("as it is told")
 
 
-def wait_for_supervisor(_spec: Any, _inbound: int, _outbound: int, _shared: Any, supervisor: int) -> int:
+def wait_for_supervisor(_spec: Any, _inbound: int, _outbound: int, _shared: Any, supervisor: int, _memory: int) -> int:
     """Lives as long as its supervisor."""
     poller = select.poll()
     poller.register(supervisor, select.POLLIN)

@@ -16,6 +16,8 @@ import psycopg
 
 from harvester import Config, Event, FakeGroup, Harvester, LeaderAcquired, LeaderRefreshed, MeterRead
 from harvester.neli.group import Group
+from harvester.neli.member import KafkaGroup
+from harvester.wiring import member_settings
 
 from .cli import RunningCli
 from .consuming import Published, by_key, read_topic
@@ -160,6 +162,12 @@ class Scene:
         with running.run():
             yield running
 
+    @contextmanager
+    def member_here(self, **given: Any) -> Iterator[Embedded]:
+        """The same, with the place in the group in this process too, where a test can reach its client."""
+        with self.embedded(group=KafkaGroup(member_settings(self.config(**given))), **given) as running:
+            yield running
+
     def config_file(self, name: str = "test", **given: Any) -> Path:
         """The same configuration as a file."""
         path = self.directory / f"{name}.toml"
@@ -294,7 +302,21 @@ def _name_of(pid: int) -> str:
 
 def shards_of(pid: int) -> list[int]:
     """The shard processes of a supervisor."""
-    return [shard for server in forkservers_of(pid) for shard in children(server)]
+    return [child for child in _forked(pid) if _name_of(child) != "elector"]
+
+
+def electors_of(pid: int) -> list[int]:
+    """The process that holds its place in Kafka's group; none, or one."""
+    return [child for child in _forked(pid) if _name_of(child) == "elector"]
+
+
+def family_of(pid: int) -> list[int]:
+    """All that freezes with its machine, the supervisor first."""
+    return [pid, *_forked(pid)]
+
+
+def _forked(pid: int) -> list[int]:
+    return [child for server in forkservers_of(pid) for child in children(server)]
 
 
 def forkservers_of(pid: int) -> list[int]:

@@ -17,7 +17,7 @@ from harvester.neli.group import GroupListener, Identity
 from harvester.neli.member import KafkaGroup
 from harvester.outbox.leader_session import MarkSession
 from harvester.outbox.tables import OutboxTable
-from harvester.wiring import kafka_group
+from harvester.wiring import member_settings
 
 from .wait import eventually
 
@@ -37,9 +37,7 @@ class Member:
         self.marker_alive = True
         self.revoke_handled = threading.Event()
         self.revoke_handled.set()
-        group = kafka_group(config)
-        assert isinstance(group, KafkaGroup)
-        self.group = group
+        self.group = KafkaGroup(member_settings(config))
 
     def start(self) -> None:
         self.group.start(

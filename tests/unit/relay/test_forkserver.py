@@ -88,7 +88,7 @@ def test_a_process_has_the_surroundings_that_its_supervisor_has_now(
     assert said["variable"] == "later"
     assert said["directory"] == str(tmp_path)
     assert said["path"][0] == str(tmp_path)
-    assert said["shared"] == [0, 5, 10]
+    assert said["shared"][:3] == [0, 5, 10]
     assert said["name"] == "forked"
     monkeypatch.delenv(VARIABLE)
     assert reported(server)["variable"] is None

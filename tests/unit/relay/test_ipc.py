@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import os
+import signal
 from collections.abc import Iterator
 
 import pytest
 
 from harvester.relay.core.frames import Dispatch, Frame, Settled, Splitter, encode
-from harvester.relay.ipc import Channel
+from harvester.relay.ipc import Channel, be_present, take_all
 
 ROWS = Dispatch(1, b"x" * 500_000)
 
@@ -63,3 +64,25 @@ def test_answers_are_read_to_their_end(ends: tuple[Channel, int, int]) -> None:
     os.close(answers)
     with pytest.raises(EOFError):
         list(channel.receive())
+
+
+def test_who_is_present_keeps_others_from_taking_all_until_it_dies() -> None:
+    memory = os.memfd_create("test")
+    ready, begin = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        os.write(begin, bytes([be_present(memory)]))
+        signal.pause()
+    try:
+        assert os.read(ready, 1) == b"\x01"
+        assert not take_all(memory)
+    finally:
+        os.kill(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
+    assert take_all(memory)
+    late = os.fork()
+    if late == 0:
+        os._exit(be_present(memory))
+    assert os.waitstatus_to_exitcode(os.waitpid(late, 0)[1]) == 0, "from then on none can be present"
+    for fd in (memory, ready, begin):
+        os.close(fd)

@@ -26,7 +26,7 @@ LATER = float("inf")
 SPEC = cast(ShardSpec, SimpleNamespace(index=0))
 
 
-def deaf(_spec: Any, frames: int, answers: int, _shared: Any, _supervisor: int) -> NoReturn:
+def deaf(_spec: Any, frames: int, answers: int, _shared: Any, _supervisor: int, _memory: int) -> NoReturn:
     """A shard that has closed its pipes and lives on."""
     os.close(frames)
     os.close(answers)
@@ -34,7 +34,7 @@ def deaf(_spec: Any, frames: int, answers: int, _shared: Any, _supervisor: int) 
         signal.pause()
 
 
-def asks(seconds: float, _frames: int, _answers: int, shared: Any, _supervisor: int) -> NoReturn:
+def asks(seconds: float, _frames: int, _answers: int, shared: Any, _supervisor: int, _memory: int) -> NoReturn:
     """A shard that does nothing but look at what is shared, and is killed wherever it is after so much of its time."""
     trusted = trust_check(shared)
     signal.setitimer(signal.ITIMER_VIRTUAL, seconds)
